@@ -1,0 +1,1 @@
+//! Reverse-mode differentiation of a graph; what to save and what to recompute.

@@ -1,0 +1,3 @@
+//! The `shorthaul` program.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The straight line from model to executable, recipes, the compile cache.

@@ -1,0 +1,1 @@
+//! Fusion and algebraic rewrites; accounting of bytes moved and its lower bound.

@@ -1,0 +1,1 @@
+//! The data-centric graph: containers, states, maps, memlets, tasklets; its text form, verifier, interpreter and simplification.

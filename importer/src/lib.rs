@@ -1,0 +1,1 @@
+//! Models in: exported PyTorch graphs and ONNX files become graphs of library nodes. Graphs out: ONNX files.

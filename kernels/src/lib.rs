@@ -1,0 +1,1 @@
+//! Lowering to kernels, buffer planning, C emission, compilation, running.

@@ -1,0 +1,1 @@
+//! Global choice of data layout.

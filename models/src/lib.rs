@@ -1,0 +1,1 @@
+//! The networks, as graphs built in Rust.

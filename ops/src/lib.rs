@@ -1,0 +1,1 @@
+//! Operators, one file per family: shape rule, reference meaning, gradient, expansions, samples.
