@@ -1,1 +1,24 @@
-//! The data-centric graph: containers, states, maps, memlets, tasklets; its text form, verifier, interpreter and simplification.
+//! The data-centric graph: containers, states, maps, memlets, tasklets; its text form, verifier,
+//! interpreter and simplification.
+//!
+//! Every other room speaks in these types. This room never knows an operator by name: library
+//! nodes carry a name and attributes, and whoever needs their meaning asks the `ops` room.
+
+pub mod build;
+mod dtype;
+mod expr;
+mod graph;
+mod layout;
+pub mod philox;
+mod size;
+mod tensor;
+
+pub use dtype::DType;
+pub use expr::{Binary, Expr, Scalar, Unary};
+pub use graph::{
+    Attr, Attrs, Block, Branch, Container, ContainerId, Graph, Index, Library, Lifetime, Loop, Map,
+    Memlet, Node, NodeKind, Origin, Output, Param, Reduction, Schedule, Stage, State, Tasklet,
+};
+pub use layout::{Layout, Storage};
+pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
+pub use tensor::{Tensor, Values};

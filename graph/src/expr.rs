@@ -1,0 +1,603 @@
+//! Tasklet expressions: the scalar arithmetic inside maps, as immutable shared trees.
+//!
+//! An expression computes one scalar from the tasklet's inputs (`In(i)`), map parameters and
+//! sizes (`Index`), and constants. Its meaning is [`Expr::eval`]; its derivative with respect to
+//! an input is [`Expr::derivative`]. Random numbers are counter-based (Philox 4x32-10,
+//! Salmon et al., SC'11): a pure function of key and counter, so they can be recomputed.
+
+use crate::dtype::DType;
+use crate::philox;
+use crate::size::{SizeError, SymExpr, Symbol};
+use std::sync::Arc;
+
+/// One-operand functions.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Unary {
+    /// −x
+    Neg,
+    /// |x|
+    Abs,
+    /// eˣ
+    Exp,
+    /// ln x
+    Log,
+    /// eˣ − 1
+    Expm1,
+    /// ln(1 + x)
+    Log1p,
+    /// √x
+    Sqrt,
+    /// 1/√x
+    Rsqrt,
+    /// 1/x
+    Recip,
+    /// sin x
+    Sin,
+    /// cos x
+    Cos,
+    /// tan x
+    Tan,
+    /// tanh x
+    Tanh,
+    /// error function
+    Erf,
+    /// 1/(1 + e⁻ˣ)
+    Sigmoid,
+    /// largest integer not above x
+    Floor,
+    /// smallest integer not below x
+    Ceil,
+    /// nearest integer, ties to even
+    Round,
+    /// x without its fraction
+    Trunc,
+    /// −1, 0 or 1 (NaN stays NaN)
+    Sign,
+    /// logical not
+    Not,
+    /// whether x is NaN
+    IsNan,
+    /// arcus functions and hyperbolic ones that networks use seldom
+    Atan,
+    /// arcsin
+    Asin,
+    /// arccos
+    Acos,
+    /// sinh
+    Sinh,
+    /// cosh
+    Cosh,
+    /// inverse of sinh
+    Asinh,
+    /// inverse of cosh
+    Acosh,
+    /// inverse of tanh
+    Atanh,
+}
+
+/// Two-operand functions.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Binary {
+    /// a + b
+    Add,
+    /// a − b
+    Sub,
+    /// a · b
+    Mul,
+    /// a / b (real division, also of integers)
+    Div,
+    /// ⌊a / b⌋
+    FloorDiv,
+    /// a − b·⌊a/b⌋
+    Mod,
+    /// aᵇ
+    Pow,
+    /// the smaller; NaN if either is NaN
+    Min,
+    /// the larger; NaN if either is NaN
+    Max,
+    /// a = b
+    Eq,
+    /// a ≠ b
+    Ne,
+    /// a < b
+    Lt,
+    /// a ≤ b
+    Le,
+    /// a > b
+    Gt,
+    /// a ≥ b
+    Ge,
+    /// logical and
+    And,
+    /// logical or
+    Or,
+    /// logical exclusive or
+    Xor,
+    /// angle of (b, a)
+    Atan2,
+}
+
+/// A number written in a tasklet. Floats compare by bits, so expressions can be keys.
+#[derive(Clone, Copy, Debug)]
+pub enum Scalar {
+    /// A real number.
+    Float(f64),
+    /// An integer.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl Scalar {
+    /// As a real number; truth values are 0 and 1.
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Scalar::Float(x) => x,
+            Scalar::Int(i) => i as f64,
+            Scalar::Bool(b) => f64::from(u8::from(b)),
+        }
+    }
+    /// As an integer, rounded towards zero.
+    pub fn as_i64(self) -> i64 {
+        match self {
+            Scalar::Float(x) => x as i64,
+            Scalar::Int(i) => i,
+            Scalar::Bool(b) => i64::from(b),
+        }
+    }
+    /// Whether it is not zero.
+    pub fn as_bool(self) -> bool {
+        match self {
+            Scalar::Float(x) => x != 0.0,
+            Scalar::Int(i) => i != 0,
+            Scalar::Bool(b) => b,
+        }
+    }
+    /// Converted to a type: floats rounded to it, integers wrapped to its width.
+    pub fn cast(self, dtype: DType) -> Scalar {
+        match dtype {
+            DType::Bool => Scalar::Bool(self.as_bool()),
+            d if d.is_float() => Scalar::Float(d.round(self.as_f64())),
+            DType::U8 => Scalar::Int(i64::from(self.as_i64() as u8)),
+            DType::I8 => Scalar::Int(i64::from(self.as_i64() as i8)),
+            DType::I16 => Scalar::Int(i64::from(self.as_i64() as i16)),
+            DType::I32 => Scalar::Int(i64::from(self.as_i64() as i32)),
+            _ => Scalar::Int(self.as_i64()),
+        }
+    }
+    fn key(self) -> (u8, u64) {
+        match self {
+            Scalar::Float(x) => (0, x.to_bits()),
+            Scalar::Int(i) => (1, i as u64),
+            Scalar::Bool(b) => (2, u64::from(b)),
+        }
+    }
+}
+
+impl PartialEq for Scalar {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl Eq for Scalar {}
+impl PartialOrd for Scalar {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scalar {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+impl std::hash::Hash for Scalar {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+/// A scalar expression.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Expr {
+    /// A constant.
+    Const(Scalar),
+    /// The tasklet's input of that position.
+    In(usize),
+    /// An integer from map parameters and sizes.
+    Index(SymExpr),
+    /// A function of one operand.
+    Unary(Unary, Arc<Expr>),
+    /// A function of two operands.
+    Binary(Binary, Arc<Expr>, Arc<Expr>),
+    /// `condition ? then : otherwise`; the branch not taken has no effect.
+    Select(Arc<Expr>, Arc<Expr>, Arc<Expr>),
+    /// Conversion to a type.
+    Cast(DType, Arc<Expr>),
+    /// Uniform number in [0, 1) with 24 bits from (key, counter), both integers.
+    Uniform(Arc<Expr>, Arc<Expr>),
+}
+
+/// Shorthand to build expressions: `x().mul(c(2.0))`.
+impl Expr {
+    /// A real constant.
+    pub fn float(value: f64) -> Expr {
+        Expr::Const(Scalar::Float(value))
+    }
+    /// An integer constant.
+    pub fn int(value: i64) -> Expr {
+        Expr::Const(Scalar::Int(value))
+    }
+    /// A function of one operand.
+    pub fn unary(f: Unary, x: Expr) -> Expr {
+        Expr::Unary(f, Arc::new(x))
+    }
+    /// A function of two operands.
+    pub fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
+        Expr::Binary(f, Arc::new(a), Arc::new(b))
+    }
+    /// `condition ? then : otherwise`.
+    pub fn select(condition: Expr, then: Expr, otherwise: Expr) -> Expr {
+        Expr::Select(Arc::new(condition), Arc::new(then), Arc::new(otherwise))
+    }
+    /// Conversion.
+    pub fn cast(self, dtype: DType) -> Expr {
+        Expr::Cast(dtype, Arc::new(self))
+    }
+
+    /// The constant's value as a float, if it is a numeric constant.
+    pub fn as_number(&self) -> Option<f64> {
+        match self {
+            Expr::Const(s @ (Scalar::Float(_) | Scalar::Int(_))) => Some(s.as_f64()),
+            _ => None,
+        }
+    }
+
+    /// Positions of inputs that occur, sorted, each once.
+    pub fn inputs(&self) -> Vec<usize> {
+        let mut found = Vec::new();
+        self.visit(&mut |e| {
+            if let Expr::In(i) = e {
+                found.push(*i);
+            }
+        });
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Calls `f` on every node of the tree, parents first.
+    pub fn visit(&self, f: &mut dyn FnMut(&Expr)) {
+        f(self);
+        match self {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {}
+            Expr::Unary(_, a) | Expr::Cast(_, a) => a.visit(f),
+            Expr::Binary(_, a, b) | Expr::Uniform(a, b) => {
+                a.visit(f);
+                b.visit(f);
+            }
+            Expr::Select(a, b, c) => {
+                a.visit(f);
+                b.visit(f);
+                c.visit(f);
+            }
+        }
+    }
+
+    /// The tree with leaves (`In`, `Index`, `Const`) replaced where `leaf` gives something.
+    pub fn map_leaves(&self, leaf: &dyn Fn(&Expr) -> Option<Expr>) -> Expr {
+        let go = |e: &Arc<Expr>| Arc::new(e.map_leaves(leaf));
+        match self {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => {
+                leaf(self).unwrap_or_else(|| self.clone())
+            }
+            Expr::Unary(f, a) => Expr::Unary(*f, go(a)),
+            Expr::Cast(d, a) => Expr::Cast(*d, go(a)),
+            Expr::Binary(f, a, b) => Expr::Binary(*f, go(a), go(b)),
+            Expr::Uniform(a, b) => Expr::Uniform(go(a), go(b)),
+            Expr::Select(a, b, c) => Expr::Select(go(a), go(b), go(c)),
+        }
+    }
+
+    /// The type of the value, given the types of the inputs. Real constants take the type of
+    /// what they meet (an `f32` times `2.0` stays `f32`); alone they are `f32`.
+    pub fn dtype(&self, inputs: &[DType]) -> DType {
+        self.dtype_or_weak(inputs).unwrap_or(DType::F32)
+    }
+
+    fn dtype_or_weak(&self, inputs: &[DType]) -> Option<DType> {
+        use Binary::*;
+        match self {
+            Expr::Const(Scalar::Float(_)) => None,
+            Expr::Const(Scalar::Int(_)) | Expr::Index(_) => Some(DType::I64),
+            Expr::Const(Scalar::Bool(_)) => Some(DType::Bool),
+            Expr::In(i) => inputs.get(*i).copied(),
+            Expr::Cast(d, _) => Some(*d),
+            Expr::Uniform(..) => Some(DType::F32),
+            Expr::Unary(Unary::Not | Unary::IsNan, _) => Some(DType::Bool),
+            Expr::Unary(Unary::Neg | Unary::Abs | Unary::Sign, a) => a.dtype_or_weak(inputs),
+            Expr::Unary(_, a) => a.dtype_or_weak(inputs).filter(|d| d.is_float()),
+            Expr::Binary(Eq | Ne | Lt | Le | Gt | Ge | And | Or | Xor, ..) => Some(DType::Bool),
+            Expr::Binary(f, a, b) => {
+                let joined = join(a.strength(inputs), b.strength(inputs));
+                joined.filter(|d| *f != Div || d.is_float())
+            }
+            Expr::Select(_, a, b) => join(a.strength(inputs), b.strength(inputs)),
+        }
+    }
+
+    /// Type with a mark for literals: an integer literal never widens a narrower operand.
+    fn strength(&self, inputs: &[DType]) -> (Option<DType>, bool) {
+        let literal = matches!(self, Expr::Const(Scalar::Int(_)) | Expr::Index(_));
+        (self.dtype_or_weak(inputs), literal)
+    }
+
+    /// Value for inputs and index values; `Uniform` follows [`philox::uniform`].
+    ///
+    /// # Errors
+    /// A symbol in an `Index` without a value.
+    pub fn eval(
+        &self,
+        inputs: &[Scalar],
+        value_of: &dyn Fn(&Symbol) -> Option<i64>,
+    ) -> Result<Scalar, SizeError> {
+        Ok(match self {
+            Expr::Const(s) => *s,
+            Expr::In(i) => inputs[*i],
+            Expr::Index(e) => Scalar::Int(e.eval_with(value_of)?),
+            Expr::Unary(f, a) => f.eval(a.eval(inputs, value_of)?),
+            Expr::Binary(f, a, b) => f.eval(a.eval(inputs, value_of)?, b.eval(inputs, value_of)?),
+            Expr::Select(c, a, b) => {
+                let taken = if c.eval(inputs, value_of)?.as_bool() {
+                    a
+                } else {
+                    b
+                };
+                taken.eval(inputs, value_of)?
+            }
+            Expr::Cast(d, a) => {
+                let v = a.eval(inputs, value_of)?;
+                if d.is_float() {
+                    Scalar::Float(v.as_f64())
+                } else {
+                    v.cast(*d)
+                }
+            }
+            Expr::Uniform(k, n) => Scalar::Float(f64::from(philox::uniform(
+                k.eval(inputs, value_of)?.as_i64() as u64,
+                n.eval(inputs, value_of)?.as_i64() as u64,
+            ))),
+        })
+    }
+}
+
+fn join(a: (Option<DType>, bool), b: (Option<DType>, bool)) -> Option<DType> {
+    match (a, b) {
+        ((Some(x), true), (Some(y), false)) if y != DType::Bool => Some(y).filter(|_| x.is_int()),
+        ((Some(x), false), (Some(y), true)) if x != DType::Bool => Some(x).filter(|_| y.is_int()),
+        ((Some(x), _), (Some(y), _)) => Some(x.promote(y)),
+        ((Some(x), _), (None, _)) | ((None, _), (Some(x), _)) => x.is_float().then_some(x),
+        ((None, _), (None, _)) => None,
+    }
+}
+
+impl Unary {
+    /// Every function.
+    pub const ALL: [Unary; 30] = {
+        use Unary::*;
+        [
+            Neg, Abs, Exp, Log, Expm1, Log1p, Sqrt, Rsqrt, Recip, Sin, Cos, Tan, Tanh, Erf,
+            Sigmoid, Floor, Ceil, Round, Trunc, Sign, Not, IsNan, Atan, Asin, Acos, Sinh, Cosh,
+            Asinh, Acosh, Atanh,
+        ]
+    };
+
+    /// The name in text form.
+    pub fn name(self) -> &'static str {
+        use Unary::*;
+        match self {
+            Neg => "neg",
+            Abs => "abs",
+            Exp => "exp",
+            Log => "log",
+            Expm1 => "expm1",
+            Log1p => "log1p",
+            Sqrt => "sqrt",
+            Rsqrt => "rsqrt",
+            Recip => "recip",
+            Sin => "sin",
+            Cos => "cos",
+            Tan => "tan",
+            Tanh => "tanh",
+            Erf => "erf",
+            Sigmoid => "sigmoid",
+            Floor => "floor",
+            Ceil => "ceil",
+            Round => "round",
+            Trunc => "trunc",
+            Sign => "sign",
+            Not => "not",
+            IsNan => "isnan",
+            Atan => "atan",
+            Asin => "asin",
+            Acos => "acos",
+            Sinh => "sinh",
+            Cosh => "cosh",
+            Asinh => "asinh",
+            Acosh => "acosh",
+            Atanh => "atanh",
+        }
+    }
+
+    fn eval(self, x: Scalar) -> Scalar {
+        use Unary::*;
+        match (self, x) {
+            (Neg, Scalar::Int(i)) => return Scalar::Int(i.wrapping_neg()),
+            (Abs, Scalar::Int(i)) => return Scalar::Int(i.wrapping_abs()),
+            (Sign, Scalar::Int(i)) => return Scalar::Int(i.signum()),
+            (Not, x) => return Scalar::Bool(!x.as_bool()),
+            (IsNan, x) => return Scalar::Bool(x.as_f64().is_nan()),
+            _ => {}
+        }
+        let v = x.as_f64();
+        Scalar::Float(match self {
+            Neg => -v,
+            Abs => v.abs(),
+            Exp => v.exp(),
+            Log => v.ln(),
+            Expm1 => v.exp_m1(),
+            Log1p => v.ln_1p(),
+            Sqrt => v.sqrt(),
+            Rsqrt => v.sqrt().recip(),
+            Recip => v.recip(),
+            Sin => v.sin(),
+            Cos => v.cos(),
+            Tan => v.tan(),
+            Tanh => v.tanh(),
+            Erf => libm::erf(v),
+            Sigmoid => (1.0 + (-v).exp()).recip(),
+            Floor => v.floor(),
+            Ceil => v.ceil(),
+            Round => v.round_ties_even(),
+            Trunc => v.trunc(),
+            Sign if v == 0.0 || v.is_nan() => v,
+            Sign => v.signum(),
+            Atan => v.atan(),
+            Asin => v.asin(),
+            Acos => v.acos(),
+            Sinh => v.sinh(),
+            Cosh => v.cosh(),
+            Asinh => v.asinh(),
+            Acosh => v.acosh(),
+            Atanh => v.atanh(),
+            Not | IsNan => f64::NAN,
+        })
+    }
+}
+
+impl Binary {
+    /// Every function.
+    pub const ALL: [Binary; 19] = {
+        use Binary::*;
+        [
+            Add, Sub, Mul, Div, FloorDiv, Mod, Pow, Min, Max, Eq, Ne, Lt, Le, Gt, Ge, And, Or, Xor,
+            Atan2,
+        ]
+    };
+
+    /// The name in text form.
+    pub fn name(self) -> &'static str {
+        use Binary::*;
+        match self {
+            Add => "add",
+            Sub => "sub",
+            Mul => "mul",
+            Div => "div",
+            FloorDiv => "floordiv",
+            Mod => "mod",
+            Pow => "pow",
+            Min => "min",
+            Max => "max",
+            Eq => "eq",
+            Ne => "ne",
+            Lt => "lt",
+            Le => "le",
+            Gt => "gt",
+            Ge => "ge",
+            And => "and",
+            Or => "or",
+            Xor => "xor",
+            Atan2 => "atan2",
+        }
+    }
+
+    /// The value of the function; also the meaning of conflict resolutions.
+    pub fn eval(self, a: Scalar, b: Scalar) -> Scalar {
+        use Binary::*;
+        if let (Scalar::Float(_), _) | (_, Scalar::Float(_)) = (a, b) {
+            return self.eval_float(a.as_f64(), b.as_f64());
+        }
+        let (x, y) = (a.as_i64(), b.as_i64());
+        Scalar::Int(match self {
+            Add => x.wrapping_add(y),
+            Sub => x.wrapping_sub(y),
+            Mul => x.wrapping_mul(y),
+            Div | Atan2 => return self.eval_float(x as f64, y as f64),
+            FloorDiv if y == 0 => 0,
+            FloorDiv => {
+                x.wrapping_div_euclid(y) - i64::from(y < 0 && x.wrapping_rem_euclid(y) != 0)
+            }
+            Mod if y == 0 => 0,
+            Mod => {
+                let r = x.wrapping_rem_euclid(y);
+                if r != 0 && y < 0 { r + y } else { r }
+            }
+            Pow if y < 0 => i64::from(x == 1),
+            Pow => x.wrapping_pow(y.min(i64::from(u32::MAX)) as u32),
+            Min => x.min(y),
+            Max => x.max(y),
+            Eq => return Scalar::Bool(x == y),
+            Ne => return Scalar::Bool(x != y),
+            Lt => return Scalar::Bool(x < y),
+            Le => return Scalar::Bool(x <= y),
+            Gt => return Scalar::Bool(x > y),
+            Ge => return Scalar::Bool(x >= y),
+            And => return Scalar::Bool(x != 0 && y != 0),
+            Or => return Scalar::Bool(x != 0 || y != 0),
+            Xor => return Scalar::Bool((x != 0) != (y != 0)),
+        })
+    }
+
+    fn eval_float(self, x: f64, y: f64) -> Scalar {
+        use Binary::*;
+        let nan_or = |v: f64| {
+            if x.is_nan() || y.is_nan() {
+                f64::NAN
+            } else {
+                v
+            }
+        };
+        Scalar::Float(match self {
+            Add => x + y,
+            Sub => x - y,
+            Mul => x * y,
+            Div => x / y,
+            FloorDiv => (x / y).floor(),
+            Mod => x - y * (x / y).floor(),
+            Pow => x.powf(y),
+            Min => nan_or(x.min(y)),
+            Max => nan_or(x.max(y)),
+            Atan2 => x.atan2(y),
+            Eq => return Scalar::Bool(x == y),
+            Ne => return Scalar::Bool(x != y),
+            Lt => return Scalar::Bool(x < y),
+            Le => return Scalar::Bool(x <= y),
+            Gt => return Scalar::Bool(x > y),
+            Ge => return Scalar::Bool(x >= y),
+            And => return Scalar::Bool(x != 0.0 && y != 0.0),
+            Or => return Scalar::Bool(x != 0.0 || y != 0.0),
+            Xor => return Scalar::Bool((x != 0.0) != (y != 0.0)),
+        })
+    }
+}
+
+macro_rules! methods {
+    ($($name:ident => $kind:ident),*) => { impl Expr { $(
+        #[doc = concat!("`", stringify!($name), "(self, other)`, see [`Binary::", stringify!($kind), "`].")]
+        #[allow(clippy::should_implement_trait)]
+        pub fn $name(self, other: Expr) -> Expr { Expr::binary(Binary::$kind, self, other) }
+    )* } };
+}
+methods!(add => Add, sub => Sub, mul => Mul, div => Div, pow => Pow, min => Min, max => Max,
+         eq_ => Eq, lt => Lt, le => Le, gt => Gt, ge => Ge, and => And, or => Or);
+
+macro_rules! unary_methods {
+    ($($name:ident => $kind:ident),*) => { impl Expr { $(
+        #[doc = concat!("See [`Unary::", stringify!($kind), "`].")]
+        #[allow(clippy::should_implement_trait)]
+        pub fn $name(self) -> Expr { Expr::unary(Unary::$kind, self) }
+    )* } };
+}
+unary_methods!(neg => Neg, abs => Abs, exp => Exp, log => Log, log1p => Log1p, sqrt => Sqrt,
+    rsqrt => Rsqrt, recip => Recip, tanh => Tanh, erf => Erf, sigmoid => Sigmoid, sin => Sin, cos => Cos,
+    sign => Sign, not => Not, is_nan => IsNan, floor => Floor, expm1 => Expm1);
