@@ -1,3 +1,63 @@
-//! Developer commands.
+//! `cargo xtask`: the commands a developer runs. Owns the command line; each command is a module.
+//!
+//! It never takes part in the product: no room depends on it.
 
-fn main() {}
+mod command;
+mod demo;
+mod layering;
+mod python;
+mod snapshots;
+mod source;
+mod tally;
+mod test;
+mod tidy;
+
+use anyhow::{Result, bail};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+cargo xtask test [--rust | --python]   check the house rules and run every test
+cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul side by side
+cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
+
+`demo` hands its arguments to `python -m shorthaul.demo`, `snapshots` to `cargo test`.
+Python packages go to .venv, or to the folder that SHORTHAUL_VENV names.";
+
+fn main() -> ExitCode {
+    match dispatch() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> Result<ExitCode> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let root = workspace_root()?;
+    match args.first().map(String::as_str) {
+        Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
+        Some("demo") => demo::run(&root, &args[1..]),
+        Some("snapshots") => snapshots::run(&root, &args[1..]),
+        Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(other) => bail!("no command `{other}`\n\n{USAGE}"),
+        None => bail!("no command given\n\n{USAGE}"),
+    }
+}
+
+/// The folder of the workspace: the parent of this crate's folder.
+fn workspace_root() -> Result<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    match here.parent() {
+        Some(root) if root.join("Cargo.toml").is_file() => Ok(root.to_path_buf()),
+        _ => bail!(
+            "{} is not inside the workspace any more: run through `cargo xtask`",
+            here.display()
+        ),
+    }
+}

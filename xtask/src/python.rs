@@ -1,0 +1,232 @@
+//! The Python side: the virtual environment with its pinned packages, and the build of our package
+//! into it. Finished work is not done again: the environment remembers what it was made from.
+//!
+//! Every failure that a person can mend is told in words: which package, which program, how much
+//! room.
+
+use crate::command::{Finished, display, run_quiet, run_shown};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The oldest Python that the pinned packages support.
+const MIN_PYTHON: (u32, u32) = (3, 11);
+
+/// Names the file in the environment that holds the requirements it was made from.
+const STAMP: &str = "shorthaul-requirements.txt";
+
+/// A virtual environment that has the pinned packages.
+pub struct Venv {
+    root: PathBuf,
+    folder: PathBuf,
+}
+
+impl Venv {
+    /// `python -m NAME` of this environment, in the folder of the workspace.
+    pub fn module(&self, name: &str) -> Command {
+        let mut command = self.python();
+        command.args(["-m", name]);
+        command
+    }
+
+    fn python(&self) -> Command {
+        let bin = self.folder.join("bin");
+        let mut command = Command::new(bin.join("python"));
+        command
+            .current_dir(&self.root)
+            .env("VIRTUAL_ENV", &self.folder)
+            .env_remove("PYTHONHOME");
+        let old_path = std::env::var_os("PATH").unwrap_or_default();
+        let paths = std::iter::once(bin).chain(std::env::split_paths(&old_path));
+        if let Ok(path) = std::env::join_paths(paths) {
+            command.env("PATH", path);
+        }
+        command
+    }
+}
+
+/// Makes the environment if there is none and installs the pinned packages if they changed.
+pub fn prepare(root: &Path) -> Result<Venv> {
+    let folder = match std::env::var_os("SHORTHAUL_VENV") {
+        Some(folder) => root.join(folder),
+        None => root.join(".venv"),
+    };
+    let venv = Venv {
+        root: root.to_path_buf(),
+        folder,
+    };
+    let wanted = requirements(root)?;
+    let stamp = venv.folder.join(STAMP);
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(venv);
+    }
+    if !venv.folder.join("bin/python").exists() {
+        create(&venv)?;
+    }
+    println!("Installing the pinned Python packages (about 6 GB on disk the first time) ...");
+    let mut pip = venv.module("pip");
+    pip.args(["install", "--disable-pip-version-check", "--no-input"]);
+    run_explained(pip.args(["-r", "requirements.txt"]))?;
+    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+    Ok(venv)
+}
+
+/// Builds the Python package `shorthaul` in release mode and installs it into `venv`.
+pub fn build_package(root: &Path, venv: &Venv) -> Result<()> {
+    if !root.join("torch-bridge/pyproject.toml").is_file() {
+        bail!("torch-bridge/pyproject.toml is missing: there is no Python package to build");
+    }
+    let mut maturin = venv.module("maturin");
+    maturin.args(["develop", "--release"]);
+    maturin.args(["--manifest-path", "torch-bridge/Cargo.toml"]);
+    run_explained(&mut maturin)
+}
+
+/// Fails with a sentence where the machine has no C compiler, which generated kernels need.
+pub fn require_c_compiler() -> Result<()> {
+    let named = std::env::var("SHORTHAUL_CC").ok();
+    let candidates = match &named {
+        Some(compiler) => vec![compiler.as_str()],
+        None => vec!["cc", "gcc", "clang"],
+    };
+    for compiler in &candidates {
+        let found = run_quiet(Command::new(compiler).arg("--version"))?;
+        if found.is_some_and(|done| done.success) {
+            return Ok(());
+        }
+    }
+    match named {
+        Some(compiler) => bail!("SHORTHAUL_CC names `{compiler}`, which does not run"),
+        None => bail!(
+            "no C compiler (tried cc, gcc, clang): install one, on Debian `apt-get install gcc \
+             libc6-dev`, or name it in SHORTHAUL_CC"
+        ),
+    }
+}
+
+/// The pinned packages as text: what an environment is remembered by.
+fn requirements(root: &Path) -> Result<String> {
+    let mut text = String::new();
+    for name in ["requirements.txt", "constraints.txt"] {
+        let path = root.join(name);
+        text.push_str(
+            &fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?,
+        );
+    }
+    Ok(text)
+}
+
+fn create(venv: &Venv) -> Result<()> {
+    let python = std::env::var("SHORTHAUL_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let ask = "import sys; print(*sys.version_info[:2])";
+    let Some(answer) = run_quiet(Command::new(&python).args(["-c", ask]))? else {
+        bail!("`{python}` is not installed: on Debian `apt-get install python3 python3-venv`");
+    };
+    let Some(version) = parse_version(&answer.text) else {
+        bail!("`{python}` does not run: {}", answer.text.trim());
+    };
+    if version < MIN_PYTHON {
+        bail!(
+            "`{python}` is Python {}.{}; the pinned packages need {}.{} or newer (SHORTHAUL_PYTHON \
+             names another one)",
+            version.0,
+            version.1,
+            MIN_PYTHON.0,
+            MIN_PYTHON.1
+        );
+    }
+    let has_venv = run_quiet(Command::new(&python).args(["-c", "import venv, ensurepip"]))?;
+    if !has_venv.is_some_and(|done| done.success) {
+        bail!(
+            "`{python}` cannot make virtual environments: on Debian `apt-get install python3-venv`"
+        );
+    }
+    println!(
+        "Making a virtual environment in {} ...",
+        venv.folder.display()
+    );
+    run_explained(Command::new(&python).args(["-m", "venv"]).arg(&venv.folder))
+}
+
+fn parse_version(answer: &str) -> Option<(u32, u32)> {
+    let (major, minor) = answer.trim().split_once(' ')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn run_explained(command: &mut Command) -> Result<()> {
+    let done = run_shown(command)?;
+    if done.success {
+        return Ok(());
+    }
+    let name = display(command);
+    match explain(&done) {
+        Some(reason) => bail!("{reason} (`{name}` ended with {})", done.ending),
+        None => bail!(
+            "`{name}` ended with {}; its messages are above",
+            done.ending
+        ),
+    }
+}
+
+/// What to do about a failure, read from what the failed program said.
+fn explain(done: &Finished) -> Option<&'static str> {
+    const CAUSES: [(&[&str], &str); 3] = [
+        (
+            &["No space left on device", "Errno 28", "Disk quota exceeded"],
+            "the disk is full: the Python packages take about 6 GB, and pip as much again in /tmp \
+             and its cache while it installs",
+        ),
+        (
+            &[
+                "Temporary failure in name resolution",
+                "Name or service not known",
+                "Failed to establish a new connection",
+                "Network is unreachable",
+                "Connection refused",
+                "Read timed out",
+                "Could not resolve host",
+            ],
+            "the package index cannot be reached: check the network and run the command again",
+        ),
+        (
+            &["linker `cc` not found", "linker `link.exe` not found"],
+            "no C compiler to link with: on Debian `apt-get install gcc libc6-dev`",
+        ),
+    ];
+    let said = |marks: &[&str]| marks.iter().any(|mark| done.text.contains(mark));
+    CAUSES
+        .into_iter()
+        .find(|(marks, _)| said(marks))
+        .map(|(_, reason)| reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_failures_are_explained() {
+        let explained = |text: &str| {
+            let ending = "exit status: 1".to_owned();
+            explain(&Finished {
+                success: false,
+                ending,
+                text: text.to_owned(),
+            })
+        };
+        let full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left";
+        assert!(explained(full).is_some_and(|reason| reason.starts_with("the disk is full")));
+        let offline =
+            "NewConnectionError('<...>: Failed to establish a new connection: [Errno -3]')";
+        assert!(explained(offline).is_some_and(|reason| reason.contains("network")));
+        assert_eq!(explained("SyntaxError: invalid syntax"), None);
+    }
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(parse_version("3 12\n"), Some((3, 12)));
+        assert_eq!(parse_version("Traceback (most recent call last)"), None);
+    }
+}

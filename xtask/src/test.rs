@@ -1,0 +1,257 @@
+//! `cargo xtask test`: every check of the house and every test, in one run.
+//!
+//! A step that fails does not stop the later ones, so that all problems show at once. The last line
+//! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
+
+use crate::command::{Finished, display, run_shown};
+use crate::python;
+use crate::tally::Tally;
+use crate::{layering, tidy};
+use anyhow::{Result, bail};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// Which half of the checks to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    rust: bool,
+    python: bool,
+}
+
+impl Parts {
+    /// Reads the arguments behind `cargo xtask test`.
+    pub fn parse(args: &[String]) -> Result<Self> {
+        match args
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .as_slice()
+        {
+            [] => Ok(Parts {
+                rust: true,
+                python: true,
+            }),
+            ["--rust"] => Ok(Parts {
+                rust: true,
+                python: false,
+            }),
+            ["--python"] => Ok(Parts {
+                rust: false,
+                python: true,
+            }),
+            other => bail!(
+                "`cargo xtask test` takes --rust or --python, not {}",
+                other.join(" ")
+            ),
+        }
+    }
+}
+
+/// The steps done so far.
+#[derive(Default)]
+struct Steps {
+    done: Vec<Step>,
+}
+
+struct Step {
+    name: &'static str,
+    tally: Tally,
+    took: Duration,
+}
+
+/// Runs the checks and prints their sum.
+pub fn run(root: &Path, parts: Parts) -> Result<ExitCode> {
+    let mut steps = Steps::default();
+    if parts.rust {
+        run_rust(root, &mut steps);
+    }
+    if parts.python {
+        run_python(root, &mut steps);
+    }
+    Ok(steps.report())
+}
+
+fn run_rust(root: &Path, steps: &mut Steps) {
+    steps.run("layering", || {
+        check_list("the dependency table", layering::breaches(root)?)
+    });
+    steps.run("tidy", || {
+        check_list("the house rules", tidy::breaches(root)?)
+    });
+    steps.run("format", || {
+        check(cargo(root).args(["fmt", "--all", "--check"]))
+    });
+    steps.run("clippy", || {
+        let mut clippy = cargo(root);
+        check(clippy.args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]))
+    });
+    steps.run("cargo test", || {
+        let done = run_shown(cargo(root).args(["test", "--workspace", "--no-fail-fast"]))?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
+}
+
+fn run_python(root: &Path, steps: &mut Steps) {
+    let mut venv = None;
+    steps.run("python environment", || {
+        venv = Some(python::prepare(root)?);
+        Ok(Tally::one(true))
+    });
+    let Some(venv) = venv else { return };
+    steps.run("ruff check", || {
+        check(venv.module("ruff").args(["check", "."]))
+    });
+    steps.run("ruff format", || {
+        check(venv.module("ruff").args(["format", "--check", "."]))
+    });
+    let mut built = false;
+    steps.run("python package", || {
+        python::build_package(root, &venv)?;
+        built = true;
+        Ok(Tally::one(true))
+    });
+    if built {
+        steps.run("pytest", || {
+            let done = run_shown(venv.module("pytest").args(["-q", "torch-bridge/tests"]))?;
+            Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
+        });
+    }
+}
+
+/// A `cargo` command in the folder of the workspace.
+pub fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}
+
+/// A command that counts as one check: it holds where the command succeeds.
+fn check(command: &mut Command) -> Result<Tally> {
+    let done = run_shown(command)?;
+    if !done.success {
+        bail!("`{}` ended with {}", display(command), done.ending);
+    }
+    Ok(Tally::one(true))
+}
+
+/// A check of ours that counts as one, with the breaches it found.
+fn check_list(rule: &str, breaches: Vec<String>) -> Result<Tally> {
+    if breaches.is_empty() {
+        return Ok(Tally::one(true));
+    }
+    bail!(
+        "{} breach(es) of {rule}:\n  {}",
+        breaches.len(),
+        breaches.join("\n  ")
+    )
+}
+
+/// A runner that failed without counting a failure (it did not compile, it crashed) fails once.
+fn tally_of_runner(done: &Finished, counted: Tally) -> Tally {
+    let unseen = !done.success && counted.failed == 0;
+    Tally {
+        failed: counted.failed + u64::from(unseen),
+        ..counted
+    }
+}
+
+impl Steps {
+    fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<Tally>) {
+        println!("==> {name}");
+        let start = Instant::now();
+        let tally = step().unwrap_or_else(|error| {
+            eprintln!("error: {name}: {error:#}");
+            Tally::one(false)
+        });
+        self.done.push(Step {
+            name,
+            tally,
+            took: start.elapsed(),
+        });
+    }
+
+    /// Prints a line per step and the sum as the last line.
+    fn report(&self) -> ExitCode {
+        println!();
+        let mut sum = Tally::default();
+        for step in &self.done {
+            let skipped = match step.tally.skipped {
+                0 => String::new(),
+                n => format!(", {n} skipped"),
+            };
+            let seconds = step.took.as_secs_f64();
+            println!(
+                "{:<20} {:>7.1} s  {}{skipped}",
+                step.name, seconds, step.tally
+            );
+            sum += step.tally;
+        }
+        println!("{sum}");
+        if sum.failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finished(success: bool) -> Finished {
+        Finished {
+            success,
+            ending: String::new(),
+            text: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_crash_without_a_count_is_one_failure() {
+        let four = Tally {
+            passed: 4,
+            failed: 0,
+            skipped: 0,
+        };
+        assert_eq!(tally_of_runner(&finished(false), four).failed, 1);
+        assert_eq!(tally_of_runner(&finished(true), four), four);
+        let counted = Tally {
+            passed: 4,
+            failed: 2,
+            skipped: 0,
+        };
+        assert_eq!(tally_of_runner(&finished(false), counted), counted);
+    }
+
+    #[test]
+    fn a_failed_step_is_counted_and_does_not_stop_the_next() {
+        let mut steps = Steps::default();
+        steps.run("first", || bail!("broken"));
+        steps.run("second", || Ok(Tally::one(true)));
+        let tallies: Vec<Tally> = steps.done.iter().map(|step| step.tally).collect();
+        assert_eq!(tallies, [Tally::one(false), Tally::one(true)]);
+    }
+
+    #[test]
+    fn unknown_options_are_refused() {
+        let parse =
+            |args: &[&str]| Parts::parse(&args.iter().map(|a| a.to_string()).collect::<Vec<_>>());
+        assert!(parse(&["--fast"]).is_err());
+        assert_eq!(
+            parse(&["--rust"]).ok(),
+            Some(Parts {
+                rust: true,
+                python: false
+            })
+        );
+    }
+}
