@@ -4,7 +4,7 @@
 //! Every other room speaks in these types. This room never knows an operator by name: library
 //! nodes carry a name and attributes, and whoever needs their meaning asks the `ops` room.
 
-pub mod build;
+mod build;
 mod dtype;
 mod expr;
 mod graph;
@@ -13,6 +13,7 @@ pub mod philox;
 mod size;
 mod tensor;
 
+pub use build::Builder;
 pub use dtype::DType;
 pub use expr::{Binary, Expr, Scalar, Unary};
 pub use graph::{
