@@ -58,10 +58,15 @@ pub fn prepare(root: &Path) -> Result<Venv> {
     };
     let wanted = requirements(root)?;
     let stamp = venv.folder.join(STAMP);
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+    // pip is the last thing that `venv` writes: without it the environment was left half made, and
+    // a Python that was removed since leaves a dangling link.
+    let usable = ["bin/python", "bin/pip"]
+        .iter()
+        .all(|file| venv.folder.join(file).exists());
+    if usable && fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(venv);
     }
-    if !venv.folder.join("bin/python").exists() {
+    if !usable {
         create(&venv)?;
     }
     println!("Installing the pinned Python packages (about 6 GB on disk the first time) ...");
@@ -172,7 +177,7 @@ fn run_explained(command: &mut Command) -> Result<()> {
 
 /// What to do about a failure, read from what the failed program said.
 fn explain(done: &Finished) -> Option<&'static str> {
-    const CAUSES: [(&[&str], &str); 3] = [
+    const CAUSES: [(&[&str], &str); 4] = [
         (
             &["No space left on device", "Errno 28", "Disk quota exceeded"],
             "the disk is full: the Python packages take about 6 GB, and pip as much again in /tmp \
@@ -189,6 +194,11 @@ fn explain(done: &Finished) -> Option<&'static str> {
                 "Could not resolve host",
             ],
             "the package index cannot be reached: check the network and run the command again",
+        ),
+        (
+            &["(from versions: none)"],
+            "the package index offers no build of a package: it cannot be reached, or this kind of \
+             machine is not served (Linux on x86-64 or aarch64 with glibc is)",
         ),
         (
             &["linker `cc` not found", "linker `link.exe` not found"],
