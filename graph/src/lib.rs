@@ -5,8 +5,10 @@
 //! nodes carry a name and attributes, and whoever needs their meaning asks the `ops` room.
 
 mod build;
+mod derive;
 mod dtype;
 mod expr;
+mod fold;
 mod graph;
 mod layout;
 pub mod philox;
