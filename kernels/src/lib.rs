@@ -3,6 +3,8 @@
 pub mod cache;
 pub mod compile;
 pub mod features;
+pub mod memory;
+pub mod pool;
 pub mod progress;
 pub mod run;
 pub mod toolchain;

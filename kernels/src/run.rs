@@ -10,8 +10,12 @@ use std::ffi::{c_long, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::memory::{ALIGNMENT, AlignedBuffer, Buffer};
+use crate::pool::{Pool, PoolError};
 
 /// A compiled kernel: every thread of a launch calls it once with its own `tid`
 /// in `0..nt` and its own scratch block.
@@ -131,4 +135,344 @@ impl Function {
     pub fn module(&self) -> &Arc<Module> {
         &self.module
     }
+}
+
+/// Where a launch finds one of its buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BufferRef {
+    /// Byte offset in the arena: transient containers of one run.
+    Arena(usize),
+    /// The caller's buffer in this slot: inputs, parameters, outputs.
+    External(usize),
+    /// Byte offset in the block that outlives the run: forward's gift to backward.
+    Saved(usize),
+    /// The program's own constant buffer of this index.
+    Constant(usize),
+}
+
+/// One kernel called once by every thread, followed by a barrier.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The kernel.
+    pub function: Function,
+    /// Its buffers, in the kernel's order.
+    pub args: Vec<BufferRef>,
+    /// What reports call it.
+    pub name: String,
+}
+
+/// What a program asks of the caller's buffer in one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExternalSpec {
+    /// Least size in bytes.
+    pub bytes: usize,
+    /// Some kernel writes it.
+    pub written: bool,
+}
+
+/// The contents of a [`Program`].
+#[derive(Debug, Default)]
+pub struct ProgramParts {
+    /// Kernels in order of execution.
+    pub launches: Vec<Launch>,
+    /// Buffers that belong to the program.
+    pub constants: Vec<AlignedBuffer>,
+    /// The caller's buffers, one entry per slot.
+    pub externals: Vec<ExternalSpec>,
+    /// Size of the arena in bytes.
+    pub arena_bytes: usize,
+    /// Size of the saved block in bytes.
+    pub saved_bytes: usize,
+    /// Scratch that the most demanding kernel needs per thread, in bytes.
+    pub thread_scratch_bytes: usize,
+}
+
+/// A program that does not fit together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("launch {launch} names {buffer:?} as argument {argument}, but {limit}")]
+pub struct ProgramError {
+    /// The launch's name.
+    pub launch: String,
+    /// Which of its arguments.
+    pub argument: usize,
+    /// What it names.
+    pub buffer: BufferRef,
+    /// What there is.
+    pub limit: String,
+}
+
+/// Why a program did not run. Nothing was written then.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// The number of external buffers is wrong.
+    #[error("the program takes {expected} buffers, {found} were given")]
+    ExternalCount {
+        /// Slots of the program.
+        expected: usize,
+        /// Buffers given.
+        found: usize,
+    },
+    /// A buffer is too small.
+    #[error("{buffer} needs {expected} bytes, {found} were given")]
+    TooSmall {
+        /// `buffer N`, `the arena` or `the saved block`.
+        buffer: String,
+        /// Bytes needed.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// A read-only buffer was given for a slot that kernels write.
+    #[error("the program writes buffer {slot}, but it was given read-only")]
+    ReadOnly {
+        /// The slot.
+        slot: usize,
+    },
+    /// Arena or saved block are not aligned.
+    #[error("{buffer} must be aligned to {ALIGNMENT} bytes")]
+    Misaligned {
+        /// `the arena` or `the saved block`.
+        buffer: String,
+    },
+    /// The threads could not run it.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// How long one launch took, from barrier to barrier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchTime<'a> {
+    /// The launch's name.
+    pub name: &'a str,
+    /// Wall time seen by the calling thread.
+    pub time: Duration,
+}
+
+/// A sequence of launches with everything they need except the caller's memory.
+///
+/// Compiled text is trusted as much as the emitter that wrote it: that each kernel
+/// stays within the sizes stated here is the lowering's promise.
+#[derive(Debug)]
+pub struct Program {
+    parts: ProgramParts,
+    /// The arguments of all launches, one after the other.
+    args: Vec<BufferRef>,
+}
+
+impl Program {
+    /// Checks that every argument exists.
+    pub fn new(parts: ProgramParts) -> Result<Program, ProgramError> {
+        let mut args = Vec::new();
+        for launch in &parts.launches {
+            for (argument, buffer) in launch.args.iter().enumerate() {
+                check_argument(*buffer, &parts).map_err(|limit| ProgramError {
+                    launch: launch.name.clone(),
+                    argument,
+                    buffer: *buffer,
+                    limit,
+                })?;
+                args.push(*buffer);
+            }
+        }
+        Ok(Program { parts, args })
+    }
+
+    /// What the program is made of.
+    pub fn parts(&self) -> &ProgramParts {
+        &self.parts
+    }
+
+    /// Runs all launches on the pool's threads. `externals` has one buffer per
+    /// slot; arena and saved block are aligned to 64 bytes and at least as large
+    /// as stated, [`Buffer::none`] where nothing is needed.
+    pub fn run(
+        &self,
+        externals: &[Buffer<'_>],
+        arena: Buffer<'_>,
+        saved: Buffer<'_>,
+        pool: &Pool,
+    ) -> Result<(), RunError> {
+        self.check(externals, arena, saved)?;
+        let base = |slot: usize| externals[slot].as_ptr();
+        let pointers = self.resolve(base, arena.as_ptr(), saved.as_ptr());
+        self.launch_all(&pointers, pool, &|_| {})
+    }
+
+    /// As [`Program::run`], and reports what each launch took.
+    pub fn run_timed(
+        &self,
+        externals: &[Buffer<'_>],
+        arena: Buffer<'_>,
+        saved: Buffer<'_>,
+        pool: &Pool,
+    ) -> Result<Vec<LaunchTime<'_>>, RunError> {
+        self.check(externals, arena, saved)?;
+        let base = |slot: usize| externals[slot].as_ptr();
+        let pointers = self.resolve(base, arena.as_ptr(), saved.as_ptr());
+        let ends = std::sync::Mutex::new(Vec::with_capacity(self.parts.launches.len() + 1));
+        let note = |_: usize| {
+            ends.lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .push(Instant::now());
+        };
+        self.launch_all(&pointers, pool, &note)?;
+        let ends = ends
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let times = ends.windows(2).map(|pair| pair[1] - pair[0]);
+        Ok(self
+            .parts
+            .launches
+            .iter()
+            .zip(times)
+            .map(|(launch, time)| LaunchTime {
+                name: &launch.name,
+                time,
+            })
+            .collect())
+    }
+
+    /// As [`Program::run`] for bare pointers, without any check.
+    ///
+    /// # Safety
+    /// There is one pointer per slot, each to as many bytes as the slot's
+    /// [`ExternalSpec`] says, writable where it says so; arena and saved block have
+    /// the stated sizes and alignment; nobody else touches any of them meanwhile.
+    pub unsafe fn run_raw(
+        &self,
+        externals: &[*mut u8],
+        arena: *mut u8,
+        saved: *mut u8,
+        pool: &Pool,
+    ) -> Result<(), RunError> {
+        let pointers = self.resolve(|slot| externals[slot], arena, saved);
+        self.launch_all(&pointers, pool, &|_| {})
+    }
+
+    fn check(
+        &self,
+        externals: &[Buffer<'_>],
+        arena: Buffer<'_>,
+        saved: Buffer<'_>,
+    ) -> Result<(), RunError> {
+        let specs = &self.parts.externals;
+        if externals.len() != specs.len() {
+            return Err(RunError::ExternalCount {
+                expected: specs.len(),
+                found: externals.len(),
+            });
+        }
+        for (slot, (buffer, spec)) in externals.iter().zip(specs).enumerate() {
+            if buffer.len() < spec.bytes {
+                return Err(RunError::TooSmall {
+                    buffer: format!("buffer {slot}"),
+                    expected: spec.bytes,
+                    found: buffer.len(),
+                });
+            }
+            if spec.written && !buffer.is_writable() {
+                return Err(RunError::ReadOnly { slot });
+            }
+        }
+        check_block("the arena", arena, self.parts.arena_bytes)?;
+        check_block("the saved block", saved, self.parts.saved_bytes)
+    }
+
+    fn resolve(
+        &self,
+        external: impl Fn(usize) -> *mut u8,
+        arena: *mut u8,
+        saved: *mut u8,
+    ) -> Pointers {
+        let pointer = |buffer: &BufferRef| -> *mut c_void {
+            match *buffer {
+                BufferRef::Arena(offset) => arena.wrapping_add(offset),
+                BufferRef::Saved(offset) => saved.wrapping_add(offset),
+                BufferRef::External(slot) => external(slot),
+                BufferRef::Constant(index) => self.parts.constants[index].as_ptr(),
+            }
+            .cast()
+        };
+        Pointers(self.args.iter().map(pointer).collect())
+    }
+
+    /// Every thread walks the launches; `note` is called by the calling thread
+    /// before the first launch and after each.
+    fn launch_all(
+        &self,
+        pointers: &Pointers,
+        pool: &Pool,
+        note: &(dyn Fn(usize) + Sync),
+    ) -> Result<(), RunError> {
+        let launches = &self.parts.launches;
+        pool.run(self.parts.thread_scratch_bytes, &|member| {
+            if member.tid == 0 {
+                note(0);
+            }
+            let mut args = pointers.start();
+            for (launch_idx, launch) in launches.iter().enumerate() {
+                // SAFETY: `args` points to this launch's pointers, resolved from
+                // buffers that the caller lent for the whole run and checked (or
+                // vouched for) against the stated sizes; every thread passes its own
+                // `tid` and scratch; the barrier ends the launch before the next.
+                unsafe {
+                    launch
+                        .function
+                        .call(args, member.scratch.cast(), member.tid, member.n_threads);
+                }
+                args = args.wrapping_add(launch.args.len());
+                // The pool's own barrier follows the last launch.
+                if launch_idx + 1 < launches.len() {
+                    member.barrier();
+                }
+                if member.tid == 0 {
+                    note(launch_idx + 1);
+                }
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// Resolved arguments, shared by the threads of one run.
+struct Pointers(Vec<*mut c_void>);
+
+// SAFETY: threads only read the pointers; what they do with the memory behind them
+// is governed by the kernel's contract.
+unsafe impl Sync for Pointers {}
+
+impl Pointers {
+    fn start(&self) -> *const *mut c_void {
+        self.0.as_ptr()
+    }
+}
+
+fn check_argument(buffer: BufferRef, parts: &ProgramParts) -> Result<(), String> {
+    let (value, bound, what) = match buffer {
+        BufferRef::Arena(offset) => (offset, parts.arena_bytes, "bytes of arena"),
+        BufferRef::Saved(offset) => (offset, parts.saved_bytes, "saved bytes"),
+        BufferRef::External(slot) => (slot, parts.externals.len(), "external buffers"),
+        BufferRef::Constant(index) => (index, parts.constants.len(), "constants"),
+    };
+    if value < bound {
+        Ok(())
+    } else {
+        Err(format!("the program has {bound} {what}"))
+    }
+}
+
+fn check_block(name: &str, block: Buffer<'_>, bytes: usize) -> Result<(), RunError> {
+    if block.len() < bytes {
+        return Err(RunError::TooSmall {
+            buffer: name.to_string(),
+            expected: bytes,
+            found: block.len(),
+        });
+    }
+    if bytes > 0 && !(block.as_ptr() as usize).is_multiple_of(ALIGNMENT) {
+        return Err(RunError::Misaligned {
+            buffer: name.to_string(),
+        });
+    }
+    Ok(())
 }

@@ -1,0 +1,632 @@
+//! Our own threads: a persistent team that runs one job on every thread.
+//!
+//! Owns the threads, their scratch blocks, the barrier between launches and how
+//! waiting is done: spin for a while, then sleep, so that consecutive steps start
+//! at once and an idle process burns nothing. While spinning a thread yields, so
+//! that PyTorch's own threads on the same cores make progress, and so do we.
+//! After `fork` a child finds no threads; it starts its own at the first run.
+//! Never knows what a job does.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::num::NonZeroUsize;
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::memory::AlignedBuffer;
+
+/// How long a worker spins for the next job before it sleeps. A training loop's
+/// pause between forward and backward is shorter, a data loader's wait is longer.
+const IDLE_SPIN: Duration = Duration::from_micros(100);
+/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs.
+const BARRIER_SPIN: Duration = Duration::from_micros(200);
+
+/// A job could not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// A thread could not get its scratch block.
+    #[error("no memory for {bytes} bytes of scratch on each of {n_threads} threads")]
+    OutOfMemory {
+        /// Scratch bytes asked for, per thread.
+        bytes: usize,
+        /// Threads asked.
+        n_threads: usize,
+    },
+}
+
+/// One thread's view of a running job.
+pub(crate) struct Member<'a> {
+    /// This thread, in `0..n_threads`; 0 is the caller's.
+    pub tid: usize,
+    /// Threads that run the job.
+    pub n_threads: usize,
+    /// This thread's scratch block, aligned to 64 bytes; its contents are arbitrary.
+    pub scratch: *mut u8,
+    barrier: &'a Barrier,
+}
+
+impl Member<'_> {
+    /// Waits until every member came here; what any wrote before, all see after.
+    pub fn barrier(&self) {
+        self.barrier.wait(self.n_threads);
+    }
+}
+
+type Job<'a> = dyn Fn(&Member<'_>) + Sync + 'a;
+
+/// A team of threads. Several callers may share a pool: their jobs run one after
+/// the other.
+pub struct Pool {
+    /// Threads wanted; 0 stands for one per available processor.
+    wanted: AtomicUsize,
+    /// Null until the first run; replaced in a forked child.
+    team: AtomicPtr<TeamCell>,
+}
+
+static GLOBAL: Pool = Pool::new();
+
+impl Pool {
+    /// A pool with one thread per available processor. Threads start at the first
+    /// run.
+    pub const fn new() -> Pool {
+        Pool {
+            wanted: AtomicUsize::new(0),
+            team: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// The pool that a process normally uses.
+    pub fn global() -> &'static Pool {
+        &GLOBAL
+    }
+
+    /// Sets how many threads the next run uses, the caller's included; 0 means one
+    /// per available processor. Does not wait for a running job.
+    pub fn set_threads(&self, n_threads: usize) {
+        self.wanted.store(n_threads, Ordering::Relaxed);
+    }
+
+    /// Threads that the next run asks for, the caller's included.
+    pub fn threads(&self) -> usize {
+        match self.wanted.load(Ordering::Relaxed) {
+            0 => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            n_threads => n_threads,
+        }
+    }
+
+    /// Runs `job` on every thread and returns when all are done. If the system
+    /// refuses further threads, fewer members run it; `Member::n_threads` is true
+    /// in any case. A job that panics ends the process: its partners would wait
+    /// forever.
+    pub(crate) fn run(&self, scratch_bytes: usize, job: &Job<'_>) -> Result<(), PoolError> {
+        let cell = self.team();
+        let mut team = cell.lock();
+        team.resize(self.threads());
+        team.run(scratch_bytes, job)
+    }
+
+    /// This process's team. A team made before `fork` belongs to the parent: its
+    /// threads do not exist here and its lock may be held for ever, so it is left
+    /// alone and forgotten.
+    fn team(&self) -> &TeamCell {
+        loop {
+            let current = self.team.load(Ordering::Acquire);
+            // SAFETY: a team is freed only by `drop`, which excludes other users.
+            if let Some(cell) = unsafe { current.as_ref() }
+                && cell.process == process::id()
+            {
+                return cell;
+            }
+            let fresh = Box::into_raw(Box::new(TeamCell {
+                process: process::id(),
+                team: Mutex::new(Team::new()),
+            }));
+            let swapped =
+                self.team
+                    .compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire);
+            if swapped.is_err() {
+                // SAFETY: `fresh` was just made and never shared.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Pool::new()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let current = *self.team.get_mut();
+        // SAFETY: null or made by `team`; `&mut self` excludes other users.
+        if unsafe { current.as_ref() }.is_some_and(|cell| cell.process == process::id()) {
+            // SAFETY: as above, and it is not the parent's.
+            drop(unsafe { Box::from_raw(current) });
+        }
+    }
+}
+
+struct TeamCell {
+    process: u32,
+    team: Mutex<Team>,
+}
+
+impl TeamCell {
+    fn lock(&self) -> MutexGuard<'_, Team> {
+        self.team.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The threads; whoever holds the lock around it is member 0.
+struct Team {
+    shared: Arc<Shared>,
+    workers: Vec<Worker>,
+    scratch: AlignedBuffer,
+    /// Scratch bytes that every present thread is known to have.
+    scratch_ready: usize,
+}
+
+struct Worker {
+    slot: Arc<Slot>,
+    handle: JoinHandle<()>,
+}
+
+/// What all threads of a team see.
+struct Shared {
+    order: UnsafeCell<Order>,
+    barrier: Barrier,
+}
+
+/// The job being run. Written by member 0 before it raises the workers' epochs,
+/// read by workers after they see that.
+#[derive(Clone, Copy)]
+struct Order {
+    job: *const Job<'static>,
+    n_threads: usize,
+    scratch_bytes: usize,
+    grow_scratch: bool,
+}
+
+// SAFETY: `order` is written only by member 0 between the end of one job (its last
+// barrier) and the release of the next (epochs), and read only inside a job.
+unsafe impl Sync for Shared {}
+// SAFETY: the job behind the pointer is `Sync`, so any thread may call it.
+unsafe impl Send for Shared {}
+
+/// A worker's mailbox, alone in its cache lines.
+#[repr(align(128))]
+#[derive(Default)]
+struct Slot {
+    /// Raised by one for each job and for the end.
+    epoch: AtomicU32,
+    asleep: AtomicBool,
+    ends: AtomicBool,
+}
+
+impl Team {
+    fn new() -> Team {
+        Team {
+            shared: Arc::new(Shared {
+                order: UnsafeCell::new(Order {
+                    job: &|_: &Member<'_>| {},
+                    n_threads: 1,
+                    scratch_bytes: 0,
+                    grow_scratch: false,
+                }),
+                barrier: Barrier::default(),
+            }),
+            workers: Vec::new(),
+            scratch: AlignedBuffer::default(),
+            scratch_ready: 0,
+        }
+    }
+
+    /// Starts or ends workers so that there are `n_threads` members.
+    fn resize(&mut self, n_threads: usize) {
+        let n_workers = n_threads.max(1) - 1;
+        while self.workers.len() > n_workers {
+            if let Some(worker) = self.workers.pop() {
+                worker.end();
+            }
+        }
+        while self.workers.len() < n_workers {
+            let Some(worker) = Worker::start(self.workers.len() + 1, &self.shared) else {
+                break;
+            };
+            self.workers.push(worker);
+            self.scratch_ready = 0;
+        }
+    }
+
+    fn run(&mut self, scratch_bytes: usize, job: &Job<'_>) -> Result<(), PoolError> {
+        let n_threads = self.workers.len() + 1;
+        let order = Order {
+            // SAFETY: only the lifetime changes; workers use the pointer only until
+            // the last barrier below, which member 0 waits for while it borrows.
+            job: unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) },
+            n_threads,
+            scratch_bytes,
+            grow_scratch: scratch_bytes > self.scratch_ready,
+        };
+        // SAFETY: no job runs (the team is locked), so no worker reads the order.
+        unsafe { *self.shared.order.get() = order };
+        for worker in &self.workers {
+            worker.release();
+        }
+        let everyone_has_scratch = take_part(0, order, &self.shared.barrier, &mut self.scratch);
+        if !everyone_has_scratch {
+            // Some members gave up their old block for one they could not get.
+            self.scratch_ready = 0;
+            return Err(PoolError::OutOfMemory {
+                bytes: scratch_bytes,
+                n_threads,
+            });
+        }
+        self.scratch_ready = self.scratch_ready.max(scratch_bytes);
+        Ok(())
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.resize(1);
+    }
+}
+
+impl Worker {
+    fn start(tid: usize, shared: &Arc<Shared>) -> Option<Worker> {
+        let slot = Arc::new(Slot::default());
+        let (its_slot, its_shared) = (Arc::clone(&slot), Arc::clone(shared));
+        let handle = thread::Builder::new()
+            .name(format!("shorthaul-{tid}"))
+            .spawn(move || work(tid, &its_slot, &its_shared))
+            .ok()?;
+        Some(Worker { slot, handle })
+    }
+
+    /// Lets the worker take the present order.
+    fn release(&self) {
+        // Sequentially consistent together with the worker's store of `asleep` and
+        // load of `epoch`: one of the two sides sees the other.
+        self.slot.epoch.fetch_add(1, Ordering::SeqCst);
+        if self.slot.asleep.load(Ordering::SeqCst) {
+            self.handle.thread().unpark();
+        }
+    }
+
+    fn end(self) {
+        self.slot.ends.store(true, Ordering::Relaxed);
+        self.release();
+        // A worker cannot panic (`take_part` ends the process first).
+        let _ = self.handle.join();
+    }
+}
+
+/// A worker's life.
+fn work(tid: usize, slot: &Slot, shared: &Shared) {
+    let mut scratch = AlignedBuffer::default();
+    let mut seen = 0;
+    loop {
+        let released = || slot.epoch.load(Ordering::SeqCst) != seen;
+        if !spin_until(IDLE_SPIN, released) {
+            slot.asleep.store(true, Ordering::SeqCst);
+            while !released() {
+                thread::park();
+            }
+            slot.asleep.store(false, Ordering::Relaxed);
+        }
+        seen = seen.wrapping_add(1);
+        if slot.ends.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: released, and until this worker's last barrier nobody writes it.
+        let order = unsafe { *shared.order.get() };
+        take_part(tid, order, &shared.barrier, &mut scratch);
+    }
+}
+
+/// One member's part of a job, up to and including the last barrier. False if some
+/// member has no scratch block; then nobody ran the job.
+fn take_part(tid: usize, order: Order, barrier: &Barrier, scratch: &mut AlignedBuffer) -> bool {
+    if order.grow_scratch {
+        if scratch.len() < order.scratch_bytes {
+            // The old block first: the two need not fit at once. The worker itself
+            // allocates, so that the pages are near its core.
+            *scratch = AlignedBuffer::default();
+            match AlignedBuffer::zeroed(order.scratch_bytes) {
+                Some(block) => *scratch = block,
+                None => barrier.failed.store(true, Ordering::Relaxed),
+            }
+        }
+        barrier.wait(order.n_threads);
+        let failed = barrier.failed.load(Ordering::Relaxed);
+        barrier.wait(order.n_threads);
+        if failed {
+            // After everybody has read it; the next job starts after this return.
+            if tid == 0 {
+                barrier.failed.store(false, Ordering::Relaxed);
+            }
+            return false;
+        }
+    }
+    let bomb = AbortOnUnwind;
+    let member = Member {
+        tid,
+        n_threads: order.n_threads,
+        scratch: scratch.as_ptr(),
+        barrier,
+    };
+    // SAFETY: member 0 keeps the job borrowed until it passed the last barrier.
+    unsafe { (*order.job)(&member) };
+    barrier.wait(order.n_threads);
+    std::mem::forget(bomb);
+    true
+}
+
+/// Ends the process if a job unwinds, because its partners wait at a barrier.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        process::abort();
+    }
+}
+
+/// A reusable barrier that spins, then sleeps.
+#[derive(Default)]
+struct Barrier {
+    arrived: Padded<AtomicUsize>,
+    generation: Padded<AtomicU32>,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    wake: Condvar,
+    /// Some member has no scratch block.
+    failed: AtomicBool,
+}
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Padded<T>(T);
+
+impl Barrier {
+    fn wait(&self, n_threads: usize) {
+        if n_threads == 1 {
+            return;
+        }
+        // Cannot advance before this thread arrives.
+        let generation = self.generation.0.load(Ordering::Relaxed);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == n_threads {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            // Sequentially consistent together with the sleeper's two steps below:
+            // either it sees the new generation or we see the sleeper.
+            self.generation
+                .0
+                .store(generation.wrapping_add(1), Ordering::SeqCst);
+            if self.sleepers.load(Ordering::SeqCst) > 0 {
+                drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+                self.wake.notify_all();
+            }
+            return;
+        }
+        let open = || self.generation.0.load(Ordering::SeqCst) != generation;
+        if spin_until(BARRIER_SPIN, open) {
+            return;
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !open() {
+            guard = self
+                .wake
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits for `ready` at most about `limit`: first without leaving the core, then
+/// yielding it between looks. Returns whether it became ready.
+fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
+    // About 2 µs: the usual wait at a barrier.
+    for _ in 0..64 {
+        if ready() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    loop {
+        for _ in 0..16 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_member_runs_between_barriers() {
+        let pool = Pool::new();
+        for n_threads in [1, 2, 5, 3, 1, 4] {
+            pool.set_threads(n_threads);
+            let counts: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(0, &|member| {
+                for count in &counts {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    member.barrier();
+                    assert_eq!(count.load(Ordering::Relaxed), n_threads);
+                }
+            })
+            .unwrap();
+            assert!(
+                counts
+                    .iter()
+                    .all(|c| c.load(Ordering::Relaxed) == n_threads)
+            );
+        }
+    }
+
+    #[test]
+    fn many_short_jobs_with_sleeps_between() {
+        let pool = Pool::new();
+        pool.set_threads(3);
+        let total = AtomicUsize::new(0);
+        for round in 0..2000 {
+            if round % 200 == 0 {
+                // Long enough that workers sleep.
+                thread::sleep(Duration::from_millis(1));
+            }
+            pool.run(0, &|member| {
+                total.fetch_add(member.tid + 1, Ordering::Relaxed);
+            })
+            .unwrap();
+        }
+        assert_eq!(total.into_inner(), 2000 * 6);
+    }
+
+    #[test]
+    fn late_members_are_waited_for_asleep() {
+        let pool = Pool::new();
+        pool.set_threads(3);
+        let done = AtomicUsize::new(0);
+        pool.run(0, &|member| {
+            if member.tid == 1 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            member.barrier();
+            done.fetch_add(1, Ordering::Relaxed);
+            if member.tid == 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            member.barrier();
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), 3);
+    }
+
+    #[test]
+    fn several_callers_and_changing_thread_counts() {
+        let pool = Pool::new();
+        thread::scope(|scope| {
+            for caller in 0..3 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        pool.set_threads(1 + (caller + round) % 4);
+                        let inside = AtomicUsize::new(0);
+                        let seen = AtomicUsize::new(0);
+                        pool.run(64 * round, &|member| {
+                            inside.fetch_add(1, Ordering::Relaxed);
+                            member.barrier();
+                            seen.fetch_max(member.n_threads, Ordering::Relaxed);
+                        })
+                        .unwrap();
+                        assert_eq!(inside.into_inner(), seen.into_inner());
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn scratch_is_private_aligned_and_grows() {
+        let pool = Pool::new();
+        pool.set_threads(3);
+        for bytes in [64, 4096, 100, 8 << 20] {
+            let starts = Mutex::new(Vec::new());
+            pool.run(bytes, &|member| {
+                // SAFETY: the block has `bytes` bytes and belongs to this thread.
+                let block = unsafe { std::slice::from_raw_parts_mut(member.scratch, bytes) };
+                block.fill(member.tid as u8);
+                member.barrier();
+                assert!(block.iter().all(|byte| *byte == member.tid as u8));
+                starts.lock().unwrap().push(member.scratch as usize);
+            })
+            .unwrap();
+            let starts = starts.into_inner().unwrap();
+            assert_eq!(starts.len(), 3);
+            assert!(starts.iter().all(|start| start % 64 == 0));
+        }
+    }
+
+    #[test]
+    fn too_much_scratch_is_an_error_and_the_pool_lives_on() {
+        let pool = Pool::new();
+        pool.set_threads(2);
+        pool.run(4096, &|_| {}).unwrap();
+        let ran = AtomicBool::new(false);
+        let error = pool
+            .run(isize::MAX as usize / 2, &|_| {
+                ran.store(true, Ordering::Relaxed)
+            })
+            .unwrap_err();
+        assert!(error.to_string().contains("2 threads"), "{error}");
+        assert!(!ran.load(Ordering::Relaxed));
+        pool.run(128, &|member| {
+            // SAFETY: the block has 128 bytes and belongs to this thread.
+            unsafe { member.scratch.write_bytes(1, 128) };
+            ran.store(true, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert!(ran.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_forked_child_starts_its_own_threads() {
+        let pool = Pool::new();
+        pool.set_threads(3);
+        pool.run(256, &|_| {}).unwrap();
+        // The lock is held at the time of the fork, as by another caller.
+        let held = pool.team().lock();
+        // SAFETY: the child only runs the pool and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let count = AtomicUsize::new(0);
+            let fine = pool
+                .run(256, &|member| {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    member.barrier();
+                })
+                .is_ok();
+            let code = i32::from(!(fine && count.into_inner() == 3));
+            // SAFETY: ends the child without running the parent's exit handlers.
+            unsafe { libc::_exit(code) };
+        }
+        drop(held);
+        let mut status = -1;
+        // SAFETY: waits for our own child.
+        unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!(status, 0);
+        pool.run(256, &|member| member.barrier()).unwrap();
+    }
+
+    #[test]
+    fn idle_threads_sleep() {
+        let pool = Pool::new();
+        pool.set_threads(4);
+        pool.run(0, &|_| {}).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let team = pool.team().lock();
+        assert!(
+            team.workers
+                .iter()
+                .all(|w| w.slot.asleep.load(Ordering::SeqCst))
+        );
+    }
+}
