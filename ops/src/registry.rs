@@ -3,7 +3,14 @@
 use crate::op::{Op, OpError};
 
 /// Every operator, ordered by family.
-pub static ALL: &[&dyn Op] = &[&crate::elementwise::Elementwise];
+pub static ALL: &[&dyn Op] = &[
+    &crate::elementwise::Elementwise,
+    &crate::contraction::Einsum,
+    &crate::convolution::Conv,
+    &crate::convolution::ConvTranspose,
+    &crate::convolution::ConvDataGradient,
+    &crate::convolution::ConvWeightGradient,
+];
 
 /// The operator of that name.
 ///
