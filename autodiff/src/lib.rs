@@ -1,1 +1,15 @@
-//! Reverse-mode differentiation of a graph; what to save and what to recompute.
+//! Reverse-mode differentiation of a graph.
+//!
+//! [`differentiate`] appends to a forward graph the nodes that compute gradients, so that forward
+//! and backward are one graph and can be fused and laid out together. Operators are differentiated
+//! by their own rule or, where they have none, by differentiating their expansion ([`map`]).
+//! Nothing is marked as saved: what crosses from forward to backward is what backward nodes read,
+//! and the fusion room decides which of it to recompute. Dropout masks never cross, since the
+//! gradient rule of dropout asks the same counter-based random numbers again.
+
+mod error;
+mod map;
+mod reverse;
+
+pub use error::AutodiffError;
+pub use reverse::{Differentiated, Request, differentiate};

@@ -1,1 +1,104 @@
-//! Fusion and algebraic rewrites; accounting of bytes moved and its lower bound.
+//! Fusion: operators become maps, maps are composed and grouped so that less data moves.
+//!
+//! [`expand`] rewrites operators as maps, merges containers across reshapes and inlines what is
+//! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
+//! forward and backward together. Both need constant sizes. Between them the layouts room decides
+//! the order of dimensions, since what may share a loop depends on what is contiguous. Every
+//! decision is recorded with the bytes it saves. Papers: arXiv 1902.10345 (map fusion), 2007.00072
+//! (fusion by data movement).
+
+mod decision;
+mod group;
+mod inline;
+mod traffic;
+mod unit;
+mod view;
+
+pub use decision::Decision;
+pub use traffic::{Traffic, kernel_traffic, lower_bound};
+
+use graph::{Graph, Node};
+
+/// Why a graph cannot be fused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum FuseError {
+    /// Loops and branches are not fused yet.
+    #[error("`{graph}` has loops or branches, which are not compiled yet; unroll them first")]
+    ControlFlow {
+        /// The graph.
+        graph: String,
+    },
+    /// A size has no value.
+    #[error("size `{size}` of `{container}` has no value; bind it before fusing")]
+    Unbound {
+        /// The container.
+        container: String,
+        /// The size.
+        size: String,
+    },
+    /// An operator has no expansion.
+    #[error(transparent)]
+    Op(#[from] ops::OpError),
+}
+
+/// A fused graph and how it came about.
+#[derive(Clone, Debug)]
+pub struct Fused {
+    /// Kernels (maps) and reshapes that became aliases, in execution order.
+    pub graph: Graph,
+    /// What was done and refused.
+    pub decisions: Vec<Decision>,
+}
+
+/// Operators as maps, reshapes merged, definitions inlined.
+///
+/// # Errors
+/// Control flow, unbound sizes, operators without expansion.
+pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
+    let mut graph = graph.clone();
+    require_constant_sizes(&graph)?;
+    ops::expand_all(&mut graph)?;
+    let mut decisions = Vec::new();
+    let mut nodes = take_nodes(&mut graph)?;
+    view::drop_unit_params(&mut nodes);
+    view::merge_views(&mut graph, &mut nodes);
+    view::drop_unit_params(&mut nodes);
+    inline::inline(&mut graph, &mut nodes, &mut decisions);
+    graph.last_state().nodes = nodes;
+    Ok(Fused { graph, decisions })
+}
+
+/// Units grouped into kernels.
+///
+/// # Errors
+/// Control flow.
+pub fn fuse(expanded: Fused) -> Result<Fused, FuseError> {
+    let Fused {
+        mut graph,
+        mut decisions,
+    } = expanded;
+    let nodes = take_nodes(&mut graph)?;
+    let kernels = group::group(&mut graph, nodes, &mut decisions);
+    graph.last_state().nodes = kernels;
+    Ok(Fused { graph, decisions })
+}
+
+fn take_nodes(graph: &mut Graph) -> Result<Vec<Node>, FuseError> {
+    let name = graph.name.clone();
+    match graph.single_state_mut() {
+        Some(state) => Ok(std::mem::take(&mut state.nodes)),
+        None => Err(FuseError::ControlFlow { graph: name }),
+    }
+}
+
+fn require_constant_sizes(graph: &Graph) -> Result<(), FuseError> {
+    for c in &graph.containers {
+        if let Some(size) = c.shape.iter().find(|s| s.as_const().is_none()) {
+            return Err(FuseError::Unbound {
+                container: c.name.clone(),
+                size: size.to_string(),
+            });
+        }
+    }
+    Ok(())
+}

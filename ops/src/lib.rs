@@ -6,8 +6,10 @@
 pub mod contraction;
 pub mod convolution;
 pub mod elementwise;
+mod expand;
 pub mod op;
 pub mod registry;
 pub mod window;
 
+pub use expand::expand_all;
 pub use op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};

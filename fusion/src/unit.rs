@@ -1,0 +1,198 @@
+//! Units: top-level maps with one tasklet, the form in which fusion sees every operator.
+//!
+//! Here are the questions asked about them: what defines a container, who reads it, whether a map
+//! is a contraction, how many bytes a container has. Nothing here changes a graph.
+
+use graph::{
+    Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
+    SymExpr, Symbol, Tasklet, Unary,
+};
+use std::collections::BTreeMap;
+
+/// The map and its only tasklet, if the node has that form.
+pub fn unit(node: &Node) -> Option<(&Map, &Tasklet)> {
+    let NodeKind::Map(map) = &node.kind else {
+        return None;
+    };
+    match map.body.as_slice() {
+        [one] => match &one.kind {
+            NodeKind::Tasklet(t) => Some((map, t)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The tasklet of a unit, to change.
+pub fn unit_tasklet_mut(node: &mut Node) -> Option<&mut Tasklet> {
+    let NodeKind::Map(map) = &mut node.kind else {
+        return None;
+    };
+    match map.body.as_mut_slice() {
+        [one] => match &mut one.kind {
+            NodeKind::Tasklet(t) => Some(t),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Positions of the nodes that write and read each container.
+#[derive(Debug, Default)]
+pub struct Uses {
+    /// Who writes it.
+    pub writers: BTreeMap<ContainerId, Vec<usize>>,
+    /// Who reads it.
+    pub readers: BTreeMap<ContainerId, Vec<usize>>,
+}
+
+impl Uses {
+    /// Uses within a node list.
+    pub fn of(nodes: &[Node]) -> Self {
+        let mut uses = Uses::default();
+        for (at, node) in nodes.iter().enumerate() {
+            for id in node.writes() {
+                uses.writers.entry(id).or_default().push(at);
+            }
+            for id in node.reads() {
+                uses.readers.entry(id).or_default().push(at);
+            }
+        }
+        uses
+    }
+
+    /// The readers.
+    pub fn readers(&self, id: ContainerId) -> &[usize] {
+        self.readers.get(&id).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Number of elements; 0 for symbolic shapes, which fusion never sees.
+pub fn elements(graph: &Graph, id: ContainerId) -> i64 {
+    SymExpr::product(&graph.container(id).shape)
+        .as_const()
+        .unwrap_or(0)
+}
+
+/// Size in bytes.
+pub fn bytes(graph: &Graph, id: ContainerId) -> i64 {
+    elements(graph, id) * graph.container(id).dtype.bytes() as i64
+}
+
+/// Number of points of a map.
+pub fn points(map: &Map) -> i64 {
+    map.params
+        .iter()
+        .map(|p| p.size.as_const().unwrap_or(1))
+        .product()
+}
+
+/// `T[p…] = expr(inputs)` where each map parameter is one plain index of `T`.
+#[derive(Debug)]
+pub struct Definition<'a> {
+    /// For each dimension of the container its parameter; `None` for dimensions of size 1.
+    pub params: Vec<Option<Symbol>>,
+    /// What the expression reads.
+    pub inputs: &'a [Memlet],
+    /// The value.
+    pub expr: &'a Expr,
+}
+
+/// How a container is defined point by point, if it is.
+pub fn definition<'a>(graph: &Graph, node: &'a Node, id: ContainerId) -> Option<Definition<'a>> {
+    let (map, tasklet) = unit(node)?;
+    let mut writes = tasklet.outputs.iter().filter(|(m, _)| m.container == id);
+    let (write, expr) = writes.next()?;
+    if writes.next().is_some() || write.conflict.is_some() || write.fill.is_some() {
+        return None;
+    }
+    let params = plain_params(graph, &map.params, write)?;
+    Some(Definition {
+        params,
+        inputs: &tasklet.inputs,
+        expr,
+    })
+}
+
+/// For a memlet whose indices are distinct parameters covering container and map exactly: the
+/// parameter of each dimension.
+fn plain_params(graph: &Graph, params: &[Param], write: &Memlet) -> Option<Vec<Option<Symbol>>> {
+    let shape = &graph.container(write.container).shape;
+    let mut found: Vec<Option<Symbol>> = Vec::new();
+    for (index, size) in write.subset.iter().zip(shape) {
+        let Index::At(at) = index else { return None };
+        match at.as_symbol() {
+            Some(s) => {
+                let param = params.iter().find(|p| p.name == *s)?;
+                if param.size != *size || found.iter().flatten().any(|f| f == s) {
+                    return None;
+                }
+                found.push(Some(s.clone()));
+            }
+            None if at.is_zero() && size.as_const() == Some(1) => found.push(None),
+            None => return None,
+        }
+    }
+    let covered = params
+        .iter()
+        .all(|p| p.size.as_const() == Some(1) || found.iter().flatten().any(|f| *f == p.name));
+    covered.then_some(found)
+}
+
+/// Whether the unit is a contraction: a sum over a product of two reads, written once.
+pub fn is_contraction(node: &Node) -> bool {
+    let Some((map, tasklet)) = unit(node) else {
+        return false;
+    };
+    let [(write, Expr::Binary(Binary::Mul, a, b))] = tasklet.outputs.as_slice() else {
+        return false;
+    };
+    let plain = |e: &Expr| matches!(e, Expr::In(_));
+    let affine = |m: &Memlet| m.subset.iter().all(|i| matches!(i, Index::At(_)));
+    write.conflict == Some(Reduction::Sum)
+        && plain(a)
+        && plain(b)
+        && affine(write)
+        && tasklet.inputs.iter().all(affine)
+        && is_large_product(map, tasklet)
+}
+
+/// Whether both operands are reused along some parameter, so that blocking pays: true for products
+/// and convolutions, false for sums of element-wise products and for broadcast scaling.
+fn is_large_product(map: &Map, tasklet: &Tasklet) -> bool {
+    let [a, b] = tasklet.inputs.as_slice() else {
+        return false;
+    };
+    let free_in = |m: &Memlet| map.params.iter().any(|p| !mentions(m, &p.name));
+    free_in(a) && free_in(b)
+}
+
+/// Whether a parameter occurs in a memlet's indices.
+pub fn mentions(memlet: &Memlet, symbol: &Symbol) -> bool {
+    memlet
+        .subset
+        .iter()
+        .any(|i| matches!(i, Index::At(e) if e.mentions(symbol)))
+}
+
+/// Whether the value is only moved: `In(i)`, or a cast-free copy.
+pub fn is_movement(expr: &Expr) -> bool {
+    matches!(expr, Expr::In(_))
+}
+
+/// Operations of an expression, functions that take many instructions counted as several.
+pub fn expression_cost(expr: &Expr) -> u32 {
+    let mut cost = 0;
+    expr.visit(&mut |e| {
+        cost += match e {
+            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => 0,
+            Expr::Unary(Unary::Neg | Unary::Abs | Unary::Not | Unary::Floor, _) => 1,
+            Expr::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Recip, _) => 8,
+            Expr::Unary(..) | Expr::Uniform(..) => 16,
+            Expr::Binary(Binary::Div | Binary::Mod | Binary::FloorDiv, ..) => 8,
+            Expr::Binary(Binary::Pow | Binary::Atan2, ..) => 32,
+            Expr::Binary(..) | Expr::Cast(..) | Expr::Select(..) => 1,
+        }
+    });
+    cost
+}

@@ -1,0 +1,377 @@
+//! Reshapes disappear: both sides of a `reshape` are given one common, finest shape.
+//!
+//! Before: `T: [8, 16, 64]; V = reshape(T): [8, 16, 4, 16]; … V[b, l, h, d] …`.
+//! After: `T: [8, 16, 4, 16]`, written and read with four indices, and no `V`.
+//! Legal because both are row-major over the same bytes: an index `e` along a dimension of size
+//! `f0·f1` equals indices `(e0, e1)` with `e = e0·f1 + e1`, `0 ≤ e1 < f1`. A map parameter that is such an
+//! index is split in two. Saves the reads and writes of a copy, and lets the maps on both sides
+//! fuse. Where an index cannot be taken apart the reshape stays and becomes an alias of its input.
+
+use graph::{
+    ContainerId, Expr, Graph, Index, Layout, Library, Lifetime, Map, Memlet, Node, NodeKind, Param,
+    SymExpr, Symbol, Tensor,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Merges containers across reshapes; reshapes that cannot go stay as nodes.
+pub fn merge_views(graph: &mut Graph, nodes: &mut Vec<Node>) {
+    let mut at = 0;
+    while at < nodes.len() {
+        if let Some((from, to)) = reshape_of(&nodes[at])
+            && merge(graph, nodes, at, from, to).is_some()
+        {
+            continue;
+        }
+        at += 1;
+    }
+}
+
+fn reshape_of(node: &Node) -> Option<(ContainerId, ContainerId)> {
+    match &node.kind {
+        NodeKind::Library(Library {
+            op,
+            inputs,
+            outputs,
+            ..
+        }) if op == "reshape" => Some((*inputs.first()?.as_ref()?, *outputs.first()?.as_ref()?)),
+        _ => None,
+    }
+}
+
+/// Gives `from` and `to` one shape and removes node `at`; `None` (nothing changed) if impossible.
+fn merge(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    at: usize,
+    from: ContainerId,
+    to: ContainerId,
+) -> Option<()> {
+    let old_from = constant_sizes(graph, from)?;
+    let old_to = constant_sizes(graph, to)?;
+    let fine = common_refinement(&old_from, &old_to)?;
+    let is_output = |id| graph.outputs.iter().any(|o| o.container == id);
+    let made_here = graph.container(from).lifetime == Lifetime::Transient;
+    if is_output(to) && (!made_here || is_output(from)) {
+        return None;
+    }
+    // Other reshapes of the same containers see a container, not its shape: they are untouched.
+    let mut changed: BTreeMap<usize, Node> = BTreeMap::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let touches = |id| node.reads().contains(&id) || node.writes().contains(&id);
+        if i == at || reshape_of(node).is_some() || !(touches(from) || touches(to)) {
+            continue;
+        }
+        let mut node = node.clone();
+        refine_node(&mut node, from, &old_from, &fine)?;
+        refine_node(&mut node, to, &old_to, &fine)?;
+        rename_container(&mut node, to, from);
+        changed.insert(i, node);
+    }
+    for (i, node) in changed {
+        nodes[i] = node;
+    }
+    for node in nodes.iter_mut() {
+        rename_container(node, to, from);
+    }
+    for output in &mut graph.outputs {
+        if output.container == to {
+            output.container = from;
+        }
+    }
+    set_shape(graph, from, &fine);
+    nodes.remove(at);
+    Some(())
+}
+
+fn set_shape(graph: &mut Graph, id: ContainerId, sizes: &[i64]) {
+    let c = graph.container_mut(id);
+    c.shape = sizes.iter().map(|n| SymExpr::constant(*n)).collect();
+    c.layout = Layout::row_major(sizes.len());
+    if let Lifetime::Constant(value) = &c.lifetime {
+        let shape = sizes.iter().map(|n| *n as usize).collect();
+        c.lifetime = Lifetime::Constant(Arc::new(Tensor {
+            shape,
+            ..(**value).clone()
+        }));
+    }
+}
+
+fn constant_sizes(graph: &Graph, id: ContainerId) -> Option<Vec<i64>> {
+    let c = graph.container(id);
+    if !c.layout.is_row_major() {
+        return None;
+    }
+    c.shape.iter().map(SymExpr::as_const).collect()
+}
+
+/// The coarsest shape without ones of which both are groupings; `None` if there is none.
+fn common_refinement(a: &[i64], b: &[i64]) -> Option<Vec<i64>> {
+    let boundaries = |s: &[i64]| {
+        let mut product = 1;
+        let mut all = vec![1];
+        for n in s.iter().rev() {
+            product *= n;
+            all.push(product);
+        }
+        all
+    };
+    let mut cuts = boundaries(a);
+    cuts.extend(boundaries(b));
+    cuts.sort_unstable();
+    cuts.dedup();
+    if cuts.first() == Some(&0) {
+        return None;
+    }
+    let mut fine = Vec::new();
+    for pair in cuts.windows(2) {
+        if pair[1] % pair[0] != 0 {
+            return None;
+        }
+        fine.push(pair[1] / pair[0]);
+    }
+    fine.reverse();
+    Some(fine)
+}
+
+/// Splits every access of `id` from the `old` to the `fine` shape.
+fn refine_node(node: &mut Node, id: ContainerId, old: &[i64], fine: &[i64]) -> Option<()> {
+    let groups = group_factors(old, fine)?;
+    let NodeKind::Map(map) = &mut node.kind else {
+        return None;
+    };
+    // First the parameters that must be split, then the indices.
+    loop {
+        let mut to_split: Option<(Symbol, Vec<i64>)> = None;
+        for_memlets(map, &mut |m| {
+            if m.container == id {
+                for (index, factors) in m.subset.iter().zip(&groups) {
+                    if let (Index::At(e), true) = (index, factors.len() > 1)
+                        && let Some(s) = e.as_symbol()
+                    {
+                        to_split.get_or_insert((s.clone(), factors.clone()));
+                    }
+                }
+            }
+        });
+        let Some((symbol, factors)) = to_split else {
+            break;
+        };
+        split_param(map, &symbol, &factors)?;
+    }
+    let ranges: BTreeMap<Symbol, i64> = map
+        .params
+        .iter()
+        .map(|p| Some((p.name.clone(), p.size.as_const()?)))
+        .collect::<Option<_>>()?;
+    let mut possible = true;
+    for_memlets_mut(map, &mut |m| {
+        if m.container == id && possible {
+            match refined_subset(m, &groups, &ranges) {
+                Some(subset) => m.subset = subset,
+                None => possible = false,
+            }
+        }
+    });
+    possible.then_some(())
+}
+
+/// For each dimension of `old` the dimensions of `fine` it consists of (none for size 1).
+fn group_factors(old: &[i64], fine: &[i64]) -> Option<Vec<Vec<i64>>> {
+    let mut rest = fine;
+    let mut groups = Vec::new();
+    for size in old {
+        let mut product = 1;
+        let mut factors = Vec::new();
+        while product < *size {
+            let (first, tail) = rest.split_first()?;
+            product *= first;
+            factors.push(*first);
+            rest = tail;
+        }
+        if product != *size {
+            return None;
+        }
+        groups.push(factors);
+    }
+    rest.is_empty().then_some(groups)
+}
+
+fn refined_subset(
+    memlet: &Memlet,
+    groups: &[Vec<i64>],
+    ranges: &BTreeMap<Symbol, i64>,
+) -> Option<Vec<Index>> {
+    let mut subset = Vec::new();
+    for (index, factors) in memlet.subset.iter().zip(groups) {
+        match (factors.len(), index) {
+            // A guarded index along a dimension of size one could be outside: keep such reshapes.
+            (0, Index::At(e)) if e.is_zero() => {}
+            (0, _) => return None,
+            (1, index) => subset.push(index.clone()),
+            (_, Index::Data(_)) => return None,
+            (_, Index::At(_)) if memlet.fill.is_some() => return None,
+            (_, Index::At(e)) => {
+                subset.extend(digits(e, factors, ranges)?.into_iter().map(Index::At));
+            }
+        }
+    }
+    Some(subset)
+}
+
+/// `e` as digits in the mixed radix of `factors`, if its terms fall apart that way.
+fn digits(e: &SymExpr, factors: &[i64], ranges: &BTreeMap<Symbol, i64>) -> Option<Vec<SymExpr>> {
+    let (mut terms, mut constant) = e.as_affine()?;
+    let mut result = Vec::new();
+    for k in 0..factors.len() {
+        let stride: i64 = factors[k + 1..].iter().product();
+        let (here, rest): (Vec<_>, Vec<_>) = terms.into_iter().partition(|(_, c)| c % stride == 0);
+        let shift = constant.div_euclid(stride);
+        constant -= shift * stride;
+        let digit = here.iter().fold(SymExpr::constant(shift), |d, (s, c)| {
+            d + SymExpr::symbol(s.clone()) * (c / stride)
+        });
+        if span(&digit, ranges)? >= factors[k] {
+            return None;
+        }
+        result.push(digit);
+        terms = rest;
+    }
+    (terms.is_empty() && constant == 0).then_some(result)
+}
+
+/// Largest value of an affine expression whose smallest is not negative.
+fn span(e: &SymExpr, ranges: &BTreeMap<Symbol, i64>) -> Option<i64> {
+    let (terms, constant) = e.as_affine()?;
+    let mut high = constant;
+    for (symbol, c) in terms {
+        if c < 0 {
+            return None;
+        }
+        high += c * (ranges.get(&symbol)? - 1);
+    }
+    (constant >= 0).then_some(high)
+}
+
+/// Replaces parameter `p` of size `Π factors` by one parameter for each factor.
+fn split_param(map: &mut Map, symbol: &Symbol, factors: &[i64]) -> Option<()> {
+    let at = map.params.iter().position(|p| p.name == *symbol)?;
+    let size: i64 = factors.iter().product();
+    if map.params[at].size.as_const() != Some(size) {
+        return None;
+    }
+    let mut whole = SymExpr::default();
+    let mut parts = Vec::new();
+    for (k, factor) in factors.iter().enumerate() {
+        let name = Symbol::new(format!("{symbol}_{k}"));
+        let stride: i64 = factors[k + 1..].iter().product();
+        whole = whole + SymExpr::symbol(name.clone()) * stride;
+        parts.push(Param {
+            name,
+            size: SymExpr::constant(*factor),
+        });
+    }
+    map.params.splice(at..=at, parts);
+    substitute_symbol(map, symbol, &whole);
+    Some(())
+}
+
+/// Replaces a parameter by an expression in every index and expression of a map's body.
+pub(crate) fn substitute_symbol(map: &mut Map, symbol: &Symbol, by: &SymExpr) {
+    let replace = |s: &Symbol| (s == symbol).then(|| by.clone());
+    for_memlets_mut(map, &mut |m| {
+        for index in &mut m.subset {
+            if let Index::At(e) = index {
+                *e = e.substitute(&replace);
+            }
+        }
+    });
+    for node in &mut map.body {
+        node.visit_tasklets_mut(&mut |t| {
+            for (_, expr) in &mut t.outputs {
+                *expr = expr.map_leaves(&|leaf| match leaf {
+                    Expr::Index(e) => Some(Expr::Index(e.substitute(&replace))),
+                    _ => None,
+                });
+            }
+        });
+    }
+}
+
+fn for_memlets(map: &Map, f: &mut dyn FnMut(&Memlet)) {
+    for node in &map.body {
+        node.visit_tasklets(&mut |t| {
+            t.inputs.iter().for_each(&mut *f);
+            t.outputs.iter().for_each(|(m, _)| f(m));
+        });
+    }
+}
+
+pub(crate) fn for_memlets_mut(map: &mut Map, f: &mut dyn FnMut(&mut Memlet)) {
+    for node in &mut map.body {
+        node.visit_tasklets_mut(&mut |t| {
+            t.inputs.iter_mut().for_each(&mut *f);
+            t.outputs.iter_mut().for_each(|(m, _)| f(m));
+        });
+    }
+}
+
+fn rename_container(node: &mut Node, from: ContainerId, to: ContainerId) {
+    match &mut node.kind {
+        NodeKind::Map(map) => for_memlets_mut(map, &mut |m| {
+            if m.container == from {
+                m.container = to;
+            }
+        }),
+        NodeKind::Library(l) => {
+            let all = l.inputs.iter_mut().chain(&mut l.outputs).flatten();
+            all.filter(|id| **id == from).for_each(|id| *id = to);
+        }
+        NodeKind::Tasklet(_) => {}
+    }
+}
+
+/// Parameters of size one become the constant 0.
+pub fn drop_unit_params(nodes: &mut [Node]) {
+    for node in nodes {
+        if let NodeKind::Map(map) = &mut node.kind {
+            let ones: Vec<Symbol> = map
+                .params
+                .iter()
+                .filter(|p| p.size.as_const() == Some(1))
+                .map(|p| p.name.clone())
+                .collect();
+            for symbol in ones {
+                substitute_symbol(map, &symbol, &SymExpr::constant(0));
+                map.params.retain(|p| p.name != symbol);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refinement_is_the_coarsest_common_shape() {
+        assert_eq!(
+            common_refinement(&[8, 64], &[8, 4, 16]),
+            Some(vec![8, 4, 16])
+        );
+        assert_eq!(common_refinement(&[2, 3, 1], &[6]), Some(vec![2, 3]));
+        assert_eq!(common_refinement(&[4, 6], &[6, 4]), None);
+    }
+
+    #[test]
+    fn digits_need_ranges_that_fit() {
+        let ranges = BTreeMap::from([(Symbol::new("a"), 4), (Symbol::new("b"), 16)]);
+        let e = SymExpr::symbol("a") * 16 + SymExpr::symbol("b");
+        let d = digits(&e, &[4, 16], &ranges).expect("fits");
+        assert_eq!(
+            (d[0].to_string(), d[1].to_string()),
+            ("a".into(), "b".into())
+        );
+        assert_eq!(digits(&(e + 1), &[4, 16], &ranges), None);
+    }
+}
