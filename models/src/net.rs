@@ -1,0 +1,250 @@
+//! A builder for networks: layers that add parameters and operators to a graph.
+
+use graph::{
+    Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, Node, Origin, Output, Stage, SymExpr,
+};
+use ops::{OpBuilder, OpError, attrs};
+use std::sync::Arc;
+
+/// A network under construction. Layer methods take and give containers; names are the
+/// parameters' prefixes, as in PyTorch's `state_dict`.
+#[derive(Debug)]
+pub struct Net {
+    /// The graph so far; nodes are added by [`Net::finish`].
+    pub graph: Graph,
+    nodes: Vec<Node>,
+    updates: Vec<Output>,
+}
+
+/// Geometry of a convolution: square kernel, stride and zero padding, groups.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Kernel size.
+    pub kernel: i64,
+    /// Stride.
+    pub stride: i64,
+    /// Zeros on every side.
+    pub pad: i64,
+    /// Groups.
+    pub groups: i64,
+}
+
+impl Window {
+    /// A window without groups.
+    pub fn new(kernel: i64, stride: i64, pad: i64) -> Self {
+        Window {
+            kernel,
+            stride,
+            pad,
+            groups: 1,
+        }
+    }
+}
+
+impl Net {
+    /// An empty network.
+    pub fn new(name: &str) -> Self {
+        Net {
+            graph: Graph::new(name),
+            nodes: Vec::new(),
+            updates: Vec::new(),
+        }
+    }
+
+    /// A model input, `f32` unless it holds indices.
+    pub fn input(&mut self, name: &str, dtype: DType, shape: &[SymExpr]) -> ContainerId {
+        self.graph
+            .add_input(name, dtype, shape.to_vec(), Lifetime::Input)
+    }
+
+    /// A parameter of constant shape.
+    pub fn parameter(&mut self, name: &str, shape: &[i64]) -> ContainerId {
+        let shape = shape.iter().map(|n| SymExpr::constant(*n)).collect();
+        self.graph
+            .add_input(name, DType::F32, shape, Lifetime::Parameter)
+    }
+
+    /// The finished graph with its results.
+    pub fn finish(mut self, outputs: &[ContainerId]) -> Graph {
+        for id in outputs {
+            self.graph.add_output(*id);
+        }
+        self.graph.outputs.append(&mut self.updates);
+        self.graph.last_state().nodes = self.nodes;
+        self.graph
+    }
+
+    /// Runs `f` with a builder whose nodes carry `name` as origin.
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn with<T>(
+        &mut self,
+        name: &str,
+        f: impl FnOnce(&mut Builder) -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
+        let origin = Arc::new(Origin {
+            node: name.to_string(),
+            ..Origin::default()
+        });
+        let mut builder = Builder::new(&mut self.graph, origin, Stage::Forward);
+        let result = f(&mut builder)?;
+        self.nodes.append(&mut builder.nodes);
+        Ok(result)
+    }
+
+    /// The size of a dimension, which must be constant.
+    fn size(&self, id: ContainerId, dim: usize) -> i64 {
+        self.graph.container(id).shape[dim].as_const().unwrap_or(0)
+    }
+
+    /// Two-dimensional convolution without bias: `[N, C, H, W] → [N, out, H', W']`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn conv(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        out: i64,
+        window: Window,
+    ) -> Result<ContainerId, OpError> {
+        let per_group = self.size(x, 1) / window.groups;
+        let k = window.kernel;
+        let w = self.parameter(&format!("{name}.weight"), &[out, per_group, k, k]);
+        let pair = |n: i64| Attr::Ints(vec![n, n]);
+        let a = attrs([
+            ("stride", pair(window.stride)),
+            ("pad_low", pair(window.pad)),
+            ("pad_high", pair(window.pad)),
+            ("dilation", pair(1)),
+            ("groups", Attr::Int(window.groups)),
+        ]);
+        self.with(name, |b| b.op1("conv", &[x, w], a))
+    }
+
+    /// Batch normalization in training form with running statistics as outputs.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn batch_norm(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        let c = self.size(x, 1);
+        let n = self.graph.container(x).shape.clone();
+        let count = SymExpr::product([&n[0], &n[2], &n[3]])
+            .as_const()
+            .unwrap_or(0) as f64;
+        let weight = self.parameter(&format!("{name}.weight"), &[c]);
+        let bias = self.parameter(&format!("{name}.bias"), &[c]);
+        let running =
+            ["running_mean", "running_var"].map(|s| self.parameter(&format!("{name}.{s}"), &[c]));
+        let (y, updated) = self.with(name, |b| {
+            let inputs = [Some(x), Some(weight), Some(bias)];
+            let out = b.op("batch_norm", &inputs, attrs([("eps", Attr::Float(1e-5))]))?;
+            let blend = |factor: f64| {
+                let new = Expr::In(1).mul(Expr::float(0.1 * factor));
+                Expr::In(0).mul(Expr::float(0.9)).add(new)
+            };
+            let mean = b.elementwise(blend(1.0), &[running[0], out[1]])?;
+            // var = inv_std⁻² − eps, unbiased.
+            let var = Expr::In(1).mul(Expr::In(1)).recip().sub(Expr::float(1e-5));
+            let unbiased = var.mul(Expr::float(0.1 * count / (count - 1.0)));
+            let var = Expr::In(0).mul(Expr::float(0.9)).add(unbiased);
+            let var = b.elementwise(var, &[running[1], out[2]])?;
+            Ok((out[0], [mean, var]))
+        })?;
+        for (container, input) in updated.into_iter().zip(running) {
+            self.updates.push(Output {
+                container,
+                updates: Some(input),
+            });
+        }
+        Ok(y)
+    }
+
+    /// An element-wise function of one or more values.
+    ///
+    /// # Errors
+    /// Shapes that do not broadcast.
+    pub fn apply(
+        &mut self,
+        name: &str,
+        expr: Expr,
+        inputs: &[ContainerId],
+    ) -> Result<ContainerId, OpError> {
+        self.with(name, |b| b.elementwise(expr, inputs))
+    }
+
+    /// `max(x, 0)`.
+    ///
+    /// # Errors
+    /// None for a valid `x`.
+    pub fn relu(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        let positive = Expr::In(0).gt(Expr::float(0.0));
+        let relu = Expr::select(positive, Expr::In(0), Expr::float(0.0));
+        self.apply(name, relu, &[x])
+    }
+
+    /// `x·Wᵀ + b` over the last dimension.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn linear(&mut self, name: &str, x: ContainerId, out: i64) -> Result<ContainerId, OpError> {
+        let rank = self.graph.container(x).shape.len();
+        let inner = self.size(x, rank - 1);
+        let w = self.parameter(&format!("{name}.weight"), &[out, inner]);
+        let bias = self.parameter(&format!("{name}.bias"), &[out]);
+        let outer: String = ('a'..).take(rank - 1).collect();
+        let equation = format!("{outer}i,oi->{outer}o");
+        self.with(name, |b| {
+            let y = b.op1(
+                "einsum",
+                &[x, w],
+                attrs([("equation", Attr::Str(equation))]),
+            )?;
+            b.elementwise(Expr::In(0).add(Expr::In(1)), &[y, bias])
+        })
+    }
+
+    /// Layer normalization over the last dimension.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn layer_norm(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        let rank = self.graph.container(x).shape.len();
+        let h = self.size(x, rank - 1);
+        let weight = self.parameter(&format!("{name}.weight"), &[h]);
+        let bias = self.parameter(&format!("{name}.bias"), &[h]);
+        let a = attrs([("axes", Attr::Int(1)), ("eps", Attr::Float(1e-12))]);
+        self.with(name, |b| {
+            Ok(b.op("layer_norm", &[Some(x), Some(weight), Some(bias)], a)?[0])
+        })
+    }
+
+    /// The same elements under another shape.
+    ///
+    /// # Errors
+    /// The number of elements differs.
+    pub fn reshape(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        shape: &[SymExpr],
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([("shape", Attr::Sizes(shape.to_vec()))]);
+        self.with(name, |b| b.op1("reshape", &[x], a))
+    }
+
+    /// Dimensions in another order.
+    ///
+    /// # Errors
+    /// `order` is no permutation.
+    pub fn permute(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        order: &[i64],
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([("order", Attr::Ints(order.to_vec()))]);
+        self.with(name, |b| b.op1("permute", &[x], a))
+    }
+}

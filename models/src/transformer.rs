@@ -1,0 +1,91 @@
+//! Transformer encoder layers as in BERT (arXiv 1810.04805), without dropout.
+
+use crate::net::Net;
+use graph::{Attr, ContainerId, DType, Expr, Graph, SymExpr};
+use ops::{OpBuilder, OpError, attrs};
+
+/// Sizes of an encoder layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoder {
+    /// Sequences.
+    pub batch: i64,
+    /// Positions in each.
+    pub length: i64,
+    /// Width of the residual stream.
+    pub hidden: i64,
+    /// Attention heads.
+    pub heads: i64,
+    /// Width of the feed-forward part.
+    pub inner: i64,
+}
+
+impl Encoder {
+    /// A layer of BERT-large.
+    pub fn bert_large(batch: i64, length: i64) -> Self {
+        Encoder {
+            batch,
+            length,
+            hidden: 1024,
+            heads: 16,
+            inner: 4096,
+        }
+    }
+}
+
+/// One post-normalization encoder layer: `[batch, length, hidden]` to the same.
+///
+/// # Errors
+/// `hidden` is not divisible by `heads`.
+pub fn encoder_layer(e: Encoder) -> Result<Graph, OpError> {
+    let mut net = Net::new("encoder_layer");
+    let x = net.input("x", DType::F32, &sizes(&[e.batch, e.length, e.hidden]));
+    let context = attention(&mut net, x, e)?;
+    let a = net.linear("attention.output.dense", context, e.hidden)?;
+    let sum = || Expr::In(0).add(Expr::In(1));
+    let a = net.apply("attention.output.add", sum(), &[a, x])?;
+    let a = net.layer_norm("attention.output.LayerNorm", a)?;
+    let u = net.linear("intermediate.dense", a, e.inner)?;
+    let u = net.apply("intermediate.gelu", gelu(), &[u])?;
+    let y = net.linear("output.dense", u, e.hidden)?;
+    let y = net.apply("output.add", sum(), &[y, a])?;
+    let y = net.layer_norm("output.LayerNorm", y)?;
+    Ok(net.finish(&[y]))
+}
+
+/// `x·Φ(x)` by the error function.
+fn gelu() -> Expr {
+    let scaled = Expr::In(0).mul(Expr::float(std::f64::consts::FRAC_1_SQRT_2));
+    let half = Expr::In(0).mul(Expr::float(0.5));
+    half.mul(Expr::float(1.0).add(scaled.erf()))
+}
+
+fn attention(net: &mut Net, x: ContainerId, e: Encoder) -> Result<ContainerId, OpError> {
+    let mut heads = Vec::new();
+    for part in ["query", "key", "value"] {
+        let name = format!("attention.self.{part}");
+        let y = net.linear(&name, x, e.hidden)?;
+        let split = sizes(&[e.batch, e.length, e.heads, e.hidden / e.heads]);
+        let y = net.reshape(&name, y, &split)?;
+        heads.push(net.permute(&name, y, &[0, 2, 1, 3])?);
+    }
+    let scale = ((e.hidden / e.heads) as f64).sqrt().recip();
+    let name = "attention.self";
+    let equation = |s: &str| attrs([("equation", Attr::Str(s.into()))]);
+    let scores = net.with(name, |b| {
+        b.op1("einsum", &[heads[0], heads[1]], equation("bhid,bhjd->bhij"))
+    })?;
+    let scaled = Expr::In(0).mul(Expr::float(scale));
+    let scores = net.apply(name, scaled, &[scores])?;
+    let p = net.with(name, |b| {
+        b.op1("softmax", &[scores], attrs([("axis", Attr::Int(-1))]))
+    })?;
+    let context = net.with(name, |b| {
+        b.op1("einsum", &[p, heads[2]], equation("bhij,bhjd->bhid"))
+    })?;
+    let context = net.permute(name, context, &[0, 2, 1, 3])?;
+    net.reshape(name, context, &sizes(&[e.batch, e.length, e.hidden]))
+}
+
+fn sizes(list: &[i64]) -> Vec<SymExpr> {
+    list.iter().map(|n| SymExpr::constant(*n)).collect()
+}
