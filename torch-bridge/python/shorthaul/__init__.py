@@ -1,0 +1,31 @@
+"""Shorthaul for PyTorch: training with less data movement.
+
+``shorthaul.module(model)`` gives a module with the same parameters, ``state_dict`` keys and
+hooks whose forward and backward run as fused kernels; ``torch.compile(model,
+backend="shorthaul")`` does the same behind PyTorch's own capture.
+"""
+
+from ._errors import (
+    CaptureError,
+    CompileError,
+    InputError,
+    RecompileWarning,
+    ShorthaulError,
+    Unsupported,
+)
+from ._report import Report, report
+from .module import module
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "CompileError",
+    "InputError",
+    "RecompileWarning",
+    "Report",
+    "ShorthaulError",
+    "Unsupported",
+    "module",
+    "report",
+]

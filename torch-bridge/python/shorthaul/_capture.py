@@ -1,0 +1,497 @@
+"""Captures one module, in one mode, for one set of example inputs, as a functional graph.
+
+Owns the way from ``torch.export`` to a JSON document that the importer reads, and the
+document's schema. Never touches values: parameters stay where they are, and constants that
+the graph closes over travel beside the document as raw bytes.
+
+The document, version 1::
+
+    {
+      "version": 1,
+      "symbols":  [{"name": "s0", "hint": 8}],
+      "inputs":   [{"name", "kind": "parameter" | "buffer" | "constant" | "user",
+                    "target": str | null,     # state_dict key, constant name; null for users
+                    "constant": int | null,   # index into the constants given beside it
+                    "shape", "dtype"}],
+      "nodes":    [{"name", "target", "args": {schema name: Arg}, "outputs": [Value | null],
+                    "origin": {"module", "kind", "source"}}],
+      "outputs":  [{"kind": "user" | "buffer" | "user_input", "target": str | null,
+                    "value": str}]
+    }
+
+``Value`` is ``{"name", "shape", "dtype"}``; a dimension is an integer or a symbolic size.
+``Arg`` is null, a bool, an integer, a float, a string, a list of ``Arg``, or one of
+``{"ref": value}``, ``{"sym": Size}``, ``{"dtype": name}``, ``{"float": "inf" | "-inf" | "nan"}``,
+``{"device": str}``, ``{"memory_format": str}``, ``{"layout": str}``.
+``Size`` is an integer, a symbol's name, or ``[op, Size, ...]`` with op one of ``add``, ``mul``,
+``pow``, ``floordiv``, ``mod``, ``max``, ``min``. Arguments are given by their schema name, with
+defaults filled in, so a reader needs no knowledge of PyTorch's calling conventions.
+
+The graph is functional: a module that writes its buffers has the new values among its outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from ._errors import CaptureError
+from ._functionalize import Functional, FunctionalNode, Ref, functionalize
+
+log = logging.getLogger("shorthaul")
+
+#: Operators that only check things at run time; the shapes in the graph already promise them.
+_CHECKS = frozenset(
+    {
+        "aten._assert_async.msg",
+        "aten._assert_scalar.default",
+        "aten._assert_tensor_metadata.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+
+
+#: Operators whose operands eager refuses to promote; export does not look.
+_UNIFORM = frozenset(
+    {
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "convolution",
+    }
+)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One tensor that the program reads: where it comes from at a call."""
+
+    kind: str  # parameter, buffer, constant, user
+    name: str
+    target: str | None  # state_dict key of a parameter or buffer
+    user_idx: int | None  # position among the flattened user inputs
+    constant: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One tensor that the program writes, and what becomes of it."""
+
+    kind: str  # user, buffer, user_input
+    target: str | None  # state_dict key of a buffer
+    user_idx: int | None  # position among the flattened user inputs (user_input only)
+
+
+@dataclass
+class Captured:
+    """A captured graph, and what is needed to call a program made from it."""
+
+    document: dict[str, Any]
+    constants: list[bytes]
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    #: What the call returns: per flattened position ``("output", i)`` (the i-th program output),
+    #: ``("input", i)`` (the i-th program input, returned as it is) or ``("value", constant)``.
+    returns: list[tuple[str, Any]]
+    out_spec: pytree.TreeSpec = field(repr=False, default=None)
+
+    @property
+    def json(self) -> str:
+        """The document as text, the same bytes for the same graph."""
+        return json.dumps(self.document, separators=(",", ":"))
+
+
+def capture(
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    supported: frozenset[str] | None = None,
+    dynamic_shapes: Any = None,
+) -> Captured:
+    """Captures ``module(*args, **kwargs)`` in the module's present train/eval mode.
+
+    ``supported`` names the operators that the importer knows (``aten.conv2d.default``): a graph
+    made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
+    the rest. ``None`` keeps every operator. Raises ``CaptureError``.
+    """
+    exported = _export(module, args, kwargs or {}, dynamic_shapes)
+    functional = functionalize(exported.graph)
+    if functional is None or not _is_within(functional, supported):
+        exported = _decompose(exported, supported)
+        functional = functionalize(exported.graph)
+    if functional is None:
+        raise CaptureError(
+            "`forward` uses a sub-graph (torch.no_grad, torch.cond or a loop inside forward), "
+            "or writes "
+            "in place through a view, which Shorthaul cannot hold; move that part out of the "
+            "module."
+        )
+    return _Writer(exported, functional).write()
+
+
+def _export(
+    module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    try:
+        with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
+            return torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        raise CaptureError(_explain(module, error)) from error
+
+
+def _explain(module: nn.Module, error: Exception) -> str:
+    """One sentence: where in the user's code capture stopped, why, and what to do."""
+    module_path, place = _place_of(module, error)
+    reason = str(error).strip().split("\n")[0] or type(error).__name__
+    kind = type(error).__name__
+    where = f"in `{module_path or type(module).__name__}`" + (f" at {place}" if place else "")
+    if "GuardOnDataDependent" in kind or "data-dependent" in reason.lower() or "UserError" in kind:
+        return (
+            f"`forward` {where} lets a tensor's value decide what Python does next, which a "
+            f"graph cannot hold; "
+            "use torch.where (or torch.cond), or keep that part outside `shorthaul.module`. "
+            f"PyTorch says: {reason}"
+        )
+    return (
+        f"`forward` {where} cannot be captured: {reason} (from torch.export; does it run in eager?)"
+    )
+
+
+def _place_of(module: nn.Module, error: Exception) -> tuple[str, str]:
+    """The innermost module path and ``file:line: code`` of the user's own frames."""
+    names = {id(child): name for name, child in module.named_modules()}
+    module_path, place = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        filename = frame.f_code.co_filename
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name == "forward" and id(owner) in names:
+            module_path = names[id(owner)] or type(owner).__name__
+        if isinstance(owner, nn.Module) and "/torch/" not in filename.replace("\\", "/"):
+            summary = traceback.FrameSummary(filename, line, frame.f_code.co_name)
+            place = f"{filename}:{line}: `{(summary.line or '').strip()}`"
+    return module_path, place
+
+
+def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:
+    return supported is None or all(
+        node.target in supported or node.target in _CHECKS or not node.is_tensor_op
+        for node in functional.nodes
+    )
+
+
+@functools.cache
+def _decomposition_table() -> dict:
+    """PyTorch's default decompositions, materialized once a process."""
+    return dict(torch.export.default_decompositions().items())
+
+
+def _decompose(exported, supported: frozenset[str] | None):
+    kept = supported or frozenset()
+    table = {op: rule for op, rule in _decomposition_table().items() if str(op) not in kept}
+    try:
+        return exported.run_decompositions(table)
+    except Exception as error:
+        raise CaptureError(
+            f"PyTorch cannot decompose this module's graph: {str(error).splitlines()[0]}"
+        ) from error
+
+
+class _Writer:
+    """Writes one exported program as a document."""
+
+    def __init__(self, exported: torch.export.ExportedProgram, functional: Functional):
+        self.exported = exported
+        self.functional = functional
+        self.constants: list[bytes] = []
+        self.inputs: list[InputSpec] = []
+        self.symbols: dict[str, int] = {}
+        self.n_users = 0
+        self.value_names: dict[Ref, str] = {}
+
+    def write(self) -> Captured:
+        signature = self.exported.graph_signature
+        placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
+        input_docs = [
+            self._input(spec, node)
+            for spec, node in zip(signature.input_specs, placeholders, strict=True)
+        ]
+        input_docs = [doc for doc in input_docs if doc is not None]
+        nodes = [doc for node in self.functional.nodes if (doc := self._node(node)) is not None]
+        outputs, output_docs, returns = self._outputs()
+        document = {
+            "version": 1,
+            "symbols": [
+                {"name": name, "hint": hint} for name, hint in sorted(self.symbols.items())
+            ],
+            "inputs": input_docs,
+            "nodes": nodes,
+            "outputs": output_docs,
+        }
+        return Captured(
+            document,
+            self.constants,
+            self.inputs,
+            outputs,
+            returns,
+            self.exported.call_spec.out_spec,
+        )
+
+    def _input(self, spec, node: fx.Node) -> dict | None:
+        value = node.meta.get("val")
+        user_idx = None
+        if spec.kind == InputKind.USER_INPUT:
+            user_idx = self.n_users
+            self.n_users += 1
+        if not isinstance(value, torch.Tensor):
+            return None  # a number or None: its value is part of the key of the program
+        kind = {
+            InputKind.PARAMETER: "parameter",
+            InputKind.BUFFER: "buffer",
+            InputKind.CONSTANT_TENSOR: "constant",
+            InputKind.USER_INPUT: "user",
+        }.get(spec.kind)
+        if kind is None:
+            raise CaptureError(
+                f"input `{node.name}` of kind {spec.kind.name} cannot be captured; pass it as a "
+                f"tensor"
+            )
+        constant = None
+        if kind == "constant":
+            constant = self.exported.constants[spec.target].detach().contiguous()
+        self.inputs.append(InputSpec(kind, node.name, spec.target, user_idx, constant))
+        self.value_names[Ref(node)] = node.name
+        index = None
+        if constant is not None:
+            index = len(self.constants)
+            self.constants.append(
+                constant.cpu().view(-1).view(torch.uint8).numpy().tobytes()
+                if constant.numel()
+                else b""
+            )
+        return {
+            "name": node.name,
+            "kind": kind,
+            "target": spec.target if kind != "user" else None,
+            "constant": index,
+            **self._meta(value),
+        }
+
+    def _node(self, functional: FunctionalNode) -> dict | None:
+        if functional.target in _CHECKS or not functional.is_tensor_op:
+            return None
+        node = functional.node
+        self._check_dtypes(functional)
+        outputs = []
+        for i, value in enumerate(functional.outputs):
+            if not isinstance(value, torch.Tensor):
+                outputs.append(None)
+                continue
+            name = node.name if len(functional.outputs) == 1 else f"{node.name}.{i}"
+            self.value_names[Ref(node, i)] = name
+            outputs.append({"name": name, **self._meta(value)})
+        return {
+            "name": node.name,
+            "target": functional.target,
+            "args": {name: self._arg(value) for name, value in functional.args.items()},
+            "outputs": outputs,
+            "origin": self._origin(node),
+        }
+
+    def _check_dtypes(self, functional: FunctionalNode) -> None:
+        if functional.target.split(".")[1] not in _UNIFORM:
+            return
+        refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]
+        dtypes = [_dtype_name(ref.node.meta["val"].dtype) for ref in refs]
+        if len(set(dtypes)) > 1:
+            origin = self._origin(functional.node)
+            raise CaptureError(
+                f"{functional.target} in `{origin['module']}` at {origin['source']} is given "
+                f"operands of different "
+                f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
+            )
+
+    def _outputs(self):
+        specs, docs, returns = [], [], []
+        seen: dict[str, int] = {}
+        output = next(node for node in self.exported.graph.nodes if node.op == "output")
+        inputs = {spec.name: i for i, spec in enumerate(self.inputs)}
+
+        def emit(kind, target, user_idx, name):
+            specs.append(OutputSpec(kind, target, user_idx))
+            docs.append({"kind": kind, "target": target, "value": name})
+            return len(specs) - 1
+
+        users = {node.name: i for i, node in enumerate(self._user_placeholders())}
+        for kind, target, node in self._mutations(output):
+            if kind == "buffer":
+                emit("buffer", target, None, self._name_of(node))
+            else:
+                emit("user_input", target, users[target], self._name_of(node))
+        for spec, arg in zip(
+            self.exported.graph_signature.output_specs, output.args[0], strict=True
+        ):
+            if spec.kind != OutputKind.USER_OUTPUT:
+                continue
+            if not isinstance(arg, fx.Node) or not isinstance(arg.meta.get("val"), torch.Tensor):
+                returns.append(("value", self._scalar(arg)))
+                continue
+            name = self._name_of(arg)
+            if name in inputs:
+                returns.append(("input", inputs[name]))
+            else:
+                if name not in seen:
+                    seen[name] = emit("user", None, None, name)
+                returns.append(("output", seen[name]))
+        return specs, docs, returns
+
+    def _user_placeholders(self) -> list[fx.Node]:
+        specs = self.exported.graph_signature.input_specs
+        placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
+        return [
+            node
+            for spec, node in zip(specs, placeholders, strict=True)
+            if spec.kind == InputKind.USER_INPUT
+        ]
+
+    def _mutations(self, output: fx.Node):
+        """Every input that the graph writes, with the node that holds its last value."""
+        for spec, arg in zip(
+            self.exported.graph_signature.output_specs, output.args[0], strict=True
+        ):
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                yield "buffer", spec.target, arg
+            elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+                yield "user_input", spec.target, arg
+        by_name = {spec.name: spec for spec in self.inputs}
+        for placeholder, ref in self.functional.mutated.items():
+            spec = by_name[placeholder.name]
+            if spec.kind == "buffer":
+                yield "buffer", spec.target, ref
+            elif spec.kind == "user":
+                yield "user_input", placeholder.name, ref
+            else:
+                raise CaptureError(
+                    f"`forward` writes {spec.kind} `{spec.target}` in place; only buffers and "
+                    f"inputs may be written."
+                )
+
+    def _scalar(self, arg):
+        if isinstance(arg, fx.Node):
+            value = arg.meta.get("val")
+            return value if isinstance(value, (int, float, bool)) else int(value)
+        return arg
+
+    def _name_of(self, ref: fx.Node | Ref) -> str:
+        return self.value_names[self.functional.resolve(ref) if isinstance(ref, fx.Node) else ref]
+
+    def _arg(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self._ref_arg(value)
+        if isinstance(value, (list, tuple)):
+            return [self._arg(item) for item in value]
+        if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": str(value)}
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return {"sym": self._size(value)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": _dtype_name(value)}
+        for kind in ("device", "memory_format", "layout"):
+            if isinstance(value, getattr(torch, kind)):
+                return {kind: str(value).removeprefix("torch.")}
+        if isinstance(value, complex):
+            raise CaptureError("complex numbers are not supported")
+        return {"other": str(value)}
+
+    def _ref_arg(self, ref: Ref) -> Any:
+        if ref in self.value_names:
+            return {"ref": self.value_names[ref]}
+        value = ref.node.meta["val"]
+        if isinstance(value, (list, tuple)):  # a list of tensors, as from split
+            return [{"ref": self.value_names[Ref(ref.node, k)]} for k in range(len(value))]
+        return self._arg(value)
+
+    def _meta(self, value: torch.Tensor) -> dict:
+        return {
+            "shape": [self._size(size) for size in value.shape],
+            "dtype": _dtype_name(value.dtype),
+        }
+
+    def _size(self, size: int | torch.SymInt) -> Any:
+        if isinstance(size, int):
+            return size
+        return self._expression(size.node.expr, size)
+
+    def _expression(self, expr, size) -> Any:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            hint = size.node.shape_env.backed_var_to_val.get(expr)
+            self.symbols[expr.name] = int(hint) if hint is not None else 0
+            return expr.name
+        ops = {
+            "Add": "add",
+            "Mul": "mul",
+            "Pow": "pow",
+            "FloorDiv": "floordiv",
+            "CleanDiv": "floordiv",
+            "Mod": "mod",
+            "PythonMod": "mod",
+            "Max": "max",
+            "Min": "min",
+        }
+        op = ops.get(type(expr).__name__)
+        if op is None:
+            raise CaptureError(f"the size `{expr}` is computed in a way that Shorthaul cannot hold")
+        return [op, *(self._expression(arg, size) for arg in expr.args)]
+
+    def _origin(self, node: fx.Node) -> dict:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        module, kind = stack[-1] if stack else ("", "")
+        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+        return {
+            "module": module,
+            "kind": kind.rsplit(".", 1)[-1],
+            "source": _source(node.meta.get("stack_trace")),
+        }
+
+
+def _source(stack_trace: str | None) -> str:
+    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost."""
+    places = []
+    for line in (stack_trace or "").splitlines():
+        line = line.strip()
+        if line.startswith('File "'):
+            filename, rest = line[6:].split('"', 1)
+            number = rest.split("line ", 1)[1].split(",", 1)[0]
+            places.append((filename, number))
+    own = [place for place in places if "/torch/nn/" not in place[0].replace("\\", "/")] or places
+    if not own:
+        return ""
+    filename, number = own[-1]
+    return f"{'/'.join(filename.replace(chr(92), '/').split('/')[-2:])}:{number}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

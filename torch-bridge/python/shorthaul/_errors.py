@@ -1,0 +1,48 @@
+"""What can go wrong on the way from a PyTorch module to a compiled program.
+
+Owns the exception types and nothing else. Every message says what was found, where it
+came from, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ShorthaulError(RuntimeError):
+    """Base of every error that Shorthaul raises on purpose."""
+
+
+class CaptureError(ShorthaulError):
+    """The module's ``forward`` could not be turned into a graph."""
+
+
+class Unsupported(ShorthaulError):
+    """The graph uses operators that Shorthaul does not have; all of them are listed.
+
+    ``operators`` is a list of ``(target, places)`` where a place is ``module path (file:line)``.
+    """
+
+    def __init__(self, operators: list[tuple[str, list[str]]]):
+        self.operators = operators
+        lines = [
+            f"  {target} at {', '.join(places[:4])}"
+            + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+            for target, places in operators
+        ]
+        super().__init__(
+            f"Shorthaul has no implementation of {len(operators)} operator(s) of this model:\n"
+            + "\n".join(lines)
+            + "\nReplace them, or keep the modules that use them outside `shorthaul.module`, "
+            'or pass `fallback="eager"` to run the whole module through PyTorch.'
+        )
+
+
+class InputError(ShorthaulError):
+    """An argument of a call has a type, dtype, shape or device that cannot be used."""
+
+
+class CompileError(ShorthaulError):
+    """The graph was understood, but no kernels could be made from it."""
+
+
+class RecompileWarning(UserWarning):
+    """A module is compiled again, or no longer, because its inputs or mode keep changing."""

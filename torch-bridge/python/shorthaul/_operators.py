@@ -1,0 +1,139 @@
+"""The operators through which PyTorch sees a compiled program.
+
+Owns ``torch.ops.shorthaul.forward`` and ``.backward``: their schemas, CPU implementations,
+fake implementations and autograd registration. Both are functional: they allocate what they
+return from PyTorch's allocator and write nothing else. Never decides what to compile.
+
+``forward(inputs, program)`` gives the user's outputs, then one byte blob with the new values of
+the buffers that the module writes, then one byte blob with what the backward pass needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import torch
+
+from ._errors import ShorthaulError
+from ._program import Program
+
+_programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+_library = torch.library.Library("shorthaul", "DEF")
+_library.define("forward(Tensor[] inputs, int program) -> Tensor[]")
+_library.define(
+    "backward(Tensor?[] grad_outputs, Tensor[] reads, Tensor saved, int program) -> Tensor[]"
+)
+
+
+def register(program: Program) -> int:
+    """A handle under which the operators find ``program`` for as long as it lives."""
+    handle = next(_handles)
+    _programs[handle] = program
+    return handle
+
+
+def _bytes(n: int) -> torch.Tensor:
+    return torch.empty(n, dtype=torch.uint8)
+
+
+def _forward_results(program: Program) -> list[torch.Tensor]:
+    outputs = [torch.empty(spec.shape, dtype=spec.dtype) for spec in program.user_outputs]
+    return [*outputs, _bytes(program.state_bytes), _bytes(program.saved_bytes)]
+
+
+def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
+    owner = _programs[program]
+    results = _forward_results(owner)
+    *outputs, state, saved = results
+    state_ptr = state.data_ptr()
+    user_ptrs = iter([output.data_ptr() for output in outputs])
+    scratch = _bytes(owner.forward_scratch_bytes)
+    owner.native.forward(
+        [tensor.data_ptr() for tensor in inputs],
+        [
+            next(user_ptrs) if offset is None else state_ptr + offset
+            for offset in owner.state_offsets
+        ],
+        saved.data_ptr(),
+        scratch.data_ptr(),
+    )
+    return results
+
+
+def _forward_fake(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
+    return _forward_results(_programs[program])
+
+
+def _backward(
+    grad_outputs, reads: list[torch.Tensor], saved: torch.Tensor, program: int
+) -> list[torch.Tensor]:
+    owner = _programs[program]
+    grads = _grads(owner)
+    given = [
+        _as_program_wants(grad, spec)
+        for grad, spec in zip(grad_outputs, owner.differentiable_outputs, strict=True)
+    ]
+    scratch = _bytes(owner.backward_scratch_bytes)
+    owner.native.backward(
+        [grad.data_ptr() for grad in given],
+        [tensor.data_ptr() for tensor in reads],
+        saved.data_ptr(),
+        [grad.data_ptr() for grad in grads],
+        scratch.data_ptr(),
+    )
+    return grads
+
+
+def _as_program_wants(grad: torch.Tensor | None, spec) -> torch.Tensor:
+    if grad is None:
+        return torch.zeros(spec.shape, dtype=spec.dtype)
+    return grad.to(spec.dtype).contiguous()
+
+
+def _grads(program: Program) -> list[torch.Tensor]:
+    specs = (program.inputs[i] for i in program.grad_inputs)
+    return [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
+
+
+def _backward_fake(grad_outputs, reads, saved, program: int) -> list[torch.Tensor]:
+    return _grads(_programs[program])
+
+
+def _save(ctx, inputs, output) -> None:
+    tensors, handle = inputs
+    program = _programs[handle]
+    ctx.program, ctx.handle = program, handle
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*(tensors[i] for i in program.backward_reads), output[-1])
+
+
+def _differentiate(ctx, grads):
+    program: Program = ctx.program
+    *reads, saved = ctx.saved_tensors
+    given = [grads[i] for i in program.differentiable_user_outputs]
+    result = [None] * len(program.inputs)
+    if any(grad is not None for grad in given):
+        computed = torch.ops.shorthaul.backward(given, reads, saved, ctx.handle)
+        for i, grad in zip(program.grad_inputs, computed, strict=True):
+            result[i] = grad
+    return result, None
+
+
+def _refuse_twice(ctx, grads):
+    raise ShorthaulError(
+        "a Shorthaul module cannot be differentiated twice; for second derivatives (gradient "
+        "penalties, Hessians) call the original module"
+    )
+
+
+_library.impl("forward", _forward, "CPU")
+_library.impl("backward", _backward, "CPU")
+torch.library.register_fake("shorthaul::forward", _forward_fake, lib=_library)
+torch.library.register_fake("shorthaul::backward", _backward_fake, lib=_library)
+torch.library.register_autograd(
+    "shorthaul::forward", _differentiate, setup_context=_save, lib=_library
+)
+torch.library.register_autograd("shorthaul::backward", _refuse_twice, lib=_library)

@@ -1,0 +1,124 @@
+"""One compiled program: a captured graph with the kernels made from it.
+
+Owns the agreement with the native half: which tensors go in, in which order, and where results
+are put. Never looks at a module; that is ``module.py``'s part.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+from . import _native
+from ._capture import Captured
+from ._errors import CompileError, Unsupported
+
+_ALIGNMENT = 64  # bytes; a cache line, and the widest vector
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor at the boundary of a program looks like; tensors there are contiguous."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class Program:
+    """A native program and its boundary.
+
+    ``inputs`` has one entry per captured input that is not a constant, then the seed if the
+    program draws random numbers. ``state_offsets`` has one entry per program output: the byte
+    offset in the state blob, or ``None`` for an output that the caller receives.
+    """
+
+    captured: Captured
+    native: object
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    uses_seed: bool
+    user_outputs: list[TensorSpec] = field(default_factory=list)
+    state_offsets: list[int | None] = field(default_factory=list)
+    state_bytes: int = 0
+    backward_reads: list[int] = field(default_factory=list)
+    grad_inputs: list[int] = field(default_factory=list)
+    #: Positions among the user's outputs whose gradients the backward pass takes.
+    differentiable_user_outputs: list[int] = field(default_factory=list)
+
+    def __post_init__(self):
+        for spec, output in zip(self.outputs, self.captured.outputs, strict=True):
+            if output.kind == "user":
+                self.user_outputs.append(spec)
+                self.state_offsets.append(None)
+            else:
+                self.state_offsets.append(self.state_bytes)
+                n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
+                self.state_bytes += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.saved_bytes = self.native.saved_bytes
+        self.forward_scratch_bytes = self.native.forward_scratch_bytes
+        self.backward_scratch_bytes = self.native.backward_scratch_bytes
+        self.backward_reads = list(self.native.backward_reads)
+        self.grad_inputs = list(self.native.grad_inputs)
+        user_idx = {i: n for n, i in enumerate(self._user_output_idxs())}
+        self.differentiable_user_outputs = [user_idx[i] for i in self.native.differentiable_outputs]
+        self.differentiable_outputs = [
+            self.user_outputs[i] for i in self.differentiable_user_outputs
+        ]
+
+    def _user_output_idxs(self) -> list[int]:
+        return [i for i, output in enumerate(self.captured.outputs) if output.kind == "user"]
+
+    def state_views(self, state: torch.Tensor) -> list[torch.Tensor]:
+        """The new values of the buffers, one view of ``state`` per output that is not the "
+        "user's."""
+        views = []
+        for spec, offset in zip(self.outputs, self.state_offsets, strict=True):
+            if offset is not None:
+                n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
+                views.append(state[offset : offset + n_bytes].view(spec.dtype).view(spec.shape))
+        return views
+
+
+def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
+    """Makes a program; ``requires_grad`` has one entry per captured input.
+
+    Raises ``Unsupported`` with every missing operator, or ``CompileError``.
+    """
+    options = {
+        "requires_grad": [
+            spec.name for spec, wanted in zip(captured.inputs, requires_grad, strict=True) if wanted
+        ],
+        "threads": torch.get_num_threads(),
+    }
+    try:
+        native = _native.Program.compile(captured.json, captured.constants, options, _progress())
+    except _native.UnsupportedOperators as error:
+        raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
+    except _native.CompileFailure as error:
+        raise CompileError(str(error)) from None
+    inputs = [
+        TensorSpec(name, tuple(shape), getattr(torch, dtype))
+        for name, shape, dtype in native.inputs
+    ]
+    outputs = [
+        TensorSpec(name, tuple(shape), getattr(torch, dtype))
+        for name, shape, dtype in native.outputs
+    ]
+    return Program(captured, native, inputs, outputs, native.uses_seed)
+
+
+def _progress():
+    """A callback that keeps one line on a terminal; nothing when stderr is a file."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int, what: str) -> None:
+        end = "\r" if done < total else "\r\033[K"
+        text = f"shorthaul: {what} {done}/{total}" if done < total else ""
+        print(f"\r\033[K{text}", end=end, file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,490 @@
+"""``shorthaul.module``: a PyTorch module whose forward and backward are compiled programs.
+
+Owns the wrapper, and the choice of a program for a call. The wrapper is an instance of a subclass
+of the model's own class that shares the model's ``__dict__``: parameters, buffers, submodules,
+hooks and the training flag are the model's, so ``state_dict`` keys, ``isinstance`` and attribute
+access do not change, and the model itself stays an eager module.
+
+A program is specific to the inputs' structure, shapes and dtypes, to the train/eval flag of
+every submodule, and to which tensors require a gradient. Never captures (``_capture``) nor runs
+kernels (``_operators``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import _native, _operators
+from ._capture import Captured, capture
+from ._errors import (
+    CaptureError,
+    CompileError,
+    InputError,
+    RecompileWarning,
+    ShorthaulError,
+    Unsupported,
+)
+from ._program import Program, compile_program
+
+log = logging.getLogger("shorthaul")
+
+_FALLBACKS = ("error", "eager")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a module is compiled; see :func:`module`."""
+
+    fallback: str = "error"
+    max_programs: int = 8
+
+    def __post_init__(self):
+        if self.fallback not in _FALLBACKS:
+            raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
+        if self.max_programs < 1:
+            raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
+
+
+def module(model=None, /, *, fallback: str = "error", max_programs: int = 8):
+    """Compiles ``model`` on its first call, and again for new shapes, dtypes or modes.
+
+    ``model`` is an ``nn.Module`` (a compiled module that shares its parameters is returned) or a
+    class derived from it (its instances become compiled modules; usable as ``@shorthaul.module``).
+
+    ``fallback``: what to do with a model that Shorthaul cannot compile: ``"error"`` raises
+    ``Unsupported`` or ``CaptureError``; ``"eager"`` says so once and runs it through PyTorch.
+    ``max_programs``: how many programs one module may have; further shapes run through PyTorch,
+    said aloud once.
+    """
+    options = Options(fallback, max_programs)
+    if model is None:
+        return functools.partial(module, fallback=fallback, max_programs=max_programs)
+    if isinstance(model, type):
+        return _decorate(model, options)
+    return _wrap(model, options)
+
+
+def _wrap(model: nn.Module, options: Options) -> nn.Module:
+    if isinstance(model, torch.jit.ScriptModule) or not isinstance(model, nn.Module):
+        raise TypeError(
+            f"shorthaul.module takes an nn.Module (not scripted) or a class of them, not "
+            f"{type(model).__name__}"
+        )
+    if "forward" in model.__dict__:
+        raise TypeError(
+            f"this {type(model).__name__} has its own `forward` attribute; wrap the model "
+            f"before patching it"
+        )
+    if hasattr(type(model), "_shorthaul_options"):
+        return model
+    wrapper = object.__new__(_wrapper_class(type(model), options))
+    object.__setattr__(wrapper, "__dict__", model.__dict__)
+    return wrapper
+
+
+@functools.cache
+def _wrapper_class(base: type, options: Options) -> type:
+    """A subclass of ``base`` that runs compiled; pickling and copying go through ``base``."""
+
+    def reduce(self, protocol):
+        return _wrap, (original_of(self), options)
+
+    members = {
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__reduce_ex__": reduce,
+        "_shorthaul_options": options,
+        "_shorthaul_base": base,
+        "_shorthaul_forward": base.forward,
+        "forward": _compiled_forward(base.forward),
+    }
+    return type(base.__name__, (base,), members)
+
+
+def _decorate(cls: type, options: Options) -> type:
+    if not issubclass(cls, nn.Module):
+        raise TypeError(
+            f"@shorthaul.module decorates classes derived from nn.Module, not {cls.__name__}"
+        )
+    cls._shorthaul_options = options
+    cls._shorthaul_forward = cls.forward
+    cls.forward = _compiled_forward(cls.forward)
+    return cls
+
+
+def _compiled_forward(forward):
+    @functools.wraps(forward)
+    def compiled(self, *args, **kwargs):
+        if _is_being_traced():
+            return forward(self, *args, **kwargs)
+        return runner_of(self)(self, args, kwargs)
+
+    return compiled
+
+
+def original_of(wrapper: nn.Module) -> nn.Module:
+    """The eager module that shares everything with ``wrapper``."""
+    base = getattr(type(wrapper), "_shorthaul_base", None)
+    if base is None:
+        return wrapper
+    original = object.__new__(base)
+    object.__setattr__(original, "__dict__", wrapper.__dict__)
+    return original
+
+
+_tracing = threading.local()
+
+
+@contextlib.contextmanager
+def _traced():
+    """Inside, compiled modules run their own Python forward, so that it can be captured."""
+    before = getattr(_tracing, "on", False)
+    _tracing.on = True
+    try:
+        yield
+    finally:
+        _tracing.on = before
+
+
+def _is_being_traced() -> bool:
+    return torch.compiler.is_compiling() or getattr(_tracing, "on", False) or torch.jit.is_tracing()
+
+
+_runners: weakref.WeakKeyDictionary[nn.Module, Runner] = weakref.WeakKeyDictionary()
+
+
+def runner_of(wrapper: nn.Module) -> Runner:
+    """The programs of a compiled module; a copy of a module starts with none."""
+    runner = _runners.get(wrapper)
+    if runner is None:
+        cls = type(wrapper)
+        runner = _runners[wrapper] = Runner(cls._shorthaul_forward, cls._shorthaul_options)
+    return runner
+
+
+class Runner:
+    """The programs of one module, by what they are specific to."""
+
+    def __init__(self, forward, options: Options):
+        self.forward = forward
+        self.options = options
+        self.structure: Structure | None = None
+        self.calls: dict[Any, Call | None] = {}  # None: this key runs through PyTorch
+        self.lock = threading.RLock()
+
+    def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), _mode_key())
+        try:
+            call = self.calls[key]
+        except KeyError:
+            with self.lock:
+                call = self._prepare(owner, args, kwargs, leaves, key)
+        if call is None:
+            return self._run_eagerly(owner, args, kwargs)
+        return call(self.structure, leaves)
+
+    def prepare(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None:
+        """The compiled call for these arguments, without running it."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), _mode_key())
+        with self.lock:
+            return (
+                self.calls[key]
+                if key in self.calls
+                else self._prepare(owner, args, kwargs, leaves, key)
+            )
+
+    def _structure_of(self, owner: nn.Module) -> Structure:
+        if self.structure is None or not self.structure.is_current():
+            self.structure = Structure(owner)
+            self.calls.clear()  # made for other submodules
+        return self.structure
+
+    def _run_eagerly(self, owner, args, kwargs):
+        with _traced():
+            return self.forward(owner, *args, **kwargs)
+
+    def _prepare(self, owner, args, kwargs, leaves, key) -> Call | None:
+        name = type(owner).__name__
+        n_programs = sum(call is not None for call in self.calls.values())
+        if n_programs >= self.options.max_programs:
+            self.calls[key] = None
+            self._say(
+                f"{name} already has {n_programs} programs for other shapes or modes; this call "
+                f"({_describe(leaves)}) and others like it run through PyTorch. Pad the inputs "
+                f"to fewer "
+                "shapes, or raise max_programs.",
+            )
+            return None
+        if n_programs:
+            before = _describe_key(next(reversed(self.calls)))
+            message = (
+                f"{name} is compiled again ({n_programs + 1} of {self.options.max_programs}) "
+                f"for {_describe(leaves)}"
+            )
+            if before != _describe_key(key):
+                self._say(f"{message}; before, it was called with {before}")
+            else:
+                log.info("%s in another mode", message)
+        try:
+            call = self._compile(owner, args, kwargs, leaves)
+        except (Unsupported, CaptureError, CompileError, InputError) as error:
+            if self.options.fallback != "eager":
+                raise
+            self._say(f"{name} runs through PyTorch: {error}")
+            call = None
+        self.calls[key] = call
+        return call
+
+    def _say(self, message: str) -> None:
+        warnings.warn(message, RecompileWarning, stacklevel=6)
+
+    def _compile(self, owner, args, kwargs, leaves) -> Call:
+        if torch.is_autocast_enabled("cpu"):
+            raise CompileError(
+                "autocast is not supported yet; leave the `torch.autocast` region around this "
+                "module"
+            )
+        _check_devices(leaves, self.structure)
+        captured = self._capture(owner, args, kwargs, leaves)
+        grad = torch.is_grad_enabled()
+        inputs = [self.structure.tensor(spec, leaves) for spec in captured.inputs]
+        requires_grad = [grad and tensor.requires_grad for tensor in inputs]
+        for output in captured.outputs:
+            if output.kind == "user_input" and grad and leaves[output.user_idx].requires_grad:
+                raise CaptureError(
+                    f"forward writes input {output.user_idx} in place, and that input requires "
+                    f"a gradient; write to a copy"
+                )
+        return Call(captured, compile_program(captured, requires_grad), any(requires_grad))
+
+    def _capture(self, owner, args, kwargs, leaves) -> Captured:
+        try:
+            with _traced(), self.structure.parameters_as_such():
+                return capture(_bare(owner, self.forward), args, kwargs, supported=_supported())
+        except CaptureError as error:
+            if not self.calls:
+                raise
+            before = _describe_key(next(reversed(self.calls)))
+            raise InputError(
+                f"{error} This call was given {_describe(leaves)}; before, "
+                f"{type(owner).__name__} was called with {before}."
+            ) from error.__cause__
+
+
+@functools.cache
+def _supported() -> frozenset[str]:
+    return frozenset(_native.supported_targets())
+
+
+def _bare(owner: nn.Module, forward) -> nn.Module:
+    """``owner`` with its Python forward and without its own hooks, which run outside of the "
+    "program."""
+    cls = type(owner)
+    members = {"forward": forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    bare = object.__new__(type(cls.__name__, (cls,), members))
+    hooks = {
+        name: type(value)()
+        for name, value in owner.__dict__.items()
+        if name.endswith("_hooks") and value
+    }
+    object.__setattr__(bare, "__dict__", {**owner.__dict__, **hooks})
+    return bare
+
+
+class Structure:
+    """Where a module's parameters and buffers live, looked up anew at every call.
+
+    Slots are ``(dict, name)`` pairs of the modules' own dictionaries, so reassigned parameters
+    and ``torch.func.functional_call`` are seen.
+    """
+
+    def __init__(self, owner: nn.Module):
+        self.modules = [child for _, child in owner.named_modules()]
+        self.children = [(child._modules, list(child._modules.values())) for child in self.modules]
+        self.slots: dict[str, tuple[dict, str]] = {}
+        for path, child in owner.named_modules(remove_duplicate=False):
+            prefix = f"{path}." if path else ""
+            for tensors in (child._parameters, child._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        self.slots[prefix + name] = (tensors, name)
+        self.names = [list(child._parameters) + list(child._buffers) for child in self.modules]
+
+    def is_current(self) -> bool:
+        """Whether no submodule, parameter or buffer has been added, removed or replaced by a "
+        "module."""
+        return all(list(children.values()) == known for children, known in self.children) and all(
+            len(child._parameters) + len(child._buffers) == len(known)
+            for child, known in zip(self.modules, self.names, strict=True)
+        )
+
+    def key(self):
+        """What a program is specific to on the module's side."""
+        tensors = [tensors[name] for tensors, name in self.slots.values()]
+        return (
+            tuple([child.training for child in self.modules]),
+            tuple([None if t is None else (t.dtype, t.shape, t.requires_grad) for t in tensors]),
+            len({id(t) for t in tensors}),
+        )
+
+    @contextlib.contextmanager
+    def parameters_as_such(self):
+        """Inside, tensors that stand in for parameters (``functional_call``) are parameters, "
+        "as export demands."""
+        replaced = []
+        for child in self.modules:
+            for name, tensor in child._parameters.items():
+                if tensor is not None and not isinstance(tensor, nn.Parameter):
+                    replaced.append((child._parameters, name, tensor))
+                    child._parameters[name] = nn.Parameter(tensor.detach(), tensor.requires_grad)
+        try:
+            yield
+        finally:
+            for tensors, name, tensor in replaced:
+                tensors[name] = tensor
+
+    def tensor(self, spec, leaves: list[Any]) -> torch.Tensor:
+        """The tensor that an input of a captured graph stands for in this call."""
+        if spec.kind == "user":
+            return leaves[spec.user_idx]
+        if spec.kind == "constant":
+            return spec.constant
+        tensors, name = self.slots[spec.target]
+        return tensors[name]
+
+
+class Call:
+    """A program bound to the way its module is called."""
+
+    def __init__(self, captured: Captured, program: Program, differentiable: bool):
+        self.captured = captured
+        self.program = program
+        self.handle = _operators.register(program)
+        self.differentiable = differentiable
+        self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
+        buffers = {output.target for output in captured.outputs if output.kind == "buffer"}
+        users = {output.user_idx for output in captured.outputs if output.kind == "user_input"}
+        #: Inputs that the call writes when the forward pass is over, though the backward pass
+        #: reads their old value.
+        self.kept = [
+            i
+            for i, spec in enumerate(self.specs)
+            if i in program.backward_reads
+            and (
+                spec.target in buffers
+                if spec.kind == "buffer"
+                else spec.kind == "user" and spec.user_idx in users
+            )
+        ]
+
+    def __call__(self, structure: Structure, leaves: list[Any]):
+        tensors = [structure.tensor(spec, leaves) for spec in self.specs]
+        inputs = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+        for i in self.kept:
+            inputs[i] = inputs[i].clone()
+        if self.program.uses_seed:
+            inputs.append(torch.empty((), dtype=torch.int64).random_())
+        *outputs, state, _saved = torch.ops.shorthaul.forward(inputs, self.handle)
+        if self.program.state_bytes:
+            self._write_state(structure, leaves, state)
+        return self._returned(tensors, leaves, outputs, structure)
+
+    def _write_state(self, structure: Structure, leaves: list[Any], state: torch.Tensor) -> None:
+        """Gives the buffers that the module writes their new values, as eager would have."""
+        targets = []
+        for output in self.captured.outputs:
+            if output.kind == "buffer":
+                tensors, name = structure.slots[output.target]
+                targets.append(tensors[name])
+            elif output.kind == "user_input":
+                targets.append(leaves[output.user_idx])
+        with torch.no_grad():
+            torch._foreach_copy_(targets, self.program.state_views(state))
+
+    def _returned(self, tensors, leaves, outputs, structure):
+        users = {}
+        for i, output in enumerate(self.captured.outputs):
+            if output.kind == "user":
+                users[i] = outputs[len(users)]
+        flat = []
+        for kind, value in self.captured.returns:
+            if kind == "output":
+                flat.append(users[value])
+            elif kind == "input":
+                flat.append(structure.tensor(self.captured.inputs[value], leaves))
+            else:
+                flat.append(value)
+        return pytree.tree_unflatten(flat, self.captured.out_spec)
+
+
+def _leaf_keys(leaves: list[Any]) -> tuple:
+    keys = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            keys.append((leaf.dtype, leaf.shape, leaf.requires_grad, leaf.device.type))
+        elif leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+            keys.append((type(leaf), leaf))
+        else:
+            raise InputError(
+                f"argument {i} is a {type(leaf).__module__}.{type(leaf).__name__}; a compiled "
+                f"module takes tensors, "
+                "numbers, strings and None, in tuples, lists and dicts (torch.from_numpy for "
+                "arrays)"
+            )
+    return tuple(keys)
+
+
+def _mode_key() -> tuple:
+    return (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+
+
+def _check_devices(leaves: list[Any], structure: Structure) -> None:
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and (
+            leaf.device.type != "cpu" or leaf.layout != torch.strided
+        ):
+            raise InputError(
+                f"argument {i} is a {leaf.layout} tensor on {leaf.device}; Shorthaul takes "
+                f"dense tensors on the CPU"
+            )
+    for name, (tensors, key) in structure.slots.items():
+        if tensors[key] is not None and tensors[key].device.type != "cpu":
+            raise InputError(
+                f"`{name}` is on {tensors[key].device}; Shorthaul runs on the CPU: move the "
+                f"model with `.cpu()`"
+            )
+
+
+def _describe(leaves: list[Any]) -> str:
+    return _describe_leaf_keys(_leaf_keys(leaves))
+
+
+def _describe_key(key) -> str:
+    return _describe_leaf_keys(key[2])
+
+
+def _describe_leaf_keys(keys: tuple) -> str:
+    parts = []
+    for first, second, *_ in keys:
+        if isinstance(first, torch.dtype):
+            parts.append(f"{str(first).removeprefix('torch.')}{list(second)}")
+        else:
+            parts.append(repr(second))
+    return ", ".join(parts) or "no arguments"
+
+
+__all__ = ["Options", "ShorthaulError", "module"]

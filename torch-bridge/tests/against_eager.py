@@ -1,0 +1,85 @@
+"""Compares a compiled module with eager, both against float64.
+
+Owns the rule of the tests here: an output, gradient or buffer may be no farther from PyTorch's
+float64 result than twice PyTorch's own float32 result is, plus 1e-6 of the largest value.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import shorthaul
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+def assert_matches(model: nn.Module, *args, **kwargs) -> None:
+    """One forward and backward of ``model`` compiled, eager, and eager in float64."""
+    runs = {}
+    for name in ("compiled", "eager", "float64"):
+        candidate = copy.deepcopy(model)
+        inputs = pytree.tree_map(_leaf_copy, (args, kwargs))
+        if name == "float64":
+            candidate, inputs = candidate.double(), pytree.tree_map(_double, inputs)
+        runs[name] = step(shorthaul.module(candidate) if name == "compiled" else candidate, *inputs)
+    assert runs["compiled"].keys() == runs["eager"].keys()
+    for what, exact in runs["float64"].items():
+        assert_close(what, runs["compiled"][what], runs["eager"][what], exact)
+
+
+def assert_close(
+    what: str, found: torch.Tensor | None, eager: torch.Tensor | None, exact: torch.Tensor | None
+) -> None:
+    """The rule of this file for one tensor."""
+    if exact is None:
+        assert found is None, what
+        return
+    assert found.shape == exact.shape and found.dtype == eager.dtype, (
+        what,
+        found.shape,
+        found.dtype,
+    )
+    if not exact.dtype.is_floating_point:
+        assert torch.equal(found, exact), what
+        return
+    scale = exact.abs().max().item() if exact.numel() else 0.0
+    error = (found.double() - exact).abs().max().item() if exact.numel() else 0.0
+    own = (eager.double() - exact).abs().max().item() if exact.numel() else 0.0
+    assert error <= 2 * own + 1e-6 * max(scale, 1e-30), (
+        f"{what}: error {error:.3g}, eager's {own:.3g}, scale {scale:.3g}"
+    )
+
+
+def step(model: nn.Module, args: tuple, kwargs: dict) -> dict[str, torch.Tensor | None]:
+    """Outputs, gradients and buffers after one forward and backward of a fixed weighting."""
+    result = model(*args, **kwargs)
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    found = {f"output {i}": tensor.detach() for i, tensor in enumerate(tensors)}
+    losses = [(tensor * _weights(tensor)).sum() for tensor in tensors if tensor.requires_grad]
+    if losses:
+        sum(losses).backward()
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    found |= {f"gradient of input {i}": leaf.grad for i, leaf in enumerate(leaves)}
+    found |= {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    found |= {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
+    return found
+
+
+def _weights(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.rand(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype) - 0.3
+
+
+def _leaf_copy(leaf):
+    return (
+        leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+    )
+
+
+def _double(leaf):
+    if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32:
+        return leaf.detach().double().requires_grad_(leaf.requires_grad)
+    return leaf

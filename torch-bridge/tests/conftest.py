@@ -1,0 +1,27 @@
+"""Where the tests get their native half: the real one, or the interpreter of the document.
+
+``SHORTHAUL_NATIVE=interpreter`` runs the wrapper's tests without a compiler.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if os.environ.get("SHORTHAUL_NATIVE") == "interpreter":
+    import document_interpreter
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+    sys.modules["shorthaul._native"] = document_interpreter
+    from shorthaul._dynamo import (
+        shorthaul as backend,
+    )  # an installed package is found by its entry point
+
+    torch._dynamo.register_backend(backend, name="shorthaul")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

@@ -1,0 +1,93 @@
+"""What cannot be compiled is refused in one clear sentence that names the place."""
+
+import numpy as np
+import pytest
+import shorthaul
+import torch
+from torch import nn
+
+
+class Branching(nn.Module):
+    """Lets a value decide."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = BranchingInner()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class BranchingInner(nn.Module):
+    """The place that is to be named."""
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+def test_data_dependent_control_flow_names_the_place():
+    with pytest.raises(
+        shorthaul.CaptureError,
+        match=r"(?s)`inner` at .*test_refusals.py:\d+: `if x.sum\(\) > 0:`.*torch.where",
+    ):
+        shorthaul.module(Branching())(torch.randn(3))
+
+
+def test_fallback_to_eager_is_said_aloud():
+    compiled = shorthaul.module(Branching(), fallback="eager")
+    x = torch.ones(3)
+    with pytest.warns(shorthaul.RecompileWarning, match="runs through PyTorch"):
+        y = compiled(x)
+    assert torch.equal(y, x * 2)
+
+
+def test_wrong_dtype_at_call_time():
+    compiled = shorthaul.module(nn.Linear(4, 2))
+    compiled(torch.randn(3, 4))
+    with (
+        pytest.raises(
+            shorthaul.InputError, match=r"given float64\[3, 4\]; before.*float32\[3, 4\]"
+        ),
+        pytest.warns(),
+    ):
+        compiled(torch.randn(3, 4, dtype=torch.float64))
+
+
+def test_wrong_shape_at_call_time():
+    compiled = shorthaul.module(nn.Linear(4, 2))
+    compiled(torch.randn(3, 4))
+    with (
+        pytest.raises(
+            shorthaul.InputError, match=r"given float32\[3, 5\]; before.*float32\[3, 4\]"
+        ),
+        pytest.warns(),
+    ):
+        compiled(torch.randn(3, 5))
+
+
+def test_arrays_are_refused():
+    with pytest.raises(shorthaul.InputError, match="from_numpy"):
+        shorthaul.module(nn.Linear(4, 2))(np.zeros((3, 4)))
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(shorthaul.InputError, match="meta"):
+        shorthaul.module(nn.Linear(4, 2))(torch.empty(3, 4, device="meta"))
+
+
+def test_autocast_is_refused():
+    compiled = shorthaul.module(nn.Linear(4, 2))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(shorthaul.CompileError, match="autocast"),
+    ):
+        compiled(torch.randn(3, 4))
+
+
+def test_things_that_are_not_modules():
+    with pytest.raises(TypeError, match="nn.Module"):
+        shorthaul.module(torch.relu)
+    with pytest.raises(ValueError, match="fallback"):
+        shorthaul.module(nn.Linear(2, 2), fallback="silent")
