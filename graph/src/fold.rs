@@ -80,11 +80,10 @@ impl Types<'_> {
 
     /// Whether `x`, met by a literal of kind `other`, keeps its own type.
     fn keeps(&self, x: &Expr, other: &Expr) -> bool {
-        match (self.kind(x), self.kind(other)) {
-            (Some(Kind::Float), Some(_)) => true,
-            (Some(Kind::Int), Some(Kind::Int)) => true,
-            _ => false,
-        }
+        matches!(
+            (self.kind(x), self.kind(other)),
+            (Some(Kind::Float), Some(_)) | (Some(Kind::Int), Some(Kind::Int))
+        )
     }
 }
 

@@ -4,17 +4,21 @@
 //! Every other room speaks in these types. This room never knows an operator by name: library
 //! nodes carry a name and attributes, and whoever needs their meaning asks the `ops` room.
 
+mod bind;
 mod build;
 mod derive;
 mod dtype;
 mod expr;
 mod fold;
 mod graph;
+mod interpret;
 mod layout;
+mod meaning;
 pub mod philox;
 mod size;
 mod tensor;
 
+pub use bind::{BindError, complete_bindings, infer_bindings};
 pub use build::Builder;
 pub use dtype::DType;
 pub use expr::{Binary, Expr, Scalar, Unary};
@@ -22,6 +26,8 @@ pub use graph::{
     Attr, Attrs, Block, Branch, Container, ContainerId, Graph, Index, Library, Lifetime, Loop, Map,
     Memlet, Node, NodeKind, Origin, Output, Param, Reduction, Schedule, Stage, State, Tasklet,
 };
+pub use interpret::{Precision, interpret};
 pub use layout::{Layout, Storage};
+pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};

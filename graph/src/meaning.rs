@@ -1,0 +1,124 @@
+//! What the interpreter must be told (the meaning of operators) and how it refuses.
+//!
+//! The `graph` room knows no operator; [`LibraryMeaning`] is where the `ops` room plugs in. This
+//! file never executes anything.
+
+use crate::bind::BindError;
+use crate::dtype::DType;
+use crate::graph::{Library, Origin};
+use crate::size::SizeError;
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// What library nodes mean; implemented by the `ops` room.
+pub trait LibraryMeaning {
+    /// The values of all outputs, in the operator's order, also of those nobody needs. Sizes
+    /// in the attributes of `library` are constants.
+    ///
+    /// # Errors
+    /// Whatever the operator refuses.
+    fn evaluate(
+        &self,
+        library: &Library,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, Refusal>;
+
+    /// Whether two equal calls may give different results.
+    fn is_random(&self, op: &str) -> bool;
+}
+
+/// An operator's own error.
+pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
+
+/// For graphs without library nodes: knows none.
+#[derive(Clone, Copy, Debug)]
+pub struct NoLibrary;
+
+impl LibraryMeaning for NoLibrary {
+    fn evaluate(&self, library: &Library, _: &[Option<&Tensor>]) -> Result<Vec<Tensor>, Refusal> {
+        Err(format!("no meaning of operator `{}` was given", library.op).into())
+    }
+    fn is_random(&self, _: &str) -> bool {
+        true
+    }
+}
+
+/// Why a graph could not be interpreted.
+#[derive(Debug, thiserror::Error)]
+pub enum InterpretError {
+    /// The inputs do not fit the graph.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// An input of another element type.
+    #[error("input `{input}` is {expected}, a tensor of {found} was given")]
+    InputType {
+        /// Name of the container.
+        input: String,
+        /// Its element type.
+        expected: DType,
+        /// Element type given.
+        found: DType,
+    },
+    /// A size could not be computed.
+    #[error("{origin}: {error}")]
+    Size {
+        /// The node.
+        origin: Arc<Origin>,
+        /// What was missing.
+        error: SizeError,
+    },
+    /// An index outside a container whose access has no fill.
+    #[error("{origin}: index {index:?} is outside `{container}` of shape {shape:?}")]
+    OutOfBounds {
+        /// The node.
+        origin: Arc<Origin>,
+        /// Name of the container.
+        container: String,
+        /// The index.
+        index: Vec<i64>,
+        /// The container's shape.
+        shape: Vec<usize>,
+    },
+    /// An element was read that nobody wrote.
+    #[error("{origin}: element {index:?} of `{container}` is read but was never written")]
+    Unset {
+        /// The reader.
+        origin: Arc<Origin>,
+        /// Name of the container.
+        container: String,
+        /// The index.
+        index: Vec<i64>,
+    },
+    /// An operator refused.
+    #[error("{origin}: operator `{op}`: {error}")]
+    Library {
+        /// The node.
+        origin: Arc<Origin>,
+        /// The operator.
+        op: String,
+        /// What it said.
+        error: Refusal,
+    },
+    /// An operator gave something else than the graph declares.
+    #[error("{origin}: operator `{op}` gave {found} for `{container}`, declared {expected}")]
+    LibraryResult {
+        /// The node.
+        origin: Arc<Origin>,
+        /// The operator.
+        op: String,
+        /// Name of the container.
+        container: String,
+        /// Declared type and shape.
+        expected: String,
+        /// Type and shape given.
+        found: String,
+    },
+    /// The graph is malformed; the verifier says more.
+    #[error("{origin}: {what}; verify the graph")]
+    Malformed {
+        /// The node.
+        origin: Arc<Origin>,
+        /// The problem.
+        what: String,
+    },
+}
