@@ -13,10 +13,14 @@ mod fold;
 mod graph;
 mod interpret;
 mod layout;
+mod lexer;
 mod meaning;
+mod parse;
+mod parse_expr;
 pub mod philox;
 mod size;
 mod tensor;
+pub mod text;
 
 pub use bind::{BindError, complete_bindings, infer_bindings};
 pub use build::Builder;
@@ -29,5 +33,6 @@ pub use graph::{
 pub use interpret::{Precision, interpret};
 pub use layout::{Layout, Storage};
 pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};
+pub use parse::{ParseError, parse, parse_with};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};
