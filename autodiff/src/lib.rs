@@ -12,4 +12,4 @@ mod map;
 mod reverse;
 
 pub use error::AutodiffError;
-pub use reverse::{Differentiated, Request, differentiate};
+pub use reverse::{Differentiated, Request, active, differentiate};

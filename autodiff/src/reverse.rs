@@ -73,6 +73,14 @@ pub fn differentiate(graph: &Graph, request: &Request) -> Result<Differentiated,
     })
 }
 
+/// Floating-point containers that depend on one of `wrt`; empty for graphs with control flow.
+pub fn active(graph: &Graph, wrt: &[ContainerId]) -> BTreeSet<ContainerId> {
+    match graph.single_state() {
+        Some(state) => active_containers(&state.nodes, wrt, graph),
+        None => BTreeSet::new(),
+    }
+}
+
 fn take_forward_nodes(graph: &mut Graph) -> Result<Vec<Node>, AutodiffError> {
     let name = graph.name.clone();
     let state: &mut State = graph.single_state_mut().ok_or(AutodiffError::ControlFlow {

@@ -394,9 +394,11 @@ fn inner_loops_pay(graph: &Graph, group: &Group) -> bool {
         let dims = group.dims_of(*id);
         let c = graph.container(*id);
         let covered: i64 = dims.keys().map(|d| constant(&c.shape[*d])).product();
-        inner_bytes += size / covered.max(1);
+        let per_point = size / covered.max(1);
+        inner_bytes += per_point;
         let contiguous = c.layout.order().last();
-        if size > SMALL_BYTES && contiguous.is_some_and(|d| dims.contains_key(d)) {
+        let strided = contiguous.is_some_and(|d| dims.contains_key(d));
+        if size > SMALL_BYTES && per_point > c.dtype.bytes() as i64 && strided {
             return false;
         }
     }

@@ -14,7 +14,9 @@ use crate::unit::{
     Uses, bytes, definition, elements, expression_cost, is_contraction, is_movement, points, unit,
     unit_tasklet_mut,
 };
-use graph::{ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, Scalar, SymExpr, Symbol};
+use graph::{
+    ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, Scalar, SymExpr, Symbol, Tasklet,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most operations a tasklet may grow to, so that recomputation stays cheaper than memory.
@@ -23,7 +25,7 @@ const MAX_EXPRESSION_COST: u32 = 400;
 const MAX_INPUTS: usize = 14;
 
 /// Inlines until nothing more pays; what was inlined everywhere disappears.
-pub fn inline(graph: &mut Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision>) {
+pub fn inline(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision>) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     // Producers come before consumers, so one sweep composes whole chains; a second one finds
     // what the first made cheap.
@@ -35,8 +37,22 @@ pub fn inline(graph: &mut Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Deci
             }
             at += 1;
         }
-        remove_dead(graph, nodes, &outputs);
+        remove_dead(nodes, &outputs);
     }
+}
+
+/// Inlines movement only.
+pub fn inline_movement(graph: &Graph, nodes: &mut Vec<Node>) {
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    for at in 0..nodes.len() {
+        for id in nodes[at].writes() {
+            let moved = definition(graph, &nodes[at], id).is_some_and(|d| is_movement(d.expr));
+            if moved {
+                inline_container(graph, nodes, at, id, &outputs, &mut Vec::new());
+            }
+        }
+    }
+    remove_dead(nodes, &outputs);
 }
 
 fn inline_container(
@@ -184,10 +200,9 @@ fn replace_input(
         tasklet.outputs.iter_mut().for_each(|(m, _)| follow(m));
     }
     for (_, expr) in &mut tasklet.outputs {
-        *expr = expr
-            .map_leaves(&|leaf| (*leaf == Expr::In(position)).then(|| value.clone()))
-            .simplify();
+        *expr = expr.map_leaves(&|leaf| (*leaf == Expr::In(position)).then(|| value.clone()));
     }
+    simplify_expressions(graph, tasklet);
     tidy_inputs(tasklet);
     Some(())
 }
@@ -295,8 +310,17 @@ fn substitute_expr(expr: &Expr, replaced: &BTreeMap<Symbol, Index>, base: usize)
     })
 }
 
+/// Simplifies a tasklet's expressions, knowing the types of what it reads.
+pub fn simplify_expressions(graph: &Graph, tasklet: &mut Tasklet) {
+    let dtype = |m: &Memlet| graph.container(m.container).dtype;
+    let types: Vec<_> = tasklet.inputs.iter().map(dtype).collect();
+    for (_, expr) in &mut tasklet.outputs {
+        *expr = expr.simplify_typed(&types);
+    }
+}
+
 /// Merges equal inputs and drops unused ones.
-pub(crate) fn tidy_inputs(tasklet: &mut graph::Tasklet) {
+fn tidy_inputs(tasklet: &mut Tasklet) {
     let data = |m: &Memlet| -> Vec<usize> {
         let at = |i: &Index| match i {
             Index::Data(d) => Some(*d),
@@ -383,7 +407,7 @@ fn bytes_saved(
 }
 
 /// Drops nodes whose results nobody reads.
-pub(crate) fn remove_dead(_graph: &Graph, nodes: &mut Vec<Node>, outputs: &BTreeSet<ContainerId>) {
+fn remove_dead(nodes: &mut Vec<Node>, outputs: &BTreeSet<ContainerId>) {
     loop {
         let uses = Uses::of(nodes);
         let before = nodes.len();

@@ -61,9 +61,14 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     let mut decisions = Vec::new();
     let mut nodes = take_nodes(&mut graph)?;
     view::drop_unit_params(&mut nodes);
+    for node in &mut nodes {
+        node.visit_tasklets_mut(&mut |t| inline::simplify_expressions(&graph, t));
+    }
+    inline::inline_movement(&graph, &mut nodes);
     view::merge_views(&mut graph, &mut nodes);
+    view::split_composite_dims(&mut graph, &mut nodes);
     view::drop_unit_params(&mut nodes);
-    inline::inline(&mut graph, &mut nodes, &mut decisions);
+    inline::inline(&graph, &mut nodes, &mut decisions);
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })
 }

@@ -11,7 +11,7 @@ use graph::{
     ContainerId, Expr, Graph, Index, Layout, Library, Lifetime, Map, Memlet, Node, NodeKind, Param,
     SymExpr, Symbol, Tensor,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Merges containers across reshapes; reshapes that cannot go stay as nodes.
@@ -25,6 +25,103 @@ pub fn merge_views(graph: &mut Graph, nodes: &mut Vec<Node>) {
         }
         at += 1;
     }
+}
+
+/// Containers indexed by `p0·f + p1` at some dimension, because a map's parameter was split for the
+/// sake of another container, are split at that dimension too, so that indices stay plain.
+pub fn split_composite_dims(graph: &mut Graph, nodes: &mut [Node]) {
+    let mut refused = BTreeSet::new();
+    while let Some((id, fine)) = composite_container(graph, nodes, &refused) {
+        let refined = constant_sizes(graph, id).and_then(|old| {
+            let refine = |node: &Node| -> Option<Node> {
+                let mut node = node.clone();
+                let touched = node.reads().contains(&id) || node.writes().contains(&id);
+                if touched {
+                    refine_node(&mut node, id, &old, &fine)?;
+                }
+                Some(node)
+            };
+            nodes.iter().map(refine).collect::<Option<Vec<_>>>()
+        });
+        match refined {
+            Some(all) => {
+                nodes.clone_from_slice(&all);
+                set_shape(graph, id, &fine);
+            }
+            None => {
+                refused.insert(id);
+            }
+        }
+    }
+}
+
+/// The first container, not refused before, with a dimension that some map indexes by digits, and
+/// the shape that gives each digit its own dimension.
+fn composite_container(
+    graph: &Graph,
+    nodes: &[Node],
+    refused: &BTreeSet<ContainerId>,
+) -> Option<(ContainerId, Vec<i64>)> {
+    for node in nodes {
+        let NodeKind::Map(map) = &node.kind else {
+            continue;
+        };
+        let mut found = None;
+        for_memlets(map, &mut |m| {
+            let allowed = !refused.contains(&m.container) && m.fill.is_none();
+            if found.is_some() || !allowed {
+                return;
+            }
+            let Some(sizes) = constant_sizes(graph, m.container) else {
+                return;
+            };
+            let split: Option<Vec<Vec<i64>>> = m
+                .subset
+                .iter()
+                .zip(&sizes)
+                .map(|(index, size)| match index {
+                    Index::At(e) => digit_factors(e, *size, map),
+                    Index::Data(_) => Some(vec![*size]),
+                })
+                .collect();
+            if let Some(split) = split.filter(|s| s.iter().any(|f| f.len() > 1)) {
+                let ones = |n: &i64| *n != 1;
+                found = Some((
+                    m.container,
+                    split.into_iter().flatten().filter(ones).collect(),
+                ));
+            }
+        });
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// The factors of `size` if the index is `Σ p_k·Π f_{k+1…}` with each `p_k` of size `f_k`; the size
+/// itself for any other index.
+fn digit_factors(e: &SymExpr, size: i64, map: &Map) -> Option<Vec<i64>> {
+    let whole = Some(vec![size]);
+    let Some((mut terms, 0)) = e.as_affine() else {
+        return whole;
+    };
+    if terms.len() < 2 {
+        return whole;
+    }
+    terms.sort_by_key(|(_, c)| -c);
+    let mut factors = Vec::new();
+    let mut stride = size;
+    for (symbol, c) in &terms {
+        let param = map.params.iter().find(|p| p.name == *symbol)?;
+        let range = param.size.as_const()?;
+        if *c <= 0 || c * range != stride {
+            return whole;
+        }
+        factors.push(range);
+        stride = *c;
+    }
+    if stride == 1 { Some(factors) } else { whole }
 }
 
 fn reshape_of(node: &Node) -> Option<(ContainerId, ContainerId)> {

@@ -6,7 +6,10 @@
 //! channels-last, and so is everything aligned with them through maps; whatever the caller owns
 //! keeps the caller's layout. This is the special case of the configuration graph of "Data
 //! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
-//! the general problem is not solved here yet.
+//! the general problem is not solved here yet. What only matrix products touch is ordered so that
+//! the products see few, long dimensions ([`products`]).
+
+mod products;
 
 use graph::{
     ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Reduction, SymExpr, Tasklet,
@@ -18,6 +21,8 @@ use std::collections::BTreeSet;
 pub struct Assignment {
     /// Containers now channels-last.
     pub channels_last: Vec<ContainerId>,
+    /// Containers of matrix products in another order than row-major.
+    pub reordered: Vec<ContainerId>,
 }
 
 /// Gives activations around convolutions the channels-last layout. Changes only containers made
@@ -56,8 +61,10 @@ pub fn assign(graph: &mut Graph) -> Assignment {
         let c = graph.container_mut(*id);
         c.layout = Layout::channels_last(c.shape.len());
     }
+    let reordered = products::reorder(graph, &owned, &aliased);
     Assignment {
         channels_last: changed,
+        reordered,
     }
 }
 
@@ -82,11 +89,12 @@ fn convolution_activations(tasklet: &Tasklet) -> Vec<ContainerId> {
     }
     let all: Vec<&Memlet> = tasklet.inputs.iter().chain([write]).collect();
     let mut found = Vec::new();
-    for (i, x) in all.iter().enumerate() {
-        for y in &all[i + 1..] {
-            if is_activation_pair(x, y) {
-                found.extend([x.container, y.container]);
-            }
+    for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {
+        let (x, y) = (all[x], all[y]);
+        // Weights know nothing of the batch; the third array of an attention product does.
+        if is_activation_pair(x, y) && !all[weights].subset.iter().any(|i| related(i, &x.subset[0]))
+        {
+            found.extend([x.container, y.container]);
         }
     }
     found

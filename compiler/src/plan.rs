@@ -1,0 +1,141 @@
+//! The part of the straight line that works on graphs: differentiate, bind, expand, lay out, fuse.
+//!
+//! Each step takes the result type of the one before, so a wrong order does not compile. Nothing
+//! here emits or runs code.
+
+use crate::error::CompileError;
+use autodiff::Request;
+use fusion::{Decision, Fused};
+use graph::{Bindings, ContainerId, Graph, Lifetime, Stage};
+use std::collections::BTreeSet;
+
+/// A training or inference step before sizes are known.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Forward nodes, and backward nodes if gradients were asked for.
+    graph: Graph,
+    /// How many of the graph's inputs the model has; seeds of gradients follow.
+    pub n_inputs: usize,
+    /// How many of the graph's outputs the model has; gradients follow.
+    pub n_outputs: usize,
+    /// Positions among the outputs whose gradient is an input, in the order of those inputs.
+    pub seeded_outputs: Vec<usize>,
+    /// Positions among the inputs that have a gradient, in the order of those outputs.
+    pub gradient_inputs: Vec<usize>,
+}
+
+impl Step {
+    /// The model as it is, without gradients.
+    pub fn forward(graph: &Graph) -> Step {
+        Step {
+            n_inputs: graph.inputs.len(),
+            n_outputs: graph.outputs.len(),
+            graph: graph.clone(),
+            seeded_outputs: Vec::new(),
+            gradient_inputs: Vec::new(),
+        }
+    }
+
+    /// The model with the gradients of its floating-point results with respect to the inputs at
+    /// positions `wrt`. Inputs that influence no result get none.
+    ///
+    /// # Errors
+    /// An operator without a derivative, or control flow.
+    pub fn training(graph: &Graph, wrt: &[usize]) -> Result<Step, CompileError> {
+        let wrt_ids: Vec<ContainerId> = wrt.iter().map(|i| graph.inputs[*i]).collect();
+        let active = autodiff::active(graph, &wrt_ids);
+        let seeded: Vec<usize> = (0..graph.outputs.len())
+            .filter(|i| {
+                let output = &graph.outputs[*i];
+                let unique = graph.outputs[..*i]
+                    .iter()
+                    .all(|o| o.container != output.container);
+                output.updates.is_none() && unique && active.contains(&output.container)
+            })
+            .collect();
+        let request = Request {
+            of: seeded.iter().map(|i| graph.outputs[*i].container).collect(),
+            wrt: wrt_ids,
+        };
+        let step = autodiff::differentiate(graph, &request)?;
+        let with_gradient = wrt.iter().zip(&step.gradients);
+        Ok(Step {
+            n_inputs: graph.inputs.len(),
+            n_outputs: graph.outputs.len(),
+            gradient_inputs: with_gradient
+                .filter_map(|(i, g)| g.is_some().then_some(*i))
+                .collect(),
+            seeded_outputs: seeded,
+            graph: step.graph,
+        })
+    }
+
+    /// Symbols that still need a value.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Fixes the sizes and decides fusion and layout.
+    ///
+    /// # Errors
+    /// A size without a value, control flow, an operator that refuses these sizes.
+    pub fn plan(&self, bindings: &Bindings) -> Result<Plan, CompileError> {
+        let bound = self.graph.bind(bindings);
+        let mut expanded = fusion::expand(&bound)?;
+        layouts::assign(&mut expanded.graph);
+        let Fused { graph, decisions } = fusion::fuse(expanded)?;
+        Ok(Plan {
+            step: self.clone(),
+            bound,
+            graph,
+            decisions,
+        })
+    }
+}
+
+/// A step with every decision taken, ready to be lowered.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What it is a plan of.
+    pub step: Step,
+    /// The step with its sizes fixed: shapes of inputs and outputs as the caller sees them.
+    pub bound: Graph,
+    /// Kernels in execution order.
+    pub graph: Graph,
+    /// What fusion did.
+    pub decisions: Vec<Decision>,
+}
+
+impl Plan {
+    /// Positions among the inputs that backward kernels read.
+    pub fn backward_reads(&self) -> Vec<usize> {
+        let read: BTreeSet<ContainerId> = self
+            .graph
+            .single_state()
+            .into_iter()
+            .flat_map(|s| &s.nodes)
+            .filter(|n| n.stage == Stage::Backward)
+            .flat_map(|n| n.reads())
+            .collect();
+        let inputs = self.graph.inputs.iter().take(self.step.n_inputs);
+        inputs
+            .enumerate()
+            .filter_map(|(i, id)| read.contains(id).then_some(i))
+            .collect()
+    }
+
+    /// Bytes that live from forward to backward: what forward kernels write and backward ones read.
+    pub fn crossing(&self) -> Vec<ContainerId> {
+        let Some(state) = self.graph.single_state() else {
+            return Vec::new();
+        };
+        let of = |stage| state.nodes.iter().filter(move |n| n.stage == stage);
+        let written: BTreeSet<_> = of(Stage::Forward).flat_map(|n| n.writes()).collect();
+        let read: BTreeSet<_> = of(Stage::Backward).flat_map(|n| n.reads()).collect();
+        written
+            .intersection(&read)
+            .filter(|id| self.graph.container(**id).lifetime == Lifetime::Transient)
+            .copied()
+            .collect()
+    }
+}

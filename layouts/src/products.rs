@@ -1,0 +1,138 @@
+//! Order of dimensions of what matrix products hand to each other.
+//!
+//! Two dimensions of an operand that play the same part in a product (both rows, both columns, both
+//! summed) act as one long dimension when they are adjacent in memory in every array that has
+//! them. A container between two products, such as attention's context `[batch, head, position,
+//! feature]` before the output projection, gets the order with most such merges; its last
+//! dimension stays fastest. Nothing else about the products changes.
+
+use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Reduction, Symbol, Tasklet};
+use std::collections::BTreeSet;
+
+/// Gives containers between products the order in which most dimensions merge; those changed.
+pub fn reorder(
+    graph: &mut Graph,
+    owned: &BTreeSet<ContainerId>,
+    aliased: &BTreeSet<ContainerId>,
+) -> Vec<ContainerId> {
+    let Some(state) = graph.single_state() else {
+        return Vec::new();
+    };
+    let mut products: Vec<Tasklet> = Vec::new();
+    for node in &state.nodes {
+        node.visit_tasklets(&mut |t| {
+            if is_product(t) {
+                products.push(t.clone());
+            }
+        });
+    }
+    let made: BTreeSet<ContainerId> = products
+        .iter()
+        .map(|t| t.outputs[0].0.container)
+        .filter(|id| !owned.contains(id) && !aliased.contains(id))
+        .collect();
+    let mut changed = Vec::new();
+    for id in made {
+        let c = graph.container(id);
+        if c.lifetime != Lifetime::Transient || !c.layout.is_row_major() || c.shape.len() < 3 {
+            continue;
+        }
+        let uses: Vec<&Tasklet> = products.iter().filter(|t| touches(t, id)).collect();
+        let best = orders(c.shape.len())
+            .into_iter()
+            .filter_map(Layout::from_order)
+            .map(|layout| (merges(graph, id, &layout, &uses), layout))
+            // The first of equals: row-major comes first.
+            .reduce(|best, next| if next.0 > best.0 { next } else { best });
+        if let Some((_, layout)) = best
+            && !layout.is_row_major()
+        {
+            graph.container_mut(id).layout = layout;
+            changed.push(id);
+        }
+    }
+    changed
+}
+
+fn is_product(t: &Tasklet) -> bool {
+    let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| symbol(i).is_some());
+    t.inputs.len() == 2
+        && t.outputs.len() == 1
+        && t.outputs[0].0.conflict == Some(Reduction::Sum)
+        && t.inputs.iter().chain([&t.outputs[0].0]).all(plain)
+}
+
+fn symbol(index: &Index) -> Option<&Symbol> {
+    match index {
+        Index::At(e) => e.as_symbol(),
+        Index::Data(_) => None,
+    }
+}
+
+fn touches(t: &Tasklet, id: ContainerId) -> bool {
+    arrays(t).iter().any(|m| m.container == id)
+}
+
+fn arrays(t: &Tasklet) -> [&Memlet; 3] {
+    [&t.inputs[0], &t.inputs[1], &t.outputs[0].0]
+}
+
+/// Permutations of `0..rank` that keep the last dimension last, row-major first.
+fn orders(rank: usize) -> Vec<Vec<usize>> {
+    let mut all = vec![Vec::new()];
+    for _ in 1..rank {
+        all = all
+            .into_iter()
+            .flat_map(|o: Vec<usize>| {
+                (0..rank - 1)
+                    .filter(|d| !o.contains(d))
+                    .map(|d| o.iter().copied().chain([d]).collect())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+    }
+    for order in &mut all {
+        order.push(rank - 1);
+    }
+    all
+}
+
+/// Pairs of neighbouring dimensions that act as one, over all products that touch the container.
+fn merges(graph: &Graph, id: ContainerId, layout: &Layout, uses: &[&Tasklet]) -> usize {
+    let mut count = 0;
+    for t in uses {
+        let all = arrays(t);
+        for own in all.iter().filter(|m| m.container == id) {
+            for pair in layout.order().windows(2) {
+                let (Some(outer), Some(inner)) =
+                    (symbol(&own.subset[pair[0]]), symbol(&own.subset[pair[1]]))
+                else {
+                    continue;
+                };
+                let fits = |m: &&Memlet| {
+                    let order = if m.container == id {
+                        layout
+                    } else {
+                        &graph.container(m.container).layout
+                    };
+                    adjacent(m, order, outer, inner)
+                };
+                count += usize::from(all.iter().all(fits));
+            }
+        }
+    }
+    count
+}
+
+/// Whether an array has both or neither, and both only as neighbours in memory.
+fn adjacent(m: &Memlet, layout: &Layout, outer: &Symbol, inner: &Symbol) -> bool {
+    let place = |s: &Symbol| {
+        let d = m.subset.iter().position(|i| symbol(i) == Some(s))?;
+        layout.order().iter().position(|o| *o == d)
+    };
+    match (place(outer), place(inner)) {
+        (Some(a), Some(b)) => a + 1 == b,
+        (None, None) => true,
+        _ => false,
+    }
+}
