@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod compile;
+pub mod contraction;
 pub mod features;
 pub mod memory;
 pub mod pool;

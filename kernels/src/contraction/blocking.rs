@@ -1,0 +1,561 @@
+//! Roles of the dims and the blocking plan of a contraction whose output is plain: register tile,
+//! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by a small
+//! cost model in cycles; emits no text.
+
+use super::NoFastPath;
+use super::access::{Access, Coord, Problem};
+use super::stage::Staging;
+
+/// A loop dimension with its step in each operand; `a` is without staging.
+#[derive(Clone, Debug)]
+pub struct Dim {
+    pub id: usize,
+    pub size: i64,
+    pub a: i64,
+    pub b: i64,
+    pub o: i64,
+}
+
+/// A contraction with its dims sorted into roles; every role has at least one dim.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub batch: Vec<Dim>,
+    pub m: Vec<Dim>,
+    pub n: Vec<Dim>,
+    pub k: Vec<Dim>,
+    /// Coordinates of `a` without the batch dims.
+    pub a: Access,
+    pub b_base: i64,
+    pub o_base: i64,
+    /// The broadcast operand is the caller's `b`.
+    pub swapped: bool,
+}
+
+/// A cut of an ordered list of dims: dims before `depth` one index at a time, dim `depth` in `blocks`
+/// nearly equal pieces, dims after it whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    pub depth: usize,
+    pub blocks: i64,
+}
+
+/// Register tiles along one M dim; the dim inside it, if any, is wholly in every tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiling {
+    /// Position in `Shape::m` of the dim that is cut into tiles.
+    pub axis: usize,
+    pub n_tiles: i64,
+    /// Every tile has `small` positions of the axis, the first `n_big` one more.
+    pub small: i64,
+    pub n_big: i64,
+}
+
+/// Where the micro-kernel finds the vector operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VectorSource {
+    /// In place.
+    Direct,
+    /// Packed by a launch of its own into shared scratch.
+    Shared,
+    /// Packed block by block into the thread's scratch.
+    Thread,
+}
+
+/// All decisions.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub shape: Shape,
+    pub vw: i64,
+    /// Vectors of a full panel.
+    pub nv: i64,
+    pub tiling: Tiling,
+    pub m_cut: Cut,
+    pub k_cut: Cut,
+    pub n_chunks: i64,
+    /// Pieces of the reduction that are summed by a last launch.
+    pub parts: i64,
+    pub staging: Option<Staging>,
+    pub source: VectorSource,
+    /// Results go to shared scratch and are moved (and summed) by a last launch.
+    pub to_scratch: bool,
+}
+
+impl Cut {
+    /// Number of blocks over `dims`, of which dim `depth` counts `units`.
+    pub fn count(&self, dims: &[Dim]) -> i64 {
+        dims[..self.depth].iter().map(|d| d.size).product::<i64>() * self.blocks
+    }
+}
+
+impl Tiling {
+    fn new(m: &[Dim], mr: i64) -> Self {
+        let last = m.len() - 1;
+        let (axis, per_tile) = match m[last].size {
+            w if w < mr && last > 0 => (last - 1, (mr / w).max(1)),
+            _ => (last, mr),
+        };
+        let n_tiles = (m[axis].size + per_tile - 1) / per_tile;
+        Tiling {
+            axis,
+            n_tiles,
+            small: m[axis].size / n_tiles,
+            n_big: m[axis].size % n_tiles,
+        }
+    }
+
+    /// First position of tile `t`, as a C expression.
+    pub fn start(&self, t: &str) -> String {
+        match self.n_big {
+            0 => format!("{t}*{}L", self.small),
+            _ => format!("({t}*{}L + shl_min({t}, {}L))", self.small, self.n_big),
+        }
+    }
+
+    fn largest(&self) -> i64 {
+        self.small + i64::from(self.n_big > 0)
+    }
+}
+
+impl Plan {
+    /// Lanes of a full panel.
+    pub fn nr(&self) -> i64 {
+        self.nv * self.vw
+    }
+
+    /// The innermost N dim.
+    pub fn n_inner(&self) -> &Dim {
+        &self.shape.n[self.shape.n.len() - 1]
+    }
+
+    /// Panels along the innermost N dim.
+    pub fn inner_panels(&self) -> i64 {
+        (self.n_inner().size + self.nr() - 1) / self.nr()
+    }
+
+    /// All panels.
+    pub fn panels(&self) -> i64 {
+        let outer: i64 = self.shape.n[..self.shape.n.len() - 1]
+            .iter()
+            .map(|d| d.size)
+            .product();
+        outer * self.inner_panels()
+    }
+
+    /// Columns that exist in the last inner panel, if it is not full.
+    pub fn tail(&self) -> Option<i64> {
+        Some(self.n_inner().size % self.nr()).filter(|&r| r > 0)
+    }
+
+    /// Reduction length of a whole problem and the most in one block.
+    pub fn k_total(&self) -> i64 {
+        product(&self.shape.k)
+    }
+
+    /// Most reduction steps in one block.
+    pub fn k_block(&self) -> i64 {
+        k_block(&self.shape, &self.k_cut)
+    }
+}
+
+fn product(dims: &[Dim]) -> i64 {
+    dims.iter().map(|d| d.size).product()
+}
+
+fn div_up(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}
+
+fn k_block(s: &Shape, cut: &Cut) -> i64 {
+    div_up(s.k[cut.depth].size, cut.blocks) * product(&s.k[cut.depth + 1..])
+}
+
+// ---- roles ----
+
+/// Sorts dims into roles, joins dims that walk together, and orients the operands.
+pub fn shape(p: &Problem) -> Result<Shape, NoFastPath> {
+    let mut p = p.clone();
+    p.tidy();
+    p.a.simplify_read(false);
+    p.b.simplify_read(false);
+    p.out.simplify_read(true);
+    let swapped = choose_swap(&p);
+    if swapped {
+        std::mem::swap(&mut p.a, &mut p.b);
+    }
+    p.b.simplify_read(true);
+    if p.b.any_guard() {
+        return Err(NoFastPath("both operands have guarded axes"));
+    }
+    if p.a.repeats_a_dim(p.dims.len()) {
+        p.a.simplify_read(true);
+        if p.a.repeats_a_dim(p.dims.len()) {
+            return Err(NoFastPath("a dimension occurs in two guarded axes"));
+        }
+    }
+    if p.a
+        .coords
+        .iter()
+        .any(|c| c.stride <= 0 || c.terms.is_empty() || c.terms.iter().any(|t| t.1 < 0))
+    {
+        return Err(NoFastPath("an operand runs backwards"));
+    }
+    assign_roles(p, swapped)
+}
+
+/// Guarded and composite axes belong to the broadcast operand; else the operand whose dims hold the
+/// output's contiguous run should be the vector one.
+fn choose_swap(p: &Problem) -> bool {
+    let rank = |x: &Access| i32::from(x.any_guard()) * 2 + i32::from(x.any_composite());
+    if rank(&p.a) != rank(&p.b) {
+        return rank(&p.b) > rank(&p.a);
+    }
+    let run = |x: &Access, y: &Access| {
+        (0..p.dims.len()).any(|d| p.dims[d] > 1 && p.out.stride(d) == 1 && x.has(d) && !y.has(d))
+    };
+    if run(&p.a, &p.b) != run(&p.b, &p.a) {
+        return run(&p.a, &p.b);
+    }
+    let free = |x: &Access, y: &Access| -> i64 {
+        (0..p.dims.len())
+            .filter(|&d| x.has(d) && !y.has(d) && p.out.has(d))
+            .map(|d| p.dims[d])
+            .product()
+    };
+    free(&p.b, &p.a) < 8 && free(&p.a, &p.b) > free(&p.b, &p.a)
+}
+
+fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastPath> {
+    let mut s = Shape {
+        batch: Vec::new(),
+        m: Vec::new(),
+        n: Vec::new(),
+        k: Vec::new(),
+        a: p.a.clone(),
+        b_base: p.b.base,
+        o_base: p.out.base,
+        swapped,
+    };
+    for id in 0..p.dims.len() {
+        if p.dims[id] == 1 {
+            continue;
+        }
+        let dim = Dim {
+            id,
+            size: p.dims[id],
+            a: p.a.stride(id),
+            b: p.b.stride(id),
+            o: p.out.stride(id),
+        };
+        match (p.out.has(id), p.a.has(id), p.b.has(id)) {
+            (true, true, true) => s.batch.push(dim),
+            (true, false, true) => s.n.push(dim),
+            (true, _, false) => s.m.push(dim),
+            (false, ..) => s.k.push(dim),
+        }
+    }
+    let plain = |id: usize| p.a.coords.iter().all(|c| c.coeff(id) == 0 || c.is_plain());
+    if s.batch.iter().any(|d| !plain(d.id)) {
+        return Err(NoFastPath("a batch dimension is part of a guarded axis"));
+    }
+    s.a.coords
+        .retain(|c| s.batch.iter().all(|d| c.coeff(d.id) == 0));
+    s.batch.sort_by_key(|d| std::cmp::Reverse(d.o));
+    s.n.sort_by_key(|d| std::cmp::Reverse(d.o));
+    let direct = s.n.last().is_some_and(|d| d.o == 1);
+    s.m.sort_by_key(|d| std::cmp::Reverse(if direct { d.o } else { d.a }));
+    s.k.sort_by_key(|d| std::cmp::Reverse((d.a, d.b)));
+    for role in [&mut s.batch, &mut s.m, &mut s.n, &mut s.k] {
+        join(role, &mut s.a, &mut p.dims);
+        if role.is_empty() {
+            p.dims.push(1);
+            role.push(Dim {
+                id: p.dims.len() - 1,
+                size: 1,
+                a: 0,
+                b: 0,
+                o: 0,
+            });
+        }
+    }
+    Ok(s)
+}
+
+/// Joins neighbours `(x, y)` where stepping `x` equals running through `y` in all three operands.
+fn join(role: &mut Vec<Dim>, a: &mut Access, dims: &mut [i64]) {
+    let mut i = 0;
+    while i + 1 < role.len() {
+        let (x, y) = (role[i].clone(), role[i + 1].clone());
+        let walks = x.a == y.a * y.size && x.b == y.b * y.size && x.o == y.o * y.size;
+        let plain = |id: usize| a.coords.iter().all(|c| c.coeff(id) == 0 || c.is_plain());
+        if walks && plain(x.id) && plain(y.id) {
+            a.coords.retain(|c| c.coeff(x.id) == 0);
+            dims[y.id] = x.size * y.size;
+            role[i + 1].size = x.size * y.size;
+            role.remove(i);
+        } else {
+            i += 1;
+        }
+    }
+}
+
+// ---- the plan ----
+
+/// What the caller fixes.
+pub struct Wishes {
+    pub vw: i64,
+    pub threads: i64,
+    pub prologue_a: bool,
+    pub prologue_b: bool,
+    pub epilogue: bool,
+}
+
+/// Chooses the cheapest plan.
+pub fn plan(s: &Shape, w: &Wishes) -> Plan {
+    let n_inner = s.n[s.n.len() - 1].size;
+    let (nv, mr) = register_tile(n_inner, w.vw);
+    let tiling = Tiling::new(&s.m, mr);
+    let to_scratch = s.n[s.n.len() - 1].o != 1;
+    let mut best: Option<(f64, Plan)> = None;
+    for k_cut in cuts(&s.k, s.k.len(), |i| s.k[i].size) {
+        for m_cut in cuts(&s.m, tiling.axis + 1, |i| {
+            if i == tiling.axis {
+                tiling.n_tiles
+            } else {
+                s.m[i].size
+            }
+        }) {
+            for parts in [1, w.threads] {
+                let candidate = Plan {
+                    shape: s.clone(),
+                    vw: w.vw,
+                    nv,
+                    tiling,
+                    m_cut,
+                    k_cut,
+                    n_chunks: 1,
+                    parts,
+                    staging: None,
+                    source: VectorSource::Shared,
+                    to_scratch: to_scratch || parts > 1,
+                };
+                if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
+                    continue;
+                }
+                refine(candidate, w, &mut best);
+            }
+        }
+    }
+    let mut plan = best
+        .map(|b| b.1)
+        .unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
+    plan.staging = staging(&plan, w);
+    plan
+}
+
+fn register_tile(n_inner: i64, vw: i64) -> (i64, i64) {
+    match (vw, div_up(n_inner, vw)) {
+        (16, 1) => (1, 28),
+        (16, 3) => (3, 9),
+        (16, _) => (2, 14),
+        (_, 1) => (1, 12),
+        _ => (2, 6),
+    }
+}
+
+fn cuts(dims: &[Dim], depths: usize, units: impl Fn(usize) -> i64) -> Vec<Cut> {
+    let mut all = Vec::new();
+    for depth in 0..depths.min(dims.len()) {
+        for blocks in [
+            1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 49, 56, 64, 80, 96, 112,
+            128, 196, 256,
+        ] {
+            if blocks <= units(depth) && (depth == 0 || dims[depth - 1].size > 1 || blocks > 1) {
+                all.push(Cut { depth, blocks });
+            }
+        }
+    }
+    all
+}
+
+/// Most positions of each dim in a block.
+fn block_size(p: &Plan, id: usize) -> i64 {
+    if let Some(j) = p.shape.m.iter().position(|d| d.id == id) {
+        let size = p.shape.m[j].size;
+        return match j.cmp(&p.m_cut.depth) {
+            std::cmp::Ordering::Less => 1,
+            std::cmp::Ordering::Greater => size,
+            std::cmp::Ordering::Equal if j == p.tiling.axis => {
+                (div_up(p.tiling.n_tiles, p.m_cut.blocks) * p.tiling.largest()).min(size)
+            }
+            std::cmp::Ordering::Equal => div_up(size, p.m_cut.blocks),
+        };
+    }
+    match p.shape.k.iter().position(|d| d.id == id) {
+        Some(j) if j < p.k_cut.depth => 1,
+        Some(j) if j == p.k_cut.depth => div_up(p.shape.k[j].size, p.k_cut.blocks),
+        Some(j) => p.shape.k[j].size,
+        None => 1,
+    }
+}
+
+fn extent(p: &Plan, c: &Coord) -> i64 {
+    1 + c
+        .terms
+        .iter()
+        .map(|&(d, k)| k * (block_size(p, d) - 1))
+        .sum::<i64>()
+}
+
+fn a_floats(p: &Plan) -> i64 {
+    p.shape.a.coords.iter().map(|c| extent(p, c)).product()
+}
+
+/// The broadcast operand is read at `tile row` and `reduction` steps; which stride is not one must
+/// not be a multiple of a page.
+fn aliases(p: &Plan) -> bool {
+    let row = p.shape.m[p.shape.m.len() - 1].a;
+    let step = p.shape.k[p.shape.k.len() - 1].a;
+    (step == 1 && row % 1024 == 0) || (row == 1 && step % 512 == 0)
+}
+
+fn must_stage(p: &Plan, w: &Wishes) -> bool {
+    p.shape.a.any_guard() || w.prologue_a || aliases(p)
+}
+
+fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
+    must_stage(p, w).then(|| {
+        Staging::new(&p.shape.a.coords, |c| {
+            let whole = |d: usize| {
+                let dims = p.shape.m.iter().chain(&p.shape.k);
+                dims.filter(|x| x.id == d)
+                    .all(|x| block_size(p, d) == x.size)
+            };
+            (extent(p, c), c.terms.iter().all(|t| whole(t.0)))
+        })
+    })
+}
+
+fn refine(p: Plan, w: &Wishes, best: &mut Option<(f64, Plan)>) {
+    let s = &p.shape;
+    let panels = p.panels();
+    let in_place = s.n[s.n.len() - 1].b == 1
+        && s.n[s.n.len() - 1].size % p.vw == 0
+        && !w.prologue_b
+        && s.k[s.k.len() - 1].b % 512 != 0;
+    for n_chunks in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+        .into_iter()
+        .filter(|&c| c <= panels)
+    {
+        for source in [
+            VectorSource::Shared,
+            VectorSource::Thread,
+            VectorSource::Direct,
+        ] {
+            if source == VectorSource::Direct && !in_place {
+                continue;
+            }
+            let candidate = Plan {
+                n_chunks,
+                source,
+                ..p.clone()
+            };
+            let cost = cost(&candidate, w);
+            if best.as_ref().is_none_or(|b| cost < b.0) {
+                *best = Some((cost, candidate));
+            }
+        }
+    }
+}
+
+const L2_BYTES: f64 = 1.4e6;
+
+/// Estimated cycles of the slowest thread. Bytes cost about 0.04 cycles from L2, 0.1 from L3.
+fn cost(p: &Plan, w: &Wishes) -> f64 {
+    let s = &p.shape;
+    let f = |x: i64| x as f64;
+    let (m, n, k, batch) = (
+        f(product(&s.m)),
+        f(product(&s.n)),
+        f(product(&s.k)),
+        f(product(&s.batch)),
+    );
+    let (m_blocks, k_blocks) = (f(p.m_cut.count(&s.m)), f(p.k_cut.count(&s.k)));
+    let items = f(p.parts) * batch * m_blocks * f(p.n_chunks);
+    let threads = f(w.threads);
+    let share = (items / threads).ceil() / items;
+    let kp = f(p.k_block());
+    let a_bytes = f(a_floats(p)) * 4.0;
+    let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
+    let rows = m / m_blocks;
+    let b_bytes = kp * f(p.nr()) * 4.0;
+    let column = s.m[s.m.len() - 1].a == 1;
+
+    // Arithmetic, slowed by what does not fit.
+    let lanes = f(p.panels() * p.nr());
+    let calls = batch * k_blocks * f(p.panels()) * (m / f(p.tiling.largest())).max(1.0);
+    let mut slow = 1.0;
+    let resident = a_bytes
+        + match p.source {
+            VectorSource::Thread => chunk * kp * 4.0,
+            _ => 2.0 * b_bytes,
+        };
+    slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
+    if column {
+        slow += ((kp - 512.0) / 4096.0).clamp(0.0, 0.3);
+    }
+    if p.source == VectorSource::Direct {
+        slow += 0.04 + ((kp - 512.0) / 2048.0).clamp(0.0, 0.4);
+    }
+    let mut cycles = batch * m * lanes * k / 32.0 * slow + calls * 60.0;
+
+    // Movement.
+    if must_stage(p, w) {
+        let again = if p.n_chunks > 1 && k_blocks > 1.0 {
+            f(p.n_chunks)
+        } else {
+            threads.min(f(p.n_chunks))
+        };
+        cycles += batch * m_blocks * k_blocks * a_bytes * again * 0.15;
+    } else {
+        cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * 0.05;
+    }
+    let b_total = n * k * 4.0;
+    let from = if b_total * f(p.n_chunks).recip() < L2_BYTES - a_bytes {
+        0.01
+    } else {
+        0.07
+    };
+    cycles += match p.source {
+        VectorSource::Shared => batch * b_total * (0.3 + m_blocks * from) + 3000.0 * threads,
+        VectorSource::Direct => batch * m_blocks * b_total * 0.1,
+        VectorSource::Thread => {
+            let once = p.n_chunks == 1 && k_blocks == 1.0;
+            batch
+                * b_total
+                * 0.2
+                * if once {
+                    m_blocks.min(threads)
+                } else {
+                    m_blocks
+                }
+        }
+    };
+    let block_out = rows * chunk * 4.0;
+    let out_bytes = batch * m * n * 4.0;
+    if k_blocks > 1.0 {
+        let far = if block_out > 8e5 { 0.15 } else { 0.06 };
+        cycles += out_bytes * 2.0 * (k_blocks / f(p.parts)) * far * f(p.parts);
+    }
+    if p.to_scratch {
+        cycles += out_bytes * (f(p.parts) + 1.0) * 0.2 + 3000.0 * threads;
+    }
+    if w.epilogue {
+        cycles += out_bytes
+            * if block_out + a_bytes > L2_BYTES {
+                0.15
+            } else {
+                0.0
+            };
+    }
+    cycles * share + items / threads * 150.0
+}

@@ -1,0 +1,144 @@
+//! The micro-kernel: a register tile of the output under a nest of reduction loops
+//! (batch-reduce GEMM, arXiv 1906.06440, section 2). Emits one C function; knows no blocking.
+
+use super::text::{CText, affine, hash};
+
+/// One reduction loop, with its step in each operand.
+#[derive(Clone, Debug)]
+pub struct Level {
+    pub extent: i64,
+    /// Multiplies the run-time count `kn`; at most one level, the outermost, has this.
+    pub runtime: bool,
+    pub a: i64,
+    pub b: i64,
+}
+
+/// A register tile of `rows.len()` x `nv` vectors.
+pub struct MicroKernel {
+    pub vw: i64,
+    /// Offset of each row in the broadcast operand and in the output, in elements.
+    pub rows: Vec<(i64, i64)>,
+    pub nv: i64,
+    /// Lanes of the last vector that are stored.
+    pub last_lanes: i64,
+    pub nest: Vec<Level>,
+}
+
+/// Joins neighbouring loops that walk both operands in one stride.
+pub fn merge_levels(levels: &[Level]) -> Vec<Level> {
+    let mut out: Vec<Level> = Vec::new();
+    for l in levels.iter().filter(|l| l.extent > 1 || l.runtime) {
+        match out.last_mut() {
+            Some(p) if !l.runtime && p.a == l.a * l.extent && p.b == l.b * l.extent => {
+                *p = Level {
+                    extent: p.extent * l.extent,
+                    runtime: p.runtime,
+                    a: l.a,
+                    b: l.b,
+                };
+            }
+            _ => out.push(l.clone()),
+        }
+    }
+    out
+}
+
+impl MicroKernel {
+    /// The function's name and its guarded text. Signature:
+    /// `(const float *a, const float *b, float *c, long kn, long acc)`; `acc` adds to `c`.
+    pub fn emit(&self) -> (String, String) {
+        let body = self.body();
+        let name = format!("shl_mk{:016x}", hash(&body));
+        let guard = name.to_uppercase();
+        let head = "static __attribute__((noinline)) void";
+        let args = "(const float *restrict a, const float *restrict b, float *restrict c, long kn, long acc)";
+        (
+            name.clone(),
+            format!("#ifndef {guard}\n#define {guard}\n{head} {name}{args} {{\n{body}}}\n#endif\n"),
+        )
+    }
+
+    fn body(&self) -> String {
+        let mut t = CText::default();
+        let vf = format!("vf{}", self.vw);
+        let tile = || (0..self.rows.len()).flat_map(|i| (0..self.nv).map(move |j| (i, j)));
+        t.line("(void)kn;");
+        for i in 0..self.rows.len() {
+            let regs: Vec<String> = (0..self.nv).map(|j| format!("c{i}_{j} = {{0}}")).collect();
+            t.line(format!("{vf} {};", regs.join(", ")));
+        }
+        self.reduction(&mut t, &vf);
+        t.line("if (acc) {");
+        for (i, j) in tile() {
+            self.store(&mut t, &vf, i, j, true);
+        }
+        t.line("} else {");
+        for (i, j) in tile() {
+            self.store(&mut t, &vf, i, j, false);
+        }
+        t.line("}");
+        t.finish()
+    }
+
+    fn reduction(&self, t: &mut CText, vf: &str) {
+        for (l, level) in self.nest.iter().enumerate() {
+            let count = match (level.runtime, level.extent) {
+                (true, 1) => "kn".to_string(),
+                (true, e) => format!("kn*{e}L"),
+                (false, e) => format!("{e}L"),
+            };
+            t.line(format!("for (long k{l} = 0; k{l} < {count}; k{l}++) {{"));
+        }
+        let at = |pick: fn(&Level) -> i64| {
+            let terms: Vec<(String, i64)> = self
+                .nest
+                .iter()
+                .enumerate()
+                .map(|(l, v)| (format!("k{l}"), pick(v)))
+                .collect();
+            affine(&terms, 0)
+        };
+        t.line(format!("const float *ap = a + {};", at(|l| l.a)));
+        t.line(format!("const float *bp = b + {};", at(|l| l.b)));
+        for j in 0..self.nv {
+            t.line(format!(
+                "const {vf} b{j} = *(const {vf} *)(bp + {});",
+                j * self.vw
+            ));
+        }
+        for (i, (off, _)) in self.rows.iter().enumerate() {
+            let fma: Vec<String> = (0..self.nv)
+                .map(|j| format!("c{i}_{j} += b{j}*s;"))
+                .collect();
+            t.line(format!(
+                "{{ const float s = ap[{off}]; {} }}",
+                fma.join(" ")
+            ));
+        }
+        t.close(self.nest.len());
+    }
+
+    fn store(&self, t: &mut CText, vf: &str, i: usize, j: i64, acc: bool) {
+        let at = self.rows[i].1 + j * self.vw;
+        let lanes = if j + 1 == self.nv {
+            self.last_lanes
+        } else {
+            self.vw
+        };
+        if lanes == self.vw {
+            let op = if acc { "+=" } else { "=" };
+            t.line(format!("*({vf} *)(c + {at}) {op} c{i}_{j};"));
+        } else if acc {
+            let from = format!(
+                "{{ {vf} v = {{0}}; memcpy(&v, c + {at}, {}); v += c{i}_{j};",
+                lanes * 4
+            );
+            t.line(format!("{from} memcpy(c + {at}, &v, {}); }}", lanes * 4));
+        } else {
+            t.line(format!(
+                "{{ {vf} v = c{i}_{j}; memcpy(c + {at}, &v, {}); }}",
+                lanes * 4
+            ));
+        }
+    }
+}

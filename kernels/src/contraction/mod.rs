@@ -1,0 +1,234 @@
+//! Contractions: from a sum over a product of two operands, with constant sizes, to specialized C text.
+//!
+//! Owns the recognition of matrix products, convolutions (forward, data gradient, weight gradient) and
+//! depthwise convolutions from their index expressions, the blocking decisions, and the emitted C.
+//! Never compiles, loads or runs anything, and never looks at operator names.
+//!
+//! The one building block is the batch-reduce micro-kernel of Georganas et al. (arXiv 1906.06440):
+//! a register tile of the output whose accumulators live over a whole nest of reduction loops.
+
+mod access;
+mod blocking;
+mod depthwise;
+mod driver;
+mod gather;
+mod generic;
+mod microkernel;
+mod pack;
+mod stage;
+mod text;
+
+use thiserror::Error;
+
+/// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
+#[derive(Clone, Debug)]
+pub struct Contraction {
+    /// Sizes of the loop dimensions; an [`Axis`] names them by position.
+    pub dims: Vec<i64>,
+    /// The left factor.
+    pub a: Operand,
+    /// The right factor.
+    pub b: Operand,
+    /// The result. Positions of its axes that no index reaches are set to zero.
+    pub out: Operand,
+}
+
+/// A buffer and how the dims index it.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// The axes of the container; order has no meaning, the strides say where elements lie.
+    pub axes: Vec<Axis>,
+    /// Offset of the first element, in elements.
+    pub base: i64,
+}
+
+/// One axis of a container: position = `offset + sum coeff * dim`.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    /// Number of positions.
+    pub size: i64,
+    /// Distance of two neighbouring positions, in elements.
+    pub stride: i64,
+    /// Dims with their coefficients.
+    pub terms: Vec<(usize, i64)>,
+    /// Constant part of the position.
+    pub offset: i64,
+    /// Positions outside `0..size` read as zero, and writes to them are dropped.
+    pub guarded: bool,
+}
+
+/// Names of C functions, emitted elsewhere before the contraction, that are called around it.
+#[derive(Clone, Debug, Default)]
+pub struct Hooks {
+    /// `static inline void P(void *const *buf, float *dst, long offset, long stride, long len)`: writes
+    /// `dst[i]`, i < len, from the elements `offset + i*stride` (counted from `buf[0]`) of operand `a`.
+    pub prologue_a: Option<String>,
+    /// The same for operand `b`, with offsets counted from `buf[1]`.
+    pub prologue_b: Option<String>,
+    /// `static inline void E(void *const *buf, long tid, long batch, long m0, long m1, long n0, long n1)`:
+    /// called once each block of outputs is final and still in cache. `batch`, `m` and `n` are flat
+    /// indices, in the order of the output's strides, over the dims that out shares with both
+    /// operands, with one operand, and with the other; [`EmittedContraction::roles`] tells which.
+    pub epilogue: Option<String>,
+}
+
+/// What the text is specialized for.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// f32 lanes of a vector: 16 (AVX-512), 8 (AVX2) or 4.
+    pub vector_width: i64,
+    /// Largest number of threads a launch will run on; the actual number is a run-time argument.
+    pub threads: i64,
+}
+
+/// One launch: a C function `void SYMBOL(void *const *buf, void *scratch, long tid, long nt)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The C symbol.
+    pub symbol: String,
+}
+
+/// Which dims of the description play which part; each list in the order of the output's strides.
+#[derive(Clone, Debug, Default)]
+pub struct Roles {
+    /// Dims of both operands and the output.
+    pub batch: Vec<usize>,
+    /// Dims of the broadcast operand and the output.
+    pub m: Vec<usize>,
+    /// Dims of the vector operand and the output.
+    pub n: Vec<usize>,
+}
+
+/// The C text of a contraction and what running it needs.
+///
+/// Buffers: `buf[0]` = a, `buf[1]` = b, `buf[2]` = out, `buf[3]` = shared scratch (64-byte aligned);
+/// those after are the hooks'. The launches run in order, each on all threads, with a barrier between.
+#[derive(Clone, Debug)]
+pub struct EmittedContraction {
+    /// C source; relies on `<string.h>`, which it includes.
+    pub source: String,
+    /// Launches in order.
+    pub launches: Vec<Launch>,
+    /// Bytes of `buf[3]`.
+    pub shared_scratch_bytes: usize,
+    /// Bytes of `scratch`, per thread.
+    pub thread_scratch_bytes: usize,
+    /// Multiplications and additions, counted as two per term (borders included).
+    pub flops: u64,
+    /// Which implementation was chosen.
+    pub path: &'static str,
+    /// Dims by role, for writing an epilogue.
+    pub roles: Roles,
+}
+
+/// Why a contraction cannot be emitted.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Unsupported {
+    /// A dim is zero or negative.
+    #[error("contraction dimension {dim} has size {size}; sizes must be at least 1")]
+    EmptyDim {
+        /// Position in `Contraction::dims`.
+        dim: usize,
+        /// Its size.
+        size: i64,
+    },
+    /// An axis names a dim that is not there.
+    #[error("axis {axis} of operand {operand} names dimension {dim}, but there are only {n_dims}")]
+    UnknownDim {
+        /// "a", "b" or "out".
+        operand: &'static str,
+        /// Position of the axis.
+        axis: usize,
+        /// The dim it names.
+        dim: usize,
+        /// Number of dims.
+        n_dims: usize,
+    },
+    /// Hooks were asked for where only the plain loops apply.
+    #[error("the plain-loop fallback of a contraction takes no {hook}: {reason}")]
+    HookOnFallback {
+        /// Which hook.
+        hook: &'static str,
+        /// Why no faster implementation applies.
+        reason: String,
+    },
+    /// The vector width has no micro-kernel.
+    #[error("vector width {0} is not one of 4, 8, 16")]
+    VectorWidth(i64),
+}
+
+/// Emits the C text of `c` under the symbol prefix `name`.
+pub fn emit(
+    name: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    target: &Target,
+) -> Result<EmittedContraction, Unsupported> {
+    if ![4, 8, 16].contains(&target.vector_width) {
+        return Err(Unsupported::VectorWidth(target.vector_width));
+    }
+    check(c)?;
+    let reason = match specialized(name, c, hooks, target) {
+        Ok(done) => return Ok(done),
+        Err(reason) => reason,
+    };
+    let wanted = [
+        ("prologue on operand a", hooks.prologue_a.is_some()),
+        ("prologue on operand b", hooks.prologue_b.is_some()),
+        ("epilogue", hooks.epilogue.is_some()),
+    ];
+    if let Some((hook, _)) = wanted.into_iter().find(|w| w.1) {
+        return Err(Unsupported::HookOnFallback {
+            hook,
+            reason: reason.0.to_string(),
+        });
+    }
+    Ok(generic::emit(name, c))
+}
+
+/// Why the fast paths do not apply.
+#[derive(Debug)]
+struct NoFastPath(&'static str);
+
+fn specialized(
+    name: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    target: &Target,
+) -> Result<EmittedContraction, NoFastPath> {
+    let parts = gather::gather_form(access::Problem::new(c))?;
+    if let Some(done) = depthwise::emit(name, &parts, hooks, target)? {
+        return Ok(EmittedContraction {
+            flops: flops(c),
+            ..done
+        });
+    }
+    let done = driver::emit(name, &parts, hooks, target)?;
+    Ok(EmittedContraction {
+        flops: flops(c),
+        ..done
+    })
+}
+
+fn flops(c: &Contraction) -> u64 {
+    2 * c.dims.iter().map(|&d| d as u64).product::<u64>()
+}
+
+fn check(c: &Contraction) -> Result<(), Unsupported> {
+    if let Some((dim, &size)) = c.dims.iter().enumerate().find(|(_, s)| **s < 1) {
+        return Err(Unsupported::EmptyDim { dim, size });
+    }
+    for (operand, op) in [("a", &c.a), ("b", &c.b), ("out", &c.out)] {
+        for (axis, ax) in op.axes.iter().enumerate() {
+            if let Some(&(dim, _)) = ax.terms.iter().find(|t| t.0 >= c.dims.len()) {
+                return Err(Unsupported::UnknownDim {
+                    operand,
+                    axis,
+                    dim,
+                    n_dims: c.dims.len(),
+                });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Writing of indented C text. Knows nothing about contractions.
+
+use std::fmt::Write;
+
+/// C text under construction.
+#[derive(Default)]
+pub struct CText {
+    out: String,
+    depth: usize,
+}
+
+impl CText {
+    /// Appends a line; braces at its ends change the indentation.
+    pub fn line(&mut self, s: impl AsRef<str>) {
+        let s = s.as_ref();
+        if s.starts_with('}') {
+            self.depth = self.depth.saturating_sub(1);
+        }
+        let _ = writeln!(self.out, "{:indent$}{s}", "", indent = self.depth * 2);
+        if s.ends_with('{') {
+            self.depth += 1;
+        }
+    }
+
+    /// Closes `n` braces.
+    pub fn close(&mut self, n: usize) {
+        for _ in 0..n {
+            self.line("}");
+        }
+    }
+
+    /// Appends text that is already complete.
+    pub fn raw(&mut self, s: &str) {
+        self.out.push_str(s);
+    }
+
+    /// The text.
+    pub fn finish(self) -> String {
+        self.out
+    }
+}
+
+/// `sum of var*stride` as a C expression; zero strides vanish.
+pub fn affine(terms: &[(String, i64)], constant: i64) -> String {
+    let mut s = String::new();
+    for (var, k) in terms.iter().filter(|t| t.1 != 0) {
+        let sep = if s.is_empty() { "" } else { " + " };
+        let _ = if *k == 1 {
+            write!(s, "{sep}{var}")
+        } else {
+            write!(s, "{sep}{var}*{k}L")
+        };
+    }
+    if constant != 0 || s.is_empty() {
+        let sep = if s.is_empty() { "" } else { " + " };
+        let _ = write!(s, "{sep}{constant}L");
+    }
+    s
+}
+
+/// The start of every emitted source: vector type of `vw` floats, branch-free small functions.
+pub fn preamble(vw: i64) -> String {
+    let bytes = vw * 4;
+    format!(
+        "#include <string.h>\n#ifndef SHORTHAUL_VF{vw}\n#define SHORTHAUL_VF{vw}\n\
+         typedef float vf{vw} __attribute__((vector_size({bytes}), aligned(4), may_alias));\n#endif\n\
+         #ifndef SHORTHAUL_MINMAX\n#define SHORTHAUL_MINMAX\n\
+         static inline long shl_min(long a, long b) {{ return a < b ? a : b; }}\n\
+         static inline long shl_max(long a, long b) {{ return a > b ? a : b; }}\n#endif\n"
+    )
+}
+
+/// Stable 64-bit FNV-1a, so that equal text gets equal names in every run.
+pub fn hash(s: &str) -> u64 {
+    s.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+    })
+}

@@ -1,0 +1,350 @@
+//! Emitted contractions against plain loops in f64, over random small shapes of every kind,
+//! for every vector width and several thread counts.
+
+#![allow(unsafe_code)]
+
+mod contraction_cases;
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+
+use contraction_cases::{Conv, extent, matmul, plain};
+use kernels::contraction::{Axis, Contraction, EmittedContraction, Hooks, Operand, Target, emit};
+
+type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    fn within(&mut self, lo: i64, hi: i64) -> i64 {
+        lo + (self.next() % (hi - lo + 1) as u64) as i64
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.next() as usize % of.len()]
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|_| self.within(-1000, 1000) as f32 / 1000.0)
+            .collect()
+    }
+}
+
+/// The definition, straight from the index expressions.
+fn reference(c: &Contraction, a: &[f32], b: &[f32], len: usize) -> Vec<f64> {
+    let mut out = vec![0.0f64; len];
+    let mut at = vec![0i64; c.dims.len()];
+    loop {
+        if let (Some(x), Some(y), Some(z)) =
+            (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
+        {
+            out[z] += f64::from(a[x]) * f64::from(b[y]);
+        }
+        let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
+            return out;
+        };
+        at[d] += 1;
+        at[d + 1..].fill(0);
+    }
+}
+
+fn address(op: &Operand, at: &[i64]) -> Option<usize> {
+    let mut sum = op.base;
+    for ax in &op.axes {
+        let v = ax.offset + ax.terms.iter().map(|&(d, k)| k * at[d]).sum::<i64>();
+        if ax.guarded && !(0..ax.size).contains(&v) {
+            return None;
+        }
+        sum += v * ax.stride;
+    }
+    Some(sum as usize)
+}
+
+struct Case {
+    label: String,
+    contraction: Contraction,
+    /// Acceptable paths; empty for any but the fallback.
+    emitted: EmittedContraction,
+}
+
+/// 64 aligned bytes of scratch, all NaN.
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [f32; 16]);
+
+fn scratch(bytes: usize) -> Vec<Line> {
+    (0..bytes / 64 + 2).map(|_| Line([f32::NAN; 16])).collect()
+}
+
+fn compile(dir: &Path, name: &str, source: &str) -> libloading::Library {
+    let (c, so) = (
+        dir.join(format!("{name}.c")),
+        dir.join(format!("{name}.so")),
+    );
+    std::fs::write(&c, source).expect("writable directory");
+    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
+    let done = Command::new(cc)
+        .args([
+            "-O1",
+            "-march=native",
+            "-Wall",
+            "-Werror",
+            "-Wno-psabi",
+            "-Wno-unused",
+            "-shared",
+            "-fPIC",
+            "-o",
+        ])
+        .args([&so, &c])
+        .output()
+        .expect("a C compiler");
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    unsafe { libloading::Library::new(&so).expect("a loadable library") }
+}
+
+/// Runs every launch with `nt` threads, one after the other.
+fn run(
+    lib: &libloading::Library,
+    e: &EmittedContraction,
+    a: &[f32],
+    b: &[f32],
+    out: &mut [f32],
+    nt: i64,
+) {
+    let mut shared = scratch(e.shared_scratch_bytes);
+    let mut own = scratch(e.thread_scratch_bytes);
+    let buf: [*mut c_void; 4] = [
+        a.as_ptr() as *mut c_void,
+        b.as_ptr() as *mut c_void,
+        out.as_mut_ptr().cast(),
+        shared.as_mut_ptr().cast(),
+    ];
+    for launch in &e.launches {
+        let f: libloading::Symbol<Kernel> = unsafe {
+            lib.get(launch.symbol.as_bytes())
+                .expect("the launch's symbol")
+        };
+        for tid in 0..nt {
+            unsafe { f(buf.as_ptr(), own.as_mut_ptr().cast(), tid, nt) };
+        }
+    }
+}
+
+fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallback: bool) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = Target {
+        vector_width: vw,
+        threads: 2,
+    };
+    let mut source = String::new();
+    let mut ready = Vec::new();
+    for (i, (label, contraction)) in cases.into_iter().enumerate() {
+        let emitted =
+            emit(&format!("k{i}"), &contraction, &Hooks::default(), &target).expect("supported");
+        assert_eq!(
+            emitted.path == "generic",
+            fallback,
+            "{label} took the path {}",
+            emitted.path
+        );
+        source.push_str(&emitted.source);
+        ready.push(Case {
+            label,
+            contraction,
+            emitted,
+        });
+    }
+    let lib = compile(dir.path(), name, &source);
+    let mut r = Random(7);
+    for case in &ready {
+        let c = &case.contraction;
+        let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
+        let len = extent(&c.out);
+        let expected = reference(c, &a, &b, len);
+        for nt in [1, 2, 3] {
+            let mut out = vec![f32::NAN; len + 64];
+            run(&lib, &case.emitted, &a, &b, &mut out, nt);
+            for (i, want) in expected.iter().enumerate() {
+                // Sums of at most some thousand products of numbers in [-1, 1].
+                let error = (f64::from(out[i]) - want).abs();
+                assert!(
+                    error < 1e-4,
+                    "{} ({}), {nt} threads: element {i} is {}, expected {want}",
+                    case.label,
+                    case.emitted.path,
+                    out[i]
+                );
+            }
+            assert!(
+                out[len..].iter().all(|x| x.is_nan()),
+                "{}: wrote past the end",
+                case.label
+            );
+        }
+    }
+}
+
+fn random_conv(r: &mut Random) -> Conv {
+    let spatial = r.pick(&[1, 2, 2, 2, 3]);
+    let top = [40, 17, 7][spatial - 1];
+    let kernel: Vec<i64> = (0..spatial).map(|_| r.pick(&[1, 2, 3, 3, 5])).collect();
+    let dilation = r.pick(&[1, 1, 2]);
+    let pad = r.within(0, 2);
+    let least = (kernel.iter().max().expect("a spatial dim") - 1) * dilation + 1 - 2 * pad;
+    Conv {
+        n: r.within(1, 3),
+        c: r.pick(&[1, 3, 4, 16, 20, 33]),
+        k: r.pick(&[1, 5, 16, 24, 32, 40, 50]),
+        groups: r.pick(&[1, 1, 1, 2]),
+        size: (0..spatial)
+            .map(|_| r.within(least.max(1), top.max(least)))
+            .collect(),
+        kernel,
+        stride: r.pick(&[1, 1, 2, 3]),
+        dilation,
+        pad,
+        nchw_input: r.pick(&[false, false, true]),
+    }
+}
+
+fn convs(seed: u64, n: usize, of: fn(&Conv) -> Contraction) -> Vec<(String, Contraction)> {
+    let mut r = Random(seed);
+    let mut conv = || {
+        let c = random_conv(&mut r);
+        (format!("{c:?}"), of(&c))
+    };
+    (0..n).map(|_| conv()).collect()
+}
+
+#[test]
+fn convolution_forward() {
+    for (vw, n) in [(16, 24), (8, 8), (4, 8)] {
+        check_all("forward", vw, convs(vw as u64, n, Conv::forward), false);
+    }
+}
+
+#[test]
+fn convolution_data_gradient() {
+    for (vw, n) in [(16, 24), (8, 8), (4, 8)] {
+        let cases = convs(100 + vw as u64, n, |c| {
+            Conv {
+                nchw_input: false,
+                ..c.clone()
+            }
+            .data_gradient()
+        });
+        check_all("data_gradient", vw, cases, false);
+    }
+}
+
+#[test]
+fn convolution_weight_gradient() {
+    for (vw, n) in [(16, 24), (8, 8), (4, 8)] {
+        check_all(
+            "weight_gradient",
+            vw,
+            convs(200 + vw as u64, n, Conv::weight_gradient),
+            false,
+        );
+    }
+}
+
+#[test]
+fn matrix_products_in_every_transposition() {
+    let mut r = Random(3);
+    let mut cases = Vec::new();
+    for (a, b, out) in [
+        ("mk", "kn", "mn"),
+        ("mk", "nk", "mn"),
+        ("km", "kn", "mn"),
+        ("km", "nk", "mn"),
+        ("mk", "kn", "nm"),
+        ("bmk", "bnk", "bmn"),
+        ("bmk", "bkn", "bmn"),
+        ("bkm", "bkn", "bmn"),
+        ("mbk", "nbk", "bmn"),
+        ("bmk", "kbn", "mbn"),
+        ("bmk", "kn", "bmn"),
+    ] {
+        let sizes = [
+            r.within(1, 4),
+            r.within(1, 70),
+            r.within(1, 90),
+            r.within(1, 100),
+        ];
+        cases.push((
+            format!("{a},{b}->{out} {sizes:?}"),
+            matmul(sizes, a, b, out),
+        ));
+    }
+    cases.push((
+        "page-strided".into(),
+        matmul([2, 33, 40, 1024], "bmk", "bnk", "bmn"),
+    ));
+    cases.push((
+        "long reduction".into(),
+        matmul([1, 20, 48, 3000], "km", "kn", "mn"),
+    ));
+    cases.push((
+        "column-strided".into(),
+        matmul([1, 512, 33, 50], "km", "kn", "mn"),
+    ));
+    for vw in [16, 8, 4] {
+        check_all("matmul", vw, cases.clone(), false);
+    }
+}
+
+#[test]
+fn operands_may_come_swapped() {
+    let swap = |c: Contraction| Contraction {
+        a: c.b,
+        b: c.a,
+        ..c
+    };
+    let conv = Conv::square(2, 12, 40, 9, 3, 2);
+    let cases = vec![
+        ("forward".to_string(), swap(conv.forward())),
+        ("data gradient".to_string(), swap(conv.data_gradient())),
+        ("weight gradient".to_string(), swap(conv.weight_gradient())),
+    ];
+    check_all("swapped", 16, cases, false);
+}
+
+#[test]
+fn what_has_no_fast_path_takes_plain_loops() {
+    // Both operands guarded.
+    let window = |dim: usize| Operand {
+        axes: vec![Axis {
+            size: 10,
+            stride: 1,
+            terms: vec![(dim, 1), (2, 1)],
+            offset: -1,
+            guarded: true,
+        }],
+        base: 0,
+    };
+    let out = Operand {
+        axes: vec![plain(0, 10, 10), plain(1, 10, 1)],
+        base: 0,
+    };
+    let c = Contraction {
+        dims: vec![10, 10, 3],
+        a: window(0),
+        b: window(1),
+        out,
+    };
+    check_all("fallback", 16, vec![("two windows".to_string(), c)], true);
+}
