@@ -5,47 +5,14 @@
 //! stretches). The gradient for an input is the symbolic derivative of the expression times the
 //! incoming gradient, summed over the dimensions along which that input was broadcast.
 
-use crate::op::{Call, Op, OpBuilder, OpError, Sample, TensorType, attrs};
-use graph::{Attr, Builder, DType, Expr, Memlet, SymExpr, Tensor};
+use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::reference::{broadcast_offset, constant_shape, unravel};
+use crate::shape_rules::{broadcast, broadcast_memlet, display, sum_to};
+use graph::{Attr, Builder, Expr, Tensor};
 
 /// `elementwise`: attribute `expr`, and optionally `dtype` of the result.
 #[derive(Debug)]
 pub struct Elementwise;
-
-/// The shape both broadcast to; `None` if they do not fit. A symbolic size fits itself and 1.
-pub fn broadcast(a: &[SymExpr], b: &[SymExpr]) -> Option<Vec<SymExpr>> {
-    let rank = a.len().max(b.len());
-    let one = SymExpr::constant(1);
-    let at = |s: &[SymExpr], d: usize| match (d + s.len()).checked_sub(rank) {
-        Some(i) => s[i].clone(),
-        None => SymExpr::constant(1),
-    };
-    (0..rank)
-        .map(|d| match (at(a, d), at(b, d)) {
-            (x, y) if x == y || y == one => Some(x),
-            (x, y) if x == one => Some(y),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Memlet of a broadcast input for indices over the result.
-pub fn broadcast_memlet(
-    input: graph::ContainerId,
-    shape: &[SymExpr],
-    indices: &[SymExpr],
-) -> Memlet {
-    let skip = indices.len() - shape.len();
-    let one = SymExpr::constant(1);
-    let subset = shape.iter().zip(&indices[skip..]).map(|(size, index)| {
-        if *size == one {
-            SymExpr::constant(0)
-        } else {
-            index.clone()
-        }
-    });
-    Memlet::new(input, subset)
-}
 
 impl Op for Elementwise {
     fn name(&self) -> &'static str {
@@ -59,7 +26,7 @@ impl Op for Elementwise {
             let input = call.input(position)?;
             shape = broadcast(&shape, &input.shape).ok_or_else(|| {
                 call.shape_error(format!(
-                    "input {position} of shape {:?} does not broadcast with {:?}",
+                    "input {position} of shape {} does not broadcast with {}",
                     display(&input.shape),
                     display(&shape)
                 ))
@@ -112,89 +79,49 @@ impl Op for Elementwise {
         Ok(())
     }
 
-    fn samples(&self) -> Vec<Sample> {
-        let t = |shape: &[i64]| {
-            let shape = shape.iter().map(|n| SymExpr::constant(*n)).collect();
-            Some(TensorType::new(DType::F32, shape))
+    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
+        let Some(dy) = g.dy(0) else {
+            return Ok(g.nothing());
         };
-        vec![Sample {
-            name: "x·tanh(y) with y broadcast".into(),
-            inputs: vec![t(&[2, 3, 4]), t(&[3, 1])],
-            attrs: attrs([("expr", Attr::Expr(Expr::In(0).mul(Expr::In(1).tanh())))]),
-            values: vec![],
-            range: (-2.0, 2.0),
-            differentiable: true,
-        }]
+        let expr = g.call.expr("expr")?;
+        let mut ids: Vec<_> = (0..g.call.inputs.len())
+            .map(|i| g.call.input_id(i))
+            .collect::<Result<_, _>>()?;
+        ids.push(dy);
+        let types: Vec<_> = ids.iter().map(|id| builder.dtype(*id)).collect();
+        let incoming = Expr::In(g.call.inputs.len());
+        let mut result = Vec::new();
+        for position in 0..g.call.inputs.len() {
+            let slope = expr.derivative(position).simplify();
+            if !g.wants(position) || slope.as_number() == Some(0.0) {
+                result.push(None);
+                continue;
+            }
+            let ty = g.call.input(position)?.clone();
+            let (expr, used) = keep_used(&incoming.clone().mul(slope).simplify_typed(&types), &ids);
+            let attrs = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(ty.dtype))]);
+            let wide = builder.op1("elementwise", &used, attrs)?;
+            result.push(Some(sum_to(builder, wide, &ty.shape)?));
+        }
+        Ok(Gradient::Rule(result))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let product = Expr::In(0).mul(Expr::In(1).tanh());
+        vec![Sample::new(
+            "x·tanh(y) with y broadcast",
+            &[&[2, 3, 4], &[3, 1]],
+            attrs([("expr", Attr::Expr(product))]),
+        )]
     }
 }
 
-/// Sums a broadcast value back to `shape`.
-///
-/// # Errors
-/// As [`OpBuilder::op`].
-pub fn sum_to(
-    builder: &mut Builder,
-    value: graph::ContainerId,
-    shape: &[SymExpr],
-) -> Result<graph::ContainerId, OpError> {
-    let wide = builder.shape(value);
-    if wide == shape {
-        return Ok(value);
-    }
-    let extra = wide.len() - shape.len();
-    let axes = (0..wide.len())
-        .filter(|d| *d < extra || wide[*d] != shape[*d - extra])
-        .map(|d| d as i64)
-        .collect();
-    let summed = builder.op1(
-        "reduce",
-        &[value],
-        attrs([
-            ("kind", Attr::Str("sum".into())),
-            ("axes", Attr::Ints(axes)),
-            ("keep", Attr::Bool(true)),
-        ]),
-    )?;
-    if extra == 0 {
-        return Ok(summed);
-    }
-    builder.op1(
-        "reshape",
-        &[summed],
-        attrs([("shape", Attr::Sizes(shape.to_vec()))]),
-    )
-}
-
-fn display(shape: &[SymExpr]) -> Vec<String> {
-    shape.iter().map(ToString::to_string).collect()
-}
-
-/// The shape as numbers.
-///
-/// # Errors
-/// A size is symbolic.
-pub fn constant_shape(call: &Call, shape: &[SymExpr]) -> Result<Vec<usize>, OpError> {
-    let number = |s: &SymExpr| {
-        s.as_const()
-            .and_then(|n| usize::try_from(n).ok())
-            .ok_or_else(|| call.shape_error(format!("size `{s}` has no value here")))
-    };
-    shape.iter().map(number).collect()
-}
-
-/// Index of a row-major position.
-pub fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for d in (0..shape.len()).rev() {
-        index[d] = at % shape[d];
-        at /= shape[d];
-    }
-    index
-}
-
-/// Row-major position in a broadcast operand.
-pub fn broadcast_offset(shape: &[usize], index: &[usize]) -> usize {
-    let skip = index.len() - shape.len();
-    let along = shape.iter().zip(&index[skip..]);
-    along.fold(0, |at, (n, i)| at * n + if *n == 1 { 0 } else { *i })
+/// The expression over only the inputs it mentions, and those inputs.
+fn keep_used(expr: &Expr, ids: &[graph::ContainerId]) -> (Expr, Vec<graph::ContainerId>) {
+    let used = expr.inputs();
+    let renamed = expr.map_leaves(&|leaf| match leaf {
+        Expr::In(i) => used.iter().position(|u| u == i).map(Expr::In),
+        _ => None,
+    });
+    (renamed, used.iter().map(|i| ids[*i]).collect())
 }

@@ -3,12 +3,19 @@
 //! The registry maps the name in a library node to its [`op::Op`]. Nothing outside this room knows
 //! what an operator does except through that trait.
 
+pub mod arg_reduce;
 pub mod contraction;
 pub mod convolution;
+pub mod cumsum;
 pub mod elementwise;
 mod expand;
+pub mod movement;
 pub mod op;
+pub mod reduce;
+pub mod reference;
 pub mod registry;
+pub mod shape_rules;
+pub mod slicing;
 pub mod window;
 
 pub use expand::expand_all;

@@ -1,6 +1,9 @@
 //! What an operator is: the trait, the facts a rule may ask for, and its errors.
 
-use graph::{Attr, Attrs, Builder, ContainerId, DType, Expr, Graph, Library, SymExpr, Tensor};
+use graph::{
+    Attr, Attrs, Builder, ContainerId, DType, Expr, Graph, Library, Memlet, SymExpr, Tasklet,
+    Tensor,
+};
 
 /// Element type and shape of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +18,10 @@ impl TensorType {
     /// A type.
     pub fn new(dtype: DType, shape: Vec<SymExpr>) -> Self {
         TensorType { dtype, shape }
+    }
+    /// A type with constant sizes.
+    pub fn fixed(dtype: DType, shape: &[i64]) -> Self {
+        Self::new(dtype, crate::shape_rules::fixed(shape))
     }
     /// Number of dimensions.
     pub fn rank(&self) -> usize {
@@ -200,6 +207,44 @@ pub struct GradientCall<'a> {
     pub wanted: &'a [bool],
 }
 
+impl GradientCall<'_> {
+    /// Gradient of output `position`; `None` where zero.
+    pub fn dy(&self, position: usize) -> Option<ContainerId> {
+        self.output_gradients.get(position).copied().flatten()
+    }
+
+    /// Whether the gradient of input `position` is wanted and can exist (the input is a float).
+    pub fn wants(&self, position: usize) -> bool {
+        let float = |t: &TensorType| t.dtype.is_float();
+        let input = self.call.inputs.get(position).and_then(Option::as_ref);
+        self.wanted.get(position).copied().unwrap_or(false) && input.is_some_and(float)
+    }
+
+    /// The forward value of output `position`.
+    ///
+    /// # Errors
+    /// The forward node does not make it.
+    pub fn output(&self, position: usize) -> Result<ContainerId, OpError> {
+        self.call.output_id(position).ok_or_else(|| {
+            self.call.shape_error(format!(
+                "the gradient needs output {position}, which is absent"
+            ))
+        })
+    }
+
+    /// No input gets a gradient.
+    pub fn nothing(&self) -> Gradient {
+        Gradient::Rule(vec![None; self.call.inputs.len()])
+    }
+
+    /// Only input `position` gets a gradient.
+    pub fn only(&self, position: usize, gradient: ContainerId) -> Gradient {
+        let mut all = vec![None; self.call.inputs.len()];
+        all[position] = Some(gradient);
+        Gradient::Rule(all)
+    }
+}
+
 /// One case from which an operator's tests are generated.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -215,6 +260,61 @@ pub struct Sample {
     pub range: (f64, f64),
     /// Whether gradients are compared with finite differences.
     pub differentiable: bool,
+}
+
+impl Sample {
+    /// A differentiable case: `f32` inputs of those shapes, random in [−2, 2].
+    pub fn new(name: &str, inputs: &[&[i64]], attrs: Attrs) -> Self {
+        let input = |shape: &&[i64]| Some(TensorType::fixed(DType::F32, shape));
+        Sample {
+            name: name.to_string(),
+            inputs: inputs.iter().map(input).collect(),
+            attrs,
+            values: Vec::new(),
+            range: (-2.0, 2.0),
+            differentiable: true,
+        }
+    }
+
+    /// With another range of random inputs.
+    pub fn range(mut self, low: f64, high: f64) -> Self {
+        self.range = (low, high);
+        self
+    }
+
+    /// With the value (and type) of one input; positions up to it that are missing become absent.
+    pub fn value(mut self, position: usize, value: Tensor) -> Self {
+        let shape = value.shape.iter().map(|n| SymExpr::from(*n)).collect();
+        if self.inputs.len() <= position {
+            self.inputs.resize(position + 1, None);
+        }
+        self.inputs[position] = Some(TensorType::new(value.dtype, shape));
+        self.values.push((position, value));
+        self
+    }
+
+    /// With another element type of one input.
+    pub fn dtype(mut self, position: usize, dtype: DType) -> Self {
+        if let Some(Some(input)) = self.inputs.get_mut(position) {
+            input.dtype = dtype;
+        }
+        self
+    }
+
+    /// Without one input.
+    pub fn without(mut self, position: usize) -> Self {
+        if self.inputs.len() <= position {
+            self.inputs.resize(position + 1, None);
+        }
+        self.inputs[position] = None;
+        self
+    }
+
+    /// Gradients are not compared.
+    pub fn not_differentiable(mut self) -> Self {
+        self.differentiable = false;
+        self
+    }
 }
 
 /// An operator family member. One value for each name in the registry.
@@ -296,6 +396,15 @@ pub trait OpBuilder {
     fn elementwise(&mut self, expr: Expr, inputs: &[ContainerId]) -> Result<ContainerId, OpError> {
         self.op1("elementwise", inputs, attrs([("expr", Attr::Expr(expr))]))
     }
+
+    /// Appends a map over `shape` with parameters `i0, i1, …` whose target is not the plain indices
+    /// (a part of a container, a scatter); `memlets` gives reads and the write.
+    fn map_into(
+        &mut self,
+        shape: &[SymExpr],
+        expr: Expr,
+        memlets: impl FnOnce(&[SymExpr]) -> (Vec<Memlet>, Memlet),
+    );
 }
 
 impl OpBuilder for Builder<'_> {
@@ -326,6 +435,23 @@ impl OpBuilder for Builder<'_> {
         library.outputs = ids.iter().map(|id| Some(*id)).collect();
         self.library(library);
         Ok(ids)
+    }
+
+    fn map_into(
+        &mut self,
+        shape: &[SymExpr],
+        expr: Expr,
+        memlets: impl FnOnce(&[SymExpr]) -> (Vec<Memlet>, Memlet),
+    ) {
+        let names: Vec<String> = (0..shape.len()).map(|d| format!("i{d}")).collect();
+        let named = names.iter().map(String::as_str).zip(shape.iter().cloned());
+        self.map(&named.collect::<Vec<_>>(), |i| {
+            let (inputs, target) = memlets(i);
+            Tasklet {
+                inputs,
+                outputs: vec![(target, expr)],
+            }
+        });
     }
 }
 

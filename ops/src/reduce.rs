@@ -1,0 +1,515 @@
+//! Reductions along axes: `reduce` and `variance`.
+//!
+//! Positions of extremes are in [`crate::arg_reduce`], running sums in [`crate::cumsum`].
+
+use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::reference::{constant_shape, ravel, required, unravel};
+use crate::shape_rules::{axes, expand_to, extent, reciprocal, reduced, reshape};
+use graph::{
+    Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Memlet, Reduction, SymExpr, Tensor,
+};
+
+/// `reduce`: one value from all elements along axes.
+///
+/// Attributes `kind: Str`, `axes: Ints` (absent or empty: all), `keep: Bool` (false; reduced
+/// dimensions stay with size 1). Kinds, with gradient for incoming `g`:
+///
+/// | kind | value | gradient |
+/// |---|---|---|
+/// | `sum` | Σx (integers and bool: in i64) | g |
+/// | `mean` | Σx / n | g / n |
+/// | `prod` | Πx (integers and bool: in i64) | g · (product of the others), zeros included |
+/// | `max`, `min` | extreme; NaN if there is one | g shared evenly among the extremes, as `torch.amax` |
+/// | `any`, `all` | whether one is / all are not zero | none |
+/// | `logsumexp` | ln Σeˣ, shifted by the maximum | g · e^(x − y) |
+/// | `l1` | Σ∣x∣ | g · sign x |
+/// | `l2` | √Σx² | g · x / y, 0 where y is 0 |
+/// | `sumsq` | Σx² | 2 · g · x |
+///
+/// Source: ONNX Reduce*-18, `torch.sum`, `amax`, `logsumexp`, `linalg.vector_norm`.
+#[derive(Debug)]
+pub struct Reduce;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Sum,
+    Mean,
+    Prod,
+    Max,
+    Min,
+    Any,
+    All,
+    LogSumExp,
+    L1,
+    L2,
+    SumSquares,
+}
+
+impl Kind {
+    const NAMED: [(&'static str, Kind); 11] = [
+        ("sum", Kind::Sum),
+        ("mean", Kind::Mean),
+        ("prod", Kind::Prod),
+        ("max", Kind::Max),
+        ("min", Kind::Min),
+        ("any", Kind::Any),
+        ("all", Kind::All),
+        ("logsumexp", Kind::LogSumExp),
+        ("l1", Kind::L1),
+        ("l2", Kind::L2),
+        ("sumsq", Kind::SumSquares),
+    ];
+
+    fn of(call: &Call) -> Result<Kind, OpError> {
+        let name = call.str("kind")?;
+        let known = Kind::NAMED.iter().find(|(n, _)| *n == name);
+        known
+            .map(|(_, kind)| *kind)
+            .ok_or_else(|| call.unsupported(format!("kind `{name}`")))
+    }
+
+    fn dtype(self, call: &Call, x: DType) -> Result<DType, OpError> {
+        match self {
+            Kind::Any | Kind::All => Ok(DType::Bool),
+            Kind::Max | Kind::Min => Ok(x),
+            Kind::Sum | Kind::Prod | Kind::L1 | Kind::SumSquares if !x.is_float() => Ok(DType::I64),
+            Kind::Mean | Kind::LogSumExp | Kind::L2 if !x.is_float() => {
+                Err(call.unsupported(format!("{self:?} of {x}; convert it to a float first")))
+            }
+            _ => Ok(x),
+        }
+    }
+
+    /// How elements combine, and what is combined. `n` is their number.
+    fn tasklet(self, x: DType, n: &SymExpr) -> (Reduction, Expr) {
+        let element = if x == DType::Bool {
+            Expr::In(0).cast(DType::I64)
+        } else {
+            Expr::In(0)
+        };
+        let truth = Expr::binary(Binary::Ne, Expr::In(0), Expr::int(0));
+        match self {
+            Kind::Sum => (Reduction::Sum, element),
+            // Scaled before summing: one map instead of two.
+            Kind::Mean => (Reduction::Sum, element.mul(reciprocal(n))),
+            Kind::Prod => (Reduction::Prod, element),
+            Kind::Max | Kind::LogSumExp => (Reduction::Max, Expr::In(0)),
+            Kind::Min => (Reduction::Min, Expr::In(0)),
+            Kind::Any => (Reduction::Max, truth),
+            Kind::All => (Reduction::Min, truth),
+            Kind::L1 => (Reduction::Sum, element.abs()),
+            Kind::L2 | Kind::SumSquares => (Reduction::Sum, element.clone().mul(element)),
+        }
+    }
+}
+
+struct Plan {
+    kind: Kind,
+    axes: Vec<usize>,
+    keep: bool,
+    n: SymExpr,
+}
+
+fn plan(call: &Call) -> Result<Plan, OpError> {
+    let x = call.input(0)?;
+    let axes = axes(call, x.rank())?;
+    Ok(Plan {
+        kind: Kind::of(call)?,
+        keep: call.bool_or("keep", false)?,
+        n: extent(&x.shape, &axes),
+        axes,
+    })
+}
+
+/// For each element of the result, the values that go into it, in row-major order.
+pub(crate) fn gather_groups(x: &Tensor, axes: &[usize]) -> Vec<Vec<f64>> {
+    let kept: Vec<usize> = (0..x.shape.len()).filter(|d| !axes.contains(d)).collect();
+    let shape: Vec<usize> = kept.iter().map(|d| x.shape[*d]).collect();
+    let mut groups = vec![Vec::new(); shape.iter().product()];
+    for at in 0..x.len() {
+        let index = unravel(at, &x.shape);
+        let place: Vec<usize> = kept.iter().map(|d| index[*d]).collect();
+        groups[ravel(&place, &shape)].push(x.at(at).as_f64());
+    }
+    groups
+}
+
+fn nan_or_fold(values: &[f64], start: f64, f: impl Fn(f64, f64) -> f64) -> f64 {
+    if values.iter().any(|v| v.is_nan()) {
+        f64::NAN
+    } else {
+        values.iter().copied().fold(start, f)
+    }
+}
+
+fn reduce_values(kind: Kind, values: &[f64]) -> f64 {
+    let sum = |f: &dyn Fn(f64) -> f64| values.iter().map(|v| f(*v)).sum::<f64>();
+    let max = || nan_or_fold(values, f64::NEG_INFINITY, f64::max);
+    match kind {
+        Kind::Sum => sum(&|v| v),
+        Kind::Mean => sum(&|v| v) / values.len() as f64,
+        Kind::Prod => values.iter().product(),
+        Kind::Max => max(),
+        Kind::Min => nan_or_fold(values, f64::INFINITY, f64::min),
+        Kind::Any => f64::from(u8::from(values.iter().any(|v| *v != 0.0))),
+        Kind::All => f64::from(u8::from(values.iter().all(|v| *v != 0.0))),
+        Kind::LogSumExp => {
+            let m = max();
+            if m.is_infinite() {
+                m
+            } else {
+                m + sum(&|v| (v - m).exp()).ln()
+            }
+        }
+        Kind::L1 => sum(&f64::abs),
+        Kind::L2 => sum(&|v| v * v).sqrt(),
+        Kind::SumSquares => sum(&|v| v * v),
+    }
+}
+
+impl Op for Reduce {
+    fn name(&self) -> &'static str {
+        "reduce"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let x = call.input(0)?;
+        let plan = plan(call)?;
+        Ok(vec![TensorType::new(
+            plan.kind.dtype(call, x.dtype)?,
+            reduced(&x.shape, &plan.axes, plan.keep),
+        )])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let x = required(call, inputs, 0)?;
+        let plan = plan(call)?;
+        let ty = &self.infer(call)?[0];
+        let shape = constant_shape(call, &ty.shape)?;
+        let groups = gather_groups(x, &plan.axes);
+        let values = groups.iter().map(|g| reduce_values(plan.kind, g)).collect();
+        Ok(vec![Tensor::from_f64(ty.dtype, &shape, values)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let x = call.input_id(0)?;
+        let Some(out) = call.output_id(0) else {
+            return Ok(());
+        };
+        let plan = plan(call)?;
+        let (shape, dtype) = (builder.shape(x), builder.dtype(x));
+        let dims = (plan.axes.as_slice(), plan.keep);
+        let tasklet = plan.kind.tasklet(dtype, &plan.n);
+        let read = |i: &[SymExpr]| vec![Memlet::new(x, i.iter().cloned())];
+        match plan.kind {
+            Kind::L2 => {
+                let squares = builder.transient("sum_of_squares", dtype, &builder.shape(out));
+                builder.reduce_over(&shape, dims, squares, tasklet, read);
+                write(builder, out, Expr::In(0).sqrt(), &[squares]);
+            }
+            Kind::LogSumExp => {
+                let kept = reduced(&shape, &plan.axes, plan.keep);
+                let max = builder.transient("max", dtype, &kept);
+                builder.reduce_over(&shape, dims, max, tasklet, read);
+                let sum = builder.transient("sum_of_exponentials", dtype, &kept);
+                let term = (
+                    Reduction::Sum,
+                    Expr::In(0).sub(finite_shift(Expr::In(1))).exp(),
+                );
+                builder.reduce_over(&shape, dims, sum, term, |i| {
+                    let group = reduced(i, &plan.axes, false);
+                    let group = if plan.keep {
+                        kept_index(i, &plan.axes)
+                    } else {
+                        group
+                    };
+                    vec![Memlet::new(x, i.iter().cloned()), Memlet::new(max, group)]
+                });
+                let shifted = Expr::In(0).log().add(finite_shift(Expr::In(1)));
+                write(builder, out, shifted, &[sum, max]);
+            }
+            _ => builder.reduce_over(&shape, dims, out, tasklet, read),
+        }
+        Ok(())
+    }
+
+    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
+        let plan = plan(&g.call)?;
+        if matches!(plan.kind, Kind::Any | Kind::All) {
+            return Ok(Gradient::Zero);
+        }
+        let Some(dy) = g.dy(0).filter(|_| g.wants(0)) else {
+            return Ok(g.nothing());
+        };
+        let x = g.call.input_id(0)?;
+        let shape = builder.shape(x);
+        let kept = reduced(&shape, &plan.axes, true);
+        let dy = reshape(builder, dy, &kept)?;
+        let dx = match plan.kind {
+            Kind::Sum => expand_to(builder, dy, &shape)?,
+            Kind::Mean => {
+                let scaled = builder.elementwise(Expr::In(0).mul(reciprocal(&plan.n)), &[dy])?;
+                expand_to(builder, scaled, &shape)?
+            }
+            Kind::L1 => builder.elementwise(Expr::In(0).mul(Expr::In(1).sign()), &[dy, x])?,
+            Kind::SumSquares => {
+                let twice = Expr::In(0).mul(Expr::float(2.0)).mul(Expr::In(1));
+                builder.elementwise(twice, &[dy, x])?
+            }
+            Kind::Prod => product_gradient(builder, dy, x, &plan.axes)?,
+            _ => {
+                let y = reshape(builder, g.output(0)?, &kept)?;
+                gradient_from_output(builder, plan.kind, [dy, x, y], &plan.axes)?
+            }
+        };
+        Ok(g.only(0, dx))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for (name, kind) in Kind::NAMED {
+            let attrs = |axes: &[i64], keep| reduce_attrs(name, axes, keep);
+            let x: &[&[i64]] = &[&[2, 3, 4]];
+            let cases = [
+                Sample::new(&format!("{name} of the middle"), x, attrs(&[1], false)),
+                Sample::new(&format!("{name} of two, kept"), x, attrs(&[0, -1], true)),
+                Sample::new(&format!("{name} of all"), x, attrs(&[], false)),
+            ];
+            let smooth = !matches!(kind, Kind::Any | Kind::All);
+            samples.extend(cases.map(|s| if smooth { s } else { s.not_differentiable() }));
+        }
+        let rows = |dtype, data| Tensor::from_f64(dtype, &[2, 3], data);
+        let with = |name: &str, kind, x| {
+            Sample::new(name, &[], reduce_attrs(kind, &[1], false)).value(0, x)
+        };
+        let zeros = vec![0.0, 2.0, 3.0, 0.0, 0.0, 4.0];
+        let truth = vec![0.0, 1.0, 1.0, 0.0, 0.0, 0.0];
+        samples.extend([
+            with("prod around zeros", "prod", rows(DType::F32, zeros.clone())),
+            with("any of zeros", "any", rows(DType::F32, zeros.clone())).not_differentiable(),
+            with("sum of integers", "sum", rows(DType::I32, zeros.clone())).not_differentiable(),
+            with("max of integers", "max", rows(DType::I32, zeros)).not_differentiable(),
+            with("count of true", "sum", rows(DType::Bool, truth.clone())).not_differentiable(),
+            with("all of bool", "all", rows(DType::Bool, truth)).not_differentiable(),
+        ]);
+        samples
+    }
+}
+
+/// Attributes of a reduction.
+pub fn reduce_attrs(kind: &str, axes: &[i64], keep: bool) -> Attrs {
+    attrs([
+        ("kind", Attr::Str(kind.into())),
+        ("axes", Attr::Ints(axes.to_vec())),
+        ("keep", Attr::Bool(keep)),
+    ])
+}
+
+/// Appends a reduction that keeps reduced dimensions with size 1.
+///
+/// # Errors
+/// As [`OpBuilder::op`].
+pub fn reduce_kept(
+    builder: &mut Builder,
+    kind: &str,
+    x: ContainerId,
+    axes: &[usize],
+) -> Result<ContainerId, OpError> {
+    let axes: Vec<i64> = axes.iter().map(|a| *a as i64).collect();
+    if axes.is_empty() {
+        // An empty list would mean all axes; nothing is to be reduced.
+        return Ok(x);
+    }
+    builder.op1("reduce", &[x], reduce_attrs(kind, &axes, true))
+}
+
+/// Appends `out[i…] = expr(inputs[i…])` for inputs of the shape of `out`.
+fn write(builder: &mut Builder, out: ContainerId, expr: Expr, inputs: &[ContainerId]) {
+    let shape = builder.shape(out);
+    builder.map_over(&shape, out, expr, |i| {
+        let read = |id: &ContainerId| Memlet::new(*id, i.iter().cloned());
+        inputs.iter().map(read).collect()
+    });
+}
+
+/// `i` with 0 along `axes`: where a kept reduction of the element at `i` is.
+pub(crate) fn kept_index(i: &[SymExpr], axes: &[usize]) -> Vec<SymExpr> {
+    let at = |(d, index): (usize, &SymExpr)| {
+        if axes.contains(&d) {
+            SymExpr::constant(0)
+        } else {
+            index.clone()
+        }
+    };
+    i.iter().enumerate().map(at).collect()
+}
+
+/// The maximum as a shift; 0 where it is infinite, as ∞ − ∞ is not a number.
+fn finite_shift(max: Expr) -> Expr {
+    let infinite = max.clone().abs().eq_(Expr::float(f64::INFINITY));
+    Expr::select(infinite, Expr::float(0.0), max)
+}
+
+fn gradient_from_output(
+    builder: &mut Builder,
+    kind: Kind,
+    [dy, x, y]: [ContainerId; 3],
+    axes: &[usize],
+) -> Result<ContainerId, OpError> {
+    let (e_dy, e_x, e_y) = (Expr::In(0), Expr::In(1), Expr::In(2));
+    let dtype = builder.dtype(x);
+    match kind {
+        Kind::LogSumExp => {
+            // e^(−∞ − −∞) would be NaN where every element is −∞.
+            let same = e_x.clone().eq_(e_y.clone());
+            let weight = Expr::select(same, Expr::float(1.0), e_x.sub(e_y).exp());
+            builder.elementwise(e_dy.mul(weight), &[dy, x, y])
+        }
+        Kind::L2 => {
+            let zero = e_y.clone().eq_(Expr::float(0.0));
+            let ratio = Expr::select(zero, Expr::float(0.0), e_x.div(e_y));
+            builder.elementwise(e_dy.mul(ratio), &[dy, x, y])
+        }
+        _ => {
+            let hit = Expr::In(0).eq_(Expr::In(1)).cast(dtype);
+            let hits = builder.elementwise(hit, &[x, y])?;
+            let count = reduce_kept(builder, "sum", hits, axes)?;
+            let share = Expr::select(e_x.eq_(e_y), e_dy.div(Expr::In(3)), Expr::float(0.0));
+            builder.elementwise(share, &[dy, x, y, count])
+        }
+    }
+}
+
+/// `dy · Π of the other elements`: with no zero among them `y / x`; with one zero only that
+/// element's gradient is not zero; with more, none.
+fn product_gradient(
+    builder: &mut Builder,
+    dy: ContainerId,
+    x: ContainerId,
+    axes: &[usize],
+) -> Result<ContainerId, OpError> {
+    let dtype = builder.dtype(x);
+    let is_zero = |e: Expr| e.eq_(Expr::float(0.0));
+    let zero = builder.elementwise(is_zero(Expr::In(0)).cast(dtype), &[x])?;
+    let zeros = reduce_kept(builder, "sum", zero, axes)?;
+    let factor = Expr::select(is_zero(Expr::In(0)), Expr::float(1.0), Expr::In(0));
+    let factors = builder.elementwise(factor, &[x])?;
+    let product = reduce_kept(builder, "prod", factors, axes)?;
+    let (e_dy, e_x, zeros_here, others) = (Expr::In(0), Expr::In(1), Expr::In(2), Expr::In(3));
+    let none = zeros_here.clone().eq_(Expr::float(0.0));
+    let one = zeros_here.eq_(Expr::float(1.0)).and(is_zero(e_x.clone()));
+    let rest = Expr::select(
+        none,
+        others.clone().div(e_x),
+        Expr::select(one, others, Expr::float(0.0)),
+    );
+    builder.elementwise(e_dy.mul(rest), &[dy, x, zeros, product])
+}
+
+/// `variance`: `Σ(x − mean)² / max(0, n − correction)` along axes, in two passes.
+///
+/// Attributes `axes: Ints` (absent or empty: all), `keep: Bool` (false), `correction: Float` (1).
+/// Gradient: `2 · g · (x − mean) / (n − correction)`. Source: `torch.var`.
+#[derive(Debug)]
+pub struct Variance;
+
+/// `1 / max(0, n − correction)`.
+fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
+    let correction = call.float_or("correction", 1.0)?;
+    Ok(match n.as_const() {
+        Some(n) => Expr::float(1.0 / (n as f64 - correction).max(0.0)),
+        None => {
+            let left = Expr::Index(n.clone())
+                .cast(DType::F64)
+                .sub(Expr::float(correction));
+            Expr::float(1.0).div(left.max(Expr::float(0.0)))
+        }
+    })
+}
+
+impl Op for Variance {
+    fn name(&self) -> &'static str {
+        "variance"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let x = call.input(0)?;
+        if !x.dtype.is_float() {
+            return Err(call.unsupported(format!("{}; convert it to a float first", x.dtype)));
+        }
+        let axes = axes(call, x.rank())?;
+        let shape = reduced(&x.shape, &axes, call.bool_or("keep", false)?);
+        Ok(vec![TensorType::new(x.dtype, shape)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let x = required(call, inputs, 0)?;
+        let ty = &self.infer(call)?[0];
+        let shape = constant_shape(call, &ty.shape)?;
+        let correction = call.float_or("correction", 1.0)?;
+        let variance = |values: &Vec<f64>| {
+            let n = values.len() as f64;
+            let mean = values.iter().sum::<f64>() / n;
+            let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+            squares / (n - correction).max(0.0)
+        };
+        let groups = gather_groups(x, &axes(call, x.shape.len())?);
+        let values = groups.iter().map(variance).collect();
+        Ok(vec![Tensor::from_f64(ty.dtype, &shape, values)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let x = call.input_id(0)?;
+        let Some(out) = call.output_id(0) else {
+            return Ok(());
+        };
+        let (shape, dtype) = (builder.shape(x), builder.dtype(x));
+        let axes = axes(call, shape.len())?;
+        let n = extent(&shape, &axes);
+        let kept = reduced(&shape, &axes, true);
+        let mean = builder.transient("mean", dtype, &kept);
+        let term = (Reduction::Sum, Expr::In(0).mul(reciprocal(&n)));
+        builder.reduce_over(&shape, (&axes, true), mean, term, |i| {
+            vec![Memlet::new(x, i.iter().cloned())]
+        });
+        let off = Expr::In(0).sub(Expr::In(1));
+        let square = off.clone().mul(off).mul(variance_scale(call, &n)?);
+        let dims = (axes.as_slice(), call.bool_or("keep", false)?);
+        builder.reduce_over(&shape, dims, out, (Reduction::Sum, square), |i| {
+            let group = Memlet::new(mean, kept_index(i, &axes));
+            vec![Memlet::new(x, i.iter().cloned()), group]
+        });
+        Ok(())
+    }
+
+    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
+        let Some(dy) = g.dy(0).filter(|_| g.wants(0)) else {
+            return Ok(g.nothing());
+        };
+        let x = g.call.input_id(0)?;
+        let shape = builder.shape(x);
+        let axes = axes(&g.call, shape.len())?;
+        let dy = reshape(builder, dy, &reduced(&shape, &axes, true))?;
+        let mean = reduce_kept(builder, "mean", x, &axes)?;
+        let scale = variance_scale(&g.call, &extent(&shape, &axes))?;
+        let slope = Expr::In(1)
+            .sub(Expr::In(2))
+            .mul(scale.mul(Expr::float(2.0)));
+        let dx = builder.elementwise(Expr::In(0).mul(slope), &[dy, x, mean])?;
+        Ok(g.only(0, dx))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let by = |axes: &[i64], keep, correction| {
+            attrs([
+                ("axes", Attr::Ints(axes.to_vec())),
+                ("keep", Attr::Bool(keep)),
+                ("correction", Attr::Float(correction)),
+            ])
+        };
+        vec![
+            Sample::new("last, unbiased", &[&[3, 5]], by(&[-1], false, 1.0)),
+            Sample::new("two, biased", &[&[2, 3, 4]], by(&[0, 2], true, 0.0)),
+        ]
+    }
+}
