@@ -5,6 +5,7 @@ pub mod compile;
 pub mod contraction;
 pub mod features;
 pub mod memory;
+pub mod plan;
 pub mod pool;
 pub mod progress;
 pub mod run;
