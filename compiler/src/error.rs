@@ -9,4 +9,13 @@ pub enum CompileError {
     /// The step could not be fused.
     #[error(transparent)]
     Fuse(#[from] fusion::FuseError),
+    /// The plan has no kernels yet.
+    #[error(transparent)]
+    Lower(#[from] kernels::lower::LowerError),
+    /// The kernels did not compile.
+    #[error(transparent)]
+    Compile(#[from] kernels::compile::CompileError),
+    /// The kernels do not fit together.
+    #[error(transparent)]
+    Assemble(#[from] kernels::assemble::AssembleError),
 }

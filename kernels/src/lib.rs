@@ -1,12 +1,18 @@
 //! Lowering to kernels, buffer planning, C emission, compilation, running.
 
+pub mod assemble;
 pub mod cache;
 pub mod compile;
 pub mod contraction;
+mod emit;
 pub mod features;
+pub mod lower;
+pub mod lowering;
 pub mod memory;
 pub mod plan;
 pub mod pool;
+pub mod prelude;
 pub mod progress;
+pub mod recognize;
 pub mod run;
 pub mod toolchain;

@@ -1,0 +1,654 @@
+//! C text of a whole kernel: buffers, the split over threads, the sequence of leaves, and the
+//! launches before and after it that reductions need.
+
+use super::body::{Array, Body, Nest, Statement};
+use super::index::Loop;
+use super::leaf::{CutLoop, Leaf, Names};
+use super::merge::visit_statements;
+use super::reduce::{Accumulation, Start, Surroundings};
+use super::scalar;
+use super::schedule::Scheduled;
+use super::text::CText;
+use super::values::{Effect, Op, Values};
+use super::{Arg, EmittedFunction, NAME};
+use graph::{Binary, ContainerId, DType, Expr, Reduction, Scalar, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parallel points after which a thread's single-precision row sums go into double precision.
+const BLOCK_POINTS: i64 = 64;
+/// Elements of the largest local array on the stack.
+const STACK_ELEMENTS: i64 = 1024;
+const ALIGN: i64 = 64;
+
+fn aligned(bytes: i64) -> i64 {
+    (bytes + ALIGN - 1) / ALIGN * ALIGN
+}
+
+/// A thread's part of a container that is reduced over parallel points.
+#[derive(Clone, Debug)]
+struct Part {
+    container: ContainerId,
+    reduction: Reduction,
+    /// Byte offset within the thread's part of the workspace.
+    offset: i64,
+    /// Byte offset in scratch of the block's sums; `None` if values go to the part at once.
+    block: Option<i64>,
+}
+
+/// Prints a scheduled kernel.
+pub(crate) fn print(s: &Scheduled) -> super::Emitted {
+    let mut frame = Frame::new(s);
+    let body = frame.function();
+    let mut functions = Vec::new();
+    functions.extend(frame.fill_function());
+    functions.push(body);
+    functions.extend(frame.combine_function());
+    super::Emitted {
+        functions,
+        workspace_bytes_per_thread: frame.workspace as usize,
+        scratch_bytes: frame.scratch as usize,
+    }
+}
+
+/// A leaf in the order of execution.
+struct LeafPlan {
+    values: Values,
+    accumulations: Vec<Accumulation>,
+    skips: BTreeSet<super::body::Guard>,
+}
+
+struct Frame<'a> {
+    s: &'a Scheduled,
+    names: Names,
+    args: Vec<ContainerId>,
+    parts: Vec<Part>,
+    leaves: Vec<LeafPlan>,
+    /// Local containers that are loaded somewhere; others need no storage.
+    loaded: BTreeSet<ContainerId>,
+    workspace: i64,
+    scratch: i64,
+    /// Declarations of local containers.
+    locals: Vec<String>,
+    cut: Option<CutLoop>,
+}
+
+impl<'a> Frame<'a> {
+    fn new(s: &'a Scheduled) -> Self {
+        let mut frame = Frame {
+            s,
+            names: Names::default(),
+            args: Vec::new(),
+            parts: Vec::new(),
+            leaves: Vec::new(),
+            loaded: BTreeSet::new(),
+            workspace: 0,
+            scratch: 0,
+            locals: Vec::new(),
+            cut: s.strip.as_ref().map(|c| CutLoop {
+                var: c.var.clone(),
+                from: c.first.to_string(),
+                to: format!("{}_1", c.var),
+            }),
+        };
+        let mut tables = Vec::new();
+        for nest in &s.phases {
+            frame.collect_values(nest, &mut tables);
+        }
+        frame.name_arrays(&tables);
+        frame.make_parts();
+        frame.plan_leaves(&s.phases, &mut Vec::new(), &mut tables.into_iter());
+        frame
+    }
+
+    fn collect_values(&mut self, nest: &Nest, tables: &mut Vec<Values>) {
+        match &nest.body {
+            Body::Leaf(statements) => {
+                let table = Values::of(&nest.loops, statements, &self.s.arrays);
+                self.loaded.extend(table.loaded.iter().copied());
+                tables.push(table);
+            }
+            Body::Phases(inner) => inner.iter().for_each(|n| self.collect_values(n, tables)),
+        }
+    }
+
+    fn array(&self, id: ContainerId) -> &'a Array {
+        &self.s.arrays[&id]
+    }
+
+    /// Names buffers in order of first access, and gives local containers storage.
+    fn name_arrays(&mut self, tables: &[Values]) {
+        let mut seen = Vec::new();
+        let mut see = |id: ContainerId| {
+            if !seen.contains(&id) {
+                seen.push(id);
+            }
+        };
+        for table in tables {
+            for v in &table.values {
+                if let Op::Load(a) = &v.op {
+                    see(a.container);
+                }
+            }
+            table.effects.iter().for_each(|e| see(e.address.container));
+        }
+        for id in seen {
+            let array = self.array(id);
+            if !array.local {
+                self.names
+                    .arrays
+                    .insert(id, format!("x{}", self.args.len()));
+                self.args.push(id);
+                continue;
+            }
+            if !self.loaded.contains(&id) {
+                continue;
+            }
+            let name = format!("l{}", self.locals.len());
+            self.names.arrays.insert(id, name.clone());
+            self.declare_local(id, &name);
+        }
+    }
+
+    fn declare_local(&mut self, id: ContainerId, name: &str) {
+        let array = self.array(id);
+        let ctype = scalar::c_type(array.dtype);
+        if array.len == 1 {
+            self.names.variables.insert(id);
+            self.locals.push(format!("{ctype} {name} = 0;"));
+        } else if array.len <= STACK_ELEMENTS {
+            self.locals.push(format!(
+                "{ctype} {name}[{}] __attribute__((aligned(64)));",
+                array.len
+            ));
+        } else {
+            self.locals.push(format!(
+                "{ctype} *{name} = ({ctype} *)((char *)scratch + {});",
+                self.scratch
+            ));
+            self.scratch += aligned(array.len * array.dtype.bytes() as i64);
+        }
+    }
+
+    fn make_parts(&mut self) {
+        let points: BTreeSet<_> = self.s.parallel.iter().map(|l| l.var.clone()).collect();
+        for nest in &self.s.phases {
+            let mut found = Vec::new();
+            visit_statements(nest, &mut |s| {
+                for w in &s.writes {
+                    if let Some(reduction) = w.conflict
+                        && self.s.partial.contains(&w.place.container)
+                    {
+                        let moves =
+                            points
+                                .iter()
+                                .any(|v| super::index::mentions(&w.place.offset, v))
+                                || self.s.strip.as_ref().is_some_and(|c| {
+                                    super::index::mentions(&w.place.offset, &c.var)
+                                });
+                        found.push((w.place.container, reduction, moves));
+                    }
+                }
+            });
+            for (container, reduction, moves) in found {
+                self.make_part(container, reduction, moves);
+            }
+        }
+    }
+
+    fn make_part(&mut self, container: ContainerId, reduction: Reduction, moves: bool) {
+        if self.parts.iter().any(|p| p.container == container) {
+            return;
+        }
+        let array = self.array(container);
+        let wide = scalar::wide_type(array.dtype, reduction);
+        // Where each point touches only some of the elements, adding up blocks costs more than it saves.
+        let blocked = wide != array.dtype && !moves && array.len > 1;
+        let block = blocked.then_some(self.scratch);
+        if blocked {
+            self.scratch += aligned(array.len * array.dtype.bytes() as i64);
+        }
+        self.parts.push(Part {
+            container,
+            reduction,
+            offset: self.workspace,
+            block,
+        });
+        self.workspace += aligned(array.len * wide.bytes() as i64);
+    }
+
+    fn part_names(&self, id: ContainerId) -> Option<(String, String)> {
+        let part = self.parts.iter().find(|p| p.container == id)?;
+        let n = &self.names.arrays.get(&id)?[1..];
+        let wide = format!("w{n}");
+        Some(match part.block {
+            Some(_) => (format!("s{n}"), wide),
+            None => (wide.clone(), wide),
+        })
+    }
+
+    fn plan_leaves(
+        &mut self,
+        nests: &[Nest],
+        enclosing: &mut Vec<Loop>,
+        tables: &mut dyn Iterator<Item = Values>,
+    ) {
+        for nest in nests {
+            match &nest.body {
+                Body::Leaf(statements) => {
+                    let Some(mut values) = tables.next() else {
+                        return;
+                    };
+                    values.effects.retain(|e| self.is_needed(e));
+                    let plan = self.plan_leaf(nest, statements, enclosing, values);
+                    self.leaves.push(plan);
+                }
+                Body::Phases(inner) => {
+                    enclosing.extend(nest.loops.iter().cloned());
+                    self.plan_leaves(inner, enclosing, tables);
+                    enclosing.truncate(enclosing.len() - nest.loops.len());
+                }
+            }
+        }
+    }
+
+    fn is_needed(&self, e: &Effect) -> bool {
+        let id = e.address.container;
+        !self.array(id).local || self.loaded.contains(&id)
+    }
+
+    fn plan_leaf(
+        &self,
+        nest: &Nest,
+        statements: &[Statement],
+        enclosing: &[Loop],
+        values: Values,
+    ) -> LeafPlan {
+        let mut accumulations = Vec::new();
+        for (n, e) in values.effects.iter().enumerate() {
+            let around = Surroundings {
+                loops: &nest.loops,
+                enclosing,
+                covers: self.covers(e, &nest.loops, enclosing),
+                part: self.part_names(e.address.container),
+            };
+            accumulations.push(Accumulation::of(n, e, &values, &around));
+        }
+        let skips = match (values.effects.as_slice(), statements) {
+            ([e], [s]) => skippable(e, s),
+            _ => BTreeSet::new(),
+        };
+        LeafPlan {
+            values,
+            accumulations,
+            skips,
+        }
+    }
+
+    /// Whether the effect's loops reach every element of the container.
+    fn covers(&self, e: &Effect, loops: &[Loop], enclosing: &[Loop]) -> bool {
+        let array = self.array(e.address.container);
+        let strip = self.s.strip.as_ref();
+        let size = |l: &Loop| match strip {
+            Some(s) if s.var == l.var && array.local => s.block,
+            _ => l.size,
+        };
+        let reached: i64 = self
+            .s
+            .parallel
+            .iter()
+            .filter(|_| !array.local)
+            .chain(loops)
+            .chain(enclosing)
+            .filter(|l| {
+                e.write.owned.contains(&l.var) && super::index::mentions(&e.address.offset, &l.var)
+            })
+            .map(size)
+            .product();
+        reached == array.len && e.address.gather.is_empty()
+    }
+
+    fn function(&mut self) -> EmittedFunction {
+        let mut t = CText::default();
+        t.open(&format!(
+            "void {NAME}(void *const *buf, void *scratch, long tid, long nt)"
+        ));
+        self.declare_buffers(&mut t);
+        let n_points: i64 = self.s.parallel.iter().map(|l| l.size).product();
+        t.line(&format!(
+            "const long p_lo = {n_points} * tid / nt, p_hi = {n_points} * (tid + 1) / nt;"
+        ));
+        let blocked = self.parts.iter().any(|p| p.block.is_some());
+        if blocked {
+            self.open_blocks(&mut t);
+        } else {
+            t.open("for (long p = p_lo; p < p_hi; ++p)");
+        }
+        self.decode_point(&mut t);
+        for local in &self.locals {
+            t.line(local);
+        }
+        let mut leaves = self.leaves.iter();
+        for nest in &self.s.phases {
+            self.fill_locals(nest, &mut leaves.clone(), &mut t);
+            self.print_nest(nest, &mut leaves, &mut t);
+        }
+        t.close();
+        if blocked {
+            self.close_blocks(&mut t);
+        }
+        t.close();
+        let mut args: Vec<Arg> = self.args.iter().map(|id| Arg::Container(*id)).collect();
+        if !self.parts.is_empty() {
+            args.push(Arg::Workspace);
+        }
+        EmittedFunction {
+            suffix: "",
+            text: t.finish(),
+            args,
+        }
+    }
+
+    fn written(&self, id: ContainerId) -> bool {
+        self.leaves
+            .iter()
+            .any(|l| l.values.effects.iter().any(|e| e.address.container == id))
+    }
+
+    fn declare_buffers(&self, t: &mut CText) {
+        for (n, id) in self.args.iter().enumerate() {
+            let ctype = scalar::c_type(self.array(*id).dtype);
+            let constness = if self.written(*id) { "" } else { "const " };
+            t.line(&format!("{constness}{ctype} *x{n} = buf[{n}];"));
+        }
+        for part in &self.parts {
+            let (block, wide) = self.part_names(part.container).unwrap_or_default();
+            let array = self.array(part.container);
+            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let ctype = scalar::c_type(dtype);
+            t.line(&format!(
+                "{ctype} *{wide} = ({ctype} *)((char *)buf[{}] + tid * {} + {});",
+                self.args.len(),
+                self.workspace,
+                part.offset
+            ));
+            if let Some(offset) = part.block {
+                let ctype = scalar::c_type(array.dtype);
+                t.line(&format!(
+                    "{ctype} *{block} = ({ctype} *)((char *)scratch + {offset});"
+                ));
+            }
+            let identity = scalar::literal(part.reduction.identity(dtype), dtype);
+            t.line(&format!(
+                "for (long i = 0; i < {}; ++i) {wide}[i] = {identity};",
+                array.len
+            ));
+        }
+    }
+
+    fn open_blocks(&self, t: &mut CText) {
+        t.open(&format!(
+            "for (long p_b = p_lo; p_b < p_hi; p_b += {BLOCK_POINTS})"
+        ));
+        t.line(&format!(
+            "const long p_e = ix_min(p_b + {BLOCK_POINTS}, p_hi);"
+        ));
+        for part in self.parts.iter().filter(|p| p.block.is_some()) {
+            let (block, _) = self.part_names(part.container).unwrap_or_default();
+            let array = self.array(part.container);
+            let identity = scalar::literal(part.reduction.identity(array.dtype), array.dtype);
+            t.line("#pragma omp simd");
+            t.line(&format!(
+                "for (long i = 0; i < {}; ++i) {block}[i] = {identity};",
+                array.len
+            ));
+        }
+        t.open("for (long p = p_b; p < p_e; ++p)");
+    }
+
+    fn close_blocks(&self, t: &mut CText) {
+        for part in self.parts.iter().filter(|p| p.block.is_some()) {
+            let (block, wide) = self.part_names(part.container).unwrap_or_default();
+            let array = self.array(part.container);
+            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let sum = scalar::binary(
+                part.reduction.combine(),
+                &format!("{wide}[i]"),
+                &format!("{block}[i]"),
+                dtype,
+            );
+            t.line("#pragma omp simd");
+            t.line(&format!(
+                "for (long i = 0; i < {}; ++i) {wide}[i] = {sum};",
+                array.len
+            ));
+        }
+        t.close();
+    }
+
+    /// Recovers the parallel loops' variables from the flat point number.
+    fn decode_point(&self, t: &mut CText) {
+        let mut rest = "p".to_string();
+        for (n, l) in self.s.parallel.iter().enumerate() {
+            let inner: i64 = self.s.parallel[n + 1..].iter().map(|l| l.size).product();
+            if inner == 1 {
+                t.line(&format!("const long {} = {rest};", l.var));
+                continue;
+            }
+            t.line(&format!("const long {} = {rest} / {inner};", l.var));
+            let next = format!("p{n}");
+            t.line(&format!("const long {next} = {rest} % {inner};"));
+            rest = next;
+        }
+        if let Some(s) = &self.s.strip {
+            t.line(&format!(
+                "const long {0} = {1}_b * {2}, {1}_1 = ix_min({0} + {2}, {3});",
+                s.first, s.var, s.block, s.size
+            ));
+        }
+    }
+
+    /// Gives local containers their identity before a phase that needs it.
+    fn fill_locals(&self, nest: &Nest, leaves: &mut dyn Iterator<Item = &LeafPlan>, t: &mut CText) {
+        match &nest.body {
+            Body::Phases(inner) => {
+                for n in inner {
+                    self.fill_locals(n, leaves, t);
+                }
+            }
+            Body::Leaf(_) => {
+                let Some(plan) = leaves.next() else { return };
+                for (e, acc) in plan.values.effects.iter().zip(&plan.accumulations) {
+                    let array = self.array(e.address.container);
+                    if acc.start != Start::Whole || !array.local {
+                        continue;
+                    }
+                    let name = &self.names.arrays[&e.address.container];
+                    if array.len == 1 {
+                        t.line(&acc.reset(name));
+                    } else {
+                        let reset = acc.reset(&format!("{name}[i]"));
+                        t.line(&format!("for (long i = 0; i < {}; ++i) {reset}", array.len));
+                    }
+                }
+            }
+        }
+    }
+
+    fn print_nest<'p>(
+        &self,
+        nest: &Nest,
+        leaves: &mut impl Iterator<Item = &'p LeafPlan>,
+        t: &mut CText,
+    ) {
+        match &nest.body {
+            Body::Leaf(_) => {
+                let Some(plan) = leaves.next() else { return };
+                let leaf = Leaf {
+                    loops: &nest.loops,
+                    values: &plan.values,
+                    arrays: &self.s.arrays,
+                    extents: &self.s.extents,
+                    names: &self.names,
+                    cut: self.cut.as_ref(),
+                    accumulations: &plan.accumulations,
+                    skips: plan.skips.clone(),
+                };
+                leaf.print_starts(t);
+                leaf.print(t);
+            }
+            Body::Phases(inner) => {
+                for l in &nest.loops {
+                    t.open(&format!(
+                        "for (long {0} = 0; {0} < {1}; ++{0})",
+                        l.var, l.size
+                    ));
+                }
+                for n in inner {
+                    // Boxed to keep one instance of this function for every depth.
+                    let mut dynamic: &mut dyn Iterator<Item = &'p LeafPlan> = leaves;
+                    self.print_nest(n, &mut dynamic, t);
+                }
+                nest.loops.iter().for_each(|_| t.close());
+            }
+        }
+    }
+
+    /// A launch that fills shared containers with their identity.
+    fn fill_function(&self) -> Option<EmittedFunction> {
+        let mut filled: BTreeMap<ContainerId, Reduction> = BTreeMap::new();
+        for plan in &self.leaves {
+            for (e, acc) in plan.values.effects.iter().zip(&plan.accumulations) {
+                let id = e.address.container;
+                if acc.start == Start::Whole && !self.array(id).local {
+                    filled.extend(e.conflict.map(|r| (id, r)));
+                }
+            }
+        }
+        if filled.is_empty() {
+            return None;
+        }
+        let mut t = CText::default();
+        t.open(&format!(
+            "void {NAME}_fill(void *const *buf, void *scratch, long tid, long nt)"
+        ));
+        for (n, (id, reduction)) in filled.iter().enumerate() {
+            let array = self.array(*id);
+            let ctype = scalar::c_type(array.dtype);
+            let identity = scalar::literal(reduction.identity(array.dtype), array.dtype);
+            t.line(&format!("{ctype} *x{n} = buf[{n}];"));
+            t.line(&format!(
+                "for (long i = {0} * tid / nt; i < {0} * (tid + 1) / nt; ++i) x{n}[i] = {identity};",
+                array.len
+            ));
+        }
+        t.close();
+        Some(EmittedFunction {
+            suffix: "_fill",
+            text: t.finish(),
+            args: filled.keys().map(|id| Arg::Container(*id)).collect(),
+        })
+    }
+
+    /// A launch that combines the threads' parts.
+    fn combine_function(&self) -> Option<EmittedFunction> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        let mut t = CText::default();
+        t.open(&format!(
+            "void {NAME}_combine(void *const *buf, void *scratch, long tid, long nt)"
+        ));
+        let n_args = self.parts.len();
+        for (n, part) in self.parts.iter().enumerate() {
+            let array = self.array(part.container);
+            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let (ctype, wide) = (scalar::c_type(array.dtype), scalar::c_type(dtype));
+            t.line(&format!("{ctype} *x{n} = buf[{n}];"));
+            t.line(&format!(
+                "const char *w{n} = (const char *)buf[{n_args}] + {};",
+                part.offset
+            ));
+            t.open(&format!(
+                "for (long i = {0} * tid / nt; i < {0} * (tid + 1) / nt; ++i)",
+                array.len
+            ));
+            let identity = scalar::literal(part.reduction.identity(dtype), dtype);
+            t.line(&format!("{wide} sum = {identity};"));
+            let next = format!("((const {wide} *)(w{n} + k * {}))[i]", self.workspace);
+            let sum = scalar::binary(part.reduction.combine(), "sum", &next, dtype);
+            t.line(&format!("for (long k = 0; k < nt; ++k) sum = {sum};"));
+            t.line(&format!("x{n}[i] = ({ctype})sum;"));
+            t.close();
+        }
+        t.close();
+        let mut args: Vec<Arg> = self
+            .parts
+            .iter()
+            .map(|p| Arg::Container(p.container))
+            .collect();
+        args.push(Arg::Workspace);
+        Some(EmittedFunction {
+            suffix: "_combine",
+            text: t.finish(),
+            args,
+        })
+    }
+}
+
+/// Guards whose failure leaves the effect without effect.
+fn skippable(e: &Effect, s: &Statement) -> BTreeSet<super::body::Guard> {
+    let mut skips: BTreeSet<_> = e.address.guards.iter().cloned().collect();
+    let Some(reduction) = e.conflict else {
+        return skips;
+    };
+    for (i, read) in s.reads.iter().enumerate() {
+        let dtype = DType::F64;
+        let identity = reduction.identity(dtype).as_f64();
+        let fill = read.fill.map_or(f64::NAN, Scalar::as_f64);
+        if !read.guards.is_empty() && vanishes(&e.write.expr, i, fill, identity) {
+            skips.extend(read.guards.iter().cloned());
+        }
+    }
+    skips
+}
+
+/// Whether the expression is the identity when input `i` is `fill`.
+fn vanishes(e: &Expr, i: usize, fill: f64, identity: f64) -> bool {
+    let go = |e: &Expr| vanishes(e, i, fill, identity);
+    match e {
+        Expr::In(n) => *n == i && fill == identity,
+        Expr::Cast(_, a) => go(a),
+        Expr::Unary(Unary::Neg, a) => identity == 0.0 && go(a),
+        // The padding of a convolution is absent, not a number times zero.
+        Expr::Binary(Binary::Mul, a, b) => identity == 0.0 && (go(a) || go(b)),
+        Expr::Binary(Binary::Div, a, _) => identity == 0.0 && go(a),
+        Expr::Select(_, a, b) => go(a) && go(b),
+        _ => false,
+    }
+}
+
+impl Leaf<'_> {
+    /// Stores identities along the loops that each accumulating effect writes.
+    pub(crate) fn print_starts(&self, t: &mut CText) {
+        for (e, acc) in self.values.effects.iter().zip(self.accumulations) {
+            if acc.start != Start::Loops {
+                continue;
+            }
+            let written: Vec<&Loop> = self
+                .loops
+                .iter()
+                .filter(|l| super::index::mentions(&e.address.offset, &l.var))
+                .collect();
+            for l in &written {
+                let (from, to) = self.loop_bounds(l);
+                t.open(&format!(
+                    "for (long {0} = {from}; {0} < {to}; ++{0})",
+                    l.var
+                ));
+            }
+            let name = self.names.arrays[&e.address.container].clone();
+            t.line(&acc.reset(&self.element(&e.address, name)));
+            written.iter().for_each(|_| t.close());
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! How writes under a conflict resolution are accumulated.
+//!
+//! Owns the choice between a register, memory, and a part of a thread's own, and the C text of each.
+//! Sums are blocked: at most a few thousand terms are added in the container's own precision before
+//! the block's sum is added in double precision.
+
+use super::index::Loop;
+use super::scalar;
+use super::text::CText;
+use super::values::{Effect, Values, depth_of_address};
+use graph::{DType, Reduction};
+
+/// Most terms that one accumulator lane group adds in single precision.
+const BLOCK_TERMS: i64 = 4096;
+
+/// What a write does at each iteration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Update {
+    /// Stores the value.
+    Store,
+    /// Combines the value into memory.
+    Memory,
+    /// Combines the value into a register.
+    Register,
+}
+
+/// Where combined values go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Into {
+    /// The container.
+    Container,
+    /// The thread's part under this name.
+    Part(String),
+}
+
+/// How the elements hold the identity before the first combination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Start {
+    /// Nothing to do: stored once, or a thread's part.
+    Nothing,
+    /// The written loops store it before the leaf.
+    Loops,
+    /// The whole container is filled beforehand.
+    Whole,
+}
+
+/// The accumulation of one effect.
+#[derive(Clone, Debug)]
+pub(crate) struct Accumulation {
+    pub(crate) update: Update,
+    pub(crate) start: Start,
+    reduction: Reduction,
+    dtype: DType,
+    /// Register: the loop depth it is declared at.
+    depth: usize,
+    /// Register: stored at the end rather than combined.
+    plain: bool,
+    /// Register: block sums are added up in a wider type.
+    wide: bool,
+    /// Iterations of the vector loop after which a block ends.
+    pub(crate) chunk: Option<i64>,
+    name: String,
+    into: Into,
+}
+
+/// What surrounds the leaf, for [`Accumulation::of`].
+pub(crate) struct Surroundings<'a> {
+    /// The leaf's loops.
+    pub(crate) loops: &'a [Loop],
+    /// Loops around the leaf that are not parallel.
+    pub(crate) enclosing: &'a [Loop],
+    /// Whether all elements of the container (local: of the point's part) are written.
+    pub(crate) covers: bool,
+    /// The thread's part, if the container is reduced over parallel points: its name when whole
+    /// rows are added, and its name when single numbers are.
+    pub(crate) part: Option<(String, String)>,
+}
+
+impl Accumulation {
+    /// Decides for the `n`-th effect of a leaf.
+    pub(crate) fn of(n: usize, e: &Effect, values: &Values, around: &Surroundings) -> Self {
+        let dtype = values.get(e.value).dtype;
+        let mut acc = Accumulation {
+            update: Update::Store,
+            start: Start::Nothing,
+            reduction: e.conflict.unwrap_or(Reduction::Sum),
+            dtype,
+            depth: 0,
+            plain: false,
+            wide: false,
+            chunk: None,
+            name: format!("a{n}"),
+            into: Into::Container,
+        };
+        if e.conflict.is_none() {
+            return acc;
+        }
+        let loops = around.loops;
+        acc.depth = depth_of_address(&e.address, loops, values);
+        let owned = |l: &Loop| e.write.owned.contains(&l.var);
+        let spread = !loops[..acc.depth].iter().all(owned) || !around.enclosing.iter().all(owned);
+        let scattered = !e.address.gather.is_empty() || !e.address.guards.is_empty();
+        let register = acc.depth < loops.len() && !scattered;
+        acc.update = if register {
+            Update::Register
+        } else {
+            Update::Memory
+        };
+        acc.plain = register && !spread && around.covers && around.part.is_none();
+        if let Some((rows, numbers)) = &around.part {
+            acc.into = Into::Part(if register { numbers } else { rows }.clone());
+        } else if !acc.plain {
+            let enclosed = around.enclosing.iter().all(owned);
+            acc.start = if around.covers && !scattered && enclosed {
+                Start::Loops
+            } else {
+                Start::Whole
+            };
+        }
+        if register {
+            let terms: i64 = loops[acc.depth..].iter().map(|l| l.size).product();
+            let wide = scalar::wide_type(dtype, acc.reduction) != dtype;
+            acc.wide = wide && terms > BLOCK_TERMS;
+            acc.chunk = acc.wide.then_some(BLOCK_TERMS);
+        }
+        acc
+    }
+
+    fn sum_type(&self) -> DType {
+        if self.wide {
+            scalar::wide_type(self.dtype, self.reduction)
+        } else {
+            self.dtype
+        }
+    }
+
+    fn inner_name(&self) -> String {
+        if self.wide {
+            format!("{}_i", self.name)
+        } else {
+            self.name.clone()
+        }
+    }
+
+    fn is_register(&self) -> bool {
+        self.update == Update::Register
+    }
+
+    /// Whether the register is declared right inside the loop at `depth`.
+    pub(crate) fn opens_at(&self, depth: usize) -> bool {
+        self.is_register() && self.depth == depth
+    }
+
+    /// The depth of a register that is stored, not combined.
+    pub(crate) fn plain_depth(&self) -> Option<usize> {
+        (self.is_register() && self.plain).then_some(self.depth)
+    }
+
+    fn identity(&self, dtype: DType) -> String {
+        scalar::literal(self.reduction.identity(dtype), dtype)
+    }
+
+    /// `float a0 = 0.0f;`
+    pub(crate) fn declaration(&self) -> String {
+        let dtype = self.sum_type();
+        format!(
+            "{} {} = {};",
+            scalar::value_type(dtype),
+            self.name,
+            self.identity(dtype)
+        )
+    }
+
+    /// Opens a block of terms.
+    pub(crate) fn open_inner(&self, t: &mut CText) {
+        if self.is_register() && self.wide {
+            t.line(&format!(
+                "{} {} = {};",
+                scalar::value_type(self.dtype),
+                self.inner_name(),
+                self.identity(self.dtype)
+            ));
+        }
+    }
+
+    /// Adds a block's sum.
+    pub(crate) fn close_inner(&self, t: &mut CText) {
+        if self.is_register() && self.wide {
+            let sum = self.combined(&self.name, &self.inner_name(), self.sum_type());
+            t.line(&format!("{} = {sum};", self.name));
+        }
+    }
+
+    fn combined(&self, a: &str, b: &str, of: DType) -> String {
+        let text = scalar::binary(self.reduction.combine(), a, b, of);
+        match text.strip_prefix('(').and_then(|s| s.strip_suffix(')')) {
+            Some(bare) if !bare.contains(['(', ')']) => bare.to_string(),
+            _ => text,
+        }
+    }
+
+    /// The reduction clause of the vector loop.
+    pub(crate) fn clause(&self) -> Option<String> {
+        self.is_register()
+            .then(|| scalar::simd_clause(self.reduction, self.dtype, &self.inner_name()))
+    }
+
+    /// The array that is written: the container's name or the thread's part.
+    pub(crate) fn target(&self, container: &str) -> String {
+        match &self.into {
+            Into::Container => container.to_string(),
+            Into::Part(name) => name.clone(),
+        }
+    }
+
+    /// The effect of one iteration.
+    pub(crate) fn apply(&self, place: &str, value: &str) -> String {
+        match self.update {
+            Update::Store => format!("{place} = {value};"),
+            Update::Memory => {
+                format!("{place} = {};", self.combined(place, value, self.dtype))
+            }
+            Update::Register => {
+                let inner = self.inner_name();
+                format!("{inner} = {};", self.combined(&inner, value, self.dtype))
+            }
+        }
+    }
+
+    /// What happens to the register after its loops.
+    pub(crate) fn flush(&self, place: &str) -> String {
+        if self.plain {
+            return format!("{place} = {};", self.name);
+        }
+        let dtype = match self.into {
+            Into::Part(_) => scalar::wide_type(self.dtype, self.reduction),
+            Into::Container => self.sum_type(),
+        };
+        format!("{place} = {};", self.combined(place, &self.name, dtype))
+    }
+
+    /// What stores the identity.
+    pub(crate) fn reset(&self, place: &str) -> String {
+        format!("{place} = {};", self.identity(self.dtype))
+    }
+}

@@ -1,0 +1,190 @@
+//! Scalar C: types, literals and the text of every tasklet operation.
+//!
+//! Owns the spelling only; the functions `sh_*` are in the C prelude. Half-precision types never
+//! get here: places of such containers are refused when a kernel is read.
+
+use graph::{Binary, DType, Reduction, Scalar, Unary};
+
+/// Functions on indices and integers that the kernels of this room share, in C.
+pub(crate) const INTEGER_SUPPORT: &str = "\
+static inline long ix_floordiv(long a, long b) { long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
+static inline long ix_ceildiv(long a, long b) { return -ix_floordiv(-a, b); }
+static inline long ix_mod(long a, long b) { return a - b * ix_floordiv(a, b); }
+static inline long ix_min(long a, long b) { return a < b ? a : b; }
+static inline long ix_max(long a, long b) { return a > b ? a : b; }
+static inline long ix_abs(long a) { return a < 0 ? -a : a; }
+static inline long ix_sign(long a) { return (a > 0) - (a < 0); }
+static inline int ix_isnan(double a) { return a != a; }
+static inline int ix_isnanf(float a) { return a != a; }
+static inline long ix_floordiv0(long a, long b) { return b == 0 ? 0 : ix_floordiv(a, b); }
+static inline long ix_mod0(long a, long b) { return b == 0 ? 0 : ix_mod(a, b); }
+static inline long ix_pow(long a, long n) {
+  if (n < 0) return a == 1;
+  unsigned long r = 1, b = (unsigned long)a;
+  for (; n > 0; n >>= 1, b *= b) if (n & 1) r *= b;
+  return (long)r;
+}
+";
+
+/// The C type that holds an element in memory.
+pub(crate) fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool | DType::U8 => "unsigned char",
+        DType::I8 => "signed char",
+        DType::I16 | DType::F16 => "short",
+        DType::BF16 => "unsigned short",
+        DType::I32 => "int",
+        DType::I64 => "long",
+        DType::F32 => "float",
+        DType::F64 => "double",
+    }
+}
+
+/// The C type of a value in a register.
+pub(crate) fn value_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "int",
+        d => c_type(d),
+    }
+}
+
+/// The type a sum over many elements is kept in between blocks.
+pub(crate) fn wide_type(dtype: DType, reduction: Reduction) -> DType {
+    match (dtype, reduction) {
+        (DType::F32, Reduction::Sum | Reduction::Prod) => DType::F64,
+        (d, _) => d,
+    }
+}
+
+/// A literal of that type.
+pub(crate) fn literal(s: Scalar, dtype: DType) -> String {
+    match dtype {
+        DType::F32 => float_literal(f64::from(s.as_f64() as f32), "f"),
+        DType::F64 => float_literal(s.as_f64(), ""),
+        DType::Bool => i64::from(s.as_bool()).to_string(),
+        DType::I64 if s.as_i64() == i64::MIN => "(-9223372036854775807L - 1)".to_string(),
+        DType::I64 => format!("{}L", s.as_i64()),
+        _ => s.cast(dtype).as_i64().to_string(),
+    }
+}
+
+fn float_literal(v: f64, suffix: &str) -> String {
+    if v.is_nan() {
+        return format!("__builtin_nan{suffix}(\"\")");
+    }
+    if v.is_infinite() {
+        let sign = if v < 0.0 { "-" } else { "" };
+        return format!("({sign}__builtin_inf{suffix}())");
+    }
+    let text = if suffix == "f" {
+        format!("{:?}", v as f32)
+    } else {
+        format!("{v:?}")
+    };
+    if v.is_sign_negative() {
+        format!("({text}{suffix})")
+    } else {
+        format!("{text}{suffix}")
+    }
+}
+
+/// Conversion of a value.
+pub(crate) fn cast(text: &str, from: DType, to: DType) -> String {
+    match (from, to) {
+        (a, b) if a == b => text.to_string(),
+        (_, DType::Bool) => format!("({text} != 0)"),
+        (_, d) => format!("({}){text}", value_type(d)),
+    }
+}
+
+/// `f(a)` computed in `dtype`; the result of `Not` and `IsNan` is `int`.
+pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
+    use Unary::*;
+    if !of.is_float() {
+        return match f {
+            Neg => format!("(-{a})"),
+            Abs => format!("ix_abs({a})"),
+            Sign => format!("ix_sign({a})"),
+            Not => format!("!{a}"),
+            _ => "0".to_string(),
+        };
+    }
+    let (suffix, one) = if of == DType::F32 {
+        ("f", "1.0f")
+    } else {
+        ("", "1.0")
+    };
+    let builtin = |name: &str| format!("__builtin_{name}{suffix}({a})");
+    match f {
+        Neg => format!("(-{a})"),
+        Not => format!("({a} == 0)"),
+        IsNan => format!("ix_isnan{suffix}({a})"),
+        Recip => format!("({one} / {a})"),
+        Rsqrt => format!("({one} / __builtin_sqrt{suffix}({a}))"),
+        Abs => builtin("fabs"),
+        Sqrt => builtin("sqrt"),
+        Floor => builtin("floor"),
+        Ceil => builtin("ceil"),
+        Round => builtin("rint"),
+        Trunc => builtin("trunc"),
+        Sign | Sigmoid => format!("sh_{}{}({a})", f.name(), prelude_suffix(of)),
+        _ if of == DType::F64 => format!("{}({a})", libm_name(f)),
+        _ => format!("sh_{}({a})", f.name()),
+    }
+}
+
+fn prelude_suffix(of: DType) -> &'static str {
+    if of == DType::F64 { "_f64" } else { "" }
+}
+
+fn libm_name(f: Unary) -> &'static str {
+    f.name()
+}
+
+/// `f(a, b)` with operands of type `of`; the result of comparisons and logic is `int`.
+pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
+    use Binary::*;
+    let float = of.is_float();
+    let call = |name: &str| format!("{name}{}({a}, {b})", prelude_suffix(of));
+    match f {
+        Add => format!("({a} + {b})"),
+        Sub => format!("({a} - {b})"),
+        Mul => format!("({a} * {b})"),
+        Div => format!("({a} / {b})"),
+        FloorDiv if float => call("sh_floordiv"),
+        Mod if float => call("sh_mod"),
+        FloorDiv => format!("ix_floordiv0({a}, {b})"),
+        Mod => format!("ix_mod0({a}, {b})"),
+        Pow if of == DType::F64 => format!("pow({a}, {b})"),
+        Pow if float => call("sh_pow"),
+        Pow => format!("ix_pow({a}, {b})"),
+        Min if float => call("sh_min"),
+        Max if float => call("sh_max"),
+        Min => format!("ix_min({a}, {b})"),
+        Max => format!("ix_max({a}, {b})"),
+        Eq => format!("({a} == {b})"),
+        Ne => format!("({a} != {b})"),
+        Lt => format!("({a} < {b})"),
+        Le => format!("({a} <= {b})"),
+        Gt => format!("({a} > {b})"),
+        Ge => format!("({a} >= {b})"),
+        And => format!("({a} & {b})"),
+        Or => format!("({a} | {b})"),
+        Xor => format!("({a} ^ {b})"),
+        Atan2 if of == DType::F64 => format!("atan2({a}, {b})"),
+        Atan2 => call("sh_atan2"),
+    }
+}
+
+/// The clause that makes a vector loop reduce into `acc`; empty if such a loop must run in order.
+pub(crate) fn simd_clause(reduction: Reduction, dtype: DType, acc: &str) -> String {
+    let op = match (reduction, dtype.is_float()) {
+        (Reduction::Sum, _) => "+",
+        (Reduction::Prod, _) => "*",
+        (Reduction::Max, true) => "sh_max",
+        (Reduction::Min, true) => "sh_min",
+        (Reduction::Max, false) => "max",
+        (Reduction::Min, false) => "min",
+    };
+    format!(" reduction({op}:{acc})")
+}

@@ -1,0 +1,315 @@
+//! The values a leaf nest computes, each once.
+//!
+//! Owns the hash-consed table of loads and operations behind the statements of one leaf, with the
+//! loop depth at which each value changes: a value is printed at its depth, so whatever does not
+//! depend on an inner loop is computed outside it. Never prints.
+
+use super::body::{Array, Guard, Place, Statement, Write};
+use super::index::{Loop, mentions};
+use graph::{Binary, ContainerId, DType, Expr, Reduction, Scalar, SymExpr, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Position in [`Values`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct ValueId(pub(crate) usize);
+
+/// Where a load or store goes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Address {
+    pub(crate) container: ContainerId,
+    pub(crate) offset: SymExpr,
+    /// Index values with stride and bound.
+    pub(crate) gather: Vec<(ValueId, i64, i64)>,
+    pub(crate) guards: Vec<Guard>,
+    /// Loads: the value where a guard fails. With a fill, gathered indices are guarded too.
+    pub(crate) fill: Option<Scalar>,
+}
+
+/// How a value is made.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Op {
+    Const(Scalar),
+    Load(Address),
+    Index(SymExpr),
+    Unary(Unary, ValueId),
+    /// Operands have the type given.
+    Binary(Binary, DType, ValueId, ValueId),
+    Select(ValueId, ValueId, ValueId),
+    Cast(ValueId),
+    Uniform(ValueId, ValueId),
+}
+
+/// One value.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Value {
+    pub(crate) op: Op,
+    pub(crate) dtype: DType,
+}
+
+/// What a leaf does with a value at every iteration.
+#[derive(Clone, Debug)]
+pub(crate) struct Effect {
+    pub(crate) address: Address,
+    pub(crate) value: ValueId,
+    pub(crate) conflict: Option<Reduction>,
+    pub(crate) write: Write,
+}
+
+/// The values and effects of one leaf.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Values {
+    pub(crate) values: Vec<Value>,
+    /// Depth by value: 0 outside the leaf's loops, `k` inside the `k`-th.
+    pub(crate) depth: Vec<usize>,
+    pub(crate) effects: Vec<Effect>,
+    /// Containers that are loaded from memory.
+    pub(crate) loaded: BTreeSet<ContainerId>,
+    known: BTreeMap<Value, ValueId>,
+    /// Values stored in this iteration, to be used instead of loading them again.
+    stored: BTreeMap<(ContainerId, SymExpr), ValueId>,
+}
+
+impl Values {
+    /// Reads the statements of a leaf under `loops`, outermost first.
+    pub(crate) fn of(
+        loops: &[Loop],
+        statements: &[Statement],
+        arrays: &BTreeMap<ContainerId, Array>,
+    ) -> Self {
+        let mut table = Values::default();
+        for s in statements {
+            let builder = StatementValues {
+                table: &mut table,
+                loops,
+                arrays,
+            };
+            builder.add(s);
+        }
+        table
+    }
+
+    /// The value.
+    pub(crate) fn get(&self, id: ValueId) -> &Value {
+        &self.values[id.0]
+    }
+
+    /// The depth at which the value changes.
+    pub(crate) fn depth_of(&self, id: ValueId) -> usize {
+        self.depth[id.0]
+    }
+
+    fn intern(&mut self, op: Op, dtype: DType, depth: usize) -> ValueId {
+        let value = Value { op, dtype };
+        if let Some(id) = self.known.get(&value) {
+            return *id;
+        }
+        let id = ValueId(self.values.len());
+        self.known.insert(value.clone(), id);
+        self.values.push(value);
+        self.depth.push(depth);
+        id
+    }
+}
+
+/// Depth of an expression over loops: the position of the innermost one it mentions.
+pub(crate) fn depth_of_index(e: &SymExpr, loops: &[Loop]) -> usize {
+    let deepest = loops.iter().rposition(|l| mentions(e, &l.var));
+    deepest.map_or(0, |at| at + 1)
+}
+
+/// Depth of an address: of its offset, its gathered indices and its guards.
+pub(crate) fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> usize {
+    let guards = a.guards.iter().map(|g| depth_of_index(&g.index, loops));
+    let gather = a.gather.iter().map(|(v, ..)| values.depth_of(*v));
+    guards
+        .chain(gather)
+        .fold(depth_of_index(&a.offset, loops), usize::max)
+}
+
+struct StatementValues<'a> {
+    table: &'a mut Values,
+    loops: &'a [Loop],
+    arrays: &'a BTreeMap<ContainerId, Array>,
+}
+
+impl StatementValues<'_> {
+    fn add(mut self, s: &Statement) {
+        let mut read_types = Vec::new();
+        for p in &s.reads {
+            read_types.push(self.arrays[&p.container].dtype);
+        }
+        // An index value may be any read, also a later one: load on demand.
+        let mut reads: Vec<Option<ValueId>> = vec![None; s.reads.len()];
+        let mut effects = Vec::new();
+        for w in &s.writes {
+            for i in w.expr.inputs() {
+                self.read(s, i, &mut reads);
+            }
+            let dtype = self.arrays[&w.place.container].dtype;
+            let value = self.typed(&w.expr, dtype, &reads, &read_types);
+            let address = self.address(s, &w.place, &mut reads);
+            effects.push(Effect {
+                address,
+                value,
+                conflict: w.conflict,
+                write: w.clone(),
+            });
+        }
+        for e in effects {
+            if e.conflict.is_none() && e.address.gather.is_empty() && e.address.guards.is_empty() {
+                let key = (e.address.container, e.address.offset.clone());
+                self.table.stored.insert(key, e.value);
+            }
+            self.table.effects.push(e);
+        }
+    }
+
+    fn read(&mut self, s: &Statement, i: usize, reads: &mut [Option<ValueId>]) -> ValueId {
+        if let Some(Some(id)) = reads.get(i) {
+            return *id;
+        }
+        let place = &s.reads[i];
+        let id = self.load(s, place, reads);
+        reads[i] = Some(id);
+        id
+    }
+
+    fn load(&mut self, s: &Statement, place: &Place, reads: &mut [Option<ValueId>]) -> ValueId {
+        let array = &self.arrays[&place.container];
+        if let Some(literal) = array.literal {
+            return self.constant(literal, array.dtype);
+        }
+        let address = self.address(s, place, reads);
+        if address.gather.is_empty() && address.guards.is_empty() {
+            let key = (address.container, address.offset.clone());
+            if let Some(id) = self.table.stored.get(&key) {
+                return *id;
+            }
+        }
+        let depth = depth_of_address(&address, self.loops, self.table);
+        self.table.loaded.insert(place.container);
+        let dtype = array.dtype;
+        self.table.intern(Op::Load(address), dtype, depth)
+    }
+
+    fn address(&mut self, s: &Statement, place: &Place, reads: &mut [Option<ValueId>]) -> Address {
+        let gather = place
+            .gather
+            .iter()
+            .map(|g| {
+                let index = self.read(s, g.read, reads);
+                (self.cast(index, DType::I64), g.stride, g.size)
+            })
+            .collect();
+        Address {
+            container: place.container,
+            offset: place.offset.clone(),
+            gather,
+            guards: place.guards.clone(),
+            fill: place.fill,
+        }
+    }
+
+    fn constant(&mut self, s: Scalar, dtype: DType) -> ValueId {
+        self.table.intern(Op::Const(s.cast(dtype)), dtype, 0)
+    }
+
+    fn cast(&mut self, id: ValueId, dtype: DType) -> ValueId {
+        let from = self.table.get(id);
+        if from.dtype == dtype {
+            return id;
+        }
+        if let Op::Const(s) = from.op {
+            return self.constant(s, dtype);
+        }
+        let depth = self.table.depth_of(id);
+        self.table.intern(Op::Cast(id), dtype, depth)
+    }
+
+    fn operation(&mut self, op: Op, dtype: DType, operands: &[ValueId]) -> ValueId {
+        let depth = operands
+            .iter()
+            .map(|o| self.table.depth_of(*o))
+            .max()
+            .unwrap_or(0);
+        self.table.intern(op, dtype, depth)
+    }
+
+    /// The expression's value as `dtype`. Constants become literals of the type they meet.
+    fn typed(
+        &mut self,
+        e: &Expr,
+        dtype: DType,
+        reads: &[Option<ValueId>],
+        types: &[DType],
+    ) -> ValueId {
+        let natural = natural_type(e, dtype, types);
+        let id = match e {
+            Expr::Const(s) => return self.constant(*s, dtype),
+            Expr::In(i) => match reads.get(*i).copied().flatten() {
+                Some(id) => id,
+                // The expression names an input the tasklet lacks; the verifier refuses such graphs.
+                None => self.constant(Scalar::Float(f64::NAN), natural),
+            },
+            Expr::Index(i) => {
+                let depth = depth_of_index(i, self.loops);
+                self.table.intern(Op::Index(i.clone()), DType::I64, depth)
+            }
+            Expr::Cast(to, a) => self.typed(a, *to, reads, types),
+            Expr::Uniform(k, n) => {
+                let k = self.typed(k, DType::I64, reads, types);
+                let n = self.typed(n, DType::I64, reads, types);
+                self.operation(Op::Uniform(k, n), DType::F32, &[k, n])
+            }
+            Expr::Unary(f, a) => {
+                let of = match f {
+                    Unary::Not => DType::Bool,
+                    Unary::IsNan => natural_type(a, DType::F32, types),
+                    _ => natural,
+                };
+                let a = self.typed(a, of, reads, types);
+                self.operation(Op::Unary(*f, a), natural, &[a])
+            }
+            Expr::Binary(f, a, b) => {
+                let of = operand_type(*f, a, b, natural, types);
+                let a = self.typed(a, of, reads, types);
+                let b = self.typed(b, of, reads, types);
+                self.operation(Op::Binary(*f, of, a, b), natural, &[a, b])
+            }
+            Expr::Select(c, a, b) => {
+                let c = self.typed(c, DType::Bool, reads, types);
+                let a = self.typed(a, natural, reads, types);
+                let b = self.typed(b, natural, reads, types);
+                self.operation(Op::Select(c, a, b), natural, &[c, a, b])
+            }
+        };
+        self.cast(id, dtype)
+    }
+}
+
+/// The type the expression is computed in; one made of real constants only takes `wanted`.
+fn natural_type(e: &Expr, wanted: DType, types: &[DType]) -> DType {
+    let own = e.dtype(types);
+    if own == DType::F32 && wanted.is_float() && is_weak(e, types) {
+        return wanted;
+    }
+    own
+}
+
+/// Whether the type comes from no operand: then half precision, the narrowest float, prevails.
+fn is_weak(e: &Expr, types: &[DType]) -> bool {
+    let mut extended = types.to_vec();
+    extended.push(DType::F16);
+    let probe = Expr::binary(Binary::Add, e.clone(), Expr::In(types.len()));
+    probe.dtype(&extended) == DType::F16
+}
+
+fn operand_type(f: Binary, a: &Expr, b: &Expr, natural: DType, types: &[DType]) -> DType {
+    match f {
+        Binary::And | Binary::Or | Binary::Xor => DType::Bool,
+        Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => {
+            Expr::binary(Binary::Add, a.clone(), b.clone()).dtype(types)
+        }
+        _ => natural,
+    }
+}

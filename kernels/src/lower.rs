@@ -1,0 +1,86 @@
+//! Lowering of a fused graph to launches.
+
+use graph::DType;
+
+/// Why a graph cannot be lowered.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LowerError {
+    /// A library node is left.
+    #[error("{origin}: operator `{op}` has not been expanded to maps; run fusion before lowering")]
+    Library {
+        /// The operator.
+        op: String,
+        /// Where it is.
+        origin: String,
+    },
+    /// A node at top level that is not a map.
+    #[error("{origin}: expected a map at top level")]
+    NotAMap {
+        /// Where it is.
+        origin: String,
+    },
+    /// A size that is not a number.
+    #[error("{origin}: size `{size}` has no value; bind the graph's sizes before lowering")]
+    UnboundSize {
+        /// The expression.
+        size: String,
+        /// Where it is.
+        origin: String,
+    },
+    /// A map over nothing.
+    #[error(
+        "{origin}: parameter `{param}` has no points; a graph with empty containers cannot be compiled"
+    )]
+    EmptyRange {
+        /// The parameter.
+        param: String,
+        /// Where it is.
+        origin: String,
+    },
+    /// An element type that the C back end does not compute with.
+    #[error(
+        "{origin}: container `{container}` holds {dtype}, which the C back end does not support yet; use f32 or f64"
+    )]
+    UnsupportedDType {
+        /// The type.
+        dtype: DType,
+        /// The container.
+        container: String,
+        /// Where it is accessed.
+        origin: String,
+    },
+    /// An access with the wrong number of indices.
+    #[error(
+        "{origin}: container `{container}` has {rank} dimensions but is accessed with {indices} indices"
+    )]
+    Rank {
+        /// The container.
+        container: String,
+        /// Its dimensions.
+        rank: usize,
+        /// Indices given.
+        indices: usize,
+        /// Where.
+        origin: String,
+    },
+    /// Nested phases without enough outer points that cannot become launches of their own.
+    #[error("{origin}: the kernel's nested loops cannot be shared out over threads")]
+    Unsplit {
+        /// Where it is.
+        origin: String,
+    },
+    /// A contraction that no generator takes.
+    #[error("{origin}: {what}")]
+    Contraction {
+        /// Where it is.
+        origin: String,
+        /// Why.
+        what: String,
+    },
+    /// Memory could not be planned.
+    #[error(transparent)]
+    Plan(#[from] crate::plan::PlanError),
+    /// Loops or branches.
+    #[error("graphs with loops or branches are not lowered yet; unroll them first")]
+    ControlFlow,
+}

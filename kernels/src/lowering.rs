@@ -1,0 +1,337 @@
+//! Lowering of a fused graph: its maps become C functions, launches and a memory plan.
+//!
+//! Contractions go to the contraction generator, all other maps to the map emitter. Functions with
+//! the same text are emitted once. Nothing here decides what is fused: each top-level map becomes
+//! the launches it needs, in the graph's order.
+
+use crate::compile::SourceUnit;
+use crate::contraction::{self, EmittedContraction, Hooks};
+use crate::emit::{self, Arg};
+use crate::features::Target;
+use crate::lower::LowerError;
+use crate::plan::{self, Buffer, MemoryPlan, Touches};
+use crate::prelude;
+use crate::recognize::{Recognized, recognize};
+use graph::{Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
+use std::collections::BTreeMap;
+
+/// C text of one file that compiles in a second or two.
+const UNIT_BYTES: usize = 60_000;
+/// Stands for a kernel's name in its text, so that equal kernels have equal text.
+const PLACEHOLDER: &str = "SH_KERNEL_NAME";
+
+/// Reductions over vector lanes that propagate NaN, for `#pragma omp simd`.
+const REDUCTIONS: &str = "\
+#pragma omp declare reduction(sh_max : float : omp_out = sh_max(omp_out, omp_in)) initializer(omp_priv = -__builtin_inff())
+#pragma omp declare reduction(sh_min : float : omp_out = sh_min(omp_out, omp_in)) initializer(omp_priv = __builtin_inff())
+#pragma omp declare reduction(sh_max : double : omp_out = sh_max_f64(omp_out, omp_in)) initializer(omp_priv = -__builtin_inf())
+#pragma omp declare reduction(sh_min : double : omp_out = sh_min_f64(omp_out, omp_in)) initializer(omp_priv = __builtin_inf())
+";
+
+/// A fused graph as sources and launches.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// C files.
+    pub units: Vec<SourceUnit>,
+    /// Launches in order, forward before backward.
+    pub launches: Vec<LoweredLaunch>,
+    /// Where containers live.
+    pub memory: MemoryPlan,
+    /// Scratch that the most demanding launch needs per thread, in bytes.
+    pub thread_scratch_bytes: usize,
+    /// What each top-level map became.
+    pub kernels: Vec<KernelInfo>,
+}
+
+/// One call of a C function by every thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoweredLaunch {
+    /// The pass it belongs to.
+    pub stage: Stage,
+    /// The C function.
+    pub symbol: String,
+    /// Position of its file in [`Lowered::units`].
+    pub unit: usize,
+    /// Its buffers, in the function's order.
+    pub args: Vec<Buffer>,
+    /// Position of its kernel in [`Lowered::kernels`].
+    pub kernel: usize,
+}
+
+/// How a kernel was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelInfo {
+    /// Its name in the C text.
+    pub name: String,
+    /// Where its operators came from.
+    pub origin: String,
+    /// Forward, backward or optimizer.
+    pub stage: Stage,
+    /// Which generator wrote it: `loops`, or the contraction generator's path.
+    pub path: &'static str,
+    /// Multiplications and additions of contractions; 0 for others.
+    pub flops: u64,
+    /// Launches it takes.
+    pub n_launches: usize,
+}
+
+/// Lowers a graph of maps (and reshapes, which become aliases) for a target and a number of threads.
+///
+/// # Errors
+/// See [`LowerError`].
+pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
+    let mut lowering = Lowering {
+        graph: graph.clone(),
+        target: contraction::Target {
+            vector_width: target.vector_width_f32 as i64,
+            threads: threads as i64,
+        },
+        threads,
+        texts: BTreeMap::new(),
+        names: BTreeMap::new(),
+        sources: Vec::new(),
+        launches: Vec::new(),
+        workspaces: Vec::new(),
+        scratch: 0,
+        kernels: Vec::new(),
+    };
+    let nodes = match graph.single_state() {
+        Some(state) => state.nodes.clone(),
+        None => return Err(LowerError::ControlFlow),
+    };
+    for node in &nodes {
+        lowering.node(node)?;
+    }
+    lowering.finish()
+}
+
+struct Lowering {
+    graph: Graph,
+    target: contraction::Target,
+    threads: usize,
+    /// Position in `sources` by text.
+    texts: BTreeMap<String, usize>,
+    /// How often a name was asked for.
+    names: BTreeMap<String, usize>,
+    sources: Vec<Source>,
+    launches: Vec<(Stage, usize, String, Vec<Buffer>, usize)>,
+    workspaces: Vec<usize>,
+    scratch: usize,
+    kernels: Vec<KernelInfo>,
+}
+
+/// The functions of one kernel.
+struct Source {
+    name: String,
+    text: String,
+    symbols: Vec<String>,
+}
+
+impl Lowering {
+    fn node(&mut self, node: &Node) -> Result<(), LowerError> {
+        if plan::alias(node).is_some() {
+            return Ok(());
+        }
+        let NodeKind::Map(map) = &node.kind else {
+            return Err(match &node.kind {
+                NodeKind::Library(l) => LowerError::Library {
+                    op: l.op.clone(),
+                    origin: node.origin.to_string(),
+                },
+                _ => LowerError::NotAMap {
+                    origin: node.origin.to_string(),
+                },
+            });
+        };
+        if let Some(found) = recognize(&self.graph, node) {
+            return self.contraction(node, &found);
+        }
+        if let Some((first, rest)) = split_epilogue(node, map)
+            && let Some(found) = recognize(&self.graph, &first)
+        {
+            // The rest reads the product from memory, while it is still in cache for small ones.
+            self.graph.container_mut(found.out).storage = Storage::Global;
+            self.contraction(&first, &found)?;
+            return self.loops(&rest);
+        }
+        self.loops(node)
+    }
+
+    fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
+        let refuse = |e: contraction::Unsupported| LowerError::Contraction {
+            origin: node.origin.to_string(),
+            what: e.to_string(),
+        };
+        let hooks = Hooks::default();
+        let emitted: EmittedContraction =
+            contraction::emit(PLACEHOLDER, &found.contraction, &hooks, &self.target)
+                .map_err(refuse)?;
+        let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
+        let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
+        let source = self.source(node, emitted.source, symbols);
+        let workspace = self.workspace(emitted.shared_scratch_bytes);
+        self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
+        let mut args = vec![
+            Buffer::Container(found.a),
+            Buffer::Container(found.b),
+            Buffer::Container(found.out),
+        ];
+        args.extend(workspace);
+        for symbol in self.sources[source].symbols.clone() {
+            self.launches
+                .push((node.stage, source, symbol, args.clone(), kernel));
+        }
+        Ok(())
+    }
+
+    fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
+        let parts = emit::emit_map(&self.graph, node, self.threads)?;
+        let n_launches = parts.iter().map(|p| p.functions.len()).sum();
+        let kernel = self.kernel(node, "loops", 0, n_launches);
+        for part in parts {
+            let workspace = self.workspace(part.workspace_bytes_per_thread * self.threads);
+            self.scratch = self.scratch.max(part.scratch_bytes);
+            for f in part.functions {
+                let symbol = format!("{PLACEHOLDER}{}", f.suffix);
+                let text = f.text.replace(emit::NAME, PLACEHOLDER);
+                let source = self.source(node, text, vec![symbol]);
+                let buffer = |arg: &Arg| match arg {
+                    Arg::Container(id) => Some(Buffer::Container(*id)),
+                    Arg::Workspace => workspace,
+                };
+                let args = f.args.iter().filter_map(buffer).collect();
+                let symbol = self.sources[source].symbols[0].clone();
+                self.launches
+                    .push((node.stage, source, symbol, args, kernel));
+            }
+        }
+        Ok(())
+    }
+
+    fn kernel(&mut self, node: &Node, path: &'static str, flops: u64, n_launches: usize) -> usize {
+        self.kernels.push(KernelInfo {
+            name: identifier(&node.origin.node),
+            origin: node.origin.to_string(),
+            stage: node.stage,
+            path,
+            flops,
+            n_launches,
+        });
+        self.kernels.len() - 1
+    }
+
+    fn workspace(&mut self, bytes: usize) -> Option<Buffer> {
+        (bytes > 0).then(|| {
+            self.workspaces.push(bytes);
+            Buffer::Workspace(self.workspaces.len() - 1)
+        })
+    }
+
+    /// The position of a source with this text, which names itself [`PLACEHOLDER`].
+    fn source(&mut self, node: &Node, text: String, symbols: Vec<String>) -> usize {
+        if let Some(known) = self.texts.get(&text) {
+            return *known;
+        }
+        let base = identifier(&node.origin.node);
+        let n = self.names.entry(base.clone()).or_insert(0);
+        *n += 1;
+        let name = format!("k_{base}_{n}");
+        let comment = format!("/* {} */\n", node.origin.to_string().replace("*/", "* /"));
+        self.sources.push(Source {
+            text: comment + &text.replace(PLACEHOLDER, &name),
+            symbols: symbols
+                .iter()
+                .map(|s| s.replace(PLACEHOLDER, &name))
+                .collect(),
+            name,
+        });
+        self.texts.insert(text, self.sources.len() - 1);
+        self.sources.len() - 1
+    }
+
+    fn finish(self) -> Result<Lowered, LowerError> {
+        let (units, unit_of) = batches(&self.sources);
+        let launches: Vec<LoweredLaunch> = self
+            .launches
+            .into_iter()
+            .map(|(stage, source, symbol, args, kernel)| LoweredLaunch {
+                stage,
+                symbol,
+                unit: unit_of[source],
+                args,
+                kernel,
+            })
+            .collect();
+        let touches: Vec<Touches> = launches
+            .iter()
+            .map(|l| Touches {
+                stage: l.stage,
+                buffers: l.args.clone(),
+            })
+            .collect();
+        Ok(Lowered {
+            memory: plan::plan_memory(&self.graph, &touches, &self.workspaces)?,
+            units,
+            launches,
+            thread_scratch_bytes: self.scratch,
+            kernels: self.kernels,
+        })
+    }
+}
+
+/// A kernel that begins with a contraction, as the contraction and the rest.
+fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
+    if map.schedule != Schedule::Kernel || !map.params.is_empty() {
+        return None;
+    }
+    let (first, rest) = map.body.split_first()?;
+    let rest = match rest {
+        [
+            one @ Node {
+                kind: NodeKind::Map(_),
+                ..
+            },
+        ] => one.clone(),
+        _ => Node {
+            kind: NodeKind::Map(Map {
+                params: Vec::new(),
+                body: rest.to_vec(),
+                schedule: Schedule::Kernel,
+            }),
+            ..node.clone()
+        },
+    };
+    Some((first.clone(), rest))
+}
+
+/// A C identifier from an origin's name.
+fn identifier(name: &str) -> String {
+    let short: String = name.chars().take(60).collect();
+    short
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+        .collect()
+}
+
+/// Sources as files of similar length, and each source's file.
+fn batches(sources: &[Source]) -> (Vec<SourceUnit>, Vec<usize>) {
+    let mut units: Vec<SourceUnit> = Vec::new();
+    let mut unit_of = Vec::new();
+    for source in sources {
+        let full = units.last().is_none_or(|u| u.source.len() > UNIT_BYTES);
+        if full {
+            units.push(SourceUnit {
+                name: source.name.clone(),
+                source: format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS),
+                symbols: Vec::new(),
+            });
+        }
+        if let Some(unit) = units.last_mut() {
+            unit.source.push_str(&source.text);
+            unit.source.push('\n');
+            unit.symbols.extend(source.symbols.iter().cloned());
+        }
+        unit_of.push(units.len() - 1);
+    }
+    (units, unit_of)
+}

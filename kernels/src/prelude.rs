@@ -1,0 +1,18 @@
+//! C text that emitted kernels begin with: vector mathematics and random numbers.
+//!
+//! Owns accuracy: every function states its error and the tests hold it to that.
+//! Never includes a system header, so a compiler without them serves too.
+
+/// Mathematics: `sh_NAME(float) -> float` and `sh_NAME_f64(double) -> double` for
+/// every function of tasklet expressions, written to vectorize inside
+/// `#pragma omp simd` loops.
+pub const MATH: &str = include_str!("prelude/math.h");
+
+/// `float sh_philox_uniform(sh_u64 key, sh_u64 counter)`; needs [`MATH`] before it.
+pub const PHILOX: &str = include_str!("prelude/philox.h");
+
+/// [`MATH`] and [`PHILOX`]: what an emitted file starts with.
+pub const ALL: &str = concat!(
+    include_str!("prelude/math.h"),
+    include_str!("prelude/philox.h")
+);

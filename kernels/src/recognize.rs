@@ -1,0 +1,122 @@
+//! Recognition of contractions: a map with a sum over a product of two reads, seen from its memlets.
+//!
+//! No operator name is looked at, so products and convolutions, their gradients and whatever else
+//! has the form are found alike. Strides come from the containers' layouts.
+
+use crate::contraction::{Axis, Contraction, Operand};
+use graph::{
+    Binary, ContainerId, DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
+    Scalar, SymExpr, Tasklet,
+};
+
+/// A contraction with the containers it works on.
+#[derive(Clone, Debug)]
+pub struct Recognized {
+    /// Sizes and index expressions; dims are the map's parameters in order.
+    pub contraction: Contraction,
+    /// The left factor.
+    pub a: ContainerId,
+    /// The right factor.
+    pub b: ContainerId,
+    /// The result.
+    pub out: ContainerId,
+}
+
+/// The contraction a top-level or kernel-member map is, if it is one in single precision.
+pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
+    let NodeKind::Map(map) = &node.kind else {
+        return None;
+    };
+    let [body] = map.body.as_slice() else {
+        return None;
+    };
+    let NodeKind::Tasklet(tasklet) = &body.kind else {
+        return None;
+    };
+    let (a, b, out) = factors(tasklet)?;
+    let all = [a, b, out];
+    let single = |m: &&Memlet| graph.container(m.container).dtype == DType::F32;
+    if !all.iter().all(single) || !is_blockable(map, a, b) {
+        return None;
+    }
+    let dims = map
+        .params
+        .iter()
+        .map(|p| p.size.as_const())
+        .collect::<Option<_>>()?;
+    Some(Recognized {
+        contraction: Contraction {
+            dims,
+            a: operand(graph, &map.params, a)?,
+            b: operand(graph, &map.params, b)?,
+            out: operand(graph, &map.params, out)?,
+        },
+        a: a.container,
+        b: b.container,
+        out: out.container,
+    })
+}
+
+/// `out += a·b` with plain reads and affine indices, guards being zeros.
+fn factors(t: &Tasklet) -> Option<(&Memlet, &Memlet, &Memlet)> {
+    let [(out, Expr::Binary(Binary::Mul, x, y))] = t.outputs.as_slice() else {
+        return None;
+    };
+    let (Expr::In(i), Expr::In(j)) = (&**x, &**y) else {
+        return None;
+    };
+    if out.conflict != Some(Reduction::Sum) {
+        return None;
+    }
+    let (a, b) = (t.inputs.get(*i)?, t.inputs.get(*j)?);
+    let zero = |m: &Memlet| m.fill.is_none_or(is_zero);
+    (zero(a) && zero(b)).then_some((a, b, out))
+}
+
+fn is_zero(s: Scalar) -> bool {
+    s.as_f64() == 0.0
+}
+
+/// Whether both factors are reused along some dimension; otherwise it is a sum of element-wise
+/// products, which is bound by memory and better served by plain loops.
+fn is_blockable(map: &Map, a: &Memlet, b: &Memlet) -> bool {
+    let reused = |m: &Memlet| {
+        map.params
+            .iter()
+            .any(|p| p.size.as_const() != Some(1) && !mentions(m, p))
+    };
+    reused(a) && reused(b)
+}
+
+fn mentions(m: &Memlet, p: &Param) -> bool {
+    m.subset
+        .iter()
+        .any(|i| matches!(i, Index::At(e) if e.mentions(&p.name)))
+}
+
+fn operand(graph: &Graph, params: &[Param], m: &Memlet) -> Option<Operand> {
+    let c = graph.container(m.container);
+    let shape: Vec<i64> = c
+        .shape
+        .iter()
+        .map(SymExpr::as_const)
+        .collect::<Option<_>>()?;
+    let strides = c.layout.strides(&shape);
+    let mut axes = Vec::new();
+    for (d, index) in m.subset.iter().enumerate() {
+        let Index::At(e) = index else { return None };
+        let (terms, offset) = e.as_affine()?;
+        let dim = |s| params.iter().position(|p| p.name == s);
+        axes.push(Axis {
+            size: shape[d],
+            stride: strides[d],
+            terms: terms
+                .into_iter()
+                .map(|(s, k)| Some((dim(s)?, k)))
+                .collect::<Option<_>>()?,
+            offset,
+            guarded: m.fill.is_some(),
+        });
+    }
+    Some(Operand { axes, base: 0 })
+}
