@@ -1,1 +1,3 @@
 //! Models in: exported PyTorch graphs and ONNX files become graphs of library nodes. Graphs out: ONNX files.
+
+pub mod torch;

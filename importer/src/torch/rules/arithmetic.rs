@@ -1,0 +1,299 @@
+//! Functions of several values with broadcasting and PyTorch's type promotion.
+//!
+//! PyTorch converts operands before it computes; where the document's result type differs from an
+//! operand's, the conversion is written into the expression.
+
+use super::Table;
+use crate::torch::error::RuleError;
+use crate::torch::site::{Results, Site};
+use graph::{Binary, ContainerId, DType, Expr, Unary};
+
+pub(super) const RULES: Table = &[
+    ("aten.add.Tensor", |s| scaled(s, Binary::Add)),
+    ("aten.add.Scalar", |s| scaled(s, Binary::Add)),
+    ("aten.sub.Tensor", |s| scaled(s, Binary::Sub)),
+    ("aten.sub.Scalar", |s| scaled(s, Binary::Sub)),
+    ("aten.rsub.Tensor", reversed_sub),
+    ("aten.rsub.Scalar", reversed_sub),
+    ("aten.mul.Tensor", |s| binary(s, Binary::Mul)),
+    ("aten.mul.Scalar", |s| binary(s, Binary::Mul)),
+    ("aten.div.Tensor", |s| binary(s, Binary::Div)),
+    ("aten.div.Scalar", |s| binary(s, Binary::Div)),
+    ("aten.div.Tensor_mode", div_mode),
+    ("aten.div.Scalar_mode", div_mode),
+    ("aten.true_divide.Tensor", |s| binary(s, Binary::Div)),
+    ("aten.floor_divide.default", |s| binary(s, Binary::FloorDiv)),
+    ("aten.remainder.Tensor", |s| binary(s, Binary::Mod)),
+    ("aten.remainder.Scalar", |s| binary(s, Binary::Mod)),
+    ("aten.pow.Tensor_Tensor", |s| {
+        binary_named(s, Binary::Pow, "exponent")
+    }),
+    ("aten.pow.Tensor_Scalar", pow_scalar),
+    ("aten.pow.Scalar", |s| {
+        binary_named(s, Binary::Pow, "exponent")
+    }),
+    ("aten.maximum.default", |s| binary(s, Binary::Max)),
+    ("aten.minimum.default", |s| binary(s, Binary::Min)),
+    ("aten.atan2.default", |s| binary(s, Binary::Atan2)),
+    ("aten.eq.Tensor", |s| binary(s, Binary::Eq)),
+    ("aten.eq.Scalar", |s| binary(s, Binary::Eq)),
+    ("aten.ne.Tensor", |s| binary(s, Binary::Ne)),
+    ("aten.ne.Scalar", |s| binary(s, Binary::Ne)),
+    ("aten.lt.Tensor", |s| binary(s, Binary::Lt)),
+    ("aten.lt.Scalar", |s| binary(s, Binary::Lt)),
+    ("aten.le.Tensor", |s| binary(s, Binary::Le)),
+    ("aten.le.Scalar", |s| binary(s, Binary::Le)),
+    ("aten.gt.Tensor", |s| binary(s, Binary::Gt)),
+    ("aten.gt.Scalar", |s| binary(s, Binary::Gt)),
+    ("aten.ge.Tensor", |s| binary(s, Binary::Ge)),
+    ("aten.ge.Scalar", |s| binary(s, Binary::Ge)),
+    ("aten.logical_and.default", |s| binary(s, Binary::And)),
+    ("aten.logical_or.default", |s| binary(s, Binary::Or)),
+    ("aten.logical_xor.default", |s| binary(s, Binary::Xor)),
+    ("aten.bitwise_and.Tensor", |s| truth(s, Binary::And)),
+    ("aten.bitwise_or.Tensor", |s| truth(s, Binary::Or)),
+    ("aten.bitwise_xor.Tensor", |s| truth(s, Binary::Xor)),
+    ("aten.where.self", choose),
+    ("aten.where.ScalarOther", choose),
+    ("aten.where.ScalarSelf", choose),
+    ("aten.masked_fill.Scalar", masked_fill),
+    ("aten.masked_fill.Tensor", masked_fill),
+    ("aten.lerp.Scalar", lerp),
+    ("aten.lerp.Tensor", lerp),
+    ("aten.addcmul.default", |s| add_combined(s, Binary::Mul)),
+    ("aten.addcdiv.default", |s| add_combined(s, Binary::Div)),
+    ("aten.clone.default", same),
+    ("aten.contiguous.default", same),
+    ("aten.alias.default", same),
+    ("aten.lift_fresh_copy.default", same),
+    ("aten.positive.default", same),
+    ("aten.copy.default", copy),
+    ("aten._to_copy.default", convert),
+    ("aten.to.dtype", convert),
+    ("aten.to.dtype_layout", convert),
+    ("aten.to.device", convert),
+    ("aten.to.other", convert),
+    ("aten.type_as.default", convert),
+    ("aten._conj.default", same),
+];
+
+/// Operands of an element-wise call: tensors by position, each named argument an expression.
+struct Operands<'s, 'a, 'g> {
+    site: &'s mut Site<'a, 'g>,
+    inputs: Vec<ContainerId>,
+    /// The type operands are converted to before computing.
+    compute: DType,
+}
+
+impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
+    /// For a call that computes in `compute`.
+    fn new(site: &'s mut Site<'a, 'g>, compute: DType) -> Self {
+        Operands {
+            site,
+            inputs: Vec::new(),
+            compute,
+        }
+    }
+
+    /// An argument, a tensor or a number, as an expression of the computing type.
+    fn get(&mut self, name: &str) -> Result<Expr, RuleError> {
+        if !self.site.is_tensor(name) {
+            return self.site.scalar(name);
+        }
+        let id = self.site.tensor(name)?;
+        let dtype = self.site.builder.dtype(id);
+        let value = self.raw(id);
+        Ok(if dtype == self.compute {
+            value
+        } else {
+            value.cast(self.compute)
+        })
+    }
+
+    /// A tensor as it is.
+    fn raw(&mut self, id: ContainerId) -> Expr {
+        let known = self.inputs.iter().position(|i| *i == id);
+        Expr::In(known.unwrap_or_else(|| {
+            self.inputs.push(id);
+            self.inputs.len() - 1
+        }))
+    }
+
+    fn finish(self, expr: Expr) -> Results {
+        let dtype = self.site.out_dtype(0);
+        let made = self.site.elementwise(expr, &self.inputs, dtype)?;
+        // A single result shape may be wider than its operands' (a condition of lower rank).
+        Ok(vec![Some(made)])
+    }
+}
+
+/// The type in which a call with these operands computes: the result's, or for comparisons the
+/// operands' common one. Tensors without dimensions and numbers only decide between kinds.
+fn common_type(s: &Site, names: &[&str]) -> DType {
+    let out = s.out_dtype(0);
+    if out != DType::Bool {
+        return out;
+    }
+    let mut with_dims: Option<DType> = None;
+    let mut scalars: Option<DType> = None;
+    let mut has_real_number = false;
+    for name in names {
+        if let Ok(id) = s.tensor(name) {
+            let (dtype, rank) = (s.builder.dtype(id), s.rank(id));
+            let slot = if rank > 0 {
+                &mut with_dims
+            } else {
+                &mut scalars
+            };
+            *slot = Some(slot.map_or(dtype, |d| d.promote(dtype)));
+        } else {
+            has_real_number |= matches!(s.scalar(name), Ok(Expr::Const(graph::Scalar::Float(_))));
+        }
+    }
+    let dtype = match (with_dims, scalars) {
+        (Some(d), Some(c)) if c.is_float() && !d.is_float() => c,
+        (Some(DType::Bool), Some(c)) => c,
+        (Some(d), _) | (None, Some(d)) => d,
+        (None, None) => DType::F32,
+    };
+    if has_real_number && !dtype.is_float() {
+        DType::F32
+    } else {
+        dtype
+    }
+}
+
+fn binary(s: &mut Site, f: Binary) -> Results {
+    binary_named(s, f, "other")
+}
+
+fn binary_named(s: &mut Site, f: Binary, other: &str) -> Results {
+    let compute = common_type(s, &["self", other]);
+    let mut operands = Operands::new(s, compute);
+    let (a, b) = (operands.get("self")?, operands.get(other)?);
+    operands.finish(Expr::binary(f, a, b))
+}
+
+/// `self ∘ alpha·other`.
+fn scaled(s: &mut Site, f: Binary) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    let alpha = operands.site.float_or("alpha", 1.0)?;
+    let b = match alpha == 1.0 {
+        true => b,
+        false => operands.site.scalar("alpha")?.mul(b),
+    };
+    operands.finish(Expr::binary(f, a, b))
+}
+
+fn reversed_sub(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    let a = match operands.site.float_or("alpha", 1.0)? == 1.0 {
+        true => a,
+        false => operands.site.scalar("alpha")?.mul(a),
+    };
+    operands.finish(b.sub(a))
+}
+
+fn div_mode(s: &mut Site) -> Results {
+    match s.text_or("rounding_mode", "")?.as_str() {
+        "floor" => binary(s, Binary::FloorDiv),
+        "trunc" => {
+            let dtype = s.out_dtype(0);
+            let mut operands = Operands::new(s, dtype);
+            let (a, b) = (operands.get("self")?, operands.get("other")?);
+            operands.finish(Expr::unary(Unary::Trunc, a.div(b)))
+        }
+        _ => binary(s, Binary::Div),
+    }
+}
+
+/// Powers with an exponent known now: small ones as products, which are exact and cheap.
+fn pow_scalar(s: &mut Site) -> Results {
+    let exponent = s.float("exponent")?;
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let x = operands.get("self")?;
+    let expr = match exponent {
+        1.0 => x,
+        2.0 => x.clone().mul(x),
+        3.0 => x.clone().mul(x.clone()).mul(x),
+        0.5 => x.sqrt(),
+        -0.5 => x.rsqrt(),
+        -1.0 => x.recip(),
+        _ => Expr::binary(Binary::Pow, x, Expr::float(exponent)),
+    };
+    operands.finish(expr)
+}
+
+fn truth(s: &mut Site, f: Binary) -> Results {
+    match s.out_dtype(0) {
+        DType::Bool => binary(s, f),
+        dtype => Err(s.unsupported(format!("of {dtype}"))),
+    }
+}
+
+fn choose(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let condition = s.tensor("condition")?;
+    let mut operands = Operands::new(s, dtype);
+    let condition = operands.raw(condition);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    operands.finish(Expr::select(condition, a, b))
+}
+
+fn masked_fill(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mask = s.tensor("mask")?;
+    let mut operands = Operands::new(s, dtype);
+    let mask = operands.raw(mask);
+    let (x, value) = (operands.get("self")?, operands.get("value")?);
+    operands.finish(Expr::select(mask, value, x))
+}
+
+fn lerp(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("end")?);
+    let weight = operands.get("weight")?;
+    operands.finish(a.clone().add(weight.mul(b.sub(a))))
+}
+
+/// `self + value · (tensor1 ∘ tensor2)`.
+fn add_combined(s: &mut Site, f: Binary) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (x, a, b) = (
+        operands.get("self")?,
+        operands.get("tensor1")?,
+        operands.get("tensor2")?,
+    );
+    let value = operands.site.float_or("value", 1.0)?;
+    let product = Expr::binary(f, a, b);
+    let product = if value == 1.0 {
+        product
+    } else {
+        product.mul(Expr::float(value))
+    };
+    operands.finish(x.add(product))
+}
+
+/// The value itself: memory formats and copies mean nothing here.
+fn same(s: &mut Site) -> Results {
+    Ok(vec![Some(s.subject()?)])
+}
+
+fn convert(s: &mut Site) -> Results {
+    let (x, dtype) = (s.subject()?, s.out_dtype(0));
+    Ok(vec![Some(s.cast(x, dtype)?)])
+}
+
+/// `src` broadcast into the place of `self`.
+fn copy(s: &mut Site) -> Results {
+    let (src, dtype, shape) = (s.tensor("src")?, s.out_dtype(0), s.out_shape(0));
+    let converted = s.cast(src, dtype)?;
+    Ok(vec![Some(s.expand(converted, shape)?)])
+}

@@ -1,0 +1,283 @@
+//! Matrix products and convolutions. Every matrix product becomes an `einsum`; biases are added
+//! element by element, where the product's kernel can take them in.
+
+use super::Table;
+use crate::torch::error::RuleError;
+use crate::torch::site::{Results, Site};
+use graph::{Attr, ContainerId, Expr, SymExpr};
+use ops::attrs;
+
+pub(super) const RULES: Table = &[
+    ("aten.linear.default", linear),
+    ("aten.matmul.default", |s| product(s, "self", "other")),
+    ("aten.mm.default", |s| product(s, "self", "mat2")),
+    ("aten.bmm.default", |s| product(s, "self", "mat2")),
+    ("aten.mv.default", |s| product(s, "self", "vec")),
+    ("aten.dot.default", |s| product(s, "self", "tensor")),
+    ("aten.addmm.default", |s| add_product(s, "mat1", "mat2")),
+    ("aten.addmv.default", |s| add_product(s, "mat", "vec")),
+    ("aten.baddbmm.default", |s| {
+        add_product(s, "batch1", "batch2")
+    }),
+    ("aten.einsum.default", einsum),
+    ("aten.conv1d.default", |s| convolution(s, 1)),
+    ("aten.conv2d.default", |s| convolution(s, 2)),
+    ("aten.conv3d.default", |s| convolution(s, 3)),
+    ("aten.conv1d.padding", |s| convolution(s, 1)),
+    ("aten.conv2d.padding", |s| convolution(s, 2)),
+    ("aten.conv3d.padding", |s| convolution(s, 3)),
+    ("aten.conv_transpose1d.default", |s| transposed(s, 1)),
+    ("aten.conv_transpose2d.input", |s| transposed(s, 2)),
+    ("aten.conv_transpose3d.input", |s| transposed(s, 3)),
+    ("aten.convolution.default", general_convolution),
+];
+
+/// Letters for dimensions that both operands have; the rules' own are lowercase.
+const BATCH: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// An einsum.
+pub(super) fn contract(
+    s: &mut Site,
+    equation: String,
+    operands: &[ContainerId],
+) -> Result<ContainerId, RuleError> {
+    s.op1(
+        "einsum",
+        operands,
+        attrs([("equation", Attr::Str(equation))]),
+    )
+}
+
+fn batch_letters(s: &Site, n: usize) -> Result<&'static str, RuleError> {
+    BATCH
+        .get(..n)
+        .ok_or_else(|| s.unsupported("more than 26 leading dimensions"))
+}
+
+/// `y = x·wᵀ + b`, x `[…, in]`, w `[out, in]`, b `[out]`.
+fn linear(s: &mut Site) -> Results {
+    let (x, w) = (s.tensor("input")?, s.tensor("weight")?);
+    let lead = batch_letters(s, s.rank(x).saturating_sub(1))?;
+    let equation = match s.rank(w) {
+        1 => format!("{lead}k,k->{lead}"),
+        _ => format!("{lead}k,nk->{lead}n"),
+    };
+    let y = contract(s, equation, &[x, w])?;
+    let bias = s.optional_tensor("bias")?;
+    Ok(vec![Some(with_bias(s, y, bias)?)])
+}
+
+fn with_bias(
+    s: &mut Site,
+    y: ContainerId,
+    bias: Option<ContainerId>,
+) -> Result<ContainerId, RuleError> {
+    let dtype = s.builder.dtype(y);
+    match bias {
+        Some(bias) => s.elementwise(Expr::In(0).add(Expr::In(1)), &[y, bias], dtype),
+        None => Ok(y),
+    }
+}
+
+/// `torch.matmul`: leading dimensions broadcast, vectors lose their dimension.
+fn matrix_product(s: &mut Site, a: ContainerId, b: ContainerId) -> Result<ContainerId, RuleError> {
+    let lead = |rank: usize| rank.saturating_sub(2);
+    let n_batch = lead(s.rank(a)).max(lead(s.rank(b)));
+    let letters = batch_letters(s, n_batch)?;
+    let of = |rank: usize| &letters[n_batch - lead(rank)..];
+    let (left, keeps_row) = match s.rank(a) {
+        1 => ("k".to_string(), ""),
+        rank => (format!("{}mk", of(rank)), "m"),
+    };
+    let (right, keeps_column) = match s.rank(b) {
+        1 => ("k".to_string(), ""),
+        rank => (format!("{}kn", of(rank)), "n"),
+    };
+    contract(
+        s,
+        format!("{left},{right}->{letters}{keeps_row}{keeps_column}"),
+        &[a, b],
+    )
+}
+
+fn product(s: &mut Site, a: &str, b: &str) -> Results {
+    let (a, b) = (s.tensor(a)?, s.tensor(b)?);
+    Ok(vec![Some(matrix_product(s, a, b)?)])
+}
+
+/// `beta·self + alpha·(a·b)`.
+fn add_product(s: &mut Site, a: &str, b: &str) -> Results {
+    let (c, a, b) = (s.tensor("self")?, s.tensor(a)?, s.tensor(b)?);
+    let y = matrix_product(s, a, b)?;
+    let (alpha, beta) = (s.float_or("alpha", 1.0)?, s.float_or("beta", 1.0)?);
+    let times = |value: f64, x: Expr| {
+        if value == 1.0 {
+            x
+        } else {
+            x.mul(Expr::float(value))
+        }
+    };
+    let dtype = s.builder.dtype(y);
+    if beta == 0.0 {
+        return Ok(vec![Some(s.elementwise(
+            times(alpha, Expr::In(0)),
+            &[y],
+            dtype,
+        )?)]);
+    }
+    let sum = times(alpha, Expr::In(0)).add(times(beta, Expr::In(1)));
+    Ok(vec![Some(s.elementwise(sum, &[y, c], dtype)?)])
+}
+
+/// `torch.einsum` of one or two operands; a longer chain is contracted from the left where every
+/// letter that stays is still needed.
+fn einsum(s: &mut Site) -> Results {
+    let equation = s.text_or("equation", "")?.replace(' ', "");
+    if equation.contains("...") {
+        return Err(s.unsupported("an equation with `...`"));
+    }
+    let operands = s.tensors("tensors")?;
+    let (left, result) = match equation.split_once("->") {
+        Some((left, result)) => (left.to_string(), result.to_string()),
+        None => (equation.clone(), letters_occurring_once(&equation)),
+    };
+    let mut terms: Vec<String> = left.split(',').map(str::to_string).collect();
+    let mut values = operands.into_iter();
+    let wrong = || RuleError::Unsupported(format!("equation `{equation}`"));
+    let mut value = values.next().ok_or_else(wrong)?;
+    let mut term = terms.remove(0);
+    if terms.is_empty() {
+        return Ok(vec![Some(contract(
+            s,
+            format!("{term}->{result}"),
+            &[value],
+        )?)]);
+    }
+    while !terms.is_empty() {
+        let (next, operand) = (terms.remove(0), values.next().ok_or_else(wrong)?);
+        let kept = match terms.is_empty() {
+            true => result.clone(),
+            false => letters_needed(&term, &next, &terms, &result),
+        };
+        value = contract(s, format!("{term},{next}->{kept}"), &[value, operand])?;
+        term = kept;
+    }
+    Ok(vec![Some(value)])
+}
+
+fn letters_occurring_once(equation: &str) -> String {
+    let mut letters: Vec<char> = equation.chars().filter(char::is_ascii_alphabetic).collect();
+    letters.sort_unstable();
+    let once = |c: &char| equation.matches(*c).count() == 1;
+    letters.into_iter().filter(once).collect()
+}
+
+fn letters_needed(a: &str, b: &str, rest: &[String], result: &str) -> String {
+    let mut kept = String::new();
+    for c in a.chars().chain(b.chars()) {
+        let needed = result.contains(c) || rest.iter().any(|t| t.contains(c));
+        if needed && !kept.contains(c) {
+            kept.push(c);
+        }
+    }
+    kept
+}
+
+/// Padding below and above, for `padding` given as numbers or as `same`/`valid`.
+fn padding(s: &Site, w: ContainerId, dilation: &[i64]) -> Result<(Vec<i64>, Vec<i64>), RuleError> {
+    let n = dilation.len();
+    if !s.node.target.ends_with(".padding") {
+        let both = s.ints_for("padding", n, &vec![0; n])?;
+        return Ok((both.clone(), both));
+    }
+    if s.text_or("padding", "valid")? == "valid" {
+        return Ok((vec![0; n], vec![0; n]));
+    }
+    let kernel = &s.builder.graph.container(w).shape[2..];
+    let total = kernel
+        .iter()
+        .zip(dilation)
+        .map(|(k, d)| (k.as_const().unwrap_or(1) - 1) * d);
+    let total: Vec<i64> = total.collect();
+    let low: Vec<i64> = total.iter().map(|t| t / 2).collect();
+    let high = total.iter().zip(&low).map(|(t, l)| t - l).collect();
+    Ok((low, high))
+}
+
+/// A bias `[K]` in the shape `[K, 1, …]` that broadcasts over `n` spatial dimensions.
+fn channel_bias(s: &mut Site, n: usize) -> Result<Option<ContainerId>, RuleError> {
+    let Some(bias) = s.optional_tensor("bias")? else {
+        return Ok(None);
+    };
+    let mut shape = s.builder.shape(bias);
+    shape.extend(std::iter::repeat_n(SymExpr::constant(1), n));
+    Ok(Some(s.reshape(bias, shape)?))
+}
+
+/// The input with a batch of one in front, if it comes without a batch.
+fn batched(s: &mut Site, n: usize) -> Result<(ContainerId, bool), RuleError> {
+    let x = s.tensor("input")?;
+    if s.rank(x) != n + 1 {
+        return Ok((x, false));
+    }
+    let mut shape = s.builder.shape(x);
+    shape.insert(0, SymExpr::constant(1));
+    Ok((s.reshape(x, shape)?, true))
+}
+
+fn unbatched(s: &mut Site, y: ContainerId, added: bool) -> Results {
+    let y = match added {
+        true => s.reshape(y, s.builder.shape(y)[1..].to_vec())?,
+        false => y,
+    };
+    Ok(vec![Some(y)])
+}
+
+fn convolution(s: &mut Site, n: usize) -> Results {
+    let (x, added) = batched(s, n)?;
+    let w = s.tensor("weight")?;
+    let ones = vec![1; n];
+    let dilation = s.ints_for("dilation", n, &ones)?;
+    let (low, high) = padding(s, w, &dilation)?;
+    let a = attrs([
+        ("stride", Attr::Ints(s.ints_for("stride", n, &ones)?)),
+        ("pad_low", Attr::Ints(low)),
+        ("pad_high", Attr::Ints(high)),
+        ("dilation", Attr::Ints(dilation)),
+        ("groups", Attr::Int(s.int_or("groups", 1)?)),
+    ]);
+    let y = s.op1("conv", &[x, w], a)?;
+    let bias = channel_bias(s, n)?;
+    let y = with_bias(s, y, bias)?;
+    unbatched(s, y, added)
+}
+
+fn transposed(s: &mut Site, n: usize) -> Results {
+    let (x, added) = batched(s, n)?;
+    let w = s.tensor("weight")?;
+    let (ones, zeros) = (vec![1; n], vec![0; n]);
+    let pad = s.ints_for("padding", n, &zeros)?;
+    let a = attrs([
+        ("stride", Attr::Ints(s.ints_for("stride", n, &ones)?)),
+        ("pad_low", Attr::Ints(pad.clone())),
+        ("pad_high", Attr::Ints(pad)),
+        ("dilation", Attr::Ints(s.ints_for("dilation", n, &ones)?)),
+        ("groups", Attr::Int(s.int_or("groups", 1)?)),
+        (
+            "output_padding",
+            Attr::Ints(s.ints_for("output_padding", n, &zeros)?),
+        ),
+    ]);
+    let y = s.op1("conv_transpose", &[x, w], a)?;
+    let bias = channel_bias(s, n)?;
+    let y = with_bias(s, y, bias)?;
+    unbatched(s, y, added)
+}
+
+fn general_convolution(s: &mut Site) -> Results {
+    let n = s.rank(s.tensor("weight")?).saturating_sub(2);
+    match s.flag("transposed")? {
+        true => transposed(s, n),
+        false => convolution(s, n),
+    }
+}

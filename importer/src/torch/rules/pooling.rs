@@ -1,0 +1,116 @@
+//! Pooling over windows.
+
+use super::Table;
+use crate::torch::error::RuleError;
+use crate::torch::site::{Results, Site};
+use graph::{Attr, Attrs, ContainerId, SymExpr};
+use ops::{OpBuilder, attrs};
+
+pub(super) const RULES: Table = &[
+    ("aten.max_pool1d.default", |s| max_pool(s, 1)),
+    ("aten.max_pool2d.default", |s| max_pool(s, 2)),
+    ("aten.max_pool3d.default", |s| max_pool(s, 3)),
+    ("aten.avg_pool1d.default", |s| average_pool(s, 1)),
+    ("aten.avg_pool2d.default", |s| average_pool(s, 2)),
+    ("aten.avg_pool3d.default", |s| average_pool(s, 3)),
+    ("aten.adaptive_avg_pool1d.default", |s| {
+        adaptive_average(s, 1)
+    }),
+    ("aten.adaptive_avg_pool2d.default", |s| {
+        adaptive_average(s, 2)
+    }),
+    ("aten._adaptive_avg_pool2d.default", |s| {
+        adaptive_average(s, 2)
+    }),
+    ("aten.adaptive_avg_pool3d.default", |s| {
+        adaptive_average(s, 3)
+    }),
+];
+
+/// The window's attributes.
+fn window(s: &Site, n: usize) -> Result<Attrs, RuleError> {
+    let kernel = s.ints_for("kernel_size", n, &[])?;
+    let pad = s.ints_for("padding", n, &vec![0; n])?;
+    Ok(attrs([
+        ("stride", Attr::Ints(s.ints_for("stride", n, &kernel)?)),
+        ("kernel", Attr::Ints(kernel)),
+        ("pad_low", Attr::Ints(pad.clone())),
+        ("pad_high", Attr::Ints(pad)),
+        (
+            "dilation",
+            Attr::Ints(s.ints_for("dilation", n, &vec![1; n])?),
+        ),
+        ("ceil", Attr::Bool(s.flag("ceil_mode")?)),
+    ]))
+}
+
+/// The input with a batch of one, if it comes without.
+fn batched(s: &mut Site, n: usize) -> Result<ContainerId, RuleError> {
+    let x = s.subject()?;
+    let mut shape = s.builder.shape(x);
+    if shape.len() == n + 1 {
+        shape.insert(0, SymExpr::constant(1));
+    }
+    s.reshape(x, shape)
+}
+
+fn unbatched(s: &mut Site, y: ContainerId) -> Results {
+    let shape = s.builder.shape(y);
+    let wanted = s.out_shape(0).len();
+    Ok(vec![Some(
+        s.reshape(y, shape[shape.len() - wanted..].to_vec())?,
+    )])
+}
+
+fn max_pool(s: &mut Site, n: usize) -> Results {
+    let x = batched(s, n)?;
+    let a = window(s, n)?;
+    let y = s.builder.op("max_pool", &[Some(x)], a)?[0];
+    unbatched(s, y)
+}
+
+fn average_pool(s: &mut Site, n: usize) -> Results {
+    if s.has("divisor_override") {
+        return Err(s.unsupported("a divisor of its own"));
+    }
+    let x = batched(s, n)?;
+    let mut a = window(s, n)?;
+    a.remove("dilation");
+    let counts = !s.node.args.contains_key("count_include_pad") || s.flag("count_include_pad")?;
+    a.insert("count_include_pad".into(), Attr::Bool(counts));
+    let y = s.builder.op("avg_pool", &[Some(x)], a)?[0];
+    unbatched(s, y)
+}
+
+/// Windows of equal size where the output divides the input; global pooling is a mean.
+fn adaptive_average(s: &mut Site, n: usize) -> Results {
+    let x = s.subject()?;
+    let rank = s.rank(x);
+    let (input, output) = (s.builder.shape(x), s.out_shape(0));
+    let one = SymExpr::constant(1);
+    let spatial: Vec<usize> = (rank - n..rank).collect();
+    if spatial.iter().all(|d| output[*d] == one) {
+        return Ok(vec![Some(s.reduce("mean", x, &spatial, true)?)]);
+    }
+    if spatial.iter().all(|d| output[*d] == input[*d]) {
+        return Ok(vec![Some(x)]);
+    }
+    let mut kernel = Vec::new();
+    for d in spatial {
+        match (input[d].as_const(), output[d].as_const()) {
+            (Some(i), Some(o)) if o > 0 && i % o == 0 => kernel.push(i / o),
+            _ => return Err(s.unsupported(format!("{} elements into {}", input[d], output[d]))),
+        }
+    }
+    let x = batched(s, n)?;
+    let a = attrs([
+        ("kernel", Attr::Ints(kernel.clone())),
+        ("stride", Attr::Ints(kernel)),
+        ("pad_low", Attr::Ints(vec![0; n])),
+        ("pad_high", Attr::Ints(vec![0; n])),
+        ("ceil", Attr::Bool(false)),
+        ("count_include_pad", Attr::Bool(true)),
+    ]);
+    let y = s.builder.op("avg_pool", &[Some(x)], a)?[0];
+    unbatched(s, y)
+}

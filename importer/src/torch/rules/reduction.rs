@@ -1,0 +1,159 @@
+//! Reductions along dimensions.
+
+use super::Table;
+use crate::torch::error::RuleError;
+use crate::torch::site::{Results, Site};
+use graph::{Attr, ContainerId, Expr, SymExpr};
+use ops::attrs;
+
+pub(super) const RULES: Table = &[
+    ("aten.sum.default", |s| reduce(s, "sum")),
+    ("aten.sum.dim_IntList", |s| reduce(s, "sum")),
+    ("aten.mean.default", |s| reduce(s, "mean")),
+    ("aten.mean.dim", |s| reduce(s, "mean")),
+    ("aten.prod.default", |s| reduce(s, "prod")),
+    ("aten.prod.dim_int", |s| reduce(s, "prod")),
+    ("aten.amax.default", |s| reduce(s, "max")),
+    ("aten.amin.default", |s| reduce(s, "min")),
+    ("aten.max.default", |s| reduce(s, "max")),
+    ("aten.min.default", |s| reduce(s, "min")),
+    ("aten.any.default", |s| reduce(s, "any")),
+    ("aten.any.dim", |s| reduce(s, "any")),
+    ("aten.any.dims", |s| reduce(s, "any")),
+    ("aten.all.default", |s| reduce(s, "all")),
+    ("aten.all.dim", |s| reduce(s, "all")),
+    ("aten.all.dims", |s| reduce(s, "all")),
+    ("aten.logsumexp.default", |s| reduce(s, "logsumexp")),
+    ("aten.linalg_vector_norm.default", vector_norm),
+    ("aten.norm.ScalarOpt_dim", vector_norm),
+    ("aten.var.correction", |s| variance(s, false)),
+    ("aten.std.correction", |s| variance(s, true)),
+    ("aten.var.dim", |s| variance(s, false)),
+    ("aten.std.dim", |s| variance(s, true)),
+    ("aten.var_mean.correction", variance_and_mean),
+    ("aten.argmax.default", |s| position(s, "argmax")),
+    ("aten.argmin.default", |s| position(s, "argmin")),
+    ("aten.max.dim", |s| extreme(s, "max", "argmax")),
+    ("aten.min.dim", |s| extreme(s, "min", "argmin")),
+    ("aten.cumsum.default", cumulative_sum),
+];
+
+fn dims(s: &Site, rank: usize) -> Result<Vec<usize>, RuleError> {
+    s.axes("dim", rank)
+}
+
+fn reduce(s: &mut Site, kind: &str) -> Results {
+    let x = s.subject()?;
+    let dtype = s.out_dtype(0);
+    let x = match kind {
+        "any" | "all" => x,
+        _ => s.cast(x, dtype)?,
+    };
+    let axes = dims(s, s.rank(x))?;
+    let keep = s.flag("keepdim")?;
+    Ok(vec![Some(s.reduce(kind, x, &axes, keep)?)])
+}
+
+fn vector_norm(s: &mut Site) -> Results {
+    let order = s.float_or(
+        if s.node.args.contains_key("ord") {
+            "ord"
+        } else {
+            "p"
+        },
+        2.0,
+    )?;
+    let dtype = s.out_dtype(0);
+    let x = s.subject()?;
+    let x = s.cast(x, dtype)?;
+    let axes = dims(s, s.rank(x))?;
+    let keep = s.flag("keepdim")?;
+    let kind = match order {
+        1.0 => "l1",
+        2.0 => "l2",
+        o => return Err(s.unsupported(format!("order {o}"))),
+    };
+    Ok(vec![Some(s.reduce(kind, x, &axes, keep)?)])
+}
+
+fn spread(s: &mut Site) -> Result<(ContainerId, Vec<usize>), RuleError> {
+    let x = s.subject()?;
+    let axes = dims(s, s.rank(x))?;
+    let correction = match s.node.target.ends_with(".dim") {
+        true => f64::from(u8::from(!s.has("unbiased") || s.flag("unbiased")?)),
+        false => s.float_or("correction", 1.0)?,
+    };
+    let a = attrs([
+        ("axes", Attr::Ints(axes.iter().map(|a| *a as i64).collect())),
+        ("keep", Attr::Bool(s.flag("keepdim")?)),
+        ("correction", Attr::Float(correction)),
+    ]);
+    Ok((s.op1("variance", &[x], a)?, axes))
+}
+
+fn variance(s: &mut Site, root: bool) -> Results {
+    let (var, _) = spread(s)?;
+    let dtype = s.builder.dtype(var);
+    Ok(vec![Some(match root {
+        true => s.elementwise(Expr::In(0).sqrt(), &[var], dtype)?,
+        false => var,
+    })])
+}
+
+fn variance_and_mean(s: &mut Site) -> Results {
+    let (var, axes) = spread(s)?;
+    let (x, keep) = (s.subject()?, s.flag("keepdim")?);
+    let mean = s.reduce("mean", x, &axes, keep)?;
+    Ok(vec![Some(var), Some(mean)])
+}
+
+/// Position of the extreme; without a dimension that of the flattened value.
+fn position(s: &mut Site, kind: &str) -> Results {
+    let mut x = s.subject()?;
+    let axis = match s.has("dim") {
+        true => s.axis("dim", s.rank(x))?,
+        false => {
+            let n = SymExpr::product(&s.builder.shape(x));
+            x = s.reshape(x, vec![n])?;
+            0
+        }
+    };
+    let keep = s.flag("keepdim")?;
+    let at = arg_reduce(s, kind, x, axis, keep)?;
+    let shape = s.out_shape(0);
+    Ok(vec![Some(s.reshape(at, shape)?)])
+}
+
+fn arg_reduce(
+    s: &mut Site,
+    kind: &str,
+    x: ContainerId,
+    axis: usize,
+    keep: bool,
+) -> Result<ContainerId, RuleError> {
+    let a = attrs([
+        ("kind", Attr::Str(kind.into())),
+        ("axis", Attr::Int(axis as i64)),
+        ("keep", Attr::Bool(keep)),
+    ]);
+    s.op1("arg_reduce", &[x], a)
+}
+
+/// The extreme along one axis and where it is. Ties share the gradient, as in `amax`.
+fn extreme(s: &mut Site, kind: &str, arg: &str) -> Results {
+    let x = s.subject()?;
+    let axis = s.axis("dim", s.rank(x))?;
+    let keep = s.flag("keepdim")?;
+    let value = s.reduce(kind, x, &[axis], keep)?;
+    Ok(vec![Some(value), Some(arg_reduce(s, arg, x, axis, keep)?)])
+}
+
+fn cumulative_sum(s: &mut Site) -> Results {
+    let (x, dtype) = (s.subject()?, s.out_dtype(0));
+    let x = s.cast(x, dtype)?;
+    if s.rank(x) == 0 {
+        return Ok(vec![Some(x)]);
+    }
+    let a = attrs([("axis", Attr::Int(s.axis("dim", s.rank(x))? as i64))]);
+    Ok(vec![Some(s.op1("cumsum", &[x], a)?)])
+}
