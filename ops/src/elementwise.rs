@@ -92,13 +92,13 @@ impl Op for Elementwise {
         let incoming = Expr::In(g.call.inputs.len());
         let mut result = Vec::new();
         for position in 0..g.call.inputs.len() {
-            let slope = expr.derivative(position).simplify();
-            if !g.wants(position) || slope.as_number() == Some(0.0) {
+            let slope = expr.pullback(position, &incoming);
+            let Some(slope) = slope.filter(|_| g.wants(position)) else {
                 result.push(None);
                 continue;
-            }
+            };
             let ty = g.call.input(position)?.clone();
-            let (expr, used) = keep_used(&incoming.clone().mul(slope).simplify_typed(&types), &ids);
+            let (expr, used) = keep_used(&slope.simplify_typed(&types), &ids);
             let attrs = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(ty.dtype))]);
             let wide = builder.op1("elementwise", &used, attrs)?;
             result.push(Some(sum_to(builder, wide, &ty.shape)?));

@@ -9,6 +9,7 @@ pub mod convolution;
 pub mod cumsum;
 pub mod elementwise;
 mod expand;
+pub mod meaning;
 pub mod movement;
 pub mod op;
 pub mod reduce;
@@ -19,4 +20,5 @@ pub mod slicing;
 pub mod window;
 
 pub use expand::expand_all;
+pub use meaning::Meaning;
 pub use op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};

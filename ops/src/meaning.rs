@@ -1,0 +1,42 @@
+//! The meaning of library nodes for the interpreter of the `graph` room: every operator's
+//! `evaluate`.
+
+use crate::op::{Call, OpError, TensorType};
+use crate::registry;
+use graph::{Library, LibraryMeaning, Refusal, SymExpr, Tensor};
+
+/// The operators of the registry.
+#[derive(Clone, Copy, Debug)]
+pub struct Meaning;
+
+/// The type of a value.
+pub fn type_of(tensor: &Tensor) -> TensorType {
+    let shape = tensor.shape.iter().map(|n| SymExpr::from(*n)).collect();
+    TensorType::new(tensor.dtype, shape)
+}
+
+/// What an operator gives for inputs, in double precision.
+///
+/// # Errors
+/// As [`crate::Op::infer`].
+pub fn evaluate(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+    let call = Call {
+        library,
+        inputs: inputs.iter().map(|t| t.map(type_of)).collect(),
+    };
+    registry::find(&library.op)?.evaluate(&call, inputs)
+}
+
+impl LibraryMeaning for Meaning {
+    fn evaluate(
+        &self,
+        library: &Library,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, Refusal> {
+        Ok(evaluate(library, inputs)?)
+    }
+
+    fn is_random(&self, op: &str) -> bool {
+        registry::find(op).map_or(true, |op| op.is_random())
+    }
+}
