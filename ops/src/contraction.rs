@@ -3,9 +3,9 @@
 //! `einsum(a, b; "bij,bjk->bik")` is `y[b,i,k] = Σ_j a[b,i,j]·b[b,j,k]`. Its gradients are einsums of
 //! the incoming gradient with the other operand. This file never decides how a product is computed.
 
+use crate::index_space::for_each_index;
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::constant_shape;
-use crate::window::for_each_index;
 use graph::{Attr, Builder, ContainerId, DType, Expr, Memlet, Reduction, SymExpr, Tasklet, Tensor};
 
 /// `einsum` (a) or (a, b), attribute `equation`: one lowercase or uppercase letter for each dimension,

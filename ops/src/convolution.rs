@@ -9,9 +9,10 @@
 //! There is no bias here; it is an element-wise addition. The order in which elements are visited
 //! is the kernels' concern.
 
+use crate::index_space::for_each_index;
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType};
 use crate::reference::constant_shape;
-use crate::window::{Window, for_each_index};
+use crate::window::Window;
 use graph::{
     Attr, Attrs, Builder, ContainerId, DType, Expr, Memlet, Reduction, SymExpr, Tasklet, Tensor,
 };

@@ -375,6 +375,18 @@ pub trait OpBuilder {
         attrs: Attrs,
     ) -> Result<Vec<ContainerId>, OpError>;
 
+    /// Appends `op` with only the outputs that are wanted; the others have no container.
+    ///
+    /// # Errors
+    /// As [`OpBuilder::op`].
+    fn op_for(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ContainerId>],
+        attrs: Attrs,
+        wanted: &[bool],
+    ) -> Result<Vec<Option<ContainerId>>, OpError>;
+
     /// Appends an operator with one output and no absent input.
     ///
     /// # Errors
@@ -414,27 +426,8 @@ impl OpBuilder for Builder<'_> {
         inputs: &[Option<ContainerId>],
         attrs: Attrs,
     ) -> Result<Vec<ContainerId>, OpError> {
-        let rule = crate::registry::find(op)?;
-        let mut library = Library {
-            op: op.to_string(),
-            attrs,
-            inputs: inputs.to_vec(),
-            outputs: Vec::new(),
-        };
-        let types = rule.infer(&Call::of(self.graph, &library))?;
-        let base = if self.origin.node.is_empty() {
-            op
-        } else {
-            &self.origin.node
-        }
-        .to_string();
-        let ids: Vec<_> = types
-            .iter()
-            .map(|t| self.transient(&base, t.dtype, &t.shape))
-            .collect();
-        library.outputs = ids.iter().map(|id| Some(*id)).collect();
-        self.library(library);
-        Ok(ids)
+        let outputs = append(self, op, inputs, attrs, &|_| true)?;
+        Ok(outputs.into_iter().flatten().collect())
     }
 
     fn map_into(
@@ -453,6 +446,46 @@ impl OpBuilder for Builder<'_> {
             }
         });
     }
+
+    fn op_for(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ContainerId>],
+        attrs: Attrs,
+        wanted: &[bool],
+    ) -> Result<Vec<Option<ContainerId>>, OpError> {
+        append(self, op, inputs, attrs, &|n| wanted.get(n) == Some(&true))
+    }
+}
+
+fn append(
+    builder: &mut Builder,
+    op: &str,
+    inputs: &[Option<ContainerId>],
+    attrs: Attrs,
+    wanted: &dyn Fn(usize) -> bool,
+) -> Result<Vec<Option<ContainerId>>, OpError> {
+    let rule = crate::registry::find(op)?;
+    let mut library = Library {
+        op: op.to_string(),
+        attrs,
+        inputs: inputs.to_vec(),
+        outputs: Vec::new(),
+    };
+    let types = rule.infer(&Call::of(builder.graph, &library))?;
+    let base = if builder.origin.node.is_empty() {
+        op
+    } else {
+        &builder.origin.node
+    }
+    .to_string();
+    let output = |(n, t): (usize, &TensorType)| {
+        wanted(n).then(|| builder.transient(&base, t.dtype, &t.shape))
+    };
+    library.outputs = types.iter().enumerate().map(output).collect();
+    let outputs = library.outputs.clone();
+    builder.library(library);
+    Ok(outputs)
 }
 
 /// Attributes from a list: `attrs([("axis", Attr::Int(1))])`.

@@ -15,9 +15,25 @@
 //! | `variance` | x | `axes: Ints`?, `keep: Bool`?, `correction: Float`? |
 //! | `arg_reduce` | x | `kind: argmax, argmin`, `axis: Int`, `keep: Bool`? |
 //! | `cumsum` | x | `axis: Int`, `reverse: Bool`? |
+//! | `einsum` | a, b? | `equation: Str` |
+//! | `conv` | x, w | `stride`, `pad_low`, `pad_high`, `dilation: Ints`?, `groups: Int`? |
+//! | `conv_transpose` | x, w | as `conv`, `output_padding: Ints`? |
+//! | `conv_data_gradient` | dy, w | as `conv`, `input_shape: Sizes` |
+//! | `conv_weight_gradient` | dy, x | as `conv`, `weight_shape: Sizes` |
+//! | `batch_norm` → y, mean, inv_std, var | x, weight?, bias? | `eps: Float`? |
+//! | `batch_norm_inference` | x, weight?, bias?, mean, var | `eps` |
+//! | `layer_norm` → y, mean, inv_std | x, weight?, bias? | `axes: Int` (trailing ones), `eps` |
+//! | `group_norm` → y, mean, inv_std | x, weight?, bias? | `groups: Int`, `eps` |
+//! | `rms_norm` → y, inv_std | x, weight? | `axes: Int`, `eps` |
+//! | `batch_norm_gradient` and so on → dx, dweight, dbias | dy, x, weight?, mean?, inv_std | as the norm |
+//! | `softmax`, `log_softmax` | x | `axis: Int` |
+//! | `softmax_gradient`, `log_softmax_gradient` | dy, y | `axis: Int` |
 
 use crate::op::{Op, OpError};
-use crate::{arg_reduce, contraction, convolution, cumsum, elementwise, movement, reduce, slicing};
+use crate::{
+    arg_reduce, contraction, convolution, cumsum, elementwise, movement, norm, norm_gradient,
+    reduce, slicing, softmax,
+};
 
 /// Every operator, ordered by family.
 #[rustfmt::skip]
@@ -40,6 +56,19 @@ pub static ALL: &[&dyn Op] = &[
     &convolution::ConvTranspose,
     &convolution::ConvDataGradient,
     &convolution::ConvWeightGradient,
+    &norm::BATCH_NORM,
+    &norm_gradient::BATCH_NORM_GRADIENT,
+    &norm::BatchNormInference,
+    &norm::LAYER_NORM,
+    &norm_gradient::LAYER_NORM_GRADIENT,
+    &norm::GROUP_NORM,
+    &norm_gradient::GROUP_NORM_GRADIENT,
+    &norm::RMS_NORM,
+    &norm_gradient::RMS_NORM_GRADIENT,
+    &softmax::SOFTMAX,
+    &softmax::SOFTMAX_GRADIENT,
+    &softmax::LOG_SOFTMAX,
+    &softmax::LOG_SOFTMAX_GRADIENT,
 ];
 
 /// The operator of that name.

@@ -161,19 +161,3 @@ impl Window {
         }
     }
 }
-
-/// Calls `f` for every index of a box of `sizes`, last dimension fastest; once with `[]` for no sizes.
-pub fn for_each_index(sizes: &[usize], mut f: impl FnMut(&[usize])) {
-    if sizes.contains(&0) {
-        return;
-    }
-    let mut index = vec![0; sizes.len()];
-    loop {
-        f(&index);
-        let Some(d) = (0..sizes.len()).rev().find(|d| index[*d] + 1 < sizes[*d]) else {
-            return;
-        };
-        index[d] += 1;
-        index[d + 1..].fill(0);
-    }
-}
