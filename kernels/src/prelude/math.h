@@ -283,18 +283,17 @@ SH_FN float sh_pow(float x, float y) {
   l = a == 0.0f ? -__builtin_inf() : l;
   l = a < SH_INF ? l : (double)a;
   double t = (double)y * l;
-  t = t < -300.0 ? -300.0 : t;
-  t = t > 300.0 ? 300.0 : t;
-  float r = (float)sh_exp2_wide(t);
-  r = t != t ? SH_NAN : r;
+  double bounded = t < -300.0 ? -300.0 : t;
+  bounded = bounded > 300.0 ? 300.0 : bounded;
+  /* NaN stays NaN. */
+  float r = (float)sh_exp2_wide(bounded);
   /* |x| = 1 with y infinite gave 0 * inf. Bitwise `and`: `&&` would branch. */
   r = ((a == 1.0f) & (y == y)) ? 1.0f : r;
-  /* From 2^24 on every float is an even integer; infinity and NaN count as such. */
-  float bounded = sh_abs(y) < 16777216.0f ? y : 2.0f;
-  sh_i32 whole = (sh_i32)bounded;
-  sh_u32 odd = (float)whole == bounded ? (sh_u32)whole << 31 : 0u;
+  /* Infinity counts as an even integer: inf - inf is not 1/2. */
+  float half = 0.5f * y;
+  sh_u32 odd = half - __builtin_floorf(half) == 0.5f ? 0x80000000u : 0u;
   r = sh_from_bits(sh_bits(r) ^ (sh_bits(x) & odd));
-  float fractional = (float)whole == bounded ? r : SH_NAN;
+  float fractional = __builtin_floorf(y) == y ? r : SH_NAN;
   float finite_negative = a < SH_INF ? fractional : r;
   r = x < 0.0f ? finite_negative : r;
   r = x == 1.0f ? 1.0f : r;
