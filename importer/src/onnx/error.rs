@@ -1,0 +1,109 @@
+//! Why an ONNX file cannot be imported: errors that name the file, the place in it and what to do next.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// The newest version of the standard's operator set that is read.
+pub const NEWEST_OPSET: i64 = 28;
+/// The oldest version of the standard's operator set that is read.
+pub const OLDEST_OPSET: i64 = 13;
+
+/// Why an ONNX file cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum OnnxError {
+    /// The file, or one it refers to, cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is something else.
+    #[error("{} is not an ONNX file: {found}", path.display())]
+    NotOnnx {
+        /// The file.
+        path: PathBuf,
+        /// What it seems to be, and what to do.
+        found: String,
+    },
+    /// The file is truncated or corrupted.
+    #[error(
+        "{} is damaged: {place}: {detail}; copy or export the model again",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Byte offset and field.
+        place: String,
+        /// What is wrong there.
+        detail: String,
+    },
+    /// The operator set is too old or too new.
+    #[error(
+        "{} uses version {found} of the ONNX operators; versions {OLDEST_OPSET} to {NEWEST_OPSET} are \
+         supported: export it again with `opset_version=18`, or use `onnx.version_converter`",
+        path.display()
+    )]
+    OpsetVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+    },
+    /// The model cannot be expressed; everything that stands in the way.
+    #[error("{}", describe(path, unsupported, problems))]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// Operators that are not there, each with the nodes that use it.
+        unsupported: Vec<UnsupportedOperator>,
+        /// Other problems, in the order of the file.
+        problems: Vec<Problem>,
+    },
+}
+
+/// An operator that the importer does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsupportedOperator {
+    /// `Loop`, `com.microsoft.FusedMatMul`.
+    pub operator: String,
+    /// Names of the nodes that use it, in the order of the file.
+    pub nodes: Vec<String>,
+}
+
+/// Something else that stands in the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Which node, input or initializer.
+    pub place: String,
+    /// What is wrong, and what to do where that is known.
+    pub message: String,
+}
+
+/// Nodes listed by name before "and n more".
+const LISTED_NODES: usize = 4;
+
+fn describe(
+    path: &std::path::Path,
+    unsupported: &[UnsupportedOperator],
+    problems: &[Problem],
+) -> String {
+    let mut text = format!("{} cannot be imported", path.display());
+    if !unsupported.is_empty() {
+        text.push_str("\n  operators that are not supported:");
+        for entry in unsupported {
+            let names: Vec<_> = entry.nodes.iter().take(LISTED_NODES).cloned().collect();
+            let more = entry.nodes.len() - names.len();
+            let _ = write!(text, "\n    {}: {}", entry.operator, names.join(", "));
+            if more > 0 {
+                let _ = write!(text, " and {more} more");
+            }
+        }
+    }
+    for problem in problems {
+        let _ = write!(text, "\n  {}: {}", problem.place, problem.message);
+    }
+    text
+}

@@ -1,0 +1,38 @@
+//! ONNX files become graphs of library nodes.
+//!
+//! [`File::read`] decodes a file, [`File::import`] makes a [`Model`] of it. Dynamic sizes stay
+//! symbols, initializers used as data become parameters, and integers that follow from shapes are
+//! computed here, symbolically, so that shapes in the graph are expressions over those symbols.
+//! Operator sets 13 to 28 are read. A rule for each operator is in [`operators`]; this room never
+//! gives an operator a meaning of its own, it composes those of the `ops` room.
+
+mod error;
+mod file;
+mod import;
+mod names;
+mod node;
+mod operators;
+mod proto;
+mod shape_values;
+mod tensor;
+mod value;
+
+pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
+pub use file::File;
+pub use import::{Model, Options, Parameter, Port};
+pub use tensor::Stored;
+
+/// The operators of the standard that are imported, ordered by name.
+pub fn supported_operators() -> Vec<&'static str> {
+    operators::names()
+}
+
+/// Tensors in protobuf form, as test data stores them: `TensorProto` to a tensor.
+///
+/// # Errors
+/// A sentence about what does not fit.
+pub fn decode_tensor(bytes: bytes::Bytes) -> Result<graph::Tensor, String> {
+    let proto = <proto::TensorProto as prost::Message>::decode(bytes).map_err(|e| e.to_string())?;
+    let stored = Stored::of(&proto, std::path::Path::new("."))?;
+    stored.tensor().map_err(|e| e.to_string())
+}

@@ -1,0 +1,182 @@
+//! Products summed over dimensions: MatMul, Gemm, Einsum.
+
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use graph::{Attr, ContainerId, Expr, SymExpr};
+use ops::attrs;
+
+pub static RULES: Rules = &[("Einsum", einsum), ("Gemm", gemm), ("MatMul", matmul)];
+
+/// Appends an `einsum`.
+pub fn contract(
+    cx: &mut NodeCx,
+    equation: String,
+    inputs: &[ContainerId],
+) -> Result<ContainerId, Refusal> {
+    cx.op1("einsum", inputs, attrs([("equation", Attr::Str(equation))]))
+}
+
+/// `n` letters from the `first`-th on.
+fn letters(first: usize, n: usize) -> Result<String, Refusal> {
+    let all = ('a'..='z').chain('A'..='Z');
+    let text: String = all.skip(first).take(n).collect();
+    if text.len() < n {
+        return Err(Refusal("it has too many dimensions".into()));
+    }
+    Ok(text)
+}
+
+/// NumPy's `matmul`: batch dimensions broadcast, vectors get a dimension that is dropped again.
+fn matmul(cx: &mut NodeCx) -> Values {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let (rank_a, rank_b) = (cx.rank(a), cx.rank(b));
+    if rank_a == 0 || rank_b == 0 {
+        return Err(Refusal(
+            "its inputs must have at least one dimension".into(),
+        ));
+    }
+    let n_batch = rank_a.max(rank_b).saturating_sub(2);
+    let batch = letters(3, n_batch)?;
+    let aligned = |rank: usize| &batch[n_batch - rank.saturating_sub(2)..];
+    let left = if rank_a == 1 { "a" } else { "ca" };
+    let right = if rank_b == 1 { "a" } else { "ab" };
+    let rows = if rank_a == 1 { "" } else { "c" };
+    let columns = if rank_b == 1 { "" } else { "b" };
+    let equation = format!(
+        "{}{left},{}{right}->{batch}{rows}{columns}",
+        aligned(rank_a),
+        aligned(rank_b)
+    );
+    single(contract(cx, equation, &[a, b])?)
+}
+
+/// `alpha·A'·B' + beta·C`
+fn gemm(cx: &mut NodeCx) -> Values {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let (alpha, beta) = (cx.float("alpha", 1.0)?, cx.float("beta", 1.0)?);
+    let left = if cx.int("transA", 0)? != 0 {
+        "km"
+    } else {
+        "mk"
+    };
+    let right = if cx.int("transB", 0)? != 0 {
+        "nk"
+    } else {
+        "kn"
+    };
+    let product = contract(cx, format!("{left},{right}->mn"), &[a, b])?;
+    let scaled = |e: Expr, factor: f64| match factor {
+        1.0 => e,
+        _ => e.mul(Expr::float(factor)),
+    };
+    let y = scaled(Expr::In(0), alpha);
+    let Some(c) = cx.optional(2)? else {
+        return match alpha {
+            1.0 => single(product),
+            _ => single(cx.elementwise(y, &[product])?),
+        };
+    };
+    single(cx.elementwise(y.add(scaled(Expr::In(1), beta)), &[product, c])?)
+}
+
+/// Any number of operands, contracted from the left; `...` and the implicit result are spelled out.
+fn einsum(cx: &mut NodeCx) -> Values {
+    let equation = cx.text("equation", "")?.replace(' ', "");
+    let inputs = cx.all_inputs()?;
+    let (left, right) = match equation.split_once("->") {
+        Some((left, right)) => (left.to_string(), Some(right.to_string())),
+        None => (equation.clone(), None),
+    };
+    let mut terms: Vec<String> = left.split(',').map(ToString::to_string).collect();
+    if terms.len() != inputs.len() {
+        return Err(Refusal(format!(
+            "`{equation}` does not fit {} inputs",
+            inputs.len()
+        )));
+    }
+    let ellipsis = spell_out_ellipsis(cx, &mut terms, &inputs)?;
+    let right = match right {
+        Some(right) => right.replace("...", &ellipsis),
+        None => ellipsis + &implicit_result(&left),
+    };
+    let (mut value, mut value_term) = (inputs[0], terms[0].clone());
+    for n in 1..inputs.len() {
+        // What later operands or the result need is kept.
+        let later: String = terms[n + 1..].concat() + &right;
+        let mut kept = String::new();
+        for c in value_term.chars().chain(terms[n].chars()) {
+            if later.contains(c) && !kept.contains(c) {
+                kept.push(c);
+            }
+        }
+        let result = if n + 1 == inputs.len() {
+            right.clone()
+        } else {
+            kept
+        };
+        value = contract(
+            cx,
+            format!("{value_term},{}->{result}", terms[n]),
+            &[value, inputs[n]],
+        )?;
+        value_term = result;
+    }
+    if inputs.len() == 1 {
+        value = contract(cx, format!("{value_term}->{right}"), &[value])?;
+    }
+    single(value)
+}
+
+/// Replaces `...` by letters nobody uses; returns those of the operand with the most.
+fn spell_out_ellipsis(
+    cx: &NodeCx,
+    terms: &mut [String],
+    inputs: &[ContainerId],
+) -> Result<String, Refusal> {
+    let used = terms.concat();
+    let free: Vec<char> = ('A'..='Z')
+        .chain('a'..='z')
+        .filter(|c| !used.contains(*c))
+        .collect();
+    let mut longest = String::new();
+    for (term, input) in terms.iter_mut().zip(inputs) {
+        if !term.contains("...") {
+            continue;
+        }
+        let named = term.len() - 3;
+        let n = cx
+            .rank(*input)
+            .checked_sub(named)
+            .filter(|n| *n <= free.len());
+        let n = n.ok_or_else(|| Refusal(format!("`{term}` does not fit its input")))?;
+        // Aligned at the last one, so that they broadcast.
+        let text: String = free[..n].iter().rev().collect();
+        *term = term.replace("...", &text);
+        if text.len() > longest.len() {
+            longest = text;
+        }
+    }
+    Ok(longest)
+}
+
+/// Letters that occur once, in alphabetical order.
+fn implicit_result(left: &str) -> String {
+    let mut once: Vec<char> = left.chars().filter(char::is_ascii_alphabetic).collect();
+    once.sort_unstable();
+    once.retain(|c| left.matches(*c).count() == 1);
+    once.into_iter().collect()
+}
+
+/// `x` with its last dimension split in `[heads, width/heads]` and the heads moved before the rows.
+pub fn split_heads(cx: &mut NodeCx, x: ContainerId, heads: i64) -> Result<ContainerId, Refusal> {
+    let shape = cx.shape(x);
+    let [batch, rows, width] = shape.as_slice() else {
+        return Err(Refusal("its inputs must have 3 or 4 dimensions".into()));
+    };
+    let heads = SymExpr::constant(heads);
+    let each = width
+        .divide_exactly(&heads)
+        .ok_or_else(|| Refusal(format!("{width} columns do not divide into {heads} heads")))?;
+    let x = cx.reshape(x, vec![batch.clone(), rows.clone(), heads, each])?;
+    cx.permute(x, &[0, 2, 1, 3])
+}

@@ -1,0 +1,165 @@
+//! Conv and ConvTranspose, and the geometry of windows that pooling shares.
+
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use graph::{Attr, Attrs, SymExpr};
+use ops::attrs;
+
+pub static RULES: Rules = &[("Conv", conv), ("ConvTranspose", conv_transpose)];
+
+/// A window as the attributes `kernel_shape`, `strides`, `pads`, `dilations` and `auto_pad` give it.
+pub struct Geometry {
+    pub kernel: Vec<i64>,
+    pub stride: Vec<i64>,
+    pub dilation: Vec<i64>,
+    pub pad_low: Vec<i64>,
+    pub pad_high: Vec<i64>,
+    /// How pads follow from sizes: `NOTSET`, `VALID`, `SAME_UPPER` or `SAME_LOWER`.
+    auto_pad: String,
+}
+
+impl Geometry {
+    /// Reads the attributes for windows of size `kernel`.
+    pub fn of(cx: &NodeCx, kernel: Vec<i64>) -> Result<Geometry, Refusal> {
+        let d = kernel.len();
+        let list = |name: &str, n: usize, default: i64| {
+            let values = cx.ints(name)?.unwrap_or_else(|| vec![default; n]);
+            if values.len() != n {
+                return Err(Refusal(format!(
+                    "its attribute `{name}` has {} numbers; {n} are needed for {d} dimensions",
+                    values.len()
+                )));
+            }
+            Ok(values)
+        };
+        let pads = list("pads", 2 * d, 0)?;
+        let auto_pad = cx.text("auto_pad", "NOTSET")?;
+        let explicit = auto_pad == "NOTSET";
+        let pads = if explicit { pads } else { vec![0; 2 * d] };
+        Ok(Geometry {
+            stride: list("strides", d, 1)?,
+            dilation: list("dilations", d, 1)?,
+            pad_low: pads[..d].to_vec(),
+            pad_high: pads[d..].to_vec(),
+            kernel,
+            auto_pad,
+        })
+    }
+
+    /// Input elements that a window covers along a dimension.
+    fn span(&self, d: usize) -> i64 {
+        self.dilation[d] * (self.kernel[d] - 1) + 1
+    }
+
+    /// Fixes the pads that `auto_pad` leaves to the input's sizes: the output has
+    /// `⌈input / stride⌉` elements.
+    pub fn resolve(mut self, spatial: &[SymExpr]) -> Result<Geometry, Refusal> {
+        let same = match self.auto_pad.as_str() {
+            "NOTSET" | "VALID" => return Ok(self),
+            "SAME_UPPER" | "SAME_LOWER" => spatial,
+            other => return Err(Refusal(format!("its attribute `auto_pad` is `{other}`"))),
+        };
+        for (d, size) in same.iter().enumerate().take(self.kernel.len()) {
+            let total = match (size.as_const(), self.stride[d]) {
+                (_, 1) => self.span(d) - 1,
+                (Some(n), stride) => ((n + stride - 1) / stride - 1) * stride + self.span(d) - n,
+                (None, _) => {
+                    return Err(Refusal(format!(
+                        "its padding depends on the dynamic size `{size}`; fix that size"
+                    )));
+                }
+            };
+            self.share(d, total.max(0));
+        }
+        Ok(self)
+    }
+
+    /// Splits a padding; `SAME_UPPER` puts an odd element at the end.
+    fn share(&mut self, d: usize, total: i64) {
+        let (small, large) = (total / 2, total - total / 2);
+        let upper = self.auto_pad != "SAME_LOWER";
+        (self.pad_low[d], self.pad_high[d]) = if upper {
+            (small, large)
+        } else {
+            (large, small)
+        };
+    }
+
+    /// As the attributes of the library nodes.
+    pub fn attrs(&self) -> Attrs {
+        attrs([
+            ("stride", Attr::Ints(self.stride.clone())),
+            ("pad_low", Attr::Ints(self.pad_low.clone())),
+            ("pad_high", Attr::Ints(self.pad_high.clone())),
+            ("dilation", Attr::Ints(self.dilation.clone())),
+        ])
+    }
+}
+
+/// The window of a weight `[K, C, R…]`.
+fn kernel_of(weight: &[SymExpr]) -> Result<Vec<i64>, Refusal> {
+    let fixed = weight.iter().skip(2).map(SymExpr::as_const);
+    let fixed: Option<Vec<i64>> = fixed.collect();
+    fixed.ok_or_else(|| Refusal("its weight has a dynamic size".into()))
+}
+
+fn spatial(shape: &[SymExpr]) -> Result<&[SymExpr], Refusal> {
+    let few = || Refusal("its input must have batch, channel and spatial dimensions".into());
+    shape.get(2..).filter(|s| !s.is_empty()).ok_or_else(few)
+}
+
+fn conv(cx: &mut NodeCx) -> Values {
+    let (x, w) = (cx.input(0)?, cx.input(1)?);
+    let kernel = kernel_of(&cx.shape(w))?;
+    let geometry = Geometry::of(cx, kernel)?.resolve(spatial(&cx.shape(x))?)?;
+    let mut list = geometry.attrs();
+    list.insert("groups".into(), Attr::Int(cx.int("group", 1)?));
+    let y = cx.op1("conv", &[x, w], list)?;
+    match cx.optional(2)? {
+        Some(bias) => single(cx.add_channels(y, bias)?),
+        None => single(y),
+    }
+}
+
+/// Output size `(I−1)·stride + output_padding + span − pads`; `output_shape` and `auto_pad` give
+/// the pads instead.
+fn conv_transpose(cx: &mut NodeCx) -> Values {
+    let (x, w) = (cx.input(0)?, cx.input(1)?);
+    let mut geometry = Geometry::of(cx, kernel_of(&cx.shape(w))?)?;
+    let d = geometry.kernel.len();
+    let mut extra = cx.ints("output_padding")?.unwrap_or_else(|| vec![0; d]);
+    if extra.len() != d {
+        return Err(Refusal(
+            "its attribute `output_padding` has the wrong length".into(),
+        ));
+    }
+    let shape = cx.shape(x);
+    let wanted = cx.ints("output_shape")?;
+    let same = geometry.auto_pad.starts_with("SAME");
+    for (n, size) in spatial(&shape)?.iter().enumerate().take(d) {
+        let full = (geometry.span(n) + extra[n]) - geometry.stride[n];
+        // Elements beyond `size·stride`.
+        let total = match (&wanted, same) {
+            (Some(wanted), _) => {
+                let wanted = wanted[wanted.len().saturating_sub(d)..].get(n).copied();
+                let size = size.as_const().zip(wanted);
+                let (size, wanted) =
+                    size.ok_or("its `output_shape` needs an input of fixed size")?;
+                size * geometry.stride[n] + full - wanted
+            }
+            (None, true) => full,
+            (None, false) => continue,
+        };
+        // Padding that is missing is output that nothing contributes to.
+        extra[n] += (-total).max(0);
+        geometry.share(n, total.max(0));
+    }
+    let mut list = geometry.attrs();
+    list.insert("groups".into(), Attr::Int(cx.int("group", 1)?));
+    list.insert("output_padding".into(), Attr::Ints(extra));
+    let y = cx.op1("conv_transpose", &[x, w], list)?;
+    match cx.optional(2)? {
+        Some(bias) => single(cx.add_channels(y, bias)?),
+        None => single(y),
+    }
+}

@@ -1,0 +1,194 @@
+//! Normalizations, softmax among them.
+
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use crate::onnx::value::Value;
+use graph::{Attr, ContainerId, DType, Expr, SymExpr};
+use ops::attrs;
+
+pub static RULES: Rules = &[
+    ("BatchNormalization", batch),
+    ("GroupNormalization", group),
+    ("InstanceNormalization", instance),
+    ("LayerNormalization", layer),
+    ("LogSoftmax", |cx| softmax(cx, "log_softmax")),
+    ("LpNormalization", lp),
+    ("MeanVarianceNormalization", mean_variance),
+    ("RMSNormalization", rms),
+    ("Softmax", |cx| softmax(cx, "softmax")),
+];
+
+fn eps(value: f64) -> (&'static str, Attr) {
+    ("eps", Attr::Float(value))
+}
+
+/// Inference uses running statistics; training (`training_mode`) returns them updated, with
+/// `momentum` the share of the old ones, and the population variance.
+fn batch(cx: &mut NodeCx) -> Values {
+    let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let (mean, var) = (cx.input(3)?, cx.input(4)?);
+    cx.not_trainable(mean);
+    cx.not_trainable(var);
+    let epsilon = cx.float("epsilon", 1e-5)?;
+    if cx.int("training_mode", 0)? == 0 {
+        let inputs = [x, scale, bias, mean, var];
+        return single(cx.op1("batch_norm_inference", &inputs, attrs([eps(epsilon)]))?);
+    }
+    let momentum = cx.float("momentum", 0.9)?;
+    let inputs = [Some(x), Some(scale), Some(bias)];
+    let outputs = cx.op("batch_norm", &inputs, attrs([eps(epsilon)]))?;
+    let mut values = vec![Value::Data(outputs[0])];
+    let mixed = Expr::In(0)
+        .mul(Expr::float(momentum))
+        .add(Expr::In(1).mul(Expr::float(1.0 - momentum)));
+    for (n, (old, new)) in [(mean, outputs[1]), (var, outputs[3])]
+        .into_iter()
+        .enumerate()
+    {
+        if cx.wants(n + 1) {
+            let dtype = cx.dtype(old);
+            let updated = cx.elementwise(mixed.clone().cast(dtype), &[old, new])?;
+            values.push(Value::Data(updated));
+        }
+    }
+    Ok(values)
+}
+
+/// Number of dimensions from `axis` to the last.
+fn trailing(cx: &NodeCx, rank: usize, default: i64) -> Result<i64, Refusal> {
+    let axis = cx.axis(cx.int("axis", default)?, rank)?;
+    Ok((rank - axis) as i64)
+}
+
+fn layer(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let rank = cx.rank(x);
+    let axes = trailing(cx, rank, -1)?;
+    let row = cx.shape(x)[rank - axes as usize..].to_vec();
+    let scale = row_shaped(cx, 1, &row)?;
+    let bias = row_shaped(cx, 2, &row)?;
+    let list = attrs([eps(cx.float("epsilon", 1e-5)?), ("axes", Attr::Int(axes))]);
+    let outputs = cx.op("layer_norm", &[Some(x), scale, bias], list)?;
+    let mut values = vec![Value::Data(outputs[0])];
+    // ONNX keeps the reduced dimensions of the statistics, with size 1.
+    let mut kept = cx.shape(x);
+    kept[rank - axes as usize..].fill(SymExpr::constant(1));
+    for (n, output) in outputs.iter().enumerate().skip(1) {
+        if cx.wants(n) {
+            values.push(Value::Data(cx.reshape(*output, kept.clone())?));
+        }
+    }
+    Ok(values)
+}
+
+/// An optional scale or bias, expanded to the normalized dimensions where it is smaller.
+fn row_shaped(
+    cx: &mut NodeCx,
+    position: usize,
+    row: &[SymExpr],
+) -> Result<Option<ContainerId>, Refusal> {
+    let Some(v) = cx.optional(position)? else {
+        return Ok(None);
+    };
+    if cx.shape(v) == row {
+        return Ok(Some(v));
+    }
+    let list = attrs([("shape", Attr::Sizes(row.to_vec()))]);
+    cx.op1("expand", &[v], list).map(Some)
+}
+
+fn rms(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let rank = cx.rank(x);
+    let axes = trailing(cx, rank, -1)?;
+    let row = cx.shape(x)[rank - axes as usize..].to_vec();
+    let scale = row_shaped(cx, 1, &row)?;
+    let list = attrs([eps(cx.float("epsilon", 1e-5)?), ("axes", Attr::Int(axes))]);
+    single(cx.op("rms_norm", &[Some(x), scale], list)?[0])
+}
+
+/// Before version 21, scale and bias have one element per group; since then one per channel.
+fn group(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let groups = cx.int("num_groups", 0)?;
+    if groups < 1 {
+        return Err(Refusal("its attribute `num_groups` is missing".into()));
+    }
+    let channels = cx.shape(x).get(1).cloned().unwrap_or_else(|| 1.into());
+    let mut weights = [cx.input(1)?, cx.input(2)?];
+    if cx.opset() < 21 && channels != SymExpr::constant(groups) {
+        let each = channels
+            .divide_exactly(&SymExpr::constant(groups))
+            .ok_or_else(|| Refusal(format!("{channels} channels do not divide into {groups}")))?;
+        for v in &mut weights {
+            let column = cx.reshape(*v, vec![groups.into(), 1.into()])?;
+            let to = Attr::Sizes(vec![groups.into(), each.clone()]);
+            let wide = cx.op1("expand", &[column], attrs([("shape", to)]))?;
+            *v = cx.reshape(wide, vec![channels.clone()])?;
+        }
+    }
+    group_norm(cx, x, weights, groups, cx.float("epsilon", 1e-5)?)
+}
+
+fn group_norm(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    [scale, bias]: [ContainerId; 2],
+    groups: i64,
+    epsilon: f64,
+) -> Values {
+    let list = attrs([eps(epsilon), ("groups", Attr::Int(groups))]);
+    single(cx.op("group_norm", &[Some(x), Some(scale), Some(bias)], list)?[0])
+}
+
+/// Every channel is a group of its own.
+fn instance(cx: &mut NodeCx) -> Values {
+    let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let channels = cx.shape(x).get(1).and_then(SymExpr::as_const);
+    let channels = channels.ok_or("its number of channels is dynamic")?;
+    group_norm(cx, x, [scale, bias], channels, cx.float("epsilon", 1e-5)?)
+}
+
+/// `x / ‖x‖` along an axis; 0 where the norm is 0.
+fn lp(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
+    let kind = match cx.int("p", 2)? {
+        1 => "l1",
+        2 => "l2",
+        p => {
+            return Err(Refusal(format!(
+                "its attribute `p` is {p}; only 1 and 2 are defined"
+            )));
+        }
+    };
+    let norm = cx.reduce(x, kind, &[axis], true)?;
+    let zero = Expr::In(1).eq_(Expr::float(0.0));
+    let y = Expr::select(zero, Expr::float(0.0), Expr::In(0).div(Expr::In(1)));
+    single(cx.elementwise(y, &[x, norm])?)
+}
+
+/// `(x − mean) / (√var + 1e-9)`
+fn mean_variance(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let axes = cx.ints("axes")?.unwrap_or_else(|| vec![0, 2, 3]);
+    let axes = cx.axes(&axes, cx.rank(x))?;
+    let mean = cx.reduce(x, "mean", &axes, true)?;
+    let d = Expr::In(0).sub(Expr::In(1));
+    let square = cx.elementwise(d.clone().mul(d.clone()), &[x, mean])?;
+    let var = cx.reduce(square, "mean", &axes, true)?;
+    let y = d.div(Expr::In(2).sqrt().add(Expr::float(1e-9)));
+    single(cx.elementwise(y, &[x, mean, var])?)
+}
+
+fn softmax(cx: &mut NodeCx, op: &str) -> Values {
+    let x = cx.input(0)?;
+    if !cx.dtype(x).is_float() {
+        return Err(Refusal(format!(
+            "its input has type {}, not a float",
+            DType::name(cx.dtype(x))
+        )));
+    }
+    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
+    single(cx.op1(op, &[x], attrs([("axis", Attr::Int(axis as i64))]))?)
+}

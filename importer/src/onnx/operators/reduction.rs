@@ -1,0 +1,123 @@
+//! Reductions along axes.
+
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use graph::{Attr, ContainerId, DType, Expr};
+use ops::attrs;
+
+pub static RULES: Rules = &[
+    ("ArgMax", |cx| arg(cx, "argmax")),
+    ("ArgMin", |cx| arg(cx, "argmin")),
+    ("CumSum", cumsum),
+    ("ReduceL1", |cx| reduce(cx, "l1")),
+    ("ReduceL2", |cx| reduce(cx, "l2")),
+    ("ReduceLogSum", |cx| {
+        reduce_with(cx, "sum", None, Some(Expr::In(0).log()))
+    }),
+    ("ReduceLogSumExp", |cx| reduce(cx, "logsumexp")),
+    ("ReduceMax", |cx| reduce(cx, "max")),
+    ("ReduceMean", |cx| reduce(cx, "mean")),
+    ("ReduceMin", |cx| reduce(cx, "min")),
+    ("ReduceProd", |cx| reduce(cx, "prod")),
+    ("ReduceSum", |cx| reduce(cx, "sum")),
+    ("ReduceSumSquare", |cx| reduce(cx, "sumsq")),
+];
+
+fn reduce(cx: &mut NodeCx, kind: &str) -> Values {
+    // Without axes and with `noop_with_empty_axes` nothing is summed, but the function still applies.
+    let alone = match kind {
+        "l1" => Some(Expr::In(0).abs()),
+        "l2" => Some(Expr::In(0).mul(Expr::In(0)).sqrt()),
+        "sumsq" => Some(Expr::In(0).mul(Expr::In(0))),
+        _ => None,
+    };
+    reduce_with(cx, kind, alone, None)
+}
+
+/// Axes from the attribute or, in newer versions, the second input; none means all, or with
+/// `noop_with_empty_axes` that only `alone` is applied.
+fn reduce_with(cx: &mut NodeCx, kind: &str, alone: Option<Expr>, after: Option<Expr>) -> Values {
+    let x = cx.input(0)?;
+    let rank = cx.rank(x);
+    let axes = cx.ints_of("axes", 1)?.unwrap_or_default();
+    let keep = cx.int("keepdims", 1)? != 0;
+    let mut y = if axes.is_empty() && cx.int("noop_with_empty_axes", 0)? != 0 {
+        match alone {
+            Some(f) => cx.elementwise(f, &[x])?,
+            None => x,
+        }
+    } else {
+        let axes = match axes.as_slice() {
+            [] => (0..rank).collect(),
+            given => cx.axes(given, rank)?,
+        };
+        reduced(cx, x, kind, &axes, keep)?
+    };
+    if let Some(f) = after {
+        y = cx.elementwise(f, &[y])?;
+    }
+    single(y)
+}
+
+/// The reduction in the type of `x`: integer sums are made wider by the operator.
+fn reduced(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    kind: &str,
+    axes: &[usize],
+    keep: bool,
+) -> Result<ContainerId, Refusal> {
+    if axes.is_empty() {
+        return Ok(x);
+    }
+    let dtype = cx.dtype(x);
+    // The largest truth value is whether any is true.
+    let kind = match (dtype, kind) {
+        (DType::Bool, "max") => "any",
+        (DType::Bool, "min") => "all",
+        (_, kind) => kind,
+    };
+    let y = cx.reduce(x, kind, axes, keep)?;
+    cx.cast(y, dtype)
+}
+
+/// With `select_last_index` the last of equal elements counts: the first one from behind.
+fn arg(cx: &mut NodeCx, kind: &str) -> Values {
+    let mut x = cx.input(0)?;
+    let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
+    let last = cx.int("select_last_index", 0)? != 0;
+    let size = cx.shape(x)[axis].clone();
+    if last {
+        let list = attrs([("axes", Attr::Ints(vec![axis as i64]))]);
+        x = cx.op1("flip", &[x], list)?;
+    }
+    let list = attrs([
+        ("kind", Attr::Str(kind.to_string())),
+        ("axis", Attr::Int(axis as i64)),
+        ("keep", Attr::Bool(cx.int("keepdims", 1)? != 0)),
+    ]);
+    let index = cx.op1("arg_reduce", &[x], list)?;
+    if !last {
+        return single(index);
+    }
+    let mirrored = Expr::Index(size - 1).sub(Expr::In(0));
+    single(cx.elementwise(mirrored, &[index])?)
+}
+
+fn cumsum(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.scalar(1)?.ok_or("its axis is absent")?;
+    let axis = cx.axis(axis as i64, cx.rank(x))?;
+    let list = attrs([
+        ("axis", Attr::Int(axis as i64)),
+        ("reverse", Attr::Bool(cx.int("reverse", 0)? != 0)),
+    ]);
+    let sum = cx.op1("cumsum", &[x], list)?;
+    let dtype = cx.dtype(x);
+    let sum = cx.cast(sum, dtype)?;
+    if cx.int("exclusive", 0)? == 0 {
+        return single(sum);
+    }
+    // Without the element itself.
+    single(cx.elementwise(Expr::In(0).sub(Expr::In(1)), &[sum, x])?)
+}

@@ -1,0 +1,151 @@
+//! Where values come from without computation: constants, ranges, copies, dropout.
+
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use crate::onnx::shape_values::fold;
+use crate::onnx::value::{MAX_KNOWN, Value};
+use graph::{Attr, DType, Expr, Scalar, SymExpr, Symbol, Tensor};
+use ops::attrs;
+use std::sync::Arc;
+
+pub static RULES: Rules = &[
+    ("Constant", constant),
+    ("ConstantOfShape", constant_of_shape),
+    ("Dropout", dropout),
+    ("EyeLike", eye_like),
+    ("Identity", |cx| Ok(vec![cx.value(0)?])),
+    ("Range", range),
+    ("Shape", folded),
+    ("Size", folded),
+];
+
+/// Operators whose result always follows from sizes.
+fn folded(cx: &mut NodeCx) -> Values {
+    fold(cx)?.ok_or_else(|| "its input has no shape".into())
+}
+
+/// Integers are folded before this.
+fn constant(cx: &mut NodeCx) -> Values {
+    let tensor = if cx.has("value_float") {
+        Tensor::from_f64(DType::F32, &[], vec![cx.float("value_float", 0.0)?])
+    } else if let Some(list) = cx.floats("value_floats").filter(|_| cx.has("value_floats")) {
+        Tensor::from_f64(DType::F32, &[list.len()], list)
+    } else if let Some(list) = cx.ints("value_ints")? {
+        Tensor::from_i64(DType::I64, &[list.len()], list)
+    } else {
+        let missing = "it holds no number; texts and sparse tensors are not supported";
+        cx.tensor("value")?.ok_or(missing)?
+    };
+    Ok(vec![Value::Constant(Arc::new(tensor))])
+}
+
+fn constant_of_shape(cx: &mut NodeCx) -> Values {
+    let value = match cx.tensor("value")? {
+        Some(tensor) if tensor.len() == 1 => tensor,
+        Some(_) => return Err("its attribute `value` is not a single number".into()),
+        None => Tensor::zeros(DType::F32, &[1]),
+    };
+    full(cx, cx.sizes(0)?, value.dtype, value.at(0))
+}
+
+/// A value of `shape` with every element the same.
+fn full(cx: &mut NodeCx, shape: Vec<SymExpr>, dtype: DType, value: Scalar) -> Values {
+    let sizes: Option<Vec<usize>> = shape
+        .iter()
+        .map(|n| usize::try_from(n.as_const()?).ok())
+        .collect();
+    if let Some(sizes) = sizes.filter(|s| s.iter().product::<usize>() <= MAX_KNOWN) {
+        let tensor = Tensor::filled(dtype, &sizes, value);
+        return Ok(vec![Value::Constant(Arc::new(tensor))]);
+    }
+    let value = match value {
+        Scalar::Float(x) => Attr::Float(x),
+        other => Attr::Int(other.as_i64()),
+    };
+    let list = attrs([
+        ("shape", Attr::Sizes(shape)),
+        ("value", value),
+        ("dtype", Attr::DType(dtype)),
+    ]);
+    Ok(vec![Value::Data(cx.op("full", &[], list)?[0])])
+}
+
+/// `start, start + step, …` below `limit`; symbolic limits give a symbolic size.
+fn range(cx: &mut NodeCx) -> Values {
+    let numbers = [cx.scalar(0), cx.scalar(1), cx.scalar(2)];
+    if let [Ok(Some(start)), Ok(Some(limit)), Ok(Some(step))] = numbers {
+        let id = cx.input(0)?;
+        let n = ((limit - start) / step).ceil().max(0.0);
+        if n <= 1e6 {
+            let values: Vec<f64> = (0..n as usize).map(|i| start + step * i as f64).collect();
+            let tensor = Tensor::from_f64(cx.dtype(id), &[values.len()], values);
+            return Ok(vec![Value::Constant(Arc::new(tensor))]);
+        }
+    }
+    let scalar = |position: usize| {
+        let ints = cx.known(position)?;
+        let one = ints
+            .elements
+            .first()
+            .cloned()
+            .ok_or("one of its inputs is empty")?;
+        Ok::<_, Refusal>((one, ints.dtype))
+    };
+    let ((start, dtype), (limit, _), (step, _)) = (scalar(0)?, scalar(1)?, scalar(2)?);
+    let step = step.as_const().filter(|s| *s > 0);
+    let step = step.ok_or("its step must be a positive constant")?;
+    let size = (limit - start.clone()).ceil_div(&SymExpr::constant(step));
+    let list = attrs([
+        ("start", Attr::Sizes(vec![start])),
+        ("step", Attr::Sizes(vec![SymExpr::constant(step)])),
+        ("size", Attr::Sizes(vec![size])),
+        ("dtype", Attr::DType(dtype)),
+    ]);
+    Ok(vec![Value::Data(cx.op("iota", &[], list)?[0])])
+}
+
+/// Training mode needs a seed, which becomes an input of the graph; else it is a copy.
+fn dropout(cx: &mut NodeCx) -> Values {
+    let ratio = cx.scalar(1)?.unwrap_or(0.5);
+    let training = cx.scalar(2)?.unwrap_or(0.0) != 0.0;
+    if training && ratio > 0.0 {
+        if cx.wants(1) {
+            return Err("its mask as an output is not supported in training mode".into());
+        }
+        let x = cx.input(0)?;
+        let (seed, id) = cx.randomness();
+        let list = attrs([("p", Attr::Float(ratio)), ("id", Attr::Int(id))]);
+        return Ok(vec![Value::Data(
+            cx.op("dropout", &[Some(x), Some(seed)], list)?[0],
+        )]);
+    }
+    let mut values = vec![cx.value(0)?];
+    if cx.wants(1) {
+        values.extend(full(
+            cx,
+            cx.input_shape(0)?,
+            DType::Bool,
+            Scalar::Bool(true),
+        )?);
+    }
+    Ok(values)
+}
+
+/// Ones where column − row is `k`.
+fn eye_like(cx: &mut NodeCx) -> Values {
+    use crate::onnx::tensor::dtype_of;
+    let x = cx.input(0)?;
+    let dtype = match cx.int("dtype", 0)? {
+        0 => cx.dtype(x),
+        number => dtype_of(number as i32)?,
+    };
+    let index = |name: &str| SymExpr::symbol(Symbol::new(name));
+    let diagonal = Expr::Index(index("i1") - index("i0")).eq_(Expr::int(cx.int("k", 0)?));
+    // The input only gives the shape; it stays in the expression for its size.
+    let shaped = Expr::select(
+        diagonal.clone(),
+        diagonal.clone(),
+        Expr::In(0).lt(Expr::In(0)).and(diagonal),
+    );
+    single(cx.elementwise(shaped.cast(dtype), &[x])?)
+}

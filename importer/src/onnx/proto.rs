@@ -1,0 +1,256 @@
+//! The messages of an ONNX file that the reader uses, with the field numbers of `onnx.proto` (IR version 14).
+//!
+//! Fields nobody reads are absent; decoding skips them. `bytes` fields are slices of the decoded
+//! buffer, so tensors are not copied. This file never checks what it decodes.
+
+use bytes::Bytes;
+
+/// `ModelProto`: a file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ModelProto {
+    /// Version of the file format.
+    #[prost(int64, optional, tag = "1")]
+    pub ir_version: Option<i64>,
+    /// Who wrote the file.
+    #[prost(string, tag = "2")]
+    pub producer_name: String,
+    /// Its version.
+    #[prost(string, tag = "3")]
+    pub producer_version: String,
+    /// The computation.
+    #[prost(message, optional, tag = "7")]
+    pub graph: Option<GraphProto>,
+    /// Versions of the operator sets.
+    #[prost(message, repeated, tag = "8")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    /// Functions local to the model.
+    #[prost(message, repeated, tag = "25")]
+    pub functions: Vec<FunctionProto>,
+}
+
+/// `OperatorSetIdProto`: a version of a domain.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct OperatorSetIdProto {
+    /// Empty or `ai.onnx` for the standard's operators.
+    #[prost(string, tag = "1")]
+    pub domain: String,
+    /// The version.
+    #[prost(int64, tag = "2")]
+    pub version: i64,
+}
+
+/// `FunctionProto`: a function local to the model.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FunctionProto {
+    /// What nodes call it.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its domain.
+    #[prost(string, tag = "10")]
+    pub domain: String,
+}
+
+/// `GraphProto`: nodes in an order in which they can run.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct GraphProto {
+    /// The nodes.
+    #[prost(message, repeated, tag = "1")]
+    pub node: Vec<NodeProto>,
+    /// Its name.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Named values that the file holds.
+    #[prost(message, repeated, tag = "5")]
+    pub initializer: Vec<TensorProto>,
+    /// Inputs; those that are also initializers have a default.
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    /// Outputs.
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    /// Initializers stored as coordinates and values.
+    #[prost(message, repeated, tag = "15")]
+    pub sparse_initializer: Vec<SparseTensorProto>,
+}
+
+/// `NodeProto`: one operator applied.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeProto {
+    /// Names of inputs; empty for an absent one.
+    #[prost(string, repeated, tag = "1")]
+    pub input: Vec<String>,
+    /// Names of outputs; empty for one nobody needs.
+    #[prost(string, repeated, tag = "2")]
+    pub output: Vec<String>,
+    /// The node's name, often empty.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// The operator.
+    #[prost(string, tag = "4")]
+    pub op_type: String,
+    /// Attributes.
+    #[prost(message, repeated, tag = "5")]
+    pub attribute: Vec<AttributeProto>,
+    /// The operator's domain; empty for the standard's.
+    #[prost(string, tag = "7")]
+    pub domain: String,
+}
+
+/// `AttributeProto`: a named value of a node.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AttributeProto {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Real number.
+    #[prost(float, optional, tag = "2")]
+    pub f: Option<f32>,
+    /// Integer.
+    #[prost(int64, optional, tag = "3")]
+    pub i: Option<i64>,
+    /// Text.
+    #[prost(bytes = "bytes", optional, tag = "4")]
+    pub s: Option<Bytes>,
+    /// Tensor.
+    #[prost(message, optional, tag = "5")]
+    pub t: Option<TensorProto>,
+    /// Real numbers.
+    #[prost(float, repeated, tag = "7")]
+    pub floats: Vec<f32>,
+    /// Integers.
+    #[prost(int64, repeated, tag = "8")]
+    pub ints: Vec<i64>,
+    /// Texts.
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub strings: Vec<Bytes>,
+    /// Which field is in use; see [`attribute_type`].
+    #[prost(int32, tag = "20")]
+    pub r#type: i32,
+    /// The attribute of the enclosing function that this one stands for.
+    #[prost(string, tag = "21")]
+    pub ref_attr_name: String,
+}
+
+/// Values of [`AttributeProto::type`] for fields whose absence means a value.
+pub mod attribute_type {
+    /// `f` is in use.
+    pub const FLOAT: i32 = 1;
+    /// `i` is in use.
+    pub const INT: i32 = 2;
+    /// `ints` is in use.
+    pub const INTS: i32 = 7;
+}
+
+/// `TensorProto`: an array.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorProto {
+    /// Sizes, outermost first.
+    #[prost(int64, repeated, tag = "1")]
+    pub dims: Vec<i64>,
+    /// Element type; see `tensor.rs`.
+    #[prost(int32, tag = "2")]
+    pub data_type: i32,
+    /// Elements of `float` tensors.
+    #[prost(float, repeated, tag = "4")]
+    pub float_data: Vec<f32>,
+    /// Elements of tensors of 32 bits or fewer; halves as their bits.
+    #[prost(int32, repeated, tag = "5")]
+    pub int32_data: Vec<i32>,
+    /// Elements of `int64` tensors.
+    #[prost(int64, repeated, tag = "7")]
+    pub int64_data: Vec<i64>,
+    /// The value's name.
+    #[prost(string, tag = "8")]
+    pub name: String,
+    /// Elements of any type, little-endian.
+    #[prost(bytes = "bytes", optional, tag = "9")]
+    pub raw_data: Option<Bytes>,
+    /// Elements of `double` tensors.
+    #[prost(double, repeated, tag = "10")]
+    pub double_data: Vec<f64>,
+    /// Elements of `uint32` and `uint64` tensors.
+    #[prost(uint64, repeated, tag = "11")]
+    pub uint64_data: Vec<u64>,
+    /// Where the elements are: `location`, `offset`, `length`.
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<StringStringEntryProto>,
+    /// 1 if the elements are in another file.
+    #[prost(int32, tag = "14")]
+    pub data_location: i32,
+}
+
+/// `SparseTensorProto`; only its name is read, to refuse it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SparseTensorProto {
+    /// The non-zero elements; carries the name.
+    #[prost(message, optional, tag = "1")]
+    pub values: Option<TensorProto>,
+}
+
+/// `StringStringEntryProto`: a key and a value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StringStringEntryProto {
+    /// Key.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Value.
+    #[prost(string, tag = "2")]
+    pub value: String,
+}
+
+/// `ValueInfoProto`: name and type of a value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ValueInfoProto {
+    /// Name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Type.
+    #[prost(message, optional, tag = "2")]
+    pub r#type: Option<TypeProto>,
+}
+
+/// `TypeProto`; types other than tensors are not read.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TypeProto {
+    /// A tensor.
+    #[prost(message, optional, tag = "1")]
+    pub tensor_type: Option<TensorTypeProto>,
+}
+
+/// `TypeProto.Tensor`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorTypeProto {
+    /// Element type.
+    #[prost(int32, tag = "1")]
+    pub elem_type: i32,
+    /// Sizes; absent if even their number is unknown.
+    #[prost(message, optional, tag = "2")]
+    pub shape: Option<TensorShapeProto>,
+}
+
+/// `TensorShapeProto`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorShapeProto {
+    /// Sizes, outermost first.
+    #[prost(message, repeated, tag = "1")]
+    pub dim: Vec<DimensionProto>,
+}
+
+/// `TensorShapeProto.Dimension`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DimensionProto {
+    /// The size, if anything is known about it.
+    #[prost(oneof = "Dimension", tags = "1, 2")]
+    pub value: Option<Dimension>,
+}
+
+/// A size.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Dimension {
+    /// Known.
+    #[prost(int64, tag = "1")]
+    DimValue(i64),
+    /// Named.
+    #[prost(string, tag = "2")]
+    DimParam(String),
+}

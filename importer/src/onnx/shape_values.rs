@@ -1,0 +1,502 @@
+//! Arithmetic on integers that follow from sizes, done at import: what exporters write around
+//! `Reshape`, `Expand`, `Slice` and `Range` never reaches the graph.
+//!
+//! A node is folded when all of its inputs are known ([`Ints`]) and the result is decided for every
+//! size of at least 1; otherwise it becomes data like any other.
+
+use super::node::{NodeCx, Refusal};
+use super::proto::attribute_type;
+use super::tensor::dtype_of;
+use super::value::{Ints, MAX_KNOWN, Value};
+use graph::{Bindings, DType, SymExpr};
+
+type Folded = Result<Option<Ints>, Refusal>;
+
+/// The node's outputs, if they follow from sizes and constants.
+pub fn fold(cx: &mut NodeCx) -> Result<Option<Vec<Value>>, Refusal> {
+    let op = cx.node.op_type.as_str();
+    match op {
+        "Shape" => return shape(cx).map(|ints| Some(vec![Value::Ints(ints)])),
+        "Size" => {
+            let n = SymExpr::product(&cx.input_shape(0)?);
+            return Ok(Some(vec![Value::Ints(Ints::scalar(n))]));
+        }
+        _ => {}
+    }
+    let mut inputs = Vec::new();
+    for position in 0..cx.n_inputs() {
+        inputs.push(match cx.given(position).then(|| cx.value(position)) {
+            None => None,
+            Some(Ok(Value::Ints(ints))) => Some(ints),
+            Some(_) => return Ok(None),
+        });
+    }
+    if op == "Split" {
+        return Ok(None);
+    }
+    let folded = match inputs.as_slice() {
+        [Some(x)] => one(cx, op, x)?,
+        [Some(x), Some(y)] => two(cx, op, x, y)?,
+        _ => many(cx, op, &inputs)?,
+    };
+    let fits = |ints: &Ints| ints.elements.len() <= MAX_KNOWN;
+    Ok(folded.filter(fits).map(|ints| vec![Value::Ints(ints)]))
+}
+
+fn shape(cx: &NodeCx) -> Result<Ints, Refusal> {
+    let sizes = cx.input_shape(0)?;
+    let rank = sizes.len() as i64;
+    let clamp = |at: i64| (if at < 0 { at + rank } else { at }).clamp(0, rank) as usize;
+    let start = clamp(cx.int("start", 0)?);
+    let end = clamp(cx.int("end", rank)?).max(start);
+    Ok(Ints::vector(sizes[start..end].to_vec()))
+}
+
+fn one(cx: &NodeCx, op: &str, x: &Ints) -> Folded {
+    let every = |f: &dyn Fn(&SymExpr) -> Option<SymExpr>| {
+        let elements: Option<Vec<_>> = x.elements.iter().map(f).collect();
+        elements.map(|elements| Ints {
+            elements,
+            ..x.clone()
+        })
+    };
+    Ok(match op {
+        "Cast" => {
+            let dtype = dtype_of(cx.int("to", 0)? as i32)?;
+            match dtype {
+                DType::Bool => {
+                    let truth = every(&|e| Some(truth(compare("Equal", e, &0.into())? == 0)));
+                    truth.map(|t| Ints { dtype, ..t })
+                }
+                d if d.is_float() => None,
+                _ => Some(Ints { dtype, ..x.clone() }),
+            }
+        }
+        "Neg" => every(&|e| Some(-e.clone())),
+        "Abs" => every(&|e| Some(e.clone().max_with(&-e.clone()))),
+        "Not" => every(&|e| Some(SymExpr::constant(1) - e.clone())),
+        "Concat" => Some(x.clone()),
+        "Squeeze" => {
+            let shape = x.shape.iter().copied().filter(|n| *n != 1).collect();
+            Some(Ints { shape, ..x.clone() })
+        }
+        "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin" => reduce(cx, op, x, None)?,
+        "ConstantOfShape" => constant_of_shape(cx, x)?,
+        _ => None,
+    })
+}
+
+fn two(cx: &NodeCx, op: &str, x: &Ints, y: &Ints) -> Folded {
+    Ok(match op {
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" => {
+            if op == "Mod" && cx.int("fmod", 0)? != 0 {
+                return Ok(None);
+            }
+            pointwise(x, y, x.dtype, &|a, b| arithmetic(op, a, b))
+        }
+        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => {
+            pointwise(x, y, DType::Bool, &|a, b| {
+                Some(truth(compare(op, a, b)? != 0))
+            })
+        }
+        "And" => pointwise(x, y, DType::Bool, &|a, b| Some(a.clone() * b.clone())),
+        "Or" => pointwise(x, y, DType::Bool, &|a, b| Some(a.max_with(b))),
+        "Gather" => gather(cx, x, y)?,
+        "Concat" => concat(cx, &[x.clone(), y.clone()])?,
+        "Squeeze" | "Unsqueeze" => restack(cx, op, x, y)?,
+        "Reshape" => reshape(cx, x, y)?,
+        "Expand" => {
+            let Some(to) = y.to_tensor() else {
+                return Ok(None);
+            };
+            let to = to
+                .to_i64()
+                .iter()
+                .map(|n| usize::try_from(*n).ok())
+                .collect();
+            let Some(shape): Option<Vec<usize>> = to else {
+                return Ok(None);
+            };
+            let ones = Ints {
+                dtype: DType::I64,
+                elements: vec![
+                    SymExpr::constant(1);
+                    shape.iter().product::<usize>().min(MAX_KNOWN + 1)
+                ],
+                shape,
+            };
+            if ones.elements.len() > MAX_KNOWN {
+                return Ok(None);
+            }
+            pointwise(x, &ones, x.dtype, &|a, _| Some(a.clone()))
+        }
+        "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin" => reduce(cx, op, x, Some(y))?,
+        _ => None,
+    })
+}
+
+fn many(cx: &NodeCx, op: &str, inputs: &[Option<Ints>]) -> Folded {
+    let all: Option<Vec<Ints>> = inputs.iter().cloned().collect();
+    Ok(match (op, inputs) {
+        ("Concat", _) => match all {
+            Some(all) => concat(cx, &all)?,
+            None => None,
+        },
+        ("Where", [Some(c), Some(x), Some(y)]) => choose(c, x, y),
+        ("Range", [Some(start), Some(limit), Some(step)]) => range(start, limit, step),
+        ("Slice", [Some(x), Some(start), Some(stop), rest @ ..]) => {
+            let rest = |n: usize| rest.get(n).cloned().flatten();
+            slice(cx, x, (start, stop), rest(0), rest(1))?
+        }
+        ("Constant", []) => constant(cx)?,
+        _ => None,
+    })
+}
+
+fn truth(value: bool) -> SymExpr {
+    SymExpr::constant(i64::from(value))
+}
+
+/// `a op b`, if it is the same for every size.
+fn arithmetic(op: &str, a: &SymExpr, b: &SymExpr) -> Option<SymExpr> {
+    Some(match op {
+        "Add" => a.clone() + b.clone(),
+        "Sub" => a.clone() - b.clone(),
+        "Mul" => a.clone() * b.clone(),
+        "Min" => a.min_with(b),
+        "Max" => a.max_with(b),
+        // ONNX rounds towards zero; sizes are not negative, so that is downwards.
+        "Div" => match (a.as_const(), b.as_const()) {
+            (_, Some(0)) => return None,
+            (Some(x), Some(y)) => SymExpr::constant(x.wrapping_div(y)),
+            _ if at_least_zero(a) && at_least_one(b) => a.floor_div(b),
+            _ => return None,
+        },
+        "Mod" if b.as_const() != Some(0) => a.modulo(b),
+        _ => return None,
+    })
+}
+
+/// Whether `a op b` (1 or 0), if it is the same for all sizes of at least 1.
+fn compare(op: &str, a: &SymExpr, b: &SymExpr) -> Option<i64> {
+    let difference = a.clone() - b.clone();
+    let sign = match difference.as_const() {
+        Some(d) => d.signum(),
+        None if at_least_one(&difference) => 1,
+        None if at_least_one(&-difference) => -1,
+        None => return None,
+    };
+    Some(i64::from(match op {
+        "Equal" => sign == 0,
+        "Less" => sign < 0,
+        "LessOrEqual" => sign <= 0,
+        "Greater" => sign > 0,
+        _ => sign >= 0,
+    }))
+}
+
+/// Whether the value is at least 1 for all sizes of at least 1.
+pub fn at_least_one(e: &SymExpr) -> bool {
+    lower_bound(e).is_some_and(|low| low >= 1)
+}
+
+fn at_least_zero(e: &SymExpr) -> bool {
+    lower_bound(e).is_some_and(|low| low >= 0)
+}
+
+/// The value where all sizes are 1, if the expression is smallest there: no symbolic term is
+/// subtracted.
+fn lower_bound(e: &SymExpr) -> Option<i64> {
+    let grows = e.terms().iter().all(|(atoms, c)| {
+        let plain = atoms.iter().all(|a| matches!(a, graph::Atom::Symbol(_)));
+        atoms.is_empty() || (plain && *c > 0)
+    });
+    let ones: Bindings = e.symbols().into_iter().map(|s| (s, 1)).collect();
+    grows.then(|| e.eval(&ones).ok()).flatten()
+}
+
+fn pointwise(
+    x: &Ints,
+    y: &Ints,
+    dtype: DType,
+    f: &dyn Fn(&SymExpr, &SymExpr) -> Option<SymExpr>,
+) -> Option<Ints> {
+    let shape = broadcast(&x.shape, &y.shape)?;
+    let n: usize = shape.iter().product();
+    let at = |n: usize| f(element(x, &shape, n), element(y, &shape, n));
+    let elements: Option<Vec<_>> = (0..n).map(at).collect();
+    Some(Ints {
+        dtype,
+        elements: elements?,
+        shape,
+    })
+}
+
+fn choose(condition: &Ints, x: &Ints, y: &Ints) -> Option<Ints> {
+    let shape = broadcast(&broadcast(&condition.shape, &x.shape)?, &y.shape)?;
+    let mut elements = Vec::new();
+    for n in 0..shape.iter().product() {
+        let from = match element(condition, &shape, n).as_const()? {
+            0 => y,
+            _ => x,
+        };
+        elements.push(element(from, &shape, n).clone());
+    }
+    Some(Ints {
+        dtype: x.dtype,
+        shape,
+        elements,
+    })
+}
+
+fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[usize], d: usize| (d + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    let joined: Option<Vec<usize>> = (0..rank)
+        .map(|d| match (at(a, d), at(b, d)) {
+            (x, y) if x == y || y == 1 => Some(x),
+            (1, y) => Some(y),
+            _ => None,
+        })
+        .collect();
+    joined.filter(|shape| shape.iter().product::<usize>() <= MAX_KNOWN)
+}
+
+/// The element of a broadcast operand at row-major position `n` of `shape`.
+fn element<'x>(x: &'x Ints, shape: &[usize], mut n: usize) -> &'x SymExpr {
+    let skip = shape.len() - x.shape.len();
+    let (mut at, mut step) = (0, 1);
+    for d in (0..shape.len()).rev() {
+        let index = n % shape[d];
+        n /= shape[d];
+        if d >= skip {
+            let size = x.shape[d - skip];
+            at += if size == 1 { 0 } else { index * step };
+            step *= size;
+        }
+    }
+    &x.elements[at]
+}
+
+/// Sizes before, at and after an axis.
+fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
+    let (before, after) = (&shape[..axis], &shape[axis + 1..]);
+    (before.iter().product(), shape[axis], after.iter().product())
+}
+
+fn gather(cx: &NodeCx, x: &Ints, index: &Ints) -> Folded {
+    let axis = cx.axis(cx.int("axis", 0)?, x.shape.len())?;
+    let Some(positions) = index.to_tensor() else {
+        return Ok(None);
+    };
+    let (outer, n, inner) = around(&x.shape, axis);
+    let mut elements = Vec::new();
+    for o in 0..outer {
+        for position in positions.to_i64() {
+            let at = if position < 0 {
+                position + n as i64
+            } else {
+                position
+            };
+            let Some(at) = usize::try_from(at).ok().filter(|at| *at < n) else {
+                return Err(Refusal(format!(
+                    "its index {position} is outside of {n} elements"
+                )));
+            };
+            let from = (o * n + at) * inner;
+            elements.extend_from_slice(&x.elements[from..from + inner]);
+        }
+    }
+    let shape = [&x.shape[..axis], &index.shape, &x.shape[axis + 1..]].concat();
+    Ok(Some(Ints {
+        dtype: x.dtype,
+        shape,
+        elements,
+    }))
+}
+
+fn concat(cx: &NodeCx, parts: &[Ints]) -> Folded {
+    let rank = parts[0].shape.len();
+    let axis = cx.axis(cx.int("axis", 0)?, rank)?;
+    let same = |p: &Ints| p.shape.len() == rank && p.shape[..axis] == parts[0].shape[..axis];
+    if !parts.iter().all(same) {
+        return Ok(None);
+    }
+    let outer: usize = parts[0].shape[..axis].iter().product();
+    let mut elements = Vec::new();
+    for o in 0..outer {
+        for part in parts {
+            let run = part.elements.len() / outer;
+            elements.extend_from_slice(&part.elements[o * run..(o + 1) * run]);
+        }
+    }
+    let mut shape = parts[0].shape.clone();
+    shape[axis] = parts.iter().map(|p| p.shape[axis]).sum();
+    Ok(Some(Ints {
+        dtype: parts[0].dtype,
+        shape,
+        elements,
+    }))
+}
+
+fn restack(cx: &NodeCx, op: &str, x: &Ints, axes: &Ints) -> Folded {
+    let Some(axes) = axes.to_tensor() else {
+        return Ok(None);
+    };
+    let axes = axes.to_i64();
+    let mut shape = x.shape.clone();
+    if op == "Squeeze" {
+        for axis in cx.axes(&axes, shape.len())?.into_iter().rev() {
+            shape.remove(axis);
+        }
+    } else {
+        for axis in cx.axes(&axes, shape.len() + axes.len())? {
+            shape.insert(axis, 1);
+        }
+    }
+    Ok(Some(Ints { shape, ..x.clone() }))
+}
+
+fn reshape(cx: &NodeCx, x: &Ints, to: &Ints) -> Folded {
+    let n = x.elements.len() as i64;
+    let Some(to) = to.to_tensor() else {
+        return Ok(None);
+    };
+    let mut shape = to.to_i64();
+    for (d, size) in shape.iter_mut().enumerate() {
+        if *size == 0 && cx.int("allowzero", 0)? == 0 {
+            *size = x.shape.get(d).map_or(0, |n| *n as i64);
+        }
+    }
+    let rest: i64 = shape.iter().filter(|n| **n != -1).product();
+    for size in shape.iter_mut().filter(|n| **n == -1) {
+        *size = if rest == 0 { 0 } else { n / rest };
+    }
+    let shape: Option<Vec<usize>> = shape.iter().map(|n| usize::try_from(*n).ok()).collect();
+    Ok(shape
+        .filter(|s| s.iter().product::<usize>() as i64 == n)
+        .map(|shape| Ints { shape, ..x.clone() }))
+}
+
+fn range(start: &Ints, limit: &Ints, step: &Ints) -> Option<Ints> {
+    let (from, step) = (&start.elements[0], step.elements[0].as_const()?);
+    let distance = (limit.elements[0].clone() - from.clone()).as_const()?;
+    let n = match step.signum() {
+        1 => distance.max(0).checked_add(step - 1)? / step,
+        -1 => (-distance).max(0).checked_add(-step - 1)? / -step,
+        _ => return None,
+    };
+    let n = usize::try_from(n).ok().filter(|n| *n <= MAX_KNOWN)?;
+    let at = |i: usize| from.clone() + step * i as i64;
+    Some(Ints {
+        dtype: start.dtype,
+        shape: vec![n],
+        elements: (0..n).map(at).collect(),
+    })
+}
+
+/// Slices of vectors: what is done to shapes.
+fn slice(
+    cx: &NodeCx,
+    x: &Ints,
+    (start, stop): (&Ints, &Ints),
+    axes: Option<Ints>,
+    steps: Option<Ints>,
+) -> Folded {
+    let constants = |ints: &Ints| ints.to_tensor().map(|t| t.to_i64());
+    let axes = axes.map_or(Some(vec![0]), |a| constants(&a));
+    let steps = steps.map_or(Some(vec![1]), |s| constants(&s));
+    let known = (constants(start), constants(stop), axes, steps);
+    let (Some(start), Some(stop), Some(axes), Some(steps)) = known else {
+        return Ok(None);
+    };
+    let single = start.len() == 1 && stop.len() == 1 && axes.len() == 1 && steps.len() == 1;
+    if x.shape.len() != 1 || !single || cx.axis(axes[0], 1)? != 0 || steps[0] == 0 {
+        return Ok(None);
+    }
+    let (n, step) = (x.elements.len() as i64, steps[0]);
+    let counted = |at: i64| if at < 0 { at.saturating_add(n) } else { at };
+    let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
+    let stop = counted(stop[0]).clamp(low, high);
+    let mut at = counted(start[0]).clamp(low, high);
+    let mut elements = Vec::new();
+    while if step > 0 { at < stop } else { at > stop } {
+        elements.push(x.elements[at as usize].clone());
+        at = at.saturating_add(step);
+    }
+    Ok(Some(Ints {
+        dtype: x.dtype,
+        shape: vec![elements.len()],
+        elements,
+    }))
+}
+
+fn reduce(cx: &NodeCx, op: &str, x: &Ints, axes: Option<&Ints>) -> Folded {
+    let axes = match axes {
+        Some(given) => given.to_tensor().map(|t| t.to_i64()),
+        None => cx.ints("axes")?.or(Some(vec![0])),
+    };
+    let (Some(axes), [_]) = (axes, x.shape.as_slice()) else {
+        return Ok(None);
+    };
+    let is_noop = axes.is_empty() && cx.int("noop_with_empty_axes", 0)? != 0;
+    if is_noop || x.elements.is_empty() {
+        return Ok(None);
+    }
+    let combine = |a: SymExpr, b: &SymExpr| match op {
+        "ReduceProd" => a * b.clone(),
+        "ReduceSum" => a + b.clone(),
+        "ReduceMax" => a.max_with(b),
+        _ => a.min_with(b),
+    };
+    let (first, rest) = (x.elements[0].clone(), &x.elements[1..]);
+    let keep = cx.int("keepdims", 1)? != 0;
+    Ok(Some(Ints {
+        dtype: x.dtype,
+        shape: if keep { vec![1] } else { Vec::new() },
+        elements: vec![rest.iter().fold(first, combine)],
+    }))
+}
+
+fn constant_of_shape(cx: &NodeCx, shape: &Ints) -> Folded {
+    let value = cx.tensor("value")?.and_then(|t| Ints::of_tensor(&t));
+    let (Some(value), Some(shape)) = (value, shape.to_tensor()) else {
+        return Ok(None);
+    };
+    let shape: Option<Vec<usize>> = shape
+        .to_i64()
+        .iter()
+        .map(|n| usize::try_from(*n).ok())
+        .collect();
+    let n = shape
+        .as_ref()
+        .and_then(|s| s.iter().try_fold(1usize, |p, n| p.checked_mul(*n)));
+    let (Some(shape), Some(n), [element]) = (shape, n, value.elements.as_slice()) else {
+        return Ok(None);
+    };
+    Ok((n <= MAX_KNOWN).then(|| Ints {
+        dtype: value.dtype,
+        elements: vec![element.clone(); n],
+        shape,
+    }))
+}
+
+/// Integers a `Constant` node spells out.
+fn constant(cx: &NodeCx) -> Folded {
+    let fixed = |v: &[i64]| v.iter().map(|i| SymExpr::constant(*i)).collect::<Vec<_>>();
+    if let Some(list) = cx.ints("value_ints")? {
+        return Ok((list.len() <= MAX_KNOWN).then(|| Ints::vector(fixed(&list))));
+    }
+    let is_int = |a: &super::proto::AttributeProto| matches!(a.r#type, 0 | attribute_type::INT);
+    if let Some(a) = cx
+        .node
+        .attribute
+        .iter()
+        .find(|a| a.name == "value_int" && is_int(a))
+    {
+        return Ok(Some(Ints::scalar(SymExpr::constant(
+            a.i.unwrap_or_default(),
+        ))));
+    }
+    Ok(cx.tensor("value")?.and_then(|t| Ints::of_tensor(&t)))
+}
