@@ -486,7 +486,6 @@ impl<'a> Frame<'a> {
                 let leaf = Leaf {
                     loops: &nest.loops,
                     values: &plan.values,
-                    arrays: &self.s.arrays,
                     extents: &self.s.extents,
                     names: &self.names,
                     cut: self.cut.as_ref(),

@@ -4,7 +4,7 @@
 //! accumulated, and how accesses that may fall outside are guarded. What runs around the leaf is
 //! [`super::frame`]'s.
 
-use super::body::{Array, Guard};
+use super::body::Guard;
 use super::index::{Extents, Loop, coefficient, mentions};
 use super::reduce::{Accumulation, Update};
 use super::scalar;
@@ -33,7 +33,6 @@ pub(crate) struct CutLoop {
 pub(crate) struct Leaf<'a> {
     pub(crate) loops: &'a [Loop],
     pub(crate) values: &'a Values,
-    pub(crate) arrays: &'a BTreeMap<ContainerId, Array>,
     pub(crate) extents: &'a Extents,
     pub(crate) names: &'a Names,
     pub(crate) cut: Option<&'a CutLoop>,
@@ -443,7 +442,7 @@ impl Leaf<'_> {
                 format!("({text})")
             }
             Op::Uniform(k, n) => format!(
-                "sh_uniform((unsigned long){}, (unsigned long){})",
+                "sh_philox_uniform((unsigned long){}, (unsigned long){})",
                 of(k),
                 of(n)
             ),

@@ -127,18 +127,12 @@ pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
         Ceil => builtin("ceil"),
         Round => builtin("rint"),
         Trunc => builtin("trunc"),
-        Sign | Sigmoid => format!("sh_{}{}({a})", f.name(), prelude_suffix(of)),
-        _ if of == DType::F64 => format!("{}({a})", libm_name(f)),
-        _ => format!("sh_{}({a})", f.name()),
+        _ => format!("sh_{}{}({a})", f.name(), prelude_suffix(of)),
     }
 }
 
 fn prelude_suffix(of: DType) -> &'static str {
     if of == DType::F64 { "_f64" } else { "" }
-}
-
-fn libm_name(f: Unary) -> &'static str {
-    f.name()
 }
 
 /// `f(a, b)` with operands of type `of`; the result of comparisons and logic is `int`.
@@ -155,7 +149,6 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         Mod if float => call("sh_mod"),
         FloorDiv => format!("ix_floordiv0({a}, {b})"),
         Mod => format!("ix_mod0({a}, {b})"),
-        Pow if of == DType::F64 => format!("pow({a}, {b})"),
         Pow if float => call("sh_pow"),
         Pow => format!("ix_pow({a}, {b})"),
         Min if float => call("sh_min"),
@@ -171,7 +164,6 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         And => format!("({a} & {b})"),
         Or => format!("({a} | {b})"),
         Xor => format!("({a} ^ {b})"),
-        Atan2 if of == DType::F64 => format!("atan2({a}, {b})"),
         Atan2 => call("sh_atan2"),
     }
 }

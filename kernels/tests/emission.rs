@@ -1,0 +1,254 @@
+//! Emitted kernels against the reference interpreter.
+//!
+//! Every file of `emission_cases` is a graph of maps in text form. It is lowered, compiled and run
+//! with 1, 2 and 3 threads on random inputs; all memory holds NaN or garbage before. Outputs must
+//! agree with the interpreter, which computes in double precision on the same inputs.
+
+use graph::{
+    Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Scalar, Tensor, Values, interpret,
+};
+use kernels::assemble::assemble;
+use kernels::compile::{CompileOptions, compile};
+use kernels::lowering::{Lowered, lower};
+use kernels::memory::AlignedBuffer;
+use kernels::pool::Pool;
+use kernels::progress::Silent;
+use std::fs;
+use std::path::PathBuf;
+
+const THREADS: [usize; 3] = [1, 2, 3];
+
+/// Rounding of sums of up to a few thousand terms in blocks, and 1-2 ulp of the vector functions.
+const F32_TOLERANCE: f64 = 2e-5;
+const F64_TOLERANCE: f64 = 1e-12;
+
+fn cases() -> Vec<(String, Graph)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "graph"))
+        .collect();
+    paths.sort();
+    let wanted = std::env::var("EMISSION_CASE").unwrap_or_default();
+    paths
+        .into_iter()
+        .map(|p| {
+            let name = p.file_stem().unwrap().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&p).unwrap();
+            let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            (name, graph)
+        })
+        .filter(|(name, _)| name.contains(&wanted))
+        .collect()
+}
+
+/// A small generator of random numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn shape_of(graph: &Graph, id: ContainerId) -> Vec<usize> {
+    let shape = &graph.container(id).shape;
+    shape
+        .iter()
+        .map(|s| s.as_const().unwrap() as usize)
+        .collect()
+}
+
+/// Floats in [-2, 2], integers in 0..3, truth values.
+fn random_input(graph: &Graph, id: ContainerId, random: &mut Random) -> Tensor {
+    let shape = shape_of(graph, id);
+    let dtype = graph.container(id).dtype;
+    let n: usize = shape.iter().product();
+    if dtype.is_float() {
+        let data = (0..n).map(|_| dtype.round(random.unit() * 4.0 - 2.0));
+        return Tensor::from_f64(dtype, &shape, data.collect());
+    }
+    let bound = if dtype == DType::Bool { 2 } else { 3 };
+    let data = (0..n).map(|_| (random.next() % bound) as i64);
+    Tensor::from_i64(dtype, &shape, data.collect())
+}
+
+/// Position in memory of each element in row-major order.
+fn positions(graph: &Graph, id: ContainerId) -> Vec<usize> {
+    let c = graph.container(id);
+    let shape: Vec<i64> = c.shape.iter().map(|s| s.as_const().unwrap()).collect();
+    let strides = c.layout.strides(&shape);
+    let n: i64 = shape.iter().product();
+    (0..n)
+        .map(|flat| {
+            let (mut rest, mut at) = (flat, 0);
+            for d in (0..shape.len()).rev() {
+                at += rest % shape[d] * strides[d];
+                rest /= shape[d];
+            }
+            at as usize
+        })
+        .collect()
+}
+
+fn element_bytes(s: Scalar, dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (s.as_f64() as f32).to_le_bytes().to_vec(),
+        DType::F64 => s.as_f64().to_le_bytes().to_vec(),
+        d => s.as_i64().to_le_bytes()[..d.bytes()].to_vec(),
+    }
+}
+
+fn to_memory(graph: &Graph, id: ContainerId, tensor: &Tensor) -> AlignedBuffer {
+    let width = tensor.dtype.bytes();
+    let mut memory = AlignedBuffer::zeroed(tensor.len() * width).unwrap();
+    let bytes = memory.as_mut_slice::<u8>();
+    for (n, at) in positions(graph, id).into_iter().enumerate() {
+        let value = element_bytes(tensor.at(n), tensor.dtype);
+        bytes[at * width..(at + 1) * width].copy_from_slice(&value);
+    }
+    memory
+}
+
+fn from_memory(graph: &Graph, id: ContainerId, memory: &AlignedBuffer) -> Tensor {
+    let dtype = graph.container(id).dtype;
+    let width = dtype.bytes();
+    let mut tensor = Tensor::zeros(dtype, &shape_of(graph, id));
+    for (n, at) in positions(graph, id).into_iter().enumerate() {
+        let b = &memory.as_slice::<u8>()[at * width..(at + 1) * width];
+        let value = match dtype {
+            DType::F32 => Scalar::Float(f32::from_le_bytes(b.try_into().unwrap()).into()),
+            DType::F64 => Scalar::Float(f64::from_le_bytes(b.try_into().unwrap())),
+            DType::I64 => Scalar::Int(i64::from_le_bytes(b.try_into().unwrap())),
+            DType::I32 => Scalar::Int(i32::from_le_bytes(b.try_into().unwrap()).into()),
+            _ => Scalar::Int(b[0].into()),
+        };
+        tensor.set(n, value);
+    }
+    tensor
+}
+
+fn garbage(bytes: usize) -> AlignedBuffer {
+    let mut memory = AlignedBuffer::zeroed(bytes).unwrap();
+    memory.as_mut_slice::<u8>().fill(0xFF);
+    memory
+}
+
+fn run(
+    graph: &Graph,
+    lowered: &Lowered,
+    options: &CompileOptions,
+    threads: usize,
+    inputs: &[Tensor],
+) -> Vec<Tensor> {
+    let modules = compile(&lowered.units, options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    let programs = assemble(graph, lowered, &modules).unwrap();
+    let mut memory: Vec<AlignedBuffer> = graph
+        .inputs
+        .iter()
+        .zip(inputs)
+        .map(|(id, t)| to_memory(graph, *id, t))
+        .collect();
+    for output in &graph.outputs {
+        let c = graph.container(output.container);
+        let n: usize = shape_of(graph, output.container).iter().product();
+        memory.push(garbage(n * c.dtype.bytes()));
+    }
+    let pool = Pool::new();
+    pool.set_threads(threads);
+    let mut saved = garbage(programs[0].parts().saved_bytes);
+    for program in &programs {
+        let mut arena = garbage(program.parts().arena_bytes);
+        let buffers: Vec<_> = memory.iter_mut().map(AlignedBuffer::as_buffer).collect();
+        program
+            .run(&buffers, arena.as_buffer(), saved.as_buffer(), &pool)
+            .unwrap();
+    }
+    let outputs = graph.outputs.iter().zip(&memory[graph.inputs.len()..]);
+    outputs
+        .map(|(o, m)| from_memory(graph, o.container, m))
+        .collect()
+}
+
+fn compare(what: &str, want: &Tensor, got: &Tensor) -> Result<(), String> {
+    let tolerance = match want.dtype {
+        DType::F32 => F32_TOLERANCE,
+        DType::F64 => F64_TOLERANCE,
+        _ => 0.0,
+    };
+    if let (Values::Int(a), Values::Int(b)) = (&want.values, &got.values) {
+        return match a.iter().zip(b).position(|(x, y)| x != y) {
+            Some(n) => Err(format!("{what}[{n}]: wanted {}, got {}", a[n], b[n])),
+            None => Ok(()),
+        };
+    }
+    let (a, b) = (want.to_f64(), got.to_f64());
+    let largest = a
+        .iter()
+        .filter(|x| x.is_finite())
+        .fold(1.0f64, |m, x| m.max(x.abs()));
+    for (n, (x, y)) in a.iter().zip(&b).enumerate() {
+        let same = x == y || (x.is_nan() && y.is_nan());
+        if !same && !((x - y).abs() <= tolerance * largest) {
+            return Err(format!("{what}[{n}]: wanted {x}, got {y}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_agree_with_the_interpreter() {
+    let options = CompileOptions::from_environment(&mut Silent).unwrap();
+    let mut failures = Vec::new();
+    for (name, graph) in cases() {
+        let mut random = Random(
+            name.bytes()
+                .fold(7, |h: u64, b| h.wrapping_mul(31) + u64::from(b)),
+        );
+        let inputs: Vec<Tensor> = graph
+            .inputs
+            .iter()
+            .map(|id| random_input(&graph, *id, &mut random))
+            .collect();
+        let want = interpret(
+            &graph,
+            &inputs,
+            &Bindings::new(),
+            &NoLibrary,
+            Precision::Double,
+        )
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
+        for threads in THREADS {
+            let lowered =
+                lower(&graph, &options.target, threads).unwrap_or_else(|e| panic!("{name}: {e}"));
+            if std::env::var_os("EMISSION_CASE").is_some() && threads == 2 {
+                for l in &lowered.launches {
+                    eprintln!("{} {:?}", l.symbol, l.args);
+                }
+                for u in &lowered.units {
+                    eprintln!(
+                        "{}",
+                        &u.source[u.source.rfind("#pragma omp declare").unwrap_or(0)..]
+                    );
+                }
+            }
+            let got = run(&graph, &lowered, &options, threads, &inputs);
+            for ((o, w), g) in graph.outputs.iter().zip(&want).zip(&got) {
+                let what = format!(
+                    "{name} with {threads} threads: {}",
+                    graph.container(o.container).name
+                );
+                failures.extend(compare(&what, w, g).err());
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
