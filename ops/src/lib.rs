@@ -6,9 +6,11 @@
 pub mod arg_reduce;
 pub mod contraction;
 pub mod convolution;
+pub mod creation;
 pub mod cumsum;
 pub mod elementwise;
 mod expand;
+pub mod index;
 pub mod index_space;
 pub mod meaning;
 pub mod movement;
@@ -16,12 +18,14 @@ pub mod norm;
 pub mod norm_gradient;
 mod norm_plan;
 pub mod op;
+pub mod random;
 pub mod reduce;
 pub mod reference;
 pub mod registry;
 pub mod shape_rules;
 pub mod slicing;
 pub mod softmax;
+pub mod topk;
 pub mod window;
 
 pub use expand::expand_all;

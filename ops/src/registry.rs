@@ -15,6 +15,15 @@
 //! | `variance` | x | `axes: Ints`?, `keep: Bool`?, `correction: Float`? |
 //! | `arg_reduce` | x | `kind: argmax, argmin`, `axis: Int`, `keep: Bool`? |
 //! | `cumsum` | x | `axis: Int`, `reverse: Bool`? |
+//! | `topk` → values, positions | x | `axis: Int`, `k: Sizes[1]`, `largest: Bool`? |
+//! | `gather` | x, index | `axis: Int`, `padding_idx: Int`? |
+//! | `gather_gradient` | dy, index | `axis: Int`, `size: Sizes[1]`, `padding_idx: Int`? |
+//! | `gather_elements` | x, index | `axis: Int` |
+//! | `scatter_add` | x?, index, src | `axis: Int`, `shape: Sizes` where x is absent |
+//! | `full` | – | `shape: Sizes`, `value: Float, Int`, `dtype` |
+//! | `iota` | – | `start`, `step`, `size: Sizes[1]`, `dtype` |
+//! | `one_hot` | index | `depth: Sizes[1]`, `dtype` |
+//! | `dropout` → y, mask if asked | x, seed | `p: Float`, `id: Int`?, `mask: Bool`? |
 //! | `einsum` | a, b? | `equation: Str` |
 //! | `conv` | x, w | `stride`, `pad_low`, `pad_high`, `dilation: Ints`?, `groups: Int`? |
 //! | `conv_transpose` | x, w | as `conv`, `output_padding: Ints`? |
@@ -31,8 +40,8 @@
 
 use crate::op::{Op, OpError};
 use crate::{
-    arg_reduce, contraction, convolution, cumsum, elementwise, movement, norm, norm_gradient,
-    reduce, slicing, softmax,
+    arg_reduce, contraction, convolution, creation, cumsum, elementwise, index, movement, norm,
+    norm_gradient, random, reduce, slicing, softmax, topk,
 };
 
 /// Every operator, ordered by family.
@@ -51,6 +60,15 @@ pub static ALL: &[&dyn Op] = &[
     &reduce::Variance,
     &arg_reduce::ArgReduce,
     &cumsum::Cumsum,
+    &topk::TopK,
+    &index::Gather,
+    &index::GatherGradient,
+    &index::GatherElements,
+    &index::ScatterAdd,
+    &creation::Full,
+    &creation::Iota,
+    &creation::OneHot,
+    &random::Dropout,
     &contraction::Einsum,
     &convolution::Conv,
     &convolution::ConvTranspose,
