@@ -18,6 +18,7 @@ pub mod norm;
 pub mod norm_gradient;
 mod norm_plan;
 pub mod op;
+pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod reference;

@@ -35,13 +35,17 @@
 //! | `group_norm` → y, mean, inv_std | x, weight?, bias? | `groups: Int`, `eps` |
 //! | `rms_norm` → y, inv_std | x, weight? | `axes: Int`, `eps` |
 //! | `batch_norm_gradient` and so on → dx, dweight, dbias | dy, x, weight?, mean?, inv_std | as the norm |
+//! | `max_pool` → y, index, winner | x | `kernel`, and as `conv` without `groups`, `ceil: Bool`? |
+//! | `max_pool_gradient` | dy, winner | as `max_pool`, `input_shape: Sizes` |
+//! | `average_pool` | x | as `max_pool`, `count_include_pad: Bool`?, `divisor: Int`? |
+//! | `adaptive_average_pool` | x | `output: Ints` |
 //! | `softmax`, `log_softmax` | x | `axis: Int` |
 //! | `softmax_gradient`, `log_softmax_gradient` | dy, y | `axis: Int` |
 
 use crate::op::{Op, OpError};
 use crate::{
     arg_reduce, contraction, convolution, creation, cumsum, elementwise, index, movement, norm,
-    norm_gradient, random, reduce, slicing, softmax, topk,
+    norm_gradient, pool, random, reduce, slicing, softmax, topk,
 };
 
 /// Every operator, ordered by family.
@@ -83,6 +87,10 @@ pub static ALL: &[&dyn Op] = &[
     &norm_gradient::GROUP_NORM_GRADIENT,
     &norm::RMS_NORM,
     &norm_gradient::RMS_NORM_GRADIENT,
+    &pool::MaxPool,
+    &pool::MaxPoolGradient,
+    &pool::AveragePool,
+    &pool::AdaptiveAveragePool,
     &softmax::SOFTMAX,
     &softmax::SOFTMAX_GRADIENT,
     &softmax::LOG_SOFTMAX,

@@ -78,7 +78,7 @@ fn average_pool(s: &mut Site, n: usize) -> Results {
     a.remove("dilation");
     let counts = !s.node.args.contains_key("count_include_pad") || s.flag("count_include_pad")?;
     a.insert("count_include_pad".into(), Attr::Bool(counts));
-    let y = s.builder.op("avg_pool", &[Some(x)], a)?[0];
+    let y = s.builder.op("average_pool", &[Some(x)], a)?[0];
     unbatched(s, y)
 }
 
@@ -111,6 +111,6 @@ fn adaptive_average(s: &mut Site, n: usize) -> Results {
         ("ceil", Attr::Bool(false)),
         ("count_include_pad", Attr::Bool(true)),
     ]);
-    let y = s.builder.op("avg_pool", &[Some(x)], a)?[0];
+    let y = s.builder.op("average_pool", &[Some(x)], a)?[0];
     unbatched(s, y)
 }

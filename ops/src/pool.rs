@@ -1,0 +1,627 @@
+//! Pooling over windows: maximum and average, with fixed or adaptive windows.
+//!
+//! `y[n,c,o] = max_r x[n,c,o·stride + r·dilation − pad]`, or the mean over the window. Positions outside
+//! x never win a maximum; in an average they count as zeros or not at all. Sources: ONNX `MaxPool`,
+//! `AveragePool`.
+//!
+//! The gradient of the maximum needs only which position of its window won: one byte for each
+//! output in place of the inputs. Where several are equal the first wins, as in PyTorch; a window whose
+//! maximum is NaN has no winner.
+
+use crate::index_space::{IndexSpace, Reads, combine, for_each_index};
+use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::reference::{constant_shape, ravel, required};
+use crate::window::Window;
+use graph::{
+    Attr, Attrs, Builder, ContainerId, DType, Expr, Library, Memlet, Reduction, SymExpr, Tensor,
+};
+
+/// `max_pool` (x `[N, C, I…]`) → y `[N, C, O…]`, index (i64: row-major position of the maximum within
+/// its `I…`), winner (row-major position within the window, `u8` where that suffices).
+/// Attributes `kernel`, `stride`, `pad_low`, `pad_high`, `dilation`, `ceil`.
+#[derive(Debug)]
+pub struct MaxPool;
+
+/// `max_pool_gradient` (dy, winner) → dx of shape `input_shape`; attributes as [`MaxPool`].
+#[derive(Debug)]
+pub struct MaxPoolGradient;
+
+/// `average_pool` (x `[N, C, I…]`) → y. Attributes as [`MaxPool`] without dilation, `count_include_pad`
+/// (true if absent) and `divisor` (in place of the window's size).
+#[derive(Debug)]
+pub struct AveragePool;
+
+/// `adaptive_average_pool` (x `[N, C, I…]`), attribute `output: Ints`: window o covers
+/// `⌊o·I/O⌋ … ⌈(o+1)·I/O⌉`.
+#[derive(Debug)]
+pub struct AdaptiveAveragePool;
+
+/// Pooling of one input: the window and both shapes.
+struct Pooling {
+    window: Window,
+    x: Vec<SymExpr>,
+    y: Vec<SymExpr>,
+}
+
+impl Pooling {
+    fn of(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
+        let window = Window::of(call, call.ints("kernel")?)?;
+        if x.len() != window.rank() + 2 || !(1..=3).contains(&window.rank()) {
+            return Err(call.shape_error(format!(
+                "a window of {} dimensions does not fit an input of rank {}",
+                window.rank(),
+                x.len()
+            )));
+        }
+        let mut y = x[..2].to_vec();
+        y.extend(window.output_sizes(call, &x[2..])?);
+        Ok(Pooling {
+            window,
+            x: x.to_vec(),
+            y,
+        })
+    }
+
+    /// Outputs and window positions; those of size 1 in the window are left out.
+    fn space(&self) -> (IndexSpace, Walk) {
+        let mut space = IndexSpace::over(&self.y);
+        let y = space.indices();
+        let mut x = y[..2].to_vec();
+        let (_, names) = self.window.names();
+        let mut position = SymExpr::constant(0);
+        for (d, size) in self.window.kernel.iter().enumerate() {
+            let mut r = SymExpr::constant(0);
+            if *size > 1 {
+                space = space.and(names[d], SymExpr::constant(*size));
+                r = SymExpr::symbol(names[d]);
+            }
+            x.push(self.window.index(d, &y[2 + d], &r));
+            position = position * *size + r;
+        }
+        (space, Walk { x, y, position })
+    }
+
+    fn x_memlet(&self, x: ContainerId, walk: &Walk, outside: f64) -> Memlet {
+        let memlet = Memlet::new(x, walk.x.iter().cloned());
+        if self.window.leaves(&self.x[2..], &self.y[2..]) {
+            memlet.or_fill(outside)
+        } else {
+            memlet
+        }
+    }
+
+    /// The narrowest type for positions in a window with a value to spare.
+    fn winner_type(&self) -> DType {
+        match self.window.kernel.iter().product::<i64>() {
+            0..=255 => DType::U8,
+            _ => DType::I32,
+        }
+    }
+
+    /// Attributes for another operator with this window.
+    fn attrs(&self) -> Attrs {
+        let mut attrs = self.window.attrs();
+        attrs.insert("kernel".into(), Attr::Ints(self.window.kernel.clone()));
+        attrs
+    }
+
+    /// Appends `out = the least of value(position) where x is the maximum`.
+    fn append_arg_max(
+        &self,
+        builder: &mut Builder,
+        (x, y, out): (ContainerId, ContainerId, ContainerId),
+        value: impl FnOnce(&Walk) -> SymExpr,
+    ) {
+        let (space, walk) = self.space();
+        let dtype = builder.dtype(out);
+        let mut reads = Reads::default();
+        let here = reads.memlet(self.x_memlet(x, &walk, f64::NEG_INFINITY));
+        let is_max = here.eq_(reads.at(y, &walk.y));
+        let none = Expr::Const(Reduction::Min.identity(dtype));
+        let found = Expr::select(is_max, Expr::Index(value(&walk)), none).cast(dtype);
+        let write = combine(Reduction::Min, out, &walk.y, found);
+        space.append(builder, reads, vec![write]);
+    }
+
+    /// Calls `f(y offset, window position, x offset)` for every position inside x.
+    fn for_each_position(
+        &self,
+        call: &Call,
+        mut f: impl FnMut(usize, usize, usize),
+    ) -> Result<(), OpError> {
+        let (x, y) = (
+            constant_shape(call, &self.x)?,
+            constant_shape(call, &self.y)?,
+        );
+        let kernel: Vec<usize> = self.window.kernel.iter().map(|k| *k as usize).collect();
+        for_each_index(&y, |out| {
+            for_each_index(&kernel, |tap| {
+                let mut from = out[..2].to_vec();
+                for d in 0..tap.len() {
+                    match usize::try_from(self.window.at(d, out[2 + d], tap[d])) {
+                        Ok(at) if at < x[2 + d] => from.push(at),
+                        _ => return,
+                    }
+                }
+                f(ravel(out, &y), ravel(tap, &kernel), ravel(&from, &x));
+            });
+        });
+        Ok(())
+    }
+}
+
+/// Indices of x and y, and the position in the window, at a point of the map.
+struct Walk {
+    x: Vec<SymExpr>,
+    y: Vec<SymExpr>,
+    position: SymExpr,
+}
+
+fn float_input<'a>(call: &'a Call) -> Result<&'a TensorType, OpError> {
+    let x = call.input(0)?;
+    if x.dtype.is_float() {
+        Ok(x)
+    } else {
+        Err(call.unsupported(format!("elements of type {}", x.dtype)))
+    }
+}
+
+impl Op for MaxPool {
+    fn name(&self) -> &'static str {
+        "max_pool"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let x = float_input(call)?;
+        let pooling = Pooling::of(call, &x.shape)?;
+        let winner = pooling.winner_type();
+        let of = |dtype| TensorType::new(dtype, pooling.y.clone());
+        Ok(vec![of(x.dtype), of(DType::I64), of(winner)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(call)?;
+        let pooling = Pooling::of(call, &call.input(0)?.shape)?;
+        let x = required(call, inputs, 0)?.to_f64();
+        let plane: usize = constant_shape(call, &pooling.x[2..])?.iter().product();
+        let shape = constant_shape(call, &pooling.y)?;
+        let n = shape.iter().product();
+        let mut y = vec![f64::NEG_INFINITY; n];
+        let (mut index, mut winner) = (vec![0; n], vec![0; n]);
+        let mut seen = vec![false; n];
+        pooling.for_each_position(call, |out, tap, from| {
+            if !seen[out] || x[from] > y[out] {
+                seen[out] = true;
+                y[out] = x[from];
+                index[out] = (from % plane) as i64;
+                winner[out] = tap as i64;
+            }
+        })?;
+        Ok(vec![
+            Tensor::from_f64(types[0].dtype, &shape, y),
+            Tensor::from_i64(types[1].dtype, &shape, index),
+            Tensor::from_i64(types[2].dtype, &shape, winner),
+        ])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let (x, ty) = (call.input_id(0)?, call.input(0)?);
+        let pooling = Pooling::of(call, &ty.shape)?;
+        let y = call
+            .output_id(0)
+            .unwrap_or_else(|| builder.transient("max", ty.dtype, &pooling.y));
+        let (space, walk) = pooling.space();
+        let mut reads = Reads::default();
+        let value = reads.memlet(pooling.x_memlet(x, &walk, f64::NEG_INFINITY));
+        let write = combine(Reduction::Max, y, &walk.y, value);
+        space.append(builder, reads, vec![write]);
+        if let Some(index) = call.output_id(1) {
+            pooling.append_arg_max(builder, (x, y, index), |walk| {
+                let plane = walk.x[2..].iter().zip(&pooling.x[2..]);
+                plane.fold(SymExpr::constant(0), |at, (i, n)| {
+                    at * n.clone() + i.clone()
+                })
+            });
+        }
+        if let Some(winner) = call.output_id(2) {
+            pooling.append_arg_max(builder, (x, y, winner), |walk| walk.position.clone());
+        }
+        Ok(())
+    }
+
+    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
+        let call = &g.call;
+        let Some(Some(dy)) = g.output_gradients.first().copied() else {
+            return Ok(Gradient::Zero);
+        };
+        let x = call.input_id(0)?;
+        let pooling = Pooling::of(call, &call.input(0)?.shape)?;
+        let winner = match call.output_id(2) {
+            Some(winner) => winner,
+            None => {
+                let wanted = [false, false, true];
+                let again = builder.op_for("max_pool", &[Some(x)], pooling.attrs(), &wanted)?;
+                again[2].ok_or_else(|| call.unsupported("a gradient without its winner"))?
+            }
+        };
+        let mut attrs = pooling.attrs();
+        attrs.insert("input_shape".into(), Attr::Sizes(pooling.x.clone()));
+        let dx = builder.op1("max_pool_gradient", &[dy, winner], attrs)?;
+        Ok(Gradient::Rule(vec![Some(dx)]))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let case = |(name, x, attrs): Case| Sample::new(name, &[&x], attrs);
+        cases().into_iter().map(case).collect()
+    }
+}
+
+impl Op for MaxPoolGradient {
+    fn name(&self) -> &'static str {
+        "max_pool_gradient"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let dy = float_input(call)?;
+        let pooling = Pooling::of(call, &call.sizes("input_shape")?)?;
+        if dy.shape != pooling.y || call.input(1)?.shape != pooling.y {
+            return Err(call.shape_error("dy and winner must have the shape of the pooled value"));
+        }
+        Ok(vec![TensorType::new(dy.dtype, pooling.x)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let ty = &self.infer(call)?[0];
+        let pooling = Pooling::of(call, &ty.shape)?;
+        let dy = required(call, inputs, 0)?.to_f64();
+        let winner = required(call, inputs, 1)?.to_i64();
+        let shape = constant_shape(call, &ty.shape)?;
+        let mut dx = vec![0.0; shape.iter().product()];
+        pooling.for_each_position(call, |out, tap, from| {
+            if winner[out] == tap as i64 {
+                dx[from] += dy[out];
+            }
+        })?;
+        Ok(vec![Tensor::from_f64(ty.dtype, &shape, dx)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let pooling = Pooling::of(call, &call.sizes("input_shape")?)?;
+        let Some(dx) = call.output_id(0) else {
+            return Ok(());
+        };
+        let (space, walk) = pooling.space();
+        let mut reads = Reads::default();
+        let dy = reads.at(call.input_id(0)?, &walk.y);
+        let winner = reads.at(call.input_id(1)?, &walk.y);
+        let won = winner.eq_(Expr::Index(walk.position.clone()));
+        let value = Expr::select(won, dy, Expr::float(0.0));
+        let mut target = pooling.x_memlet(dx, &walk, 0.0);
+        // Windows that tile the input write each element once.
+        if !pooling.window.tiles(&pooling.x[2..], &pooling.y[2..]) {
+            target = target.reduce(Reduction::Sum);
+        }
+        space.append(builder, reads, vec![(target, value)]);
+        Ok(())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let case = |(name, x, mut attrs): Case| {
+            let x: Vec<_> = x.iter().map(|n| SymExpr::constant(*n)).collect();
+            attrs.insert("input_shape".into(), Attr::Sizes(x.clone()));
+            let library = library("max_pool_gradient", attrs.clone());
+            let call = Call {
+                library: &library,
+                inputs: vec![],
+            };
+            let pooling = Pooling::of(&call, &x).ok()?;
+            let y: Vec<i64> = pooling.y.iter().filter_map(SymExpr::as_const).collect();
+            let shape: Vec<usize> = y.iter().map(|n| *n as usize).collect();
+            let positions = pooling.window.kernel.iter().product::<i64>();
+            let n = shape.iter().product::<usize>() as i64;
+            let winner = (0..n).map(|i| (i * 7 + 3) % positions).collect();
+            let winner = Tensor::from_i64(pooling.winner_type(), &shape, winner);
+            Some(Sample::new(name, &[&y], attrs).value(1, winner))
+        };
+        cases().into_iter().filter_map(case).collect()
+    }
+}
+
+impl AveragePool {
+    fn pooling(call: &Call) -> Result<Pooling, OpError> {
+        let pooling = Pooling::of(call, &float_input(call)?.shape)?;
+        if pooling.window.dilation.iter().any(|d| *d != 1) {
+            return Err(call.unsupported("dilation"));
+        }
+        Ok(pooling)
+    }
+
+    /// What a window's sum is divided by, for the output's indices.
+    fn divisor(call: &Call, pooling: &Pooling, y: &[SymExpr]) -> Result<SymExpr, OpError> {
+        if call.library.attrs.contains_key("divisor") {
+            return Ok(SymExpr::constant(call.int("divisor")?));
+        }
+        let w = &pooling.window;
+        let with_padding = call.bool_or("count_include_pad", true)?;
+        let never_leaves = !w.leaves(&pooling.x[2..], &pooling.y[2..]);
+        if never_leaves || with_padding && !w.ceil {
+            return Ok(SymExpr::constant(w.kernel.iter().product()));
+        }
+        let zero = SymExpr::constant(0);
+        let extents = (0..w.rank()).map(|d| {
+            let size = &pooling.x[2 + d];
+            let start = w.index(d, &y[2 + d], &zero);
+            let end = start.clone() + w.kernel[d];
+            if with_padding {
+                end.min_with(&(size.clone() + w.pad_high[d])) - start
+            } else {
+                end.min_with(size) - start.max_with(&zero)
+            }
+        });
+        Ok(extents.fold(SymExpr::constant(1), |product, e| product * e))
+    }
+}
+
+/// `value / divisor`, a product where the divisor is a number.
+fn divided(value: Expr, divisor: &SymExpr) -> Expr {
+    match divisor.as_const() {
+        Some(n) => value.mul(Expr::float(1.0 / n as f64)),
+        None => value.div(Expr::Index(divisor.clone())),
+    }
+}
+
+impl Op for AveragePool {
+    fn name(&self) -> &'static str {
+        "average_pool"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let y = Self::pooling(call)?.y;
+        Ok(vec![TensorType::new(call.input(0)?.dtype, y)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let pooling = Self::pooling(call)?;
+        let x = required(call, inputs, 0)?.to_f64();
+        let shape = constant_shape(call, &pooling.y)?;
+        let sizes = constant_shape(call, &pooling.x)?;
+        let n = shape.iter().product();
+        let (mut sum, mut inside) = (vec![0.0; n], vec![0.0; n]);
+        pooling.for_each_position(call, |out, _, from| {
+            sum[out] += x[from];
+            inside[out] += 1.0;
+        })?;
+        let w = &pooling.window;
+        // Positions in the padded input, which a window rounded up by `ceil` may leave.
+        let padded = |index: &[usize]| -> f64 {
+            let along = |d: usize| {
+                let end = sizes[2 + d] as i64 + w.pad_high[d];
+                let taps = 0..w.kernel[d] as usize;
+                taps.filter(|r| w.at(d, index[2 + d], *r) < end).count() as f64
+            };
+            (0..w.rank()).map(along).product()
+        };
+        let with_padding = call.bool_or("count_include_pad", true)?;
+        let divisor = call.int_or("divisor", 0)?;
+        let mut at = 0;
+        for_each_index(&shape, |index| {
+            sum[at] /= match divisor {
+                0 if with_padding => padded(index),
+                0 => inside[at],
+                d => d as f64,
+            };
+            at += 1;
+        });
+        Ok(vec![Tensor::from_f64(call.input(0)?.dtype, &shape, sum)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let pooling = Self::pooling(call)?;
+        let Some(y) = call.output_id(0) else {
+            return Ok(());
+        };
+        let (space, walk) = pooling.space();
+        let mut reads = Reads::default();
+        let value = reads.memlet(pooling.x_memlet(call.input_id(0)?, &walk, 0.0));
+        let value = divided(value, &Self::divisor(call, &pooling, &walk.y)?);
+        let write = combine(Reduction::Sum, y, &walk.y, value);
+        space.append(builder, reads, vec![write]);
+        Ok(())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let without_dilation = cases()
+            .into_iter()
+            .filter(|(_, _, attrs)| !attrs.contains_key("dilation"));
+        let mut samples = Vec::new();
+        for (name, x, attrs) in without_dilation {
+            for (suffix, counts) in [("", true), (", padding not counted", false)] {
+                let mut attrs = attrs.clone();
+                attrs.insert("count_include_pad".into(), Attr::Bool(counts));
+                samples.push(Sample::new(&format!("{name}{suffix}"), &[&x], attrs));
+            }
+        }
+        let divisor = attrs([
+            ("kernel", Attr::Ints(vec![2, 3])),
+            ("divisor", Attr::Int(5)),
+        ]);
+        samples.push(Sample::new("divisor of its own", &[&[1, 2, 3, 4]], divisor));
+        samples
+    }
+}
+
+impl AdaptiveAveragePool {
+    /// Input and output sizes along the pooled dimensions.
+    fn sizes(call: &Call) -> Result<Vec<(i64, i64)>, OpError> {
+        let x = float_input(call)?;
+        let output = call.ints("output")?;
+        if x.rank() != output.len() + 2 || !(1..=3).contains(&output.len()) {
+            return Err(call.shape_error(format!(
+                "{} output sizes for an input of rank {}",
+                output.len(),
+                x.rank()
+            )));
+        }
+        let pair = |(size, out): (&SymExpr, i64)| match size.as_const() {
+            Some(n) if out >= 1 && n >= 1 => Ok((n, out)),
+            _ => Err(call.unsupported(format!("{size} elements into {out}"))),
+        };
+        x.shape[2..].iter().zip(output).map(pair).collect()
+    }
+
+    /// Where every window has the same size, plain pooling does it.
+    fn kernel(sizes: &[(i64, i64)]) -> Option<Vec<i64>> {
+        sizes
+            .iter()
+            .map(|(n, out)| (n % out == 0).then_some(n / out))
+            .collect()
+    }
+}
+
+impl Op for AdaptiveAveragePool {
+    fn name(&self) -> &'static str {
+        "adaptive_average_pool"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let sizes = Self::sizes(call)?;
+        let x = call.input(0)?;
+        let mut shape = x.shape[..2].to_vec();
+        shape.extend(sizes.iter().map(|(_, out)| SymExpr::constant(*out)));
+        Ok(vec![TensorType::new(x.dtype, shape)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let ty = &self.infer(call)?[0];
+        let shape = constant_shape(call, &ty.shape)?;
+        let x = required(call, inputs, 0)?;
+        let data = x.to_f64();
+        let mut y = Vec::new();
+        for_each_index(&shape, |index| {
+            let start = |d: usize| index[d] * x.shape[d] / shape[d];
+            let end = |d: usize| ((index[d] + 1) * x.shape[d]).div_ceil(shape[d]);
+            let extent: Vec<usize> = (2..shape.len()).map(|d| end(d) - start(d)).collect();
+            let mut sum = 0.0;
+            for_each_index(&extent, |tap| {
+                let mut from = index[..2].to_vec();
+                from.extend(tap.iter().enumerate().map(|(d, r)| start(2 + d) + r));
+                sum += data[ravel(&from, &x.shape)];
+            });
+            y.push(sum / extent.iter().product::<usize>() as f64);
+        });
+        Ok(vec![Tensor::from_f64(ty.dtype, &shape, y)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let sizes = Self::sizes(call)?;
+        let (x, Some(y)) = (call.input_id(0)?, call.output_id(0)) else {
+            return Ok(());
+        };
+        if let Some(kernel) = Self::kernel(&sizes) {
+            let kernel = Attr::Ints(kernel);
+            let attrs = attrs([("stride", kernel.clone()), ("kernel", kernel)]);
+            let mut pool = library("average_pool", attrs);
+            pool.inputs = vec![Some(x)];
+            pool.outputs = vec![Some(y)];
+            builder.library(pool);
+            return Ok(());
+        }
+        let mut space = IndexSpace::over(&builder.shape(y));
+        let out = space.indices();
+        let mut index = out[..2].to_vec();
+        let mut inside = Expr::Const(graph::Scalar::Bool(true));
+        let mut count = SymExpr::constant(1);
+        for (d, (n, n_out)) in sizes.iter().enumerate() {
+            let name = format!("r{d}");
+            let (o, n_out) = (out[2 + d].clone(), SymExpr::constant(*n_out));
+            let start = (o.clone() * *n).floor_div(&n_out);
+            let end = -(((-o) * *n - *n).floor_div(&n_out));
+            let extent = end - start.clone();
+            // A window covers at most one element more than ⌈I/O⌉.
+            let most = -((SymExpr::constant(-*n)).floor_div(&n_out)) + 1;
+            space = space.and(&name, most);
+            let r = SymExpr::symbol(name.as_str());
+            inside = inside.and(Expr::Index(r.clone()).lt(Expr::Index(extent.clone())));
+            index.push(start + r);
+            count = count * extent;
+        }
+        let mut reads = Reads::default();
+        let value = reads.memlet(Memlet::new(x, index).or_fill(0.0));
+        let value = divided(Expr::select(inside, value, Expr::float(0.0)), &count);
+        space.append(
+            builder,
+            reads,
+            vec![combine(Reduction::Sum, y, &out, value)],
+        );
+        Ok(())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let case = |name: &str, x: &[i64], output: &[i64]| {
+            Sample::new(name, &[x], attrs([("output", Attr::Ints(output.to_vec()))]))
+        };
+        vec![
+            case("equal windows", &[2, 3, 6, 4], &[3, 2]),
+            case("unequal windows", &[1, 2, 7, 5], &[3, 2]),
+            case("more outputs than inputs", &[1, 2, 3], &[5]),
+            case("to one", &[2, 2, 3, 5], &[1, 1]),
+        ]
+    }
+}
+
+fn library(op: &str, attrs: Attrs) -> Library {
+    Library {
+        op: op.into(),
+        attrs,
+        inputs: vec![],
+        outputs: vec![],
+    }
+}
+
+type Case = (&'static str, Vec<i64>, Attrs);
+
+/// Shapes of x with attributes: the samples of all pooling operators are made from these.
+fn cases() -> Vec<Case> {
+    let ints = |list: &[(&str, &[i64])]| -> Attrs {
+        let entry = |(name, v): &(&str, &[i64])| (name.to_string(), Attr::Ints(v.to_vec()));
+        list.iter().map(entry).collect()
+    };
+    let square: &[(&str, &[i64])] = &[("kernel", &[2, 2]), ("stride", &[2, 2])];
+    let mut ceil = ints(&[
+        ("kernel", &[3, 2]),
+        ("stride", &[2, 2]),
+        ("pad_low", &[1, 0]),
+        ("pad_high", &[1, 0]),
+    ]);
+    ceil.insert("ceil".into(), Attr::Bool(true));
+    vec![
+        ("2x2 tiles", vec![2, 3, 4, 6], ints(square)),
+        ("2x2 tiles with a rest", vec![1, 2, 5, 4], ints(square)),
+        (
+            "3x3, stride 2, padded",
+            vec![1, 2, 7, 6],
+            ints(&[
+                ("kernel", &[3, 3]),
+                ("stride", &[2, 2]),
+                ("pad_low", &[1, 1]),
+                ("pad_high", &[1, 1]),
+            ]),
+        ),
+        ("rounded up", vec![1, 2, 6, 5], ceil),
+        ("1-D, overlapping", vec![2, 2, 8], ints(&[("kernel", &[3])])),
+        (
+            "3-D, one size 1",
+            vec![1, 2, 4, 3, 4],
+            ints(&[("kernel", &[2, 1, 2]), ("stride", &[2, 1, 1])]),
+        ),
+        (
+            "dilated",
+            vec![1, 2, 7, 5],
+            ints(&[
+                ("kernel", &[3, 2]),
+                ("stride", &[1, 2]),
+                ("dilation", &[2, 2]),
+            ]),
+        ),
+    ]
+}
