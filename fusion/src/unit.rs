@@ -157,14 +157,17 @@ pub fn is_contraction(node: &Node) -> bool {
         && is_large_product(map, tasklet)
 }
 
-/// Whether both operands are reused along some parameter, so that blocking pays: true for products
-/// and convolutions, false for sums of element-wise products and for broadcast scaling.
+/// Whether both operands are reused, so that blocking pays: along a parameter that one of them
+/// lacks, or in a window. False for sums of element-wise products and for broadcast scaling.
 fn is_large_product(map: &Map, tasklet: &Tasklet) -> bool {
     let [a, b] = tasklet.inputs.as_slice() else {
         return false;
     };
-    let free_in = |m: &Memlet| map.params.iter().any(|p| !mentions(m, &p.name));
-    free_in(a) && free_in(b)
+    let window = |i: &Index| matches!(i, Index::At(e) if e.symbols().len() > 1);
+    let reused = |m: &Memlet| {
+        m.subset.iter().any(window) || map.params.iter().any(|p| !mentions(m, &p.name))
+    };
+    reused(a) && reused(b)
 }
 
 /// Whether a parameter occurs in a memlet's indices.

@@ -77,15 +77,21 @@ fn is_zero(s: Scalar) -> bool {
     s.as_f64() == 0.0
 }
 
-/// Whether both factors are reused along some dimension; otherwise it is a sum of element-wise
-/// products, which is bound by memory and better served by plain loops.
+/// Whether both factors are reused: along a dimension that one of them lacks, or in a window, where
+/// several points read one element. Otherwise it is a sum of element-wise products, which is bound
+/// by memory and better served by plain loops.
 fn is_blockable(map: &Map, a: &Memlet, b: &Memlet) -> bool {
     let reused = |m: &Memlet| {
-        map.params
-            .iter()
-            .any(|p| p.size.as_const() != Some(1) && !mentions(m, p))
+        let lacks = |p: &Param| p.size.as_const() != Some(1) && !mentions(m, p);
+        is_window(m) || map.params.iter().any(lacks)
     };
     reused(a) && reused(b)
+}
+
+fn is_window(m: &Memlet) -> bool {
+    m.subset
+        .iter()
+        .any(|i| matches!(i, Index::At(e) if e.symbols().len() > 1))
 }
 
 fn mentions(m: &Memlet, p: &Param) -> bool {

@@ -1,0 +1,150 @@
+//! Compiled kernels compute what the interpreter computes, forward and backward, in single precision.
+
+use compiler::{Executable, Step};
+use graph::{
+    Bindings, Expr, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor, interpret,
+};
+use kernels::compile::CompileOptions;
+use kernels::memory::{AlignedBuffer, Buffer};
+use kernels::pool::Pool;
+use kernels::progress::Silent;
+use models::net::{Net, Window};
+use models::transformer::{Encoder, encoder_layer};
+
+struct Reshapes<'g>(&'g Graph);
+
+impl LibraryMeaning for Reshapes<'_> {
+    fn evaluate(
+        &self,
+        library: &Library,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, Refusal> {
+        let out = library.outputs[0].ok_or("reshape without result")?;
+        let shape = constant(&self.0.container(out).shape);
+        let x = inputs[0].ok_or("reshape without input")?;
+        Ok(vec![Tensor { shape, ..x.clone() }])
+    }
+    fn is_random(&self, _: &str) -> bool {
+        false
+    }
+}
+
+fn constant(shape: &[SymExpr]) -> Vec<usize> {
+    let size = |s: &SymExpr| s.as_const().expect("constant") as usize;
+    shape.iter().map(size).collect()
+}
+
+/// Largest error of any output, relative to its largest value or 1 (a gradient may be exactly 0), may be that of summing a few
+/// hundred terms in single precision.
+const TOLERANCE: f64 = 2e-5;
+
+fn check(graph: &Graph, threads: usize) {
+    let trained: Vec<usize> = (0..graph.inputs.len())
+        .filter(|i| !graph.container(graph.inputs[*i]).name.contains("running"))
+        .collect();
+    let step = Step::training(graph, &trained).expect("differentiates");
+    let plan = step.plan(&Bindings::new()).expect("plans");
+    let mut plain = step.graph().clone();
+    ops::expand_all(&mut plain).expect("expands");
+    let tensors: Vec<Tensor> = plain
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(n, id)| {
+            let c = plain.container(*id);
+            let shape = constant(&c.shape);
+            let len: usize = shape.iter().product();
+            let data = (0..len).map(|i| {
+                let u = f64::from(graph::philox::uniform(11 + n as u64, i as u64)) * 2.0 - 1.0;
+                f64::from(if c.name.contains("running_var") {
+                    u.abs()
+                } else {
+                    u
+                } as f32)
+            });
+            Tensor::from_f64(c.dtype, &shape, data.collect())
+        })
+        .collect();
+    let expected = interpret(
+        &plain,
+        &tensors,
+        &Bindings::new(),
+        &Reshapes(&plain),
+        Precision::Double,
+    )
+    .expect("interprets");
+    let options = CompileOptions::from_environment(&mut Silent).expect("a compiler");
+    let exe = Executable::build(plan, &options, threads, &mut Silent).expect("builds");
+    let mut given: Vec<Vec<f32>> = tensors
+        .iter()
+        .map(|t| t.to_f64().iter().map(|x| *x as f32).collect())
+        .collect();
+    given.extend(expected.iter().map(|t| vec![f32::NAN; t.len()]));
+    let pool = Pool::global();
+    pool.set_threads(threads);
+    let mut saved = AlignedBuffer::zeroed(exe.forward.parts().saved_bytes).expect("memory");
+    for program in [&exe.forward, &exe.backward] {
+        let mut arena = AlignedBuffer::zeroed(program.parts().arena_bytes).expect("memory");
+        let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::of(v)).collect();
+        program
+            .run(&buffers, arena.as_buffer(), saved.as_buffer(), pool)
+            .expect("runs");
+    }
+    for (n, (e, f)) in expected.iter().zip(&given[tensors.len()..]).enumerate() {
+        let e = e.to_f64();
+        let scale = e.iter().fold(1.0_f64, |m, x| m.max(x.abs()));
+        let error = |(x, y): (&f64, &f32)| (x - f64::from(*y)).abs();
+        let worst =
+            e.iter().zip(f).map(error).fold(
+                0.0,
+                |m: f64, d| {
+                    if d.is_nan() { f64::INFINITY } else { m.max(d) }
+                },
+            );
+        let name = &plain.container(plain.outputs[n].container).name;
+        assert!(worst <= TOLERANCE * scale, "{name}: {worst:e} of {scale:e}");
+    }
+}
+
+#[test]
+fn residual_block_with_batch_norm() {
+    let mut net = Net::new("block");
+    let size = |n: i64| SymExpr::constant(n);
+    let x = net.input(
+        "x",
+        graph::DType::F32,
+        &[size(2), size(3), size(6), size(6)],
+    );
+    let build = |net: &mut Net| {
+        let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
+        let y = net.batch_norm("bn1", y)?;
+        let r = net.relu("relu1", y)?;
+        let depthwise = Window {
+            groups: 4,
+            ..Window::new(3, 1, 1)
+        };
+        let y = net.conv("conv2", r, 4, depthwise)?;
+        let y = net.batch_norm("bn2", y)?;
+        let y = net.apply("add", Expr::In(0).add(Expr::In(1)), &[y, r])?;
+        let y = net.relu("relu2", y)?;
+        let y = net.conv("conv3", y, 2, Window::new(1, 2, 0))?;
+        let flat = net.reshape("flatten", y, &[size(2), size(18)])?;
+        net.linear("fc", flat, 5)
+    };
+    let y = build(&mut net).expect("builds");
+    let graph = net.finish(&[y]);
+    check(&graph, 1);
+    check(&graph, 2);
+}
+
+#[test]
+fn encoder_layer_of_a_transformer() {
+    let e = Encoder {
+        batch: 2,
+        length: 24,
+        hidden: 32,
+        heads: 2,
+        inner: 48,
+    };
+    check(&encoder_layer(e).expect("builds"), 2);
+}
