@@ -320,7 +320,7 @@ impl Expr {
             Expr::Binary(Eq | Ne | Lt | Le | Gt | Ge | And | Or | Xor, ..) => Some(DType::Bool),
             Expr::Binary(f, a, b) => {
                 let joined = join(a.strength(inputs), b.strength(inputs));
-                joined.filter(|d| *f != Div || d.is_float())
+                joined.filter(|d| !matches!(f, Div | Atan2) || d.is_float())
             }
             Expr::Select(_, a, b) => join(a.strength(inputs), b.strength(inputs)),
         }
@@ -328,8 +328,19 @@ impl Expr {
 
     /// Type with a mark for literals: an integer literal never widens a narrower operand.
     fn strength(&self, inputs: &[DType]) -> (Option<DType>, bool) {
-        let literal = matches!(self, Expr::Const(Scalar::Int(_)) | Expr::Index(_));
-        (self.dtype_or_weak(inputs), literal)
+        (self.dtype_or_weak(inputs), self.is_int_literal())
+    }
+
+    /// Whether it is an integer made of literals alone.
+    pub(crate) fn is_int_literal(&self) -> bool {
+        use Binary::*;
+        match self {
+            Expr::Const(Scalar::Int(_)) | Expr::Index(_) => true,
+            Expr::Unary(Unary::Neg | Unary::Abs | Unary::Sign, a) => a.is_int_literal(),
+            Expr::Binary(Add | Sub | Mul | FloorDiv | Mod | Pow | Min | Max, a, b)
+            | Expr::Select(_, a, b) => a.is_int_literal() && b.is_int_literal(),
+            _ => false,
+        }
     }
 
     /// Value for inputs and index values; `Uniform` follows [`philox::uniform`].

@@ -38,7 +38,8 @@ impl Types<'_> {
         match (e, self.0) {
             (Expr::Cast(d, _), _) => Some(*d),
             // A literal adapts to what it meets, so it has no type of its own here.
-            (Expr::Const(_) | Expr::Index(_), _) => None,
+            (Expr::Const(_), _) => None,
+            (e, _) if e.is_int_literal() => None,
             (Expr::In(i), Some(inputs)) => inputs.get(*i).copied(),
             (e, Some(inputs)) => {
                 let strong = e.inputs().iter().all(|i| *i < inputs.len());
@@ -140,18 +141,28 @@ fn head(e: &Expr, types: &Types<'_>) -> Option<Expr> {
 
 fn constants(f: Binary, a: &Expr, b: &Expr) -> Option<Expr> {
     match (a, b) {
-        (Expr::Const(x), Expr::Const(y)) => Some(Expr::Const(f.eval(*x, *y))),
+        (Expr::Const(_), Expr::Const(_)) => constant(&Expr::binary(f, a.clone(), b.clone())),
         _ => None,
     }
+}
+
+/// The value of an expression of constants, unless it would change the type (arithmetic with
+/// truth values gives integers).
+fn constant(whole: &Expr) -> Option<Expr> {
+    let value = whole.eval(&[], &|_| None).ok()?;
+    let dtype = whole.dtype(&[]);
+    let same_kind = match value {
+        Scalar::Float(_) => dtype.is_float(),
+        Scalar::Int(_) => whole.is_int_literal(),
+        Scalar::Bool(_) => dtype == DType::Bool,
+    };
+    same_kind.then_some(Expr::Const(value))
 }
 
 fn unary(f: Unary, a: &Expr, types: &Types<'_>) -> Option<Expr> {
     use Unary::*;
     match (f, a) {
-        (f, Expr::Const(_)) => {
-            let whole = Expr::unary(f, a.clone());
-            whole.eval(&[], &|_| None).ok().map(Expr::Const)
-        }
+        (f, Expr::Const(_)) => constant(&Expr::unary(f, a.clone())),
         (Neg, Expr::Unary(Neg, x)) => Some(x.as_ref().clone()),
         (Neg, Expr::Index(i)) => Some(Expr::Index(-i.clone())),
         (Abs, Expr::Unary(Neg | Abs, x)) => Some(Expr::Unary(Abs, x.clone())),
@@ -273,13 +284,15 @@ fn select(c: &Expr, a: &Arc<Expr>, b: &Arc<Expr>, types: &Types<'_>) -> Option<E
 }
 
 fn cast(d: DType, a: &Expr, types: &Types<'_>) -> Option<Expr> {
-    if types.dtype(a) == Some(d) {
+    // A choice between a truth value and a number has a type, but values of both kinds.
+    let of_kind = types.kind(a).is_some();
+    if types.dtype(a) == Some(d) && of_kind {
         return Some(a.clone());
     }
     let Expr::Cast(inner, x) = a else { return None };
     let lossless = types
         .dtype(x)
-        .is_some_and(|from| holds_all_of(*inner, from));
+        .is_some_and(|from| from != DType::Bool && holds_all_of(*inner, from));
     lossless.then(|| Expr::Cast(d, x.clone()))
 }
 
