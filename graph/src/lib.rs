@@ -6,6 +6,7 @@
 
 mod bind;
 mod build;
+mod compact;
 mod derive;
 mod dtype;
 mod expr;
@@ -20,6 +21,7 @@ mod parse_expr;
 pub mod philox;
 mod problem;
 pub mod range;
+mod simplify;
 mod size;
 mod tensor;
 pub mod text;
@@ -38,6 +40,7 @@ pub use layout::{Layout, Storage};
 pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};
 pub use parse::{ParseError, parse, parse_with};
 pub use problem::{Problem, VerifyError};
+pub use simplify::{Rule, SimplifyReport, simplify};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};
 pub use verify::verify;

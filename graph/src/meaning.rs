@@ -5,7 +5,7 @@
 
 use crate::bind::BindError;
 use crate::dtype::DType;
-use crate::graph::{Library, Origin};
+use crate::graph::{Graph, Library, Origin};
 use crate::size::SizeError;
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -25,6 +25,11 @@ pub trait LibraryMeaning {
 
     /// Whether two equal calls may give different results.
     fn is_random(&self, op: &str) -> bool;
+
+    /// The position of the input whose elements the only output repeats as they are, if any.
+    fn copied_input(&self, _graph: &Graph, _library: &Library) -> Option<usize> {
+        None
+    }
 }
 
 /// An operator's own error.

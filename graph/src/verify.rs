@@ -6,6 +6,7 @@
 //! resolution, to differ between points; and an index that is not linear in the map parameters is
 //! taken to be inside. The interpreter checks both. Meanings of operators are not checked here.
 
+use crate::compact::visit_nodes;
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::graph::{
@@ -198,10 +199,9 @@ impl Verifier<'_> {
         }
         l.inputs.iter().flatten().for_each(|id| self.read(*id));
         for attr in l.attrs.values() {
-            match attr {
-                Attr::Sizes(sizes) => sizes.iter().for_each(|s| self.symbols(s)),
-                Attr::Expr(e) => self.expr_symbols(e),
-                _ => {}
+            // Symbols in an `Attr::Expr` are the operator's own.
+            if let Attr::Sizes(sizes) = attr {
+                sizes.iter().for_each(|s| self.symbols(s));
             }
         }
         self.written.extend(l.outputs.iter().flatten());
@@ -467,20 +467,6 @@ impl Verifier<'_> {
                     output: c.name.clone(),
                     input: input.name.clone(),
                 });
-            }
-        }
-    }
-}
-
-/// Calls `f` on the nodes of all states, not on those inside maps.
-fn visit_nodes(blocks: &[Block], f: &mut dyn FnMut(&Node)) {
-    for block in blocks {
-        match block {
-            Block::State(s) => s.nodes.iter().for_each(&mut *f),
-            Block::Loop(l) => visit_nodes(&l.body, f),
-            Block::Branch(b) => {
-                visit_nodes(&b.then, f);
-                visit_nodes(&b.otherwise, f);
             }
         }
     }

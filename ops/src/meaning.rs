@@ -3,7 +3,7 @@
 
 use crate::op::{Call, OpError, TensorType};
 use crate::registry;
-use graph::{Library, LibraryMeaning, Refusal, SymExpr, Tensor};
+use graph::{Attr, ContainerId, Expr, Graph, Library, LibraryMeaning, Refusal, SymExpr, Tensor};
 
 /// The operators of the registry.
 #[derive(Clone, Copy, Debug)]
@@ -38,5 +38,21 @@ impl LibraryMeaning for Meaning {
 
     fn is_random(&self, op: &str) -> bool {
         registry::find(op).map_or(true, |op| op.is_random())
+    }
+
+    fn copied_input(&self, graph: &Graph, library: &Library) -> Option<usize> {
+        let id = |ids: &[Option<ContainerId>]| ids.first().copied().flatten();
+        let (from, to) = (id(&library.inputs)?, id(&library.outputs)?);
+        let (from, to) = (graph.container(from), graph.container(to));
+        let same_type = from.shape == to.shape && from.dtype == to.dtype;
+        let copies = match library.op.as_str() {
+            "reshape" | "expand" => true,
+            "elementwise" => {
+                library.attrs.get("expr") == Some(&Attr::Expr(Expr::In(0)))
+                    && library.inputs.len() == 1
+            }
+            _ => false,
+        };
+        (same_type && copies).then_some(0)
     }
 }
