@@ -1,6 +1,7 @@
 //! Lowering to kernels, buffer planning, C emission, compilation, running.
 
 pub mod assemble;
+mod barrier;
 pub mod cache;
 pub mod compile;
 pub mod contraction;

@@ -1,9 +1,8 @@
 //! Our own threads: a persistent team that runs one job on every thread.
 //!
-//! Owns the threads, their scratch blocks, the barrier between launches and how
-//! waiting is done: spin for a while, then sleep, so that consecutive steps start
-//! at once and an idle process burns nothing. While spinning a thread yields, so
-//! that PyTorch's own threads on the same cores make progress, and so do we.
+//! Owns the threads, their scratch blocks and how an idle thread waits: it spins for
+//! a while, then sleeps, so that consecutive steps start at once and an idle process
+//! burns nothing.
 //! After `fork` a child finds no threads; it starts its own at the first run.
 //! Never knows what a job does.
 #![allow(unsafe_code)]
@@ -13,18 +12,16 @@ use std::num::NonZeroUsize;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::barrier::{Barrier, spin_until};
 use crate::memory::AlignedBuffer;
 
 /// How long a worker spins for the next job before it sleeps. A training loop's
 /// pause between forward and backward is shorter, a data loader's wait is longer.
 const IDLE_SPIN: Duration = Duration::from_micros(100);
-/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs.
-const BARRIER_SPIN: Duration = Duration::from_micros(200);
-
 /// A job could not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
@@ -182,6 +179,8 @@ struct Worker {
 struct Shared {
     order: UnsafeCell<Order>,
     barrier: Barrier,
+    /// Some member has no scratch block.
+    failed: AtomicBool,
 }
 
 /// The job being run. Written by member 0 before it raises the workers' epochs,
@@ -221,6 +220,7 @@ impl Team {
                     grow_scratch: false,
                 }),
                 barrier: Barrier::default(),
+                failed: AtomicBool::new(false),
             }),
             workers: Vec::new(),
             scratch: AlignedBuffer::default(),
@@ -260,7 +260,7 @@ impl Team {
         for worker in &self.workers {
             worker.release();
         }
-        let everyone_has_scratch = take_part(0, order, &self.shared.barrier, &mut self.scratch);
+        let everyone_has_scratch = take_part(0, order, &self.shared, &mut self.scratch);
         if !everyone_has_scratch {
             // Some members gave up their old block for one they could not get.
             self.scratch_ready = 0;
@@ -328,13 +328,16 @@ fn work(tid: usize, slot: &Slot, shared: &Shared) {
         }
         // SAFETY: released, and until this worker's last barrier nobody writes it.
         let order = unsafe { *shared.order.get() };
-        take_part(tid, order, &shared.barrier, &mut scratch);
+        take_part(tid, order, shared, &mut scratch);
     }
 }
 
 /// One member's part of a job, up to and including the last barrier. False if some
 /// member has no scratch block; then nobody ran the job.
-fn take_part(tid: usize, order: Order, barrier: &Barrier, scratch: &mut AlignedBuffer) -> bool {
+fn take_part(tid: usize, order: Order, shared: &Shared, scratch: &mut AlignedBuffer) -> bool {
+    let Shared {
+        barrier, failed, ..
+    } = shared;
     if order.grow_scratch {
         if scratch.len() < order.scratch_bytes {
             // The old block first: the two need not fit at once. The worker itself
@@ -342,16 +345,16 @@ fn take_part(tid: usize, order: Order, barrier: &Barrier, scratch: &mut AlignedB
             *scratch = AlignedBuffer::default();
             match AlignedBuffer::zeroed(order.scratch_bytes) {
                 Some(block) => *scratch = block,
-                None => barrier.failed.store(true, Ordering::Relaxed),
+                None => failed.store(true, Ordering::Relaxed),
             }
         }
         barrier.wait(order.n_threads);
-        let failed = barrier.failed.load(Ordering::Relaxed);
+        let someone_failed = failed.load(Ordering::Relaxed);
         barrier.wait(order.n_threads);
-        if failed {
+        if someone_failed {
             // After everybody has read it; the next job starts after this return.
             if tid == 0 {
-                barrier.failed.store(false, Ordering::Relaxed);
+                failed.store(false, Ordering::Relaxed);
             }
             return false;
         }
@@ -376,83 +379,6 @@ struct AbortOnUnwind;
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
         process::abort();
-    }
-}
-
-/// A reusable barrier that spins, then sleeps.
-#[derive(Default)]
-struct Barrier {
-    arrived: Padded<AtomicUsize>,
-    generation: Padded<AtomicU32>,
-    sleepers: AtomicU32,
-    lock: Mutex<()>,
-    wake: Condvar,
-    /// Some member has no scratch block.
-    failed: AtomicBool,
-}
-
-#[repr(align(128))]
-#[derive(Default)]
-struct Padded<T>(T);
-
-impl Barrier {
-    fn wait(&self, n_threads: usize) {
-        if n_threads == 1 {
-            return;
-        }
-        // Cannot advance before this thread arrives.
-        let generation = self.generation.0.load(Ordering::Relaxed);
-        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == n_threads {
-            self.arrived.0.store(0, Ordering::Relaxed);
-            // Sequentially consistent together with the sleeper's two steps below:
-            // either it sees the new generation or we see the sleeper.
-            self.generation
-                .0
-                .store(generation.wrapping_add(1), Ordering::SeqCst);
-            if self.sleepers.load(Ordering::SeqCst) > 0 {
-                drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-                self.wake.notify_all();
-            }
-            return;
-        }
-        let open = || self.generation.0.load(Ordering::SeqCst) != generation;
-        if spin_until(BARRIER_SPIN, open) {
-            return;
-        }
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while !open() {
-            guard = self
-                .wake
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Waits for `ready` at most about `limit`: first without leaving the core, then
-/// yielding it between looks. Returns whether it became ready.
-fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
-    // About 2 µs: the usual wait at a barrier.
-    for _ in 0..64 {
-        if ready() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    let start = Instant::now();
-    loop {
-        for _ in 0..16 {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() > limit {
-            return false;
-        }
-        thread::yield_now();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kernels::cache::Cache;
 use kernels::compile::{CompileOptions, SourceUnit, compile};
@@ -77,7 +77,12 @@ fn toolchain_in(cache: &Cache) -> Toolchain {
 }
 
 /// The test kernels for every instruction set that runs here.
-fn modules() -> Vec<(Isa, Arc<Module>)> {
+fn modules() -> &'static [(Isa, Arc<Module>)] {
+    static MODULES: OnceLock<Vec<(Isa, Arc<Module>)>> = OnceLock::new();
+    MODULES.get_or_init(compile_modules)
+}
+
+fn compile_modules() -> Vec<(Isa, Arc<Module>)> {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path(), 1 << 30).unwrap();
     let toolchain = toolchain_in(&cache);
@@ -210,7 +215,7 @@ fn functions_keep_their_stated_error() {
     let mut fine = true;
     for (name, meaning, bound) in CASES {
         let wants: Vec<f64> = inputs.iter().map(|x| meaning(f64::from(*x))).collect();
-        for (isa, module) in &modules {
+        for (isa, module) in modules {
             let got = apply(module, name, &[&inputs]);
             let (mut worst, mut at) = (0f64, 0f32);
             for ((x, got), want) in inputs.iter().zip(&got).zip(&wants) {
@@ -254,7 +259,7 @@ fn powers_keep_their_stated_error() {
         y.push((i % 23) as f32 - 11.0);
     }
     for (isa, module) in modules() {
-        let got = apply(&module, "pow", &[&x, &y]);
+        let got = apply(module, "pow", &[&x, &y]);
         let mut worst = (0f64, 0f32, 0f32, 0f32);
         for ((x, y), got) in x.iter().zip(&y).zip(&got) {
             let error = ulp_error(*got, f64::from(*x).powf(f64::from(*y)));
@@ -273,9 +278,9 @@ fn extrema_and_remainders_treat_special_numbers_as_pytorch_does() {
     let a = [1.0, nan, 1.0, nan, -7.0, 7.0, -7.0, 6.0];
     let b = [2.0, 1.0, nan, nan, 3.0, -3.0, -3.0, 3.0];
     for (_, module) in modules() {
-        let largest = apply(&module, "max", &[&a, &b]);
-        let smallest = apply(&module, "min", &[&a, &b]);
-        let remainder = apply(&module, "mod", &[&a, &b]);
+        let largest = apply(module, "max", &[&a, &b]);
+        let smallest = apply(module, "min", &[&a, &b]);
+        let remainder = apply(module, "mod", &[&a, &b]);
         assert_eq!((largest[0], smallest[0]), (2.0, 1.0));
         for i in 1..4 {
             assert!(largest[i].is_nan() && smallest[i].is_nan());
@@ -288,7 +293,7 @@ fn extrema_and_remainders_treat_special_numbers_as_pytorch_does() {
 fn random_numbers_are_those_of_the_graph() {
     for (isa, module) in modules() {
         for (key, first) in [(0u64, 0u64), (42, 0xffff_ff00), (u64::MAX, 1 << 60)] {
-            let numbers = random_block(&module, key, first);
+            let numbers = random_block(module, key, first);
             for (i, number) in numbers.iter().enumerate() {
                 let want = graph::philox::uniform(key, first + i as u64);
                 assert_eq!(number.to_bits(), want.to_bits(), "{isa:?} {key} {i}");
@@ -296,7 +301,7 @@ fn random_numbers_are_those_of_the_graph() {
         }
         // Random123's known answer for zeros: the first word is 6627e8d5.
         let known = (0x6627_e8d5u32 >> 8) as f32 / 16_777_216.0;
-        assert_eq!(random_block(&module, 0, 0)[0], known);
+        assert_eq!(random_block(module, 0, 0)[0], known);
     }
 }
 
