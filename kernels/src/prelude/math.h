@@ -131,7 +131,7 @@ SH_FN float sh_sigmoid(float x) {
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-/* erf x, 2 ulp: x + x P(x^2) below 0.93, 1 - exp(-Q(|x|)) above; minimax fits of
+/* erf x, 1.5 ulp: x + x P(x^2) below 0.93, 1 - exp(-Q(|x|)) above; minimax fits of
  * relative error 2^-30 and 2^-33. */
 SH_FN float sh_erf(float x) {
   float a = sh_abs(x);
