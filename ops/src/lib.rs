@@ -4,6 +4,7 @@
 //! what an operator does except through that trait.
 
 pub mod arg_reduce;
+pub mod check;
 pub mod contraction;
 pub mod convolution;
 pub mod creation;
