@@ -6,6 +6,9 @@ pub enum CompileError {
     /// The model could not be differentiated.
     #[error(transparent)]
     Autodiff(#[from] autodiff::AutodiffError),
+    /// A result could not be separated from another.
+    #[error(transparent)]
+    Op(#[from] ops::OpError),
     /// The step could not be fused.
     #[error(transparent)]
     Fuse(#[from] fusion::FuseError),

@@ -1,9 +1,16 @@
 //! The straight line from model to executable, recipes, the compile cache.
 
+mod boundary;
 mod error;
 mod executable;
 mod plan;
+pub mod torch;
 
 pub use error::CompileError;
 pub use executable::Executable;
 pub use plan::{Plan, Step};
+
+// What a program at the edge needs of the rooms below, so that it depends on this one alone.
+pub use graph;
+pub use importer;
+pub use kernels;

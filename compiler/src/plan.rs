@@ -3,6 +3,7 @@
 //! Each step takes the result type of the one before, so a wrong order does not compile. Nothing
 //! here emits or runs code.
 
+use crate::boundary;
 use crate::error::CompileError;
 use autodiff::Request;
 use fusion::{Decision, Fused};
@@ -26,14 +27,19 @@ pub struct Step {
 
 impl Step {
     /// The model as it is, without gradients.
-    pub fn forward(graph: &Graph) -> Step {
-        Step {
+    ///
+    /// # Errors
+    /// A result of a type that cannot be copied.
+    pub fn forward(graph: &Graph) -> Result<Step, CompileError> {
+        let mut own = graph.clone();
+        boundary::separate(&mut own, graph.outputs.len())?;
+        Ok(Step {
             n_inputs: graph.inputs.len(),
             n_outputs: graph.outputs.len(),
-            graph: graph.clone(),
+            graph: own,
             seeded_outputs: Vec::new(),
             gradient_inputs: Vec::new(),
-        }
+        })
     }
 
     /// The model with the gradients of its floating-point results with respect to the inputs at
@@ -57,7 +63,8 @@ impl Step {
             of: seeded.iter().map(|i| graph.outputs[*i].container).collect(),
             wrt: wrt_ids,
         };
-        let step = autodiff::differentiate(graph, &request)?;
+        let mut step = autodiff::differentiate(graph, &request)?;
+        boundary::separate(&mut step.graph, graph.outputs.len())?;
         let with_gradient = wrt.iter().zip(&step.gradients);
         Ok(Step {
             n_inputs: graph.inputs.len(),

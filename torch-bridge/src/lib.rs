@@ -1,1 +1,28 @@
-//! The Python package's native half.
+//! The Python package's native half: `shorthaul._native`.
+//!
+//! Owns the boundary between Python and the compiler: a captured graph comes in as text, a program
+//! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
+
+mod program;
+mod report;
+
+use program::{CompileFailure, Program, UnsupportedOperators};
+use pyo3::prelude::*;
+
+/// The ATen operators that the importer has a rule for.
+#[pyfunction]
+fn supported_targets() -> Vec<&'static str> {
+    compiler::importer::torch::supported_targets()
+}
+
+/// Compiled programs for `shorthaul.module`.
+#[pymodule]
+fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<Program>()?;
+    m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
+    m.add(
+        "UnsupportedOperators",
+        m.py().get_type::<UnsupportedOperators>(),
+    )?;
+    m.add_function(wrap_pyfunction!(supported_targets, m)?)
+}

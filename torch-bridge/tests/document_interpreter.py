@@ -94,10 +94,11 @@ class _Everything(list):
 class Program:
     """Stands in for the native program: evaluates forward, and again in backward."""
 
-    def __init__(self, document, constants, options):
+    def __init__(self, document, constants, requires_grad):
         self.document = document
         specs = document["inputs"]
-        self.requires_grad = set(options["requires_grad"])
+        fed = [spec["name"] for spec in specs if spec["kind"] != "constant"]
+        self.requires_grad = {fed[i] for i in requires_grad}
         self.constants = {
             spec["name"]: torch.frombuffer(
                 bytearray(constants[spec["constant"]]), dtype=getattr(torch, spec["dtype"])
@@ -121,6 +122,7 @@ class Program:
         ]
         self.saved_bytes = self.forward_scratch_bytes = self.backward_scratch_bytes = 0
         self.backward_reads = list(range(len(self.inputs)))
+        self.backward_output_reads = []
         self.grad_inputs = [
             i for i, (name, *_) in enumerate(self.inputs) if name in self.requires_grad
         ]
@@ -131,9 +133,9 @@ class Program:
         ]
 
     @staticmethod
-    def compile(graph_json, constants, options, progress):
+    def compile(graph_json, constants, requires_grad, threads, progress):
         """As the native half."""
-        return Program(json.loads(graph_json), constants, options)
+        return Program(json.loads(graph_json), constants, requires_grad)
 
     def _evaluate(self, pointers):
         values = dict(self.constants)
@@ -162,7 +164,7 @@ class Program:
         for (_, shape, dtype), pointer, result in zip(self.outputs, outputs, results, strict=True):
             _at(pointer, shape, getattr(torch, dtype)).copy_(result.detach())
 
-    def _backward(self, grad_outputs, reads, saved, grads, scratch):
+    def _backward(self, grad_outputs, reads, output_reads, saved, grads, scratch):
         values, results = self._evaluate(reads)
         differentiable = [results[i] for i in self.differentiable_outputs]
         given = [

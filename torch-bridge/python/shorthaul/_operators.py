@@ -24,7 +24,8 @@ _handles = itertools.count(1)
 _library = torch.library.Library("shorthaul", "DEF")
 _library.define("forward(Tensor[] inputs, int program) -> Tensor[]")
 _library.define(
-    "backward(Tensor?[] grad_outputs, Tensor[] reads, Tensor saved, int program) -> Tensor[]"
+    "backward(Tensor?[] grad_outputs, Tensor[] reads, Tensor[] output_reads, Tensor saved, "
+    "int program) -> Tensor[]"
 )
 
 
@@ -68,7 +69,11 @@ def _forward_fake(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor
 
 
 def _backward(
-    grad_outputs, reads: list[torch.Tensor], saved: torch.Tensor, program: int
+    grad_outputs,
+    reads: list[torch.Tensor],
+    output_reads: list[torch.Tensor],
+    saved: torch.Tensor,
+    program: int,
 ) -> list[torch.Tensor]:
     owner = _programs[program]
     grads = _grads(owner)
@@ -80,6 +85,7 @@ def _backward(
     owner.native.backward(
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
+        [tensor.data_ptr() for tensor in output_reads],
         saved.data_ptr(),
         [grad.data_ptr() for grad in grads],
         scratch.data_ptr(),
@@ -98,7 +104,7 @@ def _grads(program: Program) -> list[torch.Tensor]:
     return [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
 
 
-def _backward_fake(grad_outputs, reads, saved, program: int) -> list[torch.Tensor]:
+def _backward_fake(grad_outputs, reads, output_reads, saved, program: int) -> list[torch.Tensor]:
     return _grads(_programs[program])
 
 
@@ -107,16 +113,25 @@ def _save(ctx, inputs, output) -> None:
     program = _programs[handle]
     ctx.program, ctx.handle = program, handle
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*(tensors[i] for i in program.backward_reads), output[-1])
+    *outputs, state, saved = output
+    reads = [tensors[i] for i in program.backward_reads]
+    output_reads = [
+        outputs[user] if offset is None else program.state_view(state, position)
+        for position, offset, user in program.backward_output_reads
+    ]
+    ctx.save_for_backward(*reads, *output_reads, saved)
 
 
 def _differentiate(ctx, grads):
     program: Program = ctx.program
-    *reads, saved = ctx.saved_tensors
+    *kept, saved = ctx.saved_tensors
+    n_reads = len(program.backward_reads)
     given = [grads[i] for i in program.differentiable_user_outputs]
     result = [None] * len(program.inputs)
     if any(grad is not None for grad in given):
-        computed = torch.ops.shorthaul.backward(given, reads, saved, ctx.handle)
+        computed = torch.ops.shorthaul.backward(
+            given, kept[:n_reads], kept[n_reads:], saved, ctx.handle
+        )
         for i, grad in zip(program.grad_inputs, computed, strict=True):
             result[i] = grad
     return result, None

@@ -45,6 +45,8 @@ class Program:
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
     backward_reads: list[int] = field(default_factory=list)
+    #: Outputs that the backward pass reads: position, state offset, position among the user's.
+    backward_output_reads: list[tuple[int, int | None, int | None]] = field(default_factory=list)
     grad_inputs: list[int] = field(default_factory=list)
     #: Positions among the user's outputs whose gradients the backward pass takes.
     differentiable_user_outputs: list[int] = field(default_factory=list)
@@ -64,6 +66,9 @@ class Program:
         self.backward_reads = list(self.native.backward_reads)
         self.grad_inputs = list(self.native.grad_inputs)
         user_idx = {i: n for n, i in enumerate(self._user_output_idxs())}
+        self.backward_output_reads = [
+            (i, self.state_offsets[i], user_idx.get(i)) for i in self.native.backward_output_reads
+        ]
         self.differentiable_user_outputs = [user_idx[i] for i in self.native.differentiable_outputs]
         self.differentiable_outputs = [
             self.user_outputs[i] for i in self.differentiable_user_outputs
@@ -72,15 +77,16 @@ class Program:
     def _user_output_idxs(self) -> list[int]:
         return [i for i, output in enumerate(self.captured.outputs) if output.kind == "user"]
 
+    def state_view(self, state: torch.Tensor, position: int) -> torch.Tensor:
+        """The program output at ``position``, which lies in the state blob, as a tensor."""
+        spec, offset = self.outputs[position], self.state_offsets[position]
+        n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
+        return state[offset : offset + n_bytes].view(spec.dtype).view(spec.shape)
+
     def state_views(self, state: torch.Tensor) -> list[torch.Tensor]:
-        """The new values of the buffers, one view of ``state`` per output that is not the "
-        "user's."""
-        views = []
-        for spec, offset in zip(self.outputs, self.state_offsets, strict=True):
-            if offset is not None:
-                n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
-                views.append(state[offset : offset + n_bytes].view(spec.dtype).view(spec.shape))
-        return views
+        """The new values of the buffers, in the order of the outputs that are not the user's."""
+        positions = enumerate(self.state_offsets)
+        return [self.state_view(state, i) for i, offset in positions if offset is not None]
 
 
 def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
@@ -88,14 +94,17 @@ def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
-    options = {
-        "requires_grad": [
-            spec.name for spec, wanted in zip(captured.inputs, requires_grad, strict=True) if wanted
-        ],
-        "threads": torch.get_num_threads(),
-    }
+    fed = [
+        w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
+    ]
     try:
-        native = _native.Program.compile(captured.json, captured.constants, options, _progress())
+        native = _native.Program.compile(
+            captured.json,
+            captured.constants,
+            [i for i, wanted in enumerate(fed) if wanted],
+            torch.get_num_threads(),
+            _progress(),
+        )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
     except _native.CompileFailure as error:

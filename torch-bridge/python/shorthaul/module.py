@@ -397,7 +397,7 @@ class Call:
         for i in self.kept:
             inputs[i] = inputs[i].clone()
         if self.program.uses_seed:
-            inputs.append(torch.empty((), dtype=torch.int64).random_())
+            inputs.append(torch.empty((), dtype=torch.int64).random_(2**62))
         *outputs, state, _saved = torch.ops.shorthaul.forward(inputs, self.handle)
         if self.program.state_bytes:
             self._write_state(structure, leaves, state)
@@ -449,7 +449,7 @@ def _leaf_keys(leaves: list[Any]) -> tuple:
 
 
 def _mode_key() -> tuple:
-    return (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+    return (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
 
 
 def _check_devices(leaves: list[Any], structure: Structure) -> None:

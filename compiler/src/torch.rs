@@ -1,0 +1,58 @@
+//! The straight line from a captured PyTorch graph to something that runs.
+
+use crate::error::CompileError;
+use crate::executable::Executable;
+use crate::plan::Step;
+use graph::Graph;
+use importer::torch::{ImportError, Imported, import};
+use kernels::compile::CompileOptions;
+use kernels::progress::Progress;
+
+/// A captured graph, imported and ready to be planned.
+#[derive(Debug)]
+pub struct Captured {
+    imported: Imported,
+}
+
+impl Captured {
+    /// Imports a document and the bytes of its constants.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn parse(json: &str, constants: &[&[u8]]) -> Result<Captured, ImportError> {
+        Ok(Captured {
+            imported: import(json, constants)?,
+        })
+    }
+
+    /// The imported graph.
+    pub fn graph(&self) -> &Graph {
+        &self.imported.graph
+    }
+
+    /// Whether the last input is the seed of random numbers.
+    pub fn uses_seed(&self) -> bool {
+        self.imported.seed.is_some()
+    }
+
+    /// Kernels for the sizes the graph was captured with. `wrt` are positions among the graph's
+    /// inputs whose gradient is wanted; without any, only the forward pass is made.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    pub fn compile(
+        &self,
+        wrt: &[usize],
+        threads: usize,
+        progress: &mut dyn Progress,
+    ) -> Result<Executable, CompileError> {
+        let graph = &self.imported.graph;
+        let step = match wrt {
+            [] => Step::forward(graph)?,
+            _ => Step::training(graph, wrt)?,
+        };
+        let plan = step.plan(&self.imported.hints)?;
+        let options = CompileOptions::from_environment(progress)?;
+        Executable::build(plan, &options, threads, progress)
+    }
+}
