@@ -15,14 +15,14 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Imports a document and the bytes of its constants.
+    /// Imports a document and the bytes of its constants, and simplifies the graph.
     ///
     /// # Errors
     /// See [`ImportError`].
     pub fn parse(json: &str, constants: &[&[u8]]) -> Result<Captured, ImportError> {
-        Ok(Captured {
-            imported: import(json, constants)?,
-        })
+        let mut imported = import(json, constants)?;
+        graph::simplify(&mut imported.graph, &ops::Meaning);
+        Ok(Captured { imported })
     }
 
     /// The imported graph.

@@ -15,7 +15,7 @@ pub(crate) type Results = Result<Vec<Option<ContainerId>>, RuleError>;
 #[derive(Debug, Default)]
 pub(crate) struct Random {
     pub seed: Option<ContainerId>,
-    pub n_sites: i64,
+    pub n_places: i64,
 }
 
 /// A call being imported.
@@ -80,6 +80,17 @@ impl Site<'_, '_> {
         list.iter()
             .map(|v| self.container_of(v).ok_or_else(wrong))
             .collect()
+    }
+
+    /// A list of tensors, some of them null.
+    pub fn optional_tensors(&self, name: &str) -> Result<Vec<Option<ContainerId>>, RuleError> {
+        let wrong = || self.wrong(name, "a list of tensors");
+        let list = self.arg(name).and_then(Value::as_array).ok_or_else(wrong)?;
+        let one = |v: &Value| match v.is_null() {
+            true => Ok(None),
+            false => self.container_of(v).map(Some).ok_or_else(wrong),
+        };
+        list.iter().map(one).collect()
     }
 
     /// Whether an argument is given.
@@ -333,20 +344,24 @@ impl Site<'_, '_> {
         self.op1("permute", &[x], attrs([("order", Attr::Ints(order))]))
     }
 
+    /// The seed, and a number that tells this place of the model from others that draw.
+    pub fn random_place(&mut self) -> (ContainerId, i64) {
+        let graph = &mut *self.builder.graph;
+        let seed = *self.random.seed.get_or_insert_with(|| {
+            let seed = graph.add_transient("seed", DType::I64, vec![]);
+            graph.container_mut(seed).lifetime = graph::Lifetime::Input;
+            seed
+        });
+        self.random.n_places += 1;
+        (seed, self.random.n_places - 1)
+    }
+
     /// A uniform random number in [0, 1) for each element of a result of shape `shape`, as an
-    /// expression whose key is read from the seed, input `seed_input` of the operator.
+    /// expression whose key is read from the seed, input `seed_input` of the operator. Keys as in
+    /// the operator `dropout`.
     pub fn uniform(&mut self, shape: &[SymExpr], seed_input: usize) -> (Expr, ContainerId) {
-        let seed = match self.random.seed {
-            Some(seed) => seed,
-            None => {
-                let graph = &mut *self.builder.graph;
-                let seed = graph.add_transient("seed", DType::I64, vec![]);
-                graph.container_mut(seed).lifetime = graph::Lifetime::Input;
-                *self.random.seed.insert(seed)
-            }
-        };
-        let key = Expr::In(seed_input).add(Expr::int(self.random.n_sites));
-        self.random.n_sites += 1;
+        let (seed, place) = self.random_place();
+        let key = Expr::In(seed_input).add(Expr::int(place << 32));
         let mut at = SymExpr::constant(0);
         for (d, size) in shape.iter().enumerate() {
             at = at * size.clone() + element_index(d);

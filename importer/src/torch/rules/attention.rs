@@ -9,7 +9,7 @@ use super::contraction::contract;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site, element_index};
 use graph::{Attr, Binary, ContainerId, DType, Expr, SymExpr};
-use ops::attrs;
+use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
     ("aten.scaled_dot_product_attention.default", attention),
@@ -37,7 +37,7 @@ fn attention(s: &mut Site) -> Results {
     let mut weights = s.op1("softmax", &[scores], axis)?;
     let p = s.float_or("dropout_p", 0.0)?;
     if p > 0.0 {
-        weights = dropped(s, weights, p)?.0;
+        weights = dropped(s, weights, p, false)?[0];
     }
     Ok(vec![Some(contract(
         s,
@@ -74,24 +74,21 @@ fn masked(s: &mut Site, q: ContainerId, scores: ContainerId) -> Result<Container
     s.elementwise(expr, &inputs, dtype)
 }
 
-/// `x` with elements dropped with probability `p` and the others scaled by `1/(1 − p)`, and the
-/// expression and inputs that say which are kept.
+/// `x` with elements dropped with probability `p` and the others scaled by `1/(1 − p)`, and the mask
+/// if asked for.
 fn dropped(
     s: &mut Site,
     x: ContainerId,
     p: f64,
-) -> Result<(ContainerId, Expr, ContainerId), RuleError> {
-    let shape = s.builder.shape(x);
-    let dtype = s.builder.dtype(x);
-    let (uniform, seed) = s.uniform(&shape, 1);
-    let kept = Expr::binary(Binary::Ge, uniform, Expr::float(p));
-    let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-    let expr = Expr::select(
-        kept.clone(),
-        Expr::In(0).mul(Expr::float(scale)),
-        Expr::float(0.0),
-    );
-    Ok((s.elementwise(expr, &[x, seed], dtype)?, kept, seed))
+    mask: bool,
+) -> Result<Vec<ContainerId>, RuleError> {
+    let (seed, place) = s.random_place();
+    let a = attrs([
+        ("p", Attr::Float(p)),
+        ("id", Attr::Int(place)),
+        ("mask", Attr::Bool(mask)),
+    ]);
+    Ok(s.builder.op("dropout", &[Some(x), Some(seed)], a)?)
 }
 
 fn dropout(s: &mut Site) -> Results {
@@ -99,7 +96,7 @@ fn dropout(s: &mut Site) -> Results {
     if !s.flag("train")? || p == 0.0 {
         return Ok(vec![Some(x)]);
     }
-    Ok(vec![Some(dropped(s, x, p)?.0)])
+    Ok(vec![Some(dropped(s, x, p, false)?[0])])
 }
 
 fn dropout_with_mask(s: &mut Site) -> Results {
@@ -108,9 +105,7 @@ fn dropout_with_mask(s: &mut Site) -> Results {
         let all = s.elementwise(Expr::Const(graph::Scalar::Bool(true)), &[x], DType::Bool)?;
         return Ok(vec![Some(x), Some(all)]);
     }
-    let (y, kept, seed) = dropped(s, x, p)?;
-    let mask = s.elementwise(kept, &[x, seed], DType::Bool)?;
-    Ok(vec![Some(y), Some(mask)])
+    Ok(dropped(s, x, p, true)?.into_iter().map(Some).collect())
 }
 
 /// Drops whole channels: one number for each of the first two dimensions.

@@ -5,6 +5,7 @@ mod arithmetic;
 mod attention;
 mod contraction;
 mod creation;
+mod indexing;
 mod loss;
 mod movement;
 mod normalization;
@@ -27,6 +28,7 @@ const FAMILIES: &[Table] = &[
     attention::RULES,
     contraction::RULES,
     creation::RULES,
+    indexing::RULES,
     loss::RULES,
     movement::RULES,
     normalization::RULES,

@@ -10,6 +10,8 @@ pub(super) const RULES: Table = &[
     ("aten.max_pool1d.default", |s| max_pool(s, 1)),
     ("aten.max_pool2d.default", |s| max_pool(s, 2)),
     ("aten.max_pool3d.default", |s| max_pool(s, 3)),
+    ("aten.max_pool2d_with_indices.default", |s| max_pool(s, 2)),
+    ("aten.max_pool3d_with_indices.default", |s| max_pool(s, 3)),
     ("aten.avg_pool1d.default", |s| average_pool(s, 1)),
     ("aten.avg_pool2d.default", |s| average_pool(s, 2)),
     ("aten.avg_pool3d.default", |s| average_pool(s, 3)),
@@ -54,63 +56,50 @@ fn batched(s: &mut Site, n: usize) -> Result<ContainerId, RuleError> {
     s.reshape(x, shape)
 }
 
-fn unbatched(s: &mut Site, y: ContainerId) -> Results {
+fn unbatched(s: &mut Site, y: ContainerId) -> Result<ContainerId, RuleError> {
     let shape = s.builder.shape(y);
     let wanted = s.out_shape(0).len();
-    Ok(vec![Some(
-        s.reshape(y, shape[shape.len() - wanted..].to_vec())?,
-    )])
+    s.reshape(y, shape[shape.len() - wanted..].to_vec())
 }
 
+/// y, and for `max_pool2d_with_indices` the positions of the maxima.
 fn max_pool(s: &mut Site, n: usize) -> Results {
     let x = batched(s, n)?;
     let a = window(s, n)?;
-    let y = s.builder.op("max_pool", &[Some(x)], a)?[0];
-    unbatched(s, y)
+    let made = s.builder.op("max_pool", &[Some(x)], a)?;
+    let wanted = made.iter().take(s.node.outputs.len());
+    wanted.map(|y| Ok(Some(unbatched(s, *y)?))).collect()
 }
 
 fn average_pool(s: &mut Site, n: usize) -> Results {
-    if s.has("divisor_override") {
-        return Err(s.unsupported("a divisor of its own"));
-    }
     let x = batched(s, n)?;
     let mut a = window(s, n)?;
     a.remove("dilation");
     let counts = !s.node.args.contains_key("count_include_pad") || s.flag("count_include_pad")?;
     a.insert("count_include_pad".into(), Attr::Bool(counts));
+    if s.has("divisor_override") {
+        a.insert("divisor".into(), Attr::Int(s.int("divisor_override")?));
+    }
     let y = s.builder.op("average_pool", &[Some(x)], a)?[0];
-    unbatched(s, y)
+    Ok(vec![Some(unbatched(s, y)?)])
 }
 
-/// Windows of equal size where the output divides the input; global pooling is a mean.
+/// Global pooling is a mean.
 fn adaptive_average(s: &mut Site, n: usize) -> Results {
     let x = s.subject()?;
     let rank = s.rank(x);
     let (input, output) = (s.builder.shape(x), s.out_shape(0));
-    let one = SymExpr::constant(1);
     let spatial: Vec<usize> = (rank - n..rank).collect();
-    if spatial.iter().all(|d| output[*d] == one) {
+    if spatial.iter().all(|d| output[*d] == SymExpr::constant(1)) {
         return Ok(vec![Some(s.reduce("mean", x, &spatial, true)?)]);
     }
     if spatial.iter().all(|d| output[*d] == input[*d]) {
         return Ok(vec![Some(x)]);
     }
-    let mut kernel = Vec::new();
-    for d in spatial {
-        match (input[d].as_const(), output[d].as_const()) {
-            (Some(i), Some(o)) if o > 0 && i % o == 0 => kernel.push(i / o),
-            _ => return Err(s.unsupported(format!("{} elements into {}", input[d], output[d]))),
-        }
-    }
+    let sizes: Option<Vec<i64>> = spatial.iter().map(|d| output[*d].as_const()).collect();
+    let sizes = sizes.ok_or_else(|| s.unsupported("an output of symbolic size"))?;
     let x = batched(s, n)?;
-    let a = attrs([
-        ("kernel", Attr::Ints(kernel.clone())),
-        ("stride", Attr::Ints(kernel)),
-        ("pad_low", Attr::Ints(vec![0; n])),
-        ("pad_high", Attr::Ints(vec![0; n])),
-        ("ceil", Attr::Bool(false)),
-        ("count_include_pad", Attr::Bool(true)),
-    ]);
-    let y = s.builder.op("average_pool", &[Some(x)], a)?[0];
-    unbatched(s, y)
+    let a = attrs([("output", Attr::Ints(sizes))]);
+    let y = s.builder.op("adaptive_average_pool", &[Some(x)], a)?[0];
+    Ok(vec![Some(unbatched(s, y)?)])
 }
