@@ -4,6 +4,7 @@
 //! what an operator does except through that trait.
 
 pub mod arg_reduce;
+pub mod attention;
 pub mod check;
 pub mod contraction;
 pub mod convolution;
@@ -13,6 +14,7 @@ pub mod elementwise;
 mod expand;
 pub mod index;
 pub mod index_space;
+pub mod loss;
 pub mod meaning;
 pub mod movement;
 pub mod norm;

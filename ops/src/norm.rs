@@ -191,7 +191,7 @@ impl Op for Norm {
             mean,
             inv_std,
         ];
-        let wants = |n: usize| g.wanted.get(n) == Some(&true);
+        let wants = |n: usize| g.wanted.get(n) == Some(&true) && call.optional_id(n).is_some();
         let name = format!("{}_gradient", self.name);
         let outputs = builder.op_for(
             &name,

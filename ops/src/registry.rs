@@ -39,13 +39,17 @@
 //! | `max_pool_gradient` | dy, winner | as `max_pool`, `input_shape: Sizes` |
 //! | `average_pool` | x | as `max_pool`, `count_include_pad: Bool`?, `divisor: Int`? |
 //! | `adaptive_average_pool` | x | `output: Ints` |
+//! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
+//! | `cross_entropy` → loss, total, lse | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
+//! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
+//! | `cross_entropy_gradient`, `nll_loss_gradient` | dloss, x, target, weight?, total?, lse? | as the loss |
 //! | `softmax`, `log_softmax` | x | `axis: Int` |
 //! | `softmax_gradient`, `log_softmax_gradient` | dy, y | `axis: Int` |
 
 use crate::op::{Op, OpError};
 use crate::{
-    arg_reduce, contraction, convolution, creation, cumsum, elementwise, index, movement, norm,
-    norm_gradient, pool, random, reduce, slicing, softmax, topk,
+    arg_reduce, attention, contraction, convolution, creation, cumsum, elementwise, index, loss,
+    movement, norm, norm_gradient, pool, random, reduce, slicing, softmax, topk,
 };
 
 /// Every operator, ordered by family.
@@ -91,6 +95,11 @@ pub static ALL: &[&dyn Op] = &[
     &pool::MaxPoolGradient,
     &pool::AveragePool,
     &pool::AdaptiveAveragePool,
+    &attention::Attention,
+    &loss::CROSS_ENTROPY,
+    &loss::CROSS_ENTROPY_GRADIENT,
+    &loss::NLL_LOSS,
+    &loss::NLL_LOSS_GRADIENT,
     &softmax::SOFTMAX,
     &softmax::SOFTMAX_GRADIENT,
     &softmax::LOG_SOFTMAX,

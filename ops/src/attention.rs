@@ -1,0 +1,254 @@
+//! Scaled dot-product attention as its two products with a masked softmax between them.
+//!
+//! `y = dropout(softmax(scale·q·kᵀ + mask))·v` (arXiv 1706.03762; ONNX `Attention`, PyTorch
+//! `scaled_dot_product_attention`). It expands to those operators, and so does its gradient; fusion decides
+//! what of the scores is ever stored.
+
+use crate::index_space::for_each_index;
+use crate::op::{Call, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::reference::{broadcast_offset, constant_shape, ravel, required};
+use crate::shape_rules::{broadcast, display};
+use graph::{Attr, Binary, Builder, DType, Expr, Library, SymExpr, Tensor};
+
+/// `attention` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?, seed?) → `[…, L, E]`.
+///
+/// Leading dimensions are equal. The mask broadcasts to `[…, L, M]`: bool (true takes part) or added to
+/// the scores. Attributes `scale` (1/√D), `causal` (row l sees columns up to l), `dropout`
+/// (probability, 0; needs seed), `id` of the dropout.
+#[derive(Debug)]
+pub struct Attention;
+
+/// Letters for leading dimensions; rows, columns and widths have letters of their own.
+const LEADING: &str = "abcfgh";
+
+struct Plan {
+    leading: Vec<SymExpr>,
+    scores: Vec<SymExpr>,
+    y: TensorType,
+    scale: f64,
+    causal: bool,
+    dropout: f64,
+}
+
+impl Plan {
+    fn of(call: &Call) -> Result<Plan, OpError> {
+        let (q, k, v) = (call.input(0)?, call.input(1)?, call.input(2)?);
+        let rank = q.rank();
+        let fits = (2..=LEADING.len() + 2).contains(&rank)
+            && k.rank() == rank
+            && v.rank() == rank
+            && k.shape[rank - 1] == q.shape[rank - 1]
+            && k.shape[rank - 2] == v.shape[rank - 2]
+            && q.shape[..rank - 2] == k.shape[..rank - 2]
+            && q.shape[..rank - 2] == v.shape[..rank - 2];
+        if !fits {
+            return Err(call.shape_error(format!(
+                "queries {}, keys {} and values {} do not fit",
+                display(&q.shape),
+                display(&k.shape),
+                display(&v.shape)
+            )));
+        }
+        let leading = q.shape[..rank - 2].to_vec();
+        let with =
+            |a: &SymExpr, b: &SymExpr| [leading.as_slice(), &[a.clone(), b.clone()]].concat();
+        let scores = with(&q.shape[rank - 2], &k.shape[rank - 2]);
+        if let Some(Some(mask)) = call.inputs.get(3)
+            && broadcast(&mask.shape, &scores).as_ref() != Some(&scores)
+        {
+            return Err(call.shape_error(format!(
+                "a mask {} for scores {}",
+                display(&mask.shape),
+                display(&scores)
+            )));
+        }
+        let scale = match q.shape[rank - 1].as_const() {
+            Some(d) => call.float_or("scale", 1.0 / (d as f64).sqrt())?,
+            None => call.float("scale")?,
+        };
+        let dropout = call.float_or("dropout", 0.0)?;
+        if dropout > 0.0 {
+            call.input(4)?;
+        }
+        Ok(Plan {
+            y: TensorType::new(q.dtype, with(&q.shape[rank - 2], &v.shape[rank - 1])),
+            leading,
+            scores,
+            scale,
+            causal: call.bool_or("causal", false)?,
+            dropout,
+        })
+    }
+
+    fn equation(&self, a: &str, b: &str, y: &str) -> Attr {
+        let lead = &LEADING[..self.leading.len()];
+        Attr::Str(format!("{lead}{a},{lead}{b}->{lead}{y}"))
+    }
+
+    /// The scores scaled and masked; `In(1)` is the mask.
+    fn masked(&self, mask: Option<DType>) -> Expr {
+        let scaled = Expr::In(0).mul(Expr::float(self.scale));
+        let never = || Expr::float(f64::NEG_INFINITY);
+        let mut value = match mask {
+            Some(DType::Bool) => Expr::select(Expr::In(1), scaled, never()),
+            Some(_) => scaled.add(Expr::In(1)),
+            None => scaled,
+        };
+        if self.causal {
+            let dim = |d: usize| Expr::Index(SymExpr::symbol(format!("i{d}").as_str()));
+            let n = self.leading.len();
+            let sees = Expr::binary(Binary::Le, dim(n + 1), dim(n));
+            value = Expr::select(sees, value, never());
+        }
+        value
+    }
+
+    fn dropout_attrs(&self, call: &Call) -> Result<graph::Attrs, OpError> {
+        let id = Attr::Int(call.int_or("id", 0)?);
+        Ok(attrs([("p", Attr::Float(self.dropout)), ("id", id)]))
+    }
+
+    /// The probabilities, row-major in the shape of the scores.
+    fn probabilities(
+        &self,
+        call: &Call,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<(Vec<f64>, Vec<usize>), OpError> {
+        let (q, k) = (required(call, inputs, 0)?, required(call, inputs, 1)?);
+        let (qs, ks) = (q.to_f64(), k.to_f64());
+        let mask = inputs.get(3).copied().flatten();
+        let shape = constant_shape(call, &self.scores)?;
+        let n = shape.len();
+        let width = q.shape[n - 1];
+        let mut p = Vec::new();
+        for_each_index(&shape, |index| {
+            let row = |m: usize| [&index[..n - 2], &[index[m]]].concat();
+            let start = |m: usize, of: &Tensor| ravel(&row(m), &of.shape[..n - 1]) * width;
+            let (a, b) = (start(n - 2, q), start(n - 1, k));
+            let dot: f64 = (0..width).map(|d| qs[a + d] * ks[b + d]).sum();
+            let mut score = dot * self.scale;
+            if let Some(mask) = mask {
+                let m = mask.at(broadcast_offset(&mask.shape, index));
+                score = match mask.dtype {
+                    DType::Bool if !m.as_bool() => f64::NEG_INFINITY,
+                    DType::Bool => score,
+                    _ => score + m.as_f64(),
+                };
+            }
+            if self.causal && index[n - 1] > index[n - 2] {
+                score = f64::NEG_INFINITY;
+            }
+            p.push(score);
+        });
+        for row in p.chunks_mut(shape[n - 1].max(1)) {
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            row.iter_mut().for_each(|s| *s = (*s - max).exp());
+            let sum: f64 = row.iter().sum();
+            row.iter_mut().for_each(|s| *s /= sum);
+        }
+        Ok((p, shape))
+    }
+}
+
+impl Op for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        Ok(vec![Plan::of(call)?.y])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let plan = Plan::of(call)?;
+        let (p, shape) = plan.probabilities(call, inputs)?;
+        let mut p = Tensor::from_f64(plan.y.dtype, &shape, p);
+        if plan.dropout > 0.0 {
+            let seed = required(call, inputs, 4)?;
+            let library = Library {
+                op: "dropout".into(),
+                attrs: plan.dropout_attrs(call)?,
+                inputs: vec![None; 2],
+                outputs: vec![],
+            };
+            let types = [&p, seed].map(|t| Some(crate::meaning::type_of(t)));
+            let drop = Call {
+                library: &library,
+                inputs: types.to_vec(),
+            };
+            p = crate::random::Dropout
+                .evaluate(&drop, &[Some(&p), Some(seed)])?
+                .remove(0);
+        }
+        let (p, v) = (p.to_f64(), required(call, inputs, 2)?);
+        let values = v.to_f64();
+        let out = constant_shape(call, &plan.y.shape)?;
+        let n = out.len();
+        let mut y = Vec::new();
+        for_each_index(&out, |index| {
+            let row = ravel(&index[..n - 1], &out[..n - 1]);
+            let head = ravel(&index[..n - 2], &out[..n - 2]);
+            let columns = shape[n - 1];
+            let at = |m: usize| (head * columns + m) * out[n - 1] + index[n - 1];
+            y.push(
+                (0..columns)
+                    .map(|m| p[row * columns + m] * values[at(m)])
+                    .sum(),
+            );
+        });
+        Ok(vec![Tensor::from_f64(plan.y.dtype, &out, y)])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let plan = Plan::of(call)?;
+        let (q, k, v) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
+        let Some(y) = call.output_id(0) else {
+            return Ok(());
+        };
+        let equation = plan.equation("ld", "md", "lm");
+        let scores = builder.op1("einsum", &[q, k], attrs([("equation", equation)]))?;
+        let mask = call.optional_id(3);
+        let expr = plan.masked(mask.map(|m| builder.dtype(m)));
+        let list = attrs([
+            ("expr", Attr::Expr(expr)),
+            ("dtype", Attr::DType(plan.y.dtype)),
+        ]);
+        let inputs: Vec<_> = [scores].into_iter().chain(mask).collect();
+        let scores = builder.op1("elementwise", &inputs, list)?;
+        let mut p = builder.op1("softmax", &[scores], attrs([("axis", Attr::Int(-1))]))?;
+        if plan.dropout > 0.0 {
+            p = builder.op1(
+                "dropout",
+                &[p, call.input_id(4)?],
+                plan.dropout_attrs(call)?,
+            )?;
+        }
+        builder.library(Library {
+            op: "einsum".into(),
+            attrs: attrs([("equation", plan.equation("lm", "me", "le"))]),
+            inputs: vec![Some(p), Some(v)],
+            outputs: vec![Some(y)],
+        });
+        Ok(())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let qkv: [&[i64]; 3] = [&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]];
+        let causal = attrs([("causal", Attr::Bool(true)), ("scale", Attr::Float(0.7))]);
+        let mut bits = vec![1; 15];
+        (bits[1], bits[7], bits[14]) = (0, 0, 0);
+        let mask = Tensor::from_i64(DType::Bool, &[3, 5], bits);
+        let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
+        let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
+        let drop = attrs([("dropout", Attr::Float(0.3)), ("id", Attr::Int(2))]);
+        let seed = Tensor::from_i64(DType::I64, &[], vec![7]);
+        vec![
+            Sample::new("plain", &qkv, attrs([])),
+            Sample::new("causal", &qkv, causal.clone()),
+            Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
+            Sample::new("truth mask", &qkv, attrs([])).value(3, mask),
+            Sample::new("added mask", &qkv, attrs([])).value(3, bias),
+            Sample::new("dropout", &qkv, drop).value(4, seed),
+        ]
+    }
+}
