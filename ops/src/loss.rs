@@ -15,7 +15,8 @@ use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, Te
 use crate::reference::{constant_shape, ravel, required};
 use crate::shape_rules::reciprocal;
 use graph::{
-    Attr, Binary, Builder, ContainerId, DType, Expr, Index, Memlet, Reduction, SymExpr, Tensor,
+    Attr, Binary, Builder, ContainerId, DType, Expr, Index, Library, Memlet, Reduction, SymExpr,
+    Tensor,
 };
 
 /// `cross_entropy` or `nll_loss` (x `[N, C, …]` or `[C]`, target i64 `[N, …]` or, for cross entropy,
@@ -138,33 +139,17 @@ impl Plan {
         index
     }
 
-    /// Appends the maps for `lse = max + ln Σ e^(x − max)` of each row.
+    /// Appends `lse = ln Σ e^x` of each row.
     fn append_lse(&self, builder: &mut Builder, x: ContainerId, lse: ContainerId) {
-        let dtype = self.x.dtype;
-        let space = IndexSpace::over(&self.x.shape);
-        let at = space.indices();
-        let row = without(&at, self.axis);
-        let max = builder.transient("max", dtype, &self.rows);
-        let mut reads = Reads::default();
-        let value = reads.at(x, &at);
-        space.append(
-            builder,
-            reads,
-            vec![combine(Reduction::Max, max, &row, value)],
-        );
-        let sum = builder.transient("sum", dtype, &self.rows);
-        let mut reads = Reads::default();
-        let value = reads.at(x, &at).sub(reads.at(max, &row)).exp();
-        space.append(
-            builder,
-            reads,
-            vec![combine(Reduction::Sum, sum, &row, value)],
-        );
-        let space = IndexSpace::over(&self.rows);
-        let row = space.indices();
-        let mut reads = Reads::default();
-        let value = reads.at(max, &row).add(reads.at(sum, &row).log());
-        space.append(builder, reads, vec![write(lse, &row, value)]);
+        builder.library(Library {
+            op: "reduce".into(),
+            attrs: attrs([
+                ("kind", Attr::Str("logsumexp".into())),
+                ("axes", Attr::Ints(vec![self.axis as i64])),
+            ]),
+            inputs: vec![Some(x)],
+            outputs: vec![Some(lse)],
+        });
     }
 
     /// Appends `out[row] += w_c·t_c·(lse − x_c)`, with `t` absent (1) for smoothing.
