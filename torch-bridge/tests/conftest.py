@@ -5,6 +5,7 @@
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ if os.environ.get("SHORTHAUL_NATIVE") == "interpreter":
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
     sys.modules["shorthaul._native"] = document_interpreter
-    from shorthaul._dynamo import (
-        shorthaul as backend,
-    )  # an installed package is found by its entry point
+
+if not metadata.entry_points(group="torch_dynamo_backends", name="shorthaul"):
+    # Not installed but found on the path: register what the entry point would have.
+    from shorthaul._dynamo import shorthaul as backend
 
     torch._dynamo.register_backend(backend, name="shorthaul")
 

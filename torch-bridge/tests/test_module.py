@@ -21,7 +21,7 @@ class ConvNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1, stride=1)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(8)
         self.relu = nn.ReLU(inplace=True)
         self.head = nn.Linear(8, 5)

@@ -1,0 +1,270 @@
+"""``python -m shorthaul.bench NAME...``: training steps beside PyTorch's, in one run.
+
+Owns the measurement: forward and backward of one batch, variants interleaved round by round in
+one process so that they meet the same machine, medians and interquartile ranges of wall time.
+First-step time and peak memory are taken in a process of their own for each variant. With
+``--check`` it compares outputs and gradients with float64 instead of measuring time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import shorthaul
+
+from .models import EXAMPLES, Example, without_dropout
+
+VARIANTS = ("shorthaul", "eager", "channels_last", "compile")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the bench; the exit status is 1 where ``--check`` finds a difference."""
+    options = _parse(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.alone:
+        print(json.dumps(_first_step(EXAMPLES[options.names[0]], options)))
+        return 0
+    results, ok = [], True
+    for name in options.names:
+        example = EXAMPLES[name]
+        if options.check:
+            checked = check(example, options.batch or example.batch)
+            results.append(checked)
+            ok &= not checked["beyond"]
+            _print_check(checked)
+        else:
+            measured = measure(example, options)
+            results.append(measured)
+            _print_table(measured)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": _machine(), "results": results}, file, indent=1)
+    return 0 if ok else 1
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m shorthaul.bench", description=__doc__)
+    parser.add_argument("names", nargs="+", choices=sorted(EXAMPLES), metavar="NAME")
+    parser.add_argument(
+        "--against",
+        default="eager,channels_last",
+        help="comma-separated: eager, channels_last, compile (default: eager,channels_last)",
+    )
+    parser.add_argument("--batch", type=int, help="batch size (default: the network's own)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds measured (default: 7)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
+    parser.add_argument("--threads", type=int, help="threads (default: PyTorch's)")
+    parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument("--no-first-step", action="store_true", help="skip first step and memory")
+    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.variants = ["shorthaul", *filter(None, options.against.split(","))]
+    for variant in options.variants:
+        if variant not in VARIANTS:
+            parser.error(f"--against knows {', '.join(VARIANTS[1:])}, not {variant}")
+    return options
+
+
+def _stepper(example: Example, variant: str, model: nn.Module, inputs) -> Callable[[], None]:
+    """One training step without the optimizer, for a variant of its own copy of the model."""
+    model = copy.deepcopy(model)
+    if variant == "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+        layout = torch.channels_last
+        inputs = tuple(x.to(memory_format=layout) if x.dim() == 4 else x for x in inputs)
+    called = model
+    if variant == "shorthaul":
+        called = shorthaul.module(model)
+    elif variant == "compile":
+        called = torch.compile(model)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        example.loss(called(*inputs)).backward()
+
+    return step
+
+
+def _variants_of(example: Example, options: argparse.Namespace) -> list[str]:
+    images = example.inputs(1)[0].dim() == 4
+    return [v for v in options.variants if images or v != "channels_last"]
+
+
+def measure(example: Example, options: argparse.Namespace) -> dict:
+    """Times of one step for every variant: milliseconds, medians over interleaved rounds."""
+    torch.manual_seed(0)
+    batch = options.batch or example.batch
+    model, inputs = example.make().train(), example.inputs(batch)
+    variants = _variants_of(example, options)
+    steps = {variant: _stepper(example, variant, model, inputs) for variant in variants}
+    for step in steps.values():
+        for _ in range(options.warmup):
+            step()
+    times: dict[str, list[float]] = {variant: [] for variant in variants}
+    for _ in range(options.rounds):
+        for variant, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[variant].append((time.perf_counter() - start) * 1e3)
+    result = {
+        "name": example.name,
+        "batch": batch,
+        "threads": torch.get_num_threads(),
+        "rounds": options.rounds,
+        "variants": {},
+    }
+    for variant in variants:
+        quartiles = statistics.quantiles(times[variant], n=4)
+        entry = {
+            "median_ms": statistics.median(times[variant]),
+            "iqr_ms": quartiles[2] - quartiles[0],
+            "times_ms": times[variant],
+        }
+        ratios = [
+            other / own for other, own in zip(times[variant], times["shorthaul"], strict=True)
+        ]
+        entry["over_shorthaul"] = statistics.median(ratios)
+        if not options.no_first_step:
+            entry |= _alone(example, variant, options)
+        result["variants"][variant] = entry
+    return result
+
+
+def _alone(example: Example, variant: str, options: argparse.Namespace) -> dict:
+    """First-step seconds and peak memory of one variant, in a process of its own."""
+    command = [sys.executable, "-m", "shorthaul.bench", example.name, "--alone", variant]
+    command += ["--threads", str(torch.get_num_threads())]
+    if options.batch:
+        command += ["--batch", str(options.batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _first_step(example: Example, options: argparse.Namespace) -> dict:
+    torch.manual_seed(0)
+    model = example.make().train()
+    inputs = example.inputs(options.batch or example.batch)
+    before = _peak_bytes()
+    start = time.perf_counter()
+    step = _stepper(example, options.alone, model, inputs)
+    step()
+    first = time.perf_counter() - start
+    for _ in range(3):
+        step()
+    return {"first_step_s": first, "peak_bytes": _peak_bytes() - before}
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def check(example: Example, batch: int) -> dict:
+    """Errors of Shorthaul and of eager float32 against eager float64.
+
+    A tensor is beyond the bound if Shorthaul's largest error exceeds twice eager's own plus 1e-6 of
+    the largest value.
+    """
+    torch.manual_seed(0)
+    model, inputs = without_dropout(example.make().train()), example.inputs(batch)
+    runs = {}
+    for variant in ("shorthaul", "eager", "float64"):
+        own = copy.deepcopy(model)
+        fed = inputs
+        if variant == "float64":
+            own, fed = own.double(), tuple(x.double() for x in inputs)
+        called = shorthaul.module(own) if variant == "shorthaul" else own
+        output = called(*fed)
+        example.loss(output).backward()
+        runs[variant] = {"output": output.detach()}
+        runs[variant] |= {f"gradient of {n}": p.grad for n, p in own.named_parameters()}
+        runs[variant] |= {f"buffer {n}": b for n, b in own.named_buffers()}
+    tensors = []
+    for name, exact in runs["float64"].items():
+        if exact is None or not exact.is_floating_point():
+            continue
+        scale = exact.abs().max().item()
+        error, eager = (
+            (runs[v][name].double() - exact).abs().max().item() for v in ("shorthaul", "eager")
+        )
+        bound = 2 * eager + 1e-6 * scale
+        tensors.append(
+            {"name": name, "error": error, "eager": eager, "scale": scale, "bound": bound}
+        )
+    return {
+        "name": example.name,
+        "batch": batch,
+        "tensors": tensors,
+        "beyond": [t for t in tensors if not t["error"] <= t["bound"]],
+    }
+
+
+def _print_check(checked: dict) -> None:
+    tensors, beyond = checked["tensors"], checked["beyond"]
+    ratios = [t["error"] / t["eager"] for t in tensors if t["eager"] > 0]
+    print(
+        f"{checked['name']}, batch {checked['batch']}: {len(tensors)} tensors against float64, "
+        f"median error {statistics.median(ratios):.2f} x eager's, largest {max(ratios):.2f} x; "
+        f"{len(beyond)} beyond twice eager's"
+    )
+    for t in sorted(beyond, key=lambda t: -t["error"] / t["bound"])[:10]:
+        print(f"  {t['name']}: {t['error']:.3g}, eager {t['eager']:.3g}, scale {t['scale']:.3g}")
+
+
+def _print_table(measured: dict) -> None:
+    print(
+        f"\n{measured['name']}, batch {measured['batch']}, {measured['threads']} threads, "
+        f"{measured['rounds']} rounds"
+    )
+    print(f"{'':<14}{'median ms':>10}{'IQR':>8}{'/shorthaul':>12}{'first s':>9}{'peak MiB':>10}")
+    for variant, entry in measured["variants"].items():
+        line = (
+            f"{variant:<14}{entry['median_ms']:>10.1f}{entry['iqr_ms']:>8.1f}"
+            f"{entry['over_shorthaul']:>11.2f}x"
+        )
+        if "first_step_s" in entry:
+            line += f"{entry['first_step_s']:>9.1f}{entry['peak_bytes'] / 2**20:>10.0f}"
+        print(line)
+
+
+def _machine() -> dict:
+    return {
+        "torch": torch.__version__,
+        "shorthaul": shorthaul.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "logical_cpus": os.cpu_count(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if "model name" in line]
+        return names[0]
+    except (OSError, IndexError):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", shorthaul.RecompileWarning)
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The bench runs, and its check compares with float64."""
+
+import json
+
+import pytest
+
+from shorthaul import bench
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "digits_transformer"])
+def test_check_finds_no_difference(name, capsys):
+    assert bench.main([name, "--check", "--batch", "16"]) == 0
+    assert "0 beyond" in capsys.readouterr().out
+
+
+def test_measures_every_variant(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "8", "--rounds", "2", "--warmup", "1"]
+    assert bench.main([*arguments, "--against", "eager", "--json", str(path)]) == 0
+    (result,) = json.loads(path.read_text())["results"]
+    assert set(result["variants"]) == {"shorthaul", "eager"}
+    for entry in result["variants"].values():
+        assert entry["median_ms"] > 0 and entry["first_step_s"] > 0 and entry["peak_bytes"] > 0
+
+
+def test_unknown_names_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["digits_cnn", "--against", "jax"])
+    assert "not jax" in capsys.readouterr().err
