@@ -123,20 +123,24 @@ impl Case {
     /// As [`Op::infer`].
     pub fn one_node(&self) -> Result<OneNode, OpError> {
         let mut graph = Graph::new("case");
+        let library = self.add_to(&mut graph)?;
+        Ok(OneNode { graph, library })
+    }
+
+    /// Adds inputs and transient outputs of the case to a graph; the node is left to the caller.
+    ///
+    /// # Errors
+    /// As [`Op::infer`].
+    pub fn add_to(&self, graph: &mut Graph) -> Result<Library, OpError> {
         let mut library = self.library.clone();
-        for (position, tensor) in self.inputs.iter().enumerate() {
-            library.inputs[position] = tensor.as_ref().map(|t| {
-                let ty = type_of(t);
-                graph.add_input(&format!("x{position}"), ty.dtype, ty.shape, Lifetime::Input)
-            });
-        }
+        library.inputs = add_inputs(graph, "x", &self.inputs);
         library.outputs = self
             .types()?
             .into_iter()
             .enumerate()
             .map(|(n, ty)| Some(graph.add_transient(&format!("y{n}"), ty.dtype, ty.shape)))
             .collect();
-        Ok(OneNode { graph, library })
+        Ok(library)
     }
 
     /// Random weights in [−1, 1] for every floating-point output: the loss is `Σ weight · output`.
