@@ -432,6 +432,8 @@ impl<'a> Frame<'a> {
             let inner: i64 = self.s.parallel[n + 1..].iter().map(|l| l.size).product();
             if inner == 1 {
                 t.line(&format!("const long {} = {rest};", l.var));
+                // Loops after this one have a single point.
+                rest = "0".to_string();
                 continue;
             }
             t.line(&format!("const long {} = {rest} / {inner};", l.var));
