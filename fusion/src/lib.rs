@@ -13,6 +13,7 @@ mod inline;
 mod traffic;
 mod unit;
 mod view;
+mod write_once;
 
 pub use decision::Decision;
 pub use traffic::{Traffic, kernel_traffic, lower_bound};
@@ -68,6 +69,7 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     view::merge_views(&mut graph, &mut nodes);
     view::split_composite_dims(&mut graph, &mut nodes);
     view::drop_unit_params(&mut nodes);
+    write_once::drop_idle_conflicts(&graph, &mut nodes);
     inline::inline(&graph, &mut nodes, &mut decisions);
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })
