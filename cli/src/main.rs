@@ -1,3 +1,112 @@
-//! The `shorthaul` program.
+//! The `shorthaul` program: looks at ONNX models before anything is trained.
+//!
+//! Owns arguments, output and exit codes; every number comes from the `compiler` room. Exit code 0:
+//! done; 1: the model or the machine stands in the way (one message on standard error); 2: the
+//! command line is wrong.
 
-fn main() {}
+mod info;
+mod report;
+mod sizes;
+mod units;
+
+use clap::{Args, Parser, Subcommand};
+use compiler::importer::onnx::Options;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Looks at ONNX models: what is in them, and what Shorthaul makes of them.
+#[derive(Debug, Parser)]
+#[command(name = "shorthaul", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  shorthaul info model.onnx
+  shorthaul report model.onnx --bind batch=8
+  shorthaul report model.onnx --bind batch=8 --train --json > report.json";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Inputs, outputs, dynamic sizes, parameters and operators of a model
+    #[command(
+        after_help = "Examples:\n  shorthaul info model.onnx\n  shorthaul info model.onnx --json"
+    )]
+    Info(Model),
+    /// Kernels after fusion: bytes moved against the least possible, arithmetic, memory
+    #[command(
+        after_help = "Examples:\n  shorthaul report model.onnx --bind batch=8 --bind seq=128\n  \
+                      shorthaul report model.onnx --bind batch=8 --train\n\nNothing is compiled or run."
+    )]
+    Report {
+        #[command(flatten)]
+        model: Model,
+        /// Differentiate first: forward and backward of a training step
+        #[arg(long)]
+        train: bool,
+        /// Threads to plan for
+        #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
+        threads: u16,
+    },
+}
+
+#[derive(Args, Debug)]
+struct Model {
+    /// The ONNX file
+    #[arg(value_name = "MODEL.onnx")]
+    path: PathBuf,
+    /// A value for a dynamic size; repeat it for several
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    bind: Vec<(String, i64)>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Model {
+    fn options(&self) -> Options {
+        Options {
+            sizes: self.bind.iter().cloned().collect(),
+        }
+    }
+}
+
+fn default_threads() -> u16 {
+    let n = std::thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from(n).unwrap_or(1024).min(1024)
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let text = match &cli.command {
+        Command::Info(model) => info::run(&model.path, &model.options(), model.json),
+        Command::Report {
+            model,
+            train,
+            threads,
+        } => report::run(&model.path, &model.options(), *train, *threads, model.json),
+    };
+    match text {
+        Ok(text) => print(&text),
+        Err(error) => {
+            // Nothing is left to do if even standard error is gone.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to standard output; a reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> ExitCode {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}

@@ -4,6 +4,7 @@ mod boundary;
 mod error;
 mod executable;
 mod plan;
+pub mod report;
 pub mod torch;
 
 pub use error::CompileError;

@@ -160,7 +160,14 @@ families! {
     arithmetic: [];
     contraction: [];
     convolution: [];
+    indexing: [
+        ("test_gathernd_example_int32_batch_dim1", "`batch_dims` is not supported"),
+        ("test_scatter_elements_with_reduction_max", "reduction `max` is not supported"),
+        ("test_scatter_elements_with_reduction_min", "reduction `min` is not supported"),
+        ("test_scatter_elements_with_reduction_mul", "reduction `mul` is not supported"),
+    ];
     reduction: [];
     shape: [];
     slicing: [("test_wrap_pad", "mode `wrap` is not supported")];
+    source: [];
 }

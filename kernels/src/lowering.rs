@@ -12,7 +12,7 @@ use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize};
-use graph::{Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
+use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 
 /// C text of one file that compiles in a second or two.
@@ -69,10 +69,15 @@ pub struct KernelInfo {
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or the contraction generator's path.
     pub path: &'static str,
-    /// Multiplications and additions of contractions; 0 for others.
+    /// Arithmetic operations: multiplications and additions of a contraction, scalar functions of
+    /// other kernels.
     pub flops: u64,
     /// Launches it takes.
     pub n_launches: usize,
+    /// Containers it reads from memory, each once; not what it made itself.
+    pub reads: Vec<ContainerId>,
+    /// Containers it writes to memory, each once.
+    pub writes: Vec<ContainerId>,
 }
 
 /// Lowers a graph of maps (and reshapes, which become aliases) for a target and a number of threads.
@@ -187,7 +192,7 @@ impl Lowering {
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
         let parts = emit::emit_map(&self.graph, node, self.threads)?;
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
-        let kernel = self.kernel(node, "loops", 0, n_launches);
+        let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
         for part in parts {
             let workspace = self.workspace(part.workspace_bytes_per_thread * self.threads);
             self.scratch = self.scratch.max(part.scratch_bytes);
@@ -209,6 +214,10 @@ impl Lowering {
     }
 
     fn kernel(&mut self, node: &Node, path: &'static str, flops: u64, n_launches: usize) -> usize {
+        let in_memory = |id: &ContainerId| self.graph.container(*id).storage != Storage::Local;
+        let writes: Vec<_> = node.writes().into_iter().filter(in_memory).collect();
+        let needed = |id: &ContainerId| in_memory(id) && !writes.contains(id);
+        let reads = node.reads().into_iter().filter(needed).collect();
         self.kernels.push(KernelInfo {
             name: identifier(&node.origin.node),
             origin: node.origin.to_string(),
@@ -216,6 +225,8 @@ impl Lowering {
             path,
             flops,
             n_launches,
+            reads,
+            writes,
         });
         self.kernels.len() - 1
     }
@@ -276,6 +287,31 @@ impl Lowering {
             thread_scratch_bytes: self.scratch,
             kernels: self.kernels,
         })
+    }
+}
+
+/// Scalar functions a node evaluates `times` over, and combinations of its conflict resolutions.
+fn operations(node: &Node, times: u64) -> u64 {
+    match &node.kind {
+        NodeKind::Library(_) => 0,
+        NodeKind::Map(map) => {
+            let size = |p: &graph::Param| p.size.as_const().unwrap_or(1).max(0) as u64;
+            let points = map.params.iter().map(size).fold(times, u64::saturating_mul);
+            map.body.iter().map(|n| operations(n, points)).sum()
+        }
+        NodeKind::Tasklet(tasklet) => {
+            let each = tasklet.outputs.iter().map(|(memlet, expr)| {
+                let mut n = u64::from(memlet.conflict.is_some());
+                expr.visit(&mut |e| {
+                    n += u64::from(matches!(
+                        e,
+                        Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) | Expr::Uniform(..)
+                    ));
+                });
+                n
+            });
+            each.sum::<u64>().saturating_mul(times)
+        }
     }
 }
 

@@ -12,12 +12,12 @@ pub const OLDEST_OPSET: i64 = 13;
 #[derive(Debug, thiserror::Error)]
 pub enum OnnxError {
     /// The file, or one it refers to, cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The file is something else.
     #[error("{} is not an ONNX file: {found}", path.display())]

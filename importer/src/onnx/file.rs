@@ -3,7 +3,8 @@
 //! This file never looks at operators.
 
 use super::error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError};
-use super::proto::{GraphProto, ModelProto};
+use super::proto::{Dimension, DimensionProto, GraphProto, ModelProto, ValueInfoProto};
+use super::tensor::dtype_of;
 use bytes::Bytes;
 use prost::Message;
 use std::path::{Path, PathBuf};
@@ -26,9 +27,9 @@ impl File {
     /// It cannot be read, is not an ONNX file, is damaged, or uses another version of the operators.
     pub fn read(path: impl AsRef<Path>) -> Result<File, OnnxError> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|source| OnnxError::Read {
+        let bytes = std::fs::read(path).map_err(|error| OnnxError::Read {
             path: path.to_path_buf(),
-            source,
+            error,
         })?;
         File::decode(path, Bytes::from(bytes))
     }
@@ -94,6 +95,31 @@ impl File {
         &self.producer
     }
 
+    /// Inputs as the file declares them, without initializers.
+    pub fn inputs(&self) -> Vec<Declared> {
+        let stored = |name: &str| self.graph.initializer.iter().any(|t| t.name == name);
+        let given = self.graph.input.iter().filter(|info| !stored(&info.name));
+        given.map(declared).collect()
+    }
+
+    /// Outputs as the file declares them.
+    pub fn outputs(&self) -> Vec<Declared> {
+        self.graph.output.iter().map(declared).collect()
+    }
+
+    /// Its initializers together, used or not.
+    pub fn initializers(&self) -> Initializers {
+        let elements = |dims: &[i64]| {
+            dims.iter()
+                .fold(1u64, |p, n| p.saturating_mul((*n).max(0) as u64))
+        };
+        let all = self.graph.initializer.iter();
+        Initializers {
+            n: all.len(),
+            n_elements: all.fold(0, |sum, t| sum.saturating_add(elements(&t.dims))),
+        }
+    }
+
     /// Whether the model defines that operator as a function of its own.
     pub(super) fn defines(&self, domain: &str, name: &str) -> bool {
         self.functions.iter().any(|(d, n)| d == domain && n == name)
@@ -105,6 +131,42 @@ impl File {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         }
+    }
+}
+
+/// What the file says of an input or output, before anything is imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declared {
+    /// Its name.
+    pub name: String,
+    /// Its element type; `?` if the file does not say or Shorthaul does not have it.
+    pub dtype: String,
+    /// Its sizes: numbers, names, or `?`; `None` if not even their number is known.
+    pub shape: Option<Vec<String>>,
+}
+
+/// Initializers of a file together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Initializers {
+    /// How many.
+    pub n: usize,
+    /// Their elements together.
+    pub n_elements: u64,
+}
+
+fn declared(info: &ValueInfoProto) -> Declared {
+    let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+    let dtype = tensor.and_then(|t| dtype_of(t.elem_type).ok());
+    let size = |dim: &DimensionProto| match &dim.value {
+        Some(Dimension::DimValue(n)) => n.to_string(),
+        Some(Dimension::DimParam(name)) if !name.is_empty() => name.clone(),
+        _ => "?".to_string(),
+    };
+    let shape = tensor.and_then(|t| t.shape.as_ref());
+    Declared {
+        name: info.name.clone(),
+        dtype: dtype.map_or_else(|| "?".to_string(), |d| d.to_string()),
+        shape: shape.map(|s| s.dim.iter().map(size).collect()),
     }
 }
 

@@ -18,7 +18,7 @@ mod tensor;
 mod value;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
-pub use file::File;
+pub use file::{Declared, File, Initializers};
 pub use import::{Model, Options, Parameter, Port};
 pub use tensor::Stored;
 

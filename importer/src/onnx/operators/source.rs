@@ -109,15 +109,22 @@ fn dropout(cx: &mut NodeCx) -> Values {
     let ratio = cx.scalar(1)?.unwrap_or(0.5);
     let training = cx.scalar(2)?.unwrap_or(0.0) != 0.0;
     if training && ratio > 0.0 {
-        if cx.wants(1) {
-            return Err("its mask as an output is not supported in training mode".into());
-        }
         let x = cx.input(0)?;
         let (seed, id) = cx.randomness();
         let list = attrs([("p", Attr::Float(ratio)), ("id", Attr::Int(id))]);
-        return Ok(vec![Value::Data(
-            cx.op("dropout", &[Some(x), Some(seed)], list)?[0],
-        )]);
+        let y = cx.op("dropout", &[Some(x), Some(seed)], list.clone())?[0];
+        let mut values = vec![Value::Data(y)];
+        if cx.wants(1) {
+            // What becomes of ones, with the same random numbers.
+            let dtype = cx.dtype(x);
+            let same = Expr::In(0).eq_(Expr::In(0));
+            let one = Expr::select(same, Expr::float(1.0), Expr::float(1.0)).cast(dtype);
+            let ones = cx.elementwise(one, &[x])?;
+            let scaled = cx.op("dropout", &[Some(ones), Some(seed)], list)?[0];
+            let kept = Expr::In(0).gt(Expr::float(0.0));
+            values.push(Value::Data(cx.elementwise(kept, &[scaled])?));
+        }
+        return Ok(values);
     }
     let mut values = vec![cx.value(0)?];
     if cx.wants(1) {

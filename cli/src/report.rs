@@ -1,0 +1,175 @@
+//! `shorthaul report`: what Shorthaul makes of a model, in numbers.
+
+use crate::units::{bytes, count, table};
+use anyhow::{Context, Result, bail};
+use compiler::graph::{Bindings, DType};
+use compiler::importer::onnx::{File, Model, Options};
+use compiler::report::{KernelReport, Report};
+use compiler::{Plan, Step};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::Path;
+
+/// The text or JSON to print.
+///
+/// # Errors
+/// The file cannot be read or imported, a size has no value, or an operator has no kernels yet.
+pub fn run(
+    path: &Path,
+    options: &Options,
+    train: bool,
+    threads: u16,
+    as_json: bool,
+) -> Result<String> {
+    let model = File::read(path)?.import(options)?;
+    check_sizes(path, &model, options)?;
+    let plan = plan(&model, train).with_context(|| format!("cannot plan {}", path.display()))?;
+    let report = Report::of_plan(&plan, usize::from(threads))
+        .with_context(|| format!("cannot lower {}", path.display()))?;
+    Ok(if as_json {
+        let value = json!({
+            "path": path.display().to_string(),
+            "train": train,
+            "threads": threads,
+            "sizes": options.sizes,
+            "report": report,
+        });
+        format!("{value:#}\n")
+    } else {
+        text(path, &report, train)
+    })
+}
+
+/// Every dynamic size needs a value, and every value a size.
+fn check_sizes(path: &Path, model: &Model, options: &Options) -> Result<()> {
+    let open: Vec<_> = model
+        .sizes
+        .iter()
+        .map(|(name, _)| format!("--bind {name}=…"))
+        .collect();
+    if !open.is_empty() {
+        bail!(
+            "{} has dynamic sizes; give each a value: {}",
+            path.display(),
+            open.join(" ")
+        );
+    }
+    let file = File::read(path)?.import(&Options::default());
+    let known = file.map(|m| m.sizes).unwrap_or_default();
+    let is_known = |given: &str| {
+        known
+            .iter()
+            .any(|(name, symbol)| name == given || symbol.as_str() == given)
+    };
+    match options.sizes.keys().find(|name| !is_known(name)) {
+        Some(name) => {
+            let names: Vec<_> = known.iter().map(|(name, _)| name.as_str()).collect();
+            let has = if names.is_empty() {
+                "none".into()
+            } else {
+                names.join(", ")
+            };
+            bail!(
+                "{} has no dynamic size `{name}`; it has {has}",
+                path.display()
+            )
+        }
+        None => Ok(()),
+    }
+}
+
+/// The step: forward, or with the gradients of all trainable parameters.
+fn plan(model: &Model, train: bool) -> Result<Plan> {
+    let graph = &model.graph;
+    let step = if train {
+        let trainable = |position: &usize| {
+            let id = graph.inputs[*position];
+            let is_weight = model
+                .parameters
+                .iter()
+                .any(|p| p.container == id && p.trainable);
+            is_weight && graph.container(id).dtype >= DType::F16
+        };
+        let wrt: Vec<usize> = (0..graph.inputs.len()).filter(trainable).collect();
+        if wrt.is_empty() {
+            bail!("the model has no trainable parameters; leave out --train");
+        }
+        Step::training(graph, &wrt)?
+    } else {
+        Step::forward(graph)?
+    };
+    Ok(step.plan(&Bindings::new())?)
+}
+
+fn text(path: &Path, report: &Report, train: bool) -> String {
+    let step = if train {
+        "a training step"
+    } else {
+        "inference"
+    };
+    let mut text = format!(
+        "{}: {step} in {} kernels\n",
+        path.display(),
+        report.kernels.len()
+    );
+    let header = [
+        "kernel",
+        "stage",
+        "made by",
+        "read",
+        "written",
+        "least",
+        "operations",
+        "origin",
+    ];
+    let mut rows = vec![header.map(ToString::to_string).to_vec()];
+    rows.extend(report.kernels.iter().map(row));
+    text.push_str(&table(&rows));
+    let ratio = report.bytes_moved as f64 / report.bytes_least.max(1) as f64;
+    let _ = writeln!(
+        text,
+        "moved: {}, {ratio:.2} times the least possible ({}); fusion saved {}",
+        bytes(report.bytes_moved),
+        bytes(report.bytes_least),
+        bytes(report.bytes_saved)
+    );
+    let _ = writeln!(
+        text,
+        "arithmetic: {} operations",
+        count(report.operations as f64)
+    );
+    let memory = &report.memory;
+    let size = |n: usize| bytes(n as i64);
+    let _ = write!(
+        text,
+        "memory: arena {} forward",
+        size(memory.forward_arena_bytes)
+    );
+    if train {
+        let _ = write!(
+            text,
+            ", {} backward, {} kept between them",
+            size(memory.backward_arena_bytes),
+            size(memory.saved_bytes)
+        );
+    }
+    let _ = writeln!(
+        text,
+        ", {} for each thread",
+        size(memory.thread_scratch_bytes)
+    );
+    text
+}
+
+fn row(kernel: &KernelReport) -> Vec<String> {
+    vec![
+        kernel.name.clone(),
+        kernel.stage.to_string(),
+        kernel.path.to_string(),
+        bytes(kernel.bytes_read),
+        bytes(kernel.bytes_written),
+        bytes(kernel.bytes_least),
+        count(kernel.operations as f64),
+        kernel.origin.clone(),
+    ]
+}

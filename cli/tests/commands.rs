@@ -1,0 +1,154 @@
+//! The program as a user runs it: what it prints, where, and with which exit code.
+
+use std::process::{Command, Output, Stdio};
+
+const MLP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mlp.onnx");
+const UNSUPPORTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/unsupported.onnx");
+
+fn shorthaul(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shorthaul"));
+    command.args(args).env_remove("SHORTHAUL_ISA");
+    command.output().expect("the program starts")
+}
+
+/// Standard output of a run that must succeed.
+fn stdout(args: &[&str]) -> String {
+    let output = shorthaul(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Standard error of a run that must end with `code` and print nothing else.
+fn stderr(args: &[&str], code: i32) -> String {
+    let output = shorthaul(args);
+    let stderr = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr
+}
+
+#[test]
+fn info_says_what_is_in_a_model() {
+    let text = stdout(&["info", MLP]);
+    for part in [
+        "ONNX operators version 18, written by shorthaul-tests",
+        "  x  f32  [batch, 4]",
+        "dynamic sizes: batch",
+        "parameters: 3 with 72 elements (288 B), 72 of them trainable",
+        "  MatMul  1",
+        "imported: 4 library nodes",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    let bound = stdout(&["info", MLP, "--bind", "batch=8"]);
+    assert!(
+        bound.contains("  x  f32  [8, 4]") && !bound.contains("dynamic"),
+        "{bound}"
+    );
+}
+
+#[test]
+fn info_lists_every_unsupported_operator() {
+    let text = stdout(&["info", UNSUPPORTED]);
+    assert!(
+        text.contains("    Det: first, second\n    NonZero: find\n"),
+        "{text}"
+    );
+    let json = stdout(&["info", UNSUPPORTED, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["unsupported"][0]["operator"], "Det");
+    assert_eq!(json["unsupported"][0]["nodes"][1], "second");
+    assert_eq!(json["operators"]["Add"], 1);
+}
+
+#[test]
+fn report_counts_kernels_bytes_and_arithmetic() {
+    let json = stdout(&["report", MLP, "--bind", "batch=8", "--train", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let report = &json["report"];
+    let kernels = report["kernels"].as_array().expect("kernels");
+    let sum = |key: &str| -> i64 { kernels.iter().filter_map(|k| k[key].as_i64()).sum() };
+    assert_eq!(
+        sum("bytes_read") + sum("bytes_written"),
+        report["bytes_moved"]
+    );
+    // x, 3 parameters, y, its gradient and the parameters' gradients, once each.
+    let least = (8 * 4 + 72) + 8 * 4 + 8 * 4 + 72;
+    assert_eq!(report["bytes_least"], 4 * least);
+    let stages: Vec<_> = kernels.iter().filter_map(|k| k["stage"].as_str()).collect();
+    assert!(stages.contains(&"forward") && stages.contains(&"backward"));
+    // Three products of 8·4·8 multiplications and additions, two of them again backward.
+    let products: i64 = kernels
+        .iter()
+        .filter(|k| k["path"] == "gemm")
+        .filter_map(|k| k["operations"].as_i64())
+        .sum();
+    assert_eq!(products, 5 * 2 * 8 * 4 * 8);
+    let text = stdout(&["report", MLP, "--bind", "batch=8"]);
+    assert!(
+        text.contains("times the least possible") && text.contains("memory: arena"),
+        "{text}"
+    );
+}
+
+#[test]
+fn errors_are_one_message_with_the_next_step() {
+    let missing = stderr(&["info", "no-such.onnx"], 1);
+    assert!(
+        missing.starts_with("error: cannot read no-such.onnx: "),
+        "{missing}"
+    );
+    let other = stderr(&["info", file!()], 1);
+    assert!(
+        other.contains("cannot read") || other.contains("is not an ONNX file"),
+        "{other}"
+    );
+    let open = stderr(&["report", MLP], 1);
+    assert!(
+        open.contains("dynamic sizes; give each a value: --bind batch=…"),
+        "{open}"
+    );
+    let unknown = stderr(&["report", MLP, "--bind", "batch=8", "--bind", "seq=2"], 1);
+    assert!(
+        unknown.contains("no dynamic size `seq`; it has batch"),
+        "{unknown}"
+    );
+    let unsupported = stderr(&["report", UNSUPPORTED], 1);
+    assert!(unsupported.contains("NonZero: find"), "{unsupported}");
+    let usage = stderr(&["report", MLP, "--bind", "batch=none"], 2);
+    assert!(
+        usage.contains("`none` is not a size of at least 1"),
+        "{usage}"
+    );
+    assert_eq!(shorthaul(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn help_shows_examples() {
+    for command in [&["--help"][..], &["info", "--help"], &["report", "--help"]] {
+        assert!(
+            stdout(command).contains("shorthaul info")
+                || stdout(command).contains("--bind batch=8")
+        );
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_shorthaul"))
+        .args(["info", MLP])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the program ends");
+    assert!(output.status.success());
+    assert!(
+        output.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

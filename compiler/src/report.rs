@@ -1,0 +1,178 @@
+//! What a step does, in numbers: kernels, the bytes they move against the least possible,
+//! arithmetic and memory.
+//!
+//! Each container a kernel touches counts once, whole. The least
+//! possible is what crosses the border of the whole step ("Data Movement Is All You Need", arXiv
+//! 2007.00072, calls it Q). Nothing here is measured.
+
+use crate::error::CompileError;
+use crate::plan::Plan;
+use fusion::lower_bound;
+use graph::{ContainerId, Graph, Lifetime, Stage, SymExpr};
+use kernels::features::{Isa, Target, forced_isa};
+use kernels::lowering::{KernelInfo, lower};
+use kernels::toolchain::Family;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// A step in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Kernels in execution order.
+    pub kernels: Vec<KernelReport>,
+    /// Bytes that all kernels move together.
+    pub bytes_moved: i64,
+    /// Bytes that no schedule can avoid moving: inputs and parameters once, outputs once.
+    pub bytes_least: i64,
+    /// Arithmetic operations of all kernels.
+    pub operations: u64,
+    /// Memory.
+    pub memory: Memory,
+    /// Bytes that fusion saved.
+    pub bytes_saved: i64,
+    /// Rewrites that were not legal, in sentences.
+    pub refusals: Vec<String>,
+}
+
+/// One kernel in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KernelReport {
+    /// Its name in the C text.
+    pub name: String,
+    /// Where its operators came from.
+    pub origin: String,
+    /// `forward`, `backward` or `optimizer`.
+    pub stage: &'static str,
+    /// Which generator writes it.
+    pub path: &'static str,
+    /// Calls it takes.
+    pub launches: usize,
+    /// Bytes read from memory.
+    pub bytes_read: i64,
+    /// Bytes written to memory.
+    pub bytes_written: i64,
+    /// Of both, bytes of the step's own inputs, parameters and outputs: the rest is intermediate.
+    pub bytes_least: i64,
+    /// Arithmetic operations.
+    pub operations: u64,
+}
+
+/// Memory of a step in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Intermediate results of the forward pass, at most at one time.
+    pub forward_arena_bytes: usize,
+    /// Intermediate results of the backward pass, at most at one time.
+    pub backward_arena_bytes: usize,
+    /// What the forward pass keeps for the backward pass.
+    pub saved_bytes: usize,
+    /// Scratch for each thread.
+    pub thread_scratch_bytes: usize,
+}
+
+impl Report {
+    /// The report of a plan that is lowered for a number of threads now, but neither compiled nor run.
+    ///
+    /// # Errors
+    /// A graph that has no kernels yet, or `SHORTHAUL_ISA` that is no level.
+    pub fn of_plan(plan: &Plan, threads: usize) -> Result<Report, CompileError> {
+        let lowered = lower(&plan.graph, &planning_target()?, threads)?;
+        let memory = Memory {
+            forward_arena_bytes: lowered.memory.forward_arena_bytes,
+            backward_arena_bytes: lowered.memory.backward_arena_bytes,
+            saved_bytes: lowered.memory.saved_bytes,
+            thread_scratch_bytes: lowered.thread_scratch_bytes,
+        };
+        Ok(Report::new(plan, &lowered.kernels, memory))
+    }
+
+    /// The report of a plan and what its kernels became.
+    pub fn new(plan: &Plan, kernels: &[KernelInfo], memory: Memory) -> Report {
+        let graph = &plan.graph;
+        let border = border(graph);
+        let reports: Vec<_> = kernels
+            .iter()
+            .map(|info| {
+                let touched = info.reads.iter().chain(&info.writes);
+                KernelReport {
+                    name: info.name.clone(),
+                    origin: info.origin.clone(),
+                    stage: stage(info.stage),
+                    path: info.path,
+                    launches: info.n_launches,
+                    bytes_read: bytes(graph, &info.reads),
+                    bytes_written: bytes(graph, &info.writes),
+                    bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
+                    operations: info.flops,
+                }
+            })
+            .collect();
+        let applied = plan.decisions.iter().filter(|d| d.applied);
+        let refused = plan.decisions.iter().filter(|d| !d.applied);
+        Report {
+            bytes_moved: reports.iter().map(|k| k.bytes_read + k.bytes_written).sum(),
+            bytes_least: lower_bound(graph),
+            operations: reports.iter().map(|k| k.operations).sum(),
+            kernels: reports,
+            memory,
+            bytes_saved: applied.map(|d| d.bytes_saved).sum(),
+            refusals: refused
+                .map(|d| format!("{} at {}: {}", d.rewrite, d.origin, d.sentence))
+                .collect(),
+        }
+    }
+}
+
+/// The target this CPU says it is, without trying it: good enough to plan, not to run.
+fn planning_target() -> Result<Target, CompileError> {
+    let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
+        Some(isa) => isa,
+        None => declared_isa(),
+    };
+    Ok(Target::for_isa(isa, Family::Gcc))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn declared_isa() -> Isa {
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        Isa::Avx512
+    } else if std::arch::is_x86_feature_detected!("avx2") {
+        Isa::Avx2
+    } else {
+        Isa::Portable
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn declared_isa() -> Isa {
+    Isa::Portable
+}
+
+fn stage(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Forward => "forward",
+        Stage::Backward => "backward",
+        Stage::Optimizer => "optimizer",
+    }
+}
+
+/// Containers that the caller owns.
+fn border(graph: &Graph) -> BTreeSet<ContainerId> {
+    let given = |id: &ContainerId| graph.container(*id).lifetime != Lifetime::Transient;
+    let returned = graph.outputs.iter().map(|o| o.container);
+    graph
+        .container_ids()
+        .filter(given)
+        .chain(returned)
+        .collect()
+}
+
+/// Size of containers together.
+fn bytes<'a>(graph: &Graph, ids: impl IntoIterator<Item = &'a ContainerId>) -> i64 {
+    let size = |id: &ContainerId| {
+        let container = graph.container(*id);
+        let elements = SymExpr::product(&container.shape).as_const().unwrap_or(0);
+        elements * container.dtype.bytes() as i64
+    };
+    ids.into_iter().map(size).sum()
+}
