@@ -197,7 +197,8 @@ fn compare(what: &str, want: &Tensor, got: &Tensor) -> Result<(), String> {
         .fold(1.0f64, |m, x| m.max(x.abs()));
     for (n, (x, y)) in a.iter().zip(&b).enumerate() {
         let same = x == y || (x.is_nan() && y.is_nan());
-        if !same && !((x - y).abs() <= tolerance * largest) {
+        let error = (x - y).abs();
+        if !same && (error.is_nan() || error > tolerance * largest) {
             return Err(format!("{what}[{n}]: wanted {x}, got {y}"));
         }
     }

@@ -97,8 +97,14 @@ impl Extents {
             (false, c) if c < 0 => text.push_str(&format!(" - {}", c.unsigned_abs())),
             (false, c) => text.push_str(&format!(" + {c}")),
         }
+        // A lone quotient or remainder already stands in parentheses or is a call.
+        let lone = matches!(e.terms(), [(atoms, 1)] if atoms.len() == 1);
         let simple = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if simple { text } else { format!("({text})") }
+        if simple || lone {
+            text
+        } else {
+            format!("({text})")
+        }
     }
 
     fn atom_text(&self, atom: &Atom) -> String {
