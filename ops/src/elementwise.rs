@@ -8,7 +8,7 @@
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{broadcast_offset, constant_shape, unravel};
 use crate::shape_rules::{broadcast, broadcast_memlet, display, sum_to};
-use graph::{Attr, Builder, Expr, Tensor};
+use graph::{Attr, Binary, Builder, DType, Expr, SymExpr, Tensor, Unary};
 
 /// `elementwise`: attribute `expr`, and optionally `dtype` of the result.
 #[derive(Debug)]
@@ -107,13 +107,120 @@ impl Op for Elementwise {
     }
 
     fn samples(&self) -> Vec<Sample> {
-        let product = Expr::In(0).mul(Expr::In(1).tanh());
-        vec![Sample::new(
+        samples()
+    }
+}
+
+/// Broadcasting, and every scalar function: those of one domain are summed with different weights.
+fn samples() -> Vec<Sample> {
+    use Unary::*;
+    let of = |name: &str, inputs: &[&[i64]], expr: Expr| {
+        Sample::new(name, inputs, attrs([("expr", Attr::Expr(expr))]))
+    };
+    let weighted = |terms: Vec<Expr>| {
+        let scaled = terms.into_iter().enumerate();
+        let scaled = scaled.map(|(n, e)| e.mul(Expr::float(1.0 + 0.25 * n as f64)));
+        scaled.reduce(Expr::add).unwrap_or(Expr::float(0.0))
+    };
+    let unary = |name: &str, list: &[Unary], low: f64, high: f64| {
+        let terms = list.iter().map(|f| Expr::unary(*f, Expr::In(0)));
+        of(name, &[&[2, 17]], weighted(terms.collect())).range(low, high)
+    };
+    let binary = |list: &[Binary]| {
+        let term = |f: &Binary| Expr::binary(*f, Expr::In(0), Expr::In(1)).cast(DType::F32);
+        weighted(list.iter().map(term).collect())
+    };
+    let two: &[&[i64]] = &[&[2, 17], &[2, 17]];
+    let compared = [
+        Binary::Eq,
+        Binary::Ne,
+        Binary::Lt,
+        Binary::Le,
+        Binary::Gt,
+        Binary::Ge,
+        Binary::And,
+        Binary::Or,
+        Binary::Xor,
+    ];
+    let index = |d: &str| Expr::Index(SymExpr::symbol(d));
+    let uniform = Expr::Uniform(Expr::int(7).into(), index("i1").into());
+    let tested = |f: Unary| Expr::unary(f, Expr::In(0)).cast(DType::F32);
+    let integers = |f: Binary| Expr::binary(f, Expr::In(0), Expr::In(1));
+    let signed = Tensor::from_i64(DType::I64, &[6], vec![-7, -6, -1, 0, 5, 7]);
+    let divisors = Tensor::from_i64(DType::I64, &[6], vec![3, -4, 2, 5, -3, 7]);
+    let whole = integers(Binary::FloorDiv).mul(Expr::int(100));
+    vec![
+        of(
             "x·tanh(y) with y broadcast",
             &[&[2, 3, 4], &[3, 1]],
-            attrs([("expr", Attr::Expr(product))]),
-        )]
-    }
+            Expr::In(0).mul(Expr::In(1).tanh()),
+        ),
+        of(
+            "a row and a column",
+            &[&[4, 1], &[3]],
+            Expr::In(0).div(Expr::In(1)),
+        )
+        .range(0.5, 2.0),
+        unary(
+            "functions of any number",
+            &[
+                Neg, Abs, Exp, Expm1, Sin, Cos, Tanh, Erf, Sigmoid, Atan, Sinh, Cosh, Asinh,
+            ],
+            -3.0,
+            3.0,
+        ),
+        unary(
+            "functions of positive numbers",
+            &[Log, Log1p, Sqrt, Rsqrt, Recip],
+            0.3,
+            3.0,
+        ),
+        unary(
+            "functions of small numbers",
+            &[Tan, Asin, Acos, Atanh],
+            -0.9,
+            0.9,
+        ),
+        unary("functions of numbers above 1", &[Acosh], 1.2, 3.0),
+        unary("steps", &[Floor, Ceil, Round, Trunc, Sign], -3.0, 3.0),
+        of("tests", &[&[9]], tested(Not).add(tested(IsNan))).not_differentiable(),
+        of(
+            "binary functions",
+            two,
+            binary(&[
+                Binary::Add,
+                Binary::Sub,
+                Binary::Mul,
+                Binary::Div,
+                Binary::Mod,
+                Binary::FloorDiv,
+                Binary::Pow,
+                Binary::Min,
+                Binary::Max,
+                Binary::Atan2,
+            ]),
+        )
+        .range(0.3, 3.0),
+        of("comparisons", two, binary(&compared)).not_differentiable(),
+        of("integer division", &[], whole.add(integers(Binary::Mod)))
+            .value(0, signed)
+            .value(1, divisors)
+            .not_differentiable(),
+        of(
+            "a choice by position and chance",
+            &[&[2, 17]],
+            Expr::select(
+                index("i0").lt(Expr::int(1)),
+                Expr::In(0).mul(uniform),
+                Expr::In(0).mul(index("i1")),
+            ),
+        ),
+        of(
+            "rounded on the way",
+            &[&[9]],
+            Expr::In(0).cast(DType::I32).cast(DType::F32),
+        ),
+    ]
 }
 
 /// The expression over only the inputs it mentions, and those inputs.
