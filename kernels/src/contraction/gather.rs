@@ -80,14 +80,21 @@ fn split(
     }) {
         return Err(NoFastPath("a dimension occurs in two output axes"));
     }
-    // Solved for is the dim of the larger operand, which gets the guards; the other dim is the kernel's.
-    let elements = |x: &Access| -> i64 {
-        (0..p.dims.len())
-            .filter(|&d| x.has(d))
-            .map(|d| p.dims[d])
+    // Solved for is the dim of the operand with more positions, which gets the guards; the other dim
+    // is the kernel's. All axes must agree, or both operands end up guarded.
+    let positions = |x: &Access| -> i64 {
+        let composite = p
+            .out
+            .coords
+            .iter()
+            .filter(|c| c.terms.len() == 2)
+            .flat_map(|c| &c.terms);
+        composite
+            .filter(|t| x.has(t.0))
+            .map(|t| p.dims[t.0])
             .product()
     };
-    let a_is_larger = elements(&p.a) >= elements(&p.b);
+    let a_is_larger = positions(&p.a) >= positions(&p.b);
     terms.sort_by_key(|t| p.a.has(t.0) != a_is_larger);
     let (moved, st) = terms[0];
     let tap = terms.get(1).copied();

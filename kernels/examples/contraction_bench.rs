@@ -1,0 +1,364 @@
+//! Times the contractions of ResNet-50, MobileNetV2 and a BERT-large layer, per pass, and prints
+//! GFLOP/s. `cargo run --release --example contraction_bench -- [--filter TEXT] [--threads N] [--reps N]`
+
+#![allow(unsafe_code)]
+
+#[path = "../tests/contraction_cases/mod.rs"]
+mod contraction_cases;
+
+use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use contraction_cases::{Conv, extent, matmul};
+use kernels::contraction::{Contraction, EmittedContraction, Hooks, Target, emit};
+
+type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
+
+struct Row {
+    network: &'static str,
+    label: String,
+    times: u32,
+    contraction: Contraction,
+}
+
+fn convolutions(network: &'static str, layers: &[(u32, Conv)]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (i, (times, conv)) in layers.iter().enumerate() {
+        let kind = if conv.groups > 1 { "depthwise" } else { "" };
+        let label = |pass: &str| {
+            let (c, k) = (conv.c * conv.groups, conv.k * conv.groups);
+            format!(
+                "{network} {pass} {kind}{0}x{0} {c}->{k} {1} s{2}",
+                conv.kernel[0], conv.size[0], conv.stride
+            )
+        };
+        let mut push = |pass: &str, contraction| {
+            rows.push(Row {
+                network,
+                label: label(pass),
+                times: *times,
+                contraction,
+            });
+        };
+        push("forward", conv.forward());
+        if i > 0 {
+            push("dgrad", conv.data_gradient());
+        }
+        push("wgrad", conv.weight_gradient());
+    }
+    rows
+}
+
+fn resnet50() -> Vec<(u32, Conv)> {
+    let mut l = vec![(
+        1,
+        Conv {
+            nchw_input: true,
+            pad: 3,
+            ..Conv::square(8, 3, 64, 224, 7, 2)
+        },
+    )];
+    let mut c_in = 64;
+    for (stage, (mid, size, blocks)) in [(64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3)]
+        .into_iter()
+        .enumerate()
+    {
+        let (stride, in_size) = if stage == 0 { (1, size) } else { (2, size * 2) };
+        l.push((1, Conv::square(8, c_in, mid, in_size, 1, 1)));
+        l.push((1, Conv::square(8, mid, mid, in_size, 3, stride)));
+        l.push((1, Conv::square(8, c_in, mid * 4, in_size, 1, stride)));
+        l.push((blocks, Conv::square(8, mid, mid * 4, size, 1, 1)));
+        l.push((blocks - 1, Conv::square(8, mid * 4, mid, size, 1, 1)));
+        l.push((blocks - 1, Conv::square(8, mid, mid, size, 3, 1)));
+        c_in = mid * 4;
+    }
+    l
+}
+
+fn mobilenet_v2() -> Vec<(u32, Conv)> {
+    let mut l = vec![(
+        1,
+        Conv {
+            nchw_input: true,
+            ..Conv::square(8, 3, 32, 224, 3, 2)
+        },
+    )];
+    let (mut c, mut size) = (32, 112);
+    for (expand, out, n, stride) in [
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ] {
+        for i in 0..n {
+            let s = if i == 0 { stride } else { 1 };
+            if expand > 1 {
+                l.push((1, Conv::square(8, c, c * expand, size, 1, 1)));
+            }
+            l.push((1, Conv::depthwise(8, c * expand, size, 3, s)));
+            size /= s;
+            l.push((1, Conv::square(8, c * expand, out, size, 1, 1)));
+            c = out;
+        }
+    }
+    l.push((1, Conv::square(8, 320, 1280, 7, 1, 1)));
+    merge_equal(l)
+}
+
+fn merge_equal(layers: Vec<(u32, Conv)>) -> Vec<(u32, Conv)> {
+    let mut out: Vec<(u32, Conv)> = Vec::new();
+    for (n, c) in layers {
+        match out
+            .iter_mut()
+            .find(|o| format!("{:?}", o.1) == format!("{c:?}"))
+        {
+            Some(o) => o.0 += n,
+            None => out.push((n, c)),
+        }
+    }
+    out
+}
+
+/// Linear layers on [tokens, features] and attention on [B, L, heads, head] views.
+fn bert_layer() -> Vec<Row> {
+    let (batch, len, heads, head) = (2, 512, 16, 64);
+    let tokens = batch * len;
+    let mut rows = Vec::new();
+    let mut push = |times, label: String, contraction| {
+        rows.push(Row {
+            network: "bert",
+            label: format!("bert {label}"),
+            times,
+            contraction,
+        })
+    };
+    for (times, out, inp) in [(4, 1024, 1024), (1, 4096, 1024), (1, 1024, 4096)] {
+        push(
+            times,
+            format!("forward {inp}->{out}"),
+            matmul([1, tokens, out, inp], "mk", "nk", "mn"),
+        );
+        push(
+            times,
+            format!("dgrad {inp}->{out}"),
+            matmul([1, tokens, inp, out], "mk", "kn", "mn"),
+        );
+        push(
+            times,
+            format!("wgrad {inp}->{out}"),
+            matmul([1, out, inp, tokens], "km", "kn", "mn"),
+        );
+    }
+    for (label, m, n, k, a, b, out) in [
+        ("Q K^T", len, len, head, "mbk", "nbk", "bmn"),
+        ("P V", len, head, len, "bmk", "kbn", "mbn"),
+        ("dO V^T", len, len, head, "mbk", "nbk", "bmn"),
+        ("P^T dO", len, head, len, "bkm", "kbn", "mbn"),
+        ("dS K", len, head, len, "bmk", "kbn", "mbn"),
+        ("dS^T Q", len, head, len, "bkm", "kbn", "mbn"),
+    ] {
+        // The heads of one sequence; the two sequences follow each other.
+        push(
+            2,
+            format!("attention {label}"),
+            matmul([heads, m, n, k], a, b, out),
+        );
+    }
+    rows
+}
+
+struct Loaded {
+    row: Row,
+    e: EmittedContraction,
+    kernels: Vec<Kernel>,
+}
+
+fn lines(bytes: usize) -> Vec<[u64; 512]> {
+    vec![[0; 512]; bytes / 4096 + 2]
+}
+
+fn page(v: &mut [[u64; 512]]) -> *mut c_void {
+    let at = v.as_mut_ptr() as usize;
+    ((at + 4095) / 4096 * 4096) as *mut c_void
+}
+
+/// Median seconds of a run on `nt` threads.
+fn time(l: &Loaded, nt: i64, reps: usize) -> f64 {
+    let c = &l.row.contraction;
+    let mut data = [
+        extent(&c.a) * 4,
+        extent(&c.b) * 4,
+        extent(&c.out) * 4,
+        l.e.shared_scratch_bytes,
+    ]
+    .map(lines);
+    for operand in &mut data[..2] {
+        for (i, w) in operand.iter_mut().flatten().enumerate() {
+            let x = ((i * 7919 % 1000) as f32 / 1000.0).to_bits() as u64;
+            *w = x | (x << 32);
+        }
+    }
+    let buf: Vec<usize> = data.iter_mut().map(|d| page(d) as usize).collect();
+    let mut own: Vec<_> = (0..nt).map(|_| lines(l.e.thread_scratch_bytes)).collect();
+    let own: Vec<usize> = own.iter_mut().map(|d| page(d) as usize).collect();
+    let barrier = Barrier::new(nt as usize);
+    let spin = std::sync::atomic::AtomicUsize::new(0);
+    let wait = |round: &mut usize| {
+        use std::sync::atomic::Ordering::SeqCst;
+        *round += nt as usize;
+        spin.fetch_add(1, SeqCst);
+        while spin.load(SeqCst) < *round {
+            std::hint::spin_loop();
+        }
+    };
+    let mut seconds = Vec::new();
+    std::thread::scope(|s| {
+        let work = |tid: i64| {
+            let mut round = 0;
+            let mut times = Vec::new();
+            barrier.wait();
+            for _ in 0..reps + 2 {
+                let start = Instant::now();
+                for k in &l.kernels {
+                    unsafe {
+                        k(
+                            buf.as_ptr().cast(),
+                            own[tid as usize] as *mut c_void,
+                            tid,
+                            nt,
+                        )
+                    };
+                    wait(&mut round);
+                }
+                times.push(start.elapsed().as_secs_f64());
+            }
+            times.split_off(2)
+        };
+        let others: Vec<_> = (1..nt).map(|tid| s.spawn(move || work(tid))).collect();
+        seconds = work(0);
+        for o in others {
+            o.join().expect("no panic");
+        }
+    });
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn argument(name: &str) -> Option<String> {
+    let mut args = std::env::args().skip_while(|a| a != name);
+    args.nth(1)
+}
+
+/// Compiles, unless the same text has been compiled before; the library's path.
+fn compile(source: &str) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    source.hash(&mut hasher);
+    let stem = std::env::temp_dir().join(format!("contraction_bench_{:016x}", hasher.finish()));
+    let (c, so) = (stem.with_extension("c"), stem.with_extension("so"));
+    if so.exists() {
+        return so;
+    }
+    let started = Instant::now();
+    std::fs::write(&c, source).expect("a writable temporary directory");
+    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
+    let flags = [
+        "-O3",
+        "-march=native",
+        "-mprefer-vector-width=512",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-o",
+    ];
+    let done = Command::new(cc)
+        .args(flags)
+        .args([&so, &c])
+        .status()
+        .expect("a C compiler");
+    assert!(done.success(), "the emitted C does not compile");
+    println!(
+        "compiled {} in {:.1} s",
+        c.display(),
+        started.elapsed().as_secs_f64()
+    );
+    so
+}
+
+fn main() {
+    let threads: i64 = argument("--threads")
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(2);
+    let reps: usize = argument("--reps").and_then(|s| s.parse().ok()).unwrap_or(5);
+    let filter = argument("--filter").unwrap_or_default();
+    let mut rows = convolutions("resnet50", &resnet50());
+    rows.extend(convolutions("mobilenetv2", &mobilenet_v2()));
+    rows.extend(bert_layer());
+    rows.retain(|r| r.label.contains(&filter) && r.times > 0);
+    let target = Target {
+        vector_width: 16,
+        threads,
+    };
+    let started = Instant::now();
+    let mut source = String::new();
+    let mut emitted = Vec::new();
+    for (i, row) in rows.into_iter().enumerate() {
+        let e = emit(
+            &format!("k{i}"),
+            &row.contraction,
+            &Hooks::default(),
+            &target,
+        )
+        .expect("supported");
+        source.push_str(&e.source);
+        emitted.push((row, e));
+    }
+    let emit_seconds = started.elapsed().as_secs_f64();
+    let so = compile(&source);
+    println!(
+        "{} contractions, {} KB of C, emitted in {emit_seconds:.2} s",
+        emitted.len(),
+        source.len() / 1000
+    );
+    let lib = unsafe { libloading::Library::new(&so).expect("loadable") };
+    let mut loaded = Vec::new();
+    for (row, e) in emitted {
+        let symbol = |s: &str| unsafe { *lib.get::<Kernel>(s.as_bytes()).expect("the launch") };
+        let kernels = e.launches.iter().map(|l| symbol(&l.symbol)).collect();
+        loaded.push(Loaded { row, e, kernels });
+    }
+    if argument("--compile-only").is_some() {
+        return;
+    }
+    let mut totals: Vec<(&str, f64, f64)> = Vec::new();
+    for l in &loaded {
+        let t = time(l, threads, reps);
+        let n = f64::from(l.row.times);
+        let flops = l.e.flops as f64;
+        println!(
+            "{:44} {:22} x{} {:9.3} ms {:7.1} GFLOP/s",
+            l.row.label,
+            l.e.path,
+            l.row.times,
+            t * 1e3,
+            flops / t / 1e9
+        );
+        match totals.iter_mut().find(|x| x.0 == l.row.network) {
+            Some(x) => (x.1, x.2) = (x.1 + t * n, x.2 + flops * n),
+            None => totals.push((l.row.network, t * n, flops * n)),
+        }
+    }
+    for (network, t, flops) in totals {
+        println!(
+            "total {network}: {:.1} ms, {:.1} GFLOP/s",
+            t * 1e3,
+            flops / t / 1e9
+        );
+    }
+}
