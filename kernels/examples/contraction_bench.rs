@@ -189,8 +189,8 @@ fn page(v: &mut [[u64; 512]]) -> *mut c_void {
     ((at + 4095) / 4096 * 4096) as *mut c_void
 }
 
-/// Median seconds of a run on `nt` threads.
-fn time(l: &Loaded, nt: i64, reps: usize) -> f64 {
+/// Least and median seconds of a run on `nt` threads.
+fn time(l: &Loaded, nt: i64, reps: usize) -> (f64, f64) {
     let c = &l.row.contraction;
     let mut data = [
         extent(&c.a) * 4,
@@ -248,7 +248,7 @@ fn time(l: &Loaded, nt: i64, reps: usize) -> f64 {
         }
     });
     seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    (seconds[0], seconds[seconds.len() / 2])
 }
 
 fn argument(name: &str) -> Option<String> {
@@ -336,22 +336,23 @@ fn main() {
     if argument("--compile-only").is_some() {
         return;
     }
-    let mut totals: Vec<(&str, f64, f64)> = Vec::new();
+    let mut totals: Vec<(&str, f64, f64, f64)> = Vec::new();
     for l in &loaded {
-        let t = time(l, threads, reps);
+        let (best, t) = time(l, threads, reps);
         let n = f64::from(l.row.times);
         let flops = l.e.flops as f64;
         println!(
-            "{:44} {:22} x{} {:9.3} ms {:7.1} GFLOP/s",
+            "{:44} {:22} x{} {:9.3} ms {:7.1} GFLOP/s, best {:7.1}",
             l.row.label,
             l.e.path,
             l.row.times,
             t * 1e3,
-            flops / t / 1e9
+            flops / t / 1e9,
+            flops / best / 1e9
         );
         match totals.iter_mut().find(|x| x.0 == l.row.network) {
-            Some(x) => (x.1, x.2) = (x.1 + t * n, x.2 + flops * n),
-            None => totals.push((l.row.network, t * n, flops * n)),
+            Some(x) => (x.1, x.2, x.3) = (x.1 + t * n, x.2 + best * n, x.3 + flops * n),
+            None => totals.push((l.row.network, t * n, best * n, flops * n)),
         }
     }
     for (network, t, flops) in totals {

@@ -21,14 +21,16 @@ pub struct GatherForm {
 }
 
 /// Splits `p` by output phases.
-pub fn gather_form(p: Problem) -> Result<GatherForm, NoFastPath> {
+pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastPath> {
     let mut form = GatherForm::default();
+    p.tidy();
+    let guard_a = a_has_more_positions(&p);
     let mut open = vec![p];
     while let Some(mut p) = open.pop() {
         p.tidy();
         match p.out.coords.iter().position(|c| !c.covers(&p.dims)) {
             None => form.parts.push(p),
-            Some(x) => split(&p, x, &mut open, &mut form.zeros)?,
+            Some(x) => split(&p, x, guard_a, &mut open, &mut form.zeros)?,
         }
     }
     form.parts.reverse();
@@ -58,9 +60,28 @@ fn plain_in<'a>(p: &'a mut Problem, dim: usize) -> Result<(&'a mut Access, usize
     }
 }
 
+/// Whether `a` is the operand with more positions along composite output axes: it gets the guards, the
+/// other one is the kernel. All axes must agree, or both operands end up guarded.
+fn a_has_more_positions(p: &Problem) -> bool {
+    let positions = |x: &Access| -> i64 {
+        let composite = p
+            .out
+            .coords
+            .iter()
+            .filter(|c| c.terms.len() == 2)
+            .flat_map(|c| &c.terms);
+        composite
+            .filter(|t| x.has(t.0))
+            .map(|t| p.dims[t.0])
+            .product()
+    };
+    positions(&p.a) >= positions(&p.b)
+}
+
 fn split(
     p: &Problem,
     x: usize,
+    guard_a: bool,
     open: &mut Vec<Problem>,
     zeros: &mut Vec<ZeroFill>,
 ) -> Result<(), NoFastPath> {
@@ -80,22 +101,7 @@ fn split(
     }) {
         return Err(NoFastPath("a dimension occurs in two output axes"));
     }
-    // Solved for is the dim of the operand with more positions, which gets the guards; the other dim
-    // is the kernel's. All axes must agree, or both operands end up guarded.
-    let positions = |x: &Access| -> i64 {
-        let composite = p
-            .out
-            .coords
-            .iter()
-            .filter(|c| c.terms.len() == 2)
-            .flat_map(|c| &c.terms);
-        composite
-            .filter(|t| x.has(t.0))
-            .map(|t| p.dims[t.0])
-            .product()
-    };
-    let a_is_larger = positions(&p.a) >= positions(&p.b);
-    terms.sort_by_key(|t| p.a.has(t.0) != a_is_larger);
+    terms.sort_by_key(|t| p.a.has(t.0) != guard_a);
     let (moved, st) = terms[0];
     let tap = terms.get(1).copied();
     for ph in 0..st {
