@@ -263,6 +263,27 @@ fn convolution_weight_gradient() {
 }
 
 #[test]
+fn depthwise_convolutions() {
+    let mut r = Random(11);
+    let mut cases = Vec::new();
+    for _ in 0..14 {
+        let conv = Conv {
+            c: 1,
+            k: 1,
+            groups: r.pick(&[16, 24, 35, 64]),
+            nchw_input: false,
+            ..random_conv(&mut r)
+        };
+        cases.push((format!("forward {conv:?}"), conv.forward()));
+        cases.push((format!("data gradient {conv:?}"), conv.data_gradient()));
+        cases.push((format!("weight gradient {conv:?}"), conv.weight_gradient()));
+    }
+    for vw in [16, 8, 4] {
+        check_all("depthwise", vw, cases.clone(), false);
+    }
+}
+
+#[test]
 fn matrix_products_in_every_transposition() {
     let mut r = Random(3);
     let mut cases = Vec::new();
