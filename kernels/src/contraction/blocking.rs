@@ -122,6 +122,34 @@ impl Plan {
         self.nv * self.vw
     }
 
+    /// The decisions in one line, for the reader of the emitted text.
+    pub fn summary(&self) -> String {
+        let sizes = |dims: &[Dim]| {
+            let each: Vec<String> = dims.iter().map(|d| d.size.to_string()).collect();
+            each.join("x")
+        };
+        let s = &self.shape;
+        format!(
+            "batch {} m {} n {} k {}: tile {}+ along m{}, {} vectors; m{} in {}, k{} in {}, n in {}; {} parts, \
+             {} floats staged, vectors from {:?}",
+            sizes(&s.batch),
+            sizes(&s.m),
+            sizes(&s.n),
+            sizes(&s.k),
+            self.tiling.small,
+            self.tiling.axis,
+            self.nv,
+            self.m_cut.depth,
+            self.m_cut.blocks,
+            self.k_cut.depth,
+            self.k_cut.blocks,
+            self.n_chunks,
+            self.parts,
+            self.staging.as_ref().map_or(0, |s| s.floats),
+            self.source
+        )
+    }
+
     /// The innermost N dim.
     pub fn n_inner(&self) -> &Dim {
         &self.shape.n[self.shape.n.len() - 1]

@@ -270,6 +270,7 @@ impl Part<'_> {
     // ---- functions ----
 
     fn functions(&self, t: &mut CText) {
+        t.line(format!("/* {} */", self.plan.summary()));
         if self.plan.source != VectorSource::Direct {
             self.panel_function(t, self.plan.nr(), self.plan.nr(), "panel");
             if let Some(valid) = self.plan.tail() {

@@ -67,6 +67,12 @@ impl MicroKernel {
             let regs: Vec<String> = (0..self.nv).map(|j| format!("c{i}_{j} = {{0}}")).collect();
             t.line(format!("{vf} {};", regs.join(", ")));
         }
+        // The output is fetched while the reduction runs, instead of stalling the stores after it.
+        for (_, at) in &self.rows {
+            for line in 0..(self.nv * self.vw + 15) / 16 {
+                t.line(format!("__builtin_prefetch(c + {}, 1);", at + line * 16));
+            }
+        }
         self.reduction(&mut t, &vf);
         t.line("if (acc) {");
         for (i, j) in tile() {
