@@ -525,7 +525,7 @@ fn cost(p: &Plan, w: &Wishes) -> f64 {
     let resident = a_bytes
         + match p.source {
             VectorSource::Thread => chunk * kp * 4.0,
-            _ => 2.0 * b_bytes,
+            _ => b_bytes,
         };
     slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
     if column {
@@ -570,6 +570,9 @@ fn cost(p: &Plan, w: &Wishes) -> f64 {
     };
     let block_out = rows * chunk * 4.0;
     let out_bytes = batch * m * n * 4.0;
+    if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
+        cycles += out_bytes * 0.06;
+    }
     if k_blocks > 1.0 {
         let far = if block_out > 8e5 { 0.15 } else { 0.06 };
         cycles += out_bytes * 2.0 * (k_blocks / f(p.parts)) * far * f(p.parts);

@@ -231,7 +231,7 @@ impl Part<'_> {
         }
     }
 
-    /// Row length of the results in shared scratch.
+    /// Columns of the results in shared scratch, which lie there panel by panel.
     fn result_row(&self) -> i64 {
         self.plan.panels() * self.plan.nr()
     }
@@ -493,8 +493,7 @@ impl Part<'_> {
     /// Output stride of each M dim, in the real output or in shared scratch.
     fn o_strides(&self) -> Vec<i64> {
         let m = &self.plan.shape.m;
-        let inner =
-            |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>() * self.result_row();
+        let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>() * self.plan.nr();
         m.iter()
             .enumerate()
             .map(|(j, d)| if self.plan.to_scratch { inner(j) } else { d.o })
@@ -561,7 +560,33 @@ impl Part<'_> {
             nv: width / p.vw,
             last_lanes,
             nest: merge_levels(&levels),
+            ahead: self.ahead(),
         }
+    }
+
+    /// Tiles that use a panel before the next one is needed.
+    fn tiles_per_panel(&self) -> i64 {
+        let (p, m) = (&self.plan, &self.plan.shape.m);
+        let size = |j: usize| {
+            if j == p.tiling.axis {
+                p.tiling.n_tiles
+            } else {
+                m[j].size
+            }
+        };
+        let inner: i64 = (p.m_cut.depth + 1..=p.tiling.axis).map(size).product();
+        (size(p.m_cut.depth) + p.m_cut.blocks - 1) / p.m_cut.blocks * inner
+    }
+
+    /// Floats of the next panel that a tile fetches per reduction step, so that all tiles of a panel
+    /// together fetch the whole next one; panels in the thread's own scratch are near already.
+    fn ahead(&self) -> i64 {
+        let small = self.plan.k_total() * self.result_row() * 4 < 400_000;
+        if self.plan.source != VectorSource::Shared || small {
+            return 0;
+        }
+        let tiles = self.tiles_per_panel();
+        ((self.plan.nr() + tiles - 1) / tiles).min(16)
     }
 
     fn level_extent(&self, d: &Dim) -> i64 {
@@ -767,6 +792,10 @@ impl Part<'_> {
             ),
         };
         t.line(format!("const float *b = {b};"));
+        t.line(format!(
+            "const float *next = b + {}L;",
+            self.plan.k_total() * self.plan.nr()
+        ));
         t.line(format!("float *o = O + {};", self.panel_out(batch, &outer)));
         let axis = p.tiling.axis;
         let first = p.m_cut.depth.min(axis);
@@ -780,13 +809,9 @@ impl Part<'_> {
     fn panel_out(&self, batch: &[String], outer: &[String]) -> String {
         let (p, s) = (&self.plan, &self.plan.shape);
         if p.to_scratch {
-            let row = self.result_row();
-            return format!(
-                "(part*{}L + bt)*{}L + p*{}L",
-                self.batches(),
-                self.m_total() * row,
-                p.nr()
-            );
+            let all = self.m_total() * self.result_row();
+            let panel = self.m_total() * p.nr();
+            return format!("(part*{}L + bt)*{all}L + p*{panel}L", self.batches());
         }
         let mut at = strided(batch, &s.batch, |d| d.o);
         at.extend(strided(outer, &s.n, |d| d.o));
@@ -804,7 +829,7 @@ impl Part<'_> {
     ) {
         let (p, s) = (&self.plan, &self.plan.shape);
         let axis = p.tiling.axis;
-        t.line("for (long t = t0; t < t1; t++) {");
+        t.line("for (long t = t0; t < t1; t++, next += NEXT) {".replace("NEXT", &self.next_step()));
         t.line(format!("const long y = {};", p.tiling.start("t")));
         let o = self.o_strides();
         let (mut a_at, mut o_at) = (Vec::new(), Vec::new());
@@ -835,7 +860,7 @@ impl Part<'_> {
             let fixed: i64 = s.a.coords.iter().map(|c| c.offset * c.stride).sum();
             format!("A + {}", affine(&a_at, s.a.base + fixed))
         };
-        let args = format!("({a}, b, o + {}, kn, kb > kb0);", affine(&o_at, 0));
+        let args = format!("({a}, b, o + {}, next, kn, kb > kb0);", affine(&o_at, 0));
         self.dispatch(t, kernels, &args);
         t.line("}");
     }
@@ -863,6 +888,15 @@ impl Part<'_> {
             }
         }
         t.line(chain.join(" else "));
+    }
+
+    /// How far a tile's share of the next panel reaches, in floats.
+    fn next_step(&self) -> String {
+        let inner: i64 = self.plan.shape.k[self.plan.k_cut.depth + 1..]
+            .iter()
+            .map(|d| d.size)
+            .product();
+        format!("kn*{}L", inner * self.ahead())
     }
 
     /// Calls the epilogue on the M range of the current block and panels `p0..p1`.
@@ -898,16 +932,16 @@ impl Part<'_> {
 
     // ---- the combining launch ----
 
-    /// Sums the parts and moves them to the output: blocks of 16 columns, rows in the output's order.
+    /// Sums the parts and moves them to the output: blocks of columns, rows in the output's order.
     fn combine_function(&self, t: &mut CText) {
         let (p, s) = (&self.plan, &self.plan.shape);
-        const COLUMNS: i64 = 16;
+        let columns = p.nr().min(16);
         let m_row = self.o_strides();
         let mut order: Vec<usize> = (0..s.m.len()).collect();
         order.sort_by_key(|&j| std::cmp::Reverse(s.m[j].o));
         let (outer_m, inner_m) = (order[0], &order[1..]);
         let size = p.n_inner().size;
-        let col_blocks = (size + COLUMNS - 1) / COLUMNS;
+        let col_blocks = (size + columns - 1) / columns;
         let n_outer = p.panels() / p.inner_panels();
         let units = self.batches() * n_outer * col_blocks * s.m[outer_m].size;
         t.line(format!(
@@ -934,7 +968,7 @@ impl Part<'_> {
         let batch = decode(t, &s.batch, "bt", "bt");
         let outer = decode(t, &s.n[..s.n.len() - 1], "po", "po");
         t.line(format!(
-            "const long n0 = cb*{COLUMNS}L, n1 = shl_min(n0 + {COLUMNS}L, {size}L);"
+            "const long n0 = cb*{columns}L, n1 = shl_min(n0 + {columns}L, {size}L);"
         ));
         for &j in inner_m {
             t.line(format!(
@@ -944,12 +978,18 @@ impl Part<'_> {
         }
         let mut from: Vec<(String, i64)> =
             order.iter().map(|&j| (format!("y{j}"), m_row[j])).collect();
-        from.push(("po".to_string(), p.inner_panels() * p.nr()));
+        let panel = self.m_total() * p.nr();
+        from.push((
+            format!("(po*{}L + n0/{}L)", p.inner_panels(), p.nr()),
+            panel,
+        ));
+        from.push((format!("n0%{}L", p.nr()), 1));
         from.push(("bt".to_string(), self.m_total() * self.result_row()));
         let mut to: Vec<(String, i64)> =
             order.iter().map(|&j| (format!("y{j}"), s.m[j].o)).collect();
         to.extend(strided(&batch, &s.batch, |d| d.o));
         to.extend(strided(&outer, &s.n, |d| d.o));
+        to.push(("n0".to_string(), p.n_inner().o));
         t.line(format!("const float *r = R + {};", affine(&from, 0)));
         t.line(format!("float *o = O + {};", affine(&to, 0)));
         let part = self.batches() * self.m_total() * self.result_row();
@@ -957,7 +997,7 @@ impl Part<'_> {
             .map(|q| format!("r[n + {}L]", q * part))
             .collect();
         t.line(format!(
-            "for (long n = n0; n < n1; n++) o[n*{}L] = {};",
+            "for (long n = 0; n < n1 - n0; n++) o[n*{}L] = {};",
             p.n_inner().o,
             sum.join(" + ")
         ));

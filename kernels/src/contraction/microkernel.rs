@@ -22,7 +22,12 @@ pub struct MicroKernel {
     /// Lanes of the last vector that are stored.
     pub last_lanes: i64,
     pub nest: Vec<Level>,
+    /// Floats of the next panel fetched into L2 per reduction step, counted from the argument `next`.
+    pub ahead: i64,
 }
+
+/// Innermost reduction loops up to this length are unrolled.
+const SHORT_LOOP: i64 = 8;
 
 /// Joins neighbouring loops that walk both operands in one stride.
 pub fn merge_levels(levels: &[Level]) -> Vec<Level> {
@@ -45,13 +50,15 @@ pub fn merge_levels(levels: &[Level]) -> Vec<Level> {
 
 impl MicroKernel {
     /// The function's name and its guarded text. Signature:
-    /// `(const float *a, const float *b, float *c, long kn, long acc)`; `acc` adds to `c`.
+    /// `(const float *a, const float *b, float *c, const float *next, long kn, long acc)`; `acc` adds
+    /// to `c`, `next` is the part of the next panel that this call fetches.
     pub fn emit(&self) -> (String, String) {
         let body = self.body();
         let name = format!("shl_mk{:016x}", hash(&body));
         let guard = name.to_uppercase();
         let head = "static __attribute__((noinline)) void";
-        let args = "(const float *restrict a, const float *restrict b, float *restrict c, long kn, long acc)";
+        let args = "(const float *restrict a, const float *restrict b, float *restrict c, \
+                    const float *next, long kn, long acc)";
         (
             name.clone(),
             format!("#ifndef {guard}\n#define {guard}\n{head} {name}{args} {{\n{body}}}\n#endif\n"),
@@ -62,7 +69,7 @@ impl MicroKernel {
         let mut t = CText::default();
         let vf = format!("vf{}", self.vw);
         let tile = || (0..self.rows.len()).flat_map(|i| (0..self.nv).map(move |j| (i, j)));
-        t.line("(void)kn;");
+        t.line("(void)kn; (void)next;");
         for i in 0..self.rows.len() {
             let regs: Vec<String> = (0..self.nv).map(|j| format!("c{i}_{j} = {{0}}")).collect();
             t.line(format!("{vf} {};", regs.join(", ")));
@@ -93,6 +100,9 @@ impl MicroKernel {
                 (true, e) => format!("kn*{e}L"),
                 (false, e) => format!("{e}L"),
             };
+            if l + 1 == self.nest.len() && !level.runtime && level.extent <= SHORT_LOOP {
+                t.line(format!("#pragma GCC unroll {SHORT_LOOP}"));
+            }
             t.line(format!("for (long k{l} = 0; k{l} < {count}; k{l}++) {{"));
         }
         let at = |pick: fn(&Level) -> i64| {
@@ -106,6 +116,12 @@ impl MicroKernel {
         };
         t.line(format!("const float *ap = a + {};", at(|l| l.a)));
         t.line(format!("const float *bp = b + {};", at(|l| l.b)));
+        if self.ahead > 0 {
+            t.line(format!(
+                "__builtin_prefetch(next, 0, 2); next += {};",
+                self.ahead
+            ));
+        }
         for j in 0..self.nv {
             t.line(format!(
                 "const {vf} b{j} = *(const {vf} *)(bp + {});",
