@@ -344,6 +344,160 @@ fn operands_may_come_swapped() {
     check_all("swapped", 16, cases, false);
 }
 
+/// Runs one contraction with hooks whose effect is also applied to the reference.
+fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out_at: &str) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = Target {
+        vector_width: 16,
+        threads: 2,
+    };
+    let e = emit("k", c, hooks, &target).expect("supported");
+    let text = hook_text.replace("OUT_AT", out_at);
+    let lib = compile(dir.path(), "hooks", &format!("{text}{}", e.source));
+    let mut r = Random(5);
+    let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
+    let len = extent(&c.out);
+    let through = |x: &[f32], hook: &Option<String>| -> Vec<f32> {
+        x.iter()
+            .map(|v| {
+                if hook.is_some() {
+                    (2.0 * v + 1.0).max(0.0)
+                } else {
+                    *v
+                }
+            })
+            .collect()
+    };
+    let expected = reference(
+        c,
+        &through(&a, &hooks.prologue_a),
+        &through(&b, &hooks.prologue_b),
+        len,
+    );
+    for nt in [1, 2, 3] {
+        let mut out = vec![f32::NAN; len];
+        run(&lib, &e, &a, &b, &mut out, nt);
+        for (i, want) in expected.iter().enumerate() {
+            let want = if hooks.epilogue.is_some() {
+                3.0 * want + i as f64 / 64.0
+            } else {
+                *want
+            };
+            let error = (f64::from(out[i]) - want).abs();
+            assert!(
+                error < 1e-3,
+                "{label} ({}): element {i} is {}, expected {want}",
+                e.path,
+                out[i]
+            );
+        }
+    }
+}
+
+/// The epilogue triples each element once and adds a multiple of its position.
+const EPILOGUE: &str = "static inline void epi(void *const *buf, long tid, long bt, long m0, long m1, long n0, long n1) {
+    float *o = buf[2]; (void)tid; (void)bt;
+    for (long m = m0; m < m1; m++) for (long n = n0; n < n1; n++) o[OUT_AT] = 3*o[OUT_AT] + (OUT_AT)/64.0f;
+}
+";
+
+#[test]
+fn epilogues_see_every_final_element_once() {
+    let hooks = Hooks {
+        epilogue: Some("epi".into()),
+        ..Hooks::default()
+    };
+    let conv = Conv::square(3, 20, 40, 11, 3, 1);
+    let strided = Conv::square(2, 24, 36, 13, 3, 2);
+    let pointwise = Conv::square(2, 24, 36, 9, 1, 2);
+    let deep = Conv::depthwise(2, 48, 9, 3, 1);
+    let deep_strided = Conv::depthwise(2, 48, 9, 3, 2);
+    for (label, c, at) in [
+        ("forward", conv.forward(), "m*40 + n"),
+        ("data gradient", conv.data_gradient(), "m*20 + n"),
+        ("weight gradient", conv.weight_gradient(), "n*180 + m"),
+        ("strided data gradient", strided.data_gradient(), "m*24 + n"),
+        (
+            "strided pointwise data gradient",
+            pointwise.data_gradient(),
+            "m*24 + n",
+        ),
+        ("depthwise", deep.forward(), "m*48 + n"),
+        (
+            "depthwise strided data gradient",
+            deep_strided.data_gradient(),
+            "m*48 + n",
+        ),
+        (
+            "batched product",
+            matmul([3, 50, 70, 33], "bmk", "bkn", "bmn"),
+            "bt*3500 + m*70 + n",
+        ),
+        (
+            "transposed result",
+            matmul([1, 50, 70, 33], "mk", "kn", "nm"),
+            "n + m*50",
+        ),
+        (
+            "long reduction",
+            matmul([1, 30, 40, 5000], "km", "kn", "mn"),
+            "m*40 + n",
+        ),
+    ] {
+        check_hooks(label, &c, &hooks, EPILOGUE, at);
+    }
+}
+
+#[test]
+fn prologues_transform_what_is_read_but_not_the_borders() {
+    let text =
+        "static inline void pro(void *const *buf, float *dst, long offset, long stride, long len) {
+    const float *s = (const float *)buf[SIDE] + offset;
+    for (long i = 0; i < len; i++) { float v = 2*s[i*stride] + 1; dst[i] = v > 0 ? v : 0; }
+}
+";
+    let conv = Conv::square(2, 20, 40, 11, 3, 1);
+    let image = Conv {
+        nchw_input: true,
+        ..Conv::square(2, 3, 40, 12, 5, 2)
+    };
+    for (label, c) in [
+        ("forward", conv.forward()),
+        ("forward from channels first", image.forward()),
+        ("data gradient", conv.data_gradient()),
+        ("weight gradient", conv.weight_gradient()),
+        ("pointwise", Conv::square(2, 24, 36, 9, 1, 2).forward()),
+        ("product", matmul([2, 50, 70, 33], "bmk", "bkn", "bmn")),
+        (
+            "transposed product",
+            matmul([2, 50, 70, 300], "bkm", "bnk", "bmn"),
+        ),
+    ] {
+        let on_a = Hooks {
+            prologue_a: Some("pro".into()),
+            ..Hooks::default()
+        };
+        check_hooks(
+            &format!("{label}, a"),
+            &c,
+            &on_a,
+            &text.replace("SIDE", "0"),
+            "0",
+        );
+        let on_b = Hooks {
+            prologue_b: Some("pro".into()),
+            ..Hooks::default()
+        };
+        check_hooks(
+            &format!("{label}, b"),
+            &c,
+            &on_b,
+            &text.replace("SIDE", "1"),
+            "0",
+        );
+    }
+}
+
 #[test]
 fn what_has_no_fast_path_takes_plain_loops() {
     // Both operands guarded.

@@ -7,7 +7,7 @@ use super::gather::{GatherForm, ZeroFill};
 use super::microkernel::{Level, MicroKernel, merge_levels};
 use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastPath, Roles, Target};
+use super::{EmittedContraction, Hooks, Launch, NoFastPath, Target, roles};
 
 /// One gather-form part on its way to text.
 struct Part<'a> {
@@ -15,8 +15,6 @@ struct Part<'a> {
     /// Prefix of its static functions.
     prefix: String,
     hooks: &'a Hooks,
-    /// Whether this part calls the epilogue itself.
-    epilogue: bool,
     /// Floats before its region of the shared scratch.
     shared_at: i64,
 }
@@ -34,10 +32,6 @@ pub fn emit(
     hooks: &Hooks,
     target: &Target,
 ) -> Result<EmittedContraction, NoFastPath> {
-    let single = form.parts.len() == 1 && form.zeros.is_empty();
-    if !single && hooks.epilogue.is_some() {
-        return Err(NoFastPath("the output is written in several phases"));
-    }
     let mut parts = Vec::new();
     let mut shared = 0;
     for (i, problem) in form.parts.iter().enumerate() {
@@ -55,7 +49,6 @@ pub fn emit(
             plan,
             prefix: format!("{name}_p{i}"),
             hooks,
-            epilogue: single,
             shared_at: shared,
         };
         shared += part.packed_floats() + part.result_floats();
@@ -102,7 +95,10 @@ pub fn emit(
         thread_scratch_bytes: (thread * 4) as usize,
         flops: 0,
         path: parts.first().map_or("zero", Part::path),
-        roles: parts.first().map(Part::roles).unwrap_or_default(),
+        roles: parts
+            .first()
+            .map(|p| roles(&form.parts[0], p.plan.shape.swapped))
+            .unwrap_or_default(),
     })
 }
 
@@ -202,16 +198,6 @@ impl Part<'_> {
             (true, true) => "convolution, reduced",
             (false, false) => "gemm",
             (false, true) => "gemm, reduced",
-        }
-    }
-
-    fn roles(&self) -> Roles {
-        let ids = |dims: &[Dim]| dims.iter().map(|d| d.id).collect();
-        let s = &self.plan.shape;
-        Roles {
-            batch: ids(&s.batch),
-            m: ids(&s.m),
-            n: ids(&s.n),
         }
     }
 
@@ -902,12 +888,7 @@ impl Part<'_> {
     /// Calls the epilogue on the M range of the current block and panels `p0..p1`.
     fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
-        let Some(epilogue) = self
-            .hooks
-            .epilogue
-            .as_ref()
-            .filter(|_| self.epilogue && !p.to_scratch)
-        else {
+        let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| !p.to_scratch) else {
             return;
         };
         let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
@@ -1002,7 +983,7 @@ impl Part<'_> {
             sum.join(" + ")
         ));
         t.close(inner_m.len());
-        if let Some(e) = self.hooks.epilogue.as_ref().filter(|_| self.epilogue) {
+        if let Some(e) = &self.hooks.epilogue {
             let inner: i64 = inner_m.iter().map(|&j| s.m[j].size).product();
             let n_at = format!("po*{size}L");
             t.line(format!("{e}(buf, tid, bt, y{outer_m}*{inner}L, (y{outer_m} + 1)*{inner}L, {n_at} + n0, {n_at} + n1);"));

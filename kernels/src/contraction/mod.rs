@@ -196,18 +196,76 @@ fn specialized(
     hooks: &Hooks,
     target: &Target,
 ) -> Result<EmittedContraction, NoFastPath> {
-    let parts = gather::gather_form(access::Problem::new(c))?;
-    if let Some(done) = depthwise::emit(name, &parts, hooks, target)? {
-        return Ok(EmittedContraction {
-            flops: flops(c),
-            ..done
-        });
+    let form = gather::gather_form(access::Problem::new(c))?;
+    let phased = form.parts.len() > 1 || !form.zeros.is_empty();
+    let inner = if phased {
+        Hooks {
+            epilogue: None,
+            ..hooks.clone()
+        }
+    } else {
+        hooks.clone()
+    };
+    let mut done = match depthwise::emit(name, &form, &inner, target)? {
+        Some(done) => done,
+        None => driver::emit(name, &form, &inner, target)?,
+    };
+    done.flops = flops(c);
+    if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {
+        epilogue_launch(&mut done, name, c, epilogue, target);
     }
-    let done = driver::emit(name, &parts, hooks, target)?;
-    Ok(EmittedContraction {
-        flops: flops(c),
-        ..done
-    })
+    Ok(done)
+}
+
+/// An output written in phases is complete only at the end: the epilogue gets a launch of its own.
+fn epilogue_launch(
+    e: &mut EmittedContraction,
+    name: &str,
+    c: &Contraction,
+    epilogue: &str,
+    target: &Target,
+) {
+    const BLOCK_FLOATS: i64 = 1 << 16;
+    let size = |dims: &[usize]| dims.iter().map(|&d| c.dims[d]).product::<i64>();
+    let (batch, n) = (size(&e.roles.batch), size(&e.roles.n));
+    let m = c.out.axes.iter().map(|ax| ax.size).product::<i64>() / (batch * n);
+    let blocks = (m * n / BLOCK_FLOATS + 1).max(2 * target.threads).min(m);
+    let symbol = format!("{name}_epilogue");
+    let mut t = text::CText::default();
+    t.line(format!(
+        "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
+    ));
+    t.line("(void)scratch;");
+    let units = batch * blocks;
+    t.line(format!(
+        "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+    ));
+    t.line(format!("const long q = u%{blocks}L;"));
+    t.line(format!(
+        "{epilogue}(buf, tid, u/{blocks}L, {m}L*q/{blocks}L, {m}L*(q + 1)/{blocks}L, 0, {n}L);"
+    ));
+    t.close(2);
+    e.source.push_str(&t.finish());
+    e.launches.push(Launch { symbol });
+}
+
+/// Dims by role, in the order of the output's strides; the vector operand is `a` if `swapped`.
+fn roles(p: &access::Problem, swapped: bool) -> Roles {
+    let vector = if swapped { &p.a } else { &p.b };
+    let broadcast = if swapped { &p.b } else { &p.a };
+    let mut dims: Vec<usize> = (0..p.dims.len())
+        .filter(|&d| p.dims[d] > 1 && p.out.has(d))
+        .collect();
+    dims.sort_by_key(|&d| std::cmp::Reverse(p.out.stride(d)));
+    let mut r = Roles::default();
+    for d in dims {
+        match (broadcast.has(d), vector.has(d)) {
+            (true, true) => r.batch.push(d),
+            (false, true) => r.n.push(d),
+            _ => r.m.push(d),
+        }
+    }
+    r
 }
 
 fn flops(c: &Contraction) -> u64 {
