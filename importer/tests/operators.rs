@@ -1,7 +1,7 @@
-//! The ONNX standard's node tests: each case is imported, interpreted in double precision and
-//! compared with the standard's expected outputs.
+//! The ONNX standard's node tests, and models that PyTorch exported: each case is imported,
+//! interpreted in double precision and compared with the expected outputs.
 //!
-//! Data and how it is made: tests/data/generate.py. A case the importer refuses must be in its
+//! Data and how it is made: tests/data/generate.py and tests/data/export.py. A case the importer refuses must be in its
 //! family's list of refusals below, with the words of the refusal; a case that is supported and
 //! listed fails too, so the lists cannot go stale.
 
@@ -158,13 +158,36 @@ macro_rules! families {
 families! {
     activation: [];
     arithmetic: [];
+    attention: [
+        ("test_attention_23_fullymasked_qk_*", "only its first output"),
+        ("test_attention_24_fullymasked_qk_*", "only its first output"),
+        ("test_attention_24_qk_matmul_*", "only its first output"),
+        ("test_attention_3d_local_window", "`left_window_size` is not supported"),
+        ("test_attention_4d_causal_nonpad_*", "lengths of keys are not supported"),
+        ("test_attention_4d_causal_padded_kv_bf16", "lengths of keys are not supported"),
+        ("test_attention_4d_gqa_causal_nonpad_*", "lengths of keys are not supported"),
+        ("test_attention_4d_padded_kv_bf16", "lengths of keys are not supported"),
+        ("test_attention_4d_softcap_*", "`softcap` is not supported"),
+        ("test_attention_bidirectional_window", "`right_window_size` are not supported"),
+        ("test_attention_local_window_ext_*", "lengths of keys are not supported"),
+    ];
     contraction: [];
     convolution: [];
+    exported: [];
     indexing: [
         ("test_gathernd_example_int32_batch_dim1", "`batch_dims` is not supported"),
         ("test_scatter_elements_with_reduction_max", "reduction `max` is not supported"),
         ("test_scatter_elements_with_reduction_min", "reduction `min` is not supported"),
         ("test_scatter_elements_with_reduction_mul", "reduction `mul` is not supported"),
+    ];
+    loss: [];
+    normalization: [];
+    pooling: [
+        ("test_averagepool_2d_dilations", "does not support dilation"),
+        ("test_averagepool_3d_dilations_small", "does not support dilation"),
+        ("test_lppool_2d_dilations", "does not support dilation"),
+        ("test_maxpool_with_argmax_2d_precomputed_strides", "column-major order"),
+        ("test_maxpool_2d_uint8", "does not support elements of type u8"),
     ];
     reduction: [];
     shape: [];

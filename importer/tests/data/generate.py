@@ -48,6 +48,9 @@ OLDEST_OPSET = 13
 # Element types, by their number in TensorProto.DataType.
 ELEMENT_TYPES = {1, 2, 3, 5, 6, 7, 9, 10, 11, 16}
 
+# Cases whose expected outputs are written with four digits.
+ROUNDED = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}
+
 
 def varint(n):
     """`n` as a protobuf varint."""
@@ -137,7 +140,7 @@ def main():
     for case in sorted(cases, key=lambda case: case.name):
         if case.model is None or case.name.endswith("_expanded") or "_expanded_" in case.name:
             continue
-        if is_random(case) or case.name.endswith("_old"):
+        if is_random(case) or case.name in ROUNDED or case.name.endswith("_old"):
             continue
         operators = {node.op_type for node in case.model.graph.node}
         domains = {entry.domain for entry in case.model.opset_import}

@@ -4,7 +4,7 @@ use super::convolution::Geometry;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use crate::onnx::value::Value;
-use graph::{Attr, Attrs, ContainerId, Expr};
+use graph::{Attr, Attrs, ContainerId, Expr, SymExpr};
 
 pub static RULES: Rules = &[
     ("AveragePool", average),
@@ -33,15 +33,26 @@ fn window(cx: &NodeCx, x: ContainerId) -> Result<Attrs, Refusal> {
     Ok(list)
 }
 
+/// The second output counts positions through the whole input, as ONNX does; the operator's own
+/// counts within a channel.
 fn max(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
-    if cx.wants(1) {
-        return Err(Refusal(
-            "its output of indices is not supported; only the values are".into(),
-        ));
-    }
     let list = window(cx, x)?;
-    Ok(vec![Value::Data(cx.op("max_pool", &[Some(x)], list)?[0])])
+    let outputs = cx.op("max_pool", &[Some(x)], list)?;
+    let mut values = vec![Value::Data(outputs[0])];
+    if cx.wants(1) {
+        if cx.int("storage_order", 0)? != 0 {
+            return Err(Refusal(
+                "indices in column-major order are not supported".into(),
+            ));
+        }
+        let shape = cx.shape(x);
+        let plane = SymExpr::product(&shape[2..]);
+        let channel = SymExpr::symbol("i0") * shape[1].clone() + SymExpr::symbol("i1");
+        let whole = Expr::In(0).add(Expr::Index(channel * plane));
+        values.push(Value::Data(cx.elementwise(whole, &[outputs[1]])?));
+    }
+    Ok(values)
 }
 
 fn average(cx: &mut NodeCx) -> Values {

@@ -41,7 +41,8 @@ fn reduce_with(cx: &mut NodeCx, kind: &str, alone: Option<Expr>, after: Option<E
     let rank = cx.rank(x);
     let axes = cx.ints_of("axes", 1)?.unwrap_or_default();
     let keep = cx.int("keepdims", 1)? != 0;
-    let mut y = if axes.is_empty() && cx.int("noop_with_empty_axes", 0)? != 0 {
+    let noop = cx.int("noop_with_empty_axes", 0)? != 0;
+    let mut y = if axes.is_empty() && noop {
         match alone {
             Some(f) => cx.elementwise(f, &[x])?,
             None => x,

@@ -229,9 +229,6 @@ fn pad(cx: &mut NodeCx) -> Values {
         low[*axis] = pads[n].clone();
         high[*axis] = pads[n + axes.len()].clone();
     }
-    if low.iter().chain(&high).all(SymExpr::is_zero) {
-        return single(x);
-    }
     let mode = match cx.text("mode", "constant")?.as_str() {
         "constant" => "constant",
         "reflect" => "reflect",
@@ -242,6 +239,9 @@ fn pad(cx: &mut NodeCx) -> Values {
             )));
         }
     };
+    if low.iter().chain(&high).all(SymExpr::is_zero) {
+        return single(x);
+    }
     let value = cx.scalar(2)?.unwrap_or(0.0);
     let list = attrs([
         ("low", Attr::Sizes(low)),
