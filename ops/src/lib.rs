@@ -3,6 +3,7 @@
 //! The registry maps the name in a library node to its [`op::Op`]. Nothing outside this room knows
 //! what an operator does except through that trait.
 
+pub mod activations;
 pub mod arg_reduce;
 pub mod attention;
 pub mod check;

@@ -2,49 +2,46 @@
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{Binary, Expr, Unary};
+use graph::Expr;
+use ops::activations as act;
 
 pub static RULES: Rules = &[
     ("Celu", |cx| {
         let alpha = cx.float("alpha", 1.0)?;
-        apply(cx, |x| scaled_exp(x, 1.0, alpha, 1.0 / alpha))
+        apply(cx, |x| act::elu(x, 1.0, alpha, 1.0 / alpha))
     }),
     ("Elu", |cx| {
         let alpha = cx.float("alpha", 1.0)?;
-        apply(cx, |x| scaled_exp(x, 1.0, alpha, 1.0))
+        apply(cx, |x| act::elu(x, 1.0, alpha, 1.0))
     }),
     ("Gelu", gelu),
     ("HardSigmoid", |cx| {
         let (alpha, beta) = (cx.float("alpha", 0.2)?, cx.float("beta", 0.5)?);
-        apply(cx, |x| hard_sigmoid(x, alpha, beta))
+        apply(cx, |x| act::hardsigmoid(x, alpha, beta))
     }),
-    ("HardSwish", |cx| {
-        apply(cx, |x| x.clone().mul(hard_sigmoid(x, 1.0 / 6.0, 0.5)))
-    }),
+    ("HardSwish", |cx| apply(cx, act::hardswish)),
     ("LeakyRelu", |cx| {
         let alpha = cx.float("alpha", 0.01)?;
-        apply(cx, |x| leaky(x, Expr::float(alpha)))
+        apply(cx, |x| act::leaky_relu(x, Expr::float(alpha)))
     }),
-    ("Mish", |cx| {
-        apply(cx, |x| x.clone().mul(softplus(x).tanh()))
-    }),
+    ("Mish", |cx| apply(cx, act::mish)),
     ("PRelu", |cx| {
         let inputs = cx.all_inputs()?;
-        let y = cx.elementwise(leaky(Expr::In(0), Expr::In(1)), &inputs)?;
+        let y = cx.elementwise(act::leaky_relu(Expr::In(0), Expr::In(1)), &inputs)?;
         single(y)
     }),
     ("Relu", relu),
     ("Selu", |cx| {
         let alpha = cx.float("alpha", 1.673_263_242_354_377_3)?;
         let gamma = cx.float("gamma", 1.050_700_987_355_480_5)?;
-        apply(cx, |x| scaled_exp(x, gamma, gamma * alpha, 1.0))
+        apply(cx, |x| act::elu(x, gamma, alpha, 1.0))
     }),
     ("Shrink", |cx| {
         let (lambda, bias) = (cx.float("lambd", 0.5)?, cx.float("bias", 0.0)?);
         apply(cx, |x| shrink(x, lambda, bias))
     }),
     ("Sigmoid", |cx| apply(cx, Expr::sigmoid)),
-    ("Softplus", |cx| apply(cx, softplus)),
+    ("Softplus", |cx| apply(cx, act::softplus)),
     ("Softsign", |cx| {
         apply(cx, |x| x.clone().div(x.abs().add(Expr::float(1.0))))
     }),
@@ -72,32 +69,6 @@ fn apply(cx: &mut NodeCx, f: impl FnOnce(Expr) -> Expr) -> Values {
     single(cx.elementwise(f(Expr::In(0)), &[x])?)
 }
 
-/// `above·x` above zero, `below·(e^(rate·x) − 1)` below.
-fn scaled_exp(x: Expr, above: f64, below: f64, rate: f64) -> Expr {
-    let curve = x
-        .clone()
-        .mul(Expr::float(rate))
-        .expm1()
-        .mul(Expr::float(below));
-    let line = x.clone().mul(Expr::float(above));
-    Expr::select(x.gt(Expr::float(0.0)), line, curve)
-}
-
-fn hard_sigmoid(x: Expr, alpha: f64, beta: f64) -> Expr {
-    let line = x.mul(Expr::float(alpha)).add(Expr::float(beta));
-    line.max(Expr::float(0.0)).min(Expr::float(1.0))
-}
-
-fn leaky(x: Expr, slope: Expr) -> Expr {
-    Expr::select(x.clone().lt(Expr::int(0)), x.clone().mul(slope), x)
-}
-
-/// `max(x, 0) + ln(1 + e^−|x|)`: ln(1 + eˣ) without overflow.
-fn softplus(x: Expr) -> Expr {
-    let tail = x.clone().abs().neg().exp().log1p();
-    x.max(Expr::float(0.0)).add(tail)
-}
-
 fn shrink(x: Expr, lambda: f64, bias: f64) -> Expr {
     let low = Expr::select(
         x.clone().lt(Expr::float(-lambda)),
@@ -113,24 +84,17 @@ fn shrink(x: Expr, lambda: f64, bias: f64) -> Expr {
 
 fn relu(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
-    // Written so that NaN passes, as in PyTorch.
-    let y = Expr::select(Expr::In(0).le(Expr::int(0)), Expr::int(0), Expr::In(0));
+    let y = match cx.dtype(x).is_float() {
+        true => act::relu(Expr::In(0)),
+        false => Expr::In(0).max(Expr::int(0)),
+    };
     single(cx.elementwise(y, &[x])?)
 }
 
 fn gelu(cx: &mut NodeCx) -> Values {
-    let half = |x: Expr, f: Expr| x.mul(Expr::float(0.5)).mul(f.add(Expr::float(1.0)));
     match cx.text("approximate", "none")?.as_str() {
-        "none" => apply(cx, |x| {
-            let scaled = x.clone().mul(Expr::float(std::f64::consts::FRAC_1_SQRT_2));
-            half(x, Expr::unary(Unary::Erf, scaled))
-        }),
-        "tanh" => apply(cx, |x| {
-            let cube = Expr::binary(Binary::Mul, x.clone().mul(x.clone()), x.clone());
-            let inner = cube.mul(Expr::float(0.044715)).add(x.clone());
-            let scale = (2.0 / std::f64::consts::PI).sqrt();
-            half(x, inner.mul(Expr::float(scale)).tanh())
-        }),
+        "none" => apply(cx, act::gelu),
+        "tanh" => apply(cx, act::gelu_tanh),
         other => Err(Refusal(format!("its attribute `approximate` is `{other}`"))),
     }
 }

@@ -3,6 +3,7 @@
 use super::Table;
 use crate::torch::site::{Results, Site};
 use graph::{Binary, Expr, Unary};
+use ops::activations as act;
 
 pub(super) const RULES: Table = &[
     ("aten.abs.default", |s| unary(s, Unary::Abs)),
@@ -44,17 +45,17 @@ pub(super) const RULES: Table = &[
     ("aten.log10.default", |s| {
         of(s, x().log().mul(Expr::float(std::f64::consts::LOG10_E)))
     }),
-    ("aten.relu.default", |s| of(s, relu(x()))),
-    ("aten.relu6.default", |s| of(s, clip(x(), 0.0, 6.0))),
-    ("aten.silu.default", |s| of(s, x().mul(x().sigmoid()))),
-    ("aten.mish.default", |s| {
-        of(s, x().mul(softplus(x()).tanh()))
+    ("aten.relu.default", |s| of(s, act::relu(x()))),
+    ("aten.relu6.default", |s| {
+        of(s, act::hardtanh(x(), 0.0, 6.0))
     }),
-    ("aten.hardsigmoid.default", |s| of(s, hard_sigmoid())),
-    ("aten.hardswish.default", |s| of(s, x().mul(hard_sigmoid()))),
-    ("aten.log_sigmoid.default", |s| {
-        of(s, softplus(x().neg()).neg())
+    ("aten.silu.default", |s| of(s, act::silu(x()))),
+    ("aten.mish.default", |s| of(s, act::mish(x()))),
+    ("aten.hardsigmoid.default", |s| {
+        of(s, act::hardsigmoid(x(), 1.0 / 6.0, 0.5))
     }),
+    ("aten.hardswish.default", |s| of(s, act::hardswish(x()))),
+    ("aten.log_sigmoid.default", |s| of(s, act::log_sigmoid(x()))),
     ("aten.softsign.default", |s| {
         of(s, x().div(x().abs().add(Expr::float(1.0))))
     }),
@@ -93,39 +94,6 @@ fn of(s: &mut Site, expr: Expr) -> Results {
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])
 }
 
-/// Gradient 0 at 0, as PyTorch has it.
-fn relu(x: Expr) -> Expr {
-    Expr::select(
-        Expr::binary(Binary::Gt, x.clone(), Expr::float(0.0)),
-        x,
-        Expr::float(0.0),
-    )
-}
-
-/// Gradient 0 at both ends, as `hardtanh` has it.
-fn clip(x: Expr, low: f64, high: f64) -> Expr {
-    let above = Expr::binary(Binary::Ge, x.clone(), Expr::float(high));
-    let below = Expr::binary(Binary::Le, x.clone(), Expr::float(low));
-    Expr::select(
-        below,
-        Expr::float(low),
-        Expr::select(above, Expr::float(high), x),
-    )
-}
-
-/// `max(x, 0) + log1p(e^−|x|)`, which does not overflow.
-fn softplus(x: Expr) -> Expr {
-    relu(x.clone()).add(x.abs().neg().exp().log1p())
-}
-
-fn hard_sigmoid() -> Expr {
-    clip(
-        x().add(Expr::float(3.0)).mul(Expr::float(1.0 / 6.0)),
-        0.0,
-        1.0,
-    )
-}
-
 fn bitwise_not(s: &mut Site) -> Results {
     let input = s.subject()?;
     match s.builder.dtype(input) {
@@ -135,20 +103,15 @@ fn bitwise_not(s: &mut Site) -> Results {
 }
 
 fn gelu(s: &mut Site) -> Results {
-    let half = x().mul(Expr::float(0.5));
-    let inner = match s.text_or("approximate", "none")?.as_str() {
-        "tanh" => {
-            let cubic = x().mul(x()).mul(x()).mul(Expr::float(0.044715));
-            let scale = Expr::float((2.0 / std::f64::consts::PI).sqrt());
-            x().add(cubic).mul(scale).tanh()
-        }
-        _ => x().mul(Expr::float(std::f64::consts::FRAC_1_SQRT_2)).erf(),
+    let expr = match s.text_or("approximate", "none")?.as_str() {
+        "tanh" => act::gelu_tanh(x()),
+        _ => act::gelu(x()),
     };
-    of(s, half.mul(inner.add(Expr::float(1.0))))
+    of(s, expr)
 }
 
 fn hardtanh(s: &mut Site) -> Results {
-    let expr = clip(
+    let expr = act::hardtanh(
         x(),
         s.float_or("min_val", -1.0)?,
         s.float_or("max_val", 1.0)?,
@@ -158,38 +121,22 @@ fn hardtanh(s: &mut Site) -> Results {
 
 fn leaky_relu(s: &mut Site) -> Results {
     let slope = Expr::float(s.float_or("negative_slope", 0.01)?);
-    let positive = Expr::binary(Binary::Gt, x(), Expr::float(0.0));
-    of(s, Expr::select(positive, x(), x().mul(slope)))
-}
-
-fn exponential_below_zero(scale: f64, alpha: f64, input_scale: f64) -> Expr {
-    let positive = Expr::binary(Binary::Gt, x(), Expr::float(0.0));
-    let negative = x()
-        .mul(Expr::float(input_scale))
-        .expm1()
-        .mul(Expr::float(alpha * scale));
-    Expr::select(positive, x().mul(Expr::float(scale)), negative)
+    of(s, act::leaky_relu(x(), slope))
 }
 
 fn elu(s: &mut Site) -> Results {
     let (alpha, scale) = (s.float_or("alpha", 1.0)?, s.float_or("scale", 1.0)?);
-    of(
-        s,
-        exponential_below_zero(scale, alpha, s.float_or("input_scale", 1.0)?),
-    )
+    let rate = s.float_or("input_scale", 1.0)?;
+    of(s, act::elu(x(), scale, alpha, rate))
 }
 
 fn selu(s: &mut Site) -> Results {
-    // Constants of arXiv 1706.02515.
-    of(
-        s,
-        exponential_below_zero(1.0507009873554805, 1.6732632423543772, 1.0),
-    )
+    of(s, act::selu(x()))
 }
 
 fn celu(s: &mut Site) -> Results {
     let alpha = s.float_or("alpha", 1.0)?;
-    of(s, exponential_below_zero(1.0, alpha, 1.0 / alpha))
+    of(s, act::elu(x(), 1.0, alpha, 1.0 / alpha))
 }
 
 fn softplus_scaled(s: &mut Site) -> Results {
@@ -198,7 +145,11 @@ fn softplus_scaled(s: &mut Site) -> Results {
     let linear = Expr::binary(Binary::Gt, scaled.clone(), Expr::float(threshold));
     of(
         s,
-        Expr::select(linear, x(), softplus(scaled).mul(Expr::float(1.0 / beta))),
+        Expr::select(
+            linear,
+            x(),
+            act::softplus(scaled).mul(Expr::float(1.0 / beta)),
+        ),
     )
 }
 
@@ -230,8 +181,7 @@ fn prelu(s: &mut Site) -> Results {
         shape.resize(rank - 1, graph::SymExpr::constant(1));
         weight = s.reshape(weight, shape)?;
     }
-    let positive = Expr::binary(Binary::Gt, x(), Expr::float(0.0));
-    let expr = Expr::select(positive, x(), x().mul(Expr::In(1)));
+    let expr = act::leaky_relu(x(), Expr::In(1));
     let dtype = s.out_dtype(0);
     Ok(vec![Some(s.elementwise(expr, &[input, weight], dtype)?)])
 }

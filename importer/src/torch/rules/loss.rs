@@ -101,12 +101,7 @@ fn binary_cross_entropy(s: &mut Site) -> Results {
 fn binary_cross_entropy_with_logits(s: &mut Site) -> Results {
     let (x, y) = (Expr::In(0), Expr::In(1));
     let one = || Expr::float(1.0);
-    let positive = Expr::select(
-        Expr::binary(Binary::Lt, x.clone(), Expr::float(0.0)),
-        x.clone().neg(),
-        Expr::float(0.0),
-    );
-    let softplus = positive.add(x.clone().abs().neg().exp().log1p());
+    let softplus = ops::activations::softplus(x.clone().neg());
     if !s.has("pos_weight") {
         return weighted_terms(s, one().sub(y).mul(x).add(softplus));
     }
