@@ -8,8 +8,11 @@
 use crate::report;
 use compiler::graph::{ContainerId, Graph};
 use compiler::importer::torch::ImportError;
+use compiler::kernels;
+use compiler::kernels::memory::Buffer;
 use compiler::kernels::pool::Pool;
 use compiler::kernels::progress::{Progress, UnitReady};
+use compiler::kernels::run::RunError;
 use compiler::torch::Captured;
 use compiler::{CompileError, Executable};
 use pyo3::create_exception;
@@ -107,7 +110,8 @@ impl Program {
         self.executable.backward.parts().arena_bytes
     }
 
-    /// Computes the outputs and the saved block.
+    /// Computes the outputs and the saved block. With `timed`, gives the launches' names and seconds.
+    #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false))]
     fn forward(
         &self,
         py: Python<'_>,
@@ -115,7 +119,8 @@ impl Program {
         outputs: Vec<usize>,
         saved: usize,
         scratch: usize,
-    ) -> PyResult<()> {
+        timed: bool,
+    ) -> PyResult<Times> {
         expect("input", inputs.len(), self.inputs.len())?;
         expect("output", outputs.len(), self.outputs.len())?;
         let mut slots = addresses(&inputs);
@@ -123,7 +128,7 @@ impl Program {
         slots.extend(addresses(&outputs));
         slots.extend(std::iter::repeat_n(null_mut(), self.grad_inputs.len()));
         let blocks = (Address(scratch as *mut u8), Address(saved as *mut u8));
-        self.run(py, &self.executable.forward, slots, blocks)
+        self.run(py, &self.executable.forward, slots, blocks, timed)
     }
 
     /// Computes the gradients of the inputs named by `grad_inputs`.
@@ -131,6 +136,7 @@ impl Program {
     /// `reads` are the inputs of `backward_reads`, `output_reads` the outputs of
     /// `backward_output_reads`, as they were in the forward pass.
     #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false))]
     fn backward(
         &self,
         py: Python<'_>,
@@ -140,7 +146,8 @@ impl Program {
         saved: usize,
         grads: Vec<usize>,
         scratch: usize,
-    ) -> PyResult<()> {
+        timed: bool,
+    ) -> PyResult<Times> {
         expect("output gradient", grad_outputs.len(), self.n_seeds)?;
         expect("input to read", reads.len(), self.backward_reads.len())?;
         expect(
@@ -165,7 +172,7 @@ impl Program {
         }
         slots.extend(addresses(&grads));
         let blocks = (Address(scratch as *mut u8), Address(saved as *mut u8));
-        self.run(py, &self.executable.backward, slots, blocks)
+        self.run(py, &self.executable.backward, slots, blocks, timed)
     }
 
     /// What the program does, as JSON.
@@ -217,7 +224,8 @@ impl Program {
         program: &compiler::kernels::run::Program,
         slots: Vec<*mut u8>,
         (scratch, saved): (Address, Address),
-    ) -> PyResult<()> {
+        timed: bool,
+    ) -> PyResult<Times> {
         let slots: Vec<Address> = slots.into_iter().map(Address).collect();
         py.detach(move || {
             // Whole values, so that the closure captures the wrappers and not their raw pointers.
@@ -226,15 +234,51 @@ impl Program {
             if pool.threads() != self.threads {
                 pool.set_threads(self.threads);
             }
+            let failed = |error: RunError| CompileFailure::new_err(error.to_string());
             let slots: Vec<*mut u8> = slots.into_iter().map(|a| a.0).collect();
             // SAFETY: the package passes contiguous tensors of the shapes and dtypes in `inputs` and
             // `outputs`, and blocks of the stated sizes from PyTorch's allocator, which aligns them
             // to 64 bytes; it keeps them alive and untouched during the call. Slots that a pass does
             // not touch may be null.
-            unsafe { program.run_raw(&slots, scratch.0, saved.0, pool) }
-                .map_err(|error| CompileFailure::new_err(error.to_string()))
+            unsafe {
+                if timed {
+                    return run_timed(program, &slots, scratch.0, saved.0, pool).map_err(failed);
+                }
+                program
+                    .run_raw(&slots, scratch.0, saved.0, pool)
+                    .map_err(failed)?;
+            }
+            Ok(Vec::new())
         })
     }
+}
+
+/// Launches with the seconds they took.
+type Times = Vec<(String, f64)>;
+
+/// As `run_raw`, with the time of each launch.
+///
+/// # Safety
+/// As `run_raw`.
+unsafe fn run_timed(
+    program: &compiler::kernels::run::Program,
+    slots: &[*mut u8],
+    scratch: *mut u8,
+    saved: *mut u8,
+    pool: &Pool,
+) -> Result<Times, RunError> {
+    let parts = program.parts();
+    let lend = |start: *mut u8, bytes: usize| match bytes {
+        0 => Buffer::none(),
+        // SAFETY: the caller vouches for the sizes.
+        _ => unsafe { Buffer::from_raw(start, bytes, true) },
+    };
+    let sized = slots.iter().zip(&parts.externals);
+    let externals: Vec<Buffer> = sized.map(|(slot, spec)| lend(*slot, spec.bytes)).collect();
+    let arena = lend(scratch, parts.arena_bytes);
+    let times = program.run_timed(&externals, arena, lend(saved, parts.saved_bytes), pool)?;
+    let seconds = |t: kernels::run::LaunchTime<'_>| (t.name.to_string(), t.time.as_secs_f64());
+    Ok(times.into_iter().map(seconds).collect())
 }
 
 /// An address that the caller vouches for.

@@ -153,18 +153,18 @@ class Program:
 
     def forward(self, *pointers):
         """As the native half; on a thread of its own, outside of the dispatcher's state."""
-        _thread.submit(self._forward, *pointers).result()
+        return _thread.submit(self._forward, *pointers).result() or []
 
     def backward(self, *pointers):
         """As the native half."""
-        _thread.submit(self._backward, *pointers).result()
+        return _thread.submit(self._backward, *pointers).result() or []
 
-    def _forward(self, inputs, outputs, saved, scratch):
+    def _forward(self, inputs, outputs, saved, scratch, timed):
         _, results = self._evaluate(inputs)
         for (_, shape, dtype), pointer, result in zip(self.outputs, outputs, results, strict=True):
             _at(pointer, shape, getattr(torch, dtype)).copy_(result.detach())
 
-    def _backward(self, grad_outputs, reads, output_reads, saved, grads, scratch):
+    def _backward(self, grad_outputs, reads, output_reads, saved, grads, scratch, timed):
         values, results = self._evaluate(reads)
         differentiable = [results[i] for i in self.differentiable_outputs]
         given = [

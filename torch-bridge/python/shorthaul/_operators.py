@@ -29,6 +29,15 @@ _library.define(
 )
 
 
+#: Where launches' times go while somebody profiles: ``(pass, launch, seconds)``.
+timings: list[tuple[str, str, float]] | None = None
+
+
+def _note(which: str, times: list[tuple[str, float]]) -> None:
+    if timings is not None:
+        timings.extend((which, launch, seconds) for launch, seconds in times)
+
+
 def register(program: Program) -> int:
     """A handle under which the operators find ``program`` for as long as it lives."""
     handle = next(_handles)
@@ -52,7 +61,7 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     state_ptr = state.data_ptr()
     user_ptrs = iter([output.data_ptr() for output in outputs])
     scratch = _bytes(owner.forward_scratch_bytes)
-    owner.native.forward(
+    times = owner.native.forward(
         [tensor.data_ptr() for tensor in inputs],
         [
             next(user_ptrs) if offset is None else state_ptr + offset
@@ -60,7 +69,9 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
         ],
         saved.data_ptr(),
         scratch.data_ptr(),
+        timings is not None,
     )
+    _note("forward", times)
     return results
 
 
@@ -82,14 +93,16 @@ def _backward(
         for grad, spec in zip(grad_outputs, owner.differentiable_outputs, strict=True)
     ]
     scratch = _bytes(owner.backward_scratch_bytes)
-    owner.native.backward(
+    times = owner.native.backward(
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
         [tensor.data_ptr() for tensor in output_reads],
         saved.data_ptr(),
         [grad.data_ptr() for grad in grads],
         scratch.data_ptr(),
+        timings is not None,
     )
+    _note("backward", times)
     return grads
 
 

@@ -26,6 +26,7 @@ from torch import nn
 
 import shorthaul
 
+from . import _operators
 from .models import EXAMPLES, Example, without_dropout
 
 VARIANTS = ("shorthaul", "eager", "channels_last", "compile")
@@ -42,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     results, ok = [], True
     for name in options.names:
         example = EXAMPLES[name]
-        if options.check:
+        if options.profile:
+            _print_profile(example, options)
+        elif options.check:
             checked = check(example, options.batch or example.batch)
             results.append(checked)
             ok &= not checked["beyond"]
@@ -70,6 +73,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
     parser.add_argument("--threads", type=int, help="threads (default: PyTorch's)")
     parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument("--profile", action="store_true", help="time every kernel")
     parser.add_argument("--no-first-step", action="store_true", help="skip first step and memory")
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
@@ -216,6 +220,42 @@ def check(example: Example, batch: int) -> dict:
         "tensors": tensors,
         "beyond": [t for t in tensors if not t["error"] <= t["bound"]],
     }
+
+
+def _print_profile(example: Example, options: argparse.Namespace) -> None:
+    """The slowest kernels of a training step: medians over the rounds."""
+    torch.manual_seed(0)
+    model = shorthaul.module(example.make().train())
+    inputs = example.inputs(options.batch or example.batch)
+    times: dict[tuple[str, str], list[float]] = {}
+    for i in range(options.warmup + options.rounds):
+        _operators.timings = []
+        example.loss(model(*inputs)).backward()
+        if i >= options.warmup:
+            for which, launch, seconds in _operators.timings:
+                times.setdefault((which, launch), []).append(seconds)
+    _operators.timings = None
+    kernels = shorthaul.report(model, *inputs).data["kernels"]
+    rows = []
+    for (which, launch), seconds in times.items():
+        made = max(
+            (k for k in kernels if launch.startswith(k["name"])),
+            key=lambda k: len(k["name"]),
+            default={"origin": "", "path": "", "flops": 0},
+        )
+        rows.append((statistics.median(seconds) * 1e3, which, launch, made))
+    rows.sort(key=lambda row: -row[0])
+    print(f"{example.name}: {sum(row[0] for row in rows):.1f} ms in {len(rows)} launches")
+    for ms, which, launch, made in rows[:40]:
+        rate = made["flops"] / ms / 1e6
+        print(
+            f"{ms:9.2f} ms {which:<9}{made['path']:<12}{rate:8.1f} GFLOP/s  "
+            f"{launch}  {made['origin'][:60]}"
+        )
+    by_path: dict[str, float] = {}
+    for ms, which, _, made in rows:
+        by_path[f"{which} {made['path']}"] = by_path.get(f"{which} {made['path']}", 0.0) + ms
+    print(", ".join(f"{path}: {ms:.1f} ms" for path, ms in sorted(by_path.items())))
 
 
 def _print_check(checked: dict) -> None:
