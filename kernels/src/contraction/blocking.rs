@@ -443,7 +443,7 @@ fn a_floats(p: &Plan) -> i64 {
 fn aliases(p: &Plan) -> bool {
     let row = p.shape.m[p.shape.m.len() - 1].a;
     let step = p.shape.k[p.shape.k.len() - 1].a;
-    (step == 1 && row % 1024 == 0) || (row == 1 && step % 512 == 0)
+    (step == 1 && row % 1024 == 0) || (row == 1 && step % 1024 == 0)
 }
 
 fn must_stage(p: &Plan, w: &Wishes) -> bool {

@@ -310,6 +310,7 @@ impl Part<'_> {
         });
         let panel = Panel {
             levels: levels.collect(),
+            vw: self.plan.vw,
             width,
             valid,
             lane: self.plan.n_inner().b,

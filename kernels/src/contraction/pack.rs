@@ -18,6 +18,7 @@ pub struct PackLevel {
 /// Copy of one panel of `width` lanes, of which `valid` exist.
 pub struct Panel<'a> {
     pub levels: Vec<PackLevel>,
+    pub vw: i64,
     pub width: i64,
     pub valid: i64,
     /// Source step between lanes.
@@ -28,6 +29,9 @@ pub struct Panel<'a> {
 
 /// Rows of a panel kept in L1 while lanes are filled one by one.
 const ROWS_IN_L1: i64 = 128;
+
+/// Lanes this close are gathered instead of filled one by one.
+const NEAR_LANES: i64 = 32;
 
 enum Loop {
     Level(usize),
@@ -68,6 +72,11 @@ impl Panel<'_> {
             ));
             t.close(self.levels.len() + 1);
         }
+        if let Some((outside, chain)) = self.transposable() {
+            self.transpose(t, &outside, &chain);
+            t.line("}");
+            return;
+        }
         let order = self.order();
         for l in &order[..order.len() - 1] {
             self.open(t, l);
@@ -100,9 +109,110 @@ impl Panel<'_> {
             rows *= l.extent;
         }
         order.extend(before.into_iter().rev());
-        order.push(Loop::Lane);
-        order.extend(after.into_iter().rev());
+        if self.lane.abs() <= NEAR_LANES {
+            // Lanes interleaved with a few taps: gathers of a line or two, whole rows stored.
+            order.extend(after.into_iter().rev());
+            order.push(Loop::Lane);
+        } else {
+            order.push(Loop::Lane);
+            order.extend(after.into_iter().rev());
+        }
         order
+    }
+
+    /// If the levels inside a lane form one contiguous run: the levels outside, and the run's levels,
+    /// innermost first. The run is then transposed in registers, `vw` lanes by `vw` steps at a time.
+    fn transposable(&self) -> Option<(Vec<usize>, Vec<usize>)> {
+        let mut idx: Vec<usize> = (0..self.levels.len()).collect();
+        idx.sort_by_key(|&i| self.levels[i].b.abs());
+        let chain: Vec<usize> = idx
+            .iter()
+            .copied()
+            .filter(|&i| self.levels[i].b.abs() < self.lane)
+            .collect();
+        let mut run = 1;
+        for (n, &i) in chain.iter().enumerate() {
+            let l = &self.levels[i];
+            if l.b != run || (l.runtime && n + 1 < chain.len()) {
+                return None;
+            }
+            run *= l.extent;
+        }
+        let fits = !chain.is_empty() && run >= self.vw && self.valid >= self.vw;
+        let outside = idx
+            .into_iter()
+            .rev()
+            .filter(|i| !chain.contains(i))
+            .collect();
+        (fits && self.prologue.is_none() && self.lane > NEAR_LANES).then_some((outside, chain))
+    }
+
+    fn transpose(&self, t: &mut CText, outside: &[usize], chain: &[usize]) {
+        let vw = self.vw;
+        for &i in outside {
+            self.open(t, &Loop::Level(i));
+        }
+        let at = |of: fn(&PackLevel) -> i64| {
+            let terms: Vec<(String, i64)> = outside
+                .iter()
+                .map(|&i| (format!("k{i}"), of(&self.levels[i])))
+                .collect();
+            affine(&terms, 0)
+        };
+        t.line(format!("const float *s = B + src + {};", at(|l| l.b)));
+        t.line(format!(
+            "float *d = dst + ({})*{}L;",
+            at(|l| l.row),
+            self.width
+        ));
+        let run: Vec<String> = chain.iter().map(|&i| count(&self.levels[i])).collect();
+        t.line(format!(
+            "const long run = {}, whole = run - run%{vw}L;",
+            run.join("*")
+        ));
+        let lanes = self.valid / vw * vw;
+        t.line(format!("for (long j = 0; j < {lanes}L; j += {vw}L) {{"));
+        t.line(format!("for (long f = 0; f < whole; f += {vw}L) {{"));
+        transpose_block(t, vw, self.lane);
+        for e in 0..vw {
+            let row = self.row_of(chain, &format!("(f + {e}L)"));
+            t.line(format!(
+                "*(vf{vw} *)(d + ({row})*{}L + j) = v{e};",
+                self.width
+            ));
+        }
+        t.close(2);
+        for (from, first_lane) in [("whole", 0), ("0", lanes)] {
+            let last_lane = if first_lane == 0 { lanes } else { self.valid };
+            t.line(format!("for (long f = {from}; f < run; f++) {{"));
+            t.line(format!(
+                "for (long j = {first_lane}L; j < {last_lane}L; j++) {{"
+            ));
+            let row = self.row_of(chain, "f");
+            t.line(format!(
+                "d[({row})*{}L + j] = s[j*{}L + f];",
+                self.width, self.lane
+            ));
+            t.close(2);
+        }
+        t.close(outside.len());
+    }
+
+    /// The panel's row of step `f` of the run.
+    fn row_of(&self, chain: &[usize], f: &str) -> String {
+        let mut before = 1;
+        let mut terms = Vec::new();
+        for (n, &i) in chain.iter().enumerate() {
+            let l = &self.levels[i];
+            let digit = match (before, n + 1 == chain.len()) {
+                (1, true) => f.to_string(),
+                (_, true) => format!("{f}/{before}L"),
+                (_, false) => format!("{f}/{before}L%{}L", l.extent),
+            };
+            terms.push((digit, l.row));
+            before *= l.extent;
+        }
+        affine(&terms, 0)
     }
 
     fn open(&self, t: &mut CText, l: &Loop) {
@@ -213,6 +323,41 @@ impl Panel<'_> {
             ));
             t.line("}");
         }
+    }
+}
+
+/// Loads `vw` lanes of `vw` floats each from `s + j*lane + f` and transposes them, as `v0, v1, ..`:
+/// in step `b`, vectors that differ in bit `b` of their number exchange elements that differ in it.
+fn transpose_block(t: &mut CText, vw: i64, lane: i64) {
+    for i in 0..vw {
+        t.line(format!(
+            "vf{vw} v{i} = *(const vf{vw} *)(s + (j + {i}L)*{lane}L + f);"
+        ));
+    }
+    let mut bit = 1;
+    while bit < vw {
+        for i in (0..vw).filter(|i| i & bit == 0) {
+            let mask = |low: bool| {
+                let pick = |e: i64| match (low, e & bit == 0) {
+                    (true, true) => e,
+                    (true, false) => vw + e - bit,
+                    (false, true) => e + bit,
+                    (false, false) => vw + e,
+                };
+                (0..vw)
+                    .map(|e| pick(e).to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            let (x, y) = (format!("v{i}"), format!("v{}", i + bit));
+            t.line(format!(
+                "{{ const vf{vw} x = {x}, y = {y}; {x} = __builtin_shufflevector(x, y, {}); \
+                 {y} = __builtin_shufflevector(x, y, {}); }}",
+                mask(true),
+                mask(false)
+            ));
+        }
+        bit *= 2;
     }
 }
 
