@@ -46,6 +46,9 @@ fn run(case: &Case) -> Outcome {
         Ok(model) => model,
         Err(error) => return Outcome::Refused(error.to_string()),
     };
+    if let Err(broken) = graph::verify(&model.graph) {
+        return Outcome::Wrong(format!("verifier: {broken:?}"));
+    }
     let decoded: Result<Vec<Tensor>, String> =
         case.input.iter().cloned().map(decode_tensor).collect();
     let mut inputs = match decoded {
@@ -190,6 +193,22 @@ families! {
         ("test_maxpool_2d_uint8", "does not support elements of type u8"),
     ];
     reduction: [];
+    resize: [
+        ("test_resize_downsample_scales_cubic*", "mode `cubic` is not supported"),
+        ("test_resize_downsample_scales_linear*", "mode `linear` is not supported"),
+        ("test_resize_downsample_scales_nearest", "only whole factors"),
+        ("test_resize_downsample_sizes_cubic*", "mode `cubic` is not supported"),
+        ("test_resize_downsample_sizes_linear*", "mode `linear` is not supported"),
+        ("test_resize_downsample_sizes_nearest*", "only whole factors"),
+        ("test_resize_tf_crop_*", "mode `linear` is not supported"),
+        ("test_resize_upsample_scales_cubic*", "mode `cubic` is not supported"),
+        ("test_resize_upsample_scales_linear*", "mode `linear` is not supported"),
+        ("test_resize_upsample_sizes_cubic", "mode `cubic` is not supported"),
+        ("test_resize_upsample_sizes_nearest_ceil_half_pixel", "`half_pixel` and `ceil`"),
+        ("test_resize_upsample_sizes_nearest_floor_align_corners", "`align_corners` and `floor`"),
+        ("test_resize_upsample_sizes_nearest_round_prefer_ceil_*", "`asymmetric` and `round_prefer_ceil`"),
+        ("test_resize_upsample_sizes_nearest*", "only whole factors"),
+    ];
     shape: [];
     slicing: [("test_wrap_pad", "mode `wrap` is not supported")];
     source: [];

@@ -263,13 +263,10 @@ impl NodeCx<'_, '_> {
         Ok(Some(tensor.to_i64()))
     }
 
-    /// The value of an optional scalar input that must be a number of the file.
-    pub fn scalar(&self, position: usize) -> Result<Option<f64>, Refusal> {
-        if !self.given(position) {
-            return Ok(None);
-        }
+    /// The values of an input that must be numbers of the file.
+    pub fn numbers(&self, position: usize) -> Result<Vec<f64>, Refusal> {
+        let name = self.name(position)?;
         let depends = || {
-            let name = self.node.input[position].clone();
             Refusal(format!(
                 "its input `{name}` depends on data; only constants are supported"
             ))
@@ -280,12 +277,20 @@ impl NodeCx<'_, '_> {
             Value::Ints(ints) => ints.to_tensor().ok_or_else(depends)?,
             _ => return Err(depends()),
         };
-        if tensor.len() != 1 {
-            return Err(Refusal(format!(
-                "its input {position} is not a single number"
-            )));
+        Ok(tensor.to_f64())
+    }
+
+    /// The value of an optional scalar input that must be a number of the file.
+    pub fn scalar(&self, position: usize) -> Result<Option<f64>, Refusal> {
+        if !self.given(position) {
+            return Ok(None);
         }
-        Ok(Some(tensor.to_f64()[0]))
+        match self.numbers(position)?.as_slice() {
+            [one] => Ok(Some(*one)),
+            _ => Err(Refusal(format!(
+                "its input {position} is not a single number"
+            ))),
+        }
     }
 
     /// Shape of a container.

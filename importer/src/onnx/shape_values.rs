@@ -76,6 +76,7 @@ fn one(cx: &NodeCx, op: &str, x: &Ints) -> Folded {
         "Abs" => every(&|e| Some(e.clone().max_with(&-e.clone()))),
         "Not" => every(&|e| Some(SymExpr::constant(1) - e.clone())),
         "Concat" => Some(x.clone()),
+        "Transpose" => transpose(cx, x)?,
         "Squeeze" => {
             let shape = x.shape.iter().copied().filter(|n| *n != 1).collect();
             Some(Ints { shape, ..x.clone() })
@@ -395,7 +396,47 @@ fn range(start: &Ints, limit: &Ints, step: &Ints) -> Option<Ints> {
     })
 }
 
-/// Slices of vectors: what is done to shapes.
+fn transpose(cx: &NodeCx, x: &Ints) -> Folded {
+    let rank = x.shape.len();
+    let reversed = (0..rank as i64).rev().collect();
+    let order = cx.ints("perm")?.unwrap_or(reversed);
+    if order.len() != rank || cx.axes(&order, rank)?.len() != rank {
+        return Ok(None);
+    }
+    let order: Vec<usize> = order
+        .iter()
+        .map(|d| cx.axis(*d, rank))
+        .collect::<Result<_, _>>()?;
+    let shape: Vec<usize> = order.iter().map(|d| x.shape[*d]).collect();
+    let at = |n: usize| {
+        let mut index = vec![0; rank];
+        for (to, from) in unravel(n, &shape).into_iter().zip(&order) {
+            index[*from] = to;
+        }
+        x.elements[ravel(&index, &x.shape)].clone()
+    };
+    Ok(Some(Ints {
+        dtype: x.dtype,
+        elements: (0..x.elements.len()).map(at).collect(),
+        shape: shape.clone(),
+    }))
+}
+
+/// Index of a row-major position.
+fn unravel(mut n: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for d in (0..shape.len()).rev() {
+        index[d] = n % shape[d];
+        n /= shape[d];
+    }
+    index
+}
+
+/// Row-major position of an index.
+fn ravel(index: &[usize], shape: &[usize]) -> usize {
+    index.iter().zip(shape).fold(0, |at, (i, n)| at * n + i)
+}
+
 fn slice(
     cx: &NodeCx,
     x: &Ints,
@@ -404,31 +445,48 @@ fn slice(
     steps: Option<Ints>,
 ) -> Folded {
     let constants = |ints: &Ints| ints.to_tensor().map(|t| t.to_i64());
-    let axes = axes.map_or(Some(vec![0]), |a| constants(&a));
-    let steps = steps.map_or(Some(vec![1]), |s| constants(&s));
+    let all = (0..start.elements.len() as i64).collect();
+    let axes = axes.map_or(Some(all), |a| constants(&a));
+    let steps = steps.map_or(Some(vec![1; start.elements.len()]), |s| constants(&s));
     let known = (constants(start), constants(stop), axes, steps);
     let (Some(start), Some(stop), Some(axes), Some(steps)) = known else {
         return Ok(None);
     };
-    let single = start.len() == 1 && stop.len() == 1 && axes.len() == 1 && steps.len() == 1;
-    if x.shape.len() != 1 || !single || cx.axis(axes[0], 1)? != 0 || steps[0] == 0 {
+    let n = start.len();
+    if [stop.len(), axes.len(), steps.len()] != [n; 3] || steps.contains(&0) {
         return Ok(None);
     }
-    let (n, step) = (x.elements.len() as i64, steps[0]);
-    let counted = |at: i64| if at < 0 { at.saturating_add(n) } else { at };
-    let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let stop = counted(stop[0]).clamp(low, high);
-    let mut at = counted(start[0]).clamp(low, high);
-    let mut elements = Vec::new();
-    while if step > 0 { at < stop } else { at > stop } {
-        elements.push(x.elements[at as usize].clone());
-        at = at.saturating_add(step);
+    let mut kept: Vec<Vec<usize>> = x.shape.iter().map(|n| (0..*n).collect()).collect();
+    for d in 0..n {
+        let axis = cx.axis(axes[d], x.shape.len())?;
+        kept[axis] = picked(x.shape[axis] as i64, (start[d], stop[d], steps[d]));
     }
+    let shape: Vec<usize> = kept.iter().map(Vec::len).collect();
+    let at = |n: usize| {
+        let index = unravel(n, &shape);
+        let from: Vec<usize> = index.iter().zip(&kept).map(|(i, k)| k[*i]).collect();
+        x.elements[ravel(&from, &x.shape)].clone()
+    };
     Ok(Some(Ints {
         dtype: x.dtype,
-        shape: vec![elements.len()],
-        elements,
+        elements: (0..shape.iter().product()).map(at).collect(),
+        shape: shape.clone(),
     }))
+}
+
+/// Positions of a slice among `n`.
+fn picked(n: i64, (start, stop, step): (i64, i64, i64)) -> Vec<usize> {
+    let counted = |at: i64| if at < 0 { at.saturating_add(n) } else { at };
+    // Going down, one before the first element is a bound too.
+    let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
+    let stop = counted(stop).clamp(low, high.max(low));
+    let mut at = counted(start).clamp(low, high.max(low));
+    let mut positions = Vec::new();
+    while if step > 0 { at < stop } else { at > stop } {
+        positions.push(at as usize);
+        at = at.saturating_add(step);
+    }
+    positions
 }
 
 fn reduce(cx: &NodeCx, op: &str, x: &Ints, axes: Option<&Ints>) -> Folded {

@@ -35,10 +35,12 @@ KNOWN = {
     "Pad": [1, 2, 3],
     "Range": [0, 1, 2],
     "Reshape": [1],
+    "Resize": [1, 2, 3],
     "Slice": [1, 2, 3, 4],
     "Split": [1],
     "Squeeze": [1],
     "Tile": [1],
+    "TopK": [1],
     "Trilu": [1],
     "Unsqueeze": [1],
 }

@@ -3,6 +3,7 @@
 use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
+use crate::onnx::value::Value;
 use graph::{Attr, ContainerId, DType, Expr, SymExpr, Symbol};
 use ops::attrs;
 
@@ -12,6 +13,7 @@ pub static RULES: Rules = &[
     ("GatherND", gather_nd),
     ("OneHot", one_hot),
     ("ScatterElements", scatter_elements),
+    ("TopK", topk),
     ("Trilu", trilu),
 ];
 
@@ -140,6 +142,25 @@ fn one_hot(cx: &mut NodeCx) -> Values {
     let here = Expr::Index(SymExpr::symbol(Symbol::new(format!("i{axis}"))));
     let y = Expr::select(i.eq_(here), Expr::In(2), Expr::In(1));
     single(cx.elementwise(y, &[index, off, on])?)
+}
+
+/// Always sorted, which `sorted = 0` allows too.
+fn topk(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
+    let k = cx
+        .sizes(1)?
+        .first()
+        .cloned()
+        .ok_or("its number of elements is absent")?;
+    cx.int("sorted", 1)?;
+    let list = attrs([
+        ("axis", Attr::Int(axis as i64)),
+        ("k", Attr::Sizes(vec![k])),
+        ("largest", Attr::Bool(cx.int("largest", 1)? != 0)),
+    ]);
+    let outputs = cx.op("topk", &[Some(x)], list)?;
+    Ok(outputs.into_iter().map(Value::Data).collect())
 }
 
 /// Keeps the upper (or lower) triangle of the last two dimensions, shifted by `k`.

@@ -12,6 +12,7 @@ mod loss;
 mod normalization;
 mod pooling;
 mod reduction;
+mod resize;
 mod shape;
 mod slicing;
 mod source;
@@ -39,6 +40,7 @@ static FAMILIES: &[Rules] = &[
     normalization::RULES,
     pooling::RULES,
     reduction::RULES,
+    resize::RULES,
     shape::RULES,
     slicing::RULES,
     source::RULES,

@@ -3,6 +3,7 @@
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use crate::onnx::shape_values::fold;
+use crate::onnx::tensor::dtype_of;
 use crate::onnx::value::{MAX_KNOWN, Value};
 use graph::{Attr, DType, Expr, Scalar, SymExpr, Symbol, Tensor};
 use ops::attrs;
@@ -14,6 +15,7 @@ pub static RULES: Rules = &[
     ("Dropout", dropout),
     ("EyeLike", eye_like),
     ("Identity", |cx| Ok(vec![cx.value(0)?])),
+    ("RandomUniformLike", random_uniform_like),
     ("Range", range),
     ("Shape", folded),
     ("Size", folded),
@@ -111,20 +113,13 @@ fn dropout(cx: &mut NodeCx) -> Values {
     if training && ratio > 0.0 {
         let x = cx.input(0)?;
         let (seed, id) = cx.randomness();
-        let list = attrs([("p", Attr::Float(ratio)), ("id", Attr::Int(id))]);
-        let y = cx.op("dropout", &[Some(x), Some(seed)], list.clone())?[0];
-        let mut values = vec![Value::Data(y)];
-        if cx.wants(1) {
-            // What becomes of ones, with the same random numbers.
-            let dtype = cx.dtype(x);
-            let same = Expr::In(0).eq_(Expr::In(0));
-            let one = Expr::select(same, Expr::float(1.0), Expr::float(1.0)).cast(dtype);
-            let ones = cx.elementwise(one, &[x])?;
-            let scaled = cx.op("dropout", &[Some(ones), Some(seed)], list)?[0];
-            let kept = Expr::In(0).gt(Expr::float(0.0));
-            values.push(Value::Data(cx.elementwise(kept, &[scaled])?));
-        }
-        return Ok(values);
+        let list = attrs([
+            ("p", Attr::Float(ratio)),
+            ("id", Attr::Int(id)),
+            ("mask", Attr::Bool(cx.wants(1))),
+        ]);
+        let outputs = cx.op("dropout", &[Some(x), Some(seed)], list)?;
+        return Ok(outputs.into_iter().map(Value::Data).collect());
     }
     let mut values = vec![cx.value(0)?];
     if cx.wants(1) {
@@ -138,9 +133,30 @@ fn dropout(cx: &mut NodeCx) -> Values {
     Ok(values)
 }
 
+/// Numbers in `[low, high)` that a seed, an input of the graph, decides together with the position.
+fn random_uniform_like(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let dtype = match cx.int("dtype", 0)? {
+        0 => cx.dtype(x),
+        number => dtype_of(number as i32)?,
+    };
+    let (low, high) = (cx.float("low", 0.0)?, cx.float("high", 1.0)?);
+    let (seed, id) = cx.randomness();
+    let shape = cx.shape(x);
+    let index = |d: usize| SymExpr::symbol(Symbol::new(format!("i{d}")));
+    let position = (0..shape.len()).fold(SymExpr::constant(0), |at, d| {
+        at * shape[d].clone() + index(d)
+    });
+    // Keys of random nodes are as far apart as those of dropout; the value of x does not matter.
+    let key = Expr::In(1).add(Expr::int(id << 32));
+    let uniform = Expr::Uniform(key.into(), Expr::Index(position).into());
+    let y = uniform.mul(Expr::float(high - low)).add(Expr::float(low));
+    let shaped = Expr::select(Expr::In(0).eq_(Expr::In(0)), y.clone(), y);
+    single(cx.elementwise(shaped.cast(dtype), &[x, seed])?)
+}
+
 /// Ones where column − row is `k`.
 fn eye_like(cx: &mut NodeCx) -> Values {
-    use crate::onnx::tensor::dtype_of;
     let x = cx.input(0)?;
     let dtype = match cx.int("dtype", 0)? {
         0 => cx.dtype(x),
