@@ -3,16 +3,22 @@
 //! Every file of `emission_cases` is a graph of maps in text form. It is lowered, compiled and run
 //! with 1, 2 and 3 threads on random inputs; all memory holds NaN or garbage before. Outputs must
 //! agree with the interpreter, which computes in double precision on the same inputs.
+//! `EMISSION_CASE=name` runs only cases of which the name contains that.
+//!
+//! For some cases the C text itself is kept beside the graph (`NAME.c`); run with
+//! `SHORTHAUL_UPDATE=1` to write it anew, and look at the difference.
 
 use graph::{
     Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Scalar, Tensor, Values, interpret,
 };
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
+use kernels::features::{Isa, Target};
 use kernels::lowering::{Lowered, lower};
 use kernels::memory::AlignedBuffer;
 use kernels::pool::Pool;
 use kernels::progress::Silent;
+use kernels::toolchain::Family;
 use std::fs;
 use std::path::PathBuf;
 
@@ -230,17 +236,6 @@ fn kernels_agree_with_the_interpreter() {
         for threads in THREADS {
             let lowered =
                 lower(&graph, &options.target, threads).unwrap_or_else(|e| panic!("{name}: {e}"));
-            if std::env::var_os("EMISSION_CASE").is_some() && threads == 2 {
-                for l in &lowered.launches {
-                    eprintln!("{} {:?}", l.symbol, l.args);
-                }
-                for u in &lowered.units {
-                    eprintln!(
-                        "{}",
-                        &u.source[u.source.rfind("#pragma omp declare").unwrap_or(0)..]
-                    );
-                }
-            }
             let got = run(&graph, &lowered, &options, threads, &inputs);
             for ((o, w), g) in graph.outputs.iter().zip(&want).zip(&got) {
                 let what = format!(
@@ -252,4 +247,45 @@ fn kernels_agree_with_the_interpreter() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Kernels whose text is kept: one of each kind.
+const SNAPSHOTS: [&str; 7] = [
+    "relu_residual",
+    "softmax",
+    "layer_norm_backward",
+    "batch_statistics",
+    "max_pool",
+    "pad_and_reverse",
+    "embedding_backward",
+];
+
+#[test]
+fn kernels_look_as_before() {
+    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
+    let mut changed = Vec::new();
+    for (name, graph) in cases() {
+        if !SNAPSHOTS.contains(&name.as_str()) {
+            continue;
+        }
+        let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut text = String::new();
+        for unit in &lowered.units {
+            // What every file begins with is left out.
+            let kernels = unit.source.find("/* ").unwrap_or(0);
+            let last = unit.source.rfind("#pragma omp declare").unwrap_or(kernels);
+            let line = unit.source[last..]
+                .find('\n')
+                .map_or(last, |n| last + n + 1);
+            text.push_str(&unit.source[line..]);
+        }
+        let path = folder.join(format!("{name}.c"));
+        if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
+            fs::write(&path, &text).unwrap();
+        } else if fs::read_to_string(&path).unwrap_or_default() != text {
+            changed.push(format!("{} is now:\n{text}", path.display()));
+        }
+    }
+    assert!(changed.is_empty(), "{}", changed.join("\n"));
 }

@@ -195,12 +195,8 @@ impl Leaf<'_> {
                 "const long {0}_s = side ? {0}_hi : {from}, {0}_t = side ? {to} : {0}_lo;",
                 v.var
             ));
-            t.open(&format!(
-                "for (long {0} = {0}_s; {0} < {0}_t; ++{0})",
-                v.var
-            ));
-            self.innermost(Part::Border, t);
-            t.close();
+            let (side_from, side_to) = (format!("{}_s", v.var), format!("{}_t", v.var));
+            self.simd_loop(v, &side_from, &side_to, Part::Border, t);
             t.close();
         }
         let (lo, hi) = (format!("{}_lo", v.var), format!("{}_hi", v.var));

@@ -12,6 +12,8 @@ static inline long ix_ceildiv(long a, long b) { return -ix_floordiv(-a, b); }
 static inline long ix_mod(long a, long b) { return a - b * ix_floordiv(a, b); }
 static inline long ix_min(long a, long b) { return a < b ? a : b; }
 static inline long ix_max(long a, long b) { return a > b ? a : b; }
+static inline int ix_min32(int a, int b) { return a < b ? a : b; }
+static inline int ix_max32(int a, int b) { return a > b ? a : b; }
 static inline long ix_abs(long a) { return a < 0 ? -a : a; }
 static inline long ix_sign(long a) { return (a > 0) - (a < 0); }
 static inline int ix_isnan(double a) { return a != a; }
@@ -153,6 +155,8 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         Pow => format!("ix_pow({a}, {b})"),
         Min if float => call("sh_min"),
         Max if float => call("sh_max"),
+        Min if of != DType::I64 => format!("ix_min32({a}, {b})"),
+        Max if of != DType::I64 => format!("ix_max32({a}, {b})"),
         Min => format!("ix_min({a}, {b})"),
         Max => format!("ix_max({a}, {b})"),
         Eq => format!("({a} == {b})"),

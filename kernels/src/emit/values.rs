@@ -235,6 +235,29 @@ impl StatementValues<'_> {
         self.table.intern(op, dtype, depth)
     }
 
+    /// A function of two values. Division by what an inner loop does not change becomes a product
+    /// with the reciprocal, computed outside: vector division takes as long as an exponential. The
+    /// result differs by at most one rounding, and for divisors below 2⁻¹²⁶ may overflow.
+    fn binary(
+        &mut self,
+        f: Binary,
+        of: DType,
+        natural: DType,
+        (a, b): (ValueId, ValueId),
+    ) -> ValueId {
+        let hoisted = self.table.depth_of(b) < self.table.depth_of(a);
+        let constant = matches!(self.table.get(b).op, Op::Const(_));
+        if f == Binary::Div && of.is_float() && hoisted && !constant {
+            let inverse = self.operation(Op::Unary(Unary::Recip, b), of, &[b]);
+            return self.operation(
+                Op::Binary(Binary::Mul, of, a, inverse),
+                natural,
+                &[a, inverse],
+            );
+        }
+        self.operation(Op::Binary(f, of, a, b), natural, &[a, b])
+    }
+
     /// The expression's value as `dtype`. Constants become literals of the type they meet.
     fn typed(
         &mut self,
@@ -274,9 +297,15 @@ impl StatementValues<'_> {
                 let of = operand_type(*f, a, b, natural, types);
                 let a = self.typed(a, of, reads, types);
                 let b = self.typed(b, of, reads, types);
-                self.operation(Op::Binary(*f, of, a, b), natural, &[a, b])
+                self.binary(*f, of, natural, (a, b))
             }
             Expr::Select(c, a, b) => {
+                // A choice between integers is made in the type that is wanted: lanes stay narrow.
+                let natural = if natural.is_int() && dtype.is_int() {
+                    dtype
+                } else {
+                    natural
+                };
                 let c = self.typed(c, DType::Bool, reads, types);
                 let a = self.typed(a, natural, reads, types);
                 let b = self.typed(b, natural, reads, types);
