@@ -238,8 +238,9 @@ def _print_profile(example: Example, options: argparse.Namespace) -> None:
     kernels = shorthaul.report(model, *inputs).data["kernels"]
     rows = []
     for (which, launch), seconds in times.items():
+        name = launch.removeprefix("k_")
         made = max(
-            (k for k in kernels if launch.startswith(k["name"])),
+            (k for k in kernels if k["stage"] == which and name.startswith(k["name"])),
             key=lambda k: len(k["name"]),
             default={"origin": "", "path": "", "flops": 0},
         )
