@@ -4,7 +4,6 @@
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
 mod program;
-mod report;
 
 use program::{CompileFailure, Program, UnsupportedOperators};
 use pyo3::prelude::*;

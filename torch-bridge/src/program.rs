@@ -5,7 +5,6 @@
 //! while kernels are compiled and run.
 #![allow(unsafe_code)]
 
-use crate::report;
 use compiler::graph::{ContainerId, Graph};
 use compiler::importer::torch::ImportError;
 use compiler::kernels;
@@ -13,6 +12,7 @@ use compiler::kernels::memory::Buffer;
 use compiler::kernels::pool::Pool;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::kernels::run::RunError;
+use compiler::report::{Memory, Report};
 use compiler::torch::Captured;
 use compiler::{CompileError, Executable};
 use pyo3::create_exception;
@@ -175,14 +175,22 @@ impl Program {
         self.run(py, &self.executable.backward, slots, blocks, timed)
     }
 
-    /// What the program does, as JSON.
-    fn report(&self) -> String {
-        report::json(&self.executable)
-    }
-
-    /// What the program does, as text.
-    fn report_text(&self) -> String {
-        report::text(&self.executable)
+    /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
+    fn report(&self) -> PyResult<String> {
+        let (forward, backward) = (
+            self.executable.forward.parts(),
+            self.executable.backward.parts(),
+        );
+        let memory = Memory {
+            forward_arena_bytes: forward.arena_bytes,
+            backward_arena_bytes: backward.arena_bytes,
+            saved_bytes: forward.saved_bytes,
+            thread_scratch_bytes: forward
+                .thread_scratch_bytes
+                .max(backward.thread_scratch_bytes),
+        };
+        let report = Report::new(&self.executable.plan, &self.executable.kernels, memory);
+        serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
     }
 }
 

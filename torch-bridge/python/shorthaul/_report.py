@@ -14,17 +14,38 @@ from .module import module, original_of, runner_of
 
 
 class Report:
-    """A compiler's report: ``data`` as parsed JSON, ``str()`` as text."""
+    """A step in numbers: ``data`` as parsed JSON, ``str()`` as text.
 
-    def __init__(self, data: dict[str, Any], text: str):
+    ``data`` has ``kernels`` (name, origin, stage, path, launches, bytes_read, bytes_written,
+    bytes_least, operations), ``bytes_moved``, ``bytes_least``, ``bytes_saved``, ``operations``,
+    ``memory`` (bytes) and ``refusals``, the rewrites that were not legal.
+    """
+
+    def __init__(self, data: dict[str, Any]):
         self.data = data
-        self._text = text
 
     def __str__(self) -> str:
-        return self._text
+        data, memory = self.data, self.data["memory"]
+        lines = [
+            f"{'stage':<9}{'made by':<22}{'read':>10}{'written':>10}{'GFLOP':>9}  origin",
+            *(
+                f"{k['stage']:<9}{k['path']:<22}{_mib(k['bytes_read']):>10}"
+                f"{_mib(k['bytes_written']):>10}{k['operations'] / 1e9:>9.3f}  {k['origin']}"
+                for k in data["kernels"]
+            ),
+            f"{len(data['kernels'])} kernels move {_mib(data['bytes_moved'])}; the least possible "
+            f"is {_mib(data['bytes_least'])}; {data['operations'] / 1e9:.2f} GFLOP in products",
+            f"saved for backward {_mib(memory['saved_bytes'])}, at most "
+            f"{_mib(memory['forward_arena_bytes'])} more in forward and "
+            f"{_mib(memory['backward_arena_bytes'])} in backward",
+        ]
+        return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        return self._text
+    __repr__ = __str__
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
 
 
 def report(model: nn.Module, *inputs, **kwargs) -> Report:
@@ -39,5 +60,4 @@ def report(model: nn.Module, *inputs, **kwargs) -> Report:
         raise ValueError(
             f"{type(original_of(compiled)).__name__} runs through PyTorch for these inputs"
         )
-    native = call.program.native
-    return Report(json.loads(native.report()), native.report_text())
+    return Report(json.loads(call.program.native.report()))

@@ -242,13 +242,13 @@ def _print_profile(example: Example, options: argparse.Namespace) -> None:
         made = max(
             (k for k in kernels if k["stage"] == which and name.startswith(k["name"])),
             key=lambda k: len(k["name"]),
-            default={"origin": "", "path": "", "flops": 0},
+            default={"origin": "", "path": "", "operations": 0},
         )
         rows.append((statistics.median(seconds) * 1e3, which, launch, made))
     rows.sort(key=lambda row: -row[0])
     print(f"{example.name}: {sum(row[0] for row in rows):.1f} ms in {len(rows)} launches")
     for ms, which, launch, made in rows[:40]:
-        rate = made["flops"] / ms / 1e6
+        rate = made["operations"] / ms / 1e6
         print(
             f"{ms:9.2f} ms {which:<9}{made['path']:<12}{rate:8.1f} GFLOP/s  "
             f"{launch}  {made['origin'][:60]}"

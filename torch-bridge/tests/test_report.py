@@ -1,0 +1,24 @@
+"""``shorthaul.report`` gives the compiler's numbers."""
+
+import shorthaul
+import torch
+from torch import nn
+
+
+def test_training_step_in_numbers():
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
+    report = shorthaul.report(model, torch.randn(32, 64))
+    stages = {kernel["stage"] for kernel in report.data["kernels"]}
+    assert stages == {"forward", "backward"}
+    # Three products for the second layer, two for the first: nobody wants the input's gradient.
+    products = 2 * 32 * (3 * 128 * 8 + 2 * 64 * 128)
+    assert report.data["operations"] >= products
+    assert report.data["bytes_moved"] >= report.data["bytes_least"] > 0
+    assert "the least possible is" in str(report)
+
+
+def test_inference_has_no_backward():
+    with torch.no_grad():
+        report = shorthaul.report(nn.Linear(4, 4), torch.randn(2, 4))
+    assert {kernel["stage"] for kernel in report.data["kernels"]} == {"forward"}
+    assert report.data["memory"]["saved_bytes"] == 0
