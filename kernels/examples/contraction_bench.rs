@@ -186,7 +186,7 @@ fn lines(bytes: usize) -> Vec<[u64; 512]> {
 
 fn page(v: &mut [[u64; 512]]) -> *mut c_void {
     let at = v.as_mut_ptr() as usize;
-    ((at + 4095) / 4096 * 4096) as *mut c_void
+    (at.div_ceil(4096) * 4096) as *mut c_void
 }
 
 /// Least and median seconds of a run on `nt` threads.

@@ -24,6 +24,10 @@ pub struct MicroKernel {
     pub nest: Vec<Level>,
     /// Floats of the next panel fetched into L2 per reduction step, counted from the argument `next`.
     pub ahead: i64,
+    /// Distances in front of the broadcast and the vector operand that are fetched into L2 at every
+    /// reduction step: what later tiles read of rows that lie far apart.
+    pub ahead_a: Vec<i64>,
+    pub ahead_b: Vec<i64>,
 }
 
 /// Innermost reduction loops up to this length are unrolled.
@@ -116,6 +120,11 @@ impl MicroKernel {
         };
         t.line(format!("const float *ap = a + {};", at(|l| l.a)));
         t.line(format!("const float *bp = b + {};", at(|l| l.b)));
+        for (operand, distances) in [("ap", &self.ahead_a), ("bp", &self.ahead_b)] {
+            for d in distances {
+                t.line(format!("__builtin_prefetch({operand} + {d}, 0, 2);"));
+            }
+        }
         if self.ahead > 0 {
             t.line(format!(
                 "__builtin_prefetch(next, 0, 2); next += {};",

@@ -9,14 +9,18 @@
 
 mod access;
 mod blocking;
+mod combine;
 mod depthwise;
 mod driver;
 mod gather;
 mod generic;
+mod items;
 mod microkernel;
 mod pack;
+mod panels;
 mod stage;
 mod text;
+mod tiles;
 
 use thiserror::Error;
 

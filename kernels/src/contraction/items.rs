@@ -1,0 +1,339 @@
+//! The main launch: items of work over threads, blocks of the reduction, staging, and the tiles
+//! of a block.
+
+use super::access::Coord;
+use super::blocking::VectorSource;
+use super::driver::{Part, decode, strided};
+use super::text::{CText, affine};
+
+impl Part<'_> {
+    pub(super) fn main_function(&self, t: &mut CText, kernels: &[((bool, bool), String)]) {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        let m_blocks = p.m_cut.count(&s.m);
+        let items = p.parts * self.batches() * m_blocks * p.n_chunks;
+        t.line(format!(
+            "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
+            self.prefix
+        ));
+        t.line("float *sa = scratch; (void)sa;");
+        t.line(format!(
+            "float *sb = (float *)scratch + {}L; (void)sb;",
+            self.staged_floats()
+        ));
+        t.line(format!(
+            "const float *W = (const float *)buf[3] + {}L; (void)W;",
+            self.shared_at
+        ));
+        let (a_buf, b_buf) = self.buffers();
+        t.line(format!(
+            "const float *A = buf[{a_buf}], *B = buf[{b_buf}]; (void)A; (void)B;"
+        ));
+        if p.to_scratch {
+            t.line(format!(
+                "float *O = (float *)buf[3] + {}L;",
+                self.shared_at + self.packed_floats()
+            ));
+        } else {
+            t.line(format!("float *O = (float *)buf[2] + {}L;", s.o_base));
+        }
+        t.line("long staged = -1, packed = -1; (void)staged; (void)packed;");
+        t.line(format!(
+            "for (long it = {items}L*tid/nt; it < {items}L*(tid + 1)/nt; it++) {{"
+        ));
+        t.line(format!(
+            "const long nc = it%{}L, mb = it/{}L%{m_blocks}L;",
+            p.n_chunks, p.n_chunks
+        ));
+        t.line(format!(
+            "const long bt = it/{}L%{}L, part = it/{}L; (void)part;",
+            p.n_chunks * m_blocks,
+            self.batches(),
+            p.n_chunks * m_blocks * self.batches()
+        ));
+        let batch = decode(t, &s.batch, "bt", "bt");
+        self.decode_m(t);
+        t.line(format!(
+            "const long p0 = {0}L*nc/{1}L, p1 = {0}L*(nc + 1)/{1}L;",
+            p.panels(),
+            p.n_chunks
+        ));
+        let k_blocks = p.k_cut.count(&s.k);
+        t.line(format!(
+            "const long kb0 = {k_blocks}L*part/{0}L, kb1 = {k_blocks}L*(part + 1)/{0}L;",
+            p.parts
+        ));
+        t.line("for (long kb = kb0; kb < kb1; kb++) {");
+        let ks = self.decode_reduction(t);
+        self.stage_call(t, &batch, m_blocks, k_blocks);
+        self.pack_block(t, &batch, &ks, k_blocks);
+        self.panels_and_tiles(t, &batch, &ks, kernels);
+        t.line("}");
+        self.epilogue_call(t, "p0", "p1");
+        t.close(2);
+    }
+
+    /// Declares the M ranges `ms`, `msn` of block `mb`, and the tile range `t0..t1`.
+    pub(super) fn decode_m(&self, t: &mut CText) {
+        let (p, m) = (&self.plan, &self.plan.shape.m);
+        let (axis, depth, blocks) = (p.tiling.axis, p.m_cut.depth, p.m_cut.blocks);
+        if depth < axis {
+            self.decode_cut(t, m, depth, blocks, "mb", "ms");
+            t.line(format!("const long t0 = 0, t1 = {}L;", p.tiling.n_tiles));
+            return;
+        }
+        t.line(format!(
+            "const long msq = mb%{blocks}L, mso = mb/{blocks}L; (void)mso;"
+        ));
+        for v in decode(t, &m[..depth], "mso", "ms") {
+            t.line(format!(
+                "const long msn{} = 1; (void)msn{};",
+                &v[2..],
+                &v[2..]
+            ));
+        }
+        t.line(format!(
+            "const long t0 = {0}L*msq/{blocks}L, t1 = {0}L*(msq + 1)/{blocks}L;",
+            p.tiling.n_tiles
+        ));
+        let (from, to) = (p.tiling.start("t0"), p.tiling.start("t1"));
+        t.line(format!(
+            "const long ms{axis} = {from}, msn{axis} = {to} - ms{axis}; (void)msn{axis};"
+        ));
+        for (j, d) in m.iter().enumerate().skip(axis + 1) {
+            t.line(format!(
+                "const long ms{j} = 0, msn{j} = {}L; (void)ms{j}; (void)msn{j};",
+                d.size
+            ));
+        }
+    }
+
+    /// Start and count variables of a dim that is cut.
+    pub(super) fn range_vars(&self, id: usize) -> (String, String) {
+        if let Some(j) = self.plan.shape.m.iter().position(|d| d.id == id) {
+            return (format!("ms{j}"), format!("msn{j}"));
+        }
+        let j = self
+            .plan
+            .shape
+            .k
+            .iter()
+            .position(|d| d.id == id)
+            .unwrap_or_default();
+        (format!("ks{j}"), format!("ksn{j}"))
+    }
+
+    pub(super) fn coord_range(&self, c: &Coord) -> String {
+        let start: Vec<(String, i64)> = c
+            .terms
+            .iter()
+            .map(|&(d, k)| (self.range_vars(d).0, k))
+            .collect();
+        let reach: Vec<(String, i64)> = c
+            .terms
+            .iter()
+            .map(|&(d, k)| (format!("({} - 1)", self.range_vars(d).1), k))
+            .collect();
+        format!("{}, {}", affine(&start, c.offset), affine(&reach, 1))
+    }
+
+    pub(super) fn stage_call(&self, t: &mut CText, batch: &[String], m_blocks: i64, k_blocks: i64) {
+        let s = &self.plan.shape;
+        let Some(staging) = &self.plan.staging else {
+            return;
+        };
+        let src = affine(&strided(batch, &s.batch, |d| d.a), s.a.base);
+        let ranges: Vec<String> = staging
+            .coords
+            .iter()
+            .map(|c| self.coord_range(&c.coord))
+            .collect();
+        let key = format!("(bt*{m_blocks}L + mb)*{k_blocks}L + kb");
+        t.line(format!("if (staged != {key}) {{"));
+        t.line(format!("staged = {key};"));
+        let ranges = if ranges.is_empty() {
+            String::new()
+        } else {
+            format!(", {}", ranges.join(", "))
+        };
+        t.line(format!("{}_stage(buf, {src}, sa{ranges});", self.prefix));
+        t.line("}");
+    }
+
+    pub(super) fn pack_block(&self, t: &mut CText, batch: &[String], ks: &[String], k_blocks: i64) {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        if p.source != VectorSource::Thread {
+            return;
+        }
+        let key = format!("(bt*{}L + nc)*{k_blocks}L + kb", p.n_chunks);
+        t.line(format!("if (packed != {key}) {{"));
+        t.line(format!("packed = {key};"));
+        t.line("for (long p = p0; p < p1; p++) {");
+        let outer = self.decode_panel(t);
+        let mut src = strided(batch, &s.batch, |d| d.b);
+        src.extend(self.panel_source(&outer));
+        src.extend(strided(ks, &s.k, |d| d.b));
+        let dst = format!("sb + (p - p0)*{}L", p.k_block() * p.nr());
+        self.pack_call(t, &affine(&src, s.b_base), &dst, "kn");
+        t.close(2);
+    }
+
+    pub(super) fn panels_and_tiles(
+        &self,
+        t: &mut CText,
+        batch: &[String],
+        ks: &[String],
+        kernels: &[((bool, bool), String)],
+    ) {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        t.line("for (long p = p0; p < p1; p++) {");
+        let outer = self.decode_panel(t);
+        let b = match p.source {
+            VectorSource::Direct => {
+                let mut src = strided(batch, &s.batch, |d| d.b);
+                src.extend(self.panel_source(&outer));
+                src.extend(strided(ks, &s.k, |d| d.b));
+                format!("B + {}", affine(&src, s.b_base))
+            }
+            VectorSource::Thread => format!("sb + (p - p0)*{}L", p.k_block() * p.nr()),
+            VectorSource::Shared => format!(
+                "W + (bt*{}L + p)*{}L + ({})*{}",
+                p.panels(),
+                p.k_total() * p.nr(),
+                self.flat_start(ks),
+                self.width()
+            ),
+        };
+        t.line(format!("const float *b = {b};"));
+        t.line(format!(
+            "const float *next = b + {}L;",
+            self.plan.k_total() * self.plan.nr()
+        ));
+        t.line(format!("float *o = O + {};", self.panel_out(batch, &outer)));
+        let axis = p.tiling.axis;
+        let first = p.m_cut.depth.min(axis);
+        for j in first..axis {
+            t.line(format!("for (long x{j} = 0; x{j} < msn{j}; x{j}++) {{"));
+        }
+        self.tile_call(t, batch, ks, first, kernels);
+        t.close(axis - first + 1);
+    }
+
+    pub(super) fn panel_out(&self, batch: &[String], outer: &[String]) -> String {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        if p.to_scratch {
+            let all = self.m_total() * self.result_row();
+            let panel = self.m_total() * p.nr();
+            return format!("(part*{}L + bt)*{all}L + p*{panel}L", self.batches());
+        }
+        let mut at = strided(batch, &s.batch, |d| d.o);
+        at.extend(strided(outer, &s.n, |d| d.o));
+        at.push(("pi".to_string(), p.nr()));
+        affine(&at, 0)
+    }
+
+    pub(super) fn tile_call(
+        &self,
+        t: &mut CText,
+        batch: &[String],
+        ks: &[String],
+        first: usize,
+        kernels: &[((bool, bool), String)],
+    ) {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        let axis = p.tiling.axis;
+        t.line("for (long t = t0; t < t1; t++, next += NEXT) {".replace("NEXT", &self.next_step()));
+        t.line(format!("const long y = {};", p.tiling.start("t")));
+        let o = self.o_strides();
+        let (mut a_at, mut o_at) = (Vec::new(), Vec::new());
+        for (j, d) in s.m.iter().enumerate() {
+            let here = match j {
+                j if j < first => format!("ms{j}"),
+                j if j < axis => format!("(ms{j} + x{j})"),
+                j if j == axis => "y".to_string(),
+                _ => continue,
+            };
+            o_at.push((here.clone(), o[j]));
+            let relative = match j {
+                j if j < first => None,
+                j if j < axis => Some(format!("x{j}")),
+                _ => Some(format!("(y - ms{j})")),
+            };
+            match (&p.staging, relative) {
+                (Some(_), Some(r)) => a_at.push((r, self.a_stride(d))),
+                (Some(_), None) => {}
+                (None, _) => a_at.push((here, d.a)),
+            }
+        }
+        let a = if p.staging.is_some() {
+            format!("sa + {}", affine(&a_at, 0))
+        } else {
+            a_at.extend(strided(batch, &s.batch, |d| d.a));
+            a_at.extend(strided(ks, &s.k, |d| d.a));
+            let fixed: i64 = s.a.coords.iter().map(|c| c.offset * c.stride).sum();
+            format!("A + {}", affine(&a_at, s.a.base + fixed))
+        };
+        let args = format!("({a}, b, o + {}, next, kn, kb > kb0);", affine(&o_at, 0));
+        self.dispatch(t, kernels, &args);
+        t.line("}");
+    }
+
+    /// Chooses the micro-kernel of tile `t` and panel `pi`.
+    pub(super) fn dispatch(&self, t: &mut CText, kernels: &[((bool, bool), String)], args: &str) {
+        let last = self.plan.inner_panels() - 1;
+        let mut chain: Vec<String> = Vec::new();
+        for (i, ((big, tail), name)) in kernels.iter().enumerate() {
+            let mut when = Vec::new();
+            if self.plan.tiling.n_big > 0 {
+                when.push(format!(
+                    "t {} {}L",
+                    if *big { "<" } else { ">=" },
+                    self.plan.tiling.n_big
+                ));
+            }
+            if self.plan.tail().is_some() {
+                when.push(format!("pi {} {last}L", if *tail { "==" } else { "!=" }));
+            }
+            if i + 1 == kernels.len() {
+                chain.push(format!("{name}{args}"));
+            } else {
+                chain.push(format!("if ({}) {name}{args}", when.join(" && ")));
+            }
+        }
+        t.line(chain.join(" else "));
+    }
+
+    /// How far a tile's share of the next panel reaches, in floats.
+    pub(super) fn next_step(&self) -> String {
+        let inner: i64 = self.plan.shape.k[self.plan.k_cut.depth + 1..]
+            .iter()
+            .map(|d| d.size)
+            .product();
+        format!("kn*{}L", inner * self.ahead())
+    }
+
+    /// Calls the epilogue on the M range of the current block and panels `p0..p1`.
+    pub(super) fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
+        let (p, m) = (&self.plan, &self.plan.shape.m);
+        let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| !p.to_scratch) else {
+            return;
+        };
+        let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
+        let start: Vec<(String, i64)> =
+            (0..m.len()).map(|j| (format!("ms{j}"), inner(j))).collect();
+        let cut = p.m_cut.depth;
+        t.line(format!("const long m0 = {};", affine(&start, 0)));
+        t.line(format!("const long m1 = m0 + msn{cut}*{}L;", inner(cut)));
+        let n_at = |panel: &str| {
+            let (ip, size) = (p.inner_panels(), p.n_inner().size);
+            format!(
+                "{panel}/{ip}L*{size}L + shl_min({panel}%{ip}L*{}L, {size}L)",
+                p.nr()
+            )
+        };
+        t.line(format!(
+            "{epilogue}(buf, tid, bt, m0, m1, {}, {});",
+            n_at(p0),
+            n_at(p1)
+        ));
+    }
+}

@@ -1,0 +1,135 @@
+//! The micro-kernels that a plan needs: one for each size of tile and panel that occurs.
+
+use super::blocking::{Dim, VectorSource};
+use super::driver::Part;
+use super::microkernel::{Level, MicroKernel, merge_levels};
+use super::text::CText;
+
+impl Part<'_> {
+    pub(super) fn a_stride(&self, d: &Dim) -> i64 {
+        self.plan.staging.as_ref().map_or(d.a, |s| s.stride(d.id))
+    }
+
+    /// Output stride of each M dim, in the real output or in shared scratch.
+    pub(super) fn o_strides(&self) -> Vec<i64> {
+        let m = &self.plan.shape.m;
+        let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>() * self.plan.nr();
+        m.iter()
+            .enumerate()
+            .map(|(j, d)| if self.plan.to_scratch { inner(j) } else { d.o })
+            .collect()
+    }
+
+    /// Names by (big tile, tail panel).
+    pub(super) fn micro_kernels(&self, t: &mut CText) -> Vec<((bool, bool), String)> {
+        let mut names = Vec::new();
+        for big in [true, false] {
+            for tail in [false, true] {
+                let absent =
+                    (big && self.plan.tiling.n_big == 0) || (tail && self.plan.tail().is_none());
+                let only_tail =
+                    !tail && self.plan.inner_panels() == 1 && self.plan.tail().is_some();
+                if absent || only_tail {
+                    continue;
+                }
+                let (name, text) = self.micro_kernel(big, tail).emit();
+                t.raw(&text);
+                names.push(((big, tail), name));
+            }
+        }
+        names
+    }
+
+    pub(super) fn micro_kernel(&self, big: bool, tail: bool) -> MicroKernel {
+        let (p, s) = (&self.plan, &self.plan.shape);
+        let o = self.o_strides();
+        let axis = p.tiling.axis;
+        let (cols, a_col, o_col) = match s.m.get(axis + 1) {
+            Some(d) => (d.size, self.a_stride(d), o[axis + 1]),
+            None => (1, 0, 0),
+        };
+        let n_rows = p.tiling.small + i64::from(big);
+        let (a_row, o_row) = (self.a_stride(&s.m[axis]), o[axis]);
+        let rows = (0..n_rows)
+            .flat_map(|r| (0..cols).map(move |c| (r * a_row + c * a_col, r * o_row + c * o_col)));
+        let valid = p.tail().filter(|_| tail);
+        let width = valid.map_or(p.nr(), |v| self.tail_width(v));
+        let stored_whole = p.to_scratch || valid.is_none();
+        let last_lanes = if stored_whole {
+            p.vw
+        } else {
+            valid.map_or(p.vw, |v| v - (width - p.vw))
+        };
+        let levels: Vec<Level> = self
+            .block_levels()
+            .into_iter()
+            .map(|(d, runtime, row)| Level {
+                extent: if runtime { 1 } else { d.size },
+                runtime,
+                a: self.a_stride(d),
+                b: if p.source == VectorSource::Direct {
+                    d.b
+                } else {
+                    row * width
+                },
+            })
+            .collect();
+        MicroKernel {
+            vw: p.vw,
+            rows: rows.collect(),
+            nv: width / p.vw,
+            last_lanes,
+            nest: merge_levels(&levels),
+            ahead: self.ahead(),
+            ahead_a: self.ahead_a(),
+            ahead_b: self.ahead_b(),
+        }
+    }
+
+    /// Tiles that use a panel before the next one is needed.
+    pub(super) fn tiles_per_panel(&self) -> i64 {
+        let (p, m) = (&self.plan, &self.plan.shape.m);
+        let size = |j: usize| {
+            if j == p.tiling.axis {
+                p.tiling.n_tiles
+            } else {
+                m[j].size
+            }
+        };
+        let inner: i64 = (p.m_cut.depth + 1..=p.tiling.axis).map(size).product();
+        (size(p.m_cut.depth) + p.m_cut.blocks - 1) / p.m_cut.blocks * inner
+    }
+
+    /// Floats of the next panel that a tile fetches per reduction step, so that all tiles of a panel
+    /// together fetch the whole next one; panels in the thread's own scratch are near already.
+    pub(super) fn ahead(&self) -> i64 {
+        let small = self.plan.k_total() * self.result_row() * 4 < 400_000;
+        if self.plan.source != VectorSource::Shared || small {
+            return 0;
+        }
+        let tiles = self.tiles_per_panel();
+        ((self.plan.nr() + tiles - 1) / tiles).min(16)
+    }
+
+    /// A column-wise operand in place: each step reads a few floats of another row, which no hardware
+    /// prefetcher follows.
+    pub(super) fn ahead_a(&self) -> Vec<i64> {
+        let m = &self.plan.shape.m;
+        let column = m[m.len() - 1].a == 1 && self.plan.staging.is_none();
+        let tile = self.plan.tiling.small;
+        if column && m[m.len() - 1].size > 2 * tile {
+            vec![2 * tile]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// A vector operand in place: the next panel's part of the row.
+    pub(super) fn ahead_b(&self) -> Vec<i64> {
+        let nr = self.plan.nr();
+        if self.plan.source != VectorSource::Direct || self.plan.inner_panels() == 1 {
+            return Vec::new();
+        }
+        (0..(nr + 15) / 16).map(|line| nr + line * 16).collect()
+    }
+}
