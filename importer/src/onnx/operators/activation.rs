@@ -1,47 +1,44 @@
 //! Activations: element-wise functions of one value with parameters in attributes.
+//!
+//! Those that PyTorch has too are written down once, in [`ops::activations`].
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use graph::Expr;
-use ops::activations as act;
+use ops::activations as f;
 
 pub static RULES: Rules = &[
     ("Celu", |cx| {
         let alpha = cx.float("alpha", 1.0)?;
-        apply(cx, |x| act::elu(x, 1.0, alpha, 1.0 / alpha))
+        apply(cx, |x| f::elu(x, 1.0, alpha, 1.0 / alpha))
     }),
     ("Elu", |cx| {
         let alpha = cx.float("alpha", 1.0)?;
-        apply(cx, |x| act::elu(x, 1.0, alpha, 1.0))
+        apply(cx, |x| f::elu(x, 1.0, alpha, 1.0))
     }),
     ("Gelu", gelu),
     ("HardSigmoid", |cx| {
         let (alpha, beta) = (cx.float("alpha", 0.2)?, cx.float("beta", 0.5)?);
-        apply(cx, |x| act::hardsigmoid(x, alpha, beta))
+        apply(cx, |x| f::hardsigmoid(x, alpha, beta))
     }),
-    ("HardSwish", |cx| apply(cx, act::hardswish)),
+    ("HardSwish", |cx| apply(cx, f::hardswish)),
     ("LeakyRelu", |cx| {
         let alpha = cx.float("alpha", 0.01)?;
-        apply(cx, |x| act::leaky_relu(x, Expr::float(alpha)))
+        apply(cx, |x| f::leaky_relu(x, Expr::float(alpha)))
     }),
-    ("Mish", |cx| apply(cx, act::mish)),
-    ("PRelu", |cx| {
-        let inputs = cx.all_inputs()?;
-        let y = cx.elementwise(act::leaky_relu(Expr::In(0), Expr::In(1)), &inputs)?;
-        single(y)
-    }),
+    ("Mish", |cx| apply(cx, f::mish)),
+    ("PRelu", prelu),
     ("Relu", relu),
     ("Selu", |cx| {
-        let alpha = cx.float("alpha", 1.673_263_242_354_377_3)?;
-        let gamma = cx.float("gamma", 1.050_700_987_355_480_5)?;
-        apply(cx, |x| act::elu(x, gamma, alpha, 1.0))
+        let (scale, alpha) = (cx.float("gamma", f::SELU.0)?, cx.float("alpha", f::SELU.1)?);
+        apply(cx, |x| f::elu(x, scale, alpha, 1.0))
     }),
     ("Shrink", |cx| {
         let (lambda, bias) = (cx.float("lambd", 0.5)?, cx.float("bias", 0.0)?);
         apply(cx, |x| shrink(x, lambda, bias))
     }),
     ("Sigmoid", |cx| apply(cx, Expr::sigmoid)),
-    ("Softplus", |cx| apply(cx, act::softplus)),
+    ("Softplus", |cx| apply(cx, f::softplus)),
     ("Softsign", |cx| {
         apply(cx, |x| x.clone().div(x.abs().add(Expr::float(1.0))))
     }),
@@ -51,9 +48,9 @@ pub static RULES: Rules = &[
     }),
     ("Tanh", |cx| apply(cx, Expr::tanh)),
     ("ThresholdedRelu", |cx| {
-        let alpha = cx.float("alpha", 1.0)?;
+        let alpha = Expr::float(cx.float("alpha", 1.0)?);
         apply(cx, |x| {
-            Expr::select(x.clone().gt(Expr::float(alpha)), x, Expr::float(0.0))
+            Expr::select(x.clone().gt(alpha), x, Expr::float(0.0))
         })
     }),
 ];
@@ -69,32 +66,41 @@ fn apply(cx: &mut NodeCx, f: impl FnOnce(Expr) -> Expr) -> Values {
     single(cx.elementwise(f(Expr::In(0)), &[x])?)
 }
 
+fn relu(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    if cx.dtype(x).is_float() {
+        return single(cx.elementwise(f::relu(Expr::In(0)), &[x])?);
+    }
+    single(cx.elementwise(Expr::In(0).max(Expr::int(0)), &[x])?)
+}
+
+/// The slope is an input and broadcasts to x.
+fn prelu(cx: &mut NodeCx) -> Values {
+    let inputs = cx.all_inputs()?;
+    let integers = inputs.iter().any(|id| !cx.dtype(*id).is_float());
+    let (x, slope) = (Expr::In(0), Expr::In(1));
+    let y = if integers {
+        Expr::select(x.clone().lt(Expr::int(0)), x.clone().mul(slope), x)
+    } else {
+        f::leaky_relu(x, slope)
+    };
+    single(cx.elementwise(y, &inputs)?)
+}
+
 fn shrink(x: Expr, lambda: f64, bias: f64) -> Expr {
     let low = Expr::select(
         x.clone().lt(Expr::float(-lambda)),
         x.clone().add(Expr::float(bias)),
         Expr::float(0.0),
     );
-    Expr::select(
-        x.clone().gt(Expr::float(lambda)),
-        x.sub(Expr::float(bias)),
-        low,
-    )
-}
-
-fn relu(cx: &mut NodeCx) -> Values {
-    let x = cx.input(0)?;
-    let y = match cx.dtype(x).is_float() {
-        true => act::relu(Expr::In(0)),
-        false => Expr::In(0).max(Expr::int(0)),
-    };
-    single(cx.elementwise(y, &[x])?)
+    let high = x.clone().sub(Expr::float(bias));
+    Expr::select(x.gt(Expr::float(lambda)), high, low)
 }
 
 fn gelu(cx: &mut NodeCx) -> Values {
     match cx.text("approximate", "none")?.as_str() {
-        "none" => apply(cx, act::gelu),
-        "tanh" => apply(cx, act::gelu_tanh),
+        "none" => apply(cx, f::gelu),
+        "tanh" => apply(cx, f::gelu_tanh),
         other => Err(Refusal(format!("its attribute `approximate` is `{other}`"))),
     }
 }

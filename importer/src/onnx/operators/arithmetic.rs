@@ -181,6 +181,12 @@ fn cast_like(cx: &mut NodeCx) -> Values {
 
 fn clip(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
+    // ReLU6 arrives as a clip; the ends have no gradient there.
+    let bounds = (cx.scalar(1).ok().flatten(), cx.scalar(2).ok().flatten());
+    if bounds == (Some(0.0), Some(6.0)) && cx.dtype(x).is_float() {
+        let relu6 = ops::activations::hardtanh(Expr::In(0), 0.0, 6.0);
+        return single(cx.elementwise(relu6, &[x])?);
+    }
     let mut inputs = vec![x];
     let mut y = Expr::In(0);
     for (position, bound) in [(1, Binary::Max), (2, Binary::Min)] {
