@@ -1,5 +1,7 @@
 //! Times the contractions of ResNet-50, MobileNetV2 and a BERT-large layer, per pass, and prints
 //! GFLOP/s. `cargo run --release --example contraction_bench -- [--filter TEXT] [--threads N] [--reps N]`
+//! With `--in-turn 1` the threads' shares run one after the other and processor time counts (for a
+//! machine that is not quiet); with `--check 1` sampled outputs are compared with their definition.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +16,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use contraction_cases::{Conv, extent, matmul};
-use kernels::contraction::{Contraction, EmittedContraction, Hooks, Target, emit};
+use kernels::contraction::{Axis, Contraction, EmittedContraction, Hooks, Operand, Target, emit};
 
 type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
 
@@ -308,6 +310,117 @@ fn time_in_turn(l: &Loaded, nt: i64, reps: usize) -> (f64, f64) {
     (seconds[0].0, seconds[seconds.len() / 2].0)
 }
 
+/// Runs `l` on random numbers and compares a few outputs with their definition in f64.
+fn check(l: &Loaded, nt: i64) {
+    let c = &l.row.contraction;
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        seed >> 33
+    };
+    let mut random = |n: usize| -> Vec<f32> {
+        (0..n)
+            .map(|_| (next() % 2001) as f32 / 1000.0 - 1.0)
+            .collect()
+    };
+    let (a, b) = (random(extent(&c.a)), random(extent(&c.b)));
+    let mut out = vec![f32::NAN; extent(&c.out)];
+    let mut shared = lines(l.e.shared_scratch_bytes);
+    let mut own = lines(l.e.thread_scratch_bytes);
+    let buf = [
+        a.as_ptr() as usize,
+        b.as_ptr() as usize,
+        out.as_mut_ptr() as usize,
+        page(&mut shared) as usize,
+    ];
+    for k in &l.kernels {
+        for tid in 0..nt {
+            unsafe { k(buf.as_ptr().cast(), page(&mut own), tid, nt) };
+        }
+    }
+    assert!(
+        out.iter().all(|x| x.is_finite()),
+        "{}: some outputs were not written",
+        l.row.label
+    );
+    for _ in 0..12 {
+        let at: Vec<i64> = c
+            .out
+            .axes
+            .iter()
+            .map(|ax| (next() % ax.size as u64) as i64)
+            .collect();
+        let z: i64 = c.out.base
+            + c.out
+                .axes
+                .iter()
+                .zip(&at)
+                .map(|(ax, v)| ax.stride * v)
+                .sum::<i64>();
+        let (want, size) = definition(c, &at, &a, &b);
+        let got = f64::from(out[z as usize]);
+        assert!(
+            (got - want).abs() <= 1e-5 * size + 1e-6,
+            "{}: {at:?} is {got}, not {want}",
+            l.row.label
+        );
+    }
+}
+
+/// The output at position `at` of its axes, and the sum of its terms' magnitudes.
+fn definition(c: &Contraction, at: &[i64], a: &[f32], b: &[f32]) -> (f64, f64) {
+    // A dim that is an output axis by itself is known; all others are tried.
+    let mut known = vec![None; c.dims.len()];
+    for (ax, &v) in c.out.axes.iter().zip(at) {
+        if let [(d, 1)] = ax.terms[..] {
+            known[d] = Some(v - ax.offset);
+        }
+    }
+    let free: Vec<usize> = (0..c.dims.len()).filter(|&d| known[d].is_none()).collect();
+    let mut x: Vec<i64> = known.iter().map(|k| k.unwrap_or(0)).collect();
+    let (mut sum, mut size) = (0.0, 0.0);
+    loop {
+        let hit = c
+            .out
+            .axes
+            .iter()
+            .zip(at)
+            .all(|(ax, &v)| position(ax, &x) == v);
+        if let (true, Some(i), Some(j)) = (hit, address(&c.a, &x), address(&c.b, &x)) {
+            let term = f64::from(a[i]) * f64::from(b[j]);
+            (sum, size) = (sum + term, size + term.abs());
+        }
+        let Some(n) = (0..free.len())
+            .rev()
+            .find(|&n| x[free[n]] + 1 < c.dims[free[n]])
+        else {
+            return (sum, size);
+        };
+        x[free[n]] += 1;
+        for &d in &free[n + 1..] {
+            x[d] = 0;
+        }
+    }
+}
+
+fn position(ax: &Axis, x: &[i64]) -> i64 {
+    ax.offset + ax.terms.iter().map(|&(d, k)| k * x[d]).sum::<i64>()
+}
+
+fn address(op: &Operand, x: &[i64]) -> Option<usize> {
+    let mut sum = op.base;
+    for ax in &op.axes {
+        let v = position(ax, x);
+        if ax.guarded && !(0..ax.size).contains(&v) {
+            return None;
+        }
+        sum += v * ax.stride;
+    }
+    Some(sum as usize)
+}
+
 fn argument(name: &str) -> Option<String> {
     let mut args = std::env::args().skip_while(|a| a != name);
     args.nth(1)
@@ -391,6 +504,16 @@ fn main() {
         loaded.push(Loaded { row, e, kernels });
     }
     if argument("--compile-only").is_some() {
+        return;
+    }
+    if argument("--check").is_some() {
+        for l in &loaded {
+            check(l, threads);
+        }
+        println!(
+            "{} contractions agree with their definition at sampled outputs",
+            loaded.len()
+        );
         return;
     }
     let mut totals: Vec<(&str, f64, f64, f64)> = Vec::new();
