@@ -41,7 +41,13 @@ fn main() {
     let exe = Executable::build(plan, &options, 2, &mut Silent).expect("builds");
     println!("ready in {:.2} s", start.elapsed().as_secs_f64());
     for k in &exe.kernels {
-        println!("{:?} {} {} {:.2} GFLOP", k.stage, k.name, k.path, k.flops as f64 / 1e9);
+        println!(
+            "{:?} {} {} {:.2} GFLOP",
+            k.stage,
+            k.name,
+            k.path,
+            k.flops as f64 / 1e9
+        );
     }
     let g = &exe.plan.graph;
     let ids: Vec<_> = g
