@@ -2,7 +2,8 @@
 
 Owns ``torch.ops.shorthaul.forward`` and ``.backward``: their schemas, CPU implementations,
 fake implementations and autograd registration. Both are functional: they allocate what they
-return from PyTorch's allocator and write nothing else. Never decides what to compile.
+return (results from PyTorch's allocator, saved blocks from the program's own) and write nothing
+else. Never decides what to compile.
 
 ``forward(inputs, program)`` gives the user's outputs, then one byte blob with the new values of
 the buffers that the module writes, then one byte blob with what the backward pass needs.
@@ -49,18 +50,18 @@ def _bytes(n: int) -> torch.Tensor:
     return torch.empty(n, dtype=torch.uint8)
 
 
-def _forward_results(program: Program) -> list[torch.Tensor]:
+def _forward_results(program: Program, saved: torch.Tensor) -> list[torch.Tensor]:
     outputs = [torch.empty(spec.shape, dtype=spec.dtype) for spec in program.user_outputs]
-    return [*outputs, _bytes(program.state_bytes), _bytes(program.saved_bytes)]
+    return [*outputs, _bytes(program.state_bytes), saved]
 
 
 def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     owner = _programs[program]
-    results = _forward_results(owner)
+    results = _forward_results(owner, owner.blocks.lend(owner.saved_bytes))
     *outputs, state, saved = results
     state_ptr = state.data_ptr()
     user_ptrs = iter([output.data_ptr() for output in outputs])
-    scratch = _bytes(owner.forward_scratch_bytes)
+    scratch = owner.blocks.lend(owner.forward_scratch_bytes)
     times = owner.native.forward(
         [tensor.data_ptr() for tensor in inputs],
         [
@@ -76,7 +77,8 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
 
 
 def _forward_fake(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
-    return _forward_results(_programs[program])
+    owner = _programs[program]
+    return _forward_results(owner, _bytes(owner.saved_bytes))
 
 
 def _backward(
@@ -92,7 +94,7 @@ def _backward(
         _as_program_wants(grad, spec)
         for grad, spec in zip(grad_outputs, owner.differentiable_outputs, strict=True)
     ]
-    scratch = _bytes(owner.backward_scratch_bytes)
+    scratch = owner.blocks.lend(owner.backward_scratch_bytes)
     times = owner.native.backward(
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],

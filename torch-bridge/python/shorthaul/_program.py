@@ -14,6 +14,7 @@ import torch
 from . import _native
 from ._capture import Captured
 from ._errors import CompileError, Unsupported
+from ._memory import Blocks
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
@@ -44,6 +45,7 @@ class Program:
     user_outputs: list[TensorSpec] = field(default_factory=list)
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
+    blocks: Blocks = field(default_factory=Blocks)
     backward_reads: list[int] = field(default_factory=list)
     #: Outputs that the backward pass reads: position, state offset, position among the user's.
     backward_output_reads: list[tuple[int, int | None, int | None]] = field(default_factory=list)

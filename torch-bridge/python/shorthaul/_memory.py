@@ -1,0 +1,43 @@
+"""Blocks of memory that are used again from one step to the next.
+
+Owns the saved block and the arena of every call. Fresh memory from the system costs a page fault for
+every 4 KiB, which for a network's saved activations is as much as a quarter of its step; a block that
+comes back when its tensor dies costs nothing. Never decides sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+
+import torch
+
+#: Below this many bytes PyTorch's own allocator has memory at hand.
+_SMALL = 1 << 20
+
+
+class Blocks:
+    """Memory of one program: blocks are lent as tensors and return when the tensors' storage dies."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[mmap.mmap]] = {}
+
+    def lend(self, n_bytes: int) -> torch.Tensor:
+        """A ``uint8`` tensor of ``n_bytes`` with arbitrary contents, aligned to 64 bytes at least."""
+        if n_bytes < _SMALL:
+            return torch.empty(n_bytes, dtype=torch.uint8)
+        free = self._free.setdefault(n_bytes, [])
+        block = free.pop() if free else _fresh(n_bytes)
+        lease = (ctypes.c_uint8 * n_bytes).from_buffer(block)
+        tensor = torch.frombuffer(lease, dtype=torch.uint8)
+        # The storage holds the only lasting reference to the lease.
+        weakref.finalize(lease, free.append, block).atexit = False
+        return tensor
+
+
+def _fresh(n_bytes: int) -> mmap.mmap:
+    block = mmap.mmap(-1, n_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
