@@ -284,6 +284,25 @@ fn depthwise_convolutions() {
 }
 
 #[test]
+fn depthwise_images_with_channels_outermost() {
+    let mut r = Random(13);
+    let mut cases = Vec::new();
+    for _ in 0..5 {
+        let conv = Conv {
+            c: 1,
+            k: 1,
+            groups: r.pick(&[3, 16, 24]),
+            nchw_input: true,
+            ..random_conv(&mut r)
+        };
+        cases.push((format!("forward {conv:?}"), conv.forward()));
+        cases.push((format!("data gradient {conv:?}"), conv.data_gradient()));
+        cases.push((format!("weight gradient {conv:?}"), conv.weight_gradient()));
+    }
+    check_all("depthwise_nchw", 16, cases, false);
+}
+
+#[test]
 fn matrix_products_in_every_transposition() {
     let mut r = Random(3);
     let mut cases = Vec::new();

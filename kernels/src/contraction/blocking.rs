@@ -289,10 +289,16 @@ fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastPath> {
         .retain(|c| s.batch.iter().all(|d| c.coeff(d.id) == 0));
     s.batch.sort_by_key(|d| std::cmp::Reverse(d.o));
     s.n.sort_by_key(|d| std::cmp::Reverse(d.o));
-    let direct = s.n.last().is_some_and(|d| d.o == 1);
+    let direct = s.n.last().is_none_or(|d| d.o == 1);
     s.m.sort_by_key(|d| std::cmp::Reverse(if direct { d.o } else { d.a }));
     s.k.sort_by_key(|d| std::cmp::Reverse((d.a, d.b)));
-    for role in [&mut s.batch, &mut s.m, &mut s.n, &mut s.k] {
+    // Without a vector dim each row has a single column, which counts as contiguous.
+    for (role, o) in [
+        (&mut s.batch, 0),
+        (&mut s.m, 0),
+        (&mut s.n, 1),
+        (&mut s.k, 0),
+    ] {
         join(role, &mut s.a, &mut p.dims);
         if role.is_empty() {
             p.dims.push(1);
@@ -301,7 +307,7 @@ fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastPath> {
                 size: 1,
                 a: 0,
                 b: 0,
-                o: 0,
+                o,
             });
         }
     }
