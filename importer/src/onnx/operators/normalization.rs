@@ -11,6 +11,7 @@ pub static RULES: Rules = &[
     ("GroupNormalization", group),
     ("InstanceNormalization", instance),
     ("LayerNormalization", layer),
+    ("LRN", local_response),
     ("LogSoftmax", |cx| softmax(cx, "log_softmax")),
     ("LpNormalization", lp),
     ("MeanVarianceNormalization", mean_variance),
@@ -147,6 +148,36 @@ fn instance(cx: &mut NodeCx) -> Values {
     let channels = cx.shape(x).get(1).and_then(SymExpr::as_const);
     let channels = channels.ok_or("its number of channels is dynamic")?;
     group_norm(cx, x, [scale, bias], channels, cx.float("epsilon", 1e-5)?)
+}
+
+/// `x / (bias + alpha/size · Σx²)^beta`, the sum over `size` neighbouring channels: a pool over
+/// channels of `[N, 1, C, rest]`, whose mean takes padding for zeros.
+fn local_response(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let shape = cx.shape(x);
+    let size = cx.int("size", 0)?;
+    if shape.len() < 3 || size < 1 {
+        return Err(Refusal(
+            "it needs `size` and an input with spatial dimensions".into(),
+        ));
+    }
+    let (alpha, beta) = (cx.float("alpha", 1e-4)?, cx.float("beta", 0.75)?);
+    let bias = cx.float("bias", 1.0)?;
+    let square = cx.elementwise(Expr::In(0).mul(Expr::In(0)), &[x])?;
+    let rest = SymExpr::product(&shape[2..]);
+    let planes = vec![shape[0].clone(), 1.into(), shape[1].clone(), rest];
+    let square = cx.reshape(square, planes)?;
+    let list = attrs([
+        ("kernel", Attr::Ints(vec![size, 1])),
+        ("pad_low", Attr::Ints(vec![(size - 1) / 2, 0])),
+        ("pad_high", Attr::Ints(vec![size / 2, 0])),
+        ("count_include_pad", Attr::Bool(true)),
+    ]);
+    let mean = cx.op1("average_pool", &[square], list)?;
+    let mean = cx.reshape(mean, shape)?;
+    let base = Expr::In(1).mul(Expr::float(alpha)).add(Expr::float(bias));
+    let y = Expr::In(0).mul(base.pow(Expr::float(-beta)));
+    single(cx.elementwise(y, &[x, mean])?)
 }
 
 /// `x / ‖x‖` along an axis; 0 where the norm is 0.
