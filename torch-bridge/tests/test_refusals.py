@@ -91,3 +91,33 @@ def test_things_that_are_not_modules():
         shorthaul.module(torch.relu)
     with pytest.raises(ValueError, match="fallback"):
         shorthaul.module(nn.Linear(2, 2), fallback="silent")
+
+
+class TwoMissing(nn.Module):
+    """Two operators without an implementation, one of them twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Products()
+        self.second = Products()
+
+    def forward(self, x):
+        return torch.linalg.det(self.second(self.first(x)))
+
+
+class Products(nn.Module):
+    """The place that is to be named."""
+
+    def forward(self, x):
+        return x.cumprod(0)
+
+
+def test_all_missing_operators_are_named_at_once():
+    with pytest.raises(shorthaul.Unsupported) as caught:
+        shorthaul.module(TwoMissing())(torch.eye(3))
+    found = dict(caught.value.operators)
+    places = next(places for target, places in found.items() if "cumprod" in target)
+    assert [place.split()[0] for place in places] == ["first", "second"]
+    assert all("test_refusals.py:" in place for place in places)
+    assert any("det" in target for target in found)
+    assert "cumprod" in str(caught.value) and "det" in str(caught.value)

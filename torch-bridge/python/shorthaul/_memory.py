@@ -1,8 +1,8 @@
 """Blocks of memory that are used again from one step to the next.
 
-Owns the saved block and the arena of every call. Fresh memory from the system costs a page fault for
-every 4 KiB, which for a network's saved activations is as much as a quarter of its step; a block that
-comes back when its tensor dies costs nothing. Never decides sizes.
+Owns the saved block and the arena of every call. Fresh memory from the system costs a page fault
+for every 4 KiB, which for a network's saved activations is as much as a quarter of its step; a
+block that comes back when its tensor dies costs nothing. Never decides sizes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SMALL = 1 << 20
 
 
 class Blocks:
-    """Memory of one program: blocks are lent as tensors and return when the tensors' storage dies."""
+    """Memory of one program: blocks lent as tensors, which return when their storage dies."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
 
     def lend(self, n_bytes: int) -> torch.Tensor:
-        """A ``uint8`` tensor of ``n_bytes`` with arbitrary contents, aligned to 64 bytes at least."""
+        """A ``uint8`` tensor of ``n_bytes`` with arbitrary contents, aligned to 64 bytes."""
         if n_bytes < _SMALL:
             return torch.empty(n_bytes, dtype=torch.uint8)
         free = self._free.setdefault(n_bytes, [])

@@ -1,0 +1,172 @@
+//! Captured documents, written by hand: what is imported, and what is refused.
+
+use graph::{Attr, NodeKind};
+use importer::torch::{ImportError, import};
+use serde_json::{Value, json};
+
+fn tensor(name: &str, shape: &[i64], dtype: &str) -> Value {
+    json!({"name": name, "shape": shape, "dtype": dtype})
+}
+
+fn input(name: &str, shape: &[i64], dtype: &str) -> Value {
+    json!({"name": name, "kind": "user", "target": null, "constant": null, "shape": shape, "dtype": dtype})
+}
+
+fn node(name: &str, target: &str, args: Value, output: Value) -> Value {
+    json!({
+        "name": name, "target": target, "args": args, "outputs": [output],
+        "origin": {"module": format!("layer.{name}"), "kind": "M", "source": "model.py:7"},
+    })
+}
+
+fn document(inputs: Vec<Value>, nodes: Vec<Value>, result: &str) -> String {
+    json!({
+        "version": 1, "symbols": [], "inputs": inputs, "nodes": nodes,
+        "outputs": [{"kind": "user", "target": null, "value": result}],
+    })
+    .to_string()
+}
+
+#[test]
+fn a_linear_layer_is_a_product_and_an_addition() {
+    let inputs = vec![
+        input("x", &[2, 5, 3], "float32"),
+        input("w", &[4, 3], "float32"),
+        input("b", &[4], "float32"),
+    ];
+    let args = json!({"input": {"ref": "x"}, "weight": {"ref": "w"}, "bias": {"ref": "b"}});
+    let linear = node(
+        "y",
+        "aten.linear.default",
+        args,
+        tensor("y", &[2, 5, 4], "float32"),
+    );
+    let imported = import(&document(inputs, vec![linear], "y"), &[]).unwrap();
+    let nodes = &imported.graph.single_state().unwrap().nodes;
+    let ops: Vec<_> = nodes
+        .iter()
+        .map(|n| match &n.kind {
+            NodeKind::Library(l) => l.op.as_str(),
+            _ => "",
+        })
+        .collect();
+    assert_eq!(ops, ["einsum", "elementwise"]);
+    let NodeKind::Library(product) = &nodes[0].kind else {
+        panic!("the product is a library node");
+    };
+    assert_eq!(product.attrs["equation"], Attr::Str("ABk,nk->ABn".into()));
+    assert_eq!(nodes[0].origin.module, "layer.y");
+    assert_eq!(nodes[0].origin.source, "model.py:7");
+}
+
+#[test]
+fn every_missing_operator_is_listed_with_its_places() {
+    let x = || json!({"self": {"ref": "x"}});
+    let nodes = vec![
+        node(
+            "a",
+            "aten.frobnicate.default",
+            x(),
+            tensor("a", &[2], "float32"),
+        ),
+        node(
+            "b",
+            "aten.relu.default",
+            json!({"self": {"ref": "a"}}),
+            tensor("b", &[2], "float32"),
+        ),
+        node(
+            "c",
+            "aten.bessel.default",
+            x(),
+            tensor("c", &[2], "float32"),
+        ),
+        node(
+            "d",
+            "aten.frobnicate.default",
+            x(),
+            tensor("d", &[2], "float32"),
+        ),
+    ];
+    let text = document(vec![input("x", &[2], "float32")], nodes, "d");
+    let Err(ImportError::Unsupported(missing)) = import(&text, &[]) else {
+        panic!("two operators are missing");
+    };
+    let found: Vec<_> = missing
+        .iter()
+        .map(|m| (m.target.as_str(), m.places.len()))
+        .collect();
+    assert_eq!(
+        found,
+        [("aten.bessel.default", 1), ("aten.frobnicate.default", 2)]
+    );
+    assert_eq!(
+        missing[1].places,
+        ["layer.a (model.py:7)", "layer.d (model.py:7)"]
+    );
+}
+
+#[test]
+fn integers_are_promoted_as_pytorch_says() {
+    let inputs = vec![input("i", &[3], "int64"), input("f", &[3], "float32")];
+    let args = json!({"self": {"ref": "i"}, "other": {"ref": "f"}, "alpha": 1});
+    let add = node("y", "aten.add.Tensor", args, tensor("y", &[3], "float32"));
+    let imported = import(&document(inputs, vec![add], "y"), &[]).unwrap();
+    let NodeKind::Library(add) = &imported.graph.single_state().unwrap().nodes[0].kind else {
+        panic!("the sum is a library node");
+    };
+    let Attr::Expr(expr) = &add.attrs["expr"] else {
+        panic!("the sum has an expression");
+    };
+    let sum = expr.eval(&[graph::Scalar::Int(2), graph::Scalar::Float(0.5)], &|_| {
+        None
+    });
+    assert_eq!(sum.unwrap(), graph::Scalar::Float(2.5));
+    assert_eq!(add.attrs["dtype"], Attr::DType(graph::DType::F32));
+}
+
+#[test]
+fn documents_that_contradict_themselves_are_refused() {
+    let shapes = node(
+        "y",
+        "aten.relu.default",
+        json!({"self": {"ref": "x"}}),
+        tensor("y", &[9], "float32"),
+    );
+    let text = document(vec![input("x", &[2], "float32")], vec![shapes], "y");
+    let message = import(&text, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("gives shape [2], PyTorch says [9]"),
+        "{message}"
+    );
+
+    let args = json!({"self": {"ref": "nobody"}});
+    let missing = node("y", "aten.relu.default", args, tensor("y", &[2], "float32"));
+    let text = document(vec![input("x", &[2], "float32")], vec![missing], "y");
+    let message = import(&text, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("argument `self` should be a tensor"),
+        "{message}"
+    );
+
+    let message = import("{\"version\": 1", &[]).unwrap_err().to_string();
+    assert!(message.contains("cannot be read"), "{message}");
+    let newer = document(vec![], vec![], "x").replace("\"version\":1", "\"version\":2");
+    let message = import(&newer, &[]).unwrap_err().to_string();
+    assert!(message.contains("schema version 2"), "{message}");
+}
+
+#[test]
+fn a_constant_needs_all_its_bytes() {
+    let constant = json!({"name": "c", "kind": "constant", "target": "c", "constant": 0, "shape": [2], "dtype": "float32"});
+    let copy = node(
+        "y",
+        "aten.neg.default",
+        json!({"self": {"ref": "c"}}),
+        tensor("y", &[2], "float32"),
+    );
+    let text = document(vec![constant], vec![copy], "y");
+    assert!(import(&text, &[&[0; 8]]).is_ok());
+    let message = import(&text, &[&[0; 7]]).unwrap_err().to_string();
+    assert!(message.contains("bytes do not fit"), "{message}");
+}
