@@ -12,6 +12,7 @@ import copy
 import statistics
 import sys
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the pictures")
     parser.add_argument("--small", action="store_true", help="skip ResNet-50 and BERT-large")
     options = parser.parse_args(arguments)
+    # The test set has another batch size, so each network is compiled once more; that is expected.
+    warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     data = _digits()
     for name, model in (("digits_cnn", DigitsConvNet), ("digits_transformer", DigitsTransformer)):
         torch.manual_seed(0)
