@@ -3,8 +3,8 @@
 //! [`expand`] rewrites operators as maps, merges containers across reshapes and inlines what is
 //! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
 //! forward and backward together. Both need constant sizes. Between them the layouts room decides
-//! the order of dimensions, since what may share a loop depends on what is contiguous. Every
-//! decision is recorded with the bytes it saves. Papers: arXiv 1902.10345 (map fusion), 2007.00072
+//! the order of dimensions, since what may share a loop depends on what is contiguous. What
+//! was applied is recorded with the bytes it saves; refusals are not recorded yet. Papers: arXiv 1902.10345 (map fusion), 2007.00072
 //! (fusion by data movement).
 
 mod decision;
@@ -47,7 +47,7 @@ pub enum FuseError {
 pub struct Fused {
     /// Kernels (maps) and reshapes that became aliases, in execution order.
     pub graph: Graph,
-    /// What was done and refused.
+    /// What was done.
     pub decisions: Vec<Decision>,
 }
 
