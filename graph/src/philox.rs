@@ -23,13 +23,16 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// Uniform number in [0, 1), a multiple of 2⁻²⁴.
-pub fn uniform(key: u64, counter: u64) -> f32 {
+/// The `n`-th uniform number in [0, 1) under a key, a multiple of 2⁻²⁴.
+///
+/// Four neighbours share the four words of one counter, `n / 4`.
+pub fn uniform(key: u64, n: u64) -> f32 {
+    let counter = n / 4;
     let words = philox4x32(
         [counter as u32, (counter >> 32) as u32, 0, 0],
         [key as u32, (key >> 32) as u32],
     );
-    (words[0] >> 8) as f32 * (1.0 / 16_777_216.0)
+    (words[(n % 4) as usize] >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
 #[cfg(test)]

@@ -68,7 +68,13 @@ fn philox_kernel() -> String {
          const sh_u64 *restrict key = buf[0]; float *restrict out = buf[1];\n\
          #pragma omp simd\n\
          for (long i = 0; i < {BLOCK}; i++)\n\
-         out[i] = sh_philox_uniform(key[0], key[1] + (sh_u64)i);\n}}\n"
+         out[i] = sh_philox_uniform(key[0], key[1] + (sh_u64)i);\n}}\n\
+         void k_philox_fill(void *const *buf, void *scratch, long tid, long nt) {{\n\
+         const sh_u64 *restrict key = buf[0]; float *restrict out = buf[1];\n\
+         float room[SH_PHILOX_ROOM({BLOCK})];\n\
+         const float *from = sh_philox_fill(room, key[0], key[1], {BLOCK});\n\
+         for (long i = 0; i < {BLOCK}; i++)\n\
+         out[i] = from[i];\n}}\n"
     )
 }
 
@@ -292,23 +298,32 @@ fn extrema_and_remainders_treat_special_numbers_as_pytorch_does() {
 #[test]
 fn random_numbers_are_those_of_the_graph() {
     for (isa, module) in modules() {
-        for (key, first) in [(0u64, 0u64), (42, 0xffff_ff00), (u64::MAX, 1 << 60)] {
-            let numbers = random_block(module, key, first);
-            for (i, number) in numbers.iter().enumerate() {
-                let want = graph::philox::uniform(key, first + i as u64);
-                assert_eq!(number.to_bits(), want.to_bits(), "{isa:?} {key} {i}");
+        for kernel in ["k_philox", "k_philox_fill"] {
+            for (key, first) in [(0u64, 0u64), (42, 0xffff_ff01), (u64::MAX, (1 << 60) + 3)] {
+                let numbers = random_block(module, kernel, key, first);
+                for (i, number) in numbers.iter().enumerate() {
+                    let want = graph::philox::uniform(key, first + i as u64);
+                    assert_eq!(
+                        number.to_bits(),
+                        want.to_bits(),
+                        "{isa:?} {kernel} {key} {i}"
+                    );
+                }
+            }
+            // Random123's known answer for zeros.
+            let known = [0x6627_e8d5u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];
+            let numbers = random_block(module, kernel, 0, 0);
+            for (number, word) in numbers.iter().zip(known) {
+                assert_eq!(*number, (word >> 8) as f32 / 16_777_216.0);
             }
         }
-        // Random123's known answer for zeros: the first word is 6627e8d5.
-        let known = (0x6627_e8d5u32 >> 8) as f32 / 16_777_216.0;
-        assert_eq!(random_block(module, 0, 0)[0], known);
     }
 }
 
-fn random_block(module: &Arc<Module>, key: u64, first: u64) -> Vec<f32> {
+fn random_block(module: &Arc<Module>, kernel: &str, key: u64, first: u64) -> Vec<f32> {
     let program = Program::new(ProgramParts {
         launches: vec![Launch {
-            function: module.function("k_philox").unwrap(),
+            function: module.function(kernel).unwrap(),
             args: vec![BufferRef::Constant(0), BufferRef::External(0)],
             name: "philox".into(),
         }],

@@ -437,7 +437,7 @@ fn c_identifier(name: &str) -> String {
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .collect();
     let generated = clean.len() > 1
-        && clean.starts_with(['t', 'x', 'a', 'l', 'g', 'p', 's', 'b'])
+        && clean.starts_with(['t', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u'])
         && clean[1..].chars().all(|c| c.is_ascii_digit());
     let digit = clean.starts_with(|c: char| c.is_ascii_digit());
     let double = clean.starts_with("sh_") || clean.starts_with("ix_") || clean.starts_with('_');

@@ -9,9 +9,12 @@ use super::index::{Extents, Loop, coefficient, mentions};
 use super::reduce::{Accumulation, Update};
 use super::scalar;
 use super::text::CText;
-use super::values::{Address, Op, ValueId, Values, depth_of_address, depth_of_index};
+use super::values::{Address, Op, Value, ValueId, Values, depth_of_address, depth_of_index};
 use graph::{ContainerId, DType, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Random numbers drawn at a time; they stay in the first-level cache.
+const STREAM_NUMBERS: i64 = 512;
 
 /// Names of containers in the C text.
 #[derive(Clone, Debug, Default)]
@@ -144,7 +147,11 @@ impl Leaf<'_> {
         let depth = self.depth();
         let v = &self.loops[depth - 1];
         let (from, to) = self.loop_bounds(v);
-        let chunk = self.accumulations.iter().filter_map(|a| a.chunk).min();
+        let streams = self.streams();
+        let sums = self.accumulations.iter().filter_map(|a| a.chunk);
+        let chunk = sums
+            .chain((!streams.is_empty()).then_some(STREAM_NUMBERS))
+            .min();
         let (from, to) = match chunk.filter(|c| *c < v.size) {
             Some(chunk) => {
                 t.open(&format!(
@@ -161,6 +168,9 @@ impl Leaf<'_> {
         for acc in self.accumulations {
             acc.open_inner(t);
         }
+        for id in &streams {
+            self.fill_stream(*id, v, (&from, &to), t);
+        }
         self.ranges(v, &from, &to, t);
         for acc in self.accumulations {
             acc.close_inner(t);
@@ -168,6 +178,51 @@ impl Leaf<'_> {
         if chunk.is_some_and(|c| c < v.size) {
             t.close();
         }
+    }
+
+    /// Random numbers that lie side by side along the vector loop: they are drawn before it, four to
+    /// a counter, where drawing each alone would throw three away.
+    fn streams(&self) -> Vec<ValueId> {
+        let Some(v) = self.loops.last() else {
+            return Vec::new();
+        };
+        let is_stream = |value: &Value| match value.op {
+            Op::Uniform(key, n) => {
+                let outside = self.values.depth_of(key) < self.depth();
+                let next = match &self.values.get(n).op {
+                    Op::Index(e) => coefficient(e, &v.var) == Some(1),
+                    _ => false,
+                };
+                outside && next
+            }
+            _ => false,
+        };
+        let values = self.values.values.iter().enumerate();
+        values
+            .filter(|(_, value)| is_stream(value))
+            .map(|(n, _)| ValueId(n))
+            .collect()
+    }
+
+    fn fill_stream(&self, id: ValueId, v: &Loop, (from, to): (&str, &str), t: &mut CText) {
+        let Op::Uniform(key, n) = self.values.get(id).op else {
+            return;
+        };
+        let Op::Index(e) = &self.values.get(n).op else {
+            return;
+        };
+        let rest = super::index::replace(e, &v.var, &SymExpr::default());
+        let (stream, room) = (format!("u{}", id.0), v.size.min(STREAM_NUMBERS));
+        t.line(&format!(
+            "float {stream}_room[SH_PHILOX_ROOM({room})] __attribute__((aligned(64)));"
+        ));
+        t.line(&format!("const long {stream}_from = {from};"));
+        t.line(&format!(
+            "const float *const {stream} = sh_philox_fill({stream}_room, (unsigned long){}, \
+             (unsigned long)({} + {stream}_from), {to} - {stream}_from);",
+            self.operand(key, Part::Border),
+            self.extents.c_text(&rest),
+        ));
     }
 
     /// The vector loop's ranges: all of it, or interior and border where guards depend on it.
@@ -436,6 +491,10 @@ impl Leaf<'_> {
             Op::Cast(a) => {
                 let text = scalar::cast(&of(a), dtype(a), value.dtype);
                 format!("({text})")
+            }
+            Op::Uniform(..) if self.streams().contains(&id) => {
+                let v = &self.loops[self.depth() - 1].var;
+                format!("u{0}[{v} - u{0}_from]", id.0)
             }
             Op::Uniform(k, n) => format!(
                 "sh_philox_uniform((unsigned long){}, (unsigned long){})",
