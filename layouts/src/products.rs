@@ -9,6 +9,10 @@
 use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Reduction, Symbol, Tasklet};
 use std::collections::BTreeSet;
 
+/// Most dimensions of a container whose orders are tried: six factorial of them. What has more
+/// stays row-major.
+const MAX_RANK: usize = 7;
+
 /// Gives containers between products the order in which most dimensions merge; those changed.
 pub fn reorder(
     graph: &mut Graph,
@@ -34,7 +38,8 @@ pub fn reorder(
     let mut changed = Vec::new();
     for id in made {
         let c = graph.container(id);
-        if c.lifetime != Lifetime::Transient || !c.layout.is_row_major() || c.shape.len() < 3 {
+        let searched = (3..=MAX_RANK).contains(&c.shape.len());
+        if c.lifetime != Lifetime::Transient || !c.layout.is_row_major() || !searched {
             continue;
         }
         let uses: Vec<&Tasklet> = products.iter().filter(|t| touches(t, id)).collect();
