@@ -1,103 +1,41 @@
 //! A planned step computes what its operators mean: the interpreter runs both on the same inputs.
 
-use compiler::Step;
-use graph::{
-    Bindings, ContainerId, Expr, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr,
-    Tensor, interpret,
-};
+mod planned;
+
+use graph::{DType, Expr, Graph, SymExpr, parse};
 use models::net::{Net, Window};
 use models::transformer::{Encoder, encoder_layer};
+use planned::{both_agree, values};
 
-/// Knows `reshape`, the only operator that survives expansion.
-struct Reshapes<'g>(&'g Graph);
-
-impl LibraryMeaning for Reshapes<'_> {
-    fn evaluate(
-        &self,
-        library: &Library,
-        inputs: &[Option<&Tensor>],
-    ) -> Result<Vec<Tensor>, Refusal> {
-        let out = library.outputs[0].ok_or("reshape without result")?;
-        let shape = constant(&self.0.container(out).shape);
-        let x = inputs[0].ok_or("reshape without input")?;
-        Ok(vec![Tensor { shape, ..x.clone() }])
-    }
-    fn is_random(&self, _: &str) -> bool {
-        false
-    }
-}
-
-fn constant(shape: &[SymExpr]) -> Vec<usize> {
-    let size = |s: &SymExpr| s.as_const().expect("constant") as usize;
-    shape.iter().map(size).collect()
-}
-
-/// Reproducible values in [−1, 1], positive for running variances.
-fn inputs(graph: &Graph, ids: &[ContainerId]) -> Vec<Tensor> {
-    let value = |n: usize, id: &ContainerId| {
-        let c = graph.container(*id);
-        let shape = constant(&c.shape);
-        let len: usize = shape.iter().product();
-        let data = (0..len).map(|i| {
-            let u = f64::from(graph::philox::uniform(7 + n as u64, i as u64)) * 2.0 - 1.0;
-            if c.name.contains("running_var") {
-                u.abs()
-            } else {
-                u
-            }
-        });
-        Tensor::from_f64(c.dtype, &shape, data.collect())
-    };
-    ids.iter().enumerate().map(|(n, id)| value(n, id)).collect()
-}
-
-/// Every output of the plan equals that of the expanded step to double precision.
+/// Every result of the planned step, and of the planned training step, is that of its operators.
 fn check(graph: &Graph) {
-    let trained: Vec<usize> = (0..graph.inputs.len())
-        .filter(|i| {
-            let c = graph.container(graph.inputs[*i]);
-            c.dtype.is_float() && !c.name.contains("running")
-        })
+    both_agree(graph, &values(graph, 0)).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// As [`check`] for containers and inputs, operators, and results of one state.
+fn check_text(containers: &str, operators: &str, outputs: &str) {
+    let given: Vec<&str> = containers
+        .lines()
+        .filter(|l| l.ends_with(" input"))
+        .filter_map(|l| l.trim().split(':').next())
         .collect();
-    let step = Step::training(graph, &trained).expect("differentiates");
-    let plan = step.plan(&Bindings::new()).expect("plans");
-    let mut plain = step.graph().clone();
-    ops::expand_all(&mut plain).expect("expands");
-    let given = inputs(&plain, &plain.inputs);
-    // Planning may split dimensions of inputs; their bytes stay.
-    let split: Vec<Tensor> = given
-        .iter()
-        .zip(&plan.graph.inputs)
-        .map(|(t, id)| Tensor {
-            shape: constant(&plan.graph.container(*id).shape),
-            ..t.clone()
-        })
-        .collect();
-    let run = |g: &Graph, with: &[Tensor]| {
-        interpret(g, with, &Bindings::new(), &Reshapes(g), Precision::Double).expect("runs")
+    let inputs = match given.as_slice() {
+        [] => String::new(),
+        some => format!("inputs {}", some.join(", ")),
     };
-    let (expected, found) = (run(&plain, &given), run(&plan.graph, &split));
-    assert_eq!(expected.len(), found.len());
-    for (n, (e, f)) in expected.iter().zip(&found).enumerate() {
-        let (e, f) = (e.to_f64(), f.to_f64());
-        let scale = e.iter().fold(1e-30_f64, |m, x| m.max(x.abs()));
-        let worst = e
-            .iter()
-            .zip(&f)
-            .fold(0.0_f64, |m, (x, y)| m.max((x - y).abs()));
-        assert!(worst <= 1e-9 * scale, "output {n}: {worst:e} of {scale:e}");
-    }
+    let text = format!(
+        "graph \"g\" {{\n{containers}\n{inputs}\nstate {{\n{operators}\n}}\noutputs {outputs}\n}}"
+    );
+    let graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    both_agree(&graph, &values(&graph, 0)).unwrap_or_else(|e| panic!("{e}\n{text}"));
 }
 
 #[test]
 fn residual_block_with_batch_norm() {
     let mut net = Net::new("block");
     let size = |n: i64| SymExpr::constant(n);
-    let x = net.input(
-        "x",
-        graph::DType::F32,
-        &[size(2), size(3), size(6), size(6)],
-    );
+    let x = net.input("x", DType::F32, &[size(2), size(3), size(6), size(6)]);
     let build = |net: &mut Net| {
         let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
         let y = net.batch_norm("bn1", y)?;
@@ -128,4 +66,132 @@ fn encoder_layer_of_a_transformer() {
         inner: 12,
     };
     check(&encoder_layer(e).expect("builds"));
+}
+
+#[test]
+fn a_lookup_used_as_an_index() {
+    check_text(
+        "%ids: i64[4] input
+         %remap: i64[3] input
+         %table: f32[3, 2] input
+         %picked: i64[4]
+         %rows: f32[4, 2]",
+        "%picked = gather(%remap, %ids) {axis=0}
+         %rows = gather(%table, %picked) {axis=0}",
+        "%rows",
+    );
+    check_text(
+        "%ids: i64[2, 4] input
+         %remap: i64[2, 3] input
+         %table: f32[2, 3] input
+         %picked: i64[2, 4]
+         %rows: f32[2, 4]",
+        "%picked = gather_elements(%remap, %ids) {axis=1}
+         %rows = gather_elements(%table, %picked) {axis=1}",
+        "%rows",
+    );
+}
+
+#[test]
+fn padding_around_what_reads_nothing() {
+    check_text(
+        "%ones: f32[2, 3]
+         %y: f32[3, 5]",
+        "%ones = full() {shape=sizes[2, 3], value=1.0, dtype=f32}
+         %y = pad(%ones) {low=sizes[1, 1], high=sizes[0, 1]}",
+        "%y",
+    );
+    check_text(
+        "%ones: f32[4]
+         %y: f32[4]",
+        "%ones = full() {shape=sizes[4], value=1.0, dtype=f32}
+         %y = cumsum(%ones) {axis=0}",
+        "%y",
+    );
+    check_text(
+        "%ones: f32[1, 2, 4, 4]
+         %y: f32[1, 2, 4, 4]",
+        "%ones = full() {shape=sizes[1, 2, 4, 4], value=1.0, dtype=f32}
+         %y = average_pool(%ones) {kernel=[3, 3], pad_low=[1, 1], pad_high=[1, 1]}",
+        "%y",
+    );
+    check_text(
+        "%count: f32[4]
+         %y: f32[6]",
+        "%count = iota() {size=sizes[4], start=sizes[1], step=sizes[1], dtype=f32}
+         %y = pad(%count) {low=sizes[1], high=sizes[1]}",
+        "%y",
+    );
+}
+
+#[test]
+fn padding_along_a_dimension_of_size_one() {
+    check_text(
+        "%x: f32[2, 1, 4] input
+         %w: f32[3, 4, 3] input
+         %t: f32[2, 4, 1]
+         %y: f32[2, 3, 1]",
+        "%t = permute(%x) {order=[0, 2, 1]}
+         %y = conv(%t, %w) {pad_low=[1], pad_high=[1]}",
+        "%y",
+    );
+    check_text(
+        "%x: f32[2, 5, 3, 1] input
+         %w: f32[2, 3, 3, 3] input
+         %t: f32[2, 3, 1, 5]
+         %y: f32[2, 2, 1, 5]",
+        "%t = permute(%x) {order=[0, 2, 3, 1]}
+         %y = conv(%t, %w) {pad_low=[1, 1], pad_high=[1, 1]}",
+        "%y",
+    );
+    check_text(
+        "%x: f32[1, 3] input
+         %t: f32[3, 1]
+         %y: f32[3, 3]",
+        "%t = permute(%x) {order=[1, 0]}
+         %y = pad(%t) {low=sizes[0, 1], high=sizes[0, 1]}",
+        "%y",
+    );
+}
+
+#[test]
+fn a_diagonal_beside_its_producer() {
+    check_text(
+        "%x: f32[40, 40] input
+         %t: f32[40, 40]
+         %d: f32[]",
+        "%t = elementwise(%x) {expr=(tanh($0))}
+         %d = einsum(%t) {equation=\"ii->\"}",
+        "%t, %d",
+    );
+    check_text(
+        "%x: f32[40, 40] input
+         %t: f32[40, 40]
+         %d: f32[40]
+         %u: f32[40]",
+        "%t = elementwise(%x) {expr=(tanh($0))}
+         %d = einsum(%t) {equation=\"ii->i\"}
+         %u = elementwise(%d) {expr=(exp($0))}",
+        "%t, %d, %u",
+    );
+}
+
+#[test]
+fn products_of_many_dimensions() {
+    let letters = "abcdefghijkl";
+    let sizes = ["2"; 12].join(", ");
+    check_text(
+        &format!(
+            "%x: f32[{sizes}, 2] input
+             %w: f32[2, 3] input
+             %v: f32[3, 2] input
+             %t: f32[{sizes}, 3]
+             %y: f32[{sizes}, 2]"
+        ),
+        &format!(
+            "%t = einsum(%x, %w) {{equation=\"{letters}m,mn->{letters}n\"}}
+             %y = einsum(%t, %v) {{equation=\"{letters}n,nm->{letters}m\"}}"
+        ),
+        "%y",
+    );
 }

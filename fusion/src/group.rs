@@ -332,6 +332,13 @@ fn merge(graph: &Graph, x: &Group, y: &Group) -> Option<Group> {
         })
     };
     let pairs: Vec<(usize, usize)> = pairs.into_iter().collect();
+    // On a diagonal one parameter stands at two dimensions: the other side has no such point.
+    let distinct = |side: &dyn Fn(&(usize, usize)) -> usize| {
+        pairs.iter().map(side).collect::<BTreeSet<_>>().len() == pairs.len()
+    };
+    if !distinct(&|p| p.0) || !distinct(&|p| p.1) {
+        return None;
+    }
     let full = pairs.len() == x.outer.len() && pairs.len() == y.outer.len();
     if x.contraction {
         // An epilogue covers the output point by point and reduces nothing.

@@ -11,34 +11,67 @@
 
 use crate::decision::Decision;
 use crate::unit::{
-    Uses, bytes, definition, elements, expression_cost, is_contraction, is_movement, points, unit,
-    unit_tasklet_mut,
+    Definition, Uses, bytes, definition, elements, expression_cost, is_contraction, is_movement,
+    points, unit, unit_tasklet_mut,
 };
-use graph::{
-    ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, Scalar, SymExpr, Symbol, Tasklet,
-};
+use graph::{ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, SymExpr, Symbol, Tasklet};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most operations a tasklet may grow to, so that recomputation stays cheaper than memory.
 const MAX_EXPRESSION_COST: u32 = 400;
+/// Most operations worth doing again for each of several points that read one value.
+const MAX_REPEATED_COST: u32 = 4;
 /// Most containers one map may read, so that a loop keeps its pointers in registers.
 const MAX_INPUTS: usize = 14;
+
+/// Why a definition does not take the place of a read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Obstacle {
+    #[error("a product reads its operands from memory")]
+    Product,
+    #[error("it would be computed {times} times over, {cost} operations each")]
+    Repeated { times: i64, cost: u32 },
+    #[error("its reader would grow to {0} operations")]
+    Cost(u32),
+    #[error("its reader would read {0} containers")]
+    Inputs(usize),
+    #[error("it is computed, and read with a value for positions outside")]
+    GuardOfComputed,
+    #[error("positions outside it are not positions outside what it is moved from")]
+    Guard,
+    #[error("it is computed, and its value is an index")]
+    ComputedIndex,
+    #[error("it is indexed by data where its definition needs a position")]
+    DataPosition,
+    #[error("the step returns it")]
+    Returned,
+    #[error("reading what it is made of again would move {0} bytes more")]
+    Traffic(i64),
+}
 
 /// Inlines until nothing more pays; what was inlined everywhere disappears.
 pub fn inline(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision>) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let mut refused = BTreeMap::new();
     // Producers come before consumers, so one sweep composes whole chains; a second one finds
     // what the first made cheap.
     for _ in 0..2 {
+        refused.clear();
         let mut at = 0;
         while at < nodes.len() {
             for id in nodes[at].writes() {
-                inline_container(graph, nodes, at, id, &outputs, decisions);
+                match inline_container(graph, nodes, at, id, &outputs) {
+                    Ok(applied) => decisions.extend(applied),
+                    Err(refusal) => {
+                        refused.insert(id, refusal);
+                    }
+                }
             }
             at += 1;
         }
         remove_dead(nodes, &outputs);
     }
+    decisions.extend(refused.into_values());
 }
 
 /// Inlines movement only.
@@ -48,110 +81,128 @@ pub fn inline_movement(graph: &Graph, nodes: &mut Vec<Node>) {
         for id in nodes[at].writes() {
             let moved = definition(graph, &nodes[at], id).is_some_and(|d| is_movement(d.expr));
             if moved {
-                inline_container(graph, nodes, at, id, &outputs, &mut Vec::new());
+                // What is refused here is tried, and recorded, again by `inline`.
+                let _ = inline_container(graph, nodes, at, id, &outputs);
             }
         }
     }
     remove_dead(nodes, &outputs);
 }
 
+/// Replaces the reads of `id`, written by node `at`, where that is possible and pays: the decision
+/// if any is worth telling, or the refusal.
 fn inline_container(
     graph: &Graph,
     nodes: &mut [Node],
     at: usize,
     id: ContainerId,
     outputs: &BTreeSet<ContainerId>,
-    decisions: &mut Vec<Decision>,
-) {
+) -> Result<Option<Decision>, Decision> {
     if graph.container(id).lifetime != Lifetime::Transient {
-        return;
+        return Ok(None);
     }
     let (before, after) = nodes.split_at_mut(at + 1);
     let producer = &before[at];
     let Some(def) = definition(graph, producer, id) else {
-        return;
+        return Ok(None);
     };
     let movement = is_movement(def.expr);
     let readers: Vec<usize> = (0..after.len())
         .filter(|r| after[*r].reads().contains(&id))
         .collect();
-    let inlined: Vec<Option<Node>> = readers
+    if readers.is_empty() {
+        return Ok(None);
+    }
+    let name = &graph.container(id).name;
+    let refusal = |obstacle: &Obstacle, reader: Option<usize>| {
+        let of = reader.map_or(String::new(), |r| format!(" for {}", after[r].origin));
+        let sentence = format!("{name} is stored{of}: {obstacle}");
+        Decision::refused("inline", &producer.origin, sentence)
+    };
+    let inlined: Vec<Result<Node, Obstacle>> = readers
         .iter()
         .map(|r| inlined_node(graph, producer, id, &after[*r]))
         .collect();
-    let kept = inlined.iter().any(Option::is_none) || outputs.contains(&id);
+    let mut results = readers.iter().zip(&inlined);
+    let refused = results.find_map(|(r, i)| i.as_ref().err().map(|o| refusal(o, Some(*r))));
+    let mut applied = None;
     if !movement {
         // A container that must exist anyway is read rather than computed again.
-        if kept || readers.is_empty() {
-            return;
+        if let Some(refused) = refused {
+            return Err(refused);
+        }
+        if outputs.contains(&id) {
+            return Err(refusal(&Obstacle::Returned, None));
         }
         let saved = bytes_saved(graph, producer, id, &readers, after);
         if saved <= 0 {
-            return;
+            return Err(refusal(&Obstacle::Traffic(-saved), None));
         }
-        decisions.push(Decision::applied(
+        applied = Some(Decision::applied(
             "inline",
             &producer.origin,
-            format!("{} is computed where it is read", graph.container(id).name),
+            format!("{name} is computed where it is read"),
             saved,
         ));
     }
     for (r, node) in readers.into_iter().zip(inlined) {
-        if let Some(node) = node {
+        if let Ok(node) = node {
             after[r] = node;
         }
     }
+    match refused {
+        Some(refused) => Err(refused),
+        None => Ok(applied),
+    }
 }
 
-/// The reader with every read of `id` replaced; `None` where that is not possible or not wanted.
-fn inlined_node(graph: &Graph, producer: &Node, id: ContainerId, reader: &Node) -> Option<Node> {
-    let def = definition(graph, producer, id)?;
+/// The reader with every read of `id` replaced.
+fn inlined_node(
+    graph: &Graph,
+    producer: &Node,
+    id: ContainerId,
+    reader: &Node,
+) -> Result<Node, Obstacle> {
+    let (Some(def), Some((map, tasklet))) = (definition(graph, producer, id), unit(reader)) else {
+        return Err(Obstacle::Returned);
+    };
     let movement = is_movement(def.expr);
-    let (map, tasklet) = unit(reader)?;
     if !movement && is_contraction(reader) {
-        return None;
+        return Err(Obstacle::Product);
     }
-    let spread = points(map) / elements(graph, id).max(1);
-    if !movement && spread > 1 && expression_cost(def.expr) > 4 {
-        return None;
+    let times = points(map) / elements(graph, id).max(1);
+    let cost = expression_cost(def.expr);
+    if !movement && times > 1 && cost > MAX_REPEATED_COST {
+        return Err(Obstacle::Repeated { times, cost });
     }
     let mut node = reader.clone();
-    let mut position = 0;
-    while position < tasklet_len(&node) {
-        let hit = unit(&node).is_some_and(|(_, t)| t.inputs[position].container == id);
-        if hit {
-            replace_input(graph, &mut node, position, producer, id)?;
-        }
-        position += 1;
+    // Each replacement takes one read of `id` away and adds none.
+    while let Some(tasklet) = unit_tasklet_mut(&mut node)
+        && let Some(position) = tasklet.inputs.iter().position(|m| m.container == id)
+    {
+        replace_input(graph, tasklet, position, &def, id)?;
     }
-    let (_, t) = unit(&node)?;
-    let cost: u32 = t.outputs.iter().map(|(_, e)| expression_cost(e)).sum();
-    let before: u32 = tasklet
-        .outputs
-        .iter()
-        .map(|(_, e)| expression_cost(e))
-        .sum();
-    let grew = t.inputs.len() > MAX_INPUTS && t.inputs.len() > tasklet.inputs.len();
-    if !movement && ((cost > MAX_EXPRESSION_COST && cost > before) || grew) {
-        return None;
+    let total = |t: &Tasklet| -> u32 { t.outputs.iter().map(|(_, e)| expression_cost(e)).sum() };
+    let Some((_, t)) = unit(&node).filter(|_| !movement) else {
+        return Ok(node);
+    };
+    if total(t) > MAX_EXPRESSION_COST && total(t) > total(tasklet) {
+        return Err(Obstacle::Cost(total(t)));
     }
-    Some(node)
-}
-
-fn tasklet_len(node: &Node) -> usize {
-    unit(node).map_or(0, |(_, t)| t.inputs.len())
+    if t.inputs.len() > MAX_INPUTS && t.inputs.len() > tasklet.inputs.len() {
+        return Err(Obstacle::Inputs(t.inputs.len()));
+    }
+    Ok(node)
 }
 
 /// Replaces input `position` (a read of `id`) by the definition of `id` at that index.
 fn replace_input(
     graph: &Graph,
-    node: &mut Node,
+    tasklet: &mut Tasklet,
     position: usize,
-    producer: &Node,
+    def: &Definition,
     id: ContainerId,
-) -> Option<()> {
-    let def = definition(graph, producer, id)?;
-    let tasklet = unit_tasklet_mut(node)?;
+) -> Result<(), Obstacle> {
     let read = tasklet.inputs[position].clone();
     let mut replaced: BTreeMap<Symbol, Index> = BTreeMap::new();
     for (param, index) in def.params.iter().zip(&read.subset) {
@@ -160,98 +211,110 @@ fn replace_input(
         }
     }
     let base = tasklet.inputs.len();
-    let mut inputs = Vec::new();
-    for memlet in def.inputs {
-        let mut memlet = substitute_memlet(memlet, &replaced, base)?;
-        if let Some(fill) = read.fill {
-            memlet = guarded_movement(graph, &def, id, memlet, fill)?;
-        }
-        inputs.push(memlet);
+    let moved = |m: &Memlet| substitute_memlet(m, &replaced, base).ok_or(Obstacle::DataPosition);
+    let mut inputs = def
+        .inputs
+        .iter()
+        .map(moved)
+        .collect::<Result<Vec<_>, _>>()?;
+    if read.fill.is_some() {
+        guard_movement(graph, def, id, &read, &mut inputs)?;
     }
-    let value = substitute_expr(def.expr, &replaced, base)?;
+    let value = substitute_expr(def.expr, &replaced, base).ok_or(Obstacle::DataPosition)?;
     let dtypes: Vec<_> = def
         .inputs
         .iter()
         .map(|m| graph.container(m.container).dtype)
         .collect();
     let stored = graph.container(id).dtype;
-    let value = if def.expr.dtype(&dtypes) == stored {
-        value
-    } else {
-        value.cast(stored)
-    };
+    let converts = def.expr.dtype(&dtypes) != stored;
     tasklet.inputs.extend(inputs);
     let is_index = |m: &Memlet| m.subset.contains(&Index::Data(position));
     let scatters = tasklet.outputs.iter().any(|(m, _)| is_index(m));
-    let used_as_index = scatters || tasklet.inputs.iter().any(is_index);
-    if used_as_index && !is_movement(def.expr) {
-        return None;
-    }
-    if used_as_index {
-        // An index read through movement: the data index follows to the moved input.
+    if scatters || tasklet.inputs.iter().any(is_index) {
+        // An index read through movement: the data index follows to the moved input, the one that
+        // is the value (others only say where it lies).
+        let Expr::In(k) = def.expr else {
+            return Err(Obstacle::ComputedIndex);
+        };
+        if converts {
+            return Err(Obstacle::ComputedIndex);
+        }
         let follow = |m: &mut Memlet| {
             for i in &mut m.subset {
                 if *i == Index::Data(position) {
-                    *i = Index::Data(base);
+                    *i = Index::Data(base + k);
                 }
             }
         };
         tasklet.inputs.iter_mut().for_each(follow);
         tasklet.outputs.iter_mut().for_each(|(m, _)| follow(m));
     }
+    let value = if converts { value.cast(stored) } else { value };
     for (_, expr) in &mut tasklet.outputs {
         *expr = expr.map_leaves(&|leaf| (*leaf == Expr::In(position)).then(|| value.clone()));
     }
     simplify_expressions(graph, tasklet);
     tidy_inputs(tasklet);
-    Some(())
+    Ok(())
 }
 
-/// A guarded read through movement: possible when being outside the moved container is the same as
-/// being outside its source, or when both fill with the same value and the source is not larger.
-fn guarded_movement(
+/// Gives the moved read the guard of the read it replaces: possible when being outside the moved
+/// container is the same as being outside its source, or when both fill with the same value and
+/// the source is not larger.
+///
+/// Only for a plain copy of one element: a computed value, or one without inputs, has nothing that
+/// could be guarded, and of a lookup it is not the index that is outside.
+fn guard_movement(
     graph: &Graph,
-    def: &crate::unit::Definition,
+    def: &Definition,
     id: ContainerId,
-    memlet: Memlet,
-    fill: Scalar,
-) -> Option<Memlet> {
-    if !is_movement(def.expr) || memlet.fill.is_some_and(|f| f != fill) {
-        return None;
+    read: &Memlet,
+    moved: &mut [Memlet],
+) -> Result<(), Obstacle> {
+    let ([source], [memlet], Expr::In(0)) = (def.inputs, moved, def.expr) else {
+        return Err(Obstacle::GuardOfComputed);
+    };
+    if memlet.fill.is_some() && memlet.fill != read.fill {
+        return Err(Obstacle::Guard);
     }
-    let source = &def.inputs[0];
     let sizes = &graph.container(source.container).shape;
-    let moved = &graph.container(id).shape;
+    let shape = &graph.container(id).shape;
     let mut seen = BTreeSet::new();
     for (index, size) in source.subset.iter().zip(sizes) {
-        let Index::At(at) = index else { return None };
+        let Index::At(at) = index else {
+            return Err(Obstacle::Guard);
+        };
         if at.is_zero() && size.as_const() == Some(1) {
             continue;
         }
-        let (terms, _) = at.as_affine()?;
+        let terms = at.as_affine().map(|(terms, _)| terms).unwrap_or_default();
         let [(symbol, 1)] = terms.as_slice() else {
-            return None;
+            return Err(Obstacle::Guard);
         };
-        let d = def.params.iter().position(|p| p.as_ref() == Some(symbol))?;
+        let d = def.params.iter().position(|p| p.as_ref() == Some(symbol));
+        let d = d.ok_or(Obstacle::Guard)?;
         // Unshifted and of equal size: outside one is outside the other. With a fill of its own
         // (a pad) the moved container must contain the source, so that leaving it leaves both.
-        let same = at.as_symbol().is_some() && moved[d] == *size;
-        let padded = memlet.fill.is_some() && covers(at, &moved[d], size);
+        let same = at.as_symbol().is_some() && shape[d] == *size;
+        let padded = memlet.fill.is_some() && covers(at, &shape[d], size);
         if !same && !padded {
-            return None;
+            return Err(Obstacle::Guard);
         }
         seen.insert(d);
     }
-    // A dimension that the source lacks (a broadcast) would lose its guard.
-    let all = def
-        .params
-        .iter()
-        .enumerate()
-        .all(|(d, p)| p.is_none() || seen.contains(&d));
-    all.then_some(Memlet {
-        fill: Some(fill),
-        ..memlet
-    })
+    // A dimension that the source lacks would lose its guard: a broadcast, or one of size one that
+    // is not read at its only position.
+    let only = |index: &Index| matches!(index, Index::At(at) if at.is_zero());
+    let kept = |d: usize, p: &Option<Symbol>| match p {
+        Some(_) => seen.contains(&d),
+        None => only(&read.subset[d]),
+    };
+    if !def.params.iter().enumerate().all(|(d, p)| kept(d, p)) {
+        return Err(Obstacle::Guard);
+    }
+    memlet.fill = read.fill;
+    Ok(())
 }
 
 /// Whether positions outside `[0, moved)` map outside `[0, source)` under `p + shift`.
