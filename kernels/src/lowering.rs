@@ -5,7 +5,7 @@
 //! the launches it needs, in the graph's order.
 
 use crate::compile::SourceUnit;
-use crate::contraction::{self, EmittedContraction, Hooks};
+use crate::contraction::{self, Axis, Contraction, EmittedContraction, Hooks, Roles};
 use crate::emit::{self, Arg};
 use crate::features::Target;
 use crate::lower::LowerError;
@@ -41,6 +41,8 @@ pub struct Lowered {
     pub thread_scratch_bytes: usize,
     /// What each top-level map became.
     pub kernels: Vec<KernelInfo>,
+    /// Threads that the launches have room for; they run on fewer as well.
+    pub threads: usize,
 }
 
 /// One call of a C function by every thread.
@@ -154,6 +156,9 @@ impl Lowering {
         if let Some((first, rest)) = split_epilogue(node, map)
             && let Some(found) = recognize(&self.graph, &first)
         {
+            if self.with_epilogue(node, &rest, &found)? {
+                return Ok(());
+            }
             // The rest reads the product from memory, while it is still in cache for small ones.
             self.graph.container_mut(found.out).storage = Storage::Global;
             self.contraction(&first, &found)?;
@@ -187,6 +192,61 @@ impl Lowering {
                 .push((node.stage, source, symbol, args.clone(), kernel));
         }
         Ok(())
+    }
+
+    /// Lowers a contraction whose `rest` runs on every block of the product while it is in cache.
+    /// False, and nothing done, if the rest cannot be split so.
+    fn with_epilogue(
+        &mut self,
+        node: &Node,
+        rest: &Node,
+        found: &Recognized,
+    ) -> Result<bool, LowerError> {
+        let name = format!("{PLACEHOLDER}_epilogue");
+        let hooks = Hooks {
+            epilogue: Some(name.clone()),
+            ..Hooks::default()
+        };
+        let c = &found.contraction;
+        let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target) else {
+            return Ok(false);
+        };
+        let Some(dims) = product_dims(c, &emitted.roles) else {
+            return Ok(false);
+        };
+        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let buffers = emit::Buffers {
+            product: 2,
+            first: 4,
+        };
+        let epilogue = emit::emit_epilogue(&self.graph, rest, found.out, !escapes, &dims, buffers)?;
+        let Some(epilogue) = epilogue else {
+            return Ok(false);
+        };
+        if epilogue.in_place.is_none() {
+            self.graph.container_mut(found.out).storage = Storage::Global;
+        }
+        let flops = emitted.flops + operations(rest, 1);
+        let kernel = self.kernel(node, emitted.path, flops, emitted.launches.len());
+        let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
+        let text = epilogue.text.replace(emit::NAME, &name) + &emitted.source;
+        let source = self.source(node, text, symbols);
+        let workspace = self.workspace(emitted.shared_scratch_bytes);
+        self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
+        let product = Buffer::Container(epilogue.in_place.unwrap_or(found.out));
+        let mut args = vec![
+            Buffer::Container(found.a),
+            Buffer::Container(found.b),
+            product,
+            // Where nothing is shared, nobody looks at this buffer.
+            workspace.unwrap_or(product),
+        ];
+        args.extend(epilogue.args.iter().map(|id| Buffer::Container(*id)));
+        for symbol in self.sources[source].symbols.clone() {
+            self.launches
+                .push((node.stage, source, symbol, args.clone(), kernel));
+        }
+        Ok(true)
     }
 
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
@@ -286,6 +346,7 @@ impl Lowering {
             launches,
             thread_scratch_bytes: self.scratch,
             kernels: self.kernels,
+            threads: self.threads,
         })
     }
 }
@@ -313,6 +374,28 @@ fn operations(node: &Node, times: u64) -> u64 {
             each.sum::<u64>().saturating_mul(times)
         }
     }
+}
+
+/// The product's dimensions by role, where each is an axis of its container.
+fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
+    let dim = |d: &usize| {
+        let alone = |axis: &&Axis| axis.terms == [(*d, 1)] && axis.offset == 0;
+        let mut axes = c.out.axes.iter().filter(alone);
+        let axis = axes.next().filter(|axis| axis.size == c.dims[*d])?;
+        Some(emit::ProductDim {
+            size: axis.size,
+            stride: axis.stride,
+        })
+    };
+    let of = |dims: &[usize]| dims.iter().map(dim).collect::<Option<Vec<_>>>();
+    let product = emit::Product {
+        batch: of(&roles.batch)?,
+        m: of(&roles.m)?,
+        n: of(&roles.n)?,
+    };
+    let n_dims = product.batch.len() + product.m.len() + product.n.len();
+    let n_axes = c.out.axes.iter().filter(|axis| axis.size > 1).count();
+    (n_dims == n_axes).then_some(product)
 }
 
 /// A kernel that begins with a contraction, as the contraction and the rest.

@@ -95,15 +95,20 @@ impl Pool {
         }
     }
 
-    /// Runs `job` on every thread and returns when all are done. If the system
-    /// refuses further threads, fewer members run it; `Member::n_threads` is true
-    /// in any case. A job that panics ends the process: its partners would wait
-    /// forever.
-    pub(crate) fn run(&self, scratch_bytes: usize, job: &Job<'_>) -> Result<(), PoolError> {
+    /// Runs `job` on every thread, but on `at_most` of them, and returns when all are
+    /// done. If the system refuses further threads, fewer members run it;
+    /// `Member::n_threads` is true in any case. A job that panics ends the process:
+    /// its partners would wait forever.
+    pub(crate) fn run(
+        &self,
+        at_most: usize,
+        scratch_bytes: usize,
+        job: &Job<'_>,
+    ) -> Result<(), PoolError> {
         let cell = self.team();
         let mut team = cell.lock();
         team.resize(self.threads());
-        team.run(scratch_bytes, job)
+        team.run(at_most, scratch_bytes, job)
     }
 
     /// This process's team. A team made before `fork` belongs to the parent: its
@@ -166,8 +171,8 @@ struct Team {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
     scratch: AlignedBuffer,
-    /// Scratch bytes that every present thread is known to have.
-    scratch_ready: usize,
+    /// Scratch bytes that the first threads are known to have, and how many those are.
+    scratch_ready: (usize, usize),
 }
 
 struct Worker {
@@ -224,7 +229,7 @@ impl Team {
             }),
             workers: Vec::new(),
             scratch: AlignedBuffer::default(),
-            scratch_ready: 0,
+            scratch_ready: (0, 0),
         }
     }
 
@@ -234,6 +239,8 @@ impl Team {
         while self.workers.len() > n_workers {
             if let Some(worker) = self.workers.pop() {
                 worker.end();
+                // A worker started later in its place has no scratch.
+                self.scratch_ready.1 = self.scratch_ready.1.min(self.workers.len() + 1);
             }
         }
         while self.workers.len() < n_workers {
@@ -241,35 +248,43 @@ impl Team {
                 break;
             };
             self.workers.push(worker);
-            self.scratch_ready = 0;
         }
     }
 
-    fn run(&mut self, scratch_bytes: usize, job: &Job<'_>) -> Result<(), PoolError> {
-        let n_threads = self.workers.len() + 1;
+    fn run(
+        &mut self,
+        at_most: usize,
+        scratch_bytes: usize,
+        job: &Job<'_>,
+    ) -> Result<(), PoolError> {
+        let n_threads = at_most.clamp(1, self.workers.len() + 1);
+        let (ready_bytes, ready_threads) = self.scratch_ready;
+        let grow_scratch = scratch_bytes > ready_bytes || n_threads > ready_threads;
         let order = Order {
             // SAFETY: only the lifetime changes; workers use the pointer only until
             // the last barrier below, which member 0 waits for while it borrows.
             job: unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) },
             n_threads,
             scratch_bytes,
-            grow_scratch: scratch_bytes > self.scratch_ready,
+            grow_scratch,
         };
         // SAFETY: no job runs (the team is locked), so no worker reads the order.
         unsafe { *self.shared.order.get() = order };
-        for worker in &self.workers {
+        for worker in &self.workers[..n_threads - 1] {
             worker.release();
         }
         let everyone_has_scratch = take_part(0, order, &self.shared, &mut self.scratch);
         if !everyone_has_scratch {
             // Some members gave up their old block for one they could not get.
-            self.scratch_ready = 0;
+            self.scratch_ready = (0, 0);
             return Err(PoolError::OutOfMemory {
                 bytes: scratch_bytes,
                 n_threads,
             });
         }
-        self.scratch_ready = self.scratch_ready.max(scratch_bytes);
+        if grow_scratch {
+            self.scratch_ready = (scratch_bytes, n_threads);
+        }
         Ok(())
     }
 }
@@ -392,7 +407,7 @@ mod tests {
         for n_threads in [1, 2, 5, 3, 1, 4] {
             pool.set_threads(n_threads);
             let counts: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
-            pool.run(0, &|member| {
+            pool.run(64, 0, &|member| {
                 for count in &counts {
                     count.fetch_add(1, Ordering::Relaxed);
                     member.barrier();
@@ -418,7 +433,7 @@ mod tests {
                 // Long enough that workers sleep.
                 thread::sleep(Duration::from_millis(1));
             }
-            pool.run(0, &|member| {
+            pool.run(64, 0, &|member| {
                 total.fetch_add(member.tid + 1, Ordering::Relaxed);
             })
             .unwrap();
@@ -431,7 +446,7 @@ mod tests {
         let pool = Pool::new();
         pool.set_threads(3);
         let done = AtomicUsize::new(0);
-        pool.run(0, &|member| {
+        pool.run(64, 0, &|member| {
             if member.tid == 1 {
                 thread::sleep(Duration::from_millis(5));
             }
@@ -457,7 +472,7 @@ mod tests {
                         pool.set_threads(1 + (caller + round) % 4);
                         let inside = AtomicUsize::new(0);
                         let seen = AtomicUsize::new(0);
-                        pool.run(64 * round, &|member| {
+                        pool.run(64, 64 * round, &|member| {
                             inside.fetch_add(1, Ordering::Relaxed);
                             member.barrier();
                             seen.fetch_max(member.n_threads, Ordering::Relaxed);
@@ -476,7 +491,7 @@ mod tests {
         pool.set_threads(3);
         for bytes in [64, 4096, 100, 8 << 20] {
             let starts = Mutex::new(Vec::new());
-            pool.run(bytes, &|member| {
+            pool.run(64, bytes, &|member| {
                 // SAFETY: the block has `bytes` bytes and belongs to this thread.
                 let block = unsafe { std::slice::from_raw_parts_mut(member.scratch, bytes) };
                 block.fill(member.tid as u8);
@@ -492,19 +507,40 @@ mod tests {
     }
 
     #[test]
+    fn a_job_for_fewer_threads_runs_on_those_alone() {
+        let pool = Pool::new();
+        pool.set_threads(4);
+        // Scratch grows for few threads first; the others must get theirs all the same.
+        for (at_most, bytes) in [(2, 64), (4, 64), (1, 256), (3, 256), (4, 128)] {
+            let ran = Mutex::new(Vec::new());
+            pool.run(at_most, bytes, &|member| {
+                assert_eq!(member.n_threads, at_most);
+                // SAFETY: the block has `bytes` bytes and belongs to this thread.
+                unsafe { member.scratch.write_bytes(1, bytes) };
+                member.barrier();
+                ran.lock().unwrap().push(member.tid);
+            })
+            .unwrap();
+            let mut ran = ran.into_inner().unwrap();
+            ran.sort_unstable();
+            assert_eq!(ran, (0..at_most).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
     fn too_much_scratch_is_an_error_and_the_pool_lives_on() {
         let pool = Pool::new();
         pool.set_threads(2);
-        pool.run(4096, &|_| {}).unwrap();
+        pool.run(64, 4096, &|_| {}).unwrap();
         let ran = AtomicBool::new(false);
         let error = pool
-            .run(isize::MAX as usize / 2, &|_| {
+            .run(64, isize::MAX as usize / 2, &|_| {
                 ran.store(true, Ordering::Relaxed)
             })
             .unwrap_err();
         assert!(error.to_string().contains("2 threads"), "{error}");
         assert!(!ran.load(Ordering::Relaxed));
-        pool.run(128, &|member| {
+        pool.run(64, 128, &|member| {
             // SAFETY: the block has 128 bytes and belongs to this thread.
             unsafe { member.scratch.write_bytes(1, 128) };
             ran.store(true, Ordering::Relaxed);
@@ -517,7 +553,7 @@ mod tests {
     fn a_forked_child_starts_its_own_threads() {
         let pool = Pool::new();
         pool.set_threads(3);
-        pool.run(256, &|_| {}).unwrap();
+        pool.run(64, 256, &|_| {}).unwrap();
         // The lock is held at the time of the fork, as by another caller.
         let held = pool.team().lock();
         // SAFETY: the child only runs the pool and leaves by `_exit`.
@@ -539,14 +575,14 @@ mod tests {
         // SAFETY: waits for our own child.
         unsafe { libc::waitpid(child, &mut status, 0) };
         assert_eq!(status, 0);
-        pool.run(256, &|member| member.barrier()).unwrap();
+        pool.run(64, 256, &|member| member.barrier()).unwrap();
     }
 
     #[test]
     fn idle_threads_sleep() {
         let pool = Pool::new();
         pool.set_threads(4);
-        pool.run(0, &|_| {}).unwrap();
+        pool.run(64, 0, &|_| {}).unwrap();
         thread::sleep(Duration::from_millis(50));
         let team = pool.team().lock();
         assert!(

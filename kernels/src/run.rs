@@ -185,6 +185,8 @@ pub struct ProgramParts {
     pub saved_bytes: usize,
     /// Scratch that the most demanding kernel needs per thread, in bytes.
     pub thread_scratch_bytes: usize,
+    /// The most threads that the kernels have room for; `None`: any number.
+    pub max_threads: Option<usize>,
 }
 
 /// A program that does not fit together.
@@ -282,7 +284,7 @@ impl Program {
         &self.parts
     }
 
-    /// Runs all launches on the pool's threads. `externals` has one buffer per
+    /// Runs all launches on the pool's threads, on no more than the kernels were made for. `externals` has one buffer per
     /// slot; arena and saved block are aligned to 64 bytes and at least as large
     /// as stated, [`Buffer::none`] where nothing is needed.
     pub fn run(
@@ -405,7 +407,8 @@ impl Program {
         note: &(dyn Fn(usize) + Sync),
     ) -> Result<(), RunError> {
         let launches = &self.parts.launches;
-        pool.run(self.parts.thread_scratch_bytes, &|member| {
+        let at_most = self.parts.max_threads.unwrap_or(usize::MAX);
+        pool.run(at_most, self.parts.thread_scratch_bytes, &|member| {
             if member.tid == 0 {
                 note(0);
             }

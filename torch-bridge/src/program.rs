@@ -239,7 +239,8 @@ impl Program {
             // Whole values, so that the closure captures the wrappers and not their raw pointers.
             let (slots, scratch, saved) = (slots, scratch, saved);
             let pool = Pool::global();
-            if pool.threads() != self.threads {
+            // A program of fewer threads than another's leaves the rest of them asleep.
+            if pool.threads() < self.threads {
                 pool.set_threads(self.threads);
             }
             let failed = |error: RunError| CompileFailure::new_err(error.to_string());

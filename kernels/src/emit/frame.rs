@@ -50,6 +50,79 @@ pub(crate) fn print(s: &Scheduled) -> super::Emitted {
     }
 }
 
+/// The blocks of a product that an epilogue is called for.
+pub(crate) struct Blocks<'a> {
+    /// Loops of the flat index `batch`, outermost first.
+    pub(crate) batch: &'a [Loop],
+    /// Loops of the flat index that runs from `sh_m0` to `sh_m1`.
+    pub(crate) rows: &'a [Loop],
+    /// The loop that runs from `sh_n0` to `sh_n1`.
+    pub(crate) columns: &'a Loop,
+    pub(crate) product: ContainerId,
+    /// Takes the product's place in memory.
+    pub(crate) in_place: Option<ContainerId>,
+    pub(crate) buffers: super::Buffers,
+}
+
+/// Prints an epilogue; gives the containers of its own buffers, in order.
+pub(crate) fn print_epilogue(s: &Scheduled, blocks: &Blocks) -> (String, Vec<ContainerId>) {
+    let mut frame = Frame::new(s);
+    frame.cut = Some(CutLoop {
+        var: blocks.columns.var.clone(),
+        from: "sh_n0".to_string(),
+        to: "sh_n1".to_string(),
+    });
+    let at_product = |id: &ContainerId| *id == blocks.product || Some(*id) == blocks.in_place;
+    let mut own = Vec::new();
+    frame.slots = Vec::new();
+    for id in &frame.args {
+        if at_product(id) {
+            frame.slots.push(blocks.buffers.product);
+        } else {
+            frame.slots.push(blocks.buffers.first + own.len());
+            own.push(*id);
+        }
+    }
+    let mut t = CText::default();
+    t.open(&format!(
+        "static inline void {NAME}(void *const *buf, long tid, long sh_batch, \
+         long sh_m0, long sh_m1, long sh_n0, long sh_n1)"
+    ));
+    t.line("(void)tid; (void)sh_batch;");
+    frame.declare_buffers(&mut t);
+    decode(&mut t, "sh_batch", blocks.batch);
+    t.open("for (long sh_row = sh_m0; sh_row < sh_m1; ++sh_row)");
+    decode(&mut t, "sh_row", blocks.rows);
+    for local in &frame.locals {
+        t.line(local);
+    }
+    let mut leaves = frame.leaves.iter();
+    for nest in &s.phases {
+        frame.print_nest(nest, &mut leaves, &mut t);
+    }
+    t.close();
+    t.close();
+    (t.finish(), own)
+}
+
+/// Recovers loop variables from their flat number.
+fn decode(t: &mut CText, flat: &str, loops: &[Loop]) {
+    let mut rest = flat.to_string();
+    for (n, l) in loops.iter().enumerate() {
+        let inner: i64 = loops[n + 1..].iter().map(|l| l.size).product();
+        if inner == 1 {
+            t.line(&format!("const long {} = {rest};", l.var));
+            // Loops after this one have a single point.
+            rest = "0".to_string();
+            continue;
+        }
+        t.line(&format!("const long {} = {rest} / {inner};", l.var));
+        let next = format!("{flat}{n}");
+        t.line(&format!("const long {next} = {rest} % {inner};"));
+        rest = next;
+    }
+}
+
 /// A leaf in the order of execution.
 struct LeafPlan {
     values: Values,
@@ -61,6 +134,8 @@ struct Frame<'a> {
     s: &'a Scheduled,
     names: Names,
     args: Vec<ContainerId>,
+    /// Position of each argument among the function's buffers; its own position where none is given.
+    slots: Vec<usize>,
     parts: Vec<Part>,
     leaves: Vec<LeafPlan>,
     /// Local containers that are loaded somewhere; others need no storage.
@@ -78,6 +153,7 @@ impl<'a> Frame<'a> {
             s,
             names: Names::default(),
             args: Vec::new(),
+            slots: Vec::new(),
             parts: Vec::new(),
             leaves: Vec::new(),
             loaded: BTreeSet::new(),
@@ -358,7 +434,8 @@ impl<'a> Frame<'a> {
         for (n, id) in self.args.iter().enumerate() {
             let ctype = scalar::c_type(self.array(*id).dtype);
             let constness = if self.written(*id) { "" } else { "const " };
-            t.line(&format!("{constness}{ctype} *x{n} = buf[{n}];"));
+            let slot = self.slots.get(n).unwrap_or(&n);
+            t.line(&format!("{constness}{ctype} *x{n} = buf[{slot}];"));
         }
         for part in &self.parts {
             let (block, wide) = self.part_names(part.container).unwrap_or_default();
@@ -427,20 +504,7 @@ impl<'a> Frame<'a> {
 
     /// Recovers the parallel loops' variables from the flat point number.
     fn decode_point(&self, t: &mut CText) {
-        let mut rest = "p".to_string();
-        for (n, l) in self.s.parallel.iter().enumerate() {
-            let inner: i64 = self.s.parallel[n + 1..].iter().map(|l| l.size).product();
-            if inner == 1 {
-                t.line(&format!("const long {} = {rest};", l.var));
-                // Loops after this one have a single point.
-                rest = "0".to_string();
-                continue;
-            }
-            t.line(&format!("const long {} = {rest} / {inner};", l.var));
-            let next = format!("p{n}");
-            t.line(&format!("const long {next} = {rest} % {inner};"));
-            rest = next;
-        }
+        decode(t, "p", &self.s.parallel);
         if let Some(s) = &self.s.strip {
             t.line(&format!(
                 "const long {0} = {1}_b * {2}, {1}_1 = ix_min({0} + {2}, {3});",

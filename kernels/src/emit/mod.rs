@@ -8,6 +8,7 @@
 //! Never compiles, never plans buffers, and knows operators by no name.
 
 mod body;
+mod epilogue;
 mod frame;
 mod index;
 mod leaf;
@@ -22,6 +23,7 @@ use crate::lower::LowerError;
 use body::{Body, Kernel};
 use graph::{ContainerId, Graph, Node};
 
+pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
 pub(crate) use scalar::INTEGER_SUPPORT;
 
 /// Stands for the kernel's name in [`EmittedFunction::text`].

@@ -102,6 +102,25 @@ fn join_loops(loops: &mut Vec<Loop>, leaves: &mut [&mut Vec<Statement>], extents
     }
 }
 
+/// Joins neighbours of a list of loops, outermost first, where that is possible; the list keeps its order.
+pub(crate) fn joined_in_order(
+    mut loops: Vec<Loop>,
+    statements: &mut Vec<Statement>,
+    extents: &mut Extents,
+) -> Vec<Loop> {
+    let mut at = 1;
+    while at < loops.len() {
+        let mut pair = loops[at - 1..=at].to_vec();
+        if joinable(&pair[0], &pair[1], &[statements]) {
+            join_loops(&mut pair, &mut [statements], extents);
+            loops.splice(at - 1..=at, pair);
+        } else {
+            at += 1;
+        }
+    }
+    loops
+}
+
 fn joinable(outer: &Loop, inner: &Loop, leaves: &[&mut Vec<Statement>]) -> bool {
     let along = |e: &SymExpr| {
         matches!((coefficient(e, &outer.var), coefficient(e, &inner.var)),

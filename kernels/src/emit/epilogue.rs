@@ -1,0 +1,193 @@
+//! C text of a contraction's epilogue: element-wise work on a block of the product that is final and
+//! still in cache.
+//!
+//! Owns the condition under which a map can be one, and the function's frame. What one point
+//! computes is [`super::leaf`]'s; when the function is called is the contraction's.
+//!
+//! A map is an epilogue if each of its points reads the product at one element, a different one for
+//! each point, and writes without resolving conflicts. Then its points may run in any order and as
+//! soon as their element is final, and the result may lie where the product lay.
+
+use super::body::{self, Body, Kernel, Nest, Statement};
+use super::frame;
+use super::index::{self, Loop};
+use super::schedule::{self, Scheduled};
+use crate::lower::LowerError;
+use graph::{ContainerId, Graph, Node, SymExpr};
+use std::collections::BTreeSet;
+
+/// A dimension of the product, as the contraction numbers its flat indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProductDim {
+    /// Number of positions, at least 2.
+    pub(crate) size: i64,
+    /// Elements between neighbours.
+    pub(crate) stride: i64,
+}
+
+/// The product's dimensions by role; each list from the largest stride to the smallest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Product {
+    pub(crate) batch: Vec<ProductDim>,
+    pub(crate) m: Vec<ProductDim>,
+    pub(crate) n: Vec<ProductDim>,
+}
+
+/// A function with the signature of `contraction::Hooks::epilogue`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Epilogue {
+    /// C text with [`super::NAME`] for the function's name.
+    pub(crate) text: String,
+    /// What it reads and writes apart from the product, in the order of its buffers from
+    /// `first_buffer` on.
+    pub(crate) args: Vec<ContainerId>,
+    /// A container that may take the product's place in memory, because the product is read nowhere
+    /// else and each element is replaced by the one made from it.
+    pub(crate) in_place: Option<ContainerId>,
+}
+
+/// Where an epilogue finds its buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffers {
+    /// The product.
+    pub(crate) product: usize,
+    /// The first of its own.
+    pub(crate) first: usize,
+}
+
+/// Emits the map `node` as an epilogue of what computes `product`; `None` if it cannot be one. With
+/// `replace`, its result may take the product's place in memory.
+///
+/// # Errors
+/// As for any map.
+pub(crate) fn emit_epilogue(
+    graph: &Graph,
+    node: &Node,
+    product: ContainerId,
+    replace: bool,
+    dims: &Product,
+    buffers: Buffers,
+) -> Result<Option<Epilogue>, LowerError> {
+    let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
+    let Some((loops, mut statements)) = only_leaf(&mut kernel) else {
+        return Ok(None);
+    };
+    let Some(read) = product_offset(&statements, product) else {
+        return Ok(None);
+    };
+    let Some([batch, m, n]) = roles(&read, loops, dims) else {
+        return Ok(None);
+    };
+    let in_place = replace
+        .then(|| replacement(&kernel, &statements, &read, product))
+        .flatten();
+    let extents = &mut kernel.extents;
+    let [batch, m, n] =
+        [batch, m, n].map(|l| schedule::joined_in_order(l, &mut statements, extents));
+    // The vector loop must be one loop: a block begins and ends anywhere in it.
+    let [columns] = n.as_slice() else {
+        return Ok(None);
+    };
+    let scheduled = Scheduled {
+        parallel: [batch.clone(), m.clone()].concat(),
+        strip: None,
+        phases: vec![Nest {
+            loops: vec![columns.clone()],
+            body: Body::Leaf(statements),
+        }],
+        partial: BTreeSet::new(),
+        arrays: kernel.arrays,
+        extents: kernel.extents,
+    };
+    let blocks = frame::Blocks {
+        batch: &batch,
+        rows: &m,
+        columns,
+        product,
+        in_place,
+        buffers,
+    };
+    let (text, args) = frame::print_epilogue(&scheduled, &blocks);
+    Ok(Some(Epilogue {
+        text,
+        args,
+        in_place,
+    }))
+}
+
+/// The loops and statements of a kernel that is one nest without conflicts.
+fn only_leaf(kernel: &mut Kernel) -> Option<(Vec<Loop>, Vec<Statement>)> {
+    let [nest] = kernel.phases.as_mut_slice() else {
+        return None;
+    };
+    let Body::Leaf(statements) = &mut nest.body else {
+        return None;
+    };
+    let writes = || statements.iter().flat_map(|s| &s.writes);
+    if writes().any(|w| w.conflict.is_some() || !w.place.guards.is_empty()) {
+        return None;
+    }
+    let loops = kernel.outer.iter().chain(&nest.loops).cloned().collect();
+    Some((loops, std::mem::take(statements)))
+}
+
+/// Where the product is read, if that is one place.
+fn product_offset(statements: &[Statement], product: ContainerId) -> Option<SymExpr> {
+    let reads = statements.iter().flat_map(|s| &s.reads);
+    let writes = statements.iter().flat_map(|s| &s.writes);
+    let mut offset = None;
+    for p in reads.filter(|p| p.container == product) {
+        let plain = p.gather.is_empty() && p.guards.is_empty();
+        if !plain || offset.as_ref().is_some_and(|known| *known != p.offset) {
+            return None;
+        }
+        offset = Some(p.offset.clone());
+    }
+    let written = writes.clone().any(|w| w.place.container == product);
+    offset.filter(|_| !written)
+}
+
+/// The loops as dimensions of the product, if they are in one-to-one correspondence.
+fn roles(read: &SymExpr, mut loops: Vec<Loop>, dims: &Product) -> Option<[Vec<Loop>; 3]> {
+    let known = loops.iter().map(|l| index::coefficient(read, &l.var));
+    let known: Vec<i64> = known.collect::<Option<_>>()?;
+    let sum = loops
+        .iter()
+        .zip(&known)
+        .fold(SymExpr::default(), |sum, (l, c)| {
+            sum + SymExpr::from(&l.var) * *c
+        });
+    if sum != *read {
+        return None;
+    }
+    let mut take = |dim: &ProductDim| {
+        let at = loops.iter().position(|l| {
+            l.size == dim.size && index::coefficient(read, &l.var) == Some(dim.stride)
+        })?;
+        Some(loops.remove(at))
+    };
+    let mut of = |dims: &[ProductDim]| dims.iter().map(&mut take).collect::<Option<Vec<_>>>();
+    let found = [of(&dims.batch)?, of(&dims.m)?, of(&dims.n)?];
+    loops.is_empty().then_some(found)
+}
+
+/// A container that the map writes element for element where it reads the product.
+fn replacement(
+    kernel: &Kernel,
+    statements: &[Statement],
+    read: &SymExpr,
+    product: ContainerId,
+) -> Option<ContainerId> {
+    let [statement] = statements else {
+        return None;
+    };
+    let of = &kernel.arrays[&product];
+    let fits = |id: &ContainerId| {
+        let array = &kernel.arrays[id];
+        array.dtype == of.dtype && array.len == of.len
+    };
+    let writes = statement.writes.iter();
+    let mut same = writes.filter(|w| w.place.offset == *read && w.place.gather.is_empty());
+    let container = same.next()?.place.container;
+    fits(&container).then_some(container)
+}
