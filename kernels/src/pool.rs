@@ -561,7 +561,7 @@ mod tests {
         if child == 0 {
             let count = AtomicUsize::new(0);
             let fine = pool
-                .run(256, &|member| {
+                .run(64, 256, &|member| {
                     count.fetch_add(1, Ordering::Relaxed);
                     member.barrier();
                 })

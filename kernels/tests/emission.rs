@@ -13,7 +13,7 @@ use graph::{
 };
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::features::{Isa, Target};
+use kernels::features::{self, Isa, Target};
 use kernels::lowering::{Lowered, lower};
 use kernels::memory::AlignedBuffer;
 use kernels::pool::Pool;
@@ -211,9 +211,26 @@ fn compare(what: &str, want: &Tensor, got: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
+/// One set of options for every instruction set that runs here.
+fn every_isa() -> Vec<CompileOptions> {
+    let own = CompileOptions::from_environment(&mut Silent).unwrap();
+    let (toolchain, cache) = (&own.toolchain, &own.cache);
+    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter();
+    let found = all.filter_map(|isa| {
+        Some(CompileOptions {
+            target: features::detect(toolchain, Some(isa), cache).ok()?,
+            toolchain: toolchain.clone(),
+            cache: cache.clone(),
+            jobs: 2,
+        })
+    });
+    found.collect()
+}
+
 #[test]
 fn kernels_agree_with_the_interpreter() {
-    let options = CompileOptions::from_environment(&mut Silent).unwrap();
+    let isas = every_isa();
+    assert!(!isas.is_empty());
     let mut failures = Vec::new();
     for (name, graph) in cases() {
         let mut random = Random(
@@ -233,20 +250,44 @@ fn kernels_agree_with_the_interpreter() {
             Precision::Double,
         )
         .unwrap_or_else(|e| panic!("{name}: {e}"));
-        for threads in THREADS {
-            let lowered =
-                lower(&graph, &options.target, threads).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let got = run(&graph, &lowered, &options, threads, &inputs);
-            for ((o, w), g) in graph.outputs.iter().zip(&want).zip(&got) {
-                let what = format!(
-                    "{name} with {threads} threads: {}",
-                    graph.container(o.container).name
-                );
-                failures.extend(compare(&what, w, g).err());
+        for options in &isas {
+            for threads in THREADS {
+                let lowered = lower(&graph, &options.target, threads)
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
+                let got = run(&graph, &lowered, options, threads, &inputs);
+                for ((o, w), g) in graph.outputs.iter().zip(&want).zip(&got) {
+                    let what = format!(
+                        "{name} for {:?} with {threads} threads: {}",
+                        options.target.isa,
+                        graph.container(o.container).name
+                    );
+                    failures.extend(compare(&what, w, g).err());
+                }
             }
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// What follows a product and can run on its blocks is part of the product's kernel; what cannot is
+/// a kernel of its own.
+#[test]
+fn element_wise_work_after_a_product_is_its_epilogue() {
+    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let mut n_cases = 0;
+    for (name, graph) in cases() {
+        if !name.starts_with("epilogue_") {
+            continue;
+        }
+        let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let paths: Vec<&str> = lowered.kernels.iter().map(|k| k.path).collect();
+        // A data gradient with a stride is written in phases: no block is final before the last.
+        let refused = ["epilogue_refused", "epilogue_strided_data_gradient"];
+        let refused = refused.contains(&name.as_str());
+        assert_eq!(paths.contains(&"loops"), refused, "{name}: {paths:?}");
+        n_cases += 1;
+    }
+    assert_eq!(n_cases, 8);
 }
 
 /// Kernels whose text is kept: one of each kind.

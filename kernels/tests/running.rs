@@ -91,6 +91,7 @@ fn scaled_sum() -> ProgramParts {
         arena_bytes: 128 + 64 * 4,
         saved_bytes: 64 + 4 * N,
         thread_scratch_bytes: 4096,
+        max_threads: None,
     }
 }
 

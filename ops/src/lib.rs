@@ -30,6 +30,7 @@ pub mod registry;
 pub mod shape_rules;
 pub mod slicing;
 pub mod softmax;
+pub mod stop_gradient;
 pub mod topk;
 pub mod window;
 

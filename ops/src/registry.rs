@@ -23,6 +23,7 @@
 //! | `full` | – | `shape: Sizes`, `value: Float, Int`, `dtype` |
 //! | `iota` | – | `start`, `step`, `size: Sizes[1]`, `dtype` |
 //! | `one_hot` | index | `depth: Sizes[1]`, `dtype` |
+//! | `stop_gradient` | x | – |
 //! | `dropout` → y, mask if asked | x, seed | `p: Float`, `id: Int`?, `mask: Bool`? |
 //! | `einsum` | a, b? | `equation: Str` |
 //! | `conv` | x, w | `stride`, `pad_low`, `pad_high`, `dilation: Ints`?, `groups: Int`? |
@@ -49,7 +50,7 @@
 use crate::op::{Op, OpError};
 use crate::{
     arg_reduce, attention, contraction, convolution, creation, cumsum, elementwise, index, loss,
-    movement, norm, norm_gradient, pool, random, reduce, slicing, softmax, topk,
+    movement, norm, norm_gradient, pool, random, reduce, slicing, softmax, stop_gradient, topk,
 };
 
 /// Every operator, ordered by family.
@@ -77,6 +78,7 @@ pub static ALL: &[&dyn Op] = &[
     &creation::Iota,
     &creation::OneHot,
     &random::Dropout,
+    &stop_gradient::StopGradient,
     &contraction::Einsum,
     &convolution::Conv,
     &convolution::ConvTranspose,

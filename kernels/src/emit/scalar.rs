@@ -104,8 +104,8 @@ pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
     use Unary::*;
     if !of.is_float() {
         return match f {
-            Neg => format!("(-{a})"),
-            Abs => format!("ix_abs({a})"),
+            Neg => wrapping("-", "0", a, of),
+            Abs => format!("(({})ix_abs({a}))", value_type(of)),
             Sign => format!("ix_sign({a})"),
             Not => format!("!{a}"),
             _ => "0".to_string(),
@@ -137,12 +137,26 @@ fn prelude_suffix(of: DType) -> &'static str {
     if of == DType::F64 { "_f64" } else { "" }
 }
 
+/// `a op b` on integers, modulo their width as in PyTorch: C promotes narrow ones to `int` and leaves
+/// the overflow of signed ones undefined.
+fn wrapping(op: &str, a: &str, b: &str, of: DType) -> String {
+    let unsigned = match of {
+        DType::I64 => "unsigned long",
+        _ => "unsigned int",
+    };
+    let result = value_type(of);
+    format!("(({result})(({unsigned}){a} {op} ({unsigned}){b}))")
+}
+
 /// `f(a, b)` with operands of type `of`; the result of comparisons and logic is `int`.
 pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
     use Binary::*;
     let float = of.is_float();
     let call = |name: &str| format!("{name}{}({a}, {b})", prelude_suffix(of));
     match f {
+        Add if !float => wrapping("+", a, b, of),
+        Sub if !float => wrapping("-", a, b, of),
+        Mul if !float => wrapping("*", a, b, of),
         Add => format!("({a} + {b})"),
         Sub => format!("({a} - {b})"),
         Mul => format!("({a} * {b})"),
@@ -152,7 +166,7 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         FloorDiv => format!("ix_floordiv0({a}, {b})"),
         Mod => format!("ix_mod0({a}, {b})"),
         Pow if float => call("sh_pow"),
-        Pow => format!("ix_pow({a}, {b})"),
+        Pow => format!("(({})ix_pow({a}, {b}))", value_type(of)),
         Min if float => call("sh_min"),
         Max if float => call("sh_max"),
         Min if of != DType::I64 => format!("ix_min32({a}, {b})"),

@@ -235,29 +235,6 @@ impl StatementValues<'_> {
         self.table.intern(op, dtype, depth)
     }
 
-    /// A function of two values. Division by what an inner loop does not change becomes a product
-    /// with the reciprocal, computed outside: vector division takes as long as an exponential. The
-    /// result differs by at most one rounding, and for divisors below 2⁻¹²⁶ may overflow.
-    fn binary(
-        &mut self,
-        f: Binary,
-        of: DType,
-        natural: DType,
-        (a, b): (ValueId, ValueId),
-    ) -> ValueId {
-        let hoisted = self.table.depth_of(b) < self.table.depth_of(a);
-        let constant = matches!(self.table.get(b).op, Op::Const(_));
-        if f == Binary::Div && of.is_float() && hoisted && !constant {
-            let inverse = self.operation(Op::Unary(Unary::Recip, b), of, &[b]);
-            return self.operation(
-                Op::Binary(Binary::Mul, of, a, inverse),
-                natural,
-                &[a, inverse],
-            );
-        }
-        self.operation(Op::Binary(f, of, a, b), natural, &[a, b])
-    }
-
     /// The expression's value as `dtype`. Constants become literals of the type they meet.
     fn typed(
         &mut self,
@@ -297,7 +274,7 @@ impl StatementValues<'_> {
                 let of = operand_type(*f, a, b, natural, types);
                 let a = self.typed(a, of, reads, types);
                 let b = self.typed(b, of, reads, types);
-                self.binary(*f, of, natural, (a, b))
+                self.operation(Op::Binary(*f, of, a, b), natural, &[a, b])
             }
             Expr::Select(c, a, b) => {
                 // A choice between integers is made in the type that is wanted: lanes stay narrow.

@@ -31,11 +31,10 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
     }
     {
       const float t1 = l2;
-      const float t2 = (1.0f / t1);
       #pragma omp simd
       for (long j = 0; j < 37; ++j) {
         const float t0 = l1[j];
-        x1[b_i*37 + j] = (t0 * t2);
+        x1[b_i*37 + j] = (t0 / t1);
       }
     }
   }

@@ -35,6 +35,7 @@ from ._errors import (
     ShorthaulError,
     Unsupported,
 )
+from ._guards import Guards, watching
 from ._program import Program, compile_program
 
 log = logging.getLogger("shorthaul")
@@ -181,31 +182,34 @@ class Runner:
         self.forward = forward
         self.options = options
         self.structure: Structure | None = None
-        self.calls: dict[Any, Call | None] = {}  # None: this key runs through PyTorch
+        #: What was made for a key, with the attributes it holds for; ``None``: PyTorch runs it.
+        self.calls: dict[Any, list[tuple[Guards, Call | None]]] = {}
+        self.is_full = False
         self.lock = threading.RLock()
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), _mode_key())
-        try:
-            call = self.calls[key]
-        except KeyError:
-            with self.lock:
-                call = self._prepare(owner, args, kwargs, leaves, key)
+        call, leaves = self._call_for(owner, args, kwargs)
         if call is None:
             return self._run_eagerly(owner, args, kwargs)
         return call(self.structure, leaves)
 
     def prepare(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call | None:
         """The compiled call for these arguments, without running it."""
+        return self._call_for(owner, args, kwargs)[0]
+
+    def _call_for(self, owner, args, kwargs) -> tuple[Call | None, list[Any]]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), _mode_key())
-        with self.lock:
-            return (
-                self.calls[key]
-                if key in self.calls
-                else self._prepare(owner, args, kwargs, leaves, key)
-            )
+        found = self._made_for(key)
+        if not found:
+            with self.lock:
+                # Another thread may have made it meanwhile.
+                found = self._made_for(key) or [self._prepare(owner, args, kwargs, leaves, key)]
+        return found[0], leaves
+
+    def _made_for(self, key) -> list[Call | None]:
+        made = self.calls.get(key, ())
+        return [call for guards, call in made if guards.hold()][:1]
 
     def _structure_of(self, owner: nn.Module) -> Structure:
         if self.structure is None or not self.structure.is_current():
@@ -219,15 +223,15 @@ class Runner:
 
     def _prepare(self, owner, args, kwargs, leaves, key) -> Call | None:
         name = type(owner).__name__
-        n_programs = sum(call is not None for call in self.calls.values())
+        n_programs = sum(call is not None for made in self.calls.values() for _, call in made)
         if n_programs >= self.options.max_programs:
-            self.calls[key] = None
-            self._say(
-                f"{name} already has {n_programs} programs for other shapes or modes; this call "
-                f"({_describe(leaves)}) and others like it run through PyTorch. Pad the inputs "
-                f"to fewer "
-                "shapes, or raise max_programs.",
-            )
+            if not self.is_full:
+                self.is_full = True
+                self._say(
+                    f"{name} already has {n_programs} programs for other shapes or modes; this "
+                    f"call ({_describe(leaves)}) and others like it run through PyTorch. Pad the "
+                    f"inputs to fewer shapes, or raise max_programs.",
+                )
             return None
         if n_programs:
             before = _describe_key(next(reversed(self.calls)))
@@ -237,29 +241,31 @@ class Runner:
             )
             if before != _describe_key(key):
                 self._say(f"{message}; before, it was called with {before}")
+            elif key in self.calls:
+                self._say(f"{message}, because an attribute that forward reads has changed")
             else:
                 log.info("%s in another mode", message)
+        guards, call = Guards(), None
         try:
-            call = self._compile(owner, args, kwargs, leaves)
+            guards, call = self._compile(owner, args, kwargs, leaves)
         except (Unsupported, CaptureError, CompileError, InputError) as error:
             if self.options.fallback != "eager":
                 raise
             self._say(f"{name} runs through PyTorch: {error}")
-            call = None
-        self.calls[key] = call
+        self.calls.setdefault(key, []).append((guards, call))
         return call
 
     def _say(self, message: str) -> None:
-        warnings.warn(message, RecompileWarning, stacklevel=6)
+        warnings.warn(message, RecompileWarning, stacklevel=7)
 
-    def _compile(self, owner, args, kwargs, leaves) -> Call:
+    def _compile(self, owner, args, kwargs, leaves) -> tuple[Guards, Call]:
         if torch.is_autocast_enabled("cpu"):
             raise CompileError(
                 "autocast is not supported yet; leave the `torch.autocast` region around this "
                 "module"
             )
         _check_devices(leaves, self.structure)
-        captured = self._capture(owner, args, kwargs, leaves)
+        captured, guards = self._capture(owner, args, kwargs, leaves)
         grad = torch.is_grad_enabled()
         inputs = [self.structure.tensor(spec, leaves) for spec in captured.inputs]
         requires_grad = [grad and tensor.requires_grad for tensor in inputs]
@@ -269,12 +275,18 @@ class Runner:
                     f"forward writes input {output.user_idx} in place, and that input requires "
                     f"a gradient; write to a copy"
                 )
-        return Call(captured, compile_program(captured, requires_grad), any(requires_grad))
+        program = compile_program(captured, requires_grad)
+        return guards, Call(captured, program, any(requires_grad))
 
-    def _capture(self, owner, args, kwargs, leaves) -> Captured:
+    def _capture(self, owner, args, kwargs, leaves) -> tuple[Captured, Guards]:
+        bare = _bare(owner, self.forward)
         try:
-            with _traced(), self.structure.parameters_as_such():
-                return capture(_bare(owner, self.forward), args, kwargs, supported=_supported())
+            with (
+                _traced(),
+                self.structure.parameters_as_such(),
+                watching(bare, owner, self.structure.modules) as guards,
+            ):
+                captured = capture(bare, args, kwargs, supported=_supported())
         except CaptureError as error:
             if not self.calls:
                 raise
@@ -283,6 +295,8 @@ class Runner:
                 f"{error} This call was given {_describe(leaves)}; before, "
                 f"{type(owner).__name__} was called with {before}."
             ) from error.__cause__
+        guards.forget_written(type(owner).__name__)
+        return captured, guards
 
 
 @functools.cache
@@ -291,8 +305,7 @@ def _supported() -> frozenset[str]:
 
 
 def _bare(owner: nn.Module, forward) -> nn.Module:
-    """``owner`` with its Python forward and without its own hooks, which run outside of the "
-    "program."""
+    """``owner`` with its Python forward and without its own hooks, which run outside it."""
     cls = type(owner)
     members = {"forward": forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     bare = object.__new__(type(cls.__name__, (cls,), members))
@@ -319,14 +332,12 @@ class Structure:
         for path, child in owner.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
             for tensors in (child._parameters, child._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        self.slots[prefix + name] = (tensors, name)
+                for name in tensors:  # also those that are None now and may be set later
+                    self.slots[prefix + name] = (tensors, name)
         self.names = [list(child._parameters) + list(child._buffers) for child in self.modules]
 
     def is_current(self) -> bool:
-        """Whether no submodule, parameter or buffer has been added, removed or replaced by a "
-        "module."""
+        """Whether no submodule, parameter or buffer was added, removed or replaced by a module."""
         return all(list(children.values()) == known for children, known in self.children) and all(
             len(child._parameters) + len(child._buffers) == len(known)
             for child, known in zip(self.modules, self.names, strict=True)
@@ -343,8 +354,7 @@ class Structure:
 
     @contextlib.contextmanager
     def parameters_as_such(self):
-        """Inside, tensors that stand in for parameters (``functional_call``) are parameters, "
-        "as export demands."""
+        """Inside, tensors that stand in for parameters (``functional_call``) are parameters."""
         replaced = []
         for child in self.modules:
             for name, tensor in child._parameters.items():
@@ -378,6 +388,12 @@ class Call:
         self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
         buffers = {output.target for output in captured.outputs if output.kind == "buffer"}
         users = {output.user_idx for output in captured.outputs if output.kind == "user_input"}
+        #: Positions among the leaves of what the call writes.
+        self.written = sorted(users)
+        #: Outputs that no differentiated input reaches.
+        self.constant_outputs = sorted(
+            set(range(len(program.user_outputs))) - set(program.differentiable_user_outputs)
+        )
         #: Inputs that the call writes when the forward pass is over, though the backward pass
         #: reads their old value.
         self.kept = [
@@ -393,6 +409,8 @@ class Call:
 
     def __call__(self, structure: Structure, leaves: list[Any]):
         tensors = [structure.tensor(spec, leaves) for spec in self.specs]
+        if self.written:
+            _refuse_overlap(leaves, self.written)
         inputs = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
         for i in self.kept:
             inputs[i] = inputs[i].clone()
@@ -401,6 +419,9 @@ class Call:
         *outputs, state, _saved = torch.ops.shorthaul.forward(inputs, self.handle)
         if self.program.state_bytes:
             self._write_state(structure, leaves, state)
+        if self.differentiable:
+            for i in self.constant_outputs:
+                outputs[i] = outputs[i].detach()
         return self._returned(tensors, leaves, outputs, structure)
 
     def _write_state(self, structure: Structure, leaves: list[Any], state: torch.Tensor) -> None:
@@ -429,6 +450,21 @@ class Call:
             else:
                 flat.append(value)
         return pytree.tree_unflatten(flat, self.captured.out_spec)
+
+
+def _refuse_overlap(leaves: list[Any], written: list[int]) -> None:
+    """A program reads its inputs as they were; eager would read what was written through a twin."""
+    storages = [
+        leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else None
+        for leaf in leaves
+    ]
+    for i in written:
+        twins = [k for k, storage in enumerate(storages) if k != i and storage == storages[i]]
+        if twins:
+            raise InputError(
+                f"forward writes argument {i} in place, and argument {twins[0]} shares its memory; "
+                f"pass a copy"
+            )
 
 
 def _leaf_keys(leaves: list[Any]) -> tuple:

@@ -65,6 +65,14 @@ pub(super) const RULES: Table = &[
     ("aten.clone.default", same),
     ("aten.contiguous.default", same),
     ("aten.alias.default", same),
+    ("aten.detach.default", |s| {
+        let x = s.subject()?;
+        Ok(vec![Some(s.op1(
+            "stop_gradient",
+            &[x],
+            graph::Attrs::new(),
+        )?)])
+    }),
     ("aten.lift_fresh_copy.default", same),
     ("aten.positive.default", same),
     ("aten.copy.default", copy),
@@ -205,7 +213,21 @@ fn div_mode(s: &mut Site) -> Results {
             let dtype = s.out_dtype(0);
             let mut operands = Operands::new(s, dtype);
             let (a, b) = (operands.get("self")?, operands.get("other")?);
-            operands.finish(Expr::unary(Unary::Trunc, a.div(b)))
+            if dtype.is_float() {
+                return operands.finish(Expr::unary(Unary::Trunc, a.div(b)));
+            }
+            // Integers: the floor, and one more where it lies below an inexact quotient that is negative.
+            let floor = Expr::binary(Binary::FloorDiv, a.clone(), b.clone());
+            let rest = a.sub(floor.clone().mul(b.clone()));
+            let zero = || Expr::int(0);
+            let negative = Expr::binary(Binary::Lt, floor.clone(), zero());
+            let inexact = Expr::binary(Binary::Ne, rest, zero());
+            let more = Expr::select(
+                Expr::binary(Binary::And, negative, inexact),
+                Expr::int(1),
+                zero(),
+            );
+            operands.finish(floor.add(more))
         }
         _ => binary(s, Binary::Div),
     }
@@ -224,6 +246,9 @@ fn pow_scalar(s: &mut Site) -> Results {
         0.5 => x.sqrt(),
         -0.5 => x.rsqrt(),
         -1.0 => x.recip(),
+        whole if !dtype.is_float() && whole == whole.trunc() => {
+            Expr::binary(Binary::Pow, x, Expr::int(whole as i64))
+        }
         _ => Expr::binary(Binary::Pow, x, Expr::float(exponent)),
     };
     operands.finish(expr)

@@ -1,0 +1,111 @@
+"""A program is used again only while what Python gave it at capture still holds."""
+
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from torch import nn
+
+
+class Scaled(nn.Module):
+    """A linear map times an attribute that users change."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+        self._temperature = 2.0
+        self.table = torch.arange(4.0)
+
+    def forward(self, x):
+        return self.fc(x) * self._temperature + self.table
+
+
+def test_a_changed_number_is_seen():
+    module = Scaled()
+    compiled, x = shorthaul.module(module), torch.randn(3, 4)
+    torch.testing.assert_close(compiled(x), module(x))
+    module._temperature = 5.0
+    with pytest.warns(shorthaul.RecompileWarning, match="an attribute that forward reads"):
+        torch.testing.assert_close(compiled(x), module(x))
+    module._temperature = 2.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the first program serves again
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_a_changed_plain_tensor_is_seen():
+    module = Scaled()
+    compiled, x = shorthaul.module(module), torch.randn(3, 4)
+    compiled(x)
+    module.table.add_(1)
+    torch.testing.assert_close(compiled(x), module(x))
+    module.table = torch.zeros(4)
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_dropout_probability_is_an_attribute():
+    module = nn.Sequential(nn.Dropout(0.5)).train()
+    compiled, x = shorthaul.module(module), torch.ones(64)
+    assert (compiled(x) == 0).any()
+    module[0].p = 0.0
+    with pytest.warns(shorthaul.RecompileWarning):
+        assert torch.equal(compiled(x), x)
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_a_parameter_that_was_none_is_seen():
+    module = nn.Sequential(nn.Linear(4, 3, bias=False))
+    compiled, x = shorthaul.module(module), torch.randn(2, 4)
+    compiled(x)
+    module[0].bias = nn.Parameter(torch.randn(3))
+    out = compiled(x)
+    torch.testing.assert_close(out, module(x))
+    out.sum().backward()
+    assert torch.equal(module[0].bias.grad, torch.full((3,), 2.0))
+
+
+class Counting(nn.Module):
+    """Changes its own attribute in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.n_calls = 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        return x * 2
+
+
+def test_state_that_forward_changes_is_said_aloud_and_not_watched():
+    compiled, x = shorthaul.module(Counting()), torch.ones(2)
+    with pytest.warns(shorthaul.RecompileWarning, match="sets `n_calls`"):
+        compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(x)
+
+
+def test_modules_that_do_not_read_an_attribute_do_not_depend_on_it():
+    module = Scaled()
+    compiled, x = shorthaul.module(module), torch.randn(3, 4)
+    module.steps = 0
+    compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module.steps += 1
+        compiled(x)
+
+
+def test_shapes_beyond_the_bound_leave_nothing_behind():
+    module = shorthaul.module(nn.Sequential(nn.Linear(4, 4)), max_programs=1)
+    module(torch.randn(1, 4))
+    with pytest.warns(shorthaul.RecompileWarning, match="already has 1 programs"):
+        module(torch.randn(2, 4))
+    runner = __import__("sys").modules["shorthaul.module"].runner_of(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in range(3, 9):
+            module(torch.randn(batch, 4))
+    assert len(runner.calls) == 1
