@@ -1,8 +1,19 @@
 //! What can go wrong on the way from model to executable.
 
+use graph::{Graph, VerifyError};
+use std::fmt;
+
 /// What can go wrong on the way from model to executable.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
+    /// A pass made a graph that breaks a rule of [`graph::verify`]: a defect of Shorthaul.
+    #[error("internal error after pass `{pass}`: {problems}; please report it")]
+    Broken {
+        /// The pass.
+        pass: &'static str,
+        /// What is wrong, and where.
+        problems: Problems,
+    },
     /// The model could not be differentiated.
     #[error(transparent)]
     Autodiff(#[from] autodiff::AutodiffError),
@@ -21,4 +32,24 @@ pub enum CompileError {
     /// The kernels do not fit together.
     #[error(transparent)]
     Assemble(#[from] kernels::assemble::AssembleError),
+}
+
+/// Everything the verifier found, in one line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problems(pub Vec<VerifyError>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sentences: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&sentences.join("; "))
+    }
+}
+
+/// Checks what a pass made. Done in release builds too: all checks of a step together take some
+/// milliseconds, less than a tenth of planning.
+pub(crate) fn check(pass: &'static str, graph: &Graph) -> Result<(), CompileError> {
+    graph::verify(graph).map_err(|problems| CompileError::Broken {
+        pass,
+        problems: Problems(problems),
+    })
 }

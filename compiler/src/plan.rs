@@ -1,10 +1,11 @@
-//! The part of the straight line that works on graphs: differentiate, bind, expand, lay out, fuse.
+//! The part of the straight line that works on graphs: simplify, differentiate, bind, expand, lay out,
+//! fuse.
 //!
-//! Each step takes the result type of the one before, so a wrong order does not compile. Nothing
-//! here emits or runs code.
+//! Each step takes the result type of the one before, so a wrong order does not compile. What each
+//! pass makes is verified. Nothing here emits or runs code.
 
 use crate::boundary;
-use crate::error::CompileError;
+use crate::error::{CompileError, check};
 use autodiff::Request;
 use fusion::{Decision, Fused};
 use graph::{Bindings, ContainerId, Graph, Lifetime, Stage};
@@ -31,8 +32,12 @@ impl Step {
     /// # Errors
     /// A result of a type that cannot be copied.
     pub fn forward(graph: &Graph) -> Result<Step, CompileError> {
+        check("import", graph)?;
         let mut own = graph.clone();
+        graph::simplify(&mut own, &ops::Meaning);
+        check("simplify", &own)?;
         boundary::separate(&mut own, graph.outputs.len())?;
+        check("separate", &own)?;
         Ok(Step {
             n_inputs: graph.inputs.len(),
             n_outputs: graph.outputs.len(),
@@ -48,6 +53,10 @@ impl Step {
     /// # Errors
     /// An operator without a derivative, or control flow.
     pub fn training(graph: &Graph, wrt: &[usize]) -> Result<Step, CompileError> {
+        check("import", graph)?;
+        let graph = &mut graph.clone();
+        graph::simplify_before_gradients(graph, &ops::Meaning);
+        check("simplify", graph)?;
         let wrt_ids: Vec<ContainerId> = wrt.iter().map(|i| graph.inputs[*i]).collect();
         let active = autodiff::active(graph, &wrt_ids);
         let seeded: Vec<usize> = (0..graph.outputs.len())
@@ -64,7 +73,11 @@ impl Step {
             wrt: wrt_ids,
         };
         let mut step = autodiff::differentiate(graph, &request)?;
+        check("differentiate", &step.graph)?;
+        graph::simplify(&mut step.graph, &ops::Meaning);
+        check("simplify gradients", &step.graph)?;
         boundary::separate(&mut step.graph, graph.outputs.len())?;
+        check("separate", &step.graph)?;
         let with_gradient = wrt.iter().zip(&step.gradients);
         Ok(Step {
             n_inputs: graph.inputs.len(),
@@ -88,9 +101,13 @@ impl Step {
     /// A size without a value, control flow, an operator that refuses these sizes.
     pub fn plan(&self, bindings: &Bindings) -> Result<Plan, CompileError> {
         let bound = self.graph.bind(bindings);
+        check("bind", &bound)?;
         let mut expanded = fusion::expand(&bound)?;
+        check("expand", &expanded.graph)?;
         layouts::assign(&mut expanded.graph);
+        check("lay out", &expanded.graph)?;
         let Fused { graph, decisions } = fusion::fuse(expanded)?;
+        check("fuse", &graph)?;
         Ok(Plan {
             step: self.clone(),
             bound,

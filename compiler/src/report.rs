@@ -15,6 +15,9 @@ use kernels::toolchain::Family;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
+/// Most refusals a report lists.
+pub const MAX_REFUSALS: usize = 50;
+
 /// A step in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -30,7 +33,8 @@ pub struct Report {
     pub memory: Memory,
     /// Bytes that fusion saved.
     pub bytes_saved: i64,
-    /// Rewrites that were not legal, in sentences.
+    /// Fusion's refusals in sentences, those first that would have saved most; at most
+    /// [`MAX_REFUSALS`].
     pub refusals: Vec<String>,
 }
 
@@ -108,19 +112,37 @@ impl Report {
             })
             .collect();
         let applied = plan.decisions.iter().filter(|d| d.applied);
-        let refused = plan.decisions.iter().filter(|d| !d.applied);
         Report {
             bytes_moved: reports.iter().map(|k| k.bytes_read + k.bytes_written).sum(),
             bytes_least: lower_bound(graph),
             operations: reports.iter().map(|k| k.operations).sum(),
             kernels: reports,
             memory,
-            bytes_saved: applied.map(|d| d.bytes_saved).sum(),
-            refusals: refused
-                .map(|d| format!("{} at {}: {}", d.rewrite, d.origin, d.sentence))
-                .collect(),
+            bytes_saved: applied.map(|d| d.bytes).sum(),
+            refusals: refusals(plan),
         }
     }
+}
+
+/// What fusion refused although it would have saved bytes, each sentence once.
+fn refusals(plan: &Plan) -> Vec<String> {
+    let mut refused: Vec<_> = plan
+        .decisions
+        .iter()
+        .filter(|d| !d.applied && d.bytes > 0)
+        .collect();
+    refused.sort_by_key(|d| -d.bytes);
+    let mut sentences: Vec<String> = Vec::new();
+    for d in refused {
+        let sentence = format!("{} at {}: {}", d.rewrite, d.origin, d.sentence);
+        if !sentences.contains(&sentence) {
+            sentences.push(sentence);
+        }
+        if sentences.len() == MAX_REFUSALS {
+            break;
+        }
+    }
+    sentences
 }
 
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.

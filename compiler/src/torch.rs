@@ -8,21 +8,21 @@ use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
 use kernels::progress::Progress;
 
-/// A captured graph, imported and ready to be planned.
+/// A captured graph, imported and ready to be made a step.
 #[derive(Debug)]
 pub struct Captured {
     imported: Imported,
 }
 
 impl Captured {
-    /// Imports a document and the bytes of its constants, and simplifies the graph.
+    /// Imports a document and the bytes of its constants.
     ///
     /// # Errors
     /// See [`ImportError`].
     pub fn parse(json: &str, constants: &[&[u8]]) -> Result<Captured, ImportError> {
-        let mut imported = import(json, constants)?;
-        graph::simplify(&mut imported.graph, &ops::Meaning);
-        Ok(Captured { imported })
+        Ok(Captured {
+            imported: import(json, constants)?,
+        })
     }
 
     /// The imported graph.

@@ -13,8 +13,8 @@ pub struct Decision {
     pub sentence: String,
     /// Whether it was applied.
     pub applied: bool,
-    /// Bytes not moved because of it; 0 when refused.
-    pub bytes_saved: i64,
+    /// Bytes not moved because of it; of a refusal, what it would have saved, as far as is known.
+    pub bytes: i64,
 }
 
 impl Decision {
@@ -25,18 +25,18 @@ impl Decision {
             origin: origin.to_string(),
             sentence,
             applied: true,
-            bytes_saved: bytes,
+            bytes,
         }
     }
 
     /// A rewrite that was refused.
-    pub fn refused(rewrite: &'static str, origin: &Origin, sentence: String) -> Self {
+    pub fn refused(rewrite: &'static str, origin: &Origin, sentence: String, bytes: i64) -> Self {
         Decision {
             rewrite,
             origin: origin.to_string(),
             sentence,
             applied: false,
-            bytes_saved: 0,
+            bytes,
         }
     }
 }

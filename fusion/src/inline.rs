@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_EXPRESSION_COST: u32 = 400;
 /// Most operations worth doing again for each of several points that read one value.
 const MAX_REPEATED_COST: u32 = 4;
-/// Most containers one map may read, so that a loop keeps its pointers in registers.
+/// Most elements one point may read, so that a loop keeps its pointers in registers.
 const MAX_INPUTS: usize = 14;
 
 /// Why a definition does not take the place of a read.
@@ -33,7 +33,7 @@ enum Obstacle {
     Repeated { times: i64, cost: u32 },
     #[error("its reader would grow to {0} operations")]
     Cost(u32),
-    #[error("its reader would read {0} containers")]
+    #[error("its reader would read {0} elements at each point")]
     Inputs(usize),
     #[error("it is computed, and read with a value for positions outside")]
     GuardOfComputed,
@@ -114,10 +114,11 @@ fn inline_container(
         return Ok(None);
     }
     let name = &graph.container(id).name;
+    let saved = bytes_saved(graph, producer, id, &readers, after);
     let refusal = |obstacle: &Obstacle, reader: Option<usize>| {
         let of = reader.map_or(String::new(), |r| format!(" for {}", after[r].origin));
         let sentence = format!("{name} is stored{of}: {obstacle}");
-        Decision::refused("inline", &producer.origin, sentence)
+        Decision::refused("inline", &producer.origin, sentence, saved)
     };
     let inlined: Vec<Result<Node, Obstacle>> = readers
         .iter()
@@ -134,7 +135,6 @@ fn inline_container(
         if outputs.contains(&id) {
             return Err(refusal(&Obstacle::Returned, None));
         }
-        let saved = bytes_saved(graph, producer, id, &readers, after);
         if saved <= 0 {
             return Err(refusal(&Obstacle::Traffic(-saved), None));
         }
@@ -461,7 +461,7 @@ fn bytes_saved(
                 .filter(|i| !already.contains(i))
                 .copied()
                 .collect();
-            // A broadcast or gather reads no more than the reader has points.
+            // Each container counts whole, also where a gather reads a part of it.
             read(&extra)
         })
         .sum();

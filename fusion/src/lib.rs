@@ -4,8 +4,8 @@
 //! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
 //! forward and backward together. Both need constant sizes. Between them the layouts room decides
 //! the order of dimensions, since what may share a loop depends on what is contiguous. What
-//! was applied is recorded with the bytes it saves; refusals are not recorded yet. Papers: arXiv 1902.10345 (map fusion), 2007.00072
-//! (fusion by data movement).
+//! was applied is recorded with the bytes it saves, what was refused with the reason. Papers: arXiv
+//! 1902.10345 (map fusion), 2007.00072 (fusion by data movement).
 
 mod decision;
 mod group;
@@ -36,6 +36,12 @@ pub enum FuseError {
         container: String,
         /// The size.
         size: String,
+    },
+    /// Kernels that need each other: a defect of Shorthaul.
+    #[error("internal error: kernels need each other's results: {kernels}; please report it")]
+    Circle {
+        /// Origins of the kernels.
+        kernels: String,
     },
     /// An operator has no expansion.
     #[error(transparent)]
@@ -78,14 +84,14 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
 /// Units grouped into kernels.
 ///
 /// # Errors
-/// Control flow.
+/// Control flow; kernels that need each other.
 pub fn fuse(expanded: Fused) -> Result<Fused, FuseError> {
     let Fused {
         mut graph,
         mut decisions,
     } = expanded;
     let nodes = take_nodes(&mut graph)?;
-    let kernels = group::group(&mut graph, nodes, &mut decisions);
+    let kernels = group::group(&mut graph, nodes, &mut decisions)?;
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })
 }

@@ -40,7 +40,7 @@ pub use layout::{Layout, Storage};
 pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};
 pub use parse::{ParseError, parse, parse_with};
 pub use problem::{Problem, VerifyError};
-pub use simplify::{Rule, SimplifyReport, simplify};
+pub use simplify::{Rule, SimplifyReport, simplify, simplify_before_gradients};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};
 pub use verify::verify;

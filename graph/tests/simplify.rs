@@ -2,7 +2,7 @@
 
 use graph::{
     Bindings, Graph, Library, LibraryMeaning, Precision, Refusal, Rule, Tensor, interpret, parse,
-    simplify, verify,
+    simplify, simplify_before_gradients, verify,
 };
 
 /// `exp`, `copy`, `add` of equal shapes, `spread` to 100 elements, `halves`, `noise`.
@@ -239,6 +239,26 @@ fn both_sides_of_a_branch_count_as_readers() {
     let report = simplify(&mut graph, &Toy);
     assert_eq!(report.to_string(), "nothing");
     assert_eq!(graph, parse(g).unwrap());
+}
+
+#[test]
+fn results_that_a_gradient_may_read_stay_before_differentiation() {
+    let g = text(
+        "%a: f32[1] %b: f32[1] %c: f32[2]",
+        "%a, %b = halves(%x) %c = exp(%x)",
+        "%a",
+    );
+    let left = |run: fn(&mut Graph, &dyn LibraryMeaning) -> graph::SimplifyReport| {
+        let mut graph = parse(&g).unwrap();
+        let report = run(&mut graph, &Toy);
+        let outputs = match &graph.last_state().nodes[0].kind {
+            graph::NodeKind::Library(l) => l.outputs.iter().flatten().count(),
+            _ => 0,
+        };
+        (report.to_string(), outputs)
+    };
+    assert_eq!(left(simplify), ("2 DropDead".into(), 1));
+    assert_eq!(left(simplify_before_gradients), ("1 DropDead".into(), 2));
 }
 
 #[test]

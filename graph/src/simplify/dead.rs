@@ -1,31 +1,31 @@
 //! Dropping what nobody needs: nodes, single results of nodes, writes inside maps.
 
-use super::{Rule, SimplifyReport};
+use super::{Results, Rule, SimplifyReport};
 use crate::graph::{Block, ContainerId, Graph, Node, NodeKind};
 use std::collections::BTreeSet;
 
 type Live = BTreeSet<ContainerId>;
 
 /// Before: `%y = relu(%x)` with nobody reading `%y`. After: nothing.
-pub(super) fn drop_dead(graph: &mut Graph, report: &mut SimplifyReport) {
+pub(super) fn drop_dead(graph: &mut Graph, results: Results, report: &mut SimplifyReport) {
     let mut live: Live = graph.outputs.iter().map(|o| o.container).collect();
-    blocks(&mut graph.body, &mut live, report);
+    blocks(&mut graph.body, &mut live, results, report);
 }
 
 /// Goes backwards, so that a reader is seen before what it reads.
-fn blocks(list: &mut Vec<Block>, live: &mut Live, report: &mut SimplifyReport) {
+fn blocks(list: &mut Vec<Block>, live: &mut Live, results: Results, report: &mut SimplifyReport) {
     for block in list.iter_mut().rev() {
         match block {
-            Block::State(s) => nodes(&mut s.nodes, live, report),
+            Block::State(s) => nodes(&mut s.nodes, live, results, report),
             Block::Loop(l) => {
                 // What the body reads may come from its previous iteration.
                 crate::compact::visit_nodes(&l.body, &mut |n| live.extend(n.reads()));
-                blocks(&mut l.body, live, report);
+                blocks(&mut l.body, live, results, report);
             }
             Block::Branch(b) => {
                 let mut otherwise = live.clone();
-                blocks(&mut b.then, live, report);
-                blocks(&mut b.otherwise, &mut otherwise, report);
+                blocks(&mut b.then, live, results, report);
+                blocks(&mut b.otherwise, &mut otherwise, results, report);
                 live.append(&mut otherwise);
                 live.insert(b.condition);
             }
@@ -41,10 +41,10 @@ fn blocks(list: &mut Vec<Block>, live: &mut Live, report: &mut SimplifyReport) {
     }
 }
 
-fn nodes(list: &mut Vec<Node>, live: &mut Live, report: &mut SimplifyReport) {
+fn nodes(list: &mut Vec<Node>, live: &mut Live, results: Results, report: &mut SimplifyReport) {
     let mut kept: Vec<Node> = Vec::with_capacity(list.len());
     for mut node in list.drain(..).rev() {
-        if keep(&mut node, live, report) {
+        if keep(&mut node, live, results, report) {
             live.extend(node.reads());
             kept.push(node);
         } else {
@@ -56,11 +56,14 @@ fn nodes(list: &mut Vec<Node>, live: &mut Live, report: &mut SimplifyReport) {
 }
 
 /// Whether the node does something needed; what in it is not needed goes.
-fn keep(node: &mut Node, live: &mut Live, report: &mut SimplifyReport) -> bool {
+fn keep(node: &mut Node, live: &mut Live, results: Results, report: &mut SimplifyReport) -> bool {
     match &mut node.kind {
         NodeKind::Library(l) => {
             if !l.outputs.iter().flatten().any(|id| live.contains(id)) {
                 return false;
+            }
+            if results == Results::Keep {
+                return true;
             }
             for output in &mut l.outputs {
                 if output.take_if(|id| !live.contains(id)).is_some() {
@@ -81,7 +84,7 @@ fn keep(node: &mut Node, live: &mut Live, report: &mut SimplifyReport) -> bool {
             // The map's own copy: what it reads and writes inside is live only there.
             let mut inside = live.clone();
             let fired = report.fired.len();
-            nodes(&mut m.body, &mut inside, report);
+            nodes(&mut m.body, &mut inside, results, report);
             if m.body.is_empty() {
                 // One entry for the whole map.
                 report.fired.truncate(fired);

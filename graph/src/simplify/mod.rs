@@ -64,15 +64,35 @@ impl fmt::Display for SimplifyReport {
     }
 }
 
+/// What happens to a result that nobody reads, of an operator that stays for another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Results {
+    Drop,
+    Keep,
+}
+
 /// Simplifies the graph until nothing changes.
 pub fn simplify(graph: &mut Graph, meaning: &dyn LibraryMeaning) -> SimplifyReport {
+    run(graph, meaning, Results::Drop)
+}
+
+/// As [`simplify`], for a graph that is yet to be differentiated: an operator that stays keeps all its
+/// results, for its gradient may read what the forward pass does not (the winners of a maximum).
+pub fn simplify_before_gradients(
+    graph: &mut Graph,
+    meaning: &dyn LibraryMeaning,
+) -> SimplifyReport {
+    run(graph, meaning, Results::Keep)
+}
+
+fn run(graph: &mut Graph, meaning: &dyn LibraryMeaning, results: Results) -> SimplifyReport {
     let mut report = SimplifyReport::default();
     loop {
         let before = report.fired.len();
         library::merge_constants(graph, &mut report);
         library::simplify_operators(graph, meaning, &mut report);
         maps::simplify_maps(graph, &mut report);
-        dead::drop_dead(graph, &mut report);
+        dead::drop_dead(graph, results, &mut report);
         // Every application removes something, so this ends.
         if report.fired.len() == before {
             return report;

@@ -1,0 +1,431 @@
+//! Grouping: units that touch the same data at the same outer points become one kernel.
+//!
+//! Before: `map (b,l,h): s[b,l] += x[b,l,h]; map (b,l,h): y[b,l,h] = x[b,l,h] / s[b,l]`.
+//! After: `kernel (b,l): { map h: s += x[b,l,h]; map h: y[b,l,h] = x[b,l,h] / s }`, with `s` local.
+//!
+//! Legal when every container that one member writes and another reads is indexed, in both, by the
+//! kernel's outer parameters at the same dimensions: what a point needs, the same point made before.
+//! And when no third kernel must run between the two. Pays when the data passed between members,
+//! or read by both, stays in registers or cache: so the inner working set is bounded, and the
+//! dimension that is contiguous in memory never becomes the outer one of a kernel with inner loops.
+//! A contraction takes element-wise successors over its whole output as its epilogue.
+
+mod links;
+mod write;
+
+use crate::FuseError;
+use crate::decision::Decision;
+use crate::unit::{bytes, is_contraction, unit};
+use graph::{ContainerId, Graph, Index, Memlet, Node, Origin, Stage, SymExpr, Symbol};
+use links::Links;
+use std::collections::{BTreeMap, BTreeSet};
+use write::emit_kernels;
+
+/// Bytes one thread may touch at one outer point: half of a typical private L2 cache.
+const MAX_INNER_BYTES: i64 = 1 << 19;
+/// Containers smaller than this may be accessed in any order.
+const SMALL_BYTES: i64 = 1 << 15;
+/// Fewest outer points of a kernel with inner loops, so that threads share the work evenly.
+const MIN_OUTER_POINTS: i64 = 32;
+/// Most containers a kernel touches.
+const MAX_CONTAINERS: usize = 24;
+
+/// A set of units run as one kernel.
+#[derive(Clone, Debug)]
+struct Group {
+    members: Vec<Member>,
+    /// Sizes of the outer parameters.
+    outer: Vec<i64>,
+    /// Whether the first member is a contraction, which others may only follow.
+    contraction: bool,
+    /// Whether nothing may join (scatters, unexpanded nodes).
+    alone: bool,
+    stage: Stage,
+    reads: BTreeSet<ContainerId>,
+    writes: BTreeSet<ContainerId>,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    /// Position in the original order.
+    at: usize,
+    node: Node,
+    /// This member's parameter for each outer parameter; empty for a contraction, whose output
+    /// dimensions stand for them.
+    bound: Vec<Symbol>,
+}
+
+/// Why two groups do not become one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Obstacle {
+    #[error("a kernel that scatters, or is no single loop nest, stays alone")]
+    Alone,
+    #[error("one runs in the forward pass and the other does not")]
+    Stage,
+    #[error("nothing runs before a product within its kernel")]
+    Product,
+    #[error("an epilogue covers its product point by point and sums nothing up")]
+    Epilogue,
+    #[error("together they would touch {0} containers")]
+    Containers(usize),
+    #[error("each needs what the other makes")]
+    Circular,
+    #[error("another kernel must run between them")]
+    Between,
+    #[error("they index what they share differently")]
+    Indices,
+    #[error("one of them goes along a diagonal")]
+    Diagonal,
+    #[error("their loops have only {0} points in common, too few to share among threads")]
+    FewPoints(i64),
+    #[error("a thread would touch {0} bytes at each point they have in common")]
+    InnerBytes(i64),
+    #[error("each point would read `{0}` across its order in memory")]
+    Strided(String),
+}
+
+/// Groups the units of `nodes` into kernels and marks what became local to one.
+///
+/// # Errors
+/// [`FuseError::Circle`], which no input should reach.
+pub fn group(
+    graph: &mut Graph,
+    nodes: Vec<Node>,
+    decisions: &mut Vec<Decision>,
+) -> Result<Vec<Node>, FuseError> {
+    let mut groups: Vec<Option<Group>> = nodes
+        .into_iter()
+        .enumerate()
+        .map(|(at, node)| Some(Group::of(graph, at, node)))
+        .collect();
+    while merge_round(graph, &mut groups, decisions) {}
+    emit_kernels(graph, &groups)
+}
+
+/// Merges the pairs that save most, each group once; whether there was one. Of a round without, the
+/// refusals are recorded.
+fn merge_round(graph: &Graph, groups: &mut [Option<Group>], decisions: &mut Vec<Decision>) -> bool {
+    let mut pairs = candidate_pairs(graph, groups, &Links::of(groups));
+    pairs.sort_by_key(|(gain, a, b)| (-gain, *a, *b));
+    let mut touched = BTreeSet::new();
+    let mut refused = Vec::new();
+    for (gain, a, b) in pairs {
+        if touched.contains(&a) || touched.contains(&b) {
+            continue;
+        }
+        let (Some(x), Some(y)) = (&groups[a], &groups[b]) else {
+            continue;
+        };
+        let rewrite = if x.contraction { "epilogue" } else { "fuse" };
+        let (at, other) = (y.origin(), x.origin());
+        // Merges of this round may have made a longer path.
+        let merged = merge(graph, x, y).and_then(|group| {
+            let between = Links::of(groups).path_through_another(a, b);
+            if between {
+                Err(Obstacle::Between)
+            } else {
+                Ok(group)
+            }
+        });
+        match merged {
+            Ok(group) => {
+                let sentence = format!("joins {other}");
+                decisions.push(Decision::applied(rewrite, at, sentence, gain));
+                groups[a] = Some(group);
+                groups[b] = None;
+                touched.extend([a, b]);
+            }
+            Err(obstacle) => {
+                let sentence = format!("does not join {other}: {obstacle}");
+                refused.push(Decision::refused(rewrite, at, sentence, gain));
+            }
+        }
+    }
+    if touched.is_empty() {
+        decisions.append(&mut refused);
+    }
+    !touched.is_empty()
+}
+
+impl Group {
+    fn of(graph: &Graph, at: usize, node: Node) -> Group {
+        let contraction = is_contraction(&node);
+        let (mut outer, mut bound, mut alone) = (Vec::new(), Vec::new(), true);
+        if let Some((map, tasklet)) = unit(&node) {
+            let scatters = |m: &Memlet| m.subset.iter().any(|i| matches!(i, Index::Data(_)));
+            alone = tasklet.outputs.iter().any(|(m, _)| scatters(m));
+            if contraction {
+                let shape = &graph.container(tasklet.outputs[0].0.container).shape;
+                outer = shape.iter().map(constant).collect();
+            } else {
+                outer = map.params.iter().map(|p| constant(&p.size)).collect();
+                bound = map.params.iter().map(|p| p.name.clone()).collect();
+            }
+        }
+        Group {
+            outer,
+            contraction,
+            alone,
+            stage: node.stage,
+            reads: node.reads().into_iter().collect(),
+            writes: node.writes().into_iter().collect(),
+            members: vec![Member { at, node, bound }],
+        }
+    }
+
+    /// For each dimension of a container the outer parameter that indexes it in every access.
+    fn dims_of(&self, id: ContainerId) -> BTreeMap<usize, usize> {
+        let mut common: Option<BTreeMap<usize, usize>> = None;
+        for member in &self.members {
+            for memlet in accesses(&member.node, id) {
+                let dims: BTreeMap<usize, usize> = if member.bound.is_empty() && self.contraction {
+                    let is_output = self.writes.contains(&id);
+                    let all = 0..memlet.subset.len();
+                    all.filter(|_| is_output).map(|d| (d, d)).collect()
+                } else {
+                    outer_dims(memlet, &member.bound)
+                };
+                common = Some(match common {
+                    None => dims,
+                    Some(c) => c
+                        .into_iter()
+                        .filter(|(d, k)| dims.get(d) == Some(k))
+                        .collect(),
+                });
+            }
+        }
+        common.unwrap_or_default()
+    }
+
+    fn origin(&self) -> &Origin {
+        &self.members[0].node.origin
+    }
+
+    fn first(&self) -> usize {
+        self.members.iter().map(|m| m.at).min().unwrap_or(0)
+    }
+}
+
+fn constant(size: &SymExpr) -> i64 {
+    size.as_const().unwrap_or(1)
+}
+
+fn accesses(node: &Node, id: ContainerId) -> Vec<&Memlet> {
+    let mut found = Vec::new();
+    node.visit_tasklets(&mut |t| {
+        found.extend(t.inputs.iter().filter(|m| m.container == id));
+        found.extend(
+            t.outputs
+                .iter()
+                .map(|(m, _)| m)
+                .filter(|m| m.container == id),
+        );
+    });
+    found
+}
+
+fn outer_dims(memlet: &Memlet, bound: &[Symbol]) -> BTreeMap<usize, usize> {
+    let mut dims = BTreeMap::new();
+    for (d, index) in memlet.subset.iter().enumerate() {
+        if let Index::At(e) = index {
+            let at = e
+                .as_symbol()
+                .and_then(|s| bound.iter().position(|b| b == s));
+            if let Some(k) = at {
+                dims.insert(d, k);
+            }
+        }
+    }
+    dims
+}
+
+/// Pairs of groups that share data, with the bytes their union would not move.
+fn candidate_pairs(
+    graph: &Graph,
+    groups: &[Option<Group>],
+    links: &Links,
+) -> Vec<(i64, usize, usize)> {
+    let mut pairs = BTreeSet::new();
+    for (id, readers) in &links.readers {
+        let mut users: Vec<usize> = readers.iter().copied().collect();
+        if let Some(w) = links.writer.get(id) {
+            users.insert(0, *w);
+        }
+        // Many readers of one input (a parameter, a seed): neighbours suffice.
+        for (i, a) in users.iter().enumerate() {
+            for b in users.iter().skip(i + 1).take(6) {
+                if a != b {
+                    pairs.insert((*a.min(b), *a.max(b)));
+                }
+            }
+        }
+    }
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    pairs
+        .into_iter()
+        .filter_map(|(a, b)| {
+            let (x, y) = (groups[a].as_ref()?, groups[b].as_ref()?);
+            let (a, b, x, y) = if x.writes.iter().any(|id| y.reads.contains(id))
+                || !y.writes.iter().any(|id| x.reads.contains(id))
+            {
+                (a, b, x, y)
+            } else {
+                (b, a, y, x)
+            };
+            let gain = gain(graph, &outputs, links, (a, x), (b, y));
+            (gain > 0).then_some((gain, a, b))
+        })
+        .collect()
+}
+
+fn gain(
+    graph: &Graph,
+    outputs: &BTreeSet<ContainerId>,
+    links: &Links,
+    (a, x): (usize, &Group),
+    (b, y): (usize, &Group),
+) -> i64 {
+    let mut saved = 0;
+    for id in &y.reads {
+        let size = bytes(graph, *id);
+        if x.writes.contains(id) {
+            saved += size;
+            let inside = |r: &usize| *r == a || *r == b;
+            if links.readers[id].iter().all(inside) && !outputs.contains(id) {
+                saved += size;
+            }
+        } else if x.reads.contains(id) && !x.contraction {
+            saved += size;
+        }
+    }
+    saved
+}
+
+/// The union of two groups, `x` before `y`, where that is legal and pays.
+fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
+    if x.alone || y.alone {
+        return Err(Obstacle::Alone);
+    }
+    if x.stage != y.stage {
+        return Err(Obstacle::Stage);
+    }
+    if y.contraction {
+        return Err(Obstacle::Product);
+    }
+    if y.writes.iter().any(|id| x.reads.contains(id)) {
+        return Err(Obstacle::Circular);
+    }
+    let sets = [&x.reads, &x.writes, &y.reads, &y.writes];
+    let n_containers = sets.into_iter().flatten().collect::<BTreeSet<_>>().len();
+    if n_containers > MAX_CONTAINERS {
+        return Err(Obstacle::Containers(n_containers));
+    }
+    let pairs = common_params(graph, x, y)?;
+    let full = pairs.len() == x.outer.len() && pairs.len() == y.outer.len();
+    // An epilogue covers the output point by point and reduces nothing.
+    let reduces = || y.members.iter().any(|m| has_conflict(&m.node));
+    if x.contraction && (!full || reduces()) {
+        return Err(Obstacle::Epilogue);
+    }
+    let outer: Vec<i64> = pairs.iter().map(|(k, _)| x.outer[*k]).collect();
+    let keep = |g: &Group, side: &dyn Fn(&(usize, usize)) -> usize| -> Vec<Member> {
+        let members = g.members.iter().cloned();
+        members
+            .map(|mut m| {
+                if !m.bound.is_empty() {
+                    m.bound = pairs.iter().map(|p| m.bound[side(p)].clone()).collect();
+                }
+                m
+            })
+            .collect()
+    };
+    let mut members = keep(x, &|p| p.0);
+    members.extend(keep(y, &|p| p.1));
+    members.sort_by_key(|m| m.at);
+    let group = Group {
+        members,
+        outer,
+        contraction: x.contraction,
+        alone: false,
+        stage: x.stage,
+        reads: x.reads.union(&y.reads).copied().collect(),
+        writes: x.writes.union(&y.writes).copied().collect(),
+    };
+    if !full {
+        check_inner_loops(graph, &group)?;
+    }
+    Ok(group)
+}
+
+/// The outer parameters of both that become one: those that index what is passed from `x` to `y`
+/// alike. Where nothing is passed any of them may, and those are taken that index the largest
+/// container both read; they must be all that one of the two has.
+fn common_params(graph: &Graph, x: &Group, y: &Group) -> Result<Vec<(usize, usize)>, Obstacle> {
+    let mut passed = x.writes.intersection(&y.reads).map(|id| aligned(x, y, *id));
+    let pairs = match passed.next() {
+        Some(first) => passed.fold(first, |common, p| {
+            common.intersection(&p).copied().collect()
+        }),
+        None => {
+            let shared = x.reads.intersection(&y.reads);
+            let largest = shared.max_by_key(|id| bytes(graph, **id));
+            let pairs = largest.map_or(BTreeSet::new(), |id| aligned(x, y, *id));
+            if pairs.len() != x.outer.len() && pairs.len() != y.outer.len() {
+                return Err(Obstacle::Indices);
+            }
+            pairs
+        }
+    };
+    // On a diagonal one parameter stands at two dimensions: the other side has no such point.
+    let distinct = |side: &dyn Fn(&(usize, usize)) -> usize| {
+        pairs.iter().map(side).collect::<BTreeSet<_>>().len() == pairs.len()
+    };
+    if !distinct(&|p| p.0) || !distinct(&|p| p.1) {
+        return Err(Obstacle::Diagonal);
+    }
+    Ok(pairs.into_iter().collect())
+}
+
+fn has_conflict(node: &Node) -> bool {
+    let mut found = false;
+    node.visit_tasklets(&mut |t| found |= t.outputs.iter().any(|(m, _)| m.conflict.is_some()));
+    found
+}
+
+/// Outer parameters of both that index the same dimensions of a container.
+fn aligned(x: &Group, y: &Group, id: ContainerId) -> BTreeSet<(usize, usize)> {
+    let (a, b) = (x.dims_of(id), y.dims_of(id));
+    a.into_iter()
+        .filter_map(|(d, k)| b.get(&d).map(|l| (k, *l)))
+        .filter(|(k, l)| x.outer[*k] == y.outer[*l])
+        .collect()
+}
+
+/// Refuses a kernel with inner loops that does not keep its data near or give every thread work.
+fn check_inner_loops(graph: &Graph, group: &Group) -> Result<(), Obstacle> {
+    let points: i64 = group.outer.iter().product();
+    if group.outer.is_empty() {
+        return Err(Obstacle::Indices);
+    }
+    if points < MIN_OUTER_POINTS {
+        return Err(Obstacle::FewPoints(points));
+    }
+    let mut inner_bytes = 0;
+    for id in group.reads.union(&group.writes) {
+        let size = bytes(graph, *id);
+        let dims = group.dims_of(*id);
+        let c = graph.container(*id);
+        let covered: i64 = dims.keys().map(|d| constant(&c.shape[*d])).product();
+        let per_point = size / covered.max(1);
+        inner_bytes += per_point;
+        let contiguous = c.layout.order().last();
+        let strided = contiguous.is_some_and(|d| dims.contains_key(d));
+        if size > SMALL_BYTES && per_point > c.dtype.bytes() as i64 && strided {
+            return Err(Obstacle::Strided(c.name.clone()));
+        }
+    }
+    if inner_bytes > MAX_INNER_BYTES {
+        return Err(Obstacle::InnerBytes(inner_bytes));
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Writes groups of units down as kernels: one outer map each, members in sequence inside.
+
+use super::links::Links;
+use super::{Group, Member};
+use crate::FuseError;
+use crate::view::substitute_symbol;
+use graph::{
+    ContainerId, Graph, Map, Node, NodeKind, Origin, Param, Schedule, Storage, SymExpr, Symbol,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Writes groups down as kernels, in an order in which producers come first.
+pub(super) fn emit_kernels(
+    graph: &mut Graph,
+    groups: &[Option<Group>],
+) -> Result<Vec<Node>, FuseError> {
+    let links = Links::of(groups);
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
+    for (at, group) in groups.iter().enumerate() {
+        if group.is_some() {
+            let before = links.after.iter().filter(|s| s.contains(&at)).count();
+            waiting.insert(at, before);
+        }
+    }
+    let mut kernels = Vec::new();
+    while !waiting.is_empty() {
+        let ready = waiting.iter().filter(|(_, n)| **n == 0).map(|(at, _)| *at);
+        let first = |at: &usize| {
+            let g = groups[*at].as_ref();
+            (g.map(|g| g.stage), g.map_or(0, Group::first))
+        };
+        let Some(next) = ready.min_by_key(first) else {
+            let left = waiting.keys().filter_map(|at| groups[*at].as_ref());
+            let origins: Vec<String> = left.map(|g| g.origin().to_string()).collect();
+            return Err(FuseError::Circle {
+                kernels: origins.join(", "),
+            });
+        };
+        waiting.remove(&next);
+        for later in &links.after[next] {
+            if let Some(n) = waiting.get_mut(later) {
+                *n -= 1;
+            }
+        }
+        if let Some(group) = &groups[next] {
+            let inside = |id: &ContainerId| {
+                let readers = links.readers.get(id);
+                !outputs.contains(id) && readers.is_some_and(|r| r.iter().all(|r| *r == next))
+            };
+            if group.members.len() > 1 {
+                for id in group.writes.iter().filter(|id| inside(id)) {
+                    graph.container_mut(*id).storage = Storage::Local;
+                }
+            }
+            kernels.push(kernel_of(group));
+        }
+    }
+    Ok(kernels)
+}
+
+fn kernel_of(group: &Group) -> Node {
+    let first = &group.members[0].node;
+    if group.members.len() == 1 {
+        return first.clone();
+    }
+    let names: Vec<Symbol> = (0..group.outer.len())
+        .map(|k| Symbol::new(format!("p{k}")))
+        .collect();
+    let body = group
+        .members
+        .iter()
+        .map(|m| inner_node(group, m, &names))
+        .collect();
+    let params = if group.contraction {
+        Vec::new()
+    } else {
+        let sized = names.iter().zip(&group.outer);
+        sized
+            .map(|(name, size)| Param {
+                name: name.clone(),
+                size: SymExpr::constant(*size),
+            })
+            .collect()
+    };
+    let origin = Origin {
+        node: joined_names(group),
+        ..(*first.origin).clone()
+    };
+    Node {
+        kind: NodeKind::Map(Map {
+            params,
+            body,
+            schedule: Schedule::Kernel,
+        }),
+        origin: origin.into(),
+        stage: group.stage,
+    }
+}
+
+/// The names of a kernel's members, each once, in order.
+fn joined_names(group: &Group) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for m in &group.members {
+        if !names.contains(&m.node.origin.node.as_str()) {
+            names.push(&m.node.origin.node);
+        }
+    }
+    names.join("+")
+}
+
+/// A member inside a kernel: its bound parameters get the outer names and are dropped, the others
+/// stay as inner loops under new names. A contraction and its epilogue keep their own parameters.
+fn inner_node(group: &Group, member: &Member, outer: &[Symbol]) -> Node {
+    let NodeKind::Map(map) = &member.node.kind else {
+        return member.node.clone();
+    };
+    let mut map = map.clone();
+    map.schedule = Schedule::Sequential;
+    if !group.contraction {
+        let target = |n: usize, name: &Symbol| match member.bound.iter().position(|b| b == name) {
+            Some(k) => outer[k].clone(),
+            None => Symbol::new(format!("q{n}")),
+        };
+        let targets: Vec<Symbol> = map
+            .params
+            .iter()
+            .enumerate()
+            .map(|(n, p)| target(n, &p.name))
+            .collect();
+        // Through temporary names, so that no new name meets an old one.
+        let temporary = |n: usize| Symbol::new(format!("%{n}"));
+        for (n, param) in map.params.clone().iter().enumerate() {
+            substitute_symbol(&mut map, &param.name, &(&temporary(n)).into());
+        }
+        for (n, to) in targets.iter().enumerate() {
+            substitute_symbol(&mut map, &temporary(n), &to.into());
+            map.params[n].name = to.clone();
+        }
+        map.params.retain(|p| !outer.contains(&p.name));
+        if map.params.is_empty() && map.body.len() == 1 {
+            return map.body.remove(0);
+        }
+    }
+    Node {
+        kind: NodeKind::Map(map),
+        ..member.node.clone()
+    }
+}
