@@ -1,0 +1,102 @@
+//! What planned training steps of three networks cost, against a committed file.
+//!
+//! Nothing is compiled or run: kernels and launches are counted, bytes are those of the containers
+//! that each kernel touches, once and whole. A change of these numbers is a change of what Shorthaul
+//! does, so it must be seen: `SHORTHAUL_UPDATE=1` (or `cargo xtask snapshots`) writes the file anew.
+
+use compiler::report::{Memory, Report};
+use compiler::{Plan, Step};
+use graph::{Bindings, Graph, Lifetime};
+use kernels::features::{Isa, Target};
+use kernels::lowering::lower;
+use kernels::toolchain::Family;
+use models::convolutional::{mobilenet_v2, resnet};
+use models::transformer::{Encoder, encoder_layer};
+use std::fmt::Write;
+use std::path::Path;
+
+/// One target and one number of threads for every machine the tests run on.
+const ISA: Isa = Isa::Avx512;
+const THREADS: usize = 2;
+
+#[test]
+fn networks_cost_what_they_did() {
+    let networks = [
+        (
+            "ResNet-50, batch 8, 224 x 224",
+            resnet(8, 224, [3, 4, 6, 3]),
+        ),
+        ("MobileNetV2, batch 8, 224 x 224", mobilenet_v2(8, 224)),
+        (
+            "a layer of BERT-large, batch 2, 512 positions",
+            encoder_layer(Encoder::bert_large(2, 512)),
+        ),
+    ];
+    let mut found = String::from("forward and backward, f32, AVX-512, 2 threads; bytes\n");
+    for (name, graph) in networks {
+        let plan = training_plan(&graph.expect("a network of ours builds"));
+        let _ = write!(found, "\n{name}\n{}", cost(&plan));
+    }
+    compare("networks.txt", &found);
+}
+
+/// All parameters are trained, as in `module.train()`; running statistics are none.
+fn training_plan(graph: &Graph) -> Plan {
+    let is_trained = |position: &usize| {
+        let c = graph.container(graph.inputs[*position]);
+        c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
+    };
+    let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
+    let step = Step::training(graph, &trained).expect("differentiates");
+    step.plan(&Bindings::new()).expect("plans")
+}
+
+fn cost(plan: &Plan) -> String {
+    let target = Target::for_isa(ISA, Family::Gcc);
+    let lowered = lower(&plan.graph, &target, THREADS).expect("lowers");
+    let memory = Memory {
+        forward_arena_bytes: lowered.memory.forward_arena_bytes,
+        backward_arena_bytes: lowered.memory.backward_arena_bytes,
+        saved_bytes: lowered.memory.saved_bytes,
+        thread_scratch_bytes: lowered.thread_scratch_bytes,
+    };
+    let report = Report::new(plan, &lowered.kernels, memory);
+    let mut text = String::new();
+    for stage in ["forward", "backward"] {
+        let kernels = || report.kernels.iter().filter(|k| k.stage == stage);
+        let launches: usize = kernels().map(|k| k.launches).sum();
+        let moved: i64 = kernels().map(|k| k.bytes_read + k.bytes_written).sum();
+        let n = kernels().count();
+        let _ = writeln!(
+            text,
+            "  {stage}: {n} kernels, {launches} launches, {moved} moved"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  least possible: {}\n  not moved thanks to fusion: {}\n  arena: {} forward, {} backward\n  \
+         saved for backward: {}",
+        report.bytes_least,
+        report.bytes_saved,
+        memory.forward_arena_bytes,
+        memory.backward_arena_bytes,
+        memory.saved_bytes
+    );
+    text
+}
+
+fn compare(file: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(file);
+    if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
+        std::fs::write(&path, found).expect("the snapshot can be written");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "{file} has changed; if that is meant, run again with SHORTHAUL_UPDATE=1\n\
+         --- committed\n{expected}\n--- found\n{found}"
+    );
+}
