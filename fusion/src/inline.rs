@@ -484,3 +484,6 @@ fn remove_dead(nodes: &mut Vec<Node>, outputs: &BTreeSet<ContainerId>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -429,3 +429,6 @@ fn check_inner_loops(graph: &Graph, group: &Group) -> Result<(), Obstacle> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,366 @@
+//! Each condition of inlining: a case in which it alone refuses, beside one that is accepted.
+
+use super::{Obstacle, inline, inlined_node};
+use crate::decision::Decision;
+use graph::{Graph, Node, parse};
+
+/// A graph with those containers, maps and results; inputs are listed as declared.
+fn graph(containers: &str, maps: &str, outputs: &str) -> Graph {
+    let given: Vec<&str> = containers
+        .lines()
+        .filter(|l| l.ends_with(" input"))
+        .filter_map(|l| l.trim().split(':').next())
+        .collect();
+    let inputs = match given.as_slice() {
+        [] => String::new(),
+        some => format!("inputs {}", some.join(", ")),
+    };
+    let text = format!(
+        "graph \"g\" {{\n{containers}\n{inputs}\nstate {{\n{maps}\n}}\noutputs {outputs}\n}}"
+    );
+    let graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    graph
+}
+
+/// The second map with the definition of `%t`, the first, in place of its reads: its tasklet.
+fn inlined(containers: &str, maps: &str) -> Result<String, Obstacle> {
+    let mut g = graph(containers, maps, "%y");
+    let nodes = std::mem::take(&mut g.last_state().nodes);
+    let t = g.find("t").expect("a container t");
+    let node = inlined_node(&g, &nodes[0], t, &nodes[1])?;
+    assert!(!node.reads().contains(&t), "a read is left");
+    g.last_state().nodes = vec![node.clone()];
+    graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
+    let text = node.text(&g);
+    let line = text.lines().find(|l| l.contains("tasklet"));
+    Ok(line.expect("a tasklet").trim().to_string())
+}
+
+const VECTORS: &str = "%x: f32[4] input
+    %t: f32[4]
+    %y: f32[4]";
+
+#[test]
+fn a_definition_takes_the_place_of_every_read() {
+    let one = inlined(
+        VECTORS,
+        "map [i < 4] { tasklet %t[i] = exp($0) from %x[i] }
+         map [j < 4] { tasklet %y[j] = $0 + 1.0 from %t[j] }",
+    );
+    assert_eq!(one.unwrap(), "tasklet %y[j] = exp($0) + 1.0 from %x[j]");
+    // Neighbouring reads: none is skipped.
+    let many = inlined(
+        "%x: f32[2, 2, 2] input
+         %t: f32[2, 2, 2]
+         %y: f32[2, 2, 2]",
+        "map [i < 2, j < 2, k < 2] { tasklet %t[i, j, k] = $0 * 2.0 from %x[i, j, k] }
+         map [a < 2, b < 2, c < 2] {
+           tasklet %y[a, b, c] = $0 + $1 * ($2 + $3 * $4)
+             from %t[a, b, c], %t[b, a, c], %t[c, b, a], %t[a, c, b], %t[b, c, a]
+         }",
+    );
+    assert!(many.unwrap().ends_with("%x[b, c, a]"));
+}
+
+#[test]
+fn products_read_arithmetic_from_memory_but_movement_directly() {
+    let matrices = "%x: f32[4, 3] input
+         %w: f32[4, 5] input
+         %t: f32[3, 4]
+         %y: f32[3, 5]";
+    let product = "map [n < 3, k < 5, c < 4] {
+             tasklet %y[n, k] (sum) = $0 * $1 from %t[n, c], %w[c, k]
+           }";
+    let moved = "map [i < 3, j < 4] { tasklet %t[i, j] = $0 from %x[j, i] }";
+    let computed = "map [i < 3, j < 4] { tasklet %t[i, j] = exp($0) from %x[j, i] }";
+    assert_eq!(
+        inlined(matrices, &format!("{moved}\n{product}")).unwrap(),
+        "tasklet %y[n, k] (sum) = $1 * $0 from %w[c, k], %x[c, n]"
+    );
+    let refused = inlined(matrices, &format!("{computed}\n{product}"));
+    assert_eq!(refused, Err(Obstacle::Product));
+}
+
+#[test]
+fn what_is_dear_is_not_computed_for_each_of_several_points() {
+    let spread = |value: &str| {
+        inlined(
+            "%x: f32[4] input
+             %z: f32[4, 8] input
+             %t: f32[4]
+             %y: f32[4, 8]",
+            &format!(
+                "map [i < 4] {{ tasklet %t[i] = {value} from %x[i] }}
+                 map [i < 4, j < 8] {{ tasklet %y[i, j] = $0 + $1 from %t[i], %z[i, j] }}"
+            ),
+        )
+    };
+    assert!(spread("$0 * 2.0").is_ok());
+    let refused = spread("exp($0)");
+    assert_eq!(refused, Err(Obstacle::Repeated { times: 8, cost: 16 }));
+}
+
+#[test]
+fn expressions_stay_below_a_cost() {
+    let chain = |n: usize| {
+        let nested = |of: &str| format!("{}{of}{}", "sin(".repeat(n), ")".repeat(n));
+        inlined(
+            VECTORS,
+            &format!(
+                "map [i < 4] {{ tasklet %t[i] = {} from %x[i] }}
+                 map [i < 4] {{ tasklet %y[i] = {} from %t[i] }}",
+                nested("$0"),
+                nested("$0")
+            ),
+        )
+    };
+    assert!(chain(10).is_ok());
+    assert_eq!(chain(15), Err(Obstacle::Cost(480)));
+}
+
+#[test]
+fn maps_read_a_bounded_number_of_elements() {
+    let sums = |n: usize| {
+        let names: Vec<String> = (0..2 * n).map(|k| format!("x{k}")).collect();
+        let inputs: Vec<String> = names
+            .iter()
+            .map(|x| format!("%{x}: f32[4] input"))
+            .collect();
+        let read = |some: &[String]| -> String {
+            let list: Vec<_> = some.iter().map(|x| format!("%{x}[i]")).collect();
+            list.join(", ")
+        };
+        let sum = |n: usize| {
+            (0..n)
+                .map(|k| format!("${k}"))
+                .collect::<Vec<_>>()
+                .join(" + ")
+        };
+        inlined(
+            &format!("{}\n%t: f32[4]\n%y: f32[4]", inputs.join("\n")),
+            &format!(
+                "map [i < 4] {{ tasklet %t[i] = {} from {} }}
+                 map [i < 4] {{ tasklet %y[i] = {} from {}, %t[i] }}",
+                sum(n),
+                read(&names[..n]),
+                sum(n + 1),
+                read(&names[n..])
+            ),
+        )
+    };
+    assert!(sums(7).is_ok());
+    assert_eq!(sums(8), Err(Obstacle::Inputs(16)));
+}
+
+/// A map that reads `%t`, of that shape and definition, one position to the left, or 0.
+fn shifted(x: &str, t: &str, definition: &str, reader: &str) -> Result<String, Obstacle> {
+    inlined(
+        &format!("%x: f32[{x}] input\n%t: f32[{t}]\n%y: f32[4, 4]"),
+        &format!("{definition}\nmap [a < 4, b < 4] {{ tasklet %y[a, b] = $0 from {reader} }}"),
+    )
+}
+
+#[test]
+fn a_guard_moves_to_what_is_moved_only_if_both_end_alike() {
+    let turned = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[j, i] }";
+    let read = "%t[a, b - 1 | 0.0]";
+    let accepted = shifted("4, 4", "4, 4", turned, read).unwrap();
+    assert_eq!(accepted, "tasklet %y[a, b] = $0 from %x[b - 1, a | 0.0]");
+    // A slice: what is outside it is inside its source.
+    let slice = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, j] }";
+    assert_eq!(shifted("4, 6", "4, 4", slice, read), Err(Obstacle::Guard));
+    let late = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, j + 2] }";
+    assert_eq!(shifted("4, 6", "4, 4", late, read), Err(Obstacle::Guard));
+    let flipped = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, 3 - j] }";
+    assert_eq!(shifted("4, 4", "4, 4", flipped, read), Err(Obstacle::Guard));
+    let second = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, 2*j] }";
+    assert_eq!(shifted("4, 8", "4, 4", second, read), Err(Obstacle::Guard));
+    // A broadcast: its source ends nowhere.
+    let spread = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i] }";
+    assert_eq!(shifted("4", "4, 4", spread, read), Err(Obstacle::Guard));
+}
+
+#[test]
+fn a_guard_along_a_dimension_of_size_one_is_not_lost() {
+    let turned = "map [i < 4] { tasklet %t[i, 0] = $0 from %x[0, i] }";
+    assert!(shifted("1, 4", "4, 1", turned, "%t[a + b, 0 | 0.0]").is_ok());
+    let refused = shifted("1, 4", "4, 1", turned, "%t[a, b | 0.0]");
+    assert_eq!(refused, Err(Obstacle::Guard));
+}
+
+#[test]
+fn pads_compose_if_they_fill_alike_and_the_inner_contains_its_source() {
+    let pad = "map [i < 4, j < 4] { tasklet %t[i, j] = $0 from %x[i, j - 1 | 0.0] }";
+    let read = |fill: &str| format!("%t[a, b - 1 | {fill}]");
+    let accepted = shifted("4, 2", "4, 4", pad, &read("0.0")).unwrap();
+    assert_eq!(accepted, "tasklet %y[a, b] = $0 from %x[a, b - 2 | 0.0]");
+    assert_eq!(
+        shifted("4, 2", "4, 4", pad, &read("1.0")),
+        Err(Obstacle::Guard)
+    );
+    // Cut on the right: leaving the padded array is not leaving the source.
+    assert_eq!(
+        shifted("4, 6", "4, 4", pad, &read("0.0")),
+        Err(Obstacle::Guard)
+    );
+}
+
+#[test]
+fn what_is_computed_or_reads_nothing_has_no_guard() {
+    let read = "%t[a, b - 1 | 0.0]";
+    let ones = "map [i < 4, j < 4] { tasklet %t[i, j] = 1.0 }";
+    assert_eq!(
+        shifted("1", "4, 4", ones, read),
+        Err(Obstacle::GuardOfComputed)
+    );
+    assert!(shifted("1", "4, 4", ones, "%t[a, b]").is_ok());
+    let computed = "map [i < 4, j < 4] { tasklet %t[i, j] = exp($0) from %x[i, j] }";
+    let refused = shifted("4, 4", "4, 4", computed, read);
+    assert_eq!(refused, Err(Obstacle::GuardOfComputed));
+    let lookup = "map [i < 4, j < 4] { tasklet %t[i, j] = $1 from %ids[i], %x[$0, j | nan] }";
+    let looked_up = inlined(
+        "%x: f32[4, 4] input
+         %ids: i64[4] input
+         %t: f32[4, 4]
+         %y: f32[4, 4]",
+        &format!("{lookup}\nmap [a < 4, b < 4] {{ tasklet %y[a, b] = $0 from {read} }}"),
+    );
+    assert_eq!(looked_up, Err(Obstacle::GuardOfComputed));
+}
+
+/// `%y[a] = %table[%t[a]]` for a definition of the index `%t`.
+fn indexed(definition: &str) -> Result<String, Obstacle> {
+    inlined(
+        "%table: f32[4] input
+         %ids: i64[4] input
+         %short: i32[4] input
+         %remap: i64[4] input
+         %t: i64[4]
+         %y: f32[4]",
+        &format!(
+            "map [i < 4] {{ tasklet %t[i] = {definition} }}
+             map [a < 4] {{ tasklet %y[a] = $1 from %t[a], %table[$0] }}"
+        ),
+    )
+}
+
+#[test]
+fn an_index_may_be_moved_or_looked_up_but_not_computed() {
+    assert_eq!(
+        indexed("$0 from %ids[3 - i]").unwrap(),
+        "tasklet %y[a] = $0 from %table[$1], %ids[-a + 3]"
+    );
+    // The value of a lookup, not its index, is the index.
+    assert_eq!(
+        indexed("$1 from %ids[i], %remap[$0]").unwrap(),
+        "tasklet %y[a] = $0 from %table[$2], %ids[a], %remap[$1]"
+    );
+    assert_eq!(indexed("$0 + 1 from %ids[i]"), Err(Obstacle::ComputedIndex));
+    assert_eq!(indexed("$0 from %short[i]"), Err(Obstacle::ComputedIndex));
+}
+
+#[test]
+fn a_position_that_is_data_fits_a_plain_dimension_only() {
+    let picked = |definition: &str| {
+        inlined(
+            "%x: f32[8] input
+             %ids: i64[4] input
+             %t: f32[4]
+             %y: f32[4]",
+            &format!(
+                "map [i < 4] {{ tasklet %t[i] = {definition} }}
+                 map [a < 4] {{ tasklet %y[a] = $1 from %ids[a], %t[$0] }}"
+            ),
+        )
+    };
+    assert!(picked("$0 from %x[i]").is_ok());
+    assert_eq!(picked("$0 from %x[2*i]"), Err(Obstacle::DataPosition));
+    assert_eq!(picked("f32({i})"), Err(Obstacle::DataPosition));
+}
+
+/// Nodes left, and what was decided.
+fn decided(containers: &str, maps: &str, outputs: &str) -> (usize, Vec<Decision>) {
+    let mut g = graph(containers, maps, outputs);
+    let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);
+    let mut decisions = Vec::new();
+    inline(&g, &mut nodes, &mut decisions);
+    (nodes.len(), decisions)
+}
+
+fn refusals(decisions: &[Decision]) -> Vec<&str> {
+    let refused = decisions.iter().filter(|d| !d.applied);
+    refused.map(|d| d.sentence.as_str()).collect()
+}
+
+#[test]
+fn what_the_step_returns_is_read() {
+    let maps = "map [i < 4] { tasklet %t[i] = exp($0) from %x[i] }
+         map [i < 4] { tasklet %y[i] = $0 + 1.0 from %t[i] }";
+    let (left, decisions) = decided(VECTORS, maps, "%y");
+    assert_eq!((left, decisions.len()), (1, 1));
+    // x, t written and read; now x alone.
+    assert_eq!(
+        (decisions[0].applied, decisions[0].bytes),
+        (true, 2 * 16 + 1)
+    );
+    let (left, decisions) = decided(VECTORS, maps, "%y, %t");
+    assert_eq!(left, 2);
+    assert_eq!(refusals(&decisions), ["t is stored: the step returns it"]);
+}
+
+#[test]
+fn reading_the_sources_again_must_not_move_more() {
+    let containers = "%x0: f32[4] input
+         %x1: f32[4] input
+         %x2: f32[4] input
+         %t: f32[4]
+         %y0: f32[4]
+         %y1: f32[4]
+         %y2: f32[4]";
+    let maps = |readers: usize| -> String {
+        let reader =
+            |k: usize| format!("map [i < 4] {{ tasklet %y{k}[i] = $0 + {k}.5 from %t[i] }}");
+        let all: Vec<_> = (0..readers).map(reader).collect();
+        format!(
+            "map [i < 4] {{ tasklet %t[i] = $0 * $1 * $2 from %x0[i], %x1[i], %x2[i] }}\n{}",
+            all.join("\n")
+        )
+    };
+    assert_eq!(decided(containers, &maps(2), "%y0, %y1").0, 2);
+    let (left, decisions) = decided(containers, &maps(3), "%y0, %y1, %y2");
+    assert_eq!(left, 4);
+    let sentence = "t is stored: reading what it is made of again would move 31 bytes more";
+    assert_eq!(refusals(&decisions), [sentence]);
+}
+
+/// Whether the first map is inlined into the second.
+fn goes(containers: &str, definition: &str) -> bool {
+    let maps = format!("{definition}\nmap [a < 4] {{ tasklet %y[a] = $0 + 1.0 from %t[a] }}");
+    decided(containers, &maps, "%y").0 == 1
+}
+
+#[test]
+fn only_what_is_written_once_at_every_position_is_a_definition() {
+    let matrix = "%x: f32[4, 4] input
+         %ids: i64[4] input
+         %t: f32[4]
+         %y: f32[4]";
+    assert!(goes(
+        matrix,
+        "map [i < 4] { tasklet %t[i] = $0 from %x[i, i] }"
+    ));
+    let summed = "map [i < 4, j < 4] { tasklet %t[i] (sum) = $0 from %x[i, j] }";
+    assert!(!goes(matrix, summed));
+    let guarded = "map [i < 4] { tasklet %t[i | 0.0] = $0 from %x[i, 0] }";
+    assert!(!goes(matrix, guarded));
+    let scattered = "map [i < 4] { tasklet %t[$1] = $0 from %x[i, 0], %ids[i] }";
+    assert!(!goes(matrix, scattered));
+    let shifted = "map [i < 2, j < 2] { tasklet %t[2*i + j] = $0 from %x[i, j] }";
+    assert!(!goes(matrix, shifted));
+    let parts = "map [] {
+           map [i < 2] { tasklet %t[i] = $0 from %x[i, 0] }
+           map [i < 2] { tasklet %t[i + 2] = $0 from %x[i, 1] }
+         }";
+    assert!(!goes(matrix, parts));
+}
