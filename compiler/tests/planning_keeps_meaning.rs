@@ -195,3 +195,34 @@ fn products_of_many_dimensions() {
         "%y",
     );
 }
+
+#[test]
+fn a_buffer_replaced_by_a_reshaped_value() {
+    check_text(
+        "%x: f32[2, 3] input
+         %buffer: f32[6] input
+         %t: f32[2, 3]
+         %y: f32[6]",
+        "%t = elementwise(%x) {expr=(tanh($0))}
+         %y = reshape(%t) {shape=sizes[6]}",
+        "%y -> %buffer",
+    );
+}
+
+#[test]
+fn channels_that_are_normalized_and_shuffled() {
+    let size = |n: i64| SymExpr::constant(n);
+    let shape = |list: &[i64]| list.iter().map(|n| size(*n)).collect::<Vec<_>>();
+    let mut net = Net::new("shuffle");
+    let x = net.input("x", DType::F32, &shape(&[2, 3, 4, 4]));
+    let build = |net: &mut Net| {
+        let y = net.conv("conv1", x, 6, Window::new(3, 1, 1))?;
+        let y = net.batch_norm("bn", y)?;
+        let y = net.reshape("split", y, &shape(&[2, 2, 3, 4, 4]))?;
+        let y = net.permute("turn", y, &[0, 2, 1, 3, 4])?;
+        let y = net.reshape("join", y, &shape(&[2, 6, 4, 4]))?;
+        net.conv("conv2", y, 2, Window::new(1, 1, 0))
+    };
+    let y = build(&mut net).expect("builds");
+    check(&net.finish(&[y]));
+}

@@ -64,6 +64,8 @@ pub struct Fused {
 pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     let mut graph = graph.clone();
     require_constant_sizes(&graph)?;
+    // Which input a result replaces concerns the caller, and the shapes before dimensions are split.
+    graph.outputs.iter_mut().for_each(|o| o.updates = None);
     ops::expand_all(&mut graph)?;
     let mut decisions = Vec::new();
     let mut nodes = take_nodes(&mut graph)?;
