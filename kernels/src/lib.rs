@@ -7,6 +7,7 @@ pub mod compile;
 pub mod contraction;
 mod emit;
 pub mod features;
+pub mod host_threads;
 pub mod lower;
 pub mod lowering;
 pub mod memory;

@@ -1,4 +1,5 @@
-//! Our own threads: a persistent team that runs one job on every thread.
+//! A persistent team of threads that runs one job on every thread: our own, or the
+//! host's where we are a guest ([`HostThreads`]).
 //!
 //! Owns the threads, their scratch blocks and how an idle thread waits: it spins for
 //! a while, then sleeps, so that consecutive steps start at once and an idle process
@@ -12,11 +13,12 @@ use std::num::NonZeroUsize;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::barrier::{Barrier, spin_until};
+use crate::host_threads::HostThreads;
 use crate::memory::AlignedBuffer;
 
 /// How long a worker spins for the next job before it sleeps. A training loop's
@@ -62,6 +64,8 @@ pub struct Pool {
     wanted: AtomicUsize,
     /// Null until the first run; replaced in a forked child.
     team: AtomicPtr<TeamCell>,
+    /// Whose threads run the jobs, if not our own.
+    host: OnceLock<HostThreads>,
 }
 
 static GLOBAL: Pool = Pool::new();
@@ -73,7 +77,14 @@ impl Pool {
         Pool {
             wanted: AtomicUsize::new(0),
             team: AtomicPtr::new(ptr::null_mut()),
+            host: OnceLock::new(),
         }
+    }
+
+    /// Runs jobs on the host's threads from now on, except in forked children. The first host that is
+    /// given stays.
+    pub fn use_host_threads(&self, host: HostThreads) {
+        let _ = self.host.set(host);
     }
 
     /// The pool that a process normally uses.
@@ -107,6 +118,10 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let cell = self.team();
         let mut team = cell.lock();
+        if let Some(host) = self.host.get().filter(|host| host.are_here()) {
+            let n_threads = self.threads().clamp(1, at_most.max(1));
+            return team.run_on(host, n_threads, scratch_bytes, job);
+        }
         team.resize(self.threads());
         team.run(at_most, scratch_bytes, job)
     }
@@ -173,6 +188,8 @@ struct Team {
     scratch: AlignedBuffer,
     /// Scratch bytes that the first threads are known to have, and how many those are.
     scratch_ready: (usize, usize),
+    /// Scratch blocks of the host's threads.
+    host_scratch: Vec<AlignedBuffer>,
 }
 
 struct Worker {
@@ -230,7 +247,49 @@ impl Team {
             workers: Vec::new(),
             scratch: AlignedBuffer::default(),
             scratch_ready: (0, 0),
+            host_scratch: Vec::new(),
         }
+    }
+
+    /// Runs the job on the host's threads.
+    fn run_on(
+        &mut self,
+        host: &HostThreads,
+        n_threads: usize,
+        scratch_bytes: usize,
+        job: &Job<'_>,
+    ) -> Result<(), PoolError> {
+        self.host_scratch.resize_with(
+            n_threads.max(self.host_scratch.len()),
+            AlignedBuffer::default,
+        );
+        for block in &mut self.host_scratch[..n_threads] {
+            if block.len() < scratch_bytes {
+                *block = AlignedBuffer::default();
+                *block = AlignedBuffer::zeroed(scratch_bytes).ok_or(PoolError::OutOfMemory {
+                    bytes: scratch_bytes,
+                    n_threads,
+                })?;
+            }
+        }
+        let blocks = Blocks(
+            self.host_scratch
+                .iter()
+                .map(AlignedBuffer::as_ptr)
+                .collect(),
+        );
+        let barrier = &self.shared.barrier;
+        host.run(n_threads, &|tid, n_threads| {
+            let bomb = AbortOnUnwind;
+            job(&Member {
+                tid,
+                n_threads,
+                scratch: blocks.of(tid),
+                barrier,
+            });
+            std::mem::forget(bomb);
+        });
+        Ok(())
     }
 
     /// Starts or ends workers so that there are `n_threads` members.
@@ -286,6 +345,18 @@ impl Team {
             self.scratch_ready = (scratch_bytes, n_threads);
         }
         Ok(())
+    }
+}
+
+/// Where each member's scratch begins.
+struct Blocks(Vec<*mut u8>);
+
+// SAFETY: a member takes only its own block.
+unsafe impl Sync for Blocks {}
+
+impl Blocks {
+    fn of(&self, tid: usize) -> *mut u8 {
+        self.0[tid]
     }
 }
 

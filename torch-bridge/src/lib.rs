@@ -4,6 +4,7 @@
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
 mod program;
+mod threads;
 
 use program::{CompileFailure, Program, UnsupportedOperators};
 use pyo3::prelude::*;
@@ -23,5 +24,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
         "UnsupportedOperators",
         m.py().get_type::<UnsupportedOperators>(),
     )?;
-    m.add_function(wrap_pyfunction!(supported_targets, m)?)
+    m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
+    m.add_function(wrap_pyfunction!(threads::share_threads, m)?)
 }

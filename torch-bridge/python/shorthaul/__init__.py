@@ -5,6 +5,7 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
+from . import _threads
 from ._errors import (
     CaptureError,
     CompileError,
@@ -15,6 +16,8 @@ from ._errors import (
 )
 from ._report import Report, report
 from .module import module
+
+_threads.share_with_pytorch()
 
 __version__ = "0.1.0"
 

@@ -36,6 +36,7 @@ import functools
 import json
 import logging
 import math
+import time
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,8 @@ class Captured:
     #: ``("input", i)`` (the i-th program input, returned as it is) or ``("value", constant)``.
     returns: list[tuple[str, Any]]
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
+    #: Seconds that PyTorch took to export the module.
+    export_seconds: float = 0.0
 
     @property
     def json(self) -> str:
@@ -132,7 +135,9 @@ def capture(
     made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
     the rest. ``None`` keeps every operator. Raises ``CaptureError``.
     """
+    start = time.perf_counter()
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
+    export_seconds = time.perf_counter() - start
     functional = functionalize(exported.graph)
     if functional is None or not _is_within(functional, supported):
         exported = _decompose(exported, supported)
@@ -144,7 +149,9 @@ def capture(
             "in place through a view, which Shorthaul cannot hold; move that part out of the "
             "module."
         )
-    return _Writer(exported, functional).write()
+    captured = _Writer(exported, functional).write()
+    captured.export_seconds = export_seconds
+    return captured
 
 
 def _export(

@@ -39,6 +39,11 @@ def _note(which: str, times: list[tuple[str, float]]) -> None:
         timings.extend((which, launch, seconds) for launch, seconds in times)
 
 
+def export_seconds() -> float:
+    """What PyTorch's export took for all programs that are alive."""
+    return sum(program.captured.export_seconds for program in _programs.values())
+
+
 def register(program: Program) -> int:
     """A handle under which the operators find ``program`` for as long as it lives."""
     handle = next(_handles)
