@@ -115,7 +115,7 @@ fn all_unsupported_operators_and_problems_are_named_at_once() {
   input `text`: element type `string` is not supported
   node `lost` (Relu): its input `nowhere` is defined nowhere before it
   node `shape` (Reshape): its input `x` depends on data; it must follow from shapes and constants
-  node `mode` (Pad): padding of mode `wrap` is not supported
+  node `mode` (Pad): padding of mode `mirror` is not supported
   node `attribute` (Relu): its attribute `magic` is not supported
   output `missing`: no node defines it";
     assert_eq!(text, expected);

@@ -210,6 +210,6 @@ families! {
         ("test_resize_upsample_sizes_nearest*", "only whole factors"),
     ];
     shape: [];
-    slicing: [("test_wrap_pad", "mode `wrap` is not supported")];
+    slicing: [];
     source: [];
 }

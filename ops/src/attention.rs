@@ -14,7 +14,7 @@ use graph::{Attr, Binary, Builder, DType, Expr, Library, SymExpr, Tensor};
 ///
 /// Leading dimensions are equal. The mask broadcasts to `[…, L, M]`: bool (true takes part) or added to
 /// the scores. Attributes `scale` (1/√D), `causal` (row l sees columns up to l), `dropout`
-/// (probability, 0; needs seed), `id` of the dropout.
+/// (probability, 0; needs seed), `id` of the dropout. A row that sees nothing gives zeros.
 #[derive(Debug)]
 pub struct Attention;
 
@@ -25,7 +25,7 @@ struct Plan {
     leading: Vec<SymExpr>,
     scores: Vec<SymExpr>,
     y: TensorType,
-    scale: f64,
+    scale: Expr,
     causal: bool,
     dropout: f64,
 }
@@ -62,9 +62,11 @@ impl Plan {
                 display(&scores)
             )));
         }
-        let scale = match q.shape[rank - 1].as_const() {
-            Some(d) => call.float_or("scale", 1.0 / (d as f64).sqrt())?,
-            None => call.float("scale")?,
+        let width = &q.shape[rank - 1];
+        let scale = match (call.library.attrs.contains_key("scale"), width.as_const()) {
+            (true, _) => Expr::float(call.float("scale")?),
+            (false, Some(d)) => Expr::float(1.0 / (d as f64).sqrt()),
+            (false, None) => Expr::Index(width.clone()).cast(q.dtype).rsqrt(),
         };
         let dropout = call.float_or("dropout", 0.0)?;
         if dropout > 0.0 {
@@ -87,7 +89,7 @@ impl Plan {
 
     /// The scores scaled and masked; `In(1)` is the mask.
     fn masked(&self, mask: Option<DType>) -> Expr {
-        let scaled = Expr::In(0).mul(Expr::float(self.scale));
+        let scaled = Expr::In(0).mul(self.scale.clone());
         let never = || Expr::float(f64::NEG_INFINITY);
         let mut value = match mask {
             Some(DType::Bool) => Expr::select(Expr::In(1), scaled, never()),
@@ -120,13 +122,14 @@ impl Plan {
         let shape = constant_shape(call, &self.scores)?;
         let n = shape.len();
         let width = q.shape[n - 1];
+        let scale = call.float_or("scale", 1.0 / (width as f64).sqrt())?;
         let mut p = Vec::new();
         for_each_index(&shape, |index| {
             let row = |m: usize| [&index[..n - 2], &[index[m]]].concat();
             let start = |m: usize, of: &Tensor| ravel(&row(m), &of.shape[..n - 1]) * width;
             let (a, b) = (start(n - 2, q), start(n - 1, k));
             let dot: f64 = (0..width).map(|d| qs[a + d] * ks[b + d]).sum();
-            let mut score = dot * self.scale;
+            let mut score = dot * scale;
             if let Some(mask) = mask {
                 let m = mask.at(broadcast_offset(&mask.shape, index));
                 score = match mask.dtype {
@@ -142,6 +145,10 @@ impl Plan {
         });
         for row in p.chunks_mut(shape[n - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if max == f64::NEG_INFINITY {
+                row.fill(0.0);
+                continue;
+            }
             row.iter_mut().for_each(|s| *s = (*s - max).exp());
             let sum: f64 = row.iter().sum();
             row.iter_mut().for_each(|s| *s /= sum);
@@ -215,7 +222,12 @@ impl Op for Attention {
         ]);
         let inputs: Vec<_> = [scores].into_iter().chain(mask).collect();
         let scores = builder.op1("elementwise", &inputs, list)?;
-        let mut p = builder.op1("softmax", &[scores], attrs([("axis", Attr::Int(-1))]))?;
+        // Only a mask can leave a row with nothing.
+        let list = attrs([
+            ("axis", Attr::Int(-1)),
+            ("safe", Attr::Bool(mask.is_some())),
+        ]);
+        let mut p = builder.op1("softmax", &[scores], list)?;
         if plan.dropout > 0.0 {
             p = builder.op1(
                 "dropout",
@@ -238,6 +250,12 @@ impl Op for Attention {
         let mut bits = vec![1; 15];
         (bits[1], bits[7], bits[14]) = (0, 0, 0);
         let mask = Tensor::from_i64(DType::Bool, &[3, 5], bits);
+        let mut none = vec![1; 15];
+        none[5..10].fill(0);
+        let none = Tensor::from_i64(DType::Bool, &[3, 5], none);
+        let mut never = vec![0.0; 10];
+        never[5..].fill(f64::NEG_INFINITY);
+        let never = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], never);
         let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
         let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
         let drop = attrs([("dropout", Attr::Float(0.3)), ("id", Attr::Int(2))]);
@@ -248,6 +266,9 @@ impl Op for Attention {
             Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
             Sample::new("truth mask", &qkv, attrs([])).value(3, mask),
             Sample::new("added mask", &qkv, attrs([])).value(3, bias),
+            Sample::new("a row that sees nothing", &qkv, attrs([])).value(3, none),
+            // The mask's own gradient is not a number where it is infinite.
+            Sample::new("rows that see nothing, added", &qkv, attrs([])).value(3, never),
             Sample::new("dropout", &qkv, drop).value(4, seed),
         ]
     }

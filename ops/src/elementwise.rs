@@ -147,9 +147,12 @@ fn samples() -> Vec<Sample> {
     let tested = |f: Unary| Expr::unary(f, Expr::In(0)).cast(DType::F32);
     let integers = |f: Binary| Expr::binary(f, Expr::In(0), Expr::In(1));
     let signed = Tensor::from_i64(DType::I64, &[6], vec![-7, -6, -1, 0, 5, 7]);
+    let named = |(name, expr): (&str, Expr)| of(name, &[&[2, 17]], expr).range(-4.0, 4.0);
     let divisors = Tensor::from_i64(DType::I64, &[6], vec![3, -4, 2, 5, -3, 7]);
+    let difference = Expr::In(0).sub(Expr::In(1));
     let whole = integers(Binary::FloorDiv).mul(Expr::int(100));
-    vec![
+    let mut samples: Vec<Sample> = activations().into_iter().map(named).collect();
+    samples.extend([
         of(
             "x·tanh(y) with y broadcast",
             &[&[2, 3, 4], &[3, 1]],
@@ -220,6 +223,34 @@ fn samples() -> Vec<Sample> {
             &[&[9]],
             Expr::In(0).cast(DType::I32).cast(DType::F32),
         ),
+        of(
+            "squared difference",
+            two,
+            difference.clone().mul(difference),
+        ),
+    ]);
+    samples
+}
+
+/// Every activation, over its kinks.
+fn activations() -> Vec<(&'static str, Expr)> {
+    use crate::activations::*;
+    let x = || Expr::In(0);
+    vec![
+        ("relu", relu(x())),
+        ("hardtanh", hardtanh(x(), -0.5, 2.0)),
+        ("hardsigmoid", hardsigmoid(x(), 1.0 / 6.0, 0.5)),
+        ("hardswish", hardswish(x())),
+        ("leaky_relu", leaky_relu(x(), Expr::float(0.2))),
+        ("elu", elu(x(), 1.5, 0.7, 1.0)),
+        ("celu", elu(x(), 1.0, 0.6, 1.0 / 0.6)),
+        ("selu", selu(x())),
+        ("softplus", softplus(x())),
+        ("log_sigmoid", log_sigmoid(x())),
+        ("silu", silu(x())),
+        ("mish", mish(x())),
+        ("gelu", gelu(x())),
+        ("gelu by tanh", gelu_tanh(x())),
     ]
 }
 

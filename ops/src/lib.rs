@@ -4,8 +4,10 @@
 //! what an operator does except through that trait.
 
 pub mod activations;
+pub mod adaptive_pool;
 pub mod arg_reduce;
 pub mod attention;
+pub mod binary_loss;
 pub mod check;
 pub mod contraction;
 pub mod convolution;

@@ -400,15 +400,29 @@ impl Op for ClassLoss {
         let Some((Some(dloss), others)) = g.output_gradients.split_first() else {
             return Ok(Gradient::Derive);
         };
-        let (total, lse) = (call.output_id(1), call.output_id(2));
-        let lacks =
-            total.is_none() && plan.combine == Combine::Mean || lse.is_none() && self.of_logits;
+        let (mut total, mut lse) = (call.output_id(1), call.output_id(2));
         let more_than_x = g.wanted.iter().skip(1).any(|w| *w) && {
             let wants = |n: usize| g.wanted.get(n) == Some(&true) && call.optional_id(n).is_some();
             plan.soft && wants(1) || wants(2)
         };
-        if plan.soft || lacks || more_than_x || others.iter().any(Option::is_some) {
+        if plan.soft || more_than_x || others.iter().any(Option::is_some) {
             return Ok(Gradient::Derive);
+        }
+        let lacks = [
+            false,
+            total.is_none() && plan.combine == Combine::Mean,
+            lse.is_none() && self.of_logits,
+        ];
+        if lacks.contains(&true) {
+            // What nobody asked for in the forward pass is computed here.
+            let again = builder.op_for(
+                self.name(),
+                &call.library.inputs,
+                call.library.attrs.clone(),
+                &lacks,
+            )?;
+            total = total.or(again[1]);
+            lse = lse.or(again.get(2).copied().flatten());
         }
         let inputs = [
             Some(*dloss),

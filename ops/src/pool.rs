@@ -1,4 +1,4 @@
-//! Pooling over windows: maximum and average, with fixed or adaptive windows.
+//! Pooling over windows of one size: maximum and average.
 //!
 //! `y[n,c,o] = max_r x[n,c,o·stride + r·dilation − pad]`, or the mean over the window. Positions outside
 //! x never win a maximum; in an average they count as zeros or not at all. Sources: ONNX `MaxPool`,
@@ -30,11 +30,6 @@ pub struct MaxPoolGradient;
 /// (true if absent) and `divisor` (in place of the window's size).
 #[derive(Debug)]
 pub struct AveragePool;
-
-/// `adaptive_average_pool` (x `[N, C, I…]`), attribute `output: Ints`: window o covers
-/// `⌊o·I/O⌋ … ⌈(o+1)·I/O⌉`.
-#[derive(Debug)]
-pub struct AdaptiveAveragePool;
 
 /// Pooling of one input: the window and both shapes.
 struct Pooling {
@@ -157,7 +152,7 @@ struct Walk {
     position: SymExpr,
 }
 
-fn float_input<'a>(call: &'a Call) -> Result<&'a TensorType, OpError> {
+pub(crate) fn float_input<'a>(call: &'a Call) -> Result<&'a TensorType, OpError> {
     let x = call.input(0)?;
     if x.dtype.is_float() {
         Ok(x)
@@ -363,7 +358,7 @@ impl AveragePool {
 }
 
 /// `value / divisor`, a product where the divisor is a number.
-fn divided(value: Expr, divisor: &SymExpr) -> Expr {
+pub(crate) fn divided(value: Expr, divisor: &SymExpr) -> Expr {
     match divisor.as_const() {
         Some(n) => value.mul(Expr::float(1.0 / n as f64)),
         None => value.div(Expr::Index(divisor.clone())),
@@ -450,126 +445,7 @@ impl Op for AveragePool {
     }
 }
 
-impl AdaptiveAveragePool {
-    /// Input and output sizes along the pooled dimensions.
-    fn sizes(call: &Call) -> Result<Vec<(i64, i64)>, OpError> {
-        let x = float_input(call)?;
-        let output = call.ints("output")?;
-        if x.rank() != output.len() + 2 || !(1..=3).contains(&output.len()) {
-            return Err(call.shape_error(format!(
-                "{} output sizes for an input of rank {}",
-                output.len(),
-                x.rank()
-            )));
-        }
-        let pair = |(size, out): (&SymExpr, i64)| match size.as_const() {
-            Some(n) if out >= 1 && n >= 1 => Ok((n, out)),
-            _ => Err(call.unsupported(format!("{size} elements into {out}"))),
-        };
-        x.shape[2..].iter().zip(output).map(pair).collect()
-    }
-
-    /// Where every window has the same size, plain pooling does it.
-    fn kernel(sizes: &[(i64, i64)]) -> Option<Vec<i64>> {
-        sizes
-            .iter()
-            .map(|(n, out)| (n % out == 0).then_some(n / out))
-            .collect()
-    }
-}
-
-impl Op for AdaptiveAveragePool {
-    fn name(&self) -> &'static str {
-        "adaptive_average_pool"
-    }
-
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let sizes = Self::sizes(call)?;
-        let x = call.input(0)?;
-        let mut shape = x.shape[..2].to_vec();
-        shape.extend(sizes.iter().map(|(_, out)| SymExpr::constant(*out)));
-        Ok(vec![TensorType::new(x.dtype, shape)])
-    }
-
-    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let ty = &self.infer(call)?[0];
-        let shape = constant_shape(call, &ty.shape)?;
-        let x = required(call, inputs, 0)?;
-        let data = x.to_f64();
-        let mut y = Vec::new();
-        for_each_index(&shape, |index| {
-            let start = |d: usize| index[d] * x.shape[d] / shape[d];
-            let end = |d: usize| ((index[d] + 1) * x.shape[d]).div_ceil(shape[d]);
-            let extent: Vec<usize> = (2..shape.len()).map(|d| end(d) - start(d)).collect();
-            let mut sum = 0.0;
-            for_each_index(&extent, |tap| {
-                let mut from = index[..2].to_vec();
-                from.extend(tap.iter().enumerate().map(|(d, r)| start(2 + d) + r));
-                sum += data[ravel(&from, &x.shape)];
-            });
-            y.push(sum / extent.iter().product::<usize>() as f64);
-        });
-        Ok(vec![Tensor::from_f64(ty.dtype, &shape, y)])
-    }
-
-    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let sizes = Self::sizes(call)?;
-        let (x, Some(y)) = (call.input_id(0)?, call.output_id(0)) else {
-            return Ok(());
-        };
-        if let Some(kernel) = Self::kernel(&sizes) {
-            let kernel = Attr::Ints(kernel);
-            let attrs = attrs([("stride", kernel.clone()), ("kernel", kernel)]);
-            let mut pool = library("average_pool", attrs);
-            pool.inputs = vec![Some(x)];
-            pool.outputs = vec![Some(y)];
-            builder.library(pool);
-            return Ok(());
-        }
-        let mut space = IndexSpace::over(&builder.shape(y));
-        let out = space.indices();
-        let mut index = out[..2].to_vec();
-        let mut inside = Expr::Const(graph::Scalar::Bool(true));
-        let mut count = SymExpr::constant(1);
-        for (d, (n, n_out)) in sizes.iter().enumerate() {
-            let name = format!("r{d}");
-            let (o, n_out) = (out[2 + d].clone(), SymExpr::constant(*n_out));
-            let start = (o.clone() * *n).floor_div(&n_out);
-            let end = -(((-o) * *n - *n).floor_div(&n_out));
-            let extent = end - start.clone();
-            // A window covers at most one element more than ⌈I/O⌉.
-            let most = -((SymExpr::constant(-*n)).floor_div(&n_out)) + 1;
-            space = space.and(&name, most);
-            let r = SymExpr::symbol(name.as_str());
-            inside = inside.and(Expr::Index(r.clone()).lt(Expr::Index(extent.clone())));
-            index.push(start + r);
-            count = count * extent;
-        }
-        let mut reads = Reads::default();
-        let value = reads.memlet(Memlet::new(x, index).or_fill(0.0));
-        let value = divided(Expr::select(inside, value, Expr::float(0.0)), &count);
-        space.append(
-            builder,
-            reads,
-            vec![combine(Reduction::Sum, y, &out, value)],
-        );
-        Ok(())
-    }
-
-    fn samples(&self) -> Vec<Sample> {
-        let case = |name: &str, x: &[i64], output: &[i64]| {
-            Sample::new(name, &[x], attrs([("output", Attr::Ints(output.to_vec()))]))
-        };
-        vec![
-            case("equal windows", &[2, 3, 6, 4], &[3, 2]),
-            case("unequal windows", &[1, 2, 7, 5], &[3, 2]),
-            case("more outputs than inputs", &[1, 2, 3], &[5]),
-            case("to one", &[2, 2, 3, 5], &[1, 1]),
-        ]
-    }
-}
-
-fn library(op: &str, attrs: Attrs) -> Library {
+pub(crate) fn library(op: &str, attrs: Attrs) -> Library {
     Library {
         op: op.into(),
         attrs,

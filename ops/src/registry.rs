@@ -10,7 +10,7 @@
 //! | `tile` | x | `repeats: Sizes` |
 //! | `slice` | x | `axis: Int`, `start`, `stop: Sizes[1]`, `step: Int`? |
 //! | `concat` | x… | `axis: Int` |
-//! | `pad` | x | `low`, `high: Sizes`, `mode: constant, reflect, replicate`?, `value: Float`? |
+//! | `pad` | x | `low`, `high: Sizes`, `mode: constant, reflect, replicate, wrap`?, `value: Float`? |
 //! | `reduce` | x | `kind`, `axes: Ints`?, `keep: Bool`? |
 //! | `variance` | x | `axes: Ints`?, `keep: Bool`?, `correction: Float`? |
 //! | `arg_reduce` | x | `kind: argmax, argmin`, `axis: Int`, `keep: Bool`? |
@@ -40,17 +40,20 @@
 //! | `max_pool_gradient` | dy, winner | as `max_pool`, `input_shape: Sizes` |
 //! | `average_pool` | x | as `max_pool`, `count_include_pad: Bool`?, `divisor: Int`? |
 //! | `adaptive_average_pool` | x | `output: Ints` |
+//! | `adaptive_max_pool` → y, index | x | `output: Ints` |
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
+//! | `binary_cross_entropy` | x, target | |
 //! | `cross_entropy` → loss, total, lse | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
 //! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
 //! | `cross_entropy_gradient`, `nll_loss_gradient` | dloss, x, target, weight?, total?, lse? | as the loss |
-//! | `softmax`, `log_softmax` | x | `axis: Int` |
+//! | `softmax`, `log_softmax` | x | `axis: Int`, `safe: Bool`? |
 //! | `softmax_gradient`, `log_softmax_gradient` | dy, y | `axis: Int` |
 
 use crate::op::{Op, OpError};
 use crate::{
-    arg_reduce, attention, contraction, convolution, creation, cumsum, elementwise, index, loss,
-    movement, norm, norm_gradient, pool, random, reduce, slicing, softmax, stop_gradient, topk,
+    adaptive_pool, arg_reduce, attention, binary_loss, contraction, convolution, creation, cumsum,
+    elementwise, index, loss, movement, norm, norm_gradient, pool, random, reduce, slicing,
+    softmax, stop_gradient, topk,
 };
 
 /// Every operator, ordered by family.
@@ -96,8 +99,10 @@ pub static ALL: &[&dyn Op] = &[
     &pool::MaxPool,
     &pool::MaxPoolGradient,
     &pool::AveragePool,
-    &pool::AdaptiveAveragePool,
+    &adaptive_pool::AdaptiveAveragePool,
+    &adaptive_pool::AdaptiveMaxPool,
     &attention::Attention,
+    &binary_loss::BinaryCrossEntropy,
     &loss::CROSS_ENTROPY,
     &loss::CROSS_ENTROPY_GRADIENT,
     &loss::NLL_LOSS,

@@ -274,9 +274,10 @@ impl Op for Concat {
 /// negative amounts cut.
 ///
 /// Attributes `low`, `high: Sizes` (one for each dimension), `mode: Str` (`constant`), `value: Float`
-/// (0). `reflect` mirrors without repeating the edge, `replicate` repeats the edge. Gradient:
+/// (0). `reflect` mirrors without repeating the edge, `replicate` repeats the edge, `wrap` starts again at
+/// the other end. Gradient:
 /// `constant` cuts what was added, the others are derived from the expansion.
-/// Source: ONNX Pad-21 (`edge` is `replicate`), `torch.nn.functional.pad`.
+/// Source: ONNX Pad-21 (`edge` is `replicate`), `torch.nn.functional.pad` (`circular` is `wrap`).
 #[derive(Debug)]
 pub struct Pad;
 
@@ -285,6 +286,7 @@ enum PadMode {
     Constant,
     Reflect,
     Replicate,
+    Wrap,
 }
 
 impl PadMode {
@@ -293,6 +295,7 @@ impl PadMode {
             "constant" => Ok(PadMode::Constant),
             "reflect" => Ok(PadMode::Reflect),
             "replicate" => Ok(PadMode::Replicate),
+            "wrap" => Ok(PadMode::Wrap),
             other => Err(call.unsupported(format!("mode `{other}`"))),
         }
     }
@@ -424,6 +427,7 @@ impl Op for Pad {
             Sample::new("only cuts", x, by(&[-1, 0], &[0, -2], "constant", 0.0)),
             Sample::new("reflect", x, by(&[2, 0], &[1, 3], "reflect", 0.0)),
             Sample::new("replicate", x, by(&[2, 1], &[0, 3], "replicate", 0.0)),
+            Sample::new("wrap", x, by(&[2, 4], &[3, 1], "wrap", 0.0)),
         ]
     }
 }
@@ -434,6 +438,7 @@ fn padded_source(mode: PadMode, at: i64, size: i64) -> Option<usize> {
         _ if (0..size).contains(&at) => at,
         PadMode::Constant => return None,
         PadMode::Replicate => at.clamp(0, size - 1),
+        PadMode::Wrap => at.rem_euclid(size.max(1)),
         PadMode::Reflect if at < 0 => -at,
         PadMode::Reflect => 2 * (size - 1) - at,
     };
@@ -442,6 +447,9 @@ fn padded_source(mode: PadMode, at: i64, size: i64) -> Option<usize> {
 
 /// [`padded_source`] as an index expression.
 fn mirrored(mode: PadMode, at: SymExpr, size: &SymExpr) -> SymExpr {
+    if mode == PadMode::Wrap {
+        return at.modulo(size);
+    }
     let last = size.clone() - 1;
     if mode == PadMode::Replicate {
         return at.max_with(&SymExpr::constant(0)).min_with(&last);

@@ -7,9 +7,12 @@
 use crate::index_space::{IndexSpace, Reads, combine, write};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::constant_shape;
-use graph::{Attr, Builder, ContainerId, DType, Reduction, SymExpr, Tensor};
+use graph::{Attr, Builder, ContainerId, DType, Expr, Reduction, SymExpr, Tensor};
 
 /// `softmax` or `log_softmax` (x), attribute `axis` (negative ones count from the end).
+///
+/// `softmax` with attribute `safe: Bool` (false) gives zeros where every x is −∞, in place of NaN: a
+/// row of scores of which a mask leaves nothing (`torch._safe_softmax`).
 #[derive(Debug)]
 pub struct Softmax {
     log: bool,
@@ -38,6 +41,16 @@ fn axis_of(call: &Call) -> Result<usize, OpError> {
         return Err(call.shape_error(format!("axis {axis} of a value of rank {rank}")));
     }
     Ok(axis.rem_euclid(rank) as usize)
+}
+
+fn is_safe(call: &Call) -> Result<bool, OpError> {
+    call.bool_or("safe", false)
+}
+
+/// `value`, or `other` where `value` is `what`.
+fn unless(value: Expr, what: f64, other: f64) -> Expr {
+    let is_what = value.clone().eq_(Expr::float(what));
+    Expr::select(is_what, Expr::float(other), value)
 }
 
 fn without<T: Clone>(list: &[T], axis: usize) -> Vec<T> {
@@ -77,9 +90,13 @@ impl Op for Softmax {
         let ty = &self.infer(call)?[0];
         let shape = constant_shape(call, &ty.shape)?;
         let x = inputs[0].map(Tensor::to_f64).unwrap_or_default();
+        let safe = is_safe(call)?;
         let mut y = vec![0.0; x.len()];
         for_each_row(&shape, axis_of(call)?, |row| {
             let max = row.iter().fold(f64::NEG_INFINITY, |m, i| m.max(x[*i]));
+            if safe && row.iter().all(|i| x[*i] == f64::NEG_INFINITY) {
+                return;
+            }
             let sum: f64 = row.iter().map(|i| (x[*i] - max).exp()).sum();
             for i in row {
                 y[*i] = match self.log {
@@ -110,9 +127,18 @@ impl Op for Softmax {
             vec![combine(Reduction::Max, max, &row, value)],
         );
 
+        let safe = is_safe(call)?;
+        let shifted = |reads: &mut Reads| {
+            let (x, max) = (reads.at(x, &at), reads.at(max, &row));
+            x.sub(if safe {
+                unless(max, f64::NEG_INFINITY, 0.0)
+            } else {
+                max
+            })
+        };
         let sum = builder.transient("sum", ty.dtype, &row_shape);
         let mut reads = Reads::default();
-        let value = reads.at(x, &at).sub(reads.at(max, &row)).exp();
+        let value = shifted(&mut reads).exp();
         space.append(
             builder,
             reads,
@@ -120,10 +146,12 @@ impl Op for Softmax {
         );
 
         let mut reads = Reads::default();
-        let shifted = reads.at(x, &at).sub(reads.at(max, &row));
-        let value = match self.log {
-            true => shifted.sub(reads.at(sum, &row).log()),
-            false => shifted.exp().div(reads.at(sum, &row)),
+        let shifted = shifted(&mut reads);
+        let sum = reads.at(sum, &row);
+        let value = match (self.log, safe) {
+            (true, _) => shifted.sub(sum.log()),
+            (false, true) => shifted.exp().div(unless(sum, 0.0, 1.0)),
+            (false, false) => shifted.exp().div(sum),
         };
         space.append(builder, reads, vec![write(y, &at, value)]);
         Ok(())

@@ -20,7 +20,7 @@ const NEED_NUMBERS: &[&str] = &[
     "group_norm_gradient",
     "max_pool_gradient",
     "adaptive_average_pool",
-    "attention",
+    "adaptive_max_pool",
 ];
 
 /// Which sizes become symbols.

@@ -265,7 +265,21 @@ class Runner:
                 "module"
             )
         _check_devices(leaves, self.structure)
-        captured, guards = self._capture(owner, args, kwargs, leaves)
+        supported = _supported()
+        try:
+            return self._compile_within(supported, owner, args, kwargs, leaves)
+        except Unsupported as error:
+            # A rule that refuses a case of its operator leaves it to PyTorch's decomposition.
+            refused = {target.split(" ")[0] for target, _ in error.operators} & supported
+            if not refused:
+                raise
+            try:
+                return self._compile_within(supported - refused, owner, args, kwargs, leaves)
+            except (Unsupported, CaptureError):
+                raise error from None
+
+    def _compile_within(self, supported, owner, args, kwargs, leaves) -> tuple[Guards, Call]:
+        captured, guards = self._capture(supported, owner, args, kwargs, leaves)
         grad = torch.is_grad_enabled()
         inputs = [self.structure.tensor(spec, leaves) for spec in captured.inputs]
         requires_grad = [grad and tensor.requires_grad for tensor in inputs]
@@ -278,7 +292,7 @@ class Runner:
         program = compile_program(captured, requires_grad)
         return guards, Call(captured, program, any(requires_grad))
 
-    def _capture(self, owner, args, kwargs, leaves) -> tuple[Captured, Guards]:
+    def _capture(self, supported, owner, args, kwargs, leaves) -> tuple[Captured, Guards]:
         bare = _bare(owner, self.forward)
         try:
             with (
@@ -286,7 +300,7 @@ class Runner:
                 self.structure.parameters_as_such(),
                 watching(bare, owner, self.structure.modules) as guards,
             ):
-                captured = capture(bare, args, kwargs, supported=_supported())
+                captured = capture(bare, args, kwargs, supported=supported)
         except CaptureError as error:
             if not self.calls:
                 raise

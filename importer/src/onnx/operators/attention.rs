@@ -4,7 +4,7 @@ use super::contraction::split_heads;
 use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{Attr, ContainerId, DType, Expr, SymExpr, Symbol};
+use graph::{Attr, ContainerId, SymExpr};
 use ops::attrs;
 
 pub static RULES: Rules = &[("Attention", attention)];
@@ -49,12 +49,7 @@ fn attention(cx: &mut NodeCx) -> Values {
         ("causal", Attr::Bool(causal)),
     ]);
     let mask = cx.optional(3)?;
-    let mut y = cx.op("attention", &[Some(q), Some(k), Some(v), mask], list)?[0];
-    if let Some(mask) = mask.filter(|mask| cx.dtype(*mask) == DType::Bool) {
-        let seen = rows_that_see(cx, mask, causal)?;
-        let or_zero = Expr::select(Expr::In(1), Expr::In(0), Expr::float(0.0));
-        y = cx.elementwise(or_zero, &[y, seen])?;
-    }
+    let y = cx.op("attention", &[Some(q), Some(k), Some(v), mask], list)?[0];
     if !flat {
         return single(y);
     }
@@ -65,21 +60,6 @@ fn attention(cx: &mut NodeCx) -> Values {
         rows_first,
         vec![shape[0].clone(), shape[2].clone(), columns],
     )?)
-}
-
-/// Whether a row attends to anything: rows that do not are zero in ONNX.
-fn rows_that_see(cx: &mut NodeCx, mask: ContainerId, causal: bool) -> Result<ContainerId, Refusal> {
-    let rank = cx.rank(mask);
-    if rank < 2 {
-        return Err("its mask must have at least 2 dimensions".into());
-    }
-    let mut visible = mask;
-    if causal {
-        let index = |d: usize| SymExpr::symbol(Symbol::new(format!("i{d}")));
-        let past = Expr::Index(index(rank - 1) - index(rank - 2)).le(Expr::int(0));
-        visible = cx.elementwise(Expr::In(0).and(past), &[mask])?;
-    }
-    cx.reduce(visible, "any", &[rank - 1], true)
 }
 
 /// Each head of `x` repeated so that there are `heads`.

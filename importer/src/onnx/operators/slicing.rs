@@ -233,6 +233,7 @@ fn pad(cx: &mut NodeCx) -> Values {
         "constant" => "constant",
         "reflect" => "reflect",
         "edge" => "replicate",
+        "wrap" => "wrap",
         other => {
             return Err(Refusal(format!(
                 "padding of mode `{other}` is not supported"

@@ -21,6 +21,8 @@ pub(super) const RULES: Table = &[
     ("aten.expm1.default", |s| unary(s, Unary::Expm1)),
     ("aten.floor.default", |s| unary(s, Unary::Floor)),
     ("aten.isnan.default", |s| unary(s, Unary::IsNan)),
+    ("aten.isinf.default", |s| of(s, x().abs().eq_(infinity()))),
+    ("aten.isfinite.default", |s| of(s, x().abs().lt(infinity()))),
     ("aten.log.default", |s| unary(s, Unary::Log)),
     ("aten.log1p.default", |s| unary(s, Unary::Log1p)),
     ("aten.logical_not.default", |s| unary(s, Unary::Not)),
@@ -30,8 +32,8 @@ pub(super) const RULES: Table = &[
     ("aten.round.default", |s| unary(s, Unary::Round)),
     ("aten.rsqrt.default", |s| unary(s, Unary::Rsqrt)),
     ("aten.sigmoid.default", |s| unary(s, Unary::Sigmoid)),
-    ("aten.sign.default", |s| unary(s, Unary::Sign)),
-    ("aten.sgn.default", |s| unary(s, Unary::Sign)),
+    ("aten.sign.default", sign),
+    ("aten.sgn.default", sign),
     ("aten.sin.default", |s| unary(s, Unary::Sin)),
     ("aten.sinh.default", |s| unary(s, Unary::Sinh)),
     ("aten.sqrt.default", |s| unary(s, Unary::Sqrt)),
@@ -79,6 +81,10 @@ fn x() -> Expr {
     Expr::In(0)
 }
 
+fn infinity() -> Expr {
+    Expr::float(f64::INFINITY)
+}
+
 fn unary(s: &mut Site, f: Unary) -> Results {
     of(s, Expr::unary(f, x()))
 }
@@ -92,6 +98,16 @@ fn of(s: &mut Site, expr: Expr) -> Results {
         false => expr,
     };
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])
+}
+
+/// −1, 0 or 1, and 0 for NaN.
+fn sign(s: &mut Site) -> Results {
+    let (zero, is) = (
+        || Expr::int(0),
+        |f, value| Expr::select(f, Expr::int(value), Expr::int(0)),
+    );
+    let below = is(x().lt(zero()), -1);
+    of(s, Expr::select(x().gt(zero()), Expr::int(1), below))
 }
 
 fn bitwise_not(s: &mut Site) -> Results {
@@ -154,21 +170,22 @@ fn softplus_scaled(s: &mut Site) -> Results {
 }
 
 fn threshold(s: &mut Site) -> Results {
-    let above = Expr::binary(Binary::Gt, x(), s.scalar("threshold")?);
+    // Compared so that NaN stays NaN.
+    let below = Expr::binary(Binary::Le, x(), s.scalar("threshold")?);
     let value = s.scalar("value")?;
-    of(s, Expr::select(above, x(), value))
+    of(s, Expr::select(below, value, x()))
 }
 
-/// Gradient 1 at the bounds, as `clamp` has it.
+/// Gradient 0 at the bounds.
 fn clamp(s: &mut Site) -> Results {
     let mut expr = x();
     if s.has("max") {
         let max = s.scalar("max")?;
-        expr = Expr::select(Expr::binary(Binary::Gt, x(), max.clone()), max, expr);
+        expr = Expr::select(Expr::binary(Binary::Ge, x(), max.clone()), max, expr);
     }
     if s.has("min") {
         let min = s.scalar("min")?;
-        expr = Expr::select(Expr::binary(Binary::Lt, x(), min.clone()), min, expr);
+        expr = Expr::select(Expr::binary(Binary::Le, x(), min.clone()), min, expr);
     }
     of(s, expr)
 }

@@ -25,6 +25,12 @@ pub(super) const RULES: Table = &[
     ("aten.floor_divide.default", |s| binary(s, Binary::FloorDiv)),
     ("aten.remainder.Tensor", |s| binary(s, Binary::Mod)),
     ("aten.remainder.Scalar", |s| binary(s, Binary::Mod)),
+    ("aten.fmod.Tensor", rest_of_division),
+    ("aten.fmod.Scalar", rest_of_division),
+    ("aten.hypot.default", hypotenuse),
+    ("aten.clamp.Tensor", clamp_between),
+    ("aten.clamp_min.Tensor", clamp_between),
+    ("aten.clamp_max.Tensor", clamp_between),
     ("aten.pow.Tensor_Tensor", |s| {
         binary_named(s, Binary::Pow, "exponent")
     }),
@@ -259,6 +265,38 @@ fn truth(s: &mut Site, f: Binary) -> Results {
         DType::Bool => binary(s, f),
         dtype => Err(s.unsupported(format!("of {dtype}"))),
     }
+}
+
+/// `x − y·trunc(x / y)`: the sign is that of `x`.
+fn rest_of_division(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    // The remainder of sizes is exact, which x − y·trunc(x / y) is not.
+    let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
+    let negative = a.lt(Expr::int(0).cast(dtype));
+    operands.finish(Expr::select(negative, size.clone().neg(), size))
+}
+
+fn hypotenuse(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    operands.finish(a.clone().mul(a).add(b.clone().mul(b)).sqrt())
+}
+
+/// Between tensors, either of which may be missing.
+fn clamp_between(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let mut value = operands.get("self")?;
+    if operands.site.has("min") {
+        value = Expr::binary(Binary::Max, value, operands.get("min")?);
+    }
+    if operands.site.has("max") {
+        value = Expr::binary(Binary::Min, value, operands.get("max")?);
+    }
+    operands.finish(value)
 }
 
 fn choose(s: &mut Site) -> Results {

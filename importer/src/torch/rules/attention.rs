@@ -1,13 +1,11 @@
-//! Scaled dot-product attention, written as its two products with a softmax between them, and
-//! dropout.
+//! Scaled dot-product attention, and dropout.
 //!
 //! Random numbers are a function of the call's seed, the position of the drawing operator among the
 //! drawing ones, and the element's index: the backward pass asks for the same ones again.
 
 use super::Table;
-use super::contraction::contract;
 use crate::torch::error::RuleError;
-use crate::torch::site::{Results, Site, element_index};
+use crate::torch::site::{Results, Site};
 use graph::{Attr, Binary, ContainerId, DType, Expr, SymExpr};
 use ops::{OpBuilder, attrs};
 
@@ -20,58 +18,57 @@ pub(super) const RULES: Table = &[
     ("aten.rand_like.default", uniform_like),
 ];
 
-/// `softmax(q·kᵀ·scale + mask)·v`, q `[…, L, E]`, k `[…, S, E]`, v `[…, S, F]`.
+/// `softmax(q·kᵀ·scale + mask)·v`, q `[…, L, E]`, k `[…, S, E]`, v `[…, S, F]`; leading dimensions
+/// broadcast.
 fn attention(s: &mut Site) -> Results {
-    let (q, k, v) = (s.tensor("query")?, s.tensor("key")?, s.tensor("value")?);
-    let rank = s.rank(q);
-    if s.rank(k) != rank || s.rank(v) != rank || rank < 2 {
+    let mut qkv = [s.tensor("query")?, s.tensor("key")?, s.tensor("value")?];
+    let ranks = qkv.map(|id| s.rank(id));
+    if ranks.iter().any(|r| *r != ranks[0] || *r < 2) {
         return Err(s.unsupported("query, key and value of different ranks"));
     }
+    let n_leading = ranks[0] - 2;
+    let leading = s.out_shape(0)[..n_leading].to_vec();
     if s.flag("enable_gqa")? {
-        return Err(s.unsupported("grouped queries"));
+        let heads = leading[n_leading - 1].clone();
+        for id in &mut qkv[1..] {
+            *id = share_heads(s, *id, &heads)?;
+        }
     }
-    let lead = &"ABCDEFGHIJKLMNOPQRSTUVWXYZ"[..(rank - 2).min(26)];
-    let scores = contract(s, format!("{lead}id,{lead}jd->{lead}ij"), &[q, k])?;
-    let scores = masked(s, q, scores)?;
-    let axis = attrs([("axis", Attr::Int(rank as i64 - 1))]);
-    let mut weights = s.op1("softmax", &[scores], axis)?;
+    for id in &mut qkv {
+        let shape = [&leading, &s.builder.shape(*id)[n_leading..]].concat();
+        *id = s.expand(*id, shape)?;
+    }
+    let mut a = attrs([("causal", Attr::Bool(s.flag("is_causal")?))]);
+    if s.has("scale") {
+        a.insert("scale".into(), Attr::Float(s.float("scale")?));
+    }
+    let mut inputs: Vec<_> = qkv.iter().copied().map(Some).collect();
+    inputs.push(s.optional_tensor("attn_mask")?);
     let p = s.float_or("dropout_p", 0.0)?;
     if p > 0.0 {
-        weights = dropped(s, weights, p, false)?[0];
+        let (seed, place) = s.random_place();
+        a.insert("dropout".into(), Attr::Float(p));
+        a.insert("id".into(), Attr::Int(place));
+        inputs.push(Some(seed));
     }
-    Ok(vec![Some(contract(
-        s,
-        format!("{lead}ij,{lead}jd->{lead}id"),
-        &[weights, v],
-    )?)])
+    Ok(vec![Some(s.builder.op("attention", &inputs, a)?[0])])
 }
 
-/// Scores scaled, with −∞ where the mask forbids.
-fn masked(s: &mut Site, q: ContainerId, scores: ContainerId) -> Result<ContainerId, RuleError> {
-    let rank = s.rank(q);
-    let width = s.builder.shape(q)[rank - 1].clone();
-    let dtype = s.builder.dtype(scores);
-    let scale = match (s.has("scale"), width.as_const()) {
-        (true, _) => Expr::float(s.float("scale")?),
-        (false, Some(n)) => Expr::float(1.0 / (n as f64).sqrt()),
-        (false, None) => Expr::Index(width).cast(dtype).rsqrt(),
-    };
-    let mut expr = Expr::In(0).mul(scale);
-    let mut inputs = vec![scores];
-    let never = || Expr::float(f64::NEG_INFINITY);
-    if s.flag("is_causal")? {
-        let (row, column) = (element_index(rank - 2), element_index(rank - 1));
-        let allowed = Expr::binary(Binary::Le, Expr::Index(column), Expr::Index(row));
-        expr = Expr::select(allowed, expr, never());
-    }
-    if let Some(mask) = s.optional_tensor("attn_mask")? {
-        inputs.push(mask);
-        expr = match s.builder.dtype(mask) {
-            DType::Bool => Expr::select(Expr::In(1), expr, never()),
-            _ => expr.add(Expr::In(1)),
-        };
-    }
-    s.elementwise(expr, &inputs, dtype)
+/// `x` with each head repeated so that there are `heads`.
+fn share_heads(s: &mut Site, x: ContainerId, heads: &SymExpr) -> Result<ContainerId, RuleError> {
+    let shape = s.builder.shape(x);
+    let axis = shape.len() - 3;
+    let times = heads
+        .divide_exactly(&shape[axis])
+        .ok_or_else(|| s.unsupported("key heads that do not divide query heads"))?;
+    let mut wide = shape.clone();
+    wide.insert(axis + 1, SymExpr::constant(1));
+    let x = s.reshape(x, wide.clone())?;
+    wide[axis + 1] = times;
+    let x = s.expand(x, wide)?;
+    let mut whole = shape;
+    whole[axis] = heads.clone();
+    s.reshape(x, whole)
 }
 
 /// `x` with elements dropped with probability `p` and the others scaled by `1/(1 − p)`, and the mask

@@ -9,6 +9,7 @@ use ops::attrs;
 
 pub(super) const RULES: Table = &[
     ("aten.linear.default", linear),
+    ("aten.bilinear.default", bilinear),
     ("aten.matmul.default", |s| product(s, "self", "other")),
     ("aten.mm.default", |s| product(s, "self", "mat2")),
     ("aten.bmm.default", |s| product(s, "self", "mat2")),
@@ -36,7 +37,7 @@ pub(super) const RULES: Table = &[
 const BATCH: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// An einsum.
-pub(super) fn contract(
+fn contract(
     s: &mut Site,
     equation: String,
     operands: &[ContainerId],
@@ -63,6 +64,16 @@ fn linear(s: &mut Site) -> Results {
         _ => format!("{lead}k,nk->{lead}n"),
     };
     let y = contract(s, equation, &[x, w])?;
+    let bias = s.optional_tensor("bias")?;
+    Ok(vec![Some(with_bias(s, y, bias)?)])
+}
+
+/// `y_o = x1·W_o·x2 + b`, W `[out, in1, in2]`.
+fn bilinear(s: &mut Site) -> Results {
+    let (a, b) = (s.tensor("input1")?, s.tensor("input2")?);
+    let (w, lead) = (s.tensor("weight")?, batch_letters(s, s.rank(a) - 1)?);
+    let half = contract(s, format!("{lead}i,oij->{lead}oj"), &[a, w])?;
+    let y = contract(s, format!("{lead}oj,{lead}j->{lead}o"), &[half, b])?;
     let bias = s.optional_tensor("bias")?;
     Ok(vec![Some(with_bias(s, y, bias)?)])
 }
@@ -133,15 +144,8 @@ fn add_product(s: &mut Site, a: &str, b: &str) -> Results {
 /// letter that stays is still needed.
 fn einsum(s: &mut Site) -> Results {
     let equation = s.text_or("equation", "")?.replace(' ', "");
-    if equation.contains("...") {
-        return Err(s.unsupported("an equation with `...`"));
-    }
     let operands = s.tensors("tensors")?;
-    let (left, result) = match equation.split_once("->") {
-        Some((left, result)) => (left.to_string(), result.to_string()),
-        None => (equation.clone(), letters_occurring_once(&equation)),
-    };
-    let mut terms: Vec<String> = left.split(',').map(str::to_string).collect();
+    let (mut terms, result) = spelled_out(s, &equation, &operands)?;
     let mut values = operands.into_iter();
     let wrong = || RuleError::Unsupported(format!("equation `{equation}`"));
     let mut value = values.next().ok_or_else(wrong)?;
@@ -163,6 +167,41 @@ fn einsum(s: &mut Site) -> Results {
         term = kept;
     }
     Ok(vec![Some(value)])
+}
+
+/// The operands' letters and the result's, with letters in place of every `...`: they align at the
+/// last of the dimensions that it stands for, as in broadcasting.
+fn spelled_out(
+    s: &Site,
+    equation: &str,
+    operands: &[ContainerId],
+) -> Result<(Vec<String>, String), RuleError> {
+    let (left, result) = match equation.split_once("->") {
+        Some((left, result)) => (left, Some(result)),
+        None => (equation, None),
+    };
+    let ranks = operands.iter().map(|id| s.rank(*id));
+    let terms: Vec<(&str, usize)> = left
+        .split(',')
+        .zip(ranks)
+        .map(|(term, rank)| (term, (rank + 3).saturating_sub(term.len())))
+        .collect();
+    let dotted = terms.iter().filter(|(term, _)| term.contains("..."));
+    let most = dotted.map(|(_, n)| *n).max().unwrap_or(0);
+    let free: String = ('A'..='Z')
+        .chain('a'..='z')
+        .filter(|c| !equation.contains(*c))
+        .collect();
+    let dots = free
+        .get(..most)
+        .ok_or_else(|| s.unsupported("more dimensions than letters"))?;
+    let spelled = |term: &str, n: usize| term.replace("...", &dots[most - n..]);
+    let result = match result {
+        Some(result) => spelled(result, most),
+        None => format!("{dots}{}", letters_occurring_once(left)),
+    };
+    let terms = terms.iter().map(|(term, n)| spelled(term, (*n).min(most)));
+    Ok((terms.collect(), result))
 }
 
 fn letters_occurring_once(equation: &str) -> String {

@@ -1,10 +1,10 @@
-//! Losses, written as element-wise terms and a reduction, which fuse.
+//! Losses: over classes by their operators, others as element-wise terms and a reduction, which fuse.
 
 use super::Table;
 use crate::torch::error::RuleError;
-use crate::torch::site::{Results, Site, element_index};
-use graph::{Attr, Binary, ContainerId, Expr, SymExpr};
-use ops::attrs;
+use crate::torch::site::{Results, Site};
+use graph::{Attr, Binary, ContainerId, DType, Expr};
+use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
     ("aten.cross_entropy_loss.default", cross_entropy),
@@ -85,16 +85,15 @@ fn smooth(s: &mut Site, bound: &str) -> Results {
     combined(s, values)
 }
 
-/// `−w·(y·ln x + (1 − y)·ln(1 − x))`, logarithms not below −100 as PyTorch has it.
 fn binary_cross_entropy(s: &mut Site) -> Results {
-    let bounded = |e: Expr| Expr::binary(Binary::Max, e.log(), Expr::float(-100.0));
-    let one = || Expr::float(1.0);
-    let (x, y) = (Expr::In(0), Expr::In(1));
-    let value = y
-        .clone()
-        .mul(bounded(x.clone()))
-        .add(one().sub(y).mul(bounded(one().sub(x))));
-    weighted_terms(s, value.neg())
+    let (x, y) = (s.subject()?, s.tensor("target")?);
+    let dtype = s.out_dtype(0);
+    let (x, y) = (s.cast(x, dtype)?, s.cast(y, dtype)?);
+    let mut terms = s.op1("binary_cross_entropy", &[x, y], attrs([]))?;
+    if let Some(w) = s.optional_tensor("weight")? {
+        terms = s.elementwise(Expr::In(0).mul(Expr::In(1)), &[terms, w], dtype)?;
+    }
+    combined(s, terms)
 }
 
 /// `(1 − y)·x + (1 + (p − 1)·y)·softplus(−x)` with `p` the weight of positives.
@@ -130,108 +129,35 @@ fn weighted_terms(s: &mut Site, expr: Expr) -> Results {
 }
 
 fn cross_entropy(s: &mut Site) -> Results {
-    let (x, target) = (s.subject()?, s.tensor("target")?);
-    let axis = usize::from(s.rank(x) > 1);
-    let log = s.op1(
-        "log_softmax",
-        &[x],
-        attrs([("axis", Attr::Int(axis as i64))]),
-    )?;
     let smoothing = s.float_or("label_smoothing", 0.0)?;
-    if s.builder.dtype(target).is_float() {
-        return with_probabilities(s, log, target, axis, smoothing);
-    }
-    with_classes(s, log, target, axis, smoothing)
+    of_classes(s, "cross_entropy", smoothing)
 }
 
 fn nll(s: &mut Site) -> Results {
-    let (log, target) = (s.subject()?, s.tensor("target")?);
-    let axis = usize::from(s.rank(log) > 1);
-    with_classes(s, log, target, axis, 0.0)
+    of_classes(s, "nll_loss", 0.0)
 }
 
-/// `−Σ_c t_c·log_c`, the mean taken over everything but the classes.
-fn with_probabilities(
-    s: &mut Site,
-    log: ContainerId,
-    target: ContainerId,
-    axis: usize,
-    smoothing: f64,
-) -> Results {
-    if s.has("weight") {
-        return Err(s.unsupported("class weights with probabilities as targets"));
-    }
-    let n_classes = s.builder.shape(log)[axis].clone();
-    let dtype = s.builder.dtype(log);
-    let mut t = Expr::In(1);
-    if smoothing > 0.0 {
-        let even = Expr::float(smoothing).div(Expr::Index(n_classes).cast(dtype));
-        t = t.mul(Expr::float(1.0 - smoothing)).add(even);
-    }
-    let products = s.elementwise(Expr::In(0).mul(t).neg(), &[log, target], dtype)?;
-    let rows = s.reduce("sum", products, &[axis], false)?;
-    combined(s, rows)
-}
-
-/// `−w[t]·log_t` where `t ≠ ignore_index`; the mean divides by the weights' sum. Which class is meant
-/// is compared, not looked up: the terms of a row are summed in the same pass that reads it.
-fn with_classes(
-    s: &mut Site,
-    log: ContainerId,
-    target: ContainerId,
-    axis: usize,
-    smoothing: f64,
-) -> Results {
-    let dtype = s.builder.dtype(log);
-    let n_classes = s.builder.shape(log)[axis].clone();
-    let mut shape = s.builder.shape(target);
-    shape.insert(axis, SymExpr::constant(1));
-    let target = s.reshape(target, shape)?;
-    let ignored = s.int_or("ignore_index", -100)?;
-    let counted = Expr::binary(Binary::Ne, Expr::In(1), Expr::int(ignored));
-    let class = Expr::binary(Binary::Eq, Expr::In(1), Expr::Index(element_index(axis)));
-    let weight = s.optional_tensor("weight")?;
-    let mut inputs = vec![log, target];
-    let mut w = Expr::float(1.0);
-    if let Some(weight) = weight {
-        let mut shape = s.builder.shape(weight);
-        shape.extend(std::iter::repeat_n(
-            SymExpr::constant(1),
-            s.rank(log) - axis - 1,
-        ));
-        inputs.push(s.reshape(weight, shape)?);
-        w = Expr::In(2);
-    }
-    let zero = || Expr::float(0.0);
-    let mut chosen = Expr::select(class.clone(), w.clone(), zero());
-    if smoothing > 0.0 {
-        let even = Expr::float(smoothing).div(Expr::Index(n_classes).cast(dtype));
-        chosen = chosen
-            .mul(Expr::float(1.0 - smoothing))
-            .add(w.clone().mul(even));
-    }
-    let term = Expr::select(counted.clone(), Expr::In(0).mul(chosen).neg(), zero());
-    let products = s.elementwise(term, &inputs, dtype)?;
-    let rows = s.reduce("sum", products, &[axis], false)?;
-    let total_weight = |s: &mut Site| -> Result<ContainerId, RuleError> {
-        let counted = Expr::binary(Binary::And, counted.clone(), class.clone());
-        let weights = s.elementwise(Expr::select(counted, w.clone(), zero()), &inputs, dtype)?;
-        let axes: Vec<usize> = (0..s.rank(weights)).collect();
-        s.reduce("sum", weights, &axes, false)
+/// The loss, and for `nll_loss_forward` what its mean divides by.
+fn of_classes(s: &mut Site, op: &str, smoothing: f64) -> Results {
+    let (x, target) = (s.subject()?, s.tensor("target")?);
+    let target = match s.builder.dtype(target).is_float() {
+        true => target,
+        false => s.cast(target, DType::I64)?,
     };
-    let axes: Vec<usize> = (0..s.rank(rows)).collect();
-    let loss = match combine(s)? {
-        Combine::Not => rows,
-        Combine::Sum => s.reduce("sum", rows, &axes, false)?,
-        Combine::Mean => {
-            let sum = s.reduce("sum", rows, &axes, false)?;
-            let divisor = total_weight(s)?;
-            s.elementwise(Expr::In(0).div(Expr::In(1)), &[sum, divisor], dtype)?
-        }
+    let reduction = match combine(s)? {
+        Combine::Not => "none",
+        Combine::Mean => "mean",
+        Combine::Sum => "sum",
     };
-    let mut results = vec![Some(loss)];
-    if s.node.outputs.len() > 1 {
-        results.push(Some(total_weight(s)?));
+    let mut a = attrs([
+        ("reduction", Attr::Str(reduction.into())),
+        ("ignore_index", Attr::Int(s.int_or("ignore_index", -100)?)),
+    ]);
+    if smoothing > 0.0 {
+        a.insert("label_smoothing".into(), Attr::Float(smoothing));
     }
-    Ok(results)
+    let inputs = [Some(x), Some(target), s.optional_tensor("weight")?];
+    let made = s.builder.op(op, &inputs, a)?;
+    let wanted = s.node.outputs.len().min(2);
+    Ok(made[..wanted].iter().copied().map(Some).collect())
 }

@@ -5,8 +5,8 @@
 
 use super::Table;
 use crate::torch::error::RuleError;
-use crate::torch::site::{Results, Site};
-use graph::{Attr, ContainerId, SymExpr};
+use crate::torch::site::{Results, Site, element_index};
+use graph::{Attr, Binary, ContainerId, Expr, SymExpr};
 use ops::attrs;
 
 pub(super) const RULES: Table = &[
@@ -41,6 +41,9 @@ pub(super) const RULES: Table = &[
     ("aten.cat.default", cat),
     ("aten.concat.default", cat),
     ("aten.stack.default", stack),
+    ("aten.diagonal.default", diagonal),
+    ("aten.slice_scatter.default", slice_scatter),
+    ("aten.select_scatter.default", select_scatter),
     ("aten.constant_pad_nd.default", |s| pad(s, "constant")),
     ("aten.reflection_pad1d.default", |s| pad(s, "reflect")),
     ("aten.reflection_pad2d.default", |s| pad(s, "reflect")),
@@ -141,8 +144,8 @@ fn bound(given: SymExpr, size: &SymExpr) -> SymExpr {
     }
 }
 
-fn slice(s: &mut Site) -> Results {
-    let x = s.subject()?;
+/// Axis, bounds and step of a slice of `x`.
+fn sliced(s: &Site, x: ContainerId) -> Result<(usize, (SymExpr, SymExpr, i64)), RuleError> {
     let axis = match s.has("dim") {
         true => s.axis("dim", s.rank(x))?,
         false => 0,
@@ -156,8 +159,106 @@ fn slice(s: &mut Site) -> Results {
         true => bound(s.size("end")?, &size),
         false => size,
     };
-    let step = s.int_or("step", 1)?;
-    Ok(vec![Some(cut(s, x, axis, (start, stop, step))?)])
+    Ok((axis, (start, stop, s.int_or("step", 1)?)))
+}
+
+fn slice(s: &mut Site) -> Results {
+    let x = s.subject()?;
+    let (axis, bounds) = sliced(s, x)?;
+    Ok(vec![Some(cut(s, x, axis, bounds)?)])
+}
+
+/// `x` with `src` in the place of a slice: `src`, spread so that its elements lie where they belong,
+/// is chosen there.
+fn slice_scatter(s: &mut Site) -> Results {
+    let (x, src) = (s.subject()?, s.tensor("src")?);
+    let (axis, (start, stop, step)) = sliced(s, x)?;
+    let size = s.builder.shape(x)[axis].clone();
+    let mut shape = s.builder.shape(src);
+    let length = shape[axis].clone() * step;
+    let mut spread = src;
+    if step != 1 {
+        shape.insert(axis + 1, SymExpr::constant(1));
+        spread = s.reshape(spread, shape.clone())?;
+        shape[axis + 1] = SymExpr::constant(step);
+        spread = s.expand(spread, shape.clone())?;
+        shape.remove(axis + 1);
+        shape[axis] = length.clone();
+        spread = s.reshape(spread, shape.clone())?;
+    }
+    let mut low = vec![SymExpr::constant(0); shape.len()];
+    let mut high = low.clone();
+    low[axis] = start.clone();
+    high[axis] = size - start.clone() - length;
+    let a = attrs([("low", Attr::Sizes(low)), ("high", Attr::Sizes(high))]);
+    spread = s.op1("pad", &[spread], a)?;
+    let at = element_index(axis);
+    let mut inside = Expr::Index(at.clone())
+        .ge(Expr::Index(start.clone()))
+        .and(Expr::Index(at.clone()).lt(Expr::Index(stop)));
+    if step != 1 {
+        let rest = Expr::binary(Binary::Mod, Expr::Index(at - start), Expr::int(step));
+        inside = inside.and(rest.eq_(Expr::int(0)));
+    }
+    chosen(s, inside, spread, x)
+}
+
+/// `x` with `src` in the place of one element along an axis.
+fn select_scatter(s: &mut Site) -> Results {
+    let (x, src) = (s.subject()?, s.tensor("src")?);
+    let axis = s.axis("dim", s.rank(x))?;
+    let at = picked(s, x, axis)?;
+    let mut shape = s.builder.shape(src);
+    shape.insert(axis, SymExpr::constant(1));
+    let src = s.reshape(src, shape)?;
+    let here = Expr::Index(element_index(axis)).eq_(Expr::Index(at));
+    chosen(s, here, src, x)
+}
+
+/// `src` where `inside` holds, `x` elsewhere.
+fn chosen(s: &mut Site, inside: Expr, src: ContainerId, x: ContainerId) -> Results {
+    let dtype = s.out_dtype(0);
+    let expr = Expr::select(inside, Expr::In(1).cast(dtype), Expr::In(0));
+    Ok(vec![Some(s.elementwise(expr, &[x, src], dtype)?)])
+}
+
+/// The elements with equal positions along two axes: a slice of the two taken as one.
+fn diagonal(s: &mut Site) -> Results {
+    let x = s.subject()?;
+    let rank = s.rank(x);
+    let (a, b) = match s.has("dim1") {
+        true => (s.axis("dim1", rank)?, s.axis("dim2", rank)?),
+        false => (0, 1),
+    };
+    let mut order: Vec<i64> = (0..rank as i64)
+        .filter(|d| *d != a as i64 && *d != b as i64)
+        .collect();
+    order.extend([a as i64, b as i64]);
+    let turned = s.permute(x, order)?;
+    let mut shape = s.builder.shape(turned);
+    let (rows, columns) = (shape[rank - 2].as_const(), shape[rank - 1].as_const());
+    let (Some(rows), Some(columns)) = (rows, columns) else {
+        return Err(s.unsupported("of symbolic size"));
+    };
+    let offset = s.int_or("offset", 0)?;
+    let start = if offset < 0 {
+        -offset * columns
+    } else {
+        offset
+    };
+    let length = (rows - (-offset).max(0))
+        .min(columns - offset.max(0))
+        .max(0);
+    let stop = (start + (length - 1) * (columns + 1) + 1).max(start);
+    shape.truncate(rank - 2);
+    shape.push(SymExpr::constant(rows * columns));
+    let flat = s.reshape(turned, shape)?;
+    let bounds = (
+        SymExpr::constant(start),
+        SymExpr::constant(stop),
+        columns + 1,
+    );
+    Ok(vec![Some(cut(s, flat, rank - 2, bounds)?)])
 }
 
 fn narrow(s: &mut Site) -> Results {
@@ -178,15 +279,19 @@ fn pick(s: &mut Site, x: ContainerId, axis: usize, at: SymExpr) -> Result<Contai
     s.reshape(row, shape)
 }
 
+/// The element that `index` names along an axis of `x`, counted from the front.
+fn picked(s: &Site, x: ContainerId, axis: usize) -> Result<SymExpr, RuleError> {
+    let at = s.size("index")?;
+    Ok(match at.as_const() {
+        Some(i) if i < 0 => s.builder.shape(x)[axis].clone() + SymExpr::constant(i),
+        _ => at,
+    })
+}
+
 fn select(s: &mut Site) -> Results {
     let x = s.subject()?;
     let axis = s.axis("dim", s.rank(x))?;
-    let size = s.builder.shape(x)[axis].clone();
-    let at = s.size("index")?;
-    let at = match at.as_const() {
-        Some(i) if i < 0 => size + SymExpr::constant(i),
-        _ => at,
-    };
+    let at = picked(s, x, axis)?;
     Ok(vec![Some(pick(s, x, axis, at)?)])
 }
 
@@ -222,8 +327,8 @@ fn cat(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut parts = Vec::new();
     for part in s.tensors("tensors")? {
-        // PyTorch lets empty one-dimensional tensors join anything.
-        if s.rank(part) == 1 && s.builder.shape(part)[0].is_zero() {
+        // Empty ones add nothing; PyTorch lets those of one dimension join anything.
+        if s.builder.shape(part).iter().any(SymExpr::is_zero) {
             continue;
         }
         parts.push(s.cast(part, dtype)?);
@@ -265,6 +370,7 @@ fn pad_named(s: &mut Site) -> Results {
         "constant" => pad(s, "constant"),
         "reflect" => pad(s, "reflect"),
         "replicate" => pad(s, "replicate"),
+        "circular" => pad(s, "wrap"),
         mode => Err(s.unsupported(format!("mode `{mode}`"))),
     }
 }

@@ -3,7 +3,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, ContainerId, Expr, SymExpr};
+use graph::{Attr, Attrs, ContainerId, Expr, SymExpr};
 use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
@@ -25,6 +25,7 @@ pub(super) const RULES: Table = &[
     ("aten.group_norm.default", group_norm),
     ("aten.softmax.int", |s| softmax(s, "softmax")),
     ("aten._softmax.default", |s| softmax(s, "softmax")),
+    ("aten._safe_softmax.default", safe_softmax),
     ("aten.log_softmax.int", |s| softmax(s, "log_softmax")),
     ("aten._log_softmax.default", |s| softmax(s, "log_softmax")),
 ];
@@ -139,15 +140,21 @@ fn group_norm(s: &mut Site) -> Results {
 }
 
 fn softmax(s: &mut Site, op: &str) -> Results {
+    softmax_with(s, op, attrs([]))
+}
+
+/// Zeros for a row of −∞.
+fn safe_softmax(s: &mut Site) -> Results {
+    softmax_with(s, "softmax", attrs([("safe", Attr::Bool(true))]))
+}
+
+fn softmax_with(s: &mut Site, op: &str, mut a: Attrs) -> Results {
     let (x, dtype) = (s.subject()?, s.out_dtype(0));
     let x = s.cast(x, dtype)?;
     if s.rank(x) == 0 {
         return Err(s.unsupported("of a scalar"));
     }
     let axis = s.axis("dim", s.rank(x))? as i64;
-    Ok(vec![Some(s.op1(
-        op,
-        &[x],
-        attrs([("axis", Attr::Int(axis))]),
-    )?)])
+    a.insert("axis".into(), Attr::Int(axis));
+    Ok(vec![Some(s.op1(op, &[x], a)?)])
 }

@@ -12,6 +12,9 @@ pub(super) const RULES: Table = &[
     ("aten.max_pool3d.default", |s| max_pool(s, 3)),
     ("aten.max_pool2d_with_indices.default", |s| max_pool(s, 2)),
     ("aten.max_pool3d_with_indices.default", |s| max_pool(s, 3)),
+    ("aten.adaptive_max_pool1d.default", |s| adaptive_max(s, 1)),
+    ("aten.adaptive_max_pool2d.default", |s| adaptive_max(s, 2)),
+    ("aten.adaptive_max_pool3d.default", |s| adaptive_max(s, 3)),
     ("aten.avg_pool1d.default", |s| average_pool(s, 1)),
     ("aten.avg_pool2d.default", |s| average_pool(s, 2)),
     ("aten.avg_pool3d.default", |s| average_pool(s, 3)),
@@ -96,10 +99,27 @@ fn adaptive_average(s: &mut Site, n: usize) -> Results {
     if spatial.iter().all(|d| output[*d] == input[*d]) {
         return Ok(vec![Some(x)]);
     }
-    let sizes: Option<Vec<i64>> = spatial.iter().map(|d| output[*d].as_const()).collect();
-    let sizes = sizes.ok_or_else(|| s.unsupported("an output of symbolic size"))?;
+    let sizes = output_sizes(s, n)?;
     let x = batched(s, n)?;
     let a = attrs([("output", Attr::Ints(sizes))]);
     let y = s.builder.op("adaptive_average_pool", &[Some(x)], a)?[0];
     Ok(vec![Some(unbatched(s, y)?)])
+}
+
+/// The pooled dimensions' sizes in the result.
+fn output_sizes(s: &Site, n: usize) -> Result<Vec<i64>, RuleError> {
+    let output = s.out_shape(0);
+    let sizes: Option<Vec<i64>> = output[output.len() - n..]
+        .iter()
+        .map(SymExpr::as_const)
+        .collect();
+    sizes.ok_or_else(|| s.unsupported("an output of symbolic size"))
+}
+
+/// y, and the positions of the maxima.
+fn adaptive_max(s: &mut Site, n: usize) -> Results {
+    let a = attrs([("output", Attr::Ints(output_sizes(s, n)?))]);
+    let x = batched(s, n)?;
+    let made = s.builder.op("adaptive_max_pool", &[Some(x)], a)?;
+    made.iter().map(|y| Ok(Some(unbatched(s, *y)?))).collect()
 }

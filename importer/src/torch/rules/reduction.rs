@@ -3,7 +3,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, ContainerId, Expr, SymExpr};
+use graph::{Attr, ContainerId, DType, Expr, SymExpr};
 use ops::attrs;
 
 pub(super) const RULES: Table = &[
@@ -33,8 +33,8 @@ pub(super) const RULES: Table = &[
     ("aten.var_mean.correction", variance_and_mean),
     ("aten.argmax.default", |s| position(s, "argmax")),
     ("aten.argmin.default", |s| position(s, "argmin")),
-    ("aten.max.dim", |s| extreme(s, "max", "argmax")),
-    ("aten.min.dim", |s| extreme(s, "min", "argmin")),
+    ("aten.max.dim", |s| extreme(s, "argmax")),
+    ("aten.min.dim", |s| extreme(s, "argmin")),
     ("aten.cumsum.default", cumulative_sum),
 ];
 
@@ -71,6 +71,10 @@ fn vector_norm(s: &mut Site) -> Results {
     let kind = match order {
         1.0 => "l1",
         2.0 => "l2",
+        f64::INFINITY => {
+            let sizes = s.elementwise(Expr::In(0).abs(), &[x], dtype)?;
+            return Ok(vec![Some(s.reduce("max", sizes, &axes, keep)?)]);
+        }
         o => return Err(s.unsupported(format!("order {o}"))),
     };
     Ok(vec![Some(s.reduce(kind, x, &axes, keep)?)])
@@ -139,13 +143,20 @@ fn arg_reduce(
     s.op1("arg_reduce", &[x], a)
 }
 
-/// The extreme along one axis and where it is. Ties share the gradient, as in `amax`.
-fn extreme(s: &mut Site, kind: &str, arg: &str) -> Results {
+/// The extreme along one axis and where it is. The gradient goes to that place alone.
+fn extreme(s: &mut Site, kind: &str) -> Results {
     let x = s.subject()?;
+    if s.rank(x) == 0 {
+        let zero = s.elementwise(Expr::int(0).cast(DType::I64), &[x], DType::I64)?;
+        return Ok(vec![Some(x), Some(zero)]);
+    }
     let axis = s.axis("dim", s.rank(x))?;
-    let keep = s.flag("keepdim")?;
-    let value = s.reduce(kind, x, &[axis], keep)?;
-    Ok(vec![Some(value), Some(arg_reduce(s, arg, x, axis, keep)?)])
+    let at = arg_reduce(s, kind, x, axis, true)?;
+    let a = attrs([("axis", Attr::Int(axis as i64))]);
+    let value = s.op1("gather_elements", &[x, at], a)?;
+    let shape = s.out_shape(0);
+    let value = s.reshape(value, shape.clone())?;
+    Ok(vec![Some(value), Some(s.reshape(at, shape)?)])
 }
 
 fn cumulative_sum(s: &mut Site) -> Results {

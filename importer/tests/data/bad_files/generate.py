@@ -45,7 +45,7 @@ def write_problems():
         node("Add", ["m", "t"], ["u"], name="depends_on_unsupported"),
         node("Relu", ["nowhere"], ["r"], name="lost"),
         node("Reshape", ["x", "x"], ["s"], name="shape"),
-        node("Pad", ["x", "pads"], ["p"], name="mode", mode="wrap"),
+        node("Pad", ["x", "pads"], ["p"], name="mode", mode="mirror"),
         node("Relu", ["x"], ["a"], name="attribute", magic=1),
     ]
     stored = [
