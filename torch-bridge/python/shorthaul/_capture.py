@@ -328,7 +328,12 @@ class _Writer:
         if functional.target.split(".")[1] not in _UNIFORM:
             return
         refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]
-        dtypes = [_dtype_name(ref.node.meta["val"].dtype) for ref in refs]
+        values = [ref.node.meta["val"] for ref in refs]
+        tensors = [
+            value[ref.idx] if isinstance(value, (list, tuple)) else value
+            for ref, value in zip(refs, values, strict=True)
+        ]
+        dtypes = [_dtype_name(tensor.dtype) for tensor in tensors]
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
             raise CaptureError(
