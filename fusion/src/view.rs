@@ -447,28 +447,4 @@ pub fn drop_unit_params(nodes: &mut [Node]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refinement_is_the_coarsest_common_shape() {
-        assert_eq!(
-            common_refinement(&[8, 64], &[8, 4, 16]),
-            Some(vec![8, 4, 16])
-        );
-        assert_eq!(common_refinement(&[2, 3, 1], &[6]), Some(vec![2, 3]));
-        assert_eq!(common_refinement(&[4, 6], &[6, 4]), None);
-    }
-
-    #[test]
-    fn digits_need_ranges_that_fit() {
-        let ranges = BTreeMap::from([(Symbol::new("a"), 4), (Symbol::new("b"), 16)]);
-        let e = SymExpr::symbol("a") * 16 + SymExpr::symbol("b");
-        let d = digits(&e, &[4, 16], &ranges).expect("fits");
-        assert_eq!(
-            (d[0].to_string(), d[1].to_string()),
-            ("a".into(), "b".into())
-        );
-        assert_eq!(digits(&(e + 1), &[4, 16], &ranges), None);
-    }
-}
+mod tests;

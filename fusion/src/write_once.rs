@@ -66,10 +66,16 @@ mod tests {
     use graph::{Graph, Node, parse};
 
     fn conflicts_left(shape: &str, params: &str, target: &str) -> usize {
+        left_of(
+            shape,
+            &format!("map [{params}] {{ tasklet %y[{target}] (sum) = $0 from %x[0] }}"),
+        )
+    }
+
+    fn left_of(shape: &str, node: &str) -> usize {
         let text = format!(
-            "graph \"g\" {{\n  %x: f32[4] input\n  %y: f32[{shape}]\n  inputs %x\n  state {{\n    \
-             map [{params}] {{\n      tasklet %y[{target}] (sum) = $0 from %x[0]\n    }}\n  }}\n  \
-             outputs %y\n}}\n"
+            "graph \"g\" {{\n%x: f32[4] input\n%ids: i64[4] input\n%y: f32[{shape}]\n\
+             inputs %x, %ids\nstate {{\n{node}\n}}\noutputs %y\n}}\n"
         );
         let mut graph: Graph = parse(&text).unwrap();
         let mut nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
@@ -93,5 +99,24 @@ mod tests {
         assert_eq!(conflicts_left("4", "i < 4, j < 2", "i"), 1);
         assert_eq!(conflicts_left("8", "i < 4", "2*i"), 1);
         assert_eq!(conflicts_left("4", "i < 2, j < 2", "i + j"), 1);
+    }
+
+    #[test]
+    fn a_sum_whose_place_is_not_known_stays() {
+        let scattered = "map [i < 4] { tasklet %y[$1] (sum) = $0 from %x[i], %ids[i] }";
+        assert_eq!(left_of("4", scattered), 1);
+        let dropped = "map [i < 4] { tasklet %y[i - 1 | 0.0] (sum) = $0 from %x[i] }";
+        assert_eq!(left_of("4", dropped), 1);
+    }
+
+    #[test]
+    fn a_sum_of_several_writers_stays() {
+        let twice = "map [] {
+               map [i < 4] { tasklet %y[i] (sum) = $0 from %x[i] }
+               map [i < 4] { tasklet %y[i] (sum) = $0 * 2.0 from %x[i] }
+             }";
+        assert_eq!(left_of("4", twice), 2);
+        let once = "map [] { map [i < 4] { tasklet %y[i] (sum) = $0 from %x[i] } }";
+        assert_eq!(left_of("4", once), 0);
     }
 }
