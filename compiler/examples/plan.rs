@@ -1,6 +1,8 @@
-//! Prints the kernels of a network after fusion: what each reads and writes, in MB.
+//! Prints the kernels of a network after fusion: what each reads and writes, in MB, and what fusion
+//! refused.
 //! `cargo run --release --example plan -- resnet`
 
+use compiler::report::Report;
 use graph::{Bindings, ContainerId, DType, Graph, Lifetime, Node, NodeKind, Storage, SymExpr};
 
 fn main() {
@@ -24,22 +26,21 @@ fn main() {
     for node in nodes {
         print_node(&plan.graph, node);
     }
+    for decision in plan.decisions.iter().filter(|d| !d.applied) {
+        let sentence = format!("{} {}", decision.origin, decision.sentence);
+        println!(
+            "refused: {} {sentence} ({} bytes)",
+            decision.rewrite, decision.bytes
+        );
+    }
+    let report = Report::of_plan(&plan, 2).expect("lowers");
     let mb = |n: i64| n as f64 / 1e6;
-    let moved: i64 = fusion::kernel_traffic(&plan.graph)
-        .iter()
-        .map(|t| t.read + t.written)
-        .sum();
-    let saved: i64 = plan
-        .crossing()
-        .iter()
-        .map(|id| bytes(&plan.graph, *id))
-        .sum();
     println!(
         "{} kernels, {:.1} MB moved, at least {:.1} MB, {:.1} MB saved for backward",
-        nodes.len(),
-        mb(moved),
-        mb(fusion::lower_bound(&plan.graph)),
-        mb(saved)
+        report.kernels.len(),
+        mb(report.bytes_moved),
+        mb(report.bytes_least),
+        mb(report.memory.saved_bytes as i64)
     );
 }
 

@@ -8,8 +8,7 @@ use crate::boundary;
 use crate::error::{CompileError, check};
 use autodiff::Request;
 use fusion::{Decision, Fused};
-use graph::{Bindings, ContainerId, Graph, Lifetime, Stage};
-use std::collections::BTreeSet;
+use graph::{Bindings, ContainerId, Graph};
 
 /// A training or inference step before sizes are known.
 #[derive(Clone, Debug)]
@@ -128,38 +127,4 @@ pub struct Plan {
     pub graph: Graph,
     /// What fusion did.
     pub decisions: Vec<Decision>,
-}
-
-impl Plan {
-    /// Positions among the inputs that backward kernels read.
-    pub fn backward_reads(&self) -> Vec<usize> {
-        let read: BTreeSet<ContainerId> = self
-            .graph
-            .single_state()
-            .into_iter()
-            .flat_map(|s| &s.nodes)
-            .filter(|n| n.stage == Stage::Backward)
-            .flat_map(|n| n.reads())
-            .collect();
-        let inputs = self.graph.inputs.iter().take(self.step.n_inputs);
-        inputs
-            .enumerate()
-            .filter_map(|(i, id)| read.contains(id).then_some(i))
-            .collect()
-    }
-
-    /// Bytes that live from forward to backward: what forward kernels write and backward ones read.
-    pub fn crossing(&self) -> Vec<ContainerId> {
-        let Some(state) = self.graph.single_state() else {
-            return Vec::new();
-        };
-        let of = |stage| state.nodes.iter().filter(move |n| n.stage == stage);
-        let written: BTreeSet<_> = of(Stage::Forward).flat_map(|n| n.writes()).collect();
-        let read: BTreeSet<_> = of(Stage::Backward).flat_map(|n| n.reads()).collect();
-        written
-            .intersection(&read)
-            .filter(|id| self.graph.container(**id).lifetime == Lifetime::Transient)
-            .copied()
-            .collect()
-    }
 }

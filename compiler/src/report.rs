@@ -1,9 +1,11 @@
 //! What a step does, in numbers: kernels, the bytes they move against the least possible,
 //! arithmetic and memory.
 //!
-//! Each container a kernel touches counts once, whole. The least
-//! possible is what crosses the border of the whole step ("Data Movement Is All You Need", arXiv
-//! 2007.00072, calls it Q). Nothing here is measured.
+//! Bytes moved are bytes of containers: each that a kernel reads or writes counts once and whole, what
+//! stays inside a kernel not at all. So a lookup or a slice moves less than is counted, and a product
+//! that packs its operands or a window that leaves the cache moves more. The least possible is what
+//! crosses the border of the whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it
+//! Q). Nothing here is measured.
 
 use crate::error::CompileError;
 use crate::plan::Plan;
@@ -23,7 +25,7 @@ pub const MAX_REFUSALS: usize = 50;
 pub struct Report {
     /// Kernels in execution order.
     pub kernels: Vec<KernelReport>,
-    /// Bytes that all kernels move together.
+    /// Bytes of the containers that each kernel reads or writes, over all kernels.
     pub bytes_moved: i64,
     /// Bytes that no schedule can avoid moving: inputs and parameters once, outputs once.
     pub bytes_least: i64,
@@ -51,9 +53,9 @@ pub struct KernelReport {
     pub path: &'static str,
     /// Calls it takes.
     pub launches: usize,
-    /// Bytes read from memory.
+    /// Bytes of the containers it reads from memory, each whole.
     pub bytes_read: i64,
-    /// Bytes written to memory.
+    /// Bytes of the containers it writes to memory, each whole.
     pub bytes_written: i64,
     /// Of both, bytes of the step's own inputs, parameters and outputs: the rest is intermediate.
     pub bytes_least: i64,

@@ -11,8 +11,8 @@
 
 use crate::decision::Decision;
 use crate::unit::{
-    Definition, Uses, bytes, definition, elements, expression_cost, is_contraction, is_movement,
-    points, unit, unit_tasklet_mut,
+    Definition, bytes, definition, elements, expression_cost, is_contraction, is_movement, points,
+    unit, unit_tasklet_mut,
 };
 use graph::{ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, SymExpr, Symbol, Tasklet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -472,12 +472,11 @@ fn bytes_saved(
 /// Drops nodes whose results nobody reads.
 fn remove_dead(nodes: &mut Vec<Node>, outputs: &BTreeSet<ContainerId>) {
     loop {
-        let uses = Uses::of(nodes);
+        let read: BTreeSet<ContainerId> = nodes.iter().flat_map(Node::reads).collect();
         let before = nodes.len();
         nodes.retain(|n| {
-            n.writes()
-                .iter()
-                .any(|id| outputs.contains(id) || !uses.readers(*id).is_empty())
+            let mut writes = n.writes().into_iter();
+            writes.any(|id| outputs.contains(&id) || read.contains(&id))
         });
         if nodes.len() == before {
             return;

@@ -16,7 +16,7 @@ mod view;
 mod write_once;
 
 pub use decision::Decision;
-pub use traffic::{Traffic, kernel_traffic, lower_bound};
+pub use traffic::lower_bound;
 
 use graph::{Graph, Node};
 

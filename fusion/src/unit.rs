@@ -7,7 +7,6 @@ use graph::{
     Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
     SymExpr, Symbol, Tasklet, Unary,
 };
-use std::collections::BTreeMap;
 
 /// The map and its only tasklet, if the node has that form.
 pub fn unit(node: &Node) -> Option<(&Map, &Tasklet)> {
@@ -34,36 +33,6 @@ pub fn unit_tasklet_mut(node: &mut Node) -> Option<&mut Tasklet> {
             _ => None,
         },
         _ => None,
-    }
-}
-
-/// Positions of the nodes that write and read each container.
-#[derive(Debug, Default)]
-pub struct Uses {
-    /// Who writes it.
-    pub writers: BTreeMap<ContainerId, Vec<usize>>,
-    /// Who reads it.
-    pub readers: BTreeMap<ContainerId, Vec<usize>>,
-}
-
-impl Uses {
-    /// Uses within a node list.
-    pub fn of(nodes: &[Node]) -> Self {
-        let mut uses = Uses::default();
-        for (at, node) in nodes.iter().enumerate() {
-            for id in node.writes() {
-                uses.writers.entry(id).or_default().push(at);
-            }
-            for id in node.reads() {
-                uses.readers.entry(id).or_default().push(at);
-            }
-        }
-        uses
-    }
-
-    /// The readers.
-    pub fn readers(&self, id: ContainerId) -> &[usize] {
-        self.readers.get(&id).map_or(&[], Vec::as_slice)
     }
 }
 
