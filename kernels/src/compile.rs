@@ -137,6 +137,7 @@ pub fn compile(
     progress: &mut dyn Progress,
 ) -> Result<Vec<Arc<Module>>, CompileError> {
     let start = Instant::now();
+    show_sources(units, progress);
     let keys: Vec<Key> = units.iter().map(|unit| options.key(&unit.source)).collect();
     // Sources in order of first appearance: one job each.
     let mut job_of_key = BTreeMap::new();
@@ -177,6 +178,25 @@ pub fn compile(
             Ok(module)
         })
         .collect()
+}
+
+/// Writes the C text into the folder that `SHORTHAUL_SOURCES` names, for whoever wants to read it.
+fn show_sources(units: &[SourceUnit], progress: &mut dyn Progress) {
+    let Some(folder) = std::env::var_os("SHORTHAUL_SOURCES").map(PathBuf::from) else {
+        return;
+    };
+    for unit in units {
+        let path = folder.join(format!("{}.c", unit.name));
+        let written =
+            std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, &unit.source));
+        if let Err(error) = written {
+            progress.warn(&format!(
+                "SHORTHAUL_SOURCES: {} cannot be written: {error}",
+                path.display()
+            ));
+            return;
+        }
+    }
 }
 
 fn check_symbols(unit: &SourceUnit, module: &Arc<Module>) -> Result<(), CompileError> {

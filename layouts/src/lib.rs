@@ -100,18 +100,31 @@ fn convolution_activations(tasklet: &Tasklet) -> Vec<ContainerId> {
     found
 }
 
-/// Same rank, batch and every spatial dimension related, and either a window somewhere or channels
-/// that differ (a pointwise convolution).
+/// Batch and every spatial dimension related, and either a window somewhere or channels that differ
+/// (a pointwise convolution). A spatial dimension may be split on one side, as a pooling window that
+/// reads every position once leaves it.
 fn is_activation_pair(x: &Memlet, y: &Memlet) -> bool {
-    let rank = x.subset.len();
-    if rank != y.subset.len() || !(3..=5).contains(&rank) {
+    let rank = x.subset.len().min(y.subset.len());
+    if !(3..=5).contains(&rank) {
         return false;
     }
-    let windowed = |m: &Memlet| (2..rank).any(|d| is_composite(&m.subset[d]));
-    let spatial = (2..rank).all(|d| related(&x.subset[d], &y.subset[d]));
+    let windowed = |m: &Memlet| m.subset[2..].iter().any(is_composite);
     let batch = related(&x.subset[0], &y.subset[0]);
     let channels_differ = !related(&x.subset[1], &y.subset[1]);
-    batch && spatial && (windowed(x) || windowed(y) || (channels_differ && rank >= 4))
+    batch
+        && is_spatially_related(x, y)
+        && (windowed(x) || windowed(y) || (channels_differ && rank >= 4))
+}
+
+/// Whether the dimensions after the channels correspond: one to one in order where there are as many,
+/// otherwise each to some dimension of the other side.
+fn is_spatially_related(x: &Memlet, y: &Memlet) -> bool {
+    let (x, y) = (&x.subset[2..], &y.subset[2..]);
+    if x.len() == y.len() {
+        return x.iter().zip(y).all(|(x, y)| related(x, y));
+    }
+    let each = |a: &[Index], b: &[Index]| a.iter().all(|i| b.iter().any(|j| related(i, j)));
+    each(x, y) || each(y, x)
 }
 
 fn is_composite(index: &Index) -> bool {
@@ -140,12 +153,11 @@ fn spread(tasklet: &Tasklet, marked: &mut BTreeSet<ContainerId>) {
         return;
     };
     for m in all() {
-        let aligned = m.subset.len() == known.subset.len()
-            && m.subset.len() >= 3
-            && m.subset
-                .iter()
-                .zip(&known.subset)
-                .all(|(x, y)| related(x, y));
+        let aligned = m.subset.len() >= 3
+            && known.subset.len() >= 3
+            && related(&m.subset[0], &known.subset[0])
+            && related(&m.subset[1], &known.subset[1])
+            && is_spatially_related(m, known);
         // A window of weights relates to nothing in its first dimension, so it is never aligned.
         if aligned && !m.subset.iter().all(is_fixed) {
             marked.insert(m.container);
@@ -155,4 +167,41 @@ fn spread(tasklet: &Tasklet, marked: &mut BTreeSet<ContainerId>) {
 
 fn is_fixed(index: &Index) -> bool {
     matches!(index, Index::At(e) if SymExpr::as_const(e).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::assign;
+
+    /// A convolution whose result is split into windows, and the pooling that reads them.
+    const WINDOWS: &str = r#"graph "windows" {
+  %x: f32[2, 3, 8, 8] input
+  %w: f32[16, 3, 3, 3] input
+  %product: f32[2, 16, 4, 2, 4, 2]
+  %pooled: f32[2, 16, 4, 4]
+  %y: f32[2, 16, 4, 4]
+  inputs %x, %w
+  state {
+    map [n < 2, k < 16, p0 < 4, p1 < 2, q0 < 4, q1 < 2, c < 3, r < 3, s < 3] {
+      tasklet %product[n, k, p0, p1, q0, q1] (sum) = $0 * $1 from %x[n, c, 2*p0 + p1 + r - 1, 2*q0 + q1 + s - 1 | 0.0], %w[k, c, r, s]
+    }
+    map [n < 2, k < 16, p0 < 4, p1 < 2, q0 < 4, q1 < 2] {
+      tasklet %pooled[n, k, p0, q0] (max) = $0 from %product[n, k, p0, p1, q0, q1]
+    }
+    map [n < 2, k < 16, p < 4, q < 4] {
+      tasklet %y[n, k, p, q] = max($0, 0.0) from %pooled[n, k, p, q]
+    }
+  }
+  outputs %y
+}
+"#;
+
+    #[test]
+    fn split_positions_do_not_stop_channels_from_being_last() {
+        let mut graph = graph::parse(WINDOWS).unwrap();
+        let assignment = assign(&mut graph);
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
+        assert_eq!(names, ["product", "pooled"]);
+    }
 }
