@@ -55,6 +55,51 @@ def test_wrong_dtype_at_call_time():
         compiled(torch.randn(3, 4, dtype=torch.float64))
 
 
+class LookUps(nn.Module):
+    """An embedding and a loss, whose indices come from the caller."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, tokens, labels):
+        scores = self.table(tokens.view(-1))
+        return nn.functional.cross_entropy(scores, labels)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "labels", "message"),
+    [
+        ([0, 5], [0, 1], r"`tokens` holds 5, but aten.embedding.default in `table` takes 0 to 4"),
+        ([-1, 4], [0, 1], r"`tokens` holds -1"),
+        ([0, 4], [3, -100], r"`labels` holds 3, but .*cross_entropy.* takes 0 to 2 or -100"),
+    ],
+)
+def test_indices_out_of_range(tokens, labels, message):
+    compiled = shorthaul.module(LookUps())
+    good = torch.tensor([0, 4]), torch.tensor([2, -100])
+    expected = compiled(*good)
+    with pytest.raises(shorthaul.OutOfRange, match=message):
+        compiled(torch.tensor(tokens), torch.tensor(labels))
+    with pytest.raises(IndexError):
+        compiled(torch.tensor(tokens), torch.tensor(labels))
+    assert torch.equal(compiled(*good), expected)
+
+
+def test_indices_from_the_end_are_in_range():
+    class Picked(nn.Module):
+        """Plain indexing."""
+
+        def forward(self, x, i):
+            return x[:, i]
+
+    x = torch.randn(2, 4)
+    compiled = shorthaul.module(Picked())
+    assert torch.equal(compiled(x, torch.tensor([-4, 3])), x[:, [-4, 3]])
+    with pytest.raises(shorthaul.OutOfRange, match="holds -5, but .* takes -4 to 3"):
+        compiled(x, torch.tensor([-5, 3]))
+
+
 def test_wrong_shape_at_call_time():
     compiled = shorthaul.module(nn.Linear(4, 2))
     compiled(torch.randn(3, 4))

@@ -46,6 +46,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from ._bounds import Bound, bounds_of
 from ._errors import CaptureError
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 
@@ -111,6 +112,8 @@ class Captured:
     #: What the call returns: per flattened position ``("output", i)`` (the i-th program output),
     #: ``("input", i)`` (the i-th program input, returned as it is) or ``("value", constant)``.
     returns: list[tuple[str, Any]]
+    #: What look-ups demand of inputs.
+    bounds: list[Bound]
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
@@ -260,6 +263,7 @@ class _Writer:
             self.inputs,
             outputs,
             returns,
+            bounds_of(self.functional.nodes),
             self.exported.call_spec.out_spec,
         )
 
@@ -328,12 +332,7 @@ class _Writer:
         if functional.target.split(".")[1] not in _UNIFORM:
             return
         refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]
-        values = [ref.node.meta["val"] for ref in refs]
-        tensors = [
-            value[ref.idx] if isinstance(value, (list, tuple)) else value
-            for ref, value in zip(refs, values, strict=True)
-        ]
-        dtypes = [_dtype_name(tensor.dtype) for tensor in tensors]
+        dtypes = [_dtype_name(ref.value.dtype) for ref in refs]
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
             raise CaptureError(

@@ -40,6 +40,10 @@ class InputError(ShorthaulError):
     """An argument of a call has a type, dtype, shape or device that cannot be used."""
 
 
+class OutOfRange(InputError, IndexError):
+    """An index or a class label lies outside of what it looks up."""
+
+
 class CompileError(ShorthaulError):
     """The graph was understood, but no kernels could be made from it."""
 

@@ -23,6 +23,12 @@ class Ref:
     node: fx.Node
     idx: int = 0
 
+    @property
+    def value(self) -> Any:
+        """The traced tensor: its shape and dtype."""
+        value = self.node.meta.get("val")
+        return value[self.idx] if isinstance(value, (list, tuple)) else value
+
 
 @dataclass
 class FunctionalNode:

@@ -62,6 +62,8 @@ def _forward_results(program: Program, saved: torch.Tensor) -> list[torch.Tensor
 
 def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     owner = _programs[program]
+    for position, bound in owner.bounds:
+        bound.check(inputs[position])
     results = _forward_results(owner, owner.blocks.lend(owner.saved_bytes))
     *outputs, state, saved = results
     state_ptr = state.data_ptr()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from . import _native
+from ._bounds import Bound
 from ._capture import Captured
 from ._errors import CompileError, Unsupported
 from ._memory import Blocks
@@ -52,6 +53,8 @@ class Program:
     grad_inputs: list[int] = field(default_factory=list)
     #: Positions among the user's outputs whose gradients the backward pass takes.
     differentiable_user_outputs: list[int] = field(default_factory=list)
+    #: Positions of inputs with what look-ups demand of them.
+    bounds: list[tuple[int, Bound]] = field(default_factory=list)
 
     def __post_init__(self):
         for spec, output in zip(self.outputs, self.captured.outputs, strict=True):
@@ -62,6 +65,12 @@ class Program:
                 self.state_offsets.append(self.state_bytes)
                 n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
                 self.state_bytes += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+        fed = [spec.name for spec in self.captured.inputs if spec.kind != "constant"]
+        self.bounds = [
+            (fed.index(bound.placeholder), bound)
+            for bound in self.captured.bounds
+            if bound.placeholder in fed
+        ]
         self.saved_bytes = self.native.saved_bytes
         self.forward_scratch_bytes = self.native.forward_scratch_bytes
         self.backward_scratch_bytes = self.native.backward_scratch_bytes
