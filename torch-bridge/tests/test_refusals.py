@@ -1,5 +1,9 @@
 """What cannot be compiled is refused in one clear sentence that names the place."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import shorthaul
@@ -166,3 +170,47 @@ def test_all_missing_operators_are_named_at_once():
     assert all("test_refusals.py:" in place for place in places)
     assert any("det" in target for target in found)
     assert "cumprod" in str(caught.value) and "det" in str(caught.value)
+
+
+def test_wrong_dtype_on_the_first_call():
+    with pytest.raises(shorthaul.CaptureError, match="float64.*float32.*convert the input"):
+        shorthaul.module(nn.Linear(4, 2))(torch.randn(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_floats_are_refused(dtype):
+    model = nn.Linear(4, 2).to(dtype)
+    with pytest.raises(shorthaul.CompileError, match="holds b?f16.*use f32"):
+        shorthaul.module(model)(torch.randn(3, 4, dtype=dtype))
+
+
+def run_alone(**environment):
+    """A first call in a process of its own."""
+    program = (
+        "import torch, shorthaul\n"
+        "y = shorthaul.module(torch.nn.Linear(4, 2))(torch.ones(3, 4))\n"
+        "print('shape', tuple(y.shape))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_without_a_compiler(tmp_path):
+    done = run_alone(SHORTHAUL_CC="/nonexistent", SHORTHAUL_CACHE_DIR=str(tmp_path))
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "CompileError" in last and "SHORTHAUL_CC" in last and "/nonexistent" in last
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("not a folder")
+    done = run_alone(SHORTHAUL_CACHE_DIR=str(place))
+    assert "shape (3, 2)" in done.stdout, done.stderr
+    assert "Warning" in done.stderr and "SHORTHAUL_CACHE_DIR" in done.stderr
+    assert place.read_text() == "not a folder"

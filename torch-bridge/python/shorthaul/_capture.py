@@ -44,11 +44,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from ._bounds import Bound, bounds_of
 from ._errors import CaptureError
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
+from ._regions import inline_regions, stops_gradient
 
 log = logging.getLogger("shorthaul")
 
@@ -140,6 +142,7 @@ def capture(
     """
     start = time.perf_counter()
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
+    inline_regions(exported.graph_module)
     export_seconds = time.perf_counter() - start
     functional = functionalize(exported.graph)
     if functional is None or not _is_within(functional, supported):
@@ -147,10 +150,8 @@ def capture(
         functional = functionalize(exported.graph)
     if functional is None:
         raise CaptureError(
-            "`forward` uses a sub-graph (torch.no_grad, torch.cond or a loop inside forward), "
-            "or writes "
-            "in place through a view, which Shorthaul cannot hold; move that part out of the "
-            "module."
+            "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
+            "through a view, which Shorthaul cannot hold; move that part out of the module."
         )
     captured = _Writer(exported, functional).write()
     captured.export_seconds = export_seconds
@@ -171,6 +172,16 @@ def _export(
 
 def _explain(module: nn.Module, error: Exception) -> str:
     """One sentence: where in the user's code capture stopped, why, and what to do."""
+    cumulative = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, _BatchNorm) and child.training and child.momentum is None
+    ]
+    if cumulative:
+        return (
+            f"`{cumulative[0] or type(module).__name__}` is a BatchNorm with momentum=None, whose "
+            "averages weigh every step differently, which a graph cannot hold; give it a momentum."
+        )
     module_path, place = _place_of(module, error)
     reason = str(error).strip().split("\n")[0] or type(error).__name__
     kind = type(error).__name__
@@ -246,7 +257,7 @@ class _Writer:
             for spec, node in zip(signature.input_specs, placeholders, strict=True)
         ]
         input_docs = [doc for doc in input_docs if doc is not None]
-        nodes = [doc for node in self.functional.nodes if (doc := self._node(node)) is not None]
+        nodes = [doc for node in self.functional.nodes for doc in self._nodes(node)]
         outputs, output_docs, returns = self._outputs()
         document = {
             "version": 1,
@@ -307,9 +318,10 @@ class _Writer:
             **self._meta(value),
         }
 
-    def _node(self, functional: FunctionalNode) -> dict | None:
+    def _nodes(self, functional: FunctionalNode) -> list[dict]:
+        """The operator, and where it ran without gradients what stops them behind it."""
         if functional.target in _CHECKS or not functional.is_tensor_op:
-            return None
+            return []
         node = functional.node
         self._check_dtypes(functional)
         outputs = []
@@ -320,13 +332,29 @@ class _Writer:
             name = node.name if len(functional.outputs) == 1 else f"{node.name}.{i}"
             self.value_names[Ref(node, i)] = name
             outputs.append({"name": name, **self._meta(value)})
-        return {
+        origin = self._origin(node)
+        stops = []
+        if stops_gradient(node):
+            for output in filter(None, outputs):
+                stopped = dict(output)
+                output["name"] += ".live"
+                stops.append(
+                    {
+                        "name": stopped["name"],
+                        "target": "aten.detach.default",
+                        "args": {"self": {"ref": output["name"]}},
+                        "outputs": [stopped],
+                        "origin": origin,
+                    }
+                )
+        doc = {
             "name": node.name,
             "target": functional.target,
             "args": {name: self._arg(value) for name, value in functional.args.items()},
             "outputs": outputs,
-            "origin": self._origin(node),
+            "origin": origin,
         }
+        return [doc, *stops]
 
     def _check_dtypes(self, functional: FunctionalNode) -> None:
         if functional.target.split(".")[1] not in _UNIFORM:

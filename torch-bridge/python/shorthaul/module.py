@@ -128,11 +128,26 @@ def _decorate(cls: type, options: Options) -> type:
 def _compiled_forward(forward):
     @functools.wraps(forward)
     def compiled(self, *args, **kwargs):
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return _outside(self, args, kwargs)
         if _is_being_traced():
             return forward(self, *args, **kwargs)
         return runner_of(self)(self, args, kwargs)
 
     return compiled
+
+
+def _run(self: nn.Module, args: tuple, kwargs: dict[str, Any]):
+    return runner_of(self)(self, args, kwargs)
+
+
+def _outside(self: nn.Module, args: tuple, kwargs: dict[str, Any]):
+    """Runs a compiled module between the graphs of another compiler, which stops in front of it."""
+    return torch.compiler.disable(_run)(self, args, kwargs)
+
+
+# As `torch.compiler.disable` marks it, which would import PyTorch's compiler for everybody.
+_outside._torchdynamo_disable = True
 
 
 def original_of(wrapper: nn.Module) -> nn.Module:
@@ -265,6 +280,9 @@ class Runner:
                 "module"
             )
         _check_devices(leaves, self.structure)
+        if any(isinstance(leaf, torch.Tensor) and not leaf.numel() for leaf in leaves):
+            self._say(f"{type(owner).__name__} runs through PyTorch where an input is empty")
+            return Guards(), None
         supported = _supported()
         try:
             return self._compile_within(supported, owner, args, kwargs, leaves)

@@ -1,0 +1,205 @@
+"""A compiled module inside the rest of PyTorch."""
+
+import copy
+import warnings
+from typing import NamedTuple
+
+import pytest
+import shorthaul
+import torch
+import torch.nn.functional as F
+from against_eager import assert_matches
+from shorthaul.module import runner_of
+from torch import nn
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def compiled_call(model, *args):
+    """The compiled call behind a module, and its inputs."""
+    compiled = shorthaul.module(model)
+    call = runner_of(compiled).prepare(compiled, args, {})
+    structure = runner_of(compiled).structure
+    return call, [structure.tensor(spec, list(args)) for spec in call.specs]
+
+
+def test_operators_are_what_they_declare():
+    call, inputs = compiled_call(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), images(5))
+    forward = torch.ops.shorthaul.forward
+    torch.library.opcheck(forward, (inputs, call.handle), test_utils=CHECKS)
+    with torch.no_grad():
+        *outputs, state, saved = forward(inputs, call.handle)
+    program = call.program
+    reads = [inputs[i].detach() for i in program.backward_reads]
+    from_outputs = [
+        outputs[user] if offset is None else program.state_view(state, position)
+        for position, offset, user in program.backward_output_reads
+    ]
+    arguments = ([torch.ones_like(outputs[0])], reads, from_outputs, saved, call.handle)
+    torch.library.opcheck(torch.ops.shorthaul.backward, arguments, test_utils=CHECKS)
+
+
+CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
+
+
+def images(batch):
+    return torch.randn(batch, 6)
+
+
+def test_inside_another_compiler():
+    class Outer(nn.Module):
+        """A compiled part between parts that another backend compiles."""
+
+        def __init__(self):
+            super().__init__()
+            self.before, self.inner, self.after = nn.Linear(6, 6), mlp(), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.after(torch.tanh(self.inner(torch.sin(self.before(x)))))
+
+    model = Outer()
+    twin = copy.deepcopy(model)
+    model.inner = shorthaul.module(model.inner)
+    x = images(3)
+    y = torch.compile(model, backend="aot_eager")(x)
+    torch.testing.assert_close(y, twin(x))
+    y.sum().backward()
+    twin(x).sum().backward()
+    torch.testing.assert_close(model.inner[0].weight.grad, twin.inner[0].weight.grad)
+    torch.testing.assert_close(model.before.weight.grad, twin.before.weight.grad)
+    assert runner_of(model.inner).calls, "the inner module ran through PyTorch"
+
+
+def test_inference_mode():
+    model = mlp()
+    compiled, x = shorthaul.module(model), images(3)
+    with torch.inference_mode():
+        y = compiled(x)
+        torch.testing.assert_close(y, model(x))
+    assert y.is_inference()
+    assert compiled(x).requires_grad
+
+
+def test_named_tuples_come_back():
+    class Result(NamedTuple):
+        """What a module gives."""
+
+        scores: torch.Tensor
+        features: torch.Tensor
+
+    class Net(nn.Module):
+        """A module that gives a named tuple."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x):
+            features = self.fc(x)
+            return Result(features.softmax(-1), features)
+
+    model, x = Net(), images(3)
+    result = shorthaul.module(model)(x)
+    assert type(result) is Result
+    torch.testing.assert_close(result.scores, model(x).scores)
+
+
+class Written(nn.Module):
+    """Writes its input."""
+
+    def forward(self, x):
+        x.mul_(2.0)
+        return x.sum()
+
+
+def test_an_input_written_in_place():
+    x = torch.randn(3, 4)
+    expected = x * 2
+    y = shorthaul.module(Written())(x)
+    assert torch.equal(x, expected)
+    torch.testing.assert_close(y, expected.sum())
+
+
+def test_an_input_written_in_place_that_needs_a_gradient_is_refused():
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(shorthaul.CaptureError, match="in place"):
+        shorthaul.module(Written())(x * 1)
+
+
+def test_no_grad_inside_forward():
+    class Net(nn.Module):
+        """A teacher whose part gets no gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.teacher(x)
+            return F.mse_loss(self.student(x), target)
+
+    assert_matches(Net(), images(3))
+
+
+def test_buffers_that_no_grad_updates():
+    class Net(nn.Module):
+        """Keeps a moving average of its features, and uses it."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+            self.register_buffer("average", torch.zeros(4))
+
+        def forward(self, x):
+            y = self.fc(x)
+            with torch.no_grad():
+                self.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+                with torch.enable_grad():
+                    live = y * 2
+            return y * self.average + live
+
+    assert_matches(Net(), images(3))
+
+
+def test_no_grad_beside_a_write_through_a_view():
+    class Net(nn.Module):
+        """Needs PyTorch to make it functional."""
+
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x):
+            y = self.student(x)
+            with torch.no_grad():
+                target = self.teacher(x) * 2
+            y[:, 1:3] += target[:, 1:3]
+            return y * target
+
+    assert_matches(Net(), images(3))
+
+
+def test_empty_inputs_run_through_pytorch():
+    compiled = shorthaul.module(mlp())
+    with pytest.warns(shorthaul.RecompileWarning, match="an input is empty"):
+        y = compiled(torch.randn(0, 6))
+    assert y.shape == (0, 4) and y.requires_grad
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(torch.randn(0, 6)).shape == (0, 4)
+
+
+def test_modules_without_parameters_and_with_numbers():
+    class Scale(nn.Module):
+        """A number among its arguments."""
+
+        def forward(self, x, factor):
+            return x * factor
+
+    compiled, x = shorthaul.module(Scale()), images(2)
+    assert torch.equal(compiled(x, 2.0), x * 2)
+    with pytest.warns(shorthaul.RecompileWarning):
+        assert torch.equal(compiled(x, 3.0), x * 3)
