@@ -27,10 +27,12 @@ class Report:
     def __str__(self) -> str:
         data, memory = self.data, self.data["memory"]
         lines = [
-            f"{'stage':<9}{'made by':<22}{'read':>10}{'written':>10}{'GFLOP':>9}  origin",
+            f"{'stage':<9}{'made by':<22}{'read':>10}{'written':>11}{'least':>11}{'GFLOP':>9}"
+            "  origin",
             *(
                 f"{k['stage']:<9}{k['path']:<22}{_mib(k['bytes_read']):>10}"
-                f"{_mib(k['bytes_written']):>10}{k['operations'] / 1e9:>9.3f}  {k['origin']}"
+                f"{_mib(k['bytes_written']):>11}{_mib(k['bytes_least']):>11}"
+                f"{k['operations'] / 1e9:>9.3f}  {k['origin']}"
                 for k in data["kernels"]
             ),
             f"{len(data['kernels'])} kernels move {_mib(data['bytes_moved'])}; the least possible "

@@ -49,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         example = EXAMPLES[name]
         if options.profile:
             _print_profile(example, options)
+        elif options.report:
+            model = example.make().train()
+            print(shorthaul.report(model, *example.inputs(options.batch or example.batch)))
         elif options.check:
             checked = check(example, options.batch or example.batch)
             results.append(checked)
@@ -77,6 +80,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
     parser.add_argument("--threads", type=int, help="threads (default: PyTorch's)")
     parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument(
+        "--report", action="store_true", help="print kernels and bytes, run nothing"
+    )
     parser.add_argument("--profile", action="store_true", help="time every kernel")
     parser.add_argument("--no-first-step", action="store_true", help="skip first step and memory")
     parser.add_argument("--json", help="write the results to this file")
