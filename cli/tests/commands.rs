@@ -126,6 +126,21 @@ fn errors_are_one_message_with_the_next_step() {
 }
 
 #[test]
+fn a_truncated_file_is_one_message() {
+    let whole = std::fs::read(MLP).expect("the file is there");
+    let path = std::env::temp_dir().join(format!("truncated-{}.onnx", std::process::id()));
+    for command in ["info", "report"] {
+        for length in [whole.len() / 2, whole.len() - 3, 0] {
+            std::fs::write(&path, &whole[..length]).expect("written");
+            let text = stderr(&[command, &path.to_string_lossy()], 1);
+            assert_eq!(text.matches("error:").count(), 1, "{text}");
+            assert!(text.contains("truncated-"), "{text}");
+        }
+    }
+    std::fs::remove_file(&path).expect("removed");
+}
+
+#[test]
 fn help_shows_examples() {
     for command in [&["--help"][..], &["info", "--help"], &["report", "--help"]] {
         assert!(

@@ -1,8 +1,9 @@
 //! Captured documents, written by hand: what is imported, and what is refused.
 
-use graph::{Attr, NodeKind};
+use graph::{Attr, DType, NodeKind, Precision, Tensor};
 use importer::torch::{ImportError, import};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 fn tensor(name: &str, shape: &[i64], dtype: &str) -> Value {
     json!({"name": name, "shape": shape, "dtype": dtype})
@@ -169,4 +170,55 @@ fn a_constant_needs_all_its_bytes() {
     assert!(import(&text, &[&[0; 8]]).is_ok());
     let message = import(&text, &[&[0; 7]]).unwrap_err().to_string();
     assert!(message.contains("bytes do not fit"), "{message}");
+}
+
+fn decode(value: &Value) -> Tensor {
+    let sizes = value["shape"].as_array().expect("a shape").iter();
+    let shape: Vec<usize> = sizes.map(|n| n.as_u64().unwrap() as usize).collect();
+    let data = value["data"].as_array().expect("elements").iter();
+    match value["dtype"].as_str() {
+        Some("int64") => {
+            let data = data.map(|v| v.as_i64().unwrap()).collect();
+            Tensor::from_i64(DType::I64, &shape, data)
+        }
+        _ => {
+            let data = data.map(|v| v.as_f64().unwrap()).collect();
+            Tensor::from_f64(DType::F32, &shape, data)
+        }
+    }
+}
+
+/// What PyTorch captured once, at sizes it was not captured with.
+#[test]
+fn open_sizes_stay_open() {
+    let text = include_str!("data/dynamic.json");
+    let cases: BTreeMap<String, Value> = serde_json::from_str(text).unwrap();
+    for (name, case) in cases {
+        let imported = import(&case["document"].to_string(), &[]).unwrap();
+        graph::verify(&imported.graph).unwrap();
+        assert_eq!(imported.graph.symbols.len(), 2, "{name}");
+        assert_eq!(imported.hints.len(), 2, "{name}");
+        for run in case["runs"].as_array().unwrap() {
+            let tensors = |key: &str| -> Vec<Tensor> {
+                run[key].as_array().unwrap().iter().map(decode).collect()
+            };
+            let (inputs, expected) = (tensors("inputs"), tensors("outputs"));
+            let shapes: Vec<_> = inputs.iter().map(|t| t.shape.clone()).collect();
+            let bindings = graph::infer_bindings(&imported.graph, &shapes).unwrap();
+            let found = graph::interpret(
+                &imported.graph,
+                &inputs,
+                &bindings,
+                &ops::Meaning,
+                Precision::Double,
+            );
+            let found = found.unwrap();
+            assert_eq!(found.len(), expected.len(), "{name}");
+            for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                // PyTorch computed in f32.
+                let same = ops::check::compare(expected, found, 1e-5);
+                assert_eq!(same, Ok(()), "{name}, output {n}");
+            }
+        }
+    }
 }
