@@ -15,7 +15,7 @@ use graph::{Binary, ContainerId, DType, Expr, Reduction, Scalar, Unary};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parallel points after which a thread's single-precision row sums go into double precision.
-const BLOCK_POINTS: i64 = 64;
+const BLOCK_POINTS: i64 = 32;
 /// Elements of the largest local array on the stack.
 const STACK_ELEMENTS: i64 = 1024;
 const ALIGN: i64 = 64;

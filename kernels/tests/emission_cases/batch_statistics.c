@@ -10,8 +10,8 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
   float *s2 = (float *)((char *)scratch + 128);
   for (long i = 0; i < 20; ++i) w2[i] = 0.0;
   const long p_lo = 297 * tid / nt, p_hi = 297 * (tid + 1) / nt;
-  for (long p_b = p_lo; p_b < p_hi; p_b += 64) {
-    const long p_e = ix_min(p_b + 64, p_hi);
+  for (long p_b = p_lo; p_b < p_hi; p_b += 32) {
+    const long p_e = ix_min(p_b + 32, p_hi);
     #pragma omp simd
     for (long i = 0; i < 20; ++i) s1[i] = 0.0f;
     #pragma omp simd

@@ -15,8 +15,8 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
   float *s7 = (float *)((char *)scratch + 192);
   for (long i = 0; i < 40; ++i) w7[i] = 0.0;
   const long p_lo = 150 * tid / nt, p_hi = 150 * (tid + 1) / nt;
-  for (long p_b = p_lo; p_b < p_hi; p_b += 64) {
-    const long p_e = ix_min(p_b + 64, p_hi);
+  for (long p_b = p_lo; p_b < p_hi; p_b += 32) {
+    const long p_e = ix_min(p_b + 32, p_hi);
     #pragma omp simd
     for (long i = 0; i < 40; ++i) s6[i] = 0.0f;
     #pragma omp simd
