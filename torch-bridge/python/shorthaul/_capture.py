@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._decomp import decomposition_table
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
@@ -65,6 +66,21 @@ _CHECKS = frozenset(
     }
 )
 
+
+#: Operators that PyTorch's default table keeps, though it can write them with simpler ones.
+_DECOMPOSED = frozenset(
+    {
+        "aten.bucketize.Tensor",
+        "aten.exponential.default",
+        "aten.grid_sampler_2d.default",
+        "aten.upsample_bilinear2d.vec",
+        "aten.upsample_linear1d.vec",
+        "aten.upsample_nearest1d.vec",
+        "aten.upsample_nearest2d.vec",
+        "aten.upsample_nearest3d.vec",
+        "aten.upsample_trilinear3d.vec",
+    }
+)
 
 #: Operators whose operands eager refuses to promote; export does not look.
 _UNIFORM = frozenset(
@@ -222,8 +238,9 @@ def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool
 
 @functools.cache
 def _decomposition_table() -> dict:
-    """PyTorch's default decompositions, materialized once a process."""
-    return dict(torch.export.default_decompositions().items())
+    """PyTorch's default decompositions and ours of its other ones, materialized once a process."""
+    table = dict(torch.export.default_decompositions().items())
+    return table | {op: rule for op, rule in decomposition_table.items() if str(op) in _DECOMPOSED}
 
 
 def _decompose(exported, supported: frozenset[str] | None):

@@ -1,4 +1,4 @@
-//! Pooling over windows.
+//! Pooling over windows, and its counterpart: repeating elements.
 
 use super::Table;
 use crate::torch::error::RuleError;
@@ -12,6 +12,9 @@ pub(super) const RULES: Table = &[
     ("aten.max_pool3d.default", |s| max_pool(s, 3)),
     ("aten.max_pool2d_with_indices.default", |s| max_pool(s, 2)),
     ("aten.max_pool3d_with_indices.default", |s| max_pool(s, 3)),
+    ("aten.upsample_nearest1d.vec", |s| repeat_to_size(s, 1)),
+    ("aten.upsample_nearest2d.vec", |s| repeat_to_size(s, 2)),
+    ("aten.upsample_nearest3d.vec", |s| repeat_to_size(s, 3)),
     ("aten.adaptive_max_pool1d.default", |s| adaptive_max(s, 1)),
     ("aten.adaptive_max_pool2d.default", |s| adaptive_max(s, 2)),
     ("aten.adaptive_max_pool3d.default", |s| adaptive_max(s, 3)),
@@ -47,6 +50,24 @@ fn window(s: &Site, n: usize) -> Result<Attrs, RuleError> {
         ),
         ("ceil", Attr::Bool(s.flag("ceil_mode")?)),
     ]))
+}
+
+/// Every element repeated, where the size is a whole multiple of the input's.
+fn repeat_to_size(s: &mut Site, n: usize) -> Results {
+    let x = s.subject()?;
+    let (input, output) = (s.builder.shape(x), s.out_shape(0));
+    let mut wide = input[..2].to_vec();
+    let mut repeated = wide.clone();
+    for (from, to) in input[2..].iter().zip(&output[2..]).take(n) {
+        let times = to
+            .divide_exactly(from)
+            .ok_or_else(|| s.unsupported("a size that is no multiple of the input's"))?;
+        wide.extend([from.clone(), SymExpr::constant(1)]);
+        repeated.extend([from.clone(), times]);
+    }
+    let x = s.reshape(x, wide)?;
+    let x = s.expand(x, repeated)?;
+    Ok(vec![Some(s.reshape(x, output)?)])
 }
 
 /// The input with a batch of one, if it comes without.
