@@ -222,6 +222,29 @@ def test_dropout_backward_uses_the_forward_mask():
     assert torch.equal(x.grad, y.detach())
 
 
+def test_random_numbers_have_their_distribution():
+    class Noise(nn.Module):
+        """A variational layer's noise, and other random numbers."""
+
+        def forward(self, mean, scale):
+            noise = torch.randn_like(mean)
+            return mean + scale * noise, noise, torch.randn(64, 64), torch.rand(64, 64)
+
+    compiled = shorthaul.module(Noise())
+    mean, scale = torch.ones(64, 64), torch.full((64, 64), 2.0, requires_grad=True)
+    value, noise, normal, uniform = compiled(mean, scale)
+    value.sum().backward()
+    assert torch.equal(scale.grad, noise)
+    torch.testing.assert_close(value, mean + 2 * noise)
+    for sample in (noise, normal):
+        assert abs(sample.mean().item()) < 0.06 and abs(sample.std().item() - 1) < 0.05
+        assert abs((sample.abs() < 1).float().mean().item() - 0.683) < 0.03
+    assert abs((noise * normal).mean().item()) < 0.06
+    assert 0 <= uniform.min() and uniform.max() < 1 and abs(uniform.mean().item() - 0.5) < 0.02
+    again = compiled(mean, scale)[1]
+    assert not torch.equal(again, noise)
+
+
 def test_checkpointing_recomputes_the_same_dropout():
     model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.ReLU())
     compiled = shorthaul.module(model)

@@ -18,7 +18,7 @@ def test_elementary_functions():
     wide = ["abs", "atan", "asinh", "ceil", "cos", "erf", "floor", "neg", "round", "sigmoid"]
     wide += ["sign", "sin", "tanh", "trunc", "square"]
     cases = {name: (getattr(torch, name), points()) for name in wide}
-    for name in ["exp", "expm1", "cosh", "sinh", "tan"]:
+    for name in ["exp", "exp2", "expm1", "cosh", "sinh", "tan"]:
         cases[name] = (getattr(torch, name), between(-1.4, 1.4, 37))
     for name in ["log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "log1p"]:
         cases[name] = (getattr(torch, name), between(0.01, 30, 37))
@@ -379,6 +379,15 @@ def test_look_ups():
                 normal(2, 5),
                 plain,
                 constant(normal(3, 4)),
+            ),
+            "scatter of a number": (
+                lambda x, i: x.scatter(1, i, 2.5) * x,
+                normal(3, 5),
+                torch.tensor([[4, 0, 4], [1, 1, 1], [2, 0, 0]]),
+            ),
+            "scatter of one": (
+                lambda i: torch.zeros(2, 5).scatter(1, i, 1),
+                plain,
             ),
             "index_add": (
                 lambda x, i, y: x.index_add(0, i, y),

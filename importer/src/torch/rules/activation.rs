@@ -18,6 +18,9 @@ pub(super) const RULES: Table = &[
     ("aten.cosh.default", |s| unary(s, Unary::Cosh)),
     ("aten.erf.default", |s| unary(s, Unary::Erf)),
     ("aten.exp.default", |s| unary(s, Unary::Exp)),
+    ("aten.exp2.default", |s| {
+        of(s, x().mul(Expr::float(std::f64::consts::LN_2)).exp())
+    }),
     ("aten.expm1.default", |s| unary(s, Unary::Expm1)),
     ("aten.floor.default", |s| unary(s, Unary::Floor)),
     ("aten.isnan.default", |s| unary(s, Unary::IsNan)),

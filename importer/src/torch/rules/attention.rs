@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, and dropout.
+//! Scaled dot-product attention, dropout and other random numbers.
 //!
 //! Random numbers are a function of the call's seed, the position of the drawing operator among the
 //! drawing ones, and the element's index: the backward pass asks for the same ones again.
@@ -15,7 +15,10 @@ pub(super) const RULES: Table = &[
     ("aten.native_dropout.default", dropout_with_mask),
     ("aten.feature_dropout.default", feature_dropout),
     ("aten.bernoulli.p", bernoulli),
-    ("aten.rand_like.default", uniform_like),
+    ("aten.rand_like.default", uniform),
+    ("aten.rand.default", uniform),
+    ("aten.randn_like.default", normal),
+    ("aten.randn.default", normal),
 ];
 
 /// `softmax(q·kᵀ·scale + mask)·v`, q `[…, L, E]`, k `[…, S, E]`, v `[…, S, F]`; leading dimensions
@@ -133,9 +136,23 @@ fn bernoulli(s: &mut Site) -> Results {
     Ok(vec![Some(s.elementwise(expr, &[x, seed], dtype)?)])
 }
 
-fn uniform_like(s: &mut Site) -> Results {
-    let x = s.subject()?;
-    let (shape, dtype) = (s.builder.shape(x), s.out_dtype(0));
-    let (uniform, seed) = s.uniform(&shape, 1);
-    Ok(vec![Some(s.elementwise(uniform, &[x, seed], dtype)?)])
+/// Random numbers, one for each element of the result, from the uniform ones in `expr`.
+fn drawn(s: &mut Site, expr: Expr, seed: ContainerId) -> Results {
+    let dtype = s.out_dtype(0);
+    let like = super::creation::constant(s, Expr::int(0))?;
+    Ok(vec![Some(s.elementwise(expr, &[like, seed], dtype)?)])
+}
+
+fn uniform(s: &mut Site) -> Results {
+    let (uniform, seed) = s.uniform(&s.out_shape(0), 1);
+    drawn(s, uniform, seed)
+}
+
+/// `√(−2·ln(1 − u))·cos(2π·v)` of two uniform numbers (Box and Muller, 1958).
+fn normal(s: &mut Site) -> Results {
+    let shape = s.out_shape(0);
+    let ((u, seed), (v, _)) = (s.uniform(&shape, 1), s.uniform(&shape, 1));
+    let radius = Expr::float(1.0).sub(u).log().mul(Expr::float(-2.0)).sqrt();
+    let angle = v.mul(Expr::float(std::f64::consts::TAU));
+    drawn(s, radius.mul(angle.cos()), seed)
 }

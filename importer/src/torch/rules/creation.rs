@@ -30,7 +30,7 @@ pub(super) const RULES: Table = &[
 ];
 
 /// A tensor of the documented shape with every element `value`.
-fn constant(s: &mut Site, value: Expr) -> Result<ContainerId, RuleError> {
+pub(super) fn constant(s: &mut Site, value: Expr) -> Result<ContainerId, RuleError> {
     let (dtype, shape) = (s.out_dtype(0), s.out_shape(0));
     let a = attrs([
         ("expr", Attr::Expr(value.cast(dtype))),

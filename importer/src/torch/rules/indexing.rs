@@ -15,6 +15,7 @@ pub(super) const RULES: Table = &[
     ("aten.index_add.default", index_add),
     ("aten.gather.default", gather),
     ("aten.scatter_add.default", scatter_add),
+    ("aten.scatter.value", scatter_value),
     ("aten.topk.default", topk),
     ("aten.sort.default", sort),
     ("aten.sort.stable", sort),
@@ -190,6 +191,21 @@ fn gather(s: &mut Site) -> Results {
         &[x, index],
         attrs([axis_attr(axis)]),
     )?)])
+}
+
+/// A number in the places that an index names.
+fn scatter_value(s: &mut Site) -> Results {
+    let (x, index, dtype) = (s.subject()?, s.tensor("index")?, s.out_dtype(0));
+    let axis = s.axis("dim", s.rank(x))?;
+    let value = s.scalar("value")?;
+    let of = |v: f64| Expr::float(v).cast(DType::F32);
+    let none = s.elementwise(of(0.0), &[x], DType::F32)?;
+    let one = s.elementwise(of(1.0), &[index], DType::F32)?;
+    let a = attrs([axis_attr(axis)]);
+    let hits = s.op1("scatter_add", &[none, index, one], a)?;
+    let hit = Expr::In(1).gt(Expr::float(0.0));
+    let expr = Expr::select(hit, value.cast(dtype), Expr::In(0));
+    Ok(vec![Some(s.elementwise(expr, &[x, hits], dtype)?)])
 }
 
 fn scatter_add(s: &mut Site) -> Results {
