@@ -12,6 +12,18 @@ def test_check_finds_no_difference(name, capsys):
     assert "0 beyond" in capsys.readouterr().out
 
 
+def test_check_fails_on_a_difference(monkeypatch, capsys):
+    found = bench.check
+
+    def worse(*arguments):
+        checked = found(*arguments)
+        return {**checked, "beyond": checked["tensors"][:1]}
+
+    monkeypatch.setattr(bench, "check", worse)
+    assert bench.main(["digits_cnn", "--check", "--batch", "4"]) == 1
+    assert "1 beyond" in capsys.readouterr().out
+
+
 def test_measures_every_variant(tmp_path, capsys):
     path = tmp_path / "bench.json"
     arguments = ["digits_cnn", "--batch", "8", "--rounds", "2", "--warmup", "1"]

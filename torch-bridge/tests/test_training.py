@@ -156,16 +156,21 @@ def test_batch_norm_without_momentum_is_refused():
 
 def test_gradients_of_what_is_unused():
     class Spare(nn.Module):
-        """A parameter that forward does not read, and one that is read for its sign."""
+        """A layer that forward does not read, one read for its sign, one behind a comparison."""
 
         def __init__(self):
             super().__init__()
-            self.used = nn.Linear(3, 3)
-            self.spare = nn.Linear(3, 3)
+            self.used, self.spare = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.sign, self.test = nn.Linear(3, 3), nn.Linear(3, 3)
 
         def forward(self, x):
-            return self.used(x)
+            y = self.used(x) * torch.sign(self.sign(x))
+            return torch.where(self.test(x) > 0, y, -y)
 
     model = Spare()
-    shorthaul.module(model)(torch.randn(2, 3)).sum().backward()
-    assert model.spare.weight.grad is None and model.used.weight.grad is not None
+    twin, x = copy.deepcopy(model), torch.randn(2, 3)
+    for candidate in (shorthaul.module(model), twin):
+        candidate(x).sum().backward()
+    for (name, found), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (found.grad is None) == (expected.grad is None), name
+    assert torch.count_nonzero(model.sign.weight.grad) == 0

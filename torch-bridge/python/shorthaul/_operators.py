@@ -156,6 +156,8 @@ def _differentiate(ctx, grads):
         )
         for i, grad in zip(program.grad_inputs, computed, strict=True):
             result[i] = grad
+        for i in program.zero_inputs:
+            result[i] = torch.zeros(program.inputs[i].shape, dtype=program.inputs[i].dtype)
     return result, None
 
 

@@ -53,6 +53,8 @@ class Program:
     grad_inputs: list[int] = field(default_factory=list)
     #: Positions among the user's outputs whose gradients the backward pass takes.
     differentiable_user_outputs: list[int] = field(default_factory=list)
+    #: Inputs whose gradient is zero everywhere, for which eager gives zeros rather than ``None``.
+    zero_inputs: list[int] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
 
@@ -128,7 +130,34 @@ def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.outputs
     ]
-    return Program(captured, native, inputs, outputs, native.uses_seed)
+    program = Program(captured, native, inputs, outputs, native.uses_seed)
+    read = _differentiably_read(captured.document)
+    names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
+    program.zero_inputs = [
+        i
+        for i, (name, wanted) in enumerate(zip(names, fed, strict=True))
+        if wanted and name in read and i not in program.grad_inputs
+    ]
+    return program
+
+
+def _differentiably_read(document: dict) -> set[str]:
+    """Inputs from which eager's autograd reaches an output, though the slope may be zero."""
+    reached = {output["value"] for output in document["outputs"] if output["kind"] == "user"}
+    for node in reversed(document["nodes"]):
+        passes = node["target"] != "aten.detach.default" and any(
+            value and value["name"] in reached and "float" in value["dtype"]
+            for value in node["outputs"]
+        )
+        if passes:
+            pending = list(node["args"].values())
+            while pending:
+                arg = pending.pop()
+                if isinstance(arg, list):
+                    pending.extend(arg)
+                elif isinstance(arg, dict) and "ref" in arg:
+                    reached.add(arg["ref"])
+    return reached
 
 
 def _progress():
