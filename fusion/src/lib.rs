@@ -10,6 +10,8 @@
 mod decision;
 mod group;
 mod inline;
+#[cfg(test)]
+mod text_graph;
 mod traffic;
 mod unit;
 mod view;

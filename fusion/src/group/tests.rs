@@ -1,23 +1,8 @@
 //! Each condition of grouping: a case in which it alone refuses, beside one that is accepted.
 
 use super::{Group, Obstacle, group, merge};
-use graph::{Graph, Node, Storage, parse};
-
-/// A graph with those containers, maps and results; inputs are listed as declared.
-fn graph(containers: &str, maps: &str, outputs: &str) -> Graph {
-    let given: Vec<&str> = containers
-        .lines()
-        .filter(|l| l.ends_with(" input"))
-        .filter_map(|l| l.trim().split(':').next())
-        .collect();
-    let text = format!(
-        "graph \"g\" {{\n{containers}\ninputs {}\nstate {{\n{maps}\n}}\noutputs {outputs}\n}}",
-        given.join(", ")
-    );
-    let graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
-    graph
-}
+use crate::text_graph::graph;
+use graph::{Graph, Node, Storage};
 
 /// The loops two maps have in common when they are one kernel.
 fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obstacle> {

@@ -2,26 +2,8 @@
 
 use super::{Obstacle, inline, inlined_node};
 use crate::decision::Decision;
-use graph::{Graph, Node, parse};
-
-/// A graph with those containers, maps and results; inputs are listed as declared.
-fn graph(containers: &str, maps: &str, outputs: &str) -> Graph {
-    let given: Vec<&str> = containers
-        .lines()
-        .filter(|l| l.ends_with(" input"))
-        .filter_map(|l| l.trim().split(':').next())
-        .collect();
-    let inputs = match given.as_slice() {
-        [] => String::new(),
-        some => format!("inputs {}", some.join(", ")),
-    };
-    let text = format!(
-        "graph \"g\" {{\n{containers}\n{inputs}\nstate {{\n{maps}\n}}\noutputs {outputs}\n}}"
-    );
-    let graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
-    graph
-}
+use crate::text_graph::graph;
+use graph::Node;
 
 /// The second map with the definition of `%t`, the first, in place of its reads: its tasklet.
 fn inlined(containers: &str, maps: &str) -> Result<String, Obstacle> {

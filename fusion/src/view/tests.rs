@@ -1,7 +1,8 @@
 //! Which reshapes go and which stay, each condition alone.
 
 use super::{common_refinement, digits, drop_unit_params, merge_views, split_composite_dims};
-use graph::{Node, NodeKind, SymExpr, Symbol, parse};
+use crate::text_graph::graph;
+use graph::{Node, NodeKind, SymExpr, Symbol};
 use std::collections::BTreeMap;
 
 #[test]
@@ -29,17 +30,7 @@ fn digits_need_ranges_that_fit() {
 /// A graph with those containers, nodes and results, dimensions merged and split: the reshapes left
 /// and the graph's text.
 fn merged(containers: &str, nodes: &str, outputs: &str) -> (usize, String) {
-    let given: Vec<&str> = containers
-        .lines()
-        .filter(|l| l.ends_with(" input"))
-        .filter_map(|l| l.trim().split(':').next())
-        .collect();
-    let text = format!(
-        "graph \"g\" {{\n{containers}\ninputs {}\nstate {{\n{nodes}\n}}\noutputs {outputs}\n}}",
-        given.join(", ")
-    );
-    let mut g = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    let mut g = graph(containers, nodes, outputs);
     let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);
     merge_views(&mut g, &mut nodes);
     split_composite_dims(&mut g, &mut nodes);
