@@ -84,3 +84,10 @@ def test_division_by_a_scalar_tensor_is_exact(dtype):
         divisor = torch.tensor(scale, dtype=dtype)
         found = compiled(lambda x, d: torch.floor(x / d))(x, divisor)
         assert torch.equal(found.nan_to_num(nan=7), torch.floor(x / divisor).nan_to_num(nan=7))
+
+
+def test_large_scores_are_compared_as_they_were_rounded():
+    torch.manual_seed(0)
+    x = (torch.randn(60, 6) + 2).requires_grad_()
+    assert_matches(Function(lambda x: (x * 1000).softmax(-1)), x)
+    assert_matches(Function(lambda x: (x * 1000).log_softmax(-1)), x)

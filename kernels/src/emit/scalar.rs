@@ -133,6 +133,11 @@ pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
     }
 }
 
+/// A value that is not fused with what uses it.
+pub(crate) fn rounded(a: &str, of: DType) -> String {
+    format!("sh_rounded{}({a})", prelude_suffix(of))
+}
+
 fn prelude_suffix(of: DType) -> &'static str {
     if of == DType::F64 { "_f64" } else { "" }
 }

@@ -15,6 +15,11 @@ typedef __INT64_TYPE__ sh_i64;
 #define SH_INF __builtin_inff()
 #define SH_NAN __builtin_nanf("")
 
+/* x as it was rounded, so that no product is fused with what uses it: a choice that compilers keep,
+ * because it turns -0 into 0. */
+SH_FN float sh_rounded(float x) { return x == 0.0f ? 0.0f : x; }
+SH_FN double sh_rounded_f64(double x) { return x == 0.0 ? 0.0 : x; }
+
 SH_FN sh_u32 sh_bits(float x) { union { float f; sh_u32 u; } v = {x}; return v.u; }
 SH_FN float sh_from_bits(sh_u32 u) { union { sh_u32 u; float f; } v = {u}; return v.f; }
 SH_FN float sh_abs(float x) { return __builtin_fabsf(x); }
