@@ -4,6 +4,7 @@
 //! done; 1: the model or the machine stands in the way (one message on standard error); 2: the
 //! command line is wrong.
 
+mod grad;
 mod info;
 mod report;
 mod sizes;
@@ -11,6 +12,7 @@ mod units;
 
 use clap::{Args, Parser, Subcommand};
 use compiler::importer::onnx::Options;
+use compiler::training_graph::{Loss, Optimizer};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   shorthaul info model.onnx
   shorthaul report model.onnx --bind batch=8
-  shorthaul report model.onnx --bind batch=8 --train --json > report.json";
+  shorthaul report model.onnx --bind batch=8 --train --json > report.json
+  shorthaul grad model.onnx -o train.onnx --loss cross-entropy --optimizer adam";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -51,7 +54,38 @@ enum Command {
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
     },
+    /// The gradients of a model, and an optimizer's update, as an ONNX file
+    #[command(after_help = GRAD_EXAMPLES)]
+    Grad {
+        /// The ONNX file
+        #[arg(value_name = "MODEL.onnx")]
+        path: PathBuf,
+        /// The file to write
+        #[arg(short, long, value_name = "TRAIN.onnx")]
+        out: PathBuf,
+        /// What is minimized: cross-entropy, mse, or an output of the model
+        #[arg(long)]
+        loss: Loss,
+        /// How parameters are updated: sgd, momentum, adam, adamw
+        #[arg(long)]
+        optimizer: Option<Optimizer>,
+        /// Initializers or inputs to differentiate (default: every trainable initializer)
+        #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+        wrt: Option<Vec<String>>,
+        /// A value for a dynamic size; repeat it for several
+        #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+        bind: Vec<(String, i64)>,
+    },
 }
+
+/// Ways to train.
+const GRAD_EXAMPLES: &str = "\
+Examples:
+  shorthaul grad model.onnx -o train.onnx --loss cross-entropy
+  shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
+
+The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
+`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.";
 
 #[derive(Args, Debug)]
 struct Model {
@@ -88,6 +122,17 @@ fn main() -> ExitCode {
             train,
             threads,
         } => report::run(&model.path, &model.options(), *train, *threads, model.json),
+        Command::Grad {
+            path,
+            out,
+            loss,
+            optimizer,
+            wrt,
+            bind,
+        } => {
+            let sizes = bind.iter().cloned().collect();
+            grad::run(path, out, &Options { sizes }, loss, *optimizer, wrt.clone())
+        }
     };
     match text {
         Ok(text) => print(&text),

@@ -6,6 +6,7 @@ mod executable;
 mod plan;
 pub mod report;
 pub mod torch;
+pub mod training_graph;
 
 pub use error::CompileError;
 pub use executable::Executable;

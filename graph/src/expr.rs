@@ -236,6 +236,24 @@ impl Expr {
     pub fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
         Expr::Binary(f, Arc::new(a), Arc::new(b))
     }
+    /// The type the expression is computed in where `wanted` is asked for: its own, except that one
+    /// made of real constants only takes the wanted float type.
+    pub fn natural_dtype(&self, wanted: DType, types: &[DType]) -> DType {
+        let own = self.dtype(types);
+        if own == DType::F32 && wanted.is_float() && self.is_weak(types) {
+            return wanted;
+        }
+        own
+    }
+
+    /// Whether the type comes from no operand: then half precision, the narrowest float, prevails.
+    fn is_weak(&self, types: &[DType]) -> bool {
+        let mut extended = types.to_vec();
+        extended.push(DType::F16);
+        let probe = Expr::binary(Binary::Add, self.clone(), Expr::In(types.len()));
+        probe.dtype(&extended) == DType::F16
+    }
+
     /// `condition ? then : otherwise`.
     pub fn select(condition: Expr, then: Expr, otherwise: Expr) -> Expr {
         Expr::Select(Arc::new(condition), Arc::new(then), Arc::new(otherwise))

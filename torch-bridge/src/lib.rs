@@ -3,6 +3,7 @@
 //! Owns the boundary between Python and the compiler: a captured graph comes in as text, a program
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
+mod onnx;
 mod program;
 mod threads;
 
@@ -25,5 +26,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.py().get_type::<UnsupportedOperators>(),
     )?;
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
+    m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
+    m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;
     m.add_function(wrap_pyfunction!(threads::share_threads, m)?)
 }

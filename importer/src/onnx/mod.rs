@@ -16,11 +16,13 @@ mod proto;
 mod shape_values;
 mod tensor;
 mod value;
+mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
 pub use file::{Declared, File, Initializers};
 pub use import::{Model, Options, Parameter, Port};
 pub use tensor::Stored;
+pub use write::{Names, WRITTEN_OPSET, WriteError, write};
 
 /// The operators of the standard that are imported, ordered by name.
 pub fn supported_operators() -> Vec<&'static str> {

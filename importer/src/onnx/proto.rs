@@ -137,6 +137,8 @@ pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     /// `i` is in use.
     pub const INT: i32 = 2;
+    /// `s` is in use.
+    pub const STRING: i32 = 3;
     /// `ints` is in use.
     pub const INTS: i32 = 7;
 }

@@ -243,7 +243,7 @@ impl StatementValues<'_> {
         reads: &[Option<ValueId>],
         types: &[DType],
     ) -> ValueId {
-        let natural = natural_type(e, dtype, types);
+        let natural = e.natural_dtype(dtype, types);
         let id = match e {
             Expr::Const(s) => return self.constant(*s, dtype),
             Expr::In(i) => match reads.get(*i).copied().flatten() {
@@ -264,7 +264,7 @@ impl StatementValues<'_> {
             Expr::Unary(f, a) => {
                 let of = match f {
                     Unary::Not => DType::Bool,
-                    Unary::IsNan => natural_type(a, DType::F32, types),
+                    Unary::IsNan => a.natural_dtype(DType::F32, types),
                     _ => natural,
                 };
                 let a = self.typed(a, of, reads, types);
@@ -291,23 +291,6 @@ impl StatementValues<'_> {
         };
         self.cast(id, dtype)
     }
-}
-
-/// The type the expression is computed in; one made of real constants only takes `wanted`.
-fn natural_type(e: &Expr, wanted: DType, types: &[DType]) -> DType {
-    let own = e.dtype(types);
-    if own == DType::F32 && wanted.is_float() && is_weak(e, types) {
-        return wanted;
-    }
-    own
-}
-
-/// Whether the type comes from no operand: then half precision, the narrowest float, prevails.
-fn is_weak(e: &Expr, types: &[DType]) -> bool {
-    let mut extended = types.to_vec();
-    extended.push(DType::F16);
-    let probe = Expr::binary(Binary::Add, e.clone(), Expr::In(types.len()));
-    probe.dtype(&extended) == DType::F16
 }
 
 fn operand_type(f: Binary, a: &Expr, b: &Expr, natural: DType, types: &[DType]) -> DType {

@@ -1,0 +1,374 @@
+//! A model with loss, gradients and an optimizer's update, as an ONNX file of standard operators.
+//!
+//! Owns what is added to the model: the loss and its target, the gradients, the update rules. The
+//! operators are written by `importer::onnx::write`.
+
+use crate::error::{CompileError, check};
+use autodiff::Request;
+use graph::{
+    Builder, ContainerId, DType, Expr, Graph, Lifetime, Origin, Scalar, Stage, SymExpr, Tensor,
+};
+use importer::onnx::{Model, Names, OnnxError, WriteError, write};
+use ops::{OpBuilder, attrs};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What is minimized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Mean cross-entropy of the model's output `[N, C, …]` with an input `labels`, i64 `[N, …]`.
+    CrossEntropy,
+    /// Mean squared difference of the model's output and an input `target` of its shape.
+    MeanSquaredError,
+    /// An output of the model, of one element.
+    Output(String),
+}
+
+impl FromStr for Loss {
+    type Err = std::convert::Infallible;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Ok(match s {
+            "cross-entropy" => Loss::CrossEntropy,
+            "mse" => Loss::MeanSquaredError,
+            output => Loss::Output(output.to_string()),
+        })
+    }
+}
+
+/// How parameters are updated; the learning rate is an input `lr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Optimizer {
+    /// `p − lr·g`
+    Sgd,
+    /// `m ← 0.9·m + g`, `p − lr·m`, as `torch.optim.SGD(momentum=0.9)`.
+    Momentum,
+    /// Kingma and Ba, arXiv 1412.6980, with their constants.
+    Adam,
+    /// Loshchilov and Hutter, arXiv 1711.05101: Adam after `p ← p·(1 − 0.01·lr)`.
+    AdamW,
+}
+
+impl FromStr for Optimizer {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        match s {
+            "sgd" => Ok(Optimizer::Sgd),
+            "momentum" => Ok(Optimizer::Momentum),
+            "adam" => Ok(Optimizer::Adam),
+            "adamw" => Ok(Optimizer::AdamW),
+            other => Err(format!("`{other}` is none of sgd, momentum, adam, adamw")),
+        }
+    }
+}
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct TrainingOptions {
+    /// What is minimized.
+    pub loss: Loss,
+    /// How parameters are updated; `None`: gradients only.
+    pub optimizer: Option<Optimizer>,
+    /// What is differentiated: names of initializers or inputs; `None`: every trainable initializer.
+    pub wrt: Option<Vec<String>>,
+}
+
+/// Why there is no training graph.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainingGraphError {
+    /// The model cannot be read.
+    #[error(transparent)]
+    Onnx(#[from] OnnxError),
+    /// The request does not fit the model.
+    #[error("{0}")]
+    Request(String),
+    /// The graph cannot be made.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The graph cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// The bytes of an ONNX file whose outputs are `loss`, `NAME.grad` for everything that is
+/// differentiated and, with an optimizer, `NAME.next` and its state's successors. Initializers are
+/// inputs as well, with their value in the file as default.
+///
+/// # Errors
+/// See [`TrainingGraphError`].
+pub fn training_graph(
+    model: &Model,
+    options: &TrainingOptions,
+) -> Result<Vec<u8>, TrainingGraphError> {
+    let mut made = Made::of(model);
+    let wrt = made.differentiated(model, options.wrt.as_deref())?;
+    let loss = made.loss(model, &options.loss)?;
+    made.graph.outputs.clear();
+    made.graph.add_output(loss);
+    graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
+    check("simplify", &made.graph)?;
+    let gradients = made.differentiate(&wrt)?;
+    let mut outputs = vec!["loss".to_string()];
+    for (position, gradient) in wrt.iter().zip(&gradients) {
+        made.graph.add_output(*gradient);
+        outputs.push(format!("{}.grad", made.name(*position)));
+    }
+    if let Some(optimizer) = options.optimizer {
+        made.update(optimizer, &wrt, &gradients, &mut outputs)?;
+    }
+    graph::simplify(&mut made.graph, &ops::Meaning);
+    check("simplify gradients", &made.graph)?;
+    made.names.outputs = outputs;
+    made.drop_seeds();
+    Ok(write(&made.graph, &made.names)?)
+}
+
+/// The graph under construction.
+struct Made {
+    graph: Graph,
+    names: Names,
+}
+
+impl Made {
+    fn of(model: &Model) -> Made {
+        let mut names = Names {
+            producer: "shorthaul".to_string(),
+            ..Names::default()
+        };
+        for port in &model.inputs {
+            names.inputs.insert(port.container, port.name.clone());
+        }
+        for p in &model.parameters {
+            names.inputs.insert(p.container, p.name.clone());
+            if let Ok(tensor) = p.stored.tensor() {
+                names.initial.push((p.container, tensor));
+            }
+        }
+        for (name, symbol) in &model.sizes {
+            names.sizes.insert(symbol.to_string(), name.clone());
+        }
+        Made {
+            graph: model.graph.clone(),
+            names,
+        }
+    }
+
+    fn name(&self, id: ContainerId) -> String {
+        let own = || self.graph.container(id).name.clone();
+        self.names.inputs.get(&id).cloned().unwrap_or_else(own)
+    }
+
+    fn differentiated(
+        &self,
+        model: &Model,
+        wrt: Option<&[String]>,
+    ) -> Result<Vec<ContainerId>, TrainingGraphError> {
+        let is_float = |id: &ContainerId| self.graph.container(*id).dtype.is_float();
+        let Some(wanted) = wrt else {
+            let trainable = model.parameters.iter().filter(|p| p.trainable);
+            return Ok(trainable.map(|p| p.container).filter(is_float).collect());
+        };
+        let found = wanted.iter().map(|name| {
+            let known = self.names.inputs.iter().find(|(_, n)| *n == name);
+            match known.map(|(id, _)| *id) {
+                Some(id) if is_float(&id) => Ok(id),
+                Some(id) => Err(TrainingGraphError::Request(format!(
+                    "`{name}` holds {}; only real numbers have gradients",
+                    self.graph.container(id).dtype
+                ))),
+                None => Err(TrainingGraphError::Request(format!(
+                    "the model has no initializer or input `{name}`; `shorthaul info` lists them"
+                ))),
+            }
+        });
+        found.collect()
+    }
+
+    /// Appends what `make` builds.
+    fn build(
+        &mut self,
+        origin: &str,
+        stage: Stage,
+        make: impl FnOnce(&mut Builder) -> Result<ContainerId, ops::OpError>,
+    ) -> Result<ContainerId, TrainingGraphError> {
+        let origin = Origin {
+            node: origin.to_string(),
+            ..Origin::default()
+        };
+        let mut builder = Builder::new(&mut self.graph, Arc::new(origin), stage);
+        let made = make(&mut builder).map_err(CompileError::from)?;
+        let nodes = std::mem::take(&mut builder.nodes);
+        self.graph.last_state().nodes.extend(nodes);
+        Ok(made)
+    }
+
+    fn input(&mut self, name: &str, dtype: DType, shape: &[SymExpr]) -> ContainerId {
+        let id = self
+            .graph
+            .add_input(name, dtype, shape.to_vec(), Lifetime::Input);
+        self.names.inputs.insert(id, name.to_string());
+        id
+    }
+
+    /// The container of the loss, a scalar.
+    fn loss(&mut self, model: &Model, loss: &Loss) -> Result<ContainerId, TrainingGraphError> {
+        let request = |text: String| Err(TrainingGraphError::Request(text));
+        if let Loss::Output(name) = loss {
+            let Some(port) = model.outputs.iter().find(|p| p.name == *name) else {
+                let names: Vec<_> = model.outputs.iter().map(|p| p.name.as_str()).collect();
+                return request(format!(
+                    "--loss is cross-entropy, mse or an output of the model ({}), not `{name}`",
+                    names.join(", ")
+                ));
+            };
+            let c = self.graph.container(port.container);
+            if c.shape.iter().any(|n| n.as_const() != Some(1)) {
+                return request(format!(
+                    "`{name}` has more than one element; a loss is one number"
+                ));
+            }
+            let x = port.container;
+            return self.build("loss", Stage::Forward, |b| {
+                b.op1(
+                    "reshape",
+                    &[x],
+                    attrs([("shape", graph::Attr::Sizes(Vec::new()))]),
+                )
+            });
+        }
+        let [port] = model.outputs.as_slice() else {
+            return request(format!(
+                "the model has {} outputs; name the loss among them with --loss OUTPUT",
+                model.outputs.len()
+            ));
+        };
+        let (x, c) = (port.container, self.graph.container(port.container).clone());
+        if *loss == Loss::MeanSquaredError {
+            let target = self.input("target", c.dtype, &c.shape);
+            return self.build("loss", Stage::Forward, |b| {
+                let difference = Expr::In(0).sub(Expr::In(1));
+                let square = difference.clone().mul(difference);
+                let squares = b.elementwise(square, &[x, target])?;
+                b.op1(
+                    "reduce",
+                    &[squares],
+                    ops::reduce::reduce_attrs("mean", &[], false),
+                )
+            });
+        }
+        if c.shape.len() < 2 {
+            return request("cross-entropy needs an output of shape [N, C, …]".to_string());
+        }
+        let mut shape = c.shape.clone();
+        shape.remove(1);
+        let labels = self.input("labels", DType::I64, &shape);
+        self.build("loss", Stage::Forward, |b| {
+            let made = b.op(
+                "cross_entropy",
+                &[Some(x), Some(labels)],
+                graph::Attrs::new(),
+            )?;
+            Ok(made[0])
+        })
+    }
+
+    /// Appends the gradients of the only output.
+    fn differentiate(
+        &mut self,
+        wrt: &[ContainerId],
+    ) -> Result<Vec<ContainerId>, TrainingGraphError> {
+        let request = Request {
+            of: vec![self.graph.outputs[0].container],
+            wrt: wrt.to_vec(),
+        };
+        let made = autodiff::differentiate(&self.graph, &request).map_err(CompileError::from)?;
+        self.graph = made.graph;
+        check("differentiate", &self.graph)?;
+        for seed in made.seeds {
+            self.graph.inputs.retain(|id| *id != seed);
+            let dtype = self.graph.container(seed).dtype;
+            let mut one = Tensor::zeros(dtype, &[]);
+            one.set(0, Scalar::Float(1.0));
+            self.graph.container_mut(seed).lifetime = Lifetime::Constant(Arc::new(one));
+        }
+        self.graph.outputs.truncate(1);
+        let found = wrt.iter().zip(made.gradients).map(|(id, gradient)| {
+            gradient.ok_or_else(|| {
+                let name = self.name(*id);
+                TrainingGraphError::Request(format!("`{name}` does not influence the loss"))
+            })
+        });
+        found.collect()
+    }
+
+    fn update(
+        &mut self,
+        optimizer: Optimizer,
+        wrt: &[ContainerId],
+        gradients: &[ContainerId],
+        outputs: &mut Vec<String>,
+    ) -> Result<(), TrainingGraphError> {
+        let rate = self.input("lr", DType::F32, &[]);
+        let is_adam = matches!(optimizer, Optimizer::Adam | Optimizer::AdamW);
+        // Adam's corrections depend on how many updates there were, this one included.
+        let step = is_adam.then(|| self.input("step", DType::F32, &[]));
+        for (p, g) in wrt.iter().zip(gradients) {
+            let name = self.name(*p);
+            let (p, g, c) = (*p, *g, self.graph.container(*p).clone());
+            let state: &[&str] = match optimizer {
+                Optimizer::Sgd => &[],
+                Optimizer::Momentum => &["momentum"],
+                Optimizer::Adam | Optimizer::AdamW => &["mean", "square"],
+            };
+            let mut inputs = vec![p, g, rate];
+            for part in state {
+                inputs.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape));
+            }
+            inputs.extend(step);
+            for (suffix, expr) in update_rules(optimizer) {
+                let of = inputs.clone();
+                let next = self.build(&format!("{name}{suffix}"), Stage::Optimizer, |b| {
+                    b.elementwise(expr, &of)
+                })?;
+                self.graph.add_output(next);
+                outputs.push(format!("{name}{suffix}.next"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Seeds of dropout are the runtime's own in ONNX.
+    fn drop_seeds(&mut self) {
+        let names = &self.names.inputs;
+        self.graph.inputs.retain(|id| names.contains_key(id));
+    }
+}
+
+/// What each optimizer computes from (parameter, gradient, rate, state…, step): the parameter's
+/// successor and the state's, by the suffix of their names.
+fn update_rules(optimizer: Optimizer) -> Vec<(&'static str, Expr)> {
+    let [p, g, rate, m, v, t] = [0, 1, 2, 3, 4, 5].map(Expr::In);
+    let number = Expr::float;
+    match optimizer {
+        Optimizer::Sgd => vec![("", p.sub(rate.mul(g)))],
+        Optimizer::Momentum => {
+            let next = number(0.9).mul(m).add(g);
+            vec![("", p.sub(rate.mul(next.clone()))), (".momentum", next)]
+        }
+        Optimizer::Adam | Optimizer::AdamW => {
+            let (b1, b2) = (0.9, 0.999);
+            let m = number(b1).mul(m).add(number(1.0 - b1).mul(g.clone()));
+            let v = number(b2)
+                .mul(v)
+                .add(number(1.0 - b2).mul(g.clone().mul(g)));
+            let power = |b: f64| Expr::binary(graph::Binary::Pow, number(b), t.clone());
+            let m_hat = m.clone().div(number(1.0).sub(power(b1)));
+            let v_hat = v.clone().div(number(1.0).sub(power(b2)));
+            let change = rate.clone().mul(m_hat).div(v_hat.sqrt().add(number(1e-8)));
+            let p = match optimizer {
+                Optimizer::AdamW => p.mul(number(1.0).sub(number(0.01).mul(rate))),
+                _ => p,
+            };
+            vec![("", p.sub(change)), (".mean", m), (".square", v)]
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The list of nodes being written: names, constants, attributes.
+
+use super::super::proto::{AttributeProto, NodeProto, TensorProto, attribute_type};
+use super::Names;
+use bytes::Bytes;
+use graph::{ContainerId, DType, Graph, Lifetime, Scalar, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Why a rule cannot write a call.
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) String);
+
+impl From<ops::OpError> for Refusal {
+    fn from(error: ops::OpError) -> Self {
+        Refusal(error.to_string())
+    }
+}
+
+/// An attribute by name.
+pub(super) type Attribute = AttributeProto;
+
+/// Nodes so far, and how values are called.
+pub(super) struct Nodes<'g> {
+    pub(super) graph: &'g Graph,
+    pub(super) list: Vec<NodeProto>,
+    pub(super) constants: Vec<TensorProto>,
+    /// Masks of dropout by the id of the operator: the same mask in both passes.
+    pub(super) masks: BTreeMap<i64, String>,
+    /// Scalars computed from shapes, by their expression.
+    pub(super) sizes: BTreeMap<String, String>,
+    values: BTreeMap<ContainerId, String>,
+    known: BTreeMap<(i32, Vec<i64>, Vec<u8>), String>,
+    taken: BTreeSet<String>,
+    origin: String,
+}
+
+impl<'g> Nodes<'g> {
+    pub(super) fn new(graph: &'g Graph, names: &Names) -> Self {
+        let mut nodes = Nodes {
+            graph,
+            list: Vec::new(),
+            constants: Vec::new(),
+            masks: BTreeMap::new(),
+            sizes: BTreeMap::new(),
+            values: BTreeMap::new(),
+            known: BTreeMap::new(),
+            taken: names.outputs.iter().cloned().collect(),
+            origin: String::new(),
+        };
+        for id in &graph.inputs {
+            let own = &graph.container(*id).name;
+            let name = names.inputs.get(id).unwrap_or(own).clone();
+            nodes.taken.insert(name.clone());
+            nodes.values.insert(*id, name);
+        }
+        nodes
+    }
+
+    /// Nodes from here on come from a node of this name.
+    pub(super) fn begin(&mut self, origin: &str) {
+        self.origin = origin.to_string();
+    }
+
+    /// The name of a container's value.
+    pub(super) fn value(&self, id: ContainerId) -> String {
+        let own = || self.graph.container(id).name.clone();
+        self.values.get(&id).cloned().unwrap_or_else(own)
+    }
+
+    /// The name of an operand: constants become initializers when they are first used.
+    pub(super) fn operand(&mut self, id: ContainerId) -> String {
+        if let Some(name) = self.values.get(&id) {
+            return name.clone();
+        }
+        let c = self.graph.container(id);
+        let name = match &c.lifetime {
+            Lifetime::Constant(tensor) => self.constant(tensor),
+            _ => self.fresh(&c.name),
+        };
+        self.values.insert(id, name.clone());
+        name
+    }
+
+    /// A value that stands for the container from here on.
+    pub(super) fn assign(&mut self, id: ContainerId, value: String) {
+        self.values.insert(id, value);
+    }
+
+    fn fresh(&mut self, wanted: &str) -> String {
+        let mut name = wanted.to_string();
+        let mut n = 1;
+        while !self.taken.insert(name.clone()) {
+            n += 1;
+            name = format!("{wanted}_{n}");
+        }
+        name
+    }
+
+    /// Appends a node with these outputs.
+    pub(super) fn give(
+        &mut self,
+        op: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        attribute: Vec<Attribute>,
+    ) {
+        let own = |list: &[&str]| list.iter().map(ToString::to_string).collect();
+        self.list.push(NodeProto {
+            input: own(inputs),
+            output: own(outputs),
+            name: format!("{}#{}", self.origin, self.list.len()),
+            op_type: op.to_string(),
+            attribute,
+            domain: String::new(),
+        });
+    }
+
+    /// Appends a node with one output and gives its name.
+    pub(super) fn node(&mut self, op: &str, inputs: &[&str], attribute: Vec<Attribute>) -> String {
+        self.nodes(op, inputs, 1, attribute).remove(0)
+    }
+
+    /// Appends a node with several outputs.
+    pub(super) fn nodes(
+        &mut self,
+        op: &str,
+        inputs: &[&str],
+        n_outputs: usize,
+        attribute: Vec<Attribute>,
+    ) -> Vec<String> {
+        let wanted = format!("{}.{}", self.origin, op.to_lowercase());
+        let names: Vec<String> = (0..n_outputs).map(|_| self.fresh(&wanted)).collect();
+        let outputs: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.give(op, inputs, &outputs, attribute);
+        names
+    }
+
+    /// A tensor of the file; equal ones are stored once.
+    pub(super) fn constant(&mut self, tensor: &Tensor) -> String {
+        let proto = stored(tensor);
+        let data = proto.raw_data.as_deref().unwrap_or_default().to_vec();
+        let key = (proto.data_type, proto.dims.clone(), data);
+        if let Some(name) = self.known.get(&key) {
+            return name.clone();
+        }
+        let name = self.fresh("constant");
+        self.known.insert(key, name.clone());
+        self.constants.push(TensorProto {
+            name: name.clone(),
+            ..proto
+        });
+        name
+    }
+
+    /// A number as a tensor without dimensions.
+    pub(super) fn number(&mut self, value: Scalar, dtype: DType) -> String {
+        let mut tensor = Tensor::zeros(dtype, &[]);
+        tensor.set(0, value);
+        self.constant(&tensor)
+    }
+
+    /// A list of integers as an operand.
+    pub(super) fn ints(&mut self, values: &[i64]) -> String {
+        self.constant(&Tensor::from_i64(
+            DType::I64,
+            &[values.len()],
+            values.to_vec(),
+        ))
+    }
+}
+
+/// Attribute of one integer.
+pub(super) fn int(name: &str, value: i64) -> Attribute {
+    AttributeProto {
+        name: name.to_string(),
+        i: Some(value),
+        r#type: attribute_type::INT,
+        ..AttributeProto::default()
+    }
+}
+
+/// Attribute of one real number.
+pub(super) fn float(name: &str, value: f64) -> Attribute {
+    AttributeProto {
+        name: name.to_string(),
+        f: Some(value as f32),
+        r#type: attribute_type::FLOAT,
+        ..AttributeProto::default()
+    }
+}
+
+/// Attribute of a list of integers.
+pub(super) fn int_list(name: &str, values: &[i64]) -> Attribute {
+    AttributeProto {
+        name: name.to_string(),
+        ints: values.to_vec(),
+        r#type: attribute_type::INTS,
+        ..AttributeProto::default()
+    }
+}
+
+/// Attribute of a text.
+pub(super) fn text(name: &str, value: &str) -> Attribute {
+    AttributeProto {
+        name: name.to_string(),
+        s: Some(Bytes::copy_from_slice(value.as_bytes())),
+        r#type: attribute_type::STRING,
+        ..AttributeProto::default()
+    }
+}
+
+/// The number of an element type in the format.
+pub(super) fn type_number(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 1,
+        DType::U8 => 2,
+        DType::I8 => 3,
+        DType::I16 => 5,
+        DType::I32 => 6,
+        DType::I64 => 7,
+        DType::Bool => 9,
+        DType::F16 => 10,
+        DType::F64 => 11,
+        DType::BF16 => 16,
+    }
+}
+
+/// A tensor in the file's form, without a name.
+pub(super) fn stored(tensor: &Tensor) -> TensorProto {
+    let floats = || tensor.to_f64().into_iter();
+    let ints = || tensor.to_i64().into_iter();
+    let raw: Vec<u8> = match tensor.dtype {
+        DType::F32 => floats().flat_map(|x| (x as f32).to_le_bytes()).collect(),
+        DType::F64 => floats().flat_map(f64::to_le_bytes).collect(),
+        DType::F16 => floats()
+            .flat_map(|x| half::f16::from_f64(x).to_le_bytes())
+            .collect(),
+        DType::BF16 => floats()
+            .flat_map(|x| half::bf16::from_f64(x).to_le_bytes())
+            .collect(),
+        DType::I64 => ints().flat_map(i64::to_le_bytes).collect(),
+        DType::I32 => ints().flat_map(|i| (i as i32).to_le_bytes()).collect(),
+        DType::I16 => ints().flat_map(|i| (i as i16).to_le_bytes()).collect(),
+        DType::I8 | DType::U8 | DType::Bool => ints().map(|i| i as u8).collect(),
+    };
+    TensorProto {
+        dims: tensor.shape.iter().map(|n| *n as i64).collect(),
+        data_type: type_number(tensor.dtype),
+        raw_data: Some(Bytes::from(raw)),
+        ..TensorProto::default()
+    }
+}

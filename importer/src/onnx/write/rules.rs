@@ -1,0 +1,610 @@
+//! How each operator of ours is written: one row for each.
+//!
+//! Owns the table, and the rules of element-wise operators, movement, reductions, normalizations,
+//! losses and lookups. Products and convolutions are in `products`, pooling in `windows`.
+
+use super::nodes::{Nodes, Refusal, float, int, int_list, text};
+use super::scalar::Operands;
+use super::{products, windows};
+use graph::{DType, Scalar, SymExpr, Tensor};
+use ops::Call;
+
+pub(super) type Written = Result<(), Refusal>;
+pub(super) type Rule = fn(&mut Nodes, &Call) -> Written;
+
+/// The rule for an operator of ours.
+pub(super) fn rule_of(op: &str) -> Option<Rule> {
+    RULES.iter().find(|(name, _)| *name == op).map(|row| row.1)
+}
+
+const RULES: &[(&str, Rule)] = &[
+    ("elementwise", elementwise),
+    ("reshape", reshape),
+    ("permute", |n, c| {
+        let order = int_list("perm", &c.ints("order")?);
+        n.apply(c, "Transpose", vec![order])
+    }),
+    ("expand", |n, c| {
+        let shape = n.shape(&c.sizes("shape")?)?;
+        n.apply_with(c, "Expand", &[shape], Vec::new())
+    }),
+    ("slice", slice),
+    ("concat", |n, c| {
+        let axis = int("axis", c.int("axis")?);
+        n.apply(c, "Concat", vec![axis])
+    }),
+    ("pad", pad),
+    ("reduce", reduce),
+    ("cumsum", |n, c| {
+        let axis = n.number(Scalar::Int(c.int("axis")?), DType::I64);
+        let reverse = int("reverse", c.bool_or("reverse", false)?.into());
+        n.apply_with(c, "CumSum", &[axis], vec![reverse])
+    }),
+    ("full", full),
+    ("stop_gradient", |n, c| n.apply(c, "Identity", Vec::new())),
+    ("dropout", dropout),
+    ("einsum", products::einsum),
+    ("conv", products::conv),
+    ("conv_data_gradient", products::conv_data_gradient),
+    ("conv_weight_gradient", products::conv_weight_gradient),
+    ("max_pool", windows::max_pool),
+    ("max_pool_gradient", windows::max_pool_gradient),
+    ("average_pool", windows::average_pool),
+    ("batch_norm", batch_norm),
+    ("batch_norm_inference", batch_norm_inference),
+    ("layer_norm", layer_norm),
+    ("batch_norm_gradient", norm_gradient),
+    ("layer_norm_gradient", norm_gradient),
+    ("softmax", softmax),
+    ("log_softmax", |n, c| {
+        let axis = int("axis", c.int("axis")?);
+        n.apply(c, "LogSoftmax", vec![axis])
+    }),
+    ("softmax_gradient", |n, c| softmax_gradient(n, c, false)),
+    ("log_softmax_gradient", |n, c| softmax_gradient(n, c, true)),
+    ("cross_entropy", cross_entropy),
+    ("cross_entropy_gradient", cross_entropy_gradient),
+    ("gather", |n, c| {
+        let axis = int("axis", c.int("axis")?);
+        n.apply(c, "Gather", vec![axis])
+    }),
+    ("gather_gradient", gather_gradient),
+    ("gather_elements", |n, c| {
+        let axis = int("axis", c.int("axis")?);
+        n.apply(c, "GatherElements", vec![axis])
+    }),
+];
+
+/// What rules say most often.
+impl Nodes<'_> {
+    /// The operand at a position.
+    pub(super) fn input(&mut self, c: &Call, position: usize) -> Result<String, Refusal> {
+        Ok(self.operand(c.input_id(position)?))
+    }
+
+    /// The output at a position stands for this value, if somebody needs it.
+    pub(super) fn output(&mut self, c: &Call, position: usize, value: String) {
+        if let Some(id) = c.output_id(position) {
+            self.assign(id, value);
+        }
+    }
+
+    /// The call as one node of all its inputs.
+    fn apply(&mut self, c: &Call, op: &str, attributes: Vec<super::nodes::Attribute>) -> Written {
+        self.apply_with(c, op, &[], attributes)
+    }
+
+    /// The same with further operands.
+    fn apply_with(
+        &mut self,
+        c: &Call,
+        op: &str,
+        more: &[String],
+        attributes: Vec<super::nodes::Attribute>,
+    ) -> Written {
+        let mut inputs = Vec::new();
+        for position in 0..c.inputs.len() {
+            inputs.push(self.input(c, position)?);
+        }
+        inputs.extend_from_slice(more);
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        let value = self.node(op, &inputs, attributes);
+        self.output(c, 0, value);
+        Ok(())
+    }
+
+    /// `op(a, b)`.
+    pub(super) fn of2(&mut self, op: &str, a: &str, b: &str) -> String {
+        self.node(op, &[a, b], Vec::new())
+    }
+
+    /// The value under another shape.
+    pub(super) fn reshaped(&mut self, value: &str, shape: &[SymExpr]) -> Result<String, Refusal> {
+        let shape = self.shape(shape)?;
+        Ok(self.of2("Reshape", value, &shape))
+    }
+
+    /// `ReduceSum` or another reduction over these axes.
+    pub(super) fn reduced(&mut self, op: &str, value: &str, axes: &[i64], keep: bool) -> String {
+        let axes = self.ints(axes);
+        self.node(op, &[value, &axes], vec![int("keepdims", keep.into())])
+    }
+}
+
+fn elementwise(n: &mut Nodes, c: &Call) -> Written {
+    let Some(out) = c.output_id(0) else {
+        return Ok(());
+    };
+    let (mut names, mut types) = (Vec::new(), Vec::new());
+    for position in 0..c.inputs.len() {
+        names.push(n.input(c, position)?);
+        types.push(c.input(position)?.dtype);
+    }
+    let container = n.graph.container(out);
+    let of = Operands {
+        names: &names,
+        types: &types,
+        shape: &container.shape,
+    };
+    let value = n.expression(&c.expr("expr")?, container.dtype, &of)?;
+    // A value that mentions no operand of the full shape is smaller than the result.
+    let rank = container.shape.len();
+    let full = c
+        .inputs
+        .iter()
+        .flatten()
+        .any(|t| t.shape == container.shape);
+    let value = if full || rank == 0 {
+        value
+    } else {
+        let shape = n.shape(&container.shape)?;
+        n.of2("Expand", &value, &shape)
+    };
+    n.output(c, 0, value);
+    Ok(())
+}
+
+fn reshape(n: &mut Nodes, c: &Call) -> Written {
+    let x = n.input(c, 0)?;
+    // The result's own shape knows what −1 stands for.
+    let shape = c.output_id(0).map(|id| n.graph.container(id).shape.clone());
+    let value = n.reshaped(&x, &shape.unwrap_or_default())?;
+    n.output(c, 0, value);
+    Ok(())
+}
+
+fn slice(n: &mut Nodes, c: &Call) -> Written {
+    let (start, stop) = (n.shape(&c.sizes("start")?)?, n.shape(&c.sizes("stop")?)?);
+    let (axis, step) = (n.ints(&[c.int("axis")?]), n.ints(&[c.int_or("step", 1)?]));
+    n.apply_with(c, "Slice", &[start, stop, axis, step], Vec::new())
+}
+
+fn pad(n: &mut Nodes, c: &Call) -> Written {
+    let sizes = [c.sizes("low")?, c.sizes("high")?].concat();
+    let pads = n.shape(&sizes)?;
+    let mode = match c.str_or("mode", "constant".into())?.as_str() {
+        "constant" => "constant",
+        "reflect" => "reflect",
+        "replicate" => "edge",
+        other => return Err(Refusal(format!("padding mode `{other}`"))),
+    };
+    let value = Scalar::Float(c.float_or("value", 0.0)?);
+    let value = n.number(value, c.input(0)?.dtype);
+    n.apply_with(c, "Pad", &[pads, value], vec![text("mode", mode)])
+}
+
+fn reduce(n: &mut Nodes, c: &Call) -> Written {
+    let op = match c.str("kind")?.as_str() {
+        "sum" => "ReduceSum",
+        "mean" => "ReduceMean",
+        "prod" => "ReduceProd",
+        "max" => "ReduceMax",
+        "min" => "ReduceMin",
+        "logsumexp" => "ReduceLogSumExp",
+        "l1" => "ReduceL1",
+        "l2" => "ReduceL2",
+        "sumsq" => "ReduceSumSquare",
+        other => return Err(Refusal(format!("the reduction `{other}`"))),
+    };
+    let x = c.input(0)?;
+    let dtype = c
+        .output_id(0)
+        .map_or(x.dtype, |id| n.graph.container(id).dtype);
+    let operand = n.input(c, 0)?;
+    let operand = n.cast(operand, x.dtype, dtype);
+    let mut axes = c.ints_or("axes", Vec::new())?;
+    if axes.is_empty() {
+        axes = (0..x.rank() as i64).collect();
+    }
+    let value = if axes.is_empty() {
+        operand
+    } else {
+        n.reduced(op, &operand, &axes, c.bool_or("keep", false)?)
+    };
+    n.output(c, 0, value);
+    Ok(())
+}
+
+fn full(n: &mut Nodes, c: &Call) -> Written {
+    let dtype = c.dtype("dtype")?;
+    let value = match c.library.attrs.get("value") {
+        Some(graph::Attr::Int(i)) => Scalar::Int(*i),
+        _ => Scalar::Float(c.float("value")?),
+    };
+    let value = n.number(value, dtype);
+    let shape = n.shape(&c.sizes("shape")?)?;
+    let value = n.of2("Expand", &value, &shape);
+    n.output(c, 0, value);
+    Ok(())
+}
+
+/// The mask is made once and used wherever the same numbers are drawn again.
+fn dropout(n: &mut Nodes, c: &Call) -> Written {
+    if c.output_id(1).is_some() {
+        return Err(Refusal("the mask as a result".into()));
+    }
+    let (p, id) = (c.float("p")?, c.int_or("id", 0)?);
+    let x = n.input(c, 0)?;
+    if let Some(mask) = n.masks.get(&id).cloned() {
+        let dtype = c.input(0)?.dtype;
+        let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+        let (scale, zero) = (
+            n.number(Scalar::Float(scale), dtype),
+            n.number(Scalar::Float(0.0), dtype),
+        );
+        let scaled = n.of2("Mul", &x, &scale);
+        let value = n.node("Where", &[&mask, &scaled, &zero], Vec::new());
+        n.output(c, 0, value);
+        return Ok(());
+    }
+    let ratio = n.number(Scalar::Float(p), DType::F32);
+    let training = n.number(Scalar::Bool(true), DType::Bool);
+    let mut made = n.nodes("Dropout", &[&x, &ratio, &training], 2, Vec::new());
+    if let (Some(mask), Some(value)) = (made.pop(), made.pop()) {
+        n.masks.insert(id, mask);
+        n.output(c, 0, value);
+    }
+    Ok(())
+}
+
+fn softmax(n: &mut Nodes, c: &Call) -> Written {
+    let axis = c.int("axis")?;
+    let x = n.input(c, 0)?;
+    let mut value = n.node("Softmax", &[&x], vec![int("axis", axis)]);
+    if c.bool_or("safe", false)? {
+        let dtype = c.input(0)?.dtype;
+        let largest = n.reduced("ReduceMax", &x, &[axis], true);
+        let nothing = n.number(Scalar::Float(f64::NEG_INFINITY), dtype);
+        let empty = n.of2("Equal", &largest, &nothing);
+        let zero = n.number(Scalar::Float(0.0), dtype);
+        value = n.node("Where", &[&empty, &zero, &value], Vec::new());
+    }
+    n.output(c, 0, value);
+    Ok(())
+}
+
+fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
+    let axis = [c.int("axis")?];
+    let (dy, y) = (n.input(c, 0)?, n.input(c, 1)?);
+    let value = if log {
+        let p = n.node("Exp", &[&y], Vec::new());
+        let sum = n.reduced("ReduceSum", &dy, &axis, true);
+        let part = n.of2("Mul", &p, &sum);
+        n.of2("Sub", &dy, &part)
+    } else {
+        let product = n.of2("Mul", &dy, &y);
+        let sum = n.reduced("ReduceSum", &product, &axis, true);
+        let centered = n.of2("Sub", &dy, &sum);
+        n.of2("Mul", &centered, &y)
+    };
+    n.output(c, 0, value);
+    Ok(())
+}
+
+/// The axes that a normalization reduces, and the shape in which its weights broadcast to x.
+struct Normalized {
+    axes: Vec<i64>,
+    /// Axes that a weight's gradient sums.
+    others: Vec<i64>,
+    weight: Vec<SymExpr>,
+    /// Sizes of x with 1 along the axes.
+    kept: Vec<SymExpr>,
+}
+
+fn normalized(c: &Call, x: &ops::TensorType) -> Result<Normalized, Refusal> {
+    let rank = x.rank() as i64;
+    let is_batch = c.library.op.starts_with("batch_norm");
+    let axes: Vec<i64> = if is_batch {
+        (0..rank).filter(|d| *d != 1).collect()
+    } else {
+        (rank - c.int("axes")?..rank).collect()
+    };
+    let one = || SymExpr::constant(1);
+    let along = |d: &i64| axes.contains(d);
+    let size = |d: i64, keep: bool| {
+        if keep {
+            x.shape[d as usize].clone()
+        } else {
+            one()
+        }
+    };
+    let weight = match is_batch {
+        true => (1..rank).map(|d| size(d, d == 1)).collect(),
+        false => axes.iter().map(|d| size(*d, true)).collect(),
+    };
+    Ok(Normalized {
+        weight,
+        kept: (0..rank).map(|d| size(d, !along(&d))).collect(),
+        others: if is_batch {
+            axes.clone()
+        } else {
+            (0..rank).filter(|d| !along(d)).collect()
+        },
+        axes,
+    })
+}
+
+fn batch_norm(n: &mut Nodes, c: &Call) -> Written {
+    let x = c.input(0)?.clone();
+    let plan = normalized(c, &x)?;
+    let name = n.input(c, 0)?;
+    let mean = n.reduced("ReduceMean", &name, &plan.axes, true);
+    let centered = n.of2("Sub", &name, &mean);
+    let squares = n.of2("Mul", &centered, &centered);
+    let var = n.reduced("ReduceMean", &squares, &plan.axes, true);
+    let eps = n.number(Scalar::Float(c.float_or("eps", 1e-5)?), x.dtype);
+    let shifted = n.of2("Add", &var, &eps);
+    let std = n.node("Sqrt", &[&shifted], Vec::new());
+    let inv_std = n.node("Reciprocal", &[&std], Vec::new());
+    let mut y = n.of2("Mul", &centered, &inv_std);
+    for (position, op) in [(1, "Mul"), (2, "Add")] {
+        if let Some(id) = c.optional_id(position) {
+            let weight = n.operand(id);
+            let weight = n.reshaped(&weight, &plan.weight)?;
+            y = n.of2(op, &y, &weight);
+        }
+    }
+    n.output(c, 0, y);
+    let channels = [x.shape[1].clone()];
+    for (position, value) in [(1, &mean), (2, &inv_std), (3, &var)] {
+        if c.output_id(position).is_some() {
+            let flat = n.reshaped(value, &channels)?;
+            n.output(c, position, flat);
+        }
+    }
+    Ok(())
+}
+
+fn batch_norm_inference(n: &mut Nodes, c: &Call) -> Written {
+    let x = c.input(0)?.clone();
+    let channels = [x.shape[1].clone()];
+    let x_name = n.input(c, 0)?;
+    let mut inputs = vec![x_name];
+    for (position, value) in [(1, 1.0), (2, 0.0)] {
+        inputs.push(match c.optional_id(position) {
+            Some(id) => n.operand(id),
+            None => {
+                let number = n.number(Scalar::Float(value), x.dtype);
+                let shape = n.shape(&channels)?;
+                n.of2("Expand", &number, &shape)
+            }
+        });
+    }
+    inputs.push(n.input(c, 3)?);
+    inputs.push(n.input(c, 4)?);
+    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+    let eps = float("epsilon", c.float_or("eps", 1e-5)?);
+    let value = n.node("BatchNormalization", &inputs, vec![eps]);
+    n.output(c, 0, value);
+    Ok(())
+}
+
+fn layer_norm(n: &mut Nodes, c: &Call) -> Written {
+    let x = c.input(0)?.clone();
+    let rank = x.rank() as i64;
+    let axis = rank - c.int("axes")?;
+    let mut inputs = vec![n.input(c, 0)?];
+    inputs.push(match c.optional_id(1) {
+        Some(id) => n.operand(id),
+        None => {
+            let one = n.number(Scalar::Float(1.0), x.dtype);
+            let shape = n.shape(&x.shape[axis as usize..])?;
+            n.of2("Expand", &one, &shape)
+        }
+    });
+    inputs.extend(c.optional_id(2).map(|id| n.operand(id)));
+    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+    let attributes = vec![
+        int("axis", axis),
+        float("epsilon", c.float_or("eps", 1e-5)?),
+    ];
+    let mut made = n.nodes("LayerNormalization", &inputs, 3, attributes);
+    for position in (1..3).rev() {
+        let value = made.remove(position);
+        if let Some(id) = c.output_id(position) {
+            let shape = n.graph.container(id).shape.clone();
+            let value = n.reshaped(&value, &shape)?;
+            n.assign(id, value);
+        }
+    }
+    n.output(c, 0, made.remove(0));
+    Ok(())
+}
+
+/// `dx = inv_std · (g − mean(g) − x̂ · mean(g · x̂))` with `g = dy · weight` (Ioffe and Szegedy,
+/// arXiv 1502.03167; Ba et al., arXiv 1607.06450).
+fn norm_gradient(n: &mut Nodes, c: &Call) -> Written {
+    let x = c.input(1)?.clone();
+    let plan = normalized(c, &x)?;
+    let (dy, x_name) = (n.input(c, 0)?, n.input(c, 1)?);
+    let (mean, inv_std) = (n.input(c, 3)?, n.input(c, 4)?);
+    let mean = n.reshaped(&mean, &plan.kept)?;
+    let inv_std = n.reshaped(&inv_std, &plan.kept)?;
+    let centered = n.of2("Sub", &x_name, &mean);
+    let x_hat = n.of2("Mul", &centered, &inv_std);
+    if c.output_id(0).is_some() {
+        let g = match c.optional_id(2) {
+            Some(id) => {
+                let weight = n.operand(id);
+                let weight = n.reshaped(&weight, &plan.weight)?;
+                n.of2("Mul", &dy, &weight)
+            }
+            None => dy.clone(),
+        };
+        let g_mean = n.reduced("ReduceMean", &g, &plan.axes, true);
+        let product = n.of2("Mul", &g, &x_hat);
+        let product = n.reduced("ReduceMean", &product, &plan.axes, true);
+        let part = n.of2("Mul", &x_hat, &product);
+        let rest = n.of2("Sub", &g, &g_mean);
+        let rest = n.of2("Sub", &rest, &part);
+        let dx = n.of2("Mul", &rest, &inv_std);
+        n.output(c, 0, dx);
+    }
+    for position in [1, 2] {
+        let Some(id) = c.output_id(position) else {
+            continue;
+        };
+        let terms = match position {
+            1 => n.of2("Mul", &dy, &x_hat),
+            _ => dy.clone(),
+        };
+        let sum = n.reduced("ReduceSum", &terms, &plan.others, false);
+        let shape = n.graph.container(id).shape.clone();
+        let sum = n.reshaped(&sum, &shape)?;
+        n.assign(id, sum);
+    }
+    Ok(())
+}
+
+/// Target classes with those that do not count replaced by 0, and each one's weight.
+struct Targets {
+    class: String,
+    weight: String,
+}
+
+fn targets(n: &mut Nodes, c: &Call, weight: usize) -> Result<Targets, Refusal> {
+    let (x, t) = (c.input(weight - 2)?.clone(), weight - 1);
+    let target = c.input(t)?.clone();
+    if target.dtype.is_float() {
+        return Err(Refusal("probabilities as targets".into()));
+    }
+    if c.float_or("label_smoothing", 0.0)? != 0.0 {
+        return Err(Refusal("label smoothing".into()));
+    }
+    if x.rank() < 2 {
+        return Err(Refusal(
+            "a loss of one sample without a batch dimension".into(),
+        ));
+    }
+    let name = n.input(c, t)?;
+    let ignored = Scalar::Int(c.int_or("ignore_index", -100)?);
+    let ignored = n.number(ignored, target.dtype);
+    let zero = n.number(Scalar::Int(0), target.dtype);
+    let skip = n.of2("Equal", &name, &ignored);
+    let class = n.node("Where", &[&skip, &zero, &name], Vec::new());
+    let none = n.number(Scalar::Float(0.0), x.dtype);
+    let of_class = match c.optional_id(weight) {
+        Some(id) => {
+            let weights = n.operand(id);
+            n.node("Gather", &[&weights, &class], vec![int("axis", 0)])
+        }
+        None => n.number(Scalar::Float(1.0), x.dtype),
+    };
+    let mut weight = n.node("Where", &[&skip, &none, &of_class], Vec::new());
+    // Without weights the value may have no dimension yet.
+    let shape = n.shape(&target.shape)?;
+    weight = n.of2("Expand", &weight, &shape);
+    Ok(Targets { class, weight })
+}
+
+fn cross_entropy(n: &mut Nodes, c: &Call) -> Written {
+    let t = targets(n, c, 2)?;
+    let x = n.input(c, 0)?;
+    let lse = n.reduced("ReduceLogSumExp", &x, &[1], true);
+    let one = n.ints(&[1]);
+    let class = n.of2("Unsqueeze", &t.class, &one);
+    let picked = n.node("GatherElements", &[&x, &class], vec![int("axis", 1)]);
+    let loss = n.of2("Sub", &lse, &picked);
+    let loss = n.of2("Squeeze", &loss, &one);
+    let loss = n.of2("Mul", &loss, &t.weight);
+    let all: Vec<i64> = (0..c.input(1)?.rank() as i64).collect();
+    let total = n.reduced("ReduceSum", &t.weight, &all, false);
+    let value = match c.str_or("reduction", "mean".into())?.as_str() {
+        "none" => loss,
+        "sum" => n.reduced("ReduceSum", &loss, &all, false),
+        _ => {
+            let sum = n.reduced("ReduceSum", &loss, &all, false);
+            n.of2("Div", &sum, &total)
+        }
+    };
+    n.output(c, 0, value);
+    n.output(c, 1, total);
+    let lse = n.of2("Squeeze", &lse, &one);
+    n.output(c, 2, lse);
+    Ok(())
+}
+
+/// `(softmax(x) − onehot(target)) · weight · dloss`, divided by the total for a mean.
+fn cross_entropy_gradient(n: &mut Nodes, c: &Call) -> Written {
+    let x_type = c.input(1)?.clone();
+    let t = targets(n, c, 3)?;
+    let (dloss, x, lse) = (n.input(c, 0)?, n.input(c, 1)?, n.input(c, 5)?);
+    let one = n.ints(&[1]);
+    let lse = n.of2("Unsqueeze", &lse, &one);
+    let shifted = n.of2("Sub", &x, &lse);
+    let p = n.node("Exp", &[&shifted], Vec::new());
+    let depth = n.size(&x_type.shape[1])?;
+    let mut values = Tensor::zeros(x_type.dtype, &[2]);
+    values.set(1, Scalar::Float(1.0));
+    let values = n.constant(&values);
+    let hot = n.node("OneHot", &[&t.class, &depth, &values], vec![int("axis", 1)]);
+    let difference = n.of2("Sub", &p, &hot);
+    let mut scale = n.of2("Mul", &t.weight, &dloss);
+    if c.str_or("reduction", "mean".into())? == "mean" {
+        let total = n.input(c, 4)?;
+        scale = n.of2("Div", &scale, &total);
+    }
+    let scale = n.of2("Unsqueeze", &scale, &one);
+    let dx = n.of2("Mul", &difference, &scale);
+    n.output(c, 0, dx);
+    Ok(())
+}
+
+fn gather_gradient(n: &mut Nodes, c: &Call) -> Written {
+    if c.int("axis")? != 0 {
+        return Err(Refusal(
+            "the gradient of a lookup along another axis than the first".into(),
+        ));
+    }
+    let (dy, index) = (c.input(0)?.clone(), c.input(1)?.clone());
+    let (mut updates, index_name) = (n.input(c, 0)?, n.input(c, 1)?);
+    let row = &dy.shape[index.rank()..];
+    if let Some(graph::Attr::Int(padding)) = c.library.attrs.get("padding_idx") {
+        let padding = n.number(Scalar::Int(*padding), index.dtype);
+        let skip = n.of2("Equal", &index_name, &padding);
+        let ones = row.iter().map(|_| SymExpr::constant(1));
+        let shape: Vec<SymExpr> = index.shape.iter().cloned().chain(ones).collect();
+        let skip = n.reshaped(&skip, &shape)?;
+        let zero = n.number(Scalar::Float(0.0), dy.dtype);
+        updates = n.node("Where", &[&skip, &zero, &updates], Vec::new());
+    }
+    let count = SymExpr::product(&index.shape);
+    let flat: Vec<SymExpr> = std::iter::once(count.clone())
+        .chain(row.iter().cloned())
+        .collect();
+    let updates = n.reshaped(&updates, &flat)?;
+    let rows = n.reshaped(&index_name, &[count, SymExpr::constant(1)])?;
+    let rows = n.cast(rows, index.dtype, DType::I64);
+    let zero = n.number(Scalar::Float(0.0), dy.dtype);
+    let size: Vec<SymExpr> = c
+        .sizes("size")?
+        .into_iter()
+        .chain(row.iter().cloned())
+        .collect();
+    let shape = n.shape(&size)?;
+    let zeros = n.of2("Expand", &zero, &shape);
+    let add = vec![text("reduction", "add")];
+    let value = n.node("ScatterND", &[&zeros, &rows, &updates], add);
+    n.output(c, 0, value);
+    Ok(())
+}

@@ -1,0 +1,47 @@
+"""ONNX files: the training graph of a model.
+
+Owns the Python face of what the ``shorthaul`` program does with ONNX files.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import _native
+from ._errors import ShorthaulError
+
+
+class OnnxError(ShorthaulError):
+    """An ONNX file cannot be read or made; the message says why and what to do."""
+
+
+def grad(
+    model: str | os.PathLike | bytes,
+    *,
+    loss: str,
+    optimizer: str | None = None,
+    wrt: Sequence[str] | None = None,
+) -> bytes:
+    """The training graph of an ONNX model: the bytes of another ONNX file, of standard operators.
+
+    ``model`` is a path or the bytes of a file. ``loss``: ``"cross-entropy"`` (adds an input
+    ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
+    ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
+    the state and, for Adam, ``step``. ``wrt``: what is differentiated, by name; every trainable
+    initializer if not given.
+
+    The file gives ``loss``, ``NAME.grad`` and, with an optimizer, ``NAME.next`` and its state.
+    Raises :class:`OnnxError`.
+    """
+    if isinstance(model, bytes):
+        with tempfile.TemporaryDirectory(prefix="shorthaul-") as folder:
+            path = Path(folder) / "model.onnx"
+            path.write_bytes(model)
+            return grad(path, loss=loss, optimizer=optimizer, wrt=wrt)
+    try:
+        return _native.training_graph(os.fspath(model), loss, optimizer, list(wrt) if wrt else None)
+    except _native.OnnxFailure as error:
+        raise OnnxError(str(error)) from None
