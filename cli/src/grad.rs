@@ -31,7 +31,7 @@ pub fn run(
     Ok(format!(
         "{}: {} of gradients of {}\n",
         out.display(),
-        crate::units::bytes(bytes.len() as u64),
+        crate::units::bytes(bytes.len() as i64),
         path.display()
     ))
 }

@@ -6,10 +6,11 @@
 use crate::error::{CompileError, check};
 use autodiff::Request;
 use graph::{
-    Builder, ContainerId, DType, Expr, Graph, Lifetime, Origin, Scalar, Stage, SymExpr, Tensor,
+    Attr, Builder, ContainerId, DType, Expr, Graph, Library, Lifetime, NodeKind, Origin, Scalar,
+    Stage, SymExpr, Tensor,
 };
 use importer::onnx::{Model, Names, OnnxError, WriteError, write};
-use ops::{OpBuilder, attrs};
+use ops::{Call, OpBuilder, attrs};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -104,6 +105,7 @@ pub fn training_graph(
     let loss = made.loss(model, &options.loss)?;
     made.graph.outputs.clear();
     made.graph.add_output(loss);
+    made.compose()?;
     graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
     check("simplify", &made.graph)?;
     let gradients = made.differentiate(&wrt)?;
@@ -201,6 +203,28 @@ impl Made {
         Ok(made)
     }
 
+    /// Writes normalization by known statistics as element-wise operators: its gradient by itself
+    /// would be loops.
+    fn compose(&mut self) -> Result<(), TrainingGraphError> {
+        let Some(state) = self.graph.single_state_mut() else {
+            return Ok(());
+        };
+        let mut nodes = Vec::new();
+        for node in std::mem::take(&mut state.nodes) {
+            match &node.kind {
+                NodeKind::Library(library) if library.op == "batch_norm_inference" => {
+                    let mut builder =
+                        Builder::new(&mut self.graph, node.origin.clone(), node.stage);
+                    normalize(&mut builder, library).map_err(CompileError::from)?;
+                    nodes.append(&mut builder.nodes);
+                }
+                _ => nodes.push(node),
+            }
+        }
+        self.graph.last_state().nodes = nodes;
+        Ok(())
+    }
+
     fn input(&mut self, name: &str, dtype: DType, shape: &[SymExpr]) -> ContainerId {
         let id = self
             .graph
@@ -228,11 +252,7 @@ impl Made {
             }
             let x = port.container;
             return self.build("loss", Stage::Forward, |b| {
-                b.op1(
-                    "reshape",
-                    &[x],
-                    attrs([("shape", graph::Attr::Sizes(Vec::new()))]),
-                )
+                b.op1("reshape", &[x], attrs([("shape", Attr::Sizes(Vec::new()))]))
             });
         }
         let [port] = model.outputs.as_slice() else {
@@ -341,6 +361,47 @@ impl Made {
         let names = &self.names.inputs;
         self.graph.inputs.retain(|id| names.contains_key(id));
     }
+}
+
+/// `y = (x − mean) / √(variance + eps) · weight + bias`, all but x along the channels.
+fn normalize(b: &mut Builder, library: &Library) -> Result<(), ops::OpError> {
+    let call = Call::of(b.graph, library);
+    let (x, eps) = (call.input_id(0)?, call.float_or("eps", 1e-5)?);
+    let shape = b.shape(x);
+    let along: Vec<SymExpr> = (1..shape.len())
+        .map(|d| {
+            if d == 1 {
+                shape[1].clone()
+            } else {
+                SymExpr::constant(1)
+            }
+        })
+        .collect();
+    let mut inputs = vec![x];
+    for position in [3, 4, 1, 2] {
+        if let Some(id) = call.optional_id(position) {
+            let list = attrs([("shape", Attr::Sizes(along.clone()))]);
+            inputs.push(b.op1("reshape", &[id], list)?);
+        }
+    }
+    let variance = Expr::In(2).add(Expr::float(eps));
+    let mut y = Expr::In(0).sub(Expr::In(1)).mul(variance.rsqrt());
+    let mut next = 3;
+    if call.optional_id(1).is_some() {
+        y = y.mul(Expr::In(next));
+        next += 1;
+    }
+    if call.optional_id(2).is_some() {
+        y = y.add(Expr::In(next));
+    }
+    let list = attrs([("expr", Attr::Expr(y))]);
+    b.library(Library {
+        op: "elementwise".to_string(),
+        attrs: list,
+        inputs: inputs.into_iter().map(Some).collect(),
+        outputs: library.outputs.clone(),
+    });
+    Ok(())
 }
 
 /// What each optimizer computes from (parameter, gradient, rate, state…, step): the parameter's
