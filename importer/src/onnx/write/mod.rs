@@ -4,7 +4,9 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
+mod losses;
 mod nodes;
+mod norms;
 mod products;
 mod rules;
 mod scalar;

@@ -1,12 +1,12 @@
 //! How each operator of ours is written: one row for each.
 //!
-//! Owns the table, and the rules of element-wise operators, movement, reductions, normalizations,
-//! losses and lookups. Products and convolutions are in `products`, pooling in `windows`.
+//! Owns the table, and the rules of element-wise operators, movement, reductions, softmax and lookups;
+//! families with more to say have files of their own.
 
-use super::nodes::{Nodes, Refusal, float, int, int_list, text};
+use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::scalar::Operands;
-use super::{products, windows};
-use graph::{DType, Scalar, SymExpr, Tensor};
+use super::{losses, norms, products, windows};
+use graph::{DType, Scalar, SymExpr};
 use ops::Call;
 
 pub(super) type Written = Result<(), Refusal>;
@@ -50,11 +50,11 @@ const RULES: &[(&str, Rule)] = &[
     ("max_pool", windows::max_pool),
     ("max_pool_gradient", windows::max_pool_gradient),
     ("average_pool", windows::average_pool),
-    ("batch_norm", batch_norm),
-    ("batch_norm_inference", batch_norm_inference),
-    ("layer_norm", layer_norm),
-    ("batch_norm_gradient", norm_gradient),
-    ("layer_norm_gradient", norm_gradient),
+    ("batch_norm", norms::batch_norm),
+    ("batch_norm_inference", norms::batch_norm_inference),
+    ("layer_norm", norms::layer_norm),
+    ("batch_norm_gradient", norms::norm_gradient),
+    ("layer_norm_gradient", norms::norm_gradient),
     ("softmax", softmax),
     ("log_softmax", |n, c| {
         let axis = int("axis", c.int("axis")?);
@@ -62,8 +62,8 @@ const RULES: &[(&str, Rule)] = &[
     }),
     ("softmax_gradient", |n, c| softmax_gradient(n, c, false)),
     ("log_softmax_gradient", |n, c| softmax_gradient(n, c, true)),
-    ("cross_entropy", cross_entropy),
-    ("cross_entropy_gradient", cross_entropy_gradient),
+    ("cross_entropy", losses::cross_entropy),
+    ("cross_entropy_gradient", losses::cross_entropy_gradient),
     ("gather", |n, c| {
         let axis = int("axis", c.int("axis")?);
         n.apply(c, "Gather", vec![axis])
@@ -298,275 +298,6 @@ fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
         n.of2("Mul", &centered, &y)
     };
     n.output(c, 0, value);
-    Ok(())
-}
-
-/// The axes that a normalization reduces, and the shape in which its weights broadcast to x.
-struct Normalized {
-    axes: Vec<i64>,
-    /// Axes that a weight's gradient sums.
-    others: Vec<i64>,
-    weight: Vec<SymExpr>,
-    /// Sizes of x with 1 along the axes.
-    kept: Vec<SymExpr>,
-}
-
-fn normalized(c: &Call, x: &ops::TensorType) -> Result<Normalized, Refusal> {
-    let rank = x.rank() as i64;
-    let is_batch = c.library.op.starts_with("batch_norm");
-    let axes: Vec<i64> = if is_batch {
-        (0..rank).filter(|d| *d != 1).collect()
-    } else {
-        (rank - c.int("axes")?..rank).collect()
-    };
-    let one = || SymExpr::constant(1);
-    let along = |d: &i64| axes.contains(d);
-    let size = |d: i64, keep: bool| {
-        if keep {
-            x.shape[d as usize].clone()
-        } else {
-            one()
-        }
-    };
-    let weight = match is_batch {
-        true => (1..rank).map(|d| size(d, d == 1)).collect(),
-        false => axes.iter().map(|d| size(*d, true)).collect(),
-    };
-    Ok(Normalized {
-        weight,
-        kept: (0..rank).map(|d| size(d, !along(&d))).collect(),
-        others: if is_batch {
-            axes.clone()
-        } else {
-            (0..rank).filter(|d| !along(d)).collect()
-        },
-        axes,
-    })
-}
-
-fn batch_norm(n: &mut Nodes, c: &Call) -> Written {
-    let x = c.input(0)?.clone();
-    let plan = normalized(c, &x)?;
-    let name = n.input(c, 0)?;
-    let mean = n.reduced("ReduceMean", &name, &plan.axes, true);
-    let centered = n.of2("Sub", &name, &mean);
-    let squares = n.of2("Mul", &centered, &centered);
-    let var = n.reduced("ReduceMean", &squares, &plan.axes, true);
-    let eps = n.number(Scalar::Float(c.float_or("eps", 1e-5)?), x.dtype);
-    let shifted = n.of2("Add", &var, &eps);
-    let std = n.node("Sqrt", &[&shifted], Vec::new());
-    let inv_std = n.node("Reciprocal", &[&std], Vec::new());
-    let mut y = n.of2("Mul", &centered, &inv_std);
-    for (position, op) in [(1, "Mul"), (2, "Add")] {
-        if let Some(id) = c.optional_id(position) {
-            let weight = n.operand(id);
-            let weight = n.reshaped(&weight, &plan.weight)?;
-            y = n.of2(op, &y, &weight);
-        }
-    }
-    n.output(c, 0, y);
-    let channels = [x.shape[1].clone()];
-    for (position, value) in [(1, &mean), (2, &inv_std), (3, &var)] {
-        if c.output_id(position).is_some() {
-            let flat = n.reshaped(value, &channels)?;
-            n.output(c, position, flat);
-        }
-    }
-    Ok(())
-}
-
-fn batch_norm_inference(n: &mut Nodes, c: &Call) -> Written {
-    let x = c.input(0)?.clone();
-    let channels = [x.shape[1].clone()];
-    let x_name = n.input(c, 0)?;
-    let mut inputs = vec![x_name];
-    for (position, value) in [(1, 1.0), (2, 0.0)] {
-        inputs.push(match c.optional_id(position) {
-            Some(id) => n.operand(id),
-            None => {
-                let number = n.number(Scalar::Float(value), x.dtype);
-                let shape = n.shape(&channels)?;
-                n.of2("Expand", &number, &shape)
-            }
-        });
-    }
-    inputs.push(n.input(c, 3)?);
-    inputs.push(n.input(c, 4)?);
-    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-    let eps = float("epsilon", c.float_or("eps", 1e-5)?);
-    let value = n.node("BatchNormalization", &inputs, vec![eps]);
-    n.output(c, 0, value);
-    Ok(())
-}
-
-fn layer_norm(n: &mut Nodes, c: &Call) -> Written {
-    let x = c.input(0)?.clone();
-    let rank = x.rank() as i64;
-    let axis = rank - c.int("axes")?;
-    let mut inputs = vec![n.input(c, 0)?];
-    inputs.push(match c.optional_id(1) {
-        Some(id) => n.operand(id),
-        None => {
-            let one = n.number(Scalar::Float(1.0), x.dtype);
-            let shape = n.shape(&x.shape[axis as usize..])?;
-            n.of2("Expand", &one, &shape)
-        }
-    });
-    inputs.extend(c.optional_id(2).map(|id| n.operand(id)));
-    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-    let attributes = vec![
-        int("axis", axis),
-        float("epsilon", c.float_or("eps", 1e-5)?),
-    ];
-    let mut made = n.nodes("LayerNormalization", &inputs, 3, attributes);
-    for position in (1..3).rev() {
-        let value = made.remove(position);
-        if let Some(id) = c.output_id(position) {
-            let shape = n.graph.container(id).shape.clone();
-            let value = n.reshaped(&value, &shape)?;
-            n.assign(id, value);
-        }
-    }
-    n.output(c, 0, made.remove(0));
-    Ok(())
-}
-
-/// `dx = inv_std · (g − mean(g) − x̂ · mean(g · x̂))` with `g = dy · weight` (Ioffe and Szegedy,
-/// arXiv 1502.03167; Ba et al., arXiv 1607.06450).
-fn norm_gradient(n: &mut Nodes, c: &Call) -> Written {
-    let x = c.input(1)?.clone();
-    let plan = normalized(c, &x)?;
-    let (dy, x_name) = (n.input(c, 0)?, n.input(c, 1)?);
-    let (mean, inv_std) = (n.input(c, 3)?, n.input(c, 4)?);
-    let mean = n.reshaped(&mean, &plan.kept)?;
-    let inv_std = n.reshaped(&inv_std, &plan.kept)?;
-    let centered = n.of2("Sub", &x_name, &mean);
-    let x_hat = n.of2("Mul", &centered, &inv_std);
-    if c.output_id(0).is_some() {
-        let g = match c.optional_id(2) {
-            Some(id) => {
-                let weight = n.operand(id);
-                let weight = n.reshaped(&weight, &plan.weight)?;
-                n.of2("Mul", &dy, &weight)
-            }
-            None => dy.clone(),
-        };
-        let g_mean = n.reduced("ReduceMean", &g, &plan.axes, true);
-        let product = n.of2("Mul", &g, &x_hat);
-        let product = n.reduced("ReduceMean", &product, &plan.axes, true);
-        let part = n.of2("Mul", &x_hat, &product);
-        let rest = n.of2("Sub", &g, &g_mean);
-        let rest = n.of2("Sub", &rest, &part);
-        let dx = n.of2("Mul", &rest, &inv_std);
-        n.output(c, 0, dx);
-    }
-    for position in [1, 2] {
-        let Some(id) = c.output_id(position) else {
-            continue;
-        };
-        let terms = match position {
-            1 => n.of2("Mul", &dy, &x_hat),
-            _ => dy.clone(),
-        };
-        let sum = n.reduced("ReduceSum", &terms, &plan.others, false);
-        let shape = n.graph.container(id).shape.clone();
-        let sum = n.reshaped(&sum, &shape)?;
-        n.assign(id, sum);
-    }
-    Ok(())
-}
-
-/// Target classes with those that do not count replaced by 0, and each one's weight.
-struct Targets {
-    class: String,
-    weight: String,
-}
-
-fn targets(n: &mut Nodes, c: &Call, weight: usize) -> Result<Targets, Refusal> {
-    let (x, t) = (c.input(weight - 2)?.clone(), weight - 1);
-    let target = c.input(t)?.clone();
-    if target.dtype.is_float() {
-        return Err(Refusal("probabilities as targets".into()));
-    }
-    if c.float_or("label_smoothing", 0.0)? != 0.0 {
-        return Err(Refusal("label smoothing".into()));
-    }
-    if x.rank() < 2 {
-        return Err(Refusal(
-            "a loss of one sample without a batch dimension".into(),
-        ));
-    }
-    let name = n.input(c, t)?;
-    let ignored = Scalar::Int(c.int_or("ignore_index", -100)?);
-    let ignored = n.number(ignored, target.dtype);
-    let zero = n.number(Scalar::Int(0), target.dtype);
-    let skip = n.of2("Equal", &name, &ignored);
-    let class = n.node("Where", &[&skip, &zero, &name], Vec::new());
-    let none = n.number(Scalar::Float(0.0), x.dtype);
-    let of_class = match c.optional_id(weight) {
-        Some(id) => {
-            let weights = n.operand(id);
-            n.node("Gather", &[&weights, &class], vec![int("axis", 0)])
-        }
-        None => n.number(Scalar::Float(1.0), x.dtype),
-    };
-    let mut weight = n.node("Where", &[&skip, &none, &of_class], Vec::new());
-    // Without weights the value may have no dimension yet.
-    let shape = n.shape(&target.shape)?;
-    weight = n.of2("Expand", &weight, &shape);
-    Ok(Targets { class, weight })
-}
-
-fn cross_entropy(n: &mut Nodes, c: &Call) -> Written {
-    let t = targets(n, c, 2)?;
-    let x = n.input(c, 0)?;
-    let lse = n.reduced("ReduceLogSumExp", &x, &[1], true);
-    let one = n.ints(&[1]);
-    let class = n.of2("Unsqueeze", &t.class, &one);
-    let picked = n.node("GatherElements", &[&x, &class], vec![int("axis", 1)]);
-    let loss = n.of2("Sub", &lse, &picked);
-    let loss = n.of2("Squeeze", &loss, &one);
-    let loss = n.of2("Mul", &loss, &t.weight);
-    let all: Vec<i64> = (0..c.input(1)?.rank() as i64).collect();
-    let total = n.reduced("ReduceSum", &t.weight, &all, false);
-    let value = match c.str_or("reduction", "mean".into())?.as_str() {
-        "none" => loss,
-        "sum" => n.reduced("ReduceSum", &loss, &all, false),
-        _ => {
-            let sum = n.reduced("ReduceSum", &loss, &all, false);
-            n.of2("Div", &sum, &total)
-        }
-    };
-    n.output(c, 0, value);
-    n.output(c, 1, total);
-    let lse = n.of2("Squeeze", &lse, &one);
-    n.output(c, 2, lse);
-    Ok(())
-}
-
-/// `(softmax(x) − onehot(target)) · weight · dloss`, divided by the total for a mean.
-fn cross_entropy_gradient(n: &mut Nodes, c: &Call) -> Written {
-    let x_type = c.input(1)?.clone();
-    let t = targets(n, c, 3)?;
-    let (dloss, x, lse) = (n.input(c, 0)?, n.input(c, 1)?, n.input(c, 5)?);
-    let one = n.ints(&[1]);
-    let lse = n.of2("Unsqueeze", &lse, &one);
-    let shifted = n.of2("Sub", &x, &lse);
-    let p = n.node("Exp", &[&shifted], Vec::new());
-    let depth = n.size(&x_type.shape[1])?;
-    let mut values = Tensor::zeros(x_type.dtype, &[2]);
-    values.set(1, Scalar::Float(1.0));
-    let values = n.constant(&values);
-    let hot = n.node("OneHot", &[&t.class, &depth, &values], vec![int("axis", 1)]);
-    let difference = n.of2("Sub", &p, &hot);
-    let mut scale = n.of2("Mul", &t.weight, &dloss);
-    if c.str_or("reduction", "mean".into())? == "mean" {
-        let total = n.input(c, 4)?;
-        scale = n.of2("Div", &scale, &total);
-    }
-    let scale = n.of2("Unsqueeze", &scale, &one);
-    let dx = n.of2("Mul", &difference, &scale);
-    n.output(c, 0, dx);
     Ok(())
 }
 
