@@ -11,6 +11,7 @@ use graph::{
 };
 use importer::onnx::{Model, Names, OnnxError, WriteError, write};
 use ops::{Call, OpBuilder, attrs};
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -100,15 +101,17 @@ pub fn training_graph(
     model: &Model,
     options: &TrainingOptions,
 ) -> Result<Vec<u8>, TrainingGraphError> {
-    let mut made = Made::of(model);
+    let mut made = Made::of(model)?;
     let wrt = made.differentiated(model, options.wrt.as_deref())?;
     let loss = made.loss(model, &options.loss)?;
+    made.refuse_statistics()?;
     made.graph.outputs.clear();
     made.graph.add_output(loss);
     made.compose()?;
     graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
     check("simplify", &made.graph)?;
-    let gradients = made.differentiate(&wrt)?;
+    let named = options.wrt.is_some();
+    let (wrt, gradients) = made.differentiate(&wrt, named)?;
     let mut outputs = vec!["loss".to_string()];
     for (position, gradient) in wrt.iter().zip(&gradients) {
         made.graph.add_output(*gradient);
@@ -131,7 +134,7 @@ struct Made {
 }
 
 impl Made {
-    fn of(model: &Model) -> Made {
+    fn of(model: &Model) -> Result<Made, TrainingGraphError> {
         let mut names = Names {
             producer: "shorthaul".to_string(),
             ..Names::default()
@@ -141,17 +144,18 @@ impl Made {
         }
         for p in &model.parameters {
             names.inputs.insert(p.container, p.name.clone());
-            if let Ok(tensor) = p.stored.tensor() {
-                names.initial.push((p.container, tensor));
-            }
+            let tensor = p.stored.tensor().map_err(|error| {
+                TrainingGraphError::Request(format!("initializer `{}`: {error}", p.name))
+            })?;
+            names.initial.push((p.container, tensor));
         }
         for (name, symbol) in &model.sizes {
             names.sizes.insert(symbol.to_string(), name.clone());
         }
-        Made {
+        Ok(Made {
             graph: model.graph.clone(),
             names,
-        }
+        })
     }
 
     fn name(&self, id: ContainerId) -> String {
@@ -203,6 +207,21 @@ impl Made {
         Ok(made)
     }
 
+    /// Batch normalization in training form would lose its running statistics here.
+    fn refuse_statistics(&self) -> Result<(), TrainingGraphError> {
+        let nodes = self.graph.single_state().into_iter().flat_map(|s| &s.nodes);
+        for node in nodes {
+            if matches!(&node.kind, NodeKind::Library(l) if l.op == "batch_norm") {
+                return Err(TrainingGraphError::Request(format!(
+                    "{}: batch normalization in training mode is not supported yet, as its running \
+                     statistics would be lost; export the model in evaluation mode",
+                    node.origin
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes normalization by known statistics as element-wise operators: its gradient by itself
     /// would be loops.
     fn compose(&mut self) -> Result<(), TrainingGraphError> {
@@ -225,12 +244,23 @@ impl Made {
         Ok(())
     }
 
-    fn input(&mut self, name: &str, dtype: DType, shape: &[SymExpr]) -> ContainerId {
+    /// An input of the training graph that the model does not have.
+    fn input(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[SymExpr],
+    ) -> Result<ContainerId, TrainingGraphError> {
+        if self.names.inputs.values().any(|known| known == name) {
+            return Err(TrainingGraphError::Request(format!(
+                "the model already has a value called `{name}`, which the training graph adds; rename it"
+            )));
+        }
         let id = self
             .graph
             .add_input(name, dtype, shape.to_vec(), Lifetime::Input);
         self.names.inputs.insert(id, name.to_string());
-        id
+        Ok(id)
     }
 
     /// The container of the loss, a scalar.
@@ -263,7 +293,7 @@ impl Made {
         };
         let (x, c) = (port.container, self.graph.container(port.container).clone());
         if *loss == Loss::MeanSquaredError {
-            let target = self.input("target", c.dtype, &c.shape);
+            let target = self.input("target", c.dtype, &c.shape)?;
             return self.build("loss", Stage::Forward, |b| {
                 let difference = Expr::In(0).sub(Expr::In(1));
                 let square = difference.clone().mul(difference);
@@ -280,7 +310,7 @@ impl Made {
         }
         let mut shape = c.shape.clone();
         shape.remove(1);
-        let labels = self.input("labels", DType::I64, &shape);
+        let labels = self.input("labels", DType::I64, &shape)?;
         self.build("loss", Stage::Forward, |b| {
             let made = b.op(
                 "cross_entropy",
@@ -291,11 +321,13 @@ impl Made {
         })
     }
 
-    /// Appends the gradients of the only output.
+    /// Appends the gradients of the only output. What does not influence it is left out, but for what
+    /// was asked for by name.
     fn differentiate(
         &mut self,
         wrt: &[ContainerId],
-    ) -> Result<Vec<ContainerId>, TrainingGraphError> {
+        named: bool,
+    ) -> Result<(Vec<ContainerId>, Vec<ContainerId>), TrainingGraphError> {
         let request = Request {
             of: vec![self.graph.outputs[0].container],
             wrt: wrt.to_vec(),
@@ -311,13 +343,26 @@ impl Made {
             self.graph.container_mut(seed).lifetime = Lifetime::Constant(Arc::new(one));
         }
         self.graph.outputs.truncate(1);
-        let found = wrt.iter().zip(made.gradients).map(|(id, gradient)| {
-            gradient.ok_or_else(|| {
-                let name = self.name(*id);
-                TrainingGraphError::Request(format!("`{name}` does not influence the loss"))
-            })
-        });
-        found.collect()
+        let mut found = (Vec::new(), Vec::new());
+        for (id, gradient) in wrt.iter().zip(made.gradients) {
+            match gradient {
+                Some(gradient) => {
+                    found.0.push(*id);
+                    found.1.push(gradient);
+                }
+                None if !named => {}
+                None => {
+                    let name = self.name(*id);
+                    let text = format!("`{name}` does not influence the loss");
+                    return Err(TrainingGraphError::Request(text));
+                }
+            }
+        }
+        if found.0.is_empty() {
+            let text = "no trainable initializer influences the loss; name what to differentiate";
+            return Err(TrainingGraphError::Request(text.to_string()));
+        }
+        Ok(found)
     }
 
     fn update(
@@ -327,10 +372,13 @@ impl Made {
         gradients: &[ContainerId],
         outputs: &mut Vec<String>,
     ) -> Result<(), TrainingGraphError> {
-        let rate = self.input("lr", DType::F32, &[]);
+        let rate = self.input("lr", DType::F32, &[])?;
         let is_adam = matches!(optimizer, Optimizer::Adam | Optimizer::AdamW);
         // Adam's corrections depend on how many updates there were, this one included.
-        let step = is_adam.then(|| self.input("step", DType::F32, &[]));
+        let step = match is_adam {
+            true => Some(self.input("step", DType::F32, &[])?),
+            false => None,
+        };
         for (p, g) in wrt.iter().zip(gradients) {
             let name = self.name(*p);
             let (p, g, c) = (*p, *g, self.graph.container(*p).clone());
@@ -341,7 +389,7 @@ impl Made {
             };
             let mut inputs = vec![p, g, rate];
             for part in state {
-                inputs.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape));
+                inputs.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape)?);
             }
             inputs.extend(step);
             for (suffix, expr) in update_rules(optimizer) {
@@ -358,8 +406,19 @@ impl Made {
 
     /// Seeds of dropout are the runtime's own in ONNX.
     fn drop_seeds(&mut self) {
-        let names = &self.names.inputs;
-        self.graph.inputs.retain(|id| names.contains_key(id));
+        let (mut seeds, mut read) = (BTreeSet::new(), BTreeSet::new());
+        for node in self.graph.single_state().into_iter().flat_map(|s| &s.nodes) {
+            match &node.kind {
+                NodeKind::Library(l) if l.op == "dropout" => {
+                    seeds.extend(l.inputs.get(1).copied().flatten());
+                    read.extend(l.inputs.first().copied().flatten());
+                }
+                _ => read.extend(node.reads()),
+            }
+        }
+        self.graph
+            .inputs
+            .retain(|id| read.contains(id) || !seeds.contains(id));
     }
 }
 

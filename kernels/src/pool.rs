@@ -122,7 +122,10 @@ impl Pool {
             let n_threads = self.threads().clamp(1, at_most.max(1));
             return team.run_on(host, n_threads, scratch_bytes, job);
         }
-        team.resize(self.threads());
+        // Never fewer than there are: another program may use them again.
+        let present = team.workers.len() + 1;
+        let wanted = self.threads();
+        team.resize(wanted.min(at_most.max(present)));
         team.run(at_most, scratch_bytes, job)
     }
 

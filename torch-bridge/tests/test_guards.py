@@ -1,6 +1,8 @@
 """A program is used again only while what Python gave it at capture still holds."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import shorthaul
@@ -109,3 +111,30 @@ def test_shapes_beyond_the_bound_leave_nothing_behind():
         for batch in range(3, 9):
             module(torch.randn(batch, 4))
     assert len(runner.calls) == 1
+
+
+class Classy(nn.Module):
+    """Reads an attribute of its class."""
+
+    scale = 2.0
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_an_attribute_that_hides_its_class_s_is_seen():
+    module, x = Classy(), torch.ones(2)
+    compiled = shorthaul.module(module)
+    assert compiled(x).tolist() == [2.0, 2.0]
+    module.scale = 3.0
+    assert compiled(x).tolist() == [3.0, 3.0]
+
+
+def test_a_module_that_nobody_holds_is_freed():
+    module = shorthaul.module(nn.Sequential(nn.Linear(4, 4)))
+    module(torch.randn(2, 4)).sum().backward()
+    parameter, alive = weakref.ref(module[0].weight), weakref.ref(module)
+    del module
+    gc.collect()
+    assert alive() is None and parameter() is None

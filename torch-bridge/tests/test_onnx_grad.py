@@ -181,6 +181,48 @@ def test_training_in_onnx_runtime_follows_pytorch(network, optimizer):
     np.testing.assert_allclose(ours, theirs, rtol=2e-3)
 
 
+class Dropping(nn.Module):
+    """Dropout in training form; its mask must be the same in both passes."""
+
+    def forward(self, x, w):
+        return F.dropout(x * w, 0.5, True).sum()
+
+
+def test_dropout_has_one_mask():
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            Dropping(),
+            (torch.ones(64), torch.ones(64)),
+            dynamo=True,
+            input_names=["x", "w"],
+            output_names=["total"],
+            verbose=False,
+        )
+    onnx.save(program.model_proto, buffer)
+    data = shorthaul.onnx.grad(buffer.getvalue(), loss="total", wrt=["w"])
+    found = run(data, {"x": torch.ones(64), "w": torch.ones(64)})
+    gradient = found["w.grad"]
+    assert set(gradient.tolist()) == {0.0, 2.0}
+    assert found["loss"].item() == gradient.sum().item()
+
+
+def test_layer_norm_of_everything():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(9, 4)
+            self.norm = nn.LayerNorm((3, 4))
+
+        def forward(self, ids):
+            return self.norm(self.embedding(ids)).flatten(1)
+
+    torch.manual_seed(0)
+    model, ids = Whole(), torch.tensor([[0, 3, 3], [5, 0, 8]])
+    assert_gradients(model, ids, torch.randn(2, 12), "mse", F.mse_loss)
+
+
 def test_the_same_model_gives_the_same_bytes():
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
     assert shorthaul.onnx.grad(data, loss="mse") == shorthaul.onnx.grad(data, loss="mse")
@@ -192,6 +234,12 @@ def test_what_does_not_fit_is_said():
         shorthaul.onnx.grad(data, loss="hinge")
     with pytest.raises(shorthaul.onnx.OnnxError, match="no initializer or input `bais`"):
         shorthaul.onnx.grad(data, loss="mse", wrt=["bais"])
+    taken = exported(nn.Linear(3, 2), torch.randn(2, 3)).replace(b"x0", b"lr")
+    with pytest.raises(shorthaul.onnx.OnnxError, match="already has a value called `lr`"):
+        shorthaul.onnx.grad(taken, loss="mse", optimizer="sgd")
+    pooled = exported(nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(1, 1, 1)), torch.randn(2, 1, 4, 4))
+    with pytest.raises(shorthaul.onnx.OnnxError, match="cannot be written as ONNX"):
+        shorthaul.onnx.grad(pooled, loss="mse", wrt=["x0"])
     with pytest.raises(ValueError, match="sgd, momentum, adam, adamw"):
         shorthaul.onnx.grad(data, loss="mse", optimizer="lion")
     with pytest.raises(shorthaul.onnx.OnnxError, match="damaged"):

@@ -59,6 +59,11 @@ pub fn emit(
         let Some(mut part) = Depthwise::recognize(p, target) else {
             return Ok(None);
         };
+        if part.reduce && hooks.epilogue.is_some() {
+            return Err(NoFastPath(
+                "threads' parts of a sum are added without an epilogue",
+            ));
+        }
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
         part.epilogue.clone_from(&hooks.epilogue);

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,15 +60,32 @@ class Guards:
         return all(_same(held, key, value) for key, (held, value) in self._read.items())
 
 
+class _TensorAsRead:
+    """A tensor with its version when it was read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.version = tensor, tensor._version
+
+
+#: Stands for an attribute that the instance does not have: the class's own is read.
+_ABSENT = object()
+
+
 def _snapshot(value: Any) -> Any:
-    return (value, value._version) if isinstance(value, torch.Tensor) else value
+    return _TensorAsRead(value) if isinstance(value, torch.Tensor) else value
 
 
 def _same(attributes: dict, key: tuple[int, str], value: Any) -> bool:
-    now = attributes.get(key[1], Guards)
-    if isinstance(now, torch.Tensor):
-        return isinstance(value, tuple) and value[0] is now and value[1] == now._version
-    return now is value or (type(now) is type(value) and now == value)
+    now = attributes.get(key[1], _ABSENT)
+    if isinstance(value, _TensorAsRead):
+        return value.tensor is now and value.version == now._version
+    if now is value:
+        return True
+    if type(now) is not type(value):
+        return False
+    if isinstance(value, tuple):
+        return list(map(type, now)) == list(map(type, value)) and now == value
+    return now == value
 
 
 def _is_watched(value: Any) -> bool:
@@ -79,17 +96,17 @@ def _is_watched(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def watching(
-    stand_in: nn.Module, owner: nn.Module, modules: Iterable[nn.Module]
-) -> Iterator[Guards]:
-    """Records what this thread reads of the attributes of ``modules``.
+def watching(stand_in: nn.Module, owner: nn.Module) -> Iterator[Guards]:
+    """Records what this thread reads of the attributes of ``owner`` and its submodules.
 
     ``stand_in`` is ``owner`` under another class, with a dictionary of its own. Graph modules have
-    no Python state that matters.
+    no Python state that matters. Changes to classes are not seen, but for an instance's own
+    attribute in place of its class's.
     """
     guards, thread = Guards(), threading.get_ident()
     of_stand_in = stand_in.__dict__
-    watched = {id(child.__dict__) for child in modules if not isinstance(child, fx.GraphModule)}
+    modules = [child for child in owner.modules() if not isinstance(child, fx.GraphModule)]
+    watched = {id(child.__dict__) for child in modules}
     if id(owner.__dict__) in watched:
         watched.add(id(of_stand_in))
 
@@ -97,9 +114,9 @@ def watching(
         value = object.__getattribute__(module, name)
         if _is_watched(value) and threading.get_ident() == thread and name not in _MACHINERY:
             attributes = object.__getattribute__(module, "__dict__")
-            if name in attributes and id(attributes) in watched:
+            if id(attributes) in watched:
                 held = owner.__dict__ if attributes is of_stand_in else attributes
-                guards.note(held, name, value)
+                guards.note(held, name, value if name in attributes else _ABSENT)
         return value
 
     def write(module: nn.Module, name: str, value: Any) -> None:
@@ -111,10 +128,13 @@ def watching(
         own_write(module, name, value)
 
     with _patching:
-        own_write = nn.Module.__setattr__
-        nn.Module.__getattribute__, nn.Module.__setattr__ = read, write
+        own_read, own_write = vars(nn.Module).get("__getattribute__"), nn.Module.__setattr__
         try:
+            nn.Module.__getattribute__, nn.Module.__setattr__ = read, write
             yield guards
         finally:
-            del nn.Module.__getattribute__
             nn.Module.__setattr__ = own_write
+            if own_read is not None:
+                nn.Module.__getattribute__ = own_read
+            elif "__getattribute__" in vars(nn.Module):
+                del nn.Module.__getattribute__

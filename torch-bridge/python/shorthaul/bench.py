@@ -369,9 +369,11 @@ def _print_table(measured: dict) -> None:
             f"{entry['over_shorthaul']:>11.2f}x"
         )
         if "first_step_s" in entry:
-            warm = entry.get("warm_first_step", {})
-            line += f"{entry['first_step_s']:>9.1f}{warm.get('first_step_s', 0):>8.1f}"
-            line += f"{warm.get('export_s', 0):>10.1f}{entry['peak_bytes'] / 2**20:>10.0f}"
+            line += f"{entry['first_step_s']:>9.1f}"
+            warm = entry.get("warm_first_step")
+            line += f"{warm['first_step_s']:>8.1f}" if warm else f"{'-':>8}"
+            line += f"{warm['export_s']:>10.1f}" if variant == "shorthaul" else f"{'-':>10}"
+            line += f"{entry['peak_bytes'] / 2**20:>10.0f}"
         print(line)
 
 

@@ -230,6 +230,7 @@ class Runner:
         if self.structure is None or not self.structure.is_current():
             self.structure = Structure(owner)
             self.calls.clear()  # made for other submodules
+            self.is_full = False
         return self.structure
 
     def _run_eagerly(self, owner, args, kwargs):
@@ -243,9 +244,9 @@ class Runner:
             if not self.is_full:
                 self.is_full = True
                 self._say(
-                    f"{name} already has {n_programs} programs for other shapes or modes; this "
-                    f"call ({_describe(leaves)}) and others like it run through PyTorch. Pad the "
-                    f"inputs to fewer shapes, or raise max_programs.",
+                    f"{name} already has {n_programs} programs for other shapes, modes or "
+                    f"attributes; this call ({_describe(leaves)}) and others like it run through "
+                    f"PyTorch. Pad the inputs to fewer shapes, or raise max_programs.",
                 )
             return None
         if n_programs:
@@ -254,10 +255,10 @@ class Runner:
                 f"{name} is compiled again ({n_programs + 1} of {self.options.max_programs}) "
                 f"for {_describe(leaves)}"
             )
-            if before != _describe_key(key):
-                self._say(f"{message}; before, it was called with {before}")
-            elif key in self.calls:
+            if key in self.calls:
                 self._say(f"{message}, because an attribute that forward reads has changed")
+            elif before != _describe_key(key):
+                self._say(f"{message}; before, it was called with {before}")
             else:
                 log.info("%s in another mode", message)
         guards, call = Guards(), None
@@ -316,7 +317,7 @@ class Runner:
             with (
                 _traced(),
                 self.structure.parameters_as_such(),
-                watching(bare, owner, self.structure.modules) as guards,
+                watching(bare, owner) as guards,
             ):
                 captured = capture(bare, args, kwargs, supported=supported)
         except CaptureError as error:
@@ -358,28 +359,30 @@ class Structure:
     """
 
     def __init__(self, owner: nn.Module):
-        self.modules = [child for _, child in owner.named_modules()]
-        self.children = [(child._modules, list(child._modules.values())) for child in self.modules]
+        modules = list(owner.modules())
+        #: Their dictionaries; the owner itself must not be held, or it would live for ever.
+        self.states = [child.__dict__ for child in modules]
+        self.children = [(child._modules, list(child._modules.values())) for child in modules]
         self.slots: dict[str, tuple[dict, str]] = {}
         for path, child in owner.named_modules(remove_duplicate=False):
             prefix = f"{path}." if path else ""
             for tensors in (child._parameters, child._buffers):
                 for name in tensors:  # also those that are None now and may be set later
                     self.slots[prefix + name] = (tensors, name)
-        self.names = [list(child._parameters) + list(child._buffers) for child in self.modules]
+        self.names = [list(child._parameters) + list(child._buffers) for child in modules]
 
     def is_current(self) -> bool:
         """Whether no submodule, parameter or buffer was added, removed or replaced by a module."""
         return all(list(children.values()) == known for children, known in self.children) and all(
-            len(child._parameters) + len(child._buffers) == len(known)
-            for child, known in zip(self.modules, self.names, strict=True)
+            len(state["_parameters"]) + len(state["_buffers"]) == len(known)
+            for state, known in zip(self.states, self.names, strict=True)
         )
 
     def key(self):
         """What a program is specific to on the module's side."""
         tensors = [tensors[name] for tensors, name in self.slots.values()]
         return (
-            tuple([child.training for child in self.modules]),
+            tuple([state["training"] for state in self.states]),
             tuple([None if t is None else (t.dtype, t.shape, t.requires_grad) for t in tensors]),
             len({id(t) for t in tensors}),
         )
@@ -388,11 +391,12 @@ class Structure:
     def parameters_as_such(self):
         """Inside, tensors that stand in for parameters (``functional_call``) are parameters."""
         replaced = []
-        for child in self.modules:
-            for name, tensor in child._parameters.items():
+        for state in self.states:
+            parameters = state["_parameters"]
+            for name, tensor in parameters.items():
                 if tensor is not None and not isinstance(tensor, nn.Parameter):
-                    replaced.append((child._parameters, name, tensor))
-                    child._parameters[name] = nn.Parameter(tensor.detach(), tensor.requires_grad)
+                    replaced.append((parameters, name, tensor))
+                    parameters[name] = nn.Parameter(tensor.detach(), tensor.requires_grad)
         try:
             yield
         finally:
@@ -486,17 +490,21 @@ class Call:
 
 def _refuse_overlap(leaves: list[Any], written: list[int]) -> None:
     """A program reads its inputs as they were; eager would read what was written through a twin."""
-    storages = [
-        leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else None
-        for leaf in leaves
-    ]
+    spans = [_span(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     for i in written:
-        twins = [k for k, storage in enumerate(storages) if k != i and storage == storages[i]]
-        if twins:
-            raise InputError(
-                f"forward writes argument {i} in place, and argument {twins[0]} shares its memory; "
-                f"pass a copy"
-            )
+        for k, span in enumerate(spans):
+            if k != i and span and span[0] < spans[i][1] and spans[i][0] < span[1]:
+                raise InputError(
+                    f"forward writes argument {i} in place, and argument {k} shares its memory; "
+                    f"pass a copy"
+                )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor's elements lie."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
 
 
 def _leaf_keys(leaves: list[Any]) -> tuple:

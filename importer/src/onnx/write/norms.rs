@@ -2,7 +2,7 @@
 
 use super::nodes::{Nodes, Refusal, float, int};
 use super::rules::Written;
-use graph::{Scalar, SymExpr};
+use graph::{DType, Scalar, SymExpr};
 use ops::Call;
 
 /// The axes that a normalization reduces, and the shape in which its weights broadcast to x.
@@ -126,8 +126,10 @@ pub(super) fn layer_norm(n: &mut Nodes, c: &Call) -> Written {
     for position in (1..3).rev() {
         let value = made.remove(position);
         if let Some(id) = c.output_id(position) {
-            let shape = n.graph.container(id).shape.clone();
-            let value = n.reshaped(&value, &shape)?;
+            let container = n.graph.container(id);
+            // The operator gives its statistics in single precision.
+            let value = n.cast(value, DType::F32, container.dtype);
+            let value = n.reshaped(&value, &container.shape)?;
             n.assign(id, value);
         }
     }

@@ -126,6 +126,10 @@ impl Nodes<'_> {
 
     /// `ReduceSum` or another reduction over these axes.
     pub(super) fn reduced(&mut self, op: &str, value: &str, axes: &[i64], keep: bool) -> String {
+        if axes.is_empty() {
+            // An empty list means all axes in the standard; here it means none.
+            return value.to_string();
+        }
         let axes = self.ints(axes);
         self.node(op, &[value, &axes], vec![int("keepdims", keep.into())])
     }
