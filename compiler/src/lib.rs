@@ -1,4 +1,4 @@
-//! The straight line from model to executable, recipes, the compile cache.
+//! The straight line from model to executable, training graphs as ONNX files, reports.
 
 mod boundary;
 mod error;

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             model = example.make().train()
             print(shorthaul.report(model, *example.inputs(options.batch or example.batch)))
         elif options.check:
-            checked = check(example, options.batch or example.batch)
+            checked = check(example, options.batch or example.batch, smooth=options.smooth)
             results.append(checked)
             ok &= not checked["beyond"]
             _print_check(checked)
@@ -80,6 +80,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
     parser.add_argument("--threads", type=int, help="threads (default: PyTorch's)")
     parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument("--smooth", action="store_true", help="with --check: SiLU for ReLU")
     parser.add_argument(
         "--report", action="store_true", help="print kernels and bytes, run nothing"
     )
@@ -236,16 +237,19 @@ def _forget_peak() -> None:
         file.write("5")
 
 
-def check(example: Example, batch: int) -> dict:
+def check(example: Example, batch: int, *, smooth: bool = False) -> dict:
     """Errors of Shorthaul and of eager float32 against eager float64.
 
     A tensor is beyond the bound if Shorthaul's largest error exceeds twice eager's own plus 1e-6 of
     the largest value. PyTorch's own float32 with another number of threads, and for images in
     another memory format, is held to the same bound: where units of a ReLU sit on either side of
-    zero by rounding alone, gradients differ by whole terms, whoever computes them.
+    zero by rounding alone, gradients differ by whole terms, whoever computes them. With ``smooth``,
+    SiLU takes the place of ReLU, so that there is no such side.
     """
     torch.manual_seed(0)
     model, inputs = without_dropout(example.make().train()), example.inputs(batch)
+    if smooth:
+        model = _smooth(model)
     n_threads = torch.get_num_threads()
     others = {f"eager, {3 - min(n_threads, 2)} threads": 3 - min(n_threads, 2)}
     if inputs[0].dim() == 4:
@@ -285,6 +289,14 @@ def check(example: Example, batch: int) -> dict:
             for variant in others
         },
     }
+
+
+def _smooth(model: nn.Module) -> nn.Module:
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, (nn.ReLU, nn.ReLU6)):
+                setattr(parent, name, nn.SiLU())
+    return model
 
 
 def _results(example: Example, variant: str, model: nn.Module, inputs) -> dict[str, torch.Tensor]:
