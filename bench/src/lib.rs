@@ -1,1 +1,1 @@
-//! The benchmark harness.
+//! Results of benchmarks lie in `results`; the harness is `shorthaul.bench` in the Python package.
