@@ -169,3 +169,91 @@ fn a_closed_pipe_is_no_error() {
         String::from_utf8_lossy(&output.stderr)
     );
 }
+
+#[test]
+fn grad_writes_a_file_that_can_be_read_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("train.onnx");
+    let out = path.to_str().expect("text");
+    let args = [
+        "grad",
+        MLP,
+        "-o",
+        out,
+        "--loss",
+        "mse",
+        "--optimizer",
+        "adam",
+    ];
+    assert!(stdout(&args).contains("train.onnx"));
+    let first = std::fs::read(&path).expect("the file");
+    let text = stdout(&["info", out]);
+    for part in [
+        "  target     f32  [batch, 4]",
+        "  lr         f32  []",
+        "loss",
+        ".grad",
+        ".next",
+        "Sqrt",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    stdout(&args);
+    assert_eq!(first, std::fs::read(&path).expect("the file"));
+    assert_eq!(
+        std::fs::read_dir(folder.path()).expect("a folder").count(),
+        1
+    );
+}
+
+#[test]
+fn what_grad_refuses_leaves_the_target_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, broken) = (folder.path().join("t.onnx"), folder.path().join("b.onnx"));
+    std::fs::write(&path, "as it was").expect("written");
+    let model = std::fs::read(MLP).expect("the model");
+    std::fs::write(&broken, &model[..model.len() / 2]).expect("written");
+    let (out, broken) = (path.to_str().expect("text"), broken.to_str().expect("text"));
+    let damaged = stderr(&["grad", broken, "-o", out, "--loss", "mse"], 1);
+    assert!(damaged.contains("damaged"), "{damaged}");
+    let loss = stderr(&["grad", MLP, "-o", out, "--loss", "hinge"], 1);
+    assert!(loss.contains("an output of the model"), "{loss}");
+    let name = stderr(
+        &["grad", MLP, "-o", out, "--loss", "mse", "--wrt", "bais"],
+        1,
+    );
+    assert!(name.contains("no initializer or input `bais`"), "{name}");
+    let kind = stderr(
+        &[
+            "grad",
+            MLP,
+            "-o",
+            out,
+            "--loss",
+            "mse",
+            "--optimizer",
+            "lion",
+        ],
+        2,
+    );
+    assert!(kind.contains("sgd, momentum, adam, adamw"), "{kind}");
+    let nowhere = folder.path().join("none/t.onnx");
+    let nowhere = [
+        "grad",
+        MLP,
+        "-o",
+        nowhere.to_str().expect("text"),
+        "--loss",
+        "mse",
+    ];
+    let nowhere = stderr(&nowhere, 1);
+    assert!(nowhere.contains("cannot write"), "{nowhere}");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("the file"),
+        "as it was"
+    );
+    assert_eq!(
+        std::fs::read_dir(folder.path()).expect("a folder").count(),
+        2
+    );
+}

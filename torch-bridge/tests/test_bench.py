@@ -4,6 +4,7 @@ import json
 
 import pytest
 from shorthaul import bench
+from torch import nn
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_transformer"])
@@ -15,13 +16,19 @@ def test_check_finds_no_difference(name, capsys):
 def test_check_fails_on_a_difference(monkeypatch, capsys):
     found = bench.check
 
-    def worse(*arguments):
-        checked = found(*arguments)
+    def worse(*arguments, **options):
+        checked = found(*arguments, **options)
         return {**checked, "beyond": checked["tensors"][:1]}
 
     monkeypatch.setattr(bench, "check", worse)
     assert bench.main(["digits_cnn", "--check", "--batch", "4"]) == 1
     assert "1 beyond" in capsys.readouterr().out
+
+
+def test_smooth_networks_have_no_relu():
+    model = bench._smooth(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU6(), nn.Linear(2, 2))))
+    kinds = [type(child) for child in model.modules() if not list(child.children())]
+    assert kinds == [nn.SiLU, nn.SiLU, nn.Linear]
 
 
 def test_measures_every_variant(tmp_path, capsys):
