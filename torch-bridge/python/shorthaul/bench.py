@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
             model = example.make().train()
             print(shorthaul.report(model, *example.inputs(options.batch or example.batch)))
         elif options.check:
-            checked = check(example, options.batch or example.batch, smooth=options.smooth)
+            checked = check(
+                example, options.batch or example.batch, smooth=options.smooth, seed=options.seed
+            )
             results.append(checked)
             ok &= not checked["beyond"]
             _print_check(checked)
@@ -80,6 +82,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default: 2)")
     parser.add_argument("--threads", type=int, help="threads (default: PyTorch's)")
     parser.add_argument("--check", action="store_true", help="compare with float64")
+    parser.add_argument("--seed", type=int, default=0, help="with --check: seed (default: 0)")
     parser.add_argument("--smooth", action="store_true", help="with --check: SiLU for ReLU")
     parser.add_argument(
         "--report", action="store_true", help="print kernels and bytes, run nothing"
@@ -237,7 +240,7 @@ def _forget_peak() -> None:
         file.write("5")
 
 
-def check(example: Example, batch: int, *, smooth: bool = False) -> dict:
+def check(example: Example, batch: int, *, smooth: bool = False, seed: int = 0) -> dict:
     """Errors of Shorthaul and of eager float32 against eager float64.
 
     A tensor is beyond the bound if Shorthaul's largest error exceeds twice eager's own plus 1e-6 of
@@ -246,7 +249,7 @@ def check(example: Example, batch: int, *, smooth: bool = False) -> dict:
     zero by rounding alone, gradients differ by whole terms, whoever computes them. With ``smooth``,
     SiLU takes the place of ReLU, so that there is no such side.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model, inputs = without_dropout(example.make().train()), example.inputs(batch)
     if smooth:
         model = _smooth(model)
