@@ -246,6 +246,22 @@ impl Expr {
         own
     }
 
+    /// The type in which the operands of `f` meet, where its result has type `natural`.
+    pub fn operand_dtype(
+        f: Binary,
+        (a, b): (&Expr, &Expr),
+        natural: DType,
+        types: &[DType],
+    ) -> DType {
+        match f {
+            Binary::And | Binary::Or | Binary::Xor => DType::Bool,
+            Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => {
+                Expr::binary(Binary::Add, a.clone(), b.clone()).dtype(types)
+            }
+            _ => natural,
+        }
+    }
+
     /// Whether the type comes from no operand: then half precision, the narrowest float, prevails.
     fn is_weak(&self, types: &[DType]) -> bool {
         let mut extended = types.to_vec();

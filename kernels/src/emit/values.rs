@@ -271,7 +271,7 @@ impl StatementValues<'_> {
                 self.operation(Op::Unary(*f, a), natural, &[a])
             }
             Expr::Binary(f, a, b) => {
-                let of = operand_type(*f, a, b, natural, types);
+                let of = Expr::operand_dtype(*f, (a, b), natural, types);
                 let a = self.typed(a, of, reads, types);
                 let b = self.typed(b, of, reads, types);
                 self.operation(Op::Binary(*f, of, a, b), natural, &[a, b])
@@ -290,15 +290,5 @@ impl StatementValues<'_> {
             }
         };
         self.cast(id, dtype)
-    }
-}
-
-fn operand_type(f: Binary, a: &Expr, b: &Expr, natural: DType, types: &[DType]) -> DType {
-    match f {
-        Binary::And | Binary::Or | Binary::Xor => DType::Bool,
-        Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => {
-            Expr::binary(Binary::Add, a.clone(), b.clone()).dtype(types)
-        }
-        _ => natural,
     }
 }

@@ -40,7 +40,7 @@ impl Nodes<'_> {
                 self.unary(*f, &a, inner)?
             }
             Expr::Binary(f, a, b) => {
-                let inner = operand_type(*f, a, b, natural, of.types);
+                let inner = Expr::operand_dtype(*f, (a, b), natural, of.types);
                 let (a, b) = (
                     self.expression(a, inner, of)?,
                     self.expression(b, inner, of)?,
@@ -210,15 +210,5 @@ impl Nodes<'_> {
             Some(s) => self.node("Add", &[&s, &rest], Vec::new()),
             None => rest,
         })
-    }
-}
-
-fn operand_type(f: Binary, a: &Expr, b: &Expr, natural: DType, types: &[DType]) -> DType {
-    match f {
-        Binary::And | Binary::Or | Binary::Xor => DType::Bool,
-        Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => {
-            Expr::binary(Binary::Add, a.clone(), b.clone()).dtype(types)
-        }
-        _ => natural,
     }
 }
