@@ -12,7 +12,7 @@ mod import;
 mod names;
 mod node;
 mod operators;
-mod proto;
+use onnx::proto;
 mod shape_values;
 mod tensor;
 mod value;

@@ -107,6 +107,7 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                 }
                 _ => Dimension::DimParam(size.to_string()),
             }),
+            ..Default::default()
         };
         ValueInfoProto {
             name,
@@ -117,7 +118,9 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                         dim: c.shape.iter().map(dim).collect(),
                     }),
                 }),
+                ..Default::default()
             }),
+            ..Default::default()
         }
     };
     let inputs = graph.inputs.iter().filter(|id| {
@@ -148,8 +151,8 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
             initializer,
             input,
             output,
-            sparse_initializer: Vec::new(),
+            ..Default::default()
         }),
-        functions: Vec::new(),
+        ..Default::default()
     }
 }

@@ -111,7 +111,7 @@ impl<'g> Nodes<'g> {
             name: format!("{}#{}", self.origin, self.list.len()),
             op_type: op.to_string(),
             attribute,
-            domain: String::new(),
+            ..Default::default()
         });
     }
 
