@@ -5,9 +5,17 @@
 //! from 7 on. Control flow is in `evaluate/control.rs`. An operator without a row is kept as it is by
 //! everything here.
 
+mod convolution;
 mod movement;
+mod normalization;
 mod pointwise;
+mod pooling;
+mod products;
+mod real;
 mod shape;
+mod softmax;
+mod threads;
+mod windows;
 
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -76,7 +84,16 @@ impl Operator {
     }
 }
 
-const FAMILIES: [&[Operator]; 3] = [movement::ROWS, pointwise::ROWS, shape::ROWS];
+const FAMILIES: &[&[Operator]] = &[
+    movement::ROWS,
+    pointwise::ROWS,
+    shape::ROWS,
+    convolution::ROWS,
+    normalization::ROWS,
+    pooling::ROWS,
+    products::ROWS,
+    softmax::ROWS,
+];
 
 /// The operator a node applies, if it has a row.
 pub fn find(node: &NodeProto) -> Option<&'static Operator> {
@@ -85,14 +102,14 @@ pub fn find(node: &NodeProto) -> Option<&'static Operator> {
     } else {
         node.domain.as_str()
     };
-    let rows = FAMILIES.into_iter().flatten();
+    let rows = FAMILIES.iter().copied().flatten();
     rows.into_iter()
         .find(|o| o.name == node.op_type && o.domain == domain)
 }
 
 /// Names of the operators with a row, in the order of the rows.
 pub fn names() -> Vec<&'static str> {
-    FAMILIES.into_iter().flatten().map(|o| o.name).collect()
+    FAMILIES.iter().copied().flatten().map(|o| o.name).collect()
 }
 
 /// Symbols that stand for sizes nothing is known of.
