@@ -6,6 +6,7 @@
 
 mod grad;
 mod info;
+mod optimize;
 mod report;
 mod sizes;
 mod units;
@@ -13,6 +14,7 @@ mod units;
 use clap::{Args, Parser, Subcommand};
 use compiler::importer::onnx::Options;
 use compiler::training_graph::{Loss, Optimizer};
+use onnx::rewrite::Target;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,6 +55,30 @@ enum Command {
         /// Threads to plan for
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
+    },
+    /// A better file that was shown to give what the original gives
+    Optimize {
+        /// The ONNX file
+        #[arg(value_name = "MODEL.onnx")]
+        path: PathBuf,
+        /// The file to write
+        #[arg(short, long, value_name = "OUT.onnx")]
+        out: PathBuf,
+        /// Operators to use: standard, ort-cpu, ort-cuda
+        #[arg(long, default_value_t = Target::Standard)]
+        target: Target,
+        /// Write without proof
+        #[arg(long)]
+        no_verify: bool,
+        /// Bytes of constants that one folding may add to the file
+        #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
+        fold_limit: usize,
+        /// Rules not to use; see `shorthaul optimize --help`
+        #[arg(long, value_name = "RULES", value_delimiter = ',')]
+        without: Vec<String>,
+        /// A value for a dynamic size; repeat it for several
+        #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+        bind: Vec<(String, i64)>,
     },
     /// The gradients of a model, and an optimizer's update, as an ONNX file
     #[command(after_help = GRAD_EXAMPLES)]
@@ -122,6 +148,36 @@ fn main() -> ExitCode {
             train,
             threads,
         } => report::run(&model.path, &model.options(), *train, *threads, model.json),
+        Command::Optimize {
+            path,
+            out,
+            target,
+            no_verify,
+            fold_limit,
+            without,
+            bind,
+        } => {
+            let rewriting = onnx::rewrite::Options {
+                target: *target,
+                fold_limit: *fold_limit,
+                without: without.iter().cloned().collect(),
+                ..Default::default()
+            };
+            let sizes = bind.iter().cloned().collect();
+            let verifying = onnx::verify::Options {
+                sizes,
+                ..Default::default()
+            };
+            let verifying = (!no_verify).then_some(verifying);
+            optimize::run(
+                path,
+                out,
+                &optimize::Optimize {
+                    rewriting,
+                    verifying,
+                },
+            )
+        }
         Command::Grad {
             path,
             out,

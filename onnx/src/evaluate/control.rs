@@ -7,6 +7,11 @@ use crate::proto::NodeProto;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 
+/// Whether a node is control flow that is run here.
+pub fn is_control(node: &NodeProto) -> bool {
+    crate::attributes::is_standard(node) && node.op_type == "If"
+}
+
 impl Program<'_> {
     /// The outputs of a node with bodies; `None` if it is no control flow.
     pub(super) fn control(

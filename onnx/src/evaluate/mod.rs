@@ -8,6 +8,8 @@
 
 mod control;
 
+pub use control::is_control;
+
 use crate::attributes::{Attributes, bodies};
 use crate::infer::Opsets;
 use crate::operators::{self, Call};
