@@ -76,6 +76,33 @@ macro_rules! same_type {
     }};
 }
 
+/// A type tensors have elements of.
+pub trait Item: Clone + Default + PartialEq + 'static {
+    /// The elements, if they are of this type.
+    fn of(values: &Values) -> Option<&[Self]>;
+    /// Elements of this type.
+    fn wrap(items: Vec<Self>) -> Values;
+}
+
+macro_rules! items {
+    ($($variant:ident $item:ty),*) => {$(
+        impl Item for $item {
+            fn of(values: &Values) -> Option<&[Self]> {
+                match values {
+                    Values::$variant(v) => Some(v),
+                    _ => None,
+                }
+            }
+            fn wrap(items: Vec<Self>) -> Values {
+                Values::$variant(items)
+            }
+        }
+    )*};
+}
+
+items!(F32 f32, F64 f64, F16 f16, BF16 bf16, I8 i8, I16 i16, I32 i32, I64 i64);
+items!(U8 u8, U16 u16, U32 u32, U64 u64, Bool bool, String Bytes);
+
 impl Values {
     /// Element type.
     pub fn element(&self) -> Element {

@@ -5,16 +5,26 @@
 //! from 7 on. Control flow is in `evaluate/control.rs`. An operator without a row is kept as it is by
 //! everything here.
 
+mod cast;
 mod convolution;
+mod gather;
+mod join;
 mod movement;
 mod normalization;
+mod pad;
+mod permute;
 mod pointwise;
 mod pooling;
+mod power;
 mod products;
 mod real;
+mod reduction;
 mod shape;
 mod softmax;
+mod strided;
+mod symbolic;
 mod threads;
+mod unary;
 mod windows;
 
 use crate::attributes::Attributes;
@@ -86,7 +96,14 @@ impl Operator {
 
 const FAMILIES: &[&[Operator]] = &[
     movement::ROWS,
+    permute::ROWS,
+    join::ROWS,
+    pad::ROWS,
+    gather::ROWS,
     pointwise::ROWS,
+    unary::ROWS,
+    cast::ROWS,
+    reduction::ROWS,
     shape::ROWS,
     convolution::ROWS,
     normalization::ROWS,
@@ -102,9 +119,8 @@ pub fn find(node: &NodeProto) -> Option<&'static Operator> {
     } else {
         node.domain.as_str()
     };
-    let rows = FAMILIES.iter().copied().flatten();
-    rows.into_iter()
-        .find(|o| o.name == node.op_type && o.domain == domain)
+    let mut rows = FAMILIES.iter().copied().flatten();
+    rows.find(|o| o.name == node.op_type && o.domain == domain)
 }
 
 /// Names of the operators with a row, in the order of the rows.

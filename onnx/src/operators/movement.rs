@@ -1,20 +1,20 @@
-//! Operators that move elements without computing: Identity, Reshape, Transpose, Concat, …
+//! Operators that give the same elements other sizes or repeat them: Identity, Reshape, Expand, …
 
-use super::{Call, Inference, Operator, Symbolic, axis};
+use super::strided::{View, taken};
+use super::{Call, Inference, Operator, Symbolic, axis, broadcast};
 use crate::fact::Fact;
-use crate::same_type;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, sizes};
 use graph::SymExpr;
-use std::sync::Arc;
 
 pub const ROWS: &[Operator] = &[
     Operator::new("Identity", same, |call| Ok(vec![call.input(0)?.clone()]))
         .symbolic(Symbolic::Moves(&[])),
     Operator::new("Reshape", infer_reshape, reshape).symbolic(Symbolic::Moves(&[0])),
-    Operator::new("Transpose", infer_transpose, transpose).symbolic(Symbolic::Moves(&[])),
-    Operator::new("Concat", infer_concat, concat).symbolic(Symbolic::Moves(&[])),
+    Operator::new("Flatten", infer_flatten, flatten).symbolic(Symbolic::Moves(&[])),
     Operator::new("Squeeze", infer_squeeze, squeeze).symbolic(Symbolic::Moves(&[0])),
     Operator::new("Unsqueeze", infer_unsqueeze, unsqueeze).symbolic(Symbolic::Moves(&[0])),
+    Operator::new("Expand", infer_expand, expand).symbolic(Symbolic::Moves(&[0])),
+    Operator::new("Tile", infer_tile, tile).symbolic(Symbolic::Moves(&[0])),
 ];
 
 /// Type and sizes of the first input.
@@ -114,144 +114,6 @@ fn reshape(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![x.reshaped(&shape)])
 }
 
-fn order(given: Option<&[i64]>, rank: usize) -> Option<Vec<usize>> {
-    let order: Vec<usize> = match given {
-        None => (0..rank).rev().collect(),
-        Some(order) => order
-            .iter()
-            .map(|d| axis(*d, rank))
-            .collect::<Option<_>>()?,
-    };
-    let mut sorted = order.clone();
-    sorted.sort_unstable();
-    sorted.iter().copied().eq(0..rank).then_some(order)
-}
-
-fn infer_transpose(cx: &Inference) -> Option<Vec<Fact>> {
-    let from = cx.shape(0)?;
-    let order = order(cx.attributes.ints("perm"), from.len())?;
-    cx.like_first(Some(order.iter().map(|d| from[*d].clone()).collect()))
-}
-
-fn transpose(call: &Call) -> Result<Vec<Tensor>, String> {
-    let x = call.input(0)?;
-    let order = order(call.attributes.ints("perm"), x.shape.len())
-        .ok_or_else(|| format!("its perm does not order {} dimensions", x.shape.len()))?;
-    Ok(vec![permuted(x, &order)])
-}
-
-/// Dimension `d` of the result is dimension `order[d]` of `x`.
-pub fn permuted(x: &Tensor, order: &[usize]) -> Tensor {
-    let shape: Vec<usize> = order.iter().map(|d| x.shape[*d]).collect();
-    let mut steps = vec![1; x.shape.len()];
-    for d in (1..x.shape.len()).rev() {
-        steps[d - 1] = steps[d] * x.shape[d];
-    }
-    let strides: Vec<usize> = order.iter().map(|d| steps[*d]).collect();
-    let positions = strided(&shape, &strides, 0);
-    Tensor {
-        shape,
-        values: Arc::new(x.values.pick(positions.into_iter())),
-    }
-}
-
-/// Positions of a strided walk over `shape`, row-major, from `first`.
-pub fn strided(shape: &[usize], strides: &[usize], first: usize) -> Vec<usize> {
-    let mut positions = vec![first];
-    for (n, stride) in shape.iter().zip(strides) {
-        let mut next = Vec::with_capacity(positions.len() * n);
-        for at in positions {
-            next.extend((0..*n).map(|i| at + i * stride));
-        }
-        positions = next;
-    }
-    positions
-}
-
-fn infer_concat(cx: &Inference) -> Option<Vec<Fact>> {
-    let first = cx.shape(0)?;
-    let at = axis(cx.attributes.int("axis").unwrap_or(1), first.len())?;
-    let mut shape = first.to_vec();
-    for n in 1..cx.inputs.len() {
-        let part = cx.shape(n)?;
-        if part.len() != shape.len() {
-            return None;
-        }
-        for d in 0..shape.len() {
-            if d == at {
-                shape[d] = shape[d].clone() + part[d].clone();
-            } else if shape[d].as_const().is_none() {
-                shape[d] = part[d].clone();
-            }
-        }
-    }
-    cx.like_first(Some(shape))
-}
-
-fn concat(call: &Call) -> Result<Vec<Tensor>, String> {
-    let parts: Vec<&Tensor> = (0..call.inputs.len())
-        .map(|n| call.input(n))
-        .collect::<Result<_, _>>()?;
-    let first = *parts.first().ok_or("it has no input")?;
-    let at = call.axis(1, first.shape.len())?;
-    for part in &parts {
-        let same = part.shape.len() == first.shape.len()
-            && part.element() == first.element()
-            && (0..first.shape.len()).all(|d| d == at || part.shape[d] == first.shape[d]);
-        if !same {
-            return Err(format!(
-                "{:?} does not go beside {:?}",
-                part.shape, first.shape
-            ));
-        }
-    }
-    let mut shape = first.shape.clone();
-    shape[at] = parts.iter().map(|p| p.shape[at]).sum();
-    let outer: usize = first.shape[..at].iter().product();
-    // All parts one after the other, then picked run by run.
-    let starts: Vec<usize> = parts
-        .iter()
-        .scan(0, |sum, p| Some(std::mem::replace(sum, *sum + p.len())))
-        .collect();
-    let mut all = (*first.values).clone();
-    for part in &parts[1..] {
-        append(&mut all, &part.values);
-    }
-    if outer == 1 {
-        return Ok(vec![Tensor::new(&shape, all)]);
-    }
-    let mut positions = Vec::with_capacity(all.len());
-    for o in 0..outer {
-        for (part, start) in parts.iter().zip(&starts) {
-            let run = part.len() / outer.max(1);
-            positions.extend(start + o * run..start + (o + 1) * run);
-        }
-    }
-    Ok(vec![Tensor::new(&shape, all.pick(positions.into_iter()))])
-}
-
-/// Appends elements of the same type; of another type, nothing.
-pub fn append(to: &mut crate::tensor::Values, more: &crate::tensor::Values) {
-    use crate::tensor::Values as V;
-    match (to, more) {
-        (V::F32(a), V::F32(b)) => a.extend_from_slice(b),
-        (V::F64(a), V::F64(b)) => a.extend_from_slice(b),
-        (V::F16(a), V::F16(b)) => a.extend_from_slice(b),
-        (V::BF16(a), V::BF16(b)) => a.extend_from_slice(b),
-        (V::I8(a), V::I8(b)) => a.extend_from_slice(b),
-        (V::I16(a), V::I16(b)) => a.extend_from_slice(b),
-        (V::I32(a), V::I32(b)) => a.extend_from_slice(b),
-        (V::I64(a), V::I64(b)) => a.extend_from_slice(b),
-        (V::U8(a), V::U8(b)) => a.extend_from_slice(b),
-        (V::U16(a), V::U16(b)) => a.extend_from_slice(b),
-        (V::U32(a), V::U32(b)) => a.extend_from_slice(b),
-        (V::U64(a), V::U64(b)) => a.extend_from_slice(b),
-        (V::Bool(a), V::Bool(b)) => a.extend_from_slice(b),
-        (V::String(a), V::String(b)) => a.extend_from_slice(b),
-        _ => {}
-    }
-}
-
 fn infer_squeeze(cx: &Inference) -> Option<Vec<Fact>> {
     let from = cx.shape(0)?;
     let dropped: Vec<usize> = match cx.ints_of("axes", 1) {
@@ -317,13 +179,96 @@ fn unsqueeze(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![x.reshaped(&shape)])
 }
 
+fn infer_flatten(cx: &Inference) -> Option<Vec<Fact>> {
+    let Some(from) = cx.shape(0) else {
+        return cx.like_first(Some(cx.unknown_shape(2)));
+    };
+    let at = flattened_at(cx.attributes.int("axis"), from.len())?;
+    let (outer, inner) = from.split_at(at);
+    cx.like_first(Some(vec![SymExpr::product(outer), SymExpr::product(inner)]))
+}
+
+/// How many dimensions Flatten puts first.
+fn flattened_at(given: Option<i64>, rank: usize) -> Option<usize> {
+    let at = given.unwrap_or(1);
+    let at = if at < 0 { at + rank as i64 } else { at };
+    usize::try_from(at).ok().filter(|at| *at <= rank)
+}
+
+fn flatten(call: &Call) -> Result<Vec<Tensor>, String> {
+    let x = call.input(0)?;
+    let at = flattened_at(call.attributes.int("axis"), x.shape.len())
+        .ok_or_else(|| format!("its axis is not one of {:?}", x.shape))?;
+    let (outer, inner) = x.shape.split_at(at);
+    Ok(vec![x.reshaped(&[
+        outer.iter().product(),
+        inner.iter().product(),
+    ])])
+}
+
+/// The number of elements of an input that is a vector of sizes.
+fn n_sizes(cx: &Inference, at: usize) -> Option<usize> {
+    cx.fact(at)?.sizes()?.first().copied()
+}
+
+fn infer_expand(cx: &Inference) -> Option<Vec<Fact>> {
+    let Some(to) = cx.ints(1) else {
+        let rank = n_sizes(cx, 1)?.max(cx.rank(0)?);
+        return cx.like_first(Some(cx.unknown_shape(rank)));
+    };
+    let shape = cx
+        .shape(0)
+        .and_then(|from| broadcast(&[from, &to], cx.unknowns));
+    cx.like_first(shape)
+}
+
+fn expand(call: &Call) -> Result<Vec<Tensor>, String> {
+    let x = call.input(0)?;
+    let (to, _) = sizes(&call.ints(1)?)?;
+    let shape = super::pointwise::joined(&x.shape, &to)?;
+    Ok(vec![expanded(x, &shape)])
+}
+
 /// The same elements repeated along dimensions of size 1, to sizes `to`.
 pub fn expanded(x: &Tensor, to: &[usize]) -> Tensor {
     if x.shape == to {
         return x.clone();
     }
-    let from = Broadcast::new(&x.shape, to);
-    let n: usize = to.iter().product();
-    let values = same_type!(&*x.values, v => (0..n).map(|n| v[from.at(n)].clone()).collect());
-    Tensor::new(to, values)
+    taken(x, &View::whole(&x.shape).broadcast(to))
+}
+
+fn infer_tile(cx: &Inference) -> Option<Vec<Fact>> {
+    let Some(from) = cx.shape(0) else {
+        return cx.like_first(n_sizes(cx, 1).map(|rank| cx.unknown_shape(rank)));
+    };
+    let shape = match cx.ints(1) {
+        Some(times) if times.len() == from.len() => {
+            let pairs = from.iter().zip(times);
+            pairs.map(|(n, times)| n.clone() * times).collect()
+        }
+        _ => cx.unknown_shape(from.len()),
+    };
+    cx.like_first(Some(shape))
+}
+
+fn tile(call: &Call) -> Result<Vec<Tensor>, String> {
+    let x = call.input(0)?;
+    let (times, _) = sizes(&call.ints(1)?)?;
+    if times.len() != x.shape.len() {
+        return Err(format!("{times:?} does not repeat {:?}", x.shape));
+    }
+    let whole = View::whole(&x.shape);
+    let mut view = View {
+        shape: Vec::new(),
+        strides: Vec::new(),
+        first: 0,
+    };
+    let mut shape = Vec::new();
+    for (d, times) in times.iter().enumerate() {
+        view.shape.extend([*times, x.shape[d]]);
+        view.strides.extend([0, whole.strides[d]]);
+        shape.push((times * x.shape[d]) as i64);
+    }
+    let (shape, _) = sizes(&shape)?;
+    Ok(vec![taken(x, &view).reshaped(&shape)])
 }

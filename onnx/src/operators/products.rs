@@ -402,7 +402,7 @@ fn whole_gemm(call: &Call) -> Result<Tensor, String> {
         let t = call.input(at)?;
         two(t)?;
         Ok(match call.attributes.flag(name) {
-            true => super::movement::permuted(t, &[1, 0]),
+            true => super::permute::permuted(t, &[1, 0]),
             false => t.clone(),
         })
     };
