@@ -15,6 +15,15 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
+RANDOM = {
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
+
 
 def inspect(path: Path) -> dict:
     """Nodes, bytes and interface of the file; ``invalid`` says what the checker found."""
@@ -34,12 +43,38 @@ def inspect(path: Path) -> dict:
     return {
         "nodes": operators.total(),
         "constants": operators["Constant"],
+        "generated": _n_generated(model),
         "functions": len(model.functions),
         "operators": dict(operators.most_common()),
         "bytes": path.stat().st_size + _external_bytes(model, path.parent),
         "interface": interface,
         "invalid": _invalid(path),
     }
+
+
+def _n_generated(model: ModelProto) -> int:
+    """Nodes that compute from constants alone, so that a runtime runs them once, on loading."""
+    fed = {value.name for value in model.graph.input} if model.ir_version >= 4 else set()
+    tensors = {tensor.name for tensor in model.graph.initializer}
+    tensors |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    found = _n_generated_in(model.graph.node, tensors - fed)
+    return found + sum(_n_generated_in(function.node, set()) for function in model.functions)
+
+
+def _n_generated_in(nodes, constants: set[str]) -> int:
+    """Such nodes among ``nodes`` and in their graphs; ``constants`` are the names of constants."""
+    constants, found = set(constants), 0
+    for node in nodes:
+        graphs = list(_graphs_of(node))
+        for graph in graphs:
+            inner = constants - {value.name for value in graph.input}
+            inner |= {tensor.name for tensor in graph.initializer}
+            found += _n_generated_in(graph.node, inner)
+        known = all(name in constants for name in node.input if name)
+        if known and not graphs and node.domain in ("", "ai.onnx") and node.op_type not in RANDOM:
+            constants.update(node.output)
+            found += node.op_type != "Constant"
+    return found
 
 
 def _operator(node: NodeProto) -> str:

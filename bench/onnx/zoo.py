@@ -96,6 +96,8 @@ def build(folder: Path, groups: tuple[str, ...], only: list[str]) -> tuple[list[
                 failures.append(f"{file.name}: {type(error).__name__}: {error}")
                 continue
             print(f"{file.name}: made in {time.perf_counter() - start:.1f} s", flush=True)
+        # Entries keep the order of the page, however the files came about.
+        known.pop(file.name, None)
         known[file.name] = file.entry()
         entries.append(known[file.name])
         _write_manifest(folder, known)
