@@ -3,8 +3,8 @@
 //! Before: `y = Identity(x)`; after: readers of `y` read `x`. What counts: Identity; Dropout outside of
 //! training; Cast to the type a value has; Transpose in order; Reshape, Flatten, Expand, Squeeze and
 //! Unsqueeze to the sizes a value has, symbols included; Concat, Sum, Max, Min, Mean of one; Slice and
-//! Pad of nothing; `x + 0`, `x - 0`, `x * 1`, `x / 1`, `x ^ 1` of x's type and sizes. `-0 + 0` is 0: the
-//! sign of a zero is not kept.
+//! Pad of nothing; `x + -0`, `x - 0`, `x * 1`, `x / 1`, `x ^ 1` of x's type and sizes. Not `x + 0`, nor
+//! `x - -0`, of floats: they turn -0 into 0, which a division tells apart.
 
 use super::Rule;
 use super::patch::Patch;
@@ -93,11 +93,14 @@ pub fn same_sizes(a: &Fact, b: &Fact) -> bool {
 fn neutral<'a>(scope: &Scope<'a>, n: usize, output: &Fact) -> Option<&'a str> {
     let op = scope.node(n).op_type.as_str();
     let (x, y) = (scope.input(n, 0)?, scope.input(n, 1)?);
-    let e = match op {
-        "Add" | "Sub" => 0.0,
-        _ => 1.0,
+    let is_float = output.element?.is_float();
+    let all = |name: &str| {
+        scope.all_equal(name).is_some_and(|e| match op {
+            "Add" => e == 0.0 && (e.is_sign_negative() || !is_float),
+            "Sub" => e == 0.0 && e.is_sign_positive(),
+            _ => e == 1.0,
+        })
     };
-    let all = |name: &str| scope.all_equal(name) == Some(e);
     let kept = if all(y) {
         x
     } else if matches!(op, "Add" | "Mul") && all(x) {

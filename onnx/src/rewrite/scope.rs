@@ -248,13 +248,14 @@ impl<'a> Scope<'a> {
         self.fact(name)?.scalar()
     }
 
-    /// The value of every element of a constant, if they are the same.
+    /// The value of every element of a constant, if they are the same bit by bit.
     pub fn all_equal(&self, name: &str) -> Option<f64> {
         let stored = self.fact(name)?.constant.as_ref()?;
         // Large constants are looked at in full only if they begin that way.
         let values = stored.tensor().ok()?.to_f64()?;
         let first = *values.first()?;
-        values.iter().all(|v| *v == first).then_some(first)
+        let same = |v: &f64| v.to_bits() == first.to_bits();
+        values.iter().all(same).then_some(first)
     }
 
     /// The first initializer, by name, of the same type, sizes and bits; itself if it is that.
