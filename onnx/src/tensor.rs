@@ -246,6 +246,9 @@ impl Tensor {
 
     /// The tensor with floats as `f64`, exactly; anything else as it is.
     pub fn widened(&self) -> Tensor {
+        if self.element() == Element::F64 {
+            return self.clone();
+        }
         match (self.element().is_float(), self.to_f64()) {
             (true, Some(values)) => Tensor::new(&self.shape, Values::F64(values)),
             _ => self.clone(),

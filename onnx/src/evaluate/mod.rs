@@ -11,6 +11,7 @@ mod control;
 pub use control::is_control;
 
 use crate::attributes::{Attributes, bodies};
+use crate::element::Element;
 use crate::infer::Opsets;
 use crate::operators::{self, Call};
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto};
@@ -161,8 +162,8 @@ impl<'m> Program<'m> {
             }
         }
         let give = |name: &&str| match (scope.get(name), stored.get(name)) {
-            (Some(tensor), _) => Ok(tensor.clone()),
-            (None, Some(at)) => self.initializer(body, *at),
+            (Some(tensor), _) => Ok(self.widened(tensor.clone())),
+            (None, Some(at)) => Ok(self.widened(self.initializer(body, *at)?)),
             (None, None) => Err(missing(name)),
         };
         wanted.iter().map(give).collect()
@@ -170,11 +171,10 @@ impl<'m> Program<'m> {
 
     fn initializer(&self, body: &GraphProto, at: usize) -> Result<Tensor, EvaluateError> {
         let proto = &body.initializer[at];
-        let tensor = stored::decode(proto, self.folder).map_err(|what| EvaluateError::Value {
+        stored::decode(proto, self.folder).map_err(|what| EvaluateError::Value {
             name: proto.name.clone(),
             what: format!("cannot be read: {what}"),
-        })?;
-        Ok(self.widened(tensor))
+        })
     }
 
     /// The outputs of a node; fewer than it names if the last ones are optional.
@@ -201,6 +201,14 @@ impl<'m> Program<'m> {
             node: label(node),
             operator: qualified(node),
         })?;
+        // Initializers are as stored. Where elements only move, few of a large table may be left, so
+        // that what comes out is widened.
+        let moves = matches!(operator.symbolic, operators::Symbolic::Moves(_));
+        let wide = |t: &Tensor| t.element() == Element::F64;
+        if !moves || inputs.iter().flatten().any(wide) {
+            let widen = |tensor: Option<Tensor>| tensor.map(|t| self.widened(t));
+            inputs = inputs.into_iter().map(widen).collect();
+        }
         let call = Call {
             node,
             attributes: Attributes::of(node),
