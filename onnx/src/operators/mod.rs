@@ -22,7 +22,7 @@ mod reduction;
 mod shape;
 mod softmax;
 mod strided;
-mod symbolic;
+pub(crate) mod symbolic;
 mod threads;
 mod unary;
 mod windows;

@@ -5,13 +5,18 @@
 //! that is how a guilty application is found (`verify/bisect.rs`). Inputs and outputs keep names,
 //! order, types and sizes; operators without a row in `operators` stay as they are.
 
+mod broadcasting;
 mod dead;
 mod fold;
 mod noop;
 pub mod patch;
 mod repeat;
 mod scope;
+mod shape_arithmetic;
 mod target;
+mod targets;
+#[cfg(test)]
+mod trial;
 
 pub use patch::Patch;
 pub use scope::{Constants, Names, Scope, Surroundings};
@@ -37,11 +42,22 @@ pub struct Rule {
 }
 
 /// Every rule, in the order in which they are tried on a node.
-const RULES: [&[Rule]; 3] = [fold::RULES, noop::RULES, repeat::RULES];
+const RULES: &[&[Rule]] = &[
+    fold::RULES,
+    noop::RULES,
+    repeat::RULES,
+    shape_arithmetic::RULES,
+    broadcasting::RULES,
+];
 
 /// Names of the rules, in order.
 pub fn rule_names() -> Vec<&'static str> {
-    RULES.into_iter().flatten().map(|rule| rule.name).collect()
+    RULES
+        .iter()
+        .copied()
+        .flatten()
+        .map(|rule| rule.name)
+        .collect()
 }
 
 /// How to rewrite.
@@ -237,7 +253,7 @@ impl Run<'_> {
     }
 
     fn first_patch(&self, scope: &Scope, n: usize, path: &str) -> Option<(&'static str, Patch)> {
-        for rule in RULES.into_iter().flatten() {
+        for rule in RULES.iter().copied().flatten() {
             if self.options.without.contains(rule.name) {
                 continue;
             }

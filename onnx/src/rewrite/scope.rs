@@ -2,6 +2,7 @@
 
 use super::target::Target;
 use crate::attributes::bodies;
+use crate::element::Element;
 use crate::evaluate::{captured, reads};
 use crate::fact::Fact;
 use crate::infer::{Facts, Opsets, Walk};
@@ -9,6 +10,7 @@ use crate::operators::Unknowns;
 use crate::proto::{GraphProto, NodeProto};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
+use graph::SymExpr;
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,11 +85,15 @@ pub struct Scope<'a> {
     readers: BTreeMap<&'a str, Vec<usize>>,
     outputs: BTreeSet<&'a str>,
     equal: OnceCell<Groups<'a>>,
+    integers: OnceCell<Integers<'a>>,
     around: &'a Surroundings<'a>,
 }
 
 /// Names of initializers by element type and number of elements.
 type Groups<'a> = BTreeMap<(i32, usize), Vec<&'a str>>;
+
+/// The first value, in order of the nodes, with these elements, of that type and those sizes.
+type Integers<'a> = BTreeMap<(Element, Vec<SymExpr>, Vec<SymExpr>), &'a str>;
 
 /// Initializers that no caller can replace.
 fn equal_initializers<'a>(body: &GraphProto, constants: &'a Constants, fixed: bool) -> Groups<'a> {
@@ -154,6 +160,7 @@ impl<'a> Scope<'a> {
             readers,
             outputs: body.output.iter().map(|o| o.name.as_str()).collect(),
             equal: OnceCell::new(),
+            integers: OnceCell::new(),
             around,
         }
     }
@@ -268,6 +275,26 @@ impl<'a> Scope<'a> {
         same.iter()
             .copied()
             .find(|other| *other == name || same_elements(own, &self.constants[*other]))
+    }
+
+    /// The first value of this body that has, symbol by symbol, the same integers, type and sizes;
+    /// `None` for values whose integers do not follow from sizes, and for constants.
+    pub fn first_of_equal_integers(&self, name: &str) -> Option<&'a str> {
+        let key = |name: &str| {
+            let fact = self.fact(name)?;
+            let elements = fact.elements.as_ref()?.to_vec();
+            Some((fact.element?, fact.shape.clone()?, elements))
+        };
+        let first = self.integers.get_or_init(|| {
+            let mut first = Integers::new();
+            for output in self.body.node.iter().flat_map(|n| &n.output) {
+                if let Some(key) = key(output) {
+                    first.entry(key).or_insert(output);
+                }
+            }
+            first
+        });
+        first.get(&key(name)?).copied()
     }
 
     /// Whether a value is an initializer of this body.
