@@ -4,6 +4,7 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
+mod lookups;
 mod losses;
 mod nodes;
 mod norms;
@@ -88,10 +89,11 @@ pub fn write(graph: &Graph, names: &Names) -> Result<Vec<u8>, WriteError> {
             }
         }
     }
-    for (output, name) in graph.outputs.iter().zip(&names.outputs) {
-        let value = nodes.value(output.container);
-        nodes.give("Identity", &[&value], &[name], Vec::new());
-    }
+    let results = graph.outputs.iter().zip(&names.outputs);
+    let results: Vec<(String, &str)> = results
+        .map(|(output, name)| (nodes.operand(output.container), name.as_str()))
+        .collect();
+    nodes.finish(&results);
     Ok(model(graph, names, nodes).encode_to_vec())
 }
 
@@ -107,7 +109,6 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                 }
                 _ => Dimension::DimParam(size.to_string()),
             }),
-            ..Default::default()
         };
         ValueInfoProto {
             name,
@@ -118,9 +119,7 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                         dim: c.shape.iter().map(dim).collect(),
                     }),
                 }),
-                ..Default::default()
             }),
-            ..Default::default()
         }
     };
     let inputs = graph.inputs.iter().filter(|id| {
@@ -151,8 +150,8 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
             initializer,
             input,
             output,
-            ..Default::default()
+            sparse_initializer: Vec::new(),
         }),
-        ..Default::default()
+        functions: Vec::new(),
     }
 }
