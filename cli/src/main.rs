@@ -6,13 +6,15 @@
 
 mod grad;
 mod info;
+mod optimize;
 mod report;
 mod sizes;
 mod units;
 
 use clap::{Args, Parser, Subcommand};
-use compiler::importer::onnx::{Mode, Options};
-use compiler::training_graph::{Loss, Optimizer, TrainingOptions};
+use compiler::importer::onnx::Options;
+use compiler::training_graph::{Loss, Optimizer};
+use onnx::rewrite::Target;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,6 +56,30 @@ enum Command {
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
     },
+    /// A better file that was shown to give what the original gives
+    Optimize {
+        /// The ONNX file
+        #[arg(value_name = "MODEL.onnx")]
+        path: PathBuf,
+        /// The file to write
+        #[arg(short, long, value_name = "OUT.onnx")]
+        out: PathBuf,
+        /// Operators to use: standard, ort-cpu, ort-cuda
+        #[arg(long, default_value_t = Target::Standard)]
+        target: Target,
+        /// Write without proof
+        #[arg(long)]
+        no_verify: bool,
+        /// Bytes of constants that one folding may add to the file
+        #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
+        fold_limit: usize,
+        /// Rules not to use; see `shorthaul optimize --help`
+        #[arg(long, value_name = "RULES", value_delimiter = ',')]
+        without: Vec<String>,
+        /// A value for a dynamic size; repeat it for several
+        #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+        bind: Vec<(String, i64)>,
+    },
     /// The gradients of a model, and an optimizer's update, as an ONNX file
     #[command(after_help = GRAD_EXAMPLES)]
     Grad {
@@ -72,13 +98,6 @@ enum Command {
         /// Initializers or inputs to differentiate (default: every trainable initializer)
         #[arg(long, value_name = "NAMES", value_delimiter = ',')]
         wrt: Option<Vec<String>>,
-        /// How much of each label cross-entropy spreads over all classes
-        #[arg(long, value_name = "PART", default_value_t = 0.0)]
-        label_smoothing: f64,
-        /// The form of BatchNormalization and Dropout: file (each node's own), train (statistics of
-        /// the batch, values dropped), eval (running statistics, nothing dropped)
-        #[arg(long, default_value = "file")]
-        mode: Mode,
         /// A value for a dynamic size; repeat it for several
         #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
         bind: Vec<(String, i64)>,
@@ -90,12 +109,9 @@ const GRAD_EXAMPLES: &str = "\
 Examples:
   shorthaul grad model.onnx -o train.onnx --loss cross-entropy
   shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
-  shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
 
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.
-PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
-normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
+`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.";
 
 #[derive(Args, Debug)]
 struct Model {
@@ -114,7 +130,6 @@ impl Model {
     fn options(&self) -> Options {
         Options {
             sizes: self.bind.iter().cloned().collect(),
-            mode: Mode::File,
         }
     }
 }
@@ -133,27 +148,46 @@ fn main() -> ExitCode {
             train,
             threads,
         } => report::run(&model.path, &model.options(), *train, *threads, model.json),
+        Command::Optimize {
+            path,
+            out,
+            target,
+            no_verify,
+            fold_limit,
+            without,
+            bind,
+        } => {
+            let rewriting = onnx::rewrite::Options {
+                target: *target,
+                fold_limit: *fold_limit,
+                without: without.iter().cloned().collect(),
+                ..Default::default()
+            };
+            let sizes = bind.iter().cloned().collect();
+            let verifying = onnx::verify::Options {
+                sizes,
+                ..Default::default()
+            };
+            let verifying = (!no_verify).then_some(verifying);
+            optimize::run(
+                path,
+                out,
+                &optimize::Optimize {
+                    rewriting,
+                    verifying,
+                },
+            )
+        }
         Command::Grad {
             path,
             out,
             loss,
             optimizer,
             wrt,
-            label_smoothing,
-            mode,
             bind,
         } => {
-            let options = Options {
-                sizes: bind.iter().cloned().collect(),
-                mode: *mode,
-            };
-            let training = TrainingOptions {
-                loss: loss.clone(),
-                optimizer: *optimizer,
-                wrt: wrt.clone(),
-                label_smoothing: *label_smoothing,
-            };
-            grad::run(path, out, &options, &training)
+            let sizes = bind.iter().cloned().collect();
+            grad::run(path, out, &Options { sizes }, loss, *optimizer, wrt.clone())
         }
     };
     match text {

@@ -19,7 +19,6 @@ const NEED_NUMBERS: &[&str] = &[
     "group_norm",
     "group_norm_gradient",
     "max_pool_gradient",
-    "average_pool_gradient",
     "adaptive_average_pool",
     "adaptive_max_pool",
 ];

@@ -30,7 +30,8 @@ impl Venv {
         command
     }
 
-    fn python(&self) -> Command {
+    /// `python` of this environment, in the folder of the workspace.
+    pub fn python(&self) -> Command {
         let bin = self.folder.join("bin");
         let mut command = Command::new(bin.join("python"));
         command

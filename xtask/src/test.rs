@@ -112,6 +112,23 @@ fn run_python(root: &Path, steps: &mut Steps) {
     steps.run("ruff format", || {
         check(venv.module("ruff").args(["format", "--check", "."]))
     });
+    steps.run("onnx node cases", || {
+        let cases = root.join("target/onnx-node-cases");
+        let mut dump = venv.python();
+        check(dump.arg("onnx/tests/dump_node_cases.py").arg(&cases))?;
+        let mut test = cargo(root);
+        test.args([
+            "test",
+            "-p",
+            "shorthaul-onnx",
+            "--test",
+            "node_cases",
+            "--",
+            "--ignored",
+        ]);
+        let done = run_shown(test.env("SHORTHAUL_NODE_CASES", &cases))?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
     let mut built = false;
     steps.run("python package", || {
         python::build_package(root, &venv)?;

@@ -11,35 +11,9 @@ pub const OLDEST_OPSET: i64 = 13;
 /// Why an ONNX file cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum OnnxError {
-    /// The file, or one it refers to, cannot be read.
-    #[error("cannot read {}: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// The file is something else.
-    #[error("{} is not an ONNX file: {found}", path.display())]
-    NotOnnx {
-        /// The file.
-        path: PathBuf,
-        /// What it seems to be, and what to do.
-        found: String,
-    },
-    /// The file is truncated or corrupted.
-    #[error(
-        "{} is damaged: {place}: {detail}; copy or export the model again",
-        path.display()
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Byte offset and field.
-        place: String,
-        /// What is wrong there.
-        detail: String,
-    },
+    /// The file cannot be read, is another format or damaged.
+    #[error(transparent)]
+    File(#[from] onnx::file::FileError),
     /// The operator set is too old or too new.
     #[error(
         "{} uses version {found} of the ONNX operators; versions {OLDEST_OPSET} to {NEWEST_OPSET} are \

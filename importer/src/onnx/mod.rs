@@ -12,7 +12,7 @@ mod import;
 mod names;
 mod node;
 mod operators;
-mod proto;
+use onnx::proto;
 mod shape_values;
 mod tensor;
 mod value;
@@ -20,7 +20,7 @@ mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
 pub use file::{Declared, File, Initializers};
-pub use import::{Mode, Model, Options, Parameter, Port};
+pub use import::{Model, Options, Parameter, Port};
 pub use tensor::Stored;
 pub use write::{Names, WRITTEN_OPSET, WriteError, write};
 

@@ -4,7 +4,6 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
-mod lookups;
 mod losses;
 mod nodes;
 mod norms;
@@ -89,11 +88,10 @@ pub fn write(graph: &Graph, names: &Names) -> Result<Vec<u8>, WriteError> {
             }
         }
     }
-    let results = graph.outputs.iter().zip(&names.outputs);
-    let results: Vec<(String, &str)> = results
-        .map(|(output, name)| (nodes.operand(output.container), name.as_str()))
-        .collect();
-    nodes.finish(&results);
+    for (output, name) in graph.outputs.iter().zip(&names.outputs) {
+        let value = nodes.value(output.container);
+        nodes.give("Identity", &[&value], &[name], Vec::new());
+    }
     Ok(model(graph, names, nodes).encode_to_vec())
 }
 
@@ -109,6 +107,7 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                 }
                 _ => Dimension::DimParam(size.to_string()),
             }),
+            ..Default::default()
         };
         ValueInfoProto {
             name,
@@ -119,7 +118,9 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
                         dim: c.shape.iter().map(dim).collect(),
                     }),
                 }),
+                ..Default::default()
             }),
+            ..Default::default()
         }
     };
     let inputs = graph.inputs.iter().filter(|id| {
@@ -150,8 +151,8 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
             initializer,
             input,
             output,
-            sparse_initializer: Vec::new(),
+            ..Default::default()
         }),
-        functions: Vec::new(),
+        ..Default::default()
     }
 }

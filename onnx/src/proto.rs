@@ -1,7 +1,9 @@
-//! The messages of an ONNX file that the reader uses, with the field numbers of `onnx.proto` (IR version 14).
+//! The messages of an ONNX file, with the field numbers of `onnx.proto` (IR version 14).
 //!
-//! Fields nobody reads are absent; decoding skips them. `bytes` fields are slices of the decoded
-//! buffer, so tensors are not copied. This file never checks what it decodes.
+//! Every field is here, so that what is read can be written again without loss. Messages nobody
+//! looks into (devices, training algorithms, types other than tensors) are kept as their bytes.
+//! `bytes` fields are slices of the decoded buffer, so tensors are not copied. This file never checks
+//! what it decodes.
 
 use bytes::Bytes;
 
@@ -26,6 +28,24 @@ pub struct ModelProto {
     /// Functions local to the model.
     #[prost(message, repeated, tag = "25")]
     pub functions: Vec<FunctionProto>,
+    /// Namespace of the model.
+    #[prost(string, tag = "4")]
+    pub domain: String,
+    /// Version of the model.
+    #[prost(int64, tag = "5")]
+    pub model_version: i64,
+    /// Documentation.
+    #[prost(string, tag = "6")]
+    pub doc_string: String,
+    /// Metadata.
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+    /// Training algorithms, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "20")]
+    pub training_info: Vec<Bytes>,
+    /// Device configurations, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "26")]
+    pub configuration: Vec<Bytes>,
 }
 
 /// `OperatorSetIdProto`: a version of a domain.
@@ -48,6 +68,36 @@ pub struct FunctionProto {
     /// Its domain.
     #[prost(string, tag = "10")]
     pub domain: String,
+    /// Names of its inputs.
+    #[prost(string, repeated, tag = "4")]
+    pub input: Vec<String>,
+    /// Names of its outputs.
+    #[prost(string, repeated, tag = "5")]
+    pub output: Vec<String>,
+    /// Names of attributes without default.
+    #[prost(string, repeated, tag = "6")]
+    pub attribute: Vec<String>,
+    /// Attributes with their defaults.
+    #[prost(message, repeated, tag = "11")]
+    pub attribute_proto: Vec<AttributeProto>,
+    /// Its nodes.
+    #[prost(message, repeated, tag = "7")]
+    pub node: Vec<NodeProto>,
+    /// Documentation.
+    #[prost(string, tag = "8")]
+    pub doc_string: String,
+    /// Versions of the operator sets it uses.
+    #[prost(message, repeated, tag = "9")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    /// Tells functions of one name apart.
+    #[prost(string, tag = "13")]
+    pub overload: String,
+    /// Types of its values.
+    #[prost(message, repeated, tag = "12")]
+    pub value_info: Vec<ValueInfoProto>,
+    /// Metadata.
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// `GraphProto`: nodes in an order in which they can run.
@@ -71,6 +121,18 @@ pub struct GraphProto {
     /// Initializers stored as coordinates and values.
     #[prost(message, repeated, tag = "15")]
     pub sparse_initializer: Vec<SparseTensorProto>,
+    /// Documentation.
+    #[prost(string, tag = "10")]
+    pub doc_string: String,
+    /// Types of values inside.
+    #[prost(message, repeated, tag = "13")]
+    pub value_info: Vec<ValueInfoProto>,
+    /// Quantization parameters by tensor, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "14")]
+    pub quantization_annotation: Vec<Bytes>,
+    /// Metadata.
+    #[prost(message, repeated, tag = "16")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// `NodeProto`: one operator applied.
@@ -94,6 +156,18 @@ pub struct NodeProto {
     /// The operator's domain; empty for the standard's.
     #[prost(string, tag = "7")]
     pub domain: String,
+    /// Tells functions of one name apart.
+    #[prost(string, tag = "8")]
+    pub overload: String,
+    /// Documentation.
+    #[prost(string, tag = "6")]
+    pub doc_string: String,
+    /// Metadata.
+    #[prost(message, repeated, tag = "9")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+    /// Where it runs, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "10")]
+    pub device_configurations: Vec<Bytes>,
 }
 
 /// `AttributeProto`: a named value of a node.
@@ -115,10 +189,10 @@ pub struct AttributeProto {
     #[prost(message, optional, tag = "5")]
     pub t: Option<TensorProto>,
     /// Real numbers.
-    #[prost(float, repeated, tag = "7")]
+    #[prost(float, repeated, packed = "false", tag = "7")]
     pub floats: Vec<f32>,
     /// Integers.
-    #[prost(int64, repeated, tag = "8")]
+    #[prost(int64, repeated, packed = "false", tag = "8")]
     pub ints: Vec<i64>,
     /// Texts.
     #[prost(bytes = "bytes", repeated, tag = "9")]
@@ -129,6 +203,30 @@ pub struct AttributeProto {
     /// The attribute of the enclosing function that this one stands for.
     #[prost(string, tag = "21")]
     pub ref_attr_name: String,
+    /// A body of nodes.
+    #[prost(message, optional, tag = "6")]
+    pub g: Option<GraphProto>,
+    /// Tensors.
+    #[prost(message, repeated, tag = "10")]
+    pub tensors: Vec<TensorProto>,
+    /// Bodies.
+    #[prost(message, repeated, tag = "11")]
+    pub graphs: Vec<GraphProto>,
+    /// A sparse tensor, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "22")]
+    pub sparse_tensor: Option<Bytes>,
+    /// Sparse tensors, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "23")]
+    pub sparse_tensors: Vec<Bytes>,
+    /// A type, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "14")]
+    pub tp: Option<Bytes>,
+    /// Types, not looked into.
+    #[prost(bytes = "bytes", repeated, tag = "15")]
+    pub type_protos: Vec<Bytes>,
+    /// Documentation.
+    #[prost(string, tag = "13")]
+    pub doc_string: String,
 }
 
 /// Values of [`AttributeProto::type`] for fields whose absence means a value.
@@ -141,13 +239,21 @@ pub mod attribute_type {
     pub const STRING: i32 = 3;
     /// `ints` is in use.
     pub const INTS: i32 = 7;
+    /// `t` is in use.
+    pub const TENSOR: i32 = 4;
+    /// `g` is in use.
+    pub const GRAPH: i32 = 5;
+    /// `floats` is in use.
+    pub const FLOATS: i32 = 6;
+    /// `strings` is in use.
+    pub const STRINGS: i32 = 8;
 }
 
 /// `TensorProto`: an array.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorProto {
     /// Sizes, outermost first.
-    #[prost(int64, repeated, tag = "1")]
+    #[prost(int64, repeated, packed = "false", tag = "1")]
     pub dims: Vec<i64>,
     /// Element type; see `tensor.rs`.
     #[prost(int32, tag = "2")]
@@ -179,14 +285,32 @@ pub struct TensorProto {
     /// 1 if the elements are in another file.
     #[prost(int32, tag = "14")]
     pub data_location: i32,
+    /// Part of a larger tensor, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "3")]
+    pub segment: Option<Bytes>,
+    /// Elements of `string` tensors.
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub string_data: Vec<Bytes>,
+    /// Documentation.
+    #[prost(string, tag = "12")]
+    pub doc_string: String,
+    /// Metadata.
+    #[prost(message, repeated, tag = "16")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// `SparseTensorProto`; only its name is read, to refuse it.
+/// `SparseTensorProto`: an array given by coordinates and elements.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SparseTensorProto {
     /// The non-zero elements; carries the name.
     #[prost(message, optional, tag = "1")]
     pub values: Option<TensorProto>,
+    /// Coordinates of the elements.
+    #[prost(message, optional, tag = "2")]
+    pub indices: Option<TensorProto>,
+    /// Sizes of the whole.
+    #[prost(int64, repeated, packed = "false", tag = "3")]
+    pub dims: Vec<i64>,
 }
 
 /// `StringStringEntryProto`: a key and a value.
@@ -209,14 +333,38 @@ pub struct ValueInfoProto {
     /// Type.
     #[prost(message, optional, tag = "2")]
     pub r#type: Option<TypeProto>,
+    /// Documentation.
+    #[prost(string, tag = "3")]
+    pub doc_string: String,
+    /// Metadata.
+    #[prost(message, repeated, tag = "4")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// `TypeProto`; types other than tensors are not read.
+/// `TypeProto`: at most one field besides the denotation.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TypeProto {
     /// A tensor.
     #[prost(message, optional, tag = "1")]
     pub tensor_type: Option<TensorTypeProto>,
+    /// A sequence, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "4")]
+    pub sequence_type: Option<Bytes>,
+    /// A map, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "5")]
+    pub map_type: Option<Bytes>,
+    /// An opaque type, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "7")]
+    pub opaque_type: Option<Bytes>,
+    /// A sparse tensor, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "8")]
+    pub sparse_tensor_type: Option<Bytes>,
+    /// An optional value, not looked into.
+    #[prost(bytes = "bytes", optional, tag = "9")]
+    pub optional_type: Option<Bytes>,
+    /// What the value means.
+    #[prost(string, tag = "6")]
+    pub denotation: String,
 }
 
 /// `TypeProto.Tensor`.
@@ -244,6 +392,9 @@ pub struct DimensionProto {
     /// The size, if anything is known about it.
     #[prost(oneof = "Dimension", tags = "1, 2")]
     pub value: Option<Dimension>,
+    /// What the size means.
+    #[prost(string, tag = "3")]
+    pub denotation: String,
 }
 
 /// A size.

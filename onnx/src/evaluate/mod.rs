@@ -1,0 +1,367 @@
+//! A model's outputs, computed node by node: the meaning of a file.
+//!
+//! Runs in the types the file gives, or with every float as `f64` ([`Precision::Float64`]), which is
+//! the reference that verification measures errors against. Values are dropped after their last
+//! use and initializers are decoded when they are read, so that memory stays near the largest live set.
+//! This is an interpreter for checking: products and convolutions use a blocked matrix product, all
+//! else is plain.
+
+mod control;
+
+pub use control::is_control;
+
+use crate::attributes::{Attributes, bodies};
+use crate::element::Element;
+use crate::infer::Opsets;
+use crate::operators::{self, Call};
+use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto};
+use crate::stored;
+use crate::tensor::Tensor;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The number format floats are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// The types of the file; halves are computed in `f32` and rounded.
+    AsStored,
+    /// Every float is an `f64`.
+    Float64,
+}
+
+/// Why a model gives no outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluateError {
+    /// A node's operator has no meaning here.
+    #[error("{node}: the operator `{operator}` is not known")]
+    Unsupported {
+        /// The node.
+        node: String,
+        /// Its operator with domain.
+        operator: String,
+    },
+    /// A node refuses its inputs.
+    #[error("{node}: {what}")]
+    Node {
+        /// The node.
+        node: String,
+        /// What does not fit.
+        what: String,
+    },
+    /// An input or output nobody gives.
+    #[error("`{name}` {what}")]
+    Value {
+        /// The value.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// A model ready to run.
+pub struct Program<'m> {
+    model: &'m ModelProto,
+    graph: &'m GraphProto,
+    folder: &'m Path,
+    opsets: Opsets,
+    precision: Precision,
+}
+
+/// Named tensors.
+pub type Values = BTreeMap<String, Tensor>;
+
+impl<'m> Program<'m> {
+    /// A model whose external data is in `folder`; `None` if it has no graph.
+    pub fn new(
+        model: &'m ModelProto,
+        folder: &'m Path,
+        precision: Precision,
+    ) -> Option<Program<'m>> {
+        let graph = model.graph.as_ref()?;
+        let opsets = Opsets::of(&model.opset_import);
+        Some(Program {
+            model,
+            graph,
+            folder,
+            opsets,
+            precision,
+        })
+    }
+
+    /// The values called `wanted`, given `feeds`. A node all of whose outputs are fed does not run, so
+    /// a model can be cut at any value. Inputs with an initializer may be left out.
+    ///
+    /// # Errors
+    /// See [`EvaluateError`].
+    pub fn run(&self, feeds: &Values, wanted: &[&str]) -> Result<Vec<Tensor>, EvaluateError> {
+        let scope = Scope {
+            values: BTreeMap::new(),
+            outer: None,
+        };
+        self.body(self.graph, feeds, wanted, &scope, &self.opsets)
+    }
+
+    /// The outputs of the model, in its order.
+    ///
+    /// # Errors
+    /// See [`EvaluateError`].
+    pub fn outputs(&self, feeds: &Values) -> Result<Vec<Tensor>, EvaluateError> {
+        let wanted: Vec<&str> = self.graph.output.iter().map(|o| o.name.as_str()).collect();
+        self.run(feeds, &wanted)
+    }
+
+    fn widened(&self, tensor: Tensor) -> Tensor {
+        match self.precision {
+            Precision::Float64 => tensor.widened(),
+            Precision::AsStored => tensor,
+        }
+    }
+
+    fn body(
+        &self,
+        body: &GraphProto,
+        feeds: &Values,
+        wanted: &[&str],
+        outer: &Scope,
+        opsets: &Opsets,
+    ) -> Result<Vec<Tensor>, EvaluateError> {
+        let mut scope = Scope {
+            values: BTreeMap::new(),
+            outer: Some(outer),
+        };
+        for (name, tensor) in feeds {
+            scope
+                .values
+                .insert(name.clone(), self.widened(tensor.clone()));
+        }
+        let stored: BTreeMap<&str, usize> = body
+            .initializer
+            .iter()
+            .enumerate()
+            .map(|(n, t)| (t.name.as_str(), n))
+            .collect();
+        let needed = needed(&body.node, feeds, wanted);
+        let last = last_uses(&body.node, &needed);
+        for (n, node) in body.node.iter().enumerate() {
+            if !needed.contains(&n) {
+                continue;
+            }
+            for name in reads(node) {
+                if let (false, Some(at)) = (scope.values.contains_key(name), stored.get(name)) {
+                    let tensor = self.initializer(body, *at)?;
+                    scope.values.insert(name.to_string(), tensor);
+                }
+            }
+            for (name, tensor) in node.output.iter().zip(self.node(node, &scope, opsets)?) {
+                scope.values.insert(name.clone(), tensor);
+            }
+            for name in last.get(&n).into_iter().flatten() {
+                if !wanted.contains(name) {
+                    scope.values.remove(*name);
+                }
+            }
+        }
+        let give = |name: &&str| match (scope.get(name), stored.get(name)) {
+            (Some(tensor), _) => Ok(self.widened(tensor.clone())),
+            (None, Some(at)) => Ok(self.widened(self.initializer(body, *at)?)),
+            (None, None) => Err(missing(name)),
+        };
+        wanted.iter().map(give).collect()
+    }
+
+    fn initializer(&self, body: &GraphProto, at: usize) -> Result<Tensor, EvaluateError> {
+        let proto = &body.initializer[at];
+        stored::decode(proto, self.folder).map_err(|what| EvaluateError::Value {
+            name: proto.name.clone(),
+            what: format!("cannot be read: {what}"),
+        })
+    }
+
+    /// The outputs of a node; fewer than it names if the last ones are optional.
+    fn node(
+        &self,
+        node: &NodeProto,
+        scope: &Scope,
+        opsets: &Opsets,
+    ) -> Result<Vec<Tensor>, EvaluateError> {
+        if let Some(outputs) = self.control(node, scope, opsets)? {
+            return Ok(outputs);
+        }
+        let mut inputs = Vec::with_capacity(node.input.len());
+        for name in &node.input {
+            inputs.push(match name.as_str() {
+                "" => None,
+                name => Some(scope.get(name).ok_or_else(|| missing(name))?.clone()),
+            });
+        }
+        if let Some(function) = function_of(self.model, node) {
+            return self.function(function, node, inputs);
+        }
+        let operator = operators::find(node).ok_or_else(|| EvaluateError::Unsupported {
+            node: label(node),
+            operator: qualified(node),
+        })?;
+        // Initializers are as stored. Where elements only move, few of a large table may be left, so
+        // that what comes out is widened.
+        let moves = matches!(operator.symbolic, operators::Symbolic::Moves(_));
+        let wide = |t: &Tensor| t.element() == Element::F64;
+        if !moves || inputs.iter().flatten().any(wide) {
+            let widen = |tensor: Option<Tensor>| tensor.map(|t| self.widened(t));
+            inputs = inputs.into_iter().map(widen).collect();
+        }
+        let call = Call {
+            node,
+            attributes: Attributes::of(node),
+            opset: opsets.version(&node.domain),
+            inputs: &inputs,
+            widened: self.precision == Precision::Float64,
+        };
+        let outputs = (operator.evaluate)(&call).map_err(|what| EvaluateError::Node {
+            node: label(node),
+            what,
+        })?;
+        Ok(outputs.into_iter().map(|t| self.widened(t)).collect())
+    }
+
+    fn function(
+        &self,
+        function: &FunctionProto,
+        node: &NodeProto,
+        inputs: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Tensor>, EvaluateError> {
+        let given = function.input.iter().cloned().zip(inputs);
+        let feeds = given
+            .filter_map(|(name, tensor)| Some((name, tensor?)))
+            .collect();
+        let body = GraphProto {
+            node: crate::functions::specialized(function, node),
+            ..Default::default()
+        };
+        let wanted: Vec<&str> = function.output.iter().map(String::as_str).collect();
+        let outer = Scope {
+            values: BTreeMap::new(),
+            outer: None,
+        };
+        self.body(
+            &body,
+            &feeds,
+            &wanted,
+            &outer,
+            &Opsets::of(&function.opset_import),
+        )
+    }
+}
+
+/// Values of a body and of those around it.
+struct Scope<'a> {
+    values: Values,
+    outer: Option<&'a Scope<'a>>,
+}
+
+impl Scope<'_> {
+    fn get(&self, name: &str) -> Option<&Tensor> {
+        self.values.get(name).or_else(|| self.outer?.get(name))
+    }
+}
+
+fn missing(name: &str) -> EvaluateError {
+    EvaluateError::Value {
+        name: name.to_string(),
+        what: "has no value: nothing computes it and none is given".to_string(),
+    }
+}
+
+/// The function of the model that a node calls.
+pub fn function_of<'m>(model: &'m ModelProto, node: &NodeProto) -> Option<&'m FunctionProto> {
+    let same = |f: &&FunctionProto| {
+        f.name == node.op_type && f.domain == node.domain && f.overload == node.overload
+    };
+    model.functions.iter().find(same)
+}
+
+/// A node for messages: its name, or what it computes.
+pub fn label(node: &NodeProto) -> String {
+    match (node.name.as_str(), node.output.first()) {
+        ("", Some(output)) => format!("{} → `{output}`", node.op_type),
+        ("", None) => node.op_type.clone(),
+        (name, _) => format!("{} `{name}`", node.op_type),
+    }
+}
+
+/// An operator with its domain.
+pub fn qualified(node: &NodeProto) -> String {
+    match node.domain.as_str() {
+        "" | "ai.onnx" => node.op_type.clone(),
+        domain => format!("{domain}.{}", node.op_type),
+    }
+}
+
+/// Names a node reads, in its bodies too.
+pub fn reads(node: &NodeProto) -> BTreeSet<&str> {
+    let mut names: BTreeSet<&str> = node
+        .input
+        .iter()
+        .map(String::as_str)
+        .filter(|n| !n.is_empty())
+        .collect();
+    for body in bodies(node) {
+        names.extend(captured(body));
+    }
+    names
+}
+
+/// Names a body reads from around it.
+pub fn captured(body: &GraphProto) -> BTreeSet<&str> {
+    let mut names: BTreeSet<&str> = body.node.iter().flat_map(reads).collect();
+    names.extend(body.output.iter().map(|o| o.name.as_str()));
+    for own in body.input.iter().map(|i| &i.name) {
+        names.remove(own.as_str());
+    }
+    for own in body.initializer.iter().map(|t| &t.name) {
+        names.remove(own.as_str());
+    }
+    for own in body.node.iter().flat_map(|n| &n.output) {
+        names.remove(own.as_str());
+    }
+    names
+}
+
+/// Positions of the nodes that the wanted values need, given the fed ones.
+fn needed(nodes: &[NodeProto], feeds: &Values, wanted: &[&str]) -> BTreeSet<usize> {
+    let mut names: BTreeSet<&str> = wanted
+        .iter()
+        .copied()
+        .filter(|n| !feeds.contains_key(*n))
+        .collect();
+    let mut needed = BTreeSet::new();
+    for (n, node) in nodes.iter().enumerate().rev() {
+        if node.output.iter().any(|o| names.contains(o.as_str())) {
+            needed.insert(n);
+            names.extend(reads(node).into_iter().filter(|r| !feeds.contains_key(*r)));
+        }
+    }
+    needed
+}
+
+/// For each node, the names nobody reads after it.
+fn last_uses<'n>(
+    nodes: &'n [NodeProto],
+    needed: &BTreeSet<usize>,
+) -> BTreeMap<usize, Vec<&'n str>> {
+    let mut last: BTreeMap<&str, usize> = BTreeMap::new();
+    for n in needed {
+        let node = &nodes[*n];
+        let outputs = node.output.iter().map(String::as_str);
+        last.extend(
+            reads(node)
+                .into_iter()
+                .chain(outputs)
+                .map(|name| (name, *n)),
+        );
+    }
+    let mut by_node: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    for (name, n) in last {
+        by_node.entry(n).or_default().push(name);
+    }
+    by_node
+}

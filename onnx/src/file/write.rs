@@ -1,0 +1,320 @@
+//! Writing: initializers go from where they are to the target one by one, external data range by range.
+//!
+//! Field order: all of the model but its graph, the graph without initializers, the initializers. The
+//! same model gives the same bytes. External data goes to one file beside the target, each range once,
+//! at offsets that are multiples of [`ALIGNMENT`].
+
+use super::Model;
+use crate::proto::{GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+use crate::stored::External;
+use prost::Message;
+use prost::encoding::{encode_varint, encoded_len_varint};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Offsets of external data are multiples of this many bytes, so that readers can map it.
+const ALIGNMENT: u64 = 4096;
+/// Protobuf messages end at 2 GiB; initializers of larger models go to external data.
+const MAX_INSIDE: u64 = i32::MAX as u64 - (1 << 20);
+/// Initializers from this many bytes on go to external data where the model is too large.
+const LARGE: usize = 1024;
+
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The target or a file beside it cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Target {
+        /// The target.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// External data of the model cannot be read, or is not what it was.
+    #[error("cannot write {}: `{name}`: {what}", path.display())]
+    Data {
+        /// The target.
+        path: PathBuf,
+        /// The initializer.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes of the file itself.
+    pub n_bytes: u64,
+    /// Bytes of the external data beside it.
+    pub n_external: u64,
+}
+
+/// Writes a model, whole or not at all. External data goes to `PATH.data`.
+///
+/// # Errors
+/// See [`WriteError`]; the target and its data then are as they were.
+pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
+    let target = |error| WriteError::Target {
+        path: path.to_path_buf(),
+        error,
+    };
+    let name = path
+        .file_name()
+        .ok_or_else(|| target(io::Error::other("it names no file")))?;
+    let name = name.to_string_lossy().into_owned();
+    if path.is_dir() {
+        return Err(target(io::Error::other("it is a folder")));
+    }
+    if fs::metadata(path).is_ok_and(|m| m.permissions().readonly()) {
+        return Err(target(io::Error::other("it is read-only")));
+    }
+    let data_name = format!("{name}.data");
+    let part = Part::beside(path, &name).map_err(target)?;
+    let data_path = path.with_file_name(&data_name);
+    let data_part = Part::beside(&data_path, &data_name).map_err(target)?;
+
+    let (proto, ranges) = placed(model, path, &data_name)?;
+    let mut n_external = 0;
+    if !ranges.is_empty() {
+        n_external = copy(&ranges, &data_part.path, path)?;
+    }
+    let n_bytes = encode(&proto, &part.path).map_err(target)?;
+    // The data first: the old model never meets the new data without the new model following at once.
+    if !ranges.is_empty() {
+        data_part.finish(&data_path).map_err(target)?;
+    }
+    part.finish(path).map_err(target)?;
+    Ok(Written {
+        n_bytes,
+        n_external,
+    })
+}
+
+/// A file under another name until it is finished; gone if it never is.
+struct Part {
+    path: PathBuf,
+}
+
+impl Part {
+    fn beside(path: &Path, name: &str) -> io::Result<Part> {
+        let path = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        File::create(&path)?;
+        Ok(Part { path })
+    }
+
+    fn finish(&self, path: &Path) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()?;
+        fs::rename(&self.path, path)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Already renamed if all went well.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Where bytes of the external data come from.
+enum Source {
+    File(External),
+    Memory(bytes::Bytes),
+}
+
+/// A run of bytes of the external data, and the initializer it is for.
+struct Range {
+    source: Source,
+    offset: u64,
+    length: u64,
+    name: String,
+}
+
+/// The model with its external tensors pointing to `data_name`, and what goes there.
+fn placed(
+    model: &Model,
+    path: &Path,
+    data_name: &str,
+) -> Result<(ModelProto, Vec<Range>), WriteError> {
+    let mut proto = model.proto.clone();
+    let too_large = proto.encoded_len() as u64 > MAX_INSIDE;
+    let mut places = Places {
+        ranges: Vec::new(),
+        known: BTreeMap::new(),
+        end: 0,
+    };
+    if let Some(graph) = &mut proto.graph {
+        let data = |name: &str, what: String| WriteError::Data {
+            path: path.to_path_buf(),
+            name: name.to_string(),
+            what,
+        };
+        each_tensor(graph, &mut |tensor| {
+            let name = tensor.name.clone();
+            let external = External::of(tensor, &model.folder).map_err(|what| data(&name, what))?;
+            let source = match (external, &tensor.raw_data) {
+                (Some(external), _) => Source::File(external),
+                (None, Some(raw)) if too_large && raw.len() >= LARGE => Source::Memory(raw.clone()),
+                _ => return Ok(()),
+            };
+            let (offset, length) = places.add(source, &name);
+            tensor.raw_data = None;
+            tensor.data_location = 1;
+            let entry = |key: &str, value: String| StringStringEntryProto {
+                key: key.to_string(),
+                value,
+            };
+            tensor.external_data = vec![
+                entry("location", data_name.to_string()),
+                entry("offset", offset.to_string()),
+                entry("length", length.to_string()),
+            ];
+            Ok(())
+        })?;
+    }
+    Ok((proto, places.ranges))
+}
+
+struct Places {
+    ranges: Vec<Range>,
+    known: BTreeMap<(PathBuf, u64, u64), u64>,
+    end: u64,
+}
+
+impl Places {
+    /// Offset and length of a source in the data; a range of a file is there once.
+    fn add(&mut self, source: Source, name: &str) -> (u64, u64) {
+        let length = match &source {
+            Source::File(external) => external.length,
+            Source::Memory(bytes) => bytes.len() as u64,
+        };
+        let offset = self.end.next_multiple_of(ALIGNMENT);
+        if let Source::File(e) = &source {
+            let key = (e.path.clone(), e.offset, e.length);
+            if let Some(offset) = self.known.get(&key) {
+                return (*offset, length);
+            }
+            self.known.insert(key, offset);
+        }
+        self.end = offset + length;
+        self.ranges.push(Range {
+            source,
+            offset,
+            length,
+            name: name.to_string(),
+        });
+        (offset, length)
+    }
+}
+
+/// Calls `f` on every tensor of a graph: initializers, attributes, in bodies too.
+fn each_tensor(
+    graph: &mut GraphProto,
+    f: &mut dyn FnMut(&mut TensorProto) -> Result<(), WriteError>,
+) -> Result<(), WriteError> {
+    for tensor in &mut graph.initializer {
+        f(tensor)?;
+    }
+    for attribute in graph.node.iter_mut().flat_map(|n| &mut n.attribute) {
+        for tensor in attribute.t.iter_mut().chain(&mut attribute.tensors) {
+            f(tensor)?;
+        }
+        for body in attribute.g.iter_mut().chain(&mut attribute.graphs) {
+            each_tensor(body, f)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy(ranges: &[Range], to: &Path, target: &Path) -> Result<u64, WriteError> {
+    let failed = |error| WriteError::Target {
+        path: target.to_path_buf(),
+        error,
+    };
+    let mut file = BufWriter::new(File::create(to).map_err(failed)?);
+    let mut at = 0;
+    for range in ranges {
+        let gap = range.offset - at;
+        io::copy(&mut io::repeat(0).take(gap), &mut file).map_err(failed)?;
+        match &range.source {
+            Source::Memory(bytes) => file.write_all(bytes).map_err(failed)?,
+            Source::File(external) => {
+                let data = |what: String| WriteError::Data {
+                    path: target.to_path_buf(),
+                    name: range.name.clone(),
+                    what,
+                };
+                let unreadable = |error: io::Error| data(external.cannot_read(&error));
+                let mut from = File::open(&external.path).map_err(unreadable)?;
+                from.seek(SeekFrom::Start(external.offset))
+                    .map_err(unreadable)?;
+                let copied =
+                    io::copy(&mut from.take(external.length), &mut file).map_err(failed)?;
+                if copied != external.length {
+                    return Err(data(format!("{} became shorter", external.path.display())));
+                }
+            }
+        }
+        at = range.offset + range.length;
+    }
+    file.flush().map_err(failed)?;
+    Ok(at)
+}
+
+/// Field numbers of `onnx.proto` whose contents are streamed.
+const MODEL_GRAPH: u32 = 7;
+const GRAPH_INITIALIZER: u32 = 5;
+const TENSOR_RAW: u32 = 9;
+
+/// Writes the message; gives its length.
+fn encode(model: &ModelProto, to: &Path) -> io::Result<u64> {
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(to)?);
+    let mut around = model.clone();
+    let mut graph = around.graph.take().unwrap_or_default();
+    let initializers = std::mem::take(&mut graph.initializer);
+    let lengths: Vec<u64> = initializers.iter().map(tensor_len).collect();
+    let n_graph = graph.encoded_len() as u64
+        + lengths
+            .iter()
+            .map(|n| 1 + encoded_len_varint(*n) as u64 + n)
+            .sum::<u64>();
+    let head = around.encode_to_vec();
+    out.write_all(&head)?;
+    delimited(&mut out, MODEL_GRAPH, n_graph)?;
+    out.write_all(&graph.encode_to_vec())?;
+    for (tensor, length) in initializers.iter().zip(&lengths) {
+        delimited(&mut out, GRAPH_INITIALIZER, *length)?;
+        out.write_all(&without_raw(tensor).encode_to_vec())?;
+        if let Some(raw) = &tensor.raw_data {
+            delimited(&mut out, TENSOR_RAW, raw.len() as u64)?;
+            out.write_all(raw)?;
+        }
+    }
+    out.flush()?;
+    Ok(head.len() as u64 + 1 + encoded_len_varint(n_graph) as u64 + n_graph)
+}
+
+/// Key and length of a length-delimited field below 16, whose key is one byte.
+fn delimited(out: &mut impl Write, field: u32, length: u64) -> io::Result<()> {
+    let mut bytes = vec![(field << 3 | 2) as u8];
+    encode_varint(length, &mut bytes);
+    out.write_all(&bytes)
+}
+
+fn without_raw(tensor: &TensorProto) -> TensorProto {
+    TensorProto {
+        raw_data: None,
+        ..tensor.clone()
+    }
+}
+
+fn tensor_len(tensor: &TensorProto) -> u64 {
+    let raw = tensor.raw_data.as_ref().map_or(0, |raw| {
+        let n = raw.len() as u64;
+        1 + encoded_len_varint(n) as u64 + n
+    });
+    without_raw(tensor).encoded_len() as u64 + raw
+}

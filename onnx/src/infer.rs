@@ -1,0 +1,227 @@
+//! What is known of every value of a body, from its inputs forward.
+//!
+//! Owns the walk; what an operator does is in `operators`. Never changes the body. Values that nothing
+//! is known of have the type the file declares for them, if it does.
+
+use crate::attributes::{Attributes, bodies};
+use crate::element::Element;
+use crate::fact::{Fact, MAX_ELEMENTS};
+use crate::operators::{self, Call, Inference, Unknowns, shared};
+use crate::proto::{Dimension, GraphProto, NodeProto, ValueInfoProto};
+use crate::stored::Stored;
+use crate::tensor::Tensor;
+use graph::{SymExpr, Symbol};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Versions of the operator sets a model imports, by domain; the standard's domain is empty.
+#[derive(Clone, Debug, Default)]
+pub struct Opsets(BTreeMap<String, i64>);
+
+impl Opsets {
+    /// Those a model or a function imports.
+    pub fn of(imports: &[crate::proto::OperatorSetIdProto]) -> Opsets {
+        let domain = |d: &str| {
+            if d == "ai.onnx" {
+                String::new()
+            } else {
+                d.to_string()
+            }
+        };
+        Opsets(
+            imports
+                .iter()
+                .map(|o| (domain(&o.domain), o.version))
+                .collect(),
+        )
+    }
+
+    /// The version of a domain; 1 if the model does not import it.
+    pub fn version(&self, domain: &str) -> i64 {
+        let domain = if domain == "ai.onnx" { "" } else { domain };
+        self.0.get(domain).copied().unwrap_or(1)
+    }
+}
+
+/// What is known of the values of a body, and of those around it.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    values: BTreeMap<String, Fact>,
+}
+
+impl Facts {
+    /// What is known of a value; of an unknown name, nothing.
+    pub fn get(&self, name: &str) -> Option<&Fact> {
+        self.values.get(name)
+    }
+
+    /// Adds what is known of a value.
+    pub fn set(&mut self, name: &str, fact: Fact) {
+        if !name.is_empty() {
+            self.values.insert(name.to_string(), fact);
+        }
+    }
+}
+
+/// How far a walk may go.
+pub struct Walk<'a> {
+    /// Operator-set versions.
+    pub opsets: &'a Opsets,
+    /// Sizes nothing is known of.
+    pub unknowns: &'a Unknowns,
+    /// Whether initializers that are also inputs are constants: so in files before version 4.
+    pub inputs_are_constant: bool,
+}
+
+impl Walk<'_> {
+    /// What is known of the values of `body`, whose initializers are `constants`; `outer` is what is
+    /// known around it.
+    pub fn body(
+        &self,
+        body: &GraphProto,
+        constants: &BTreeMap<String, Arc<Stored>>,
+        outer: &Facts,
+    ) -> Facts {
+        let mut facts = outer.clone();
+        for info in &body.input {
+            facts.set(&info.name, declared(info, self.unknowns));
+        }
+        for (name, stored) in constants {
+            let replaceable = body.input.iter().any(|i| i.name == *name);
+            if !replaceable || self.inputs_are_constant {
+                facts.set(name, Fact::of_stored(stored));
+            }
+        }
+        let infos = body.value_info.iter().chain(&body.output);
+        let infos: BTreeMap<&str, &ValueInfoProto> = infos.map(|i| (i.name.as_str(), i)).collect();
+        for node in &body.node {
+            for (name, mut fact) in node.output.iter().zip(self.node(node, &facts)) {
+                if let Some(info) = infos.get(name.as_str()) {
+                    complete(&mut fact, info, self.unknowns);
+                }
+                facts.set(name, fact);
+            }
+        }
+        facts
+    }
+
+    /// What is known of a node's outputs, one for each.
+    pub fn node(&self, node: &NodeProto, facts: &Facts) -> Vec<Fact> {
+        let mut outputs = self.known(node, facts).unwrap_or_default();
+        outputs.resize_with(node.output.len(), Fact::default);
+        outputs
+    }
+
+    fn known(&self, node: &NodeProto, facts: &Facts) -> Option<Vec<Fact>> {
+        let operator = operators::find(node)?;
+        let given = |name: &String| {
+            (!name.is_empty()).then(|| facts.get(name).cloned().unwrap_or_default())
+        };
+        let inputs: Vec<Option<Fact>> = node.input.iter().map(given).collect();
+        let cx = Inference {
+            node,
+            attributes: Attributes::of(node),
+            opset: self.opsets.version(&node.domain),
+            inputs: &inputs,
+            unknowns: self.unknowns,
+        };
+        if let Some(constants) = self.folded(operator, &cx) {
+            return Some(constants.into_iter().map(Fact::of_tensor).collect());
+        }
+        let mut outputs = (operator.infer)(&cx)?;
+        if let Some(elements) = operators::symbolic_elements(operator, &cx, &outputs) {
+            let known: Option<Vec<i64>> = elements.iter().map(SymExpr::as_const).collect();
+            let output = outputs.first_mut()?;
+            match (known, output.sizes(), output.element) {
+                (Some(known), Some(shape), Some(element))
+                    if shape.iter().product::<usize>() == known.len() =>
+                {
+                    *output = Fact::of_tensor(Tensor::of_ints(element, &shape, &known)?);
+                }
+                _ => output.elements = shared(elements),
+            }
+        }
+        Some(outputs)
+    }
+
+    /// The outputs of a node of small constants.
+    fn folded(&self, operator: &operators::Operator, cx: &Inference) -> Option<Vec<Tensor>> {
+        if bodies(cx.node).next().is_some() || is_random(cx.node) {
+            return None;
+        }
+        let mut inputs = Vec::new();
+        for fact in cx.inputs {
+            inputs.push(match fact {
+                None => None,
+                Some(fact) => Some(fact.small()?),
+            });
+        }
+        // What could become large is looked at before it is computed.
+        let foreseen = (operator.infer)(cx).unwrap_or_default();
+        if foreseen
+            .iter()
+            .any(|f| f.len().is_some_and(|n| n > MAX_ELEMENTS))
+        {
+            return None;
+        }
+        let call = Call {
+            node: cx.node,
+            attributes: cx.attributes,
+            opset: cx.opset,
+            inputs: &inputs,
+            widened: false,
+        };
+        let outputs = (operator.evaluate)(&call).ok()?;
+        outputs
+            .iter()
+            .all(|t| t.len() <= MAX_ELEMENTS)
+            .then_some(outputs)
+    }
+}
+
+/// Whether a node gives other numbers at every run.
+pub fn is_random(node: &NodeProto) -> bool {
+    let op = node.op_type.as_str();
+    op.starts_with("Random") || matches!(op, "Multinomial" | "Bernoulli")
+}
+
+/// What the file says of a value.
+pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
+    let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+    let Some(tensor) = tensor else {
+        return Fact::default();
+    };
+    let size = |dim: &crate::proto::DimensionProto| match &dim.value {
+        Some(Dimension::DimValue(n)) if *n >= 0 => SymExpr::constant(*n),
+        Some(Dimension::DimParam(name)) if !name.is_empty() => SymExpr::symbol(Symbol::new(name)),
+        _ => unknowns.size(),
+    };
+    let shape = tensor
+        .shape
+        .as_ref()
+        .map(|s| s.dim.iter().map(size).collect());
+    Fact::new(Element::of_number(tensor.elem_type), shape)
+}
+
+/// Adds what the file declares where nothing is known.
+fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
+    let stated = declared(info, unknowns);
+    fact.element = fact.element.or(stated.element);
+    match (&mut fact.shape, stated.shape) {
+        (Some(known), Some(stated)) if known.len() == stated.len() => {
+            for (known, stated) in known.iter_mut().zip(stated) {
+                if is_unknown(known) {
+                    *known = stated;
+                }
+            }
+        }
+        (None, stated) => fact.shape = stated,
+        _ => {}
+    }
+}
+
+/// Whether nothing is known of a size.
+pub fn is_unknown(size: &SymExpr) -> bool {
+    size.as_symbol()
+        .is_some_and(|s| s.as_str().starts_with('?'))
+}

@@ -1,0 +1,20 @@
+//! ONNX files as they are: read whole, understood as far as possible, evaluated, made better, proven
+//! and written.
+//!
+//! Owns the messages of the format, tensors, what is known of each value, the meaning of the
+//! standard's operators on tensors, rewrites of a file and their verification. A file's names, types
+//! and metadata survive. Never differentiates and never emits kernels: that is for graphs of ours.
+
+pub mod attributes;
+pub mod element;
+pub mod evaluate;
+pub mod fact;
+pub mod file;
+pub mod functions;
+pub mod infer;
+pub mod operators;
+pub mod proto;
+pub mod rewrite;
+pub mod stored;
+pub mod tensor;
+pub mod verify;

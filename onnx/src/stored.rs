@@ -1,0 +1,230 @@
+//! Tensors of a file, decoded only when asked for, from the file itself or from one beside it.
+//!
+//! Owns where elements are. Reads external data range by range and never keeps it.
+
+use crate::element::Element;
+use crate::proto::TensorProto;
+use crate::tensor::{Tensor, of_raw, sizes};
+use bytes::Bytes;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Constants of up to this many elements stay decoded.
+const KEPT_ELEMENTS: usize = 1 << 16;
+
+/// An initializer.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    proto: TensorProto,
+    folder: Arc<Path>,
+    decoded: OnceLock<Tensor>,
+}
+
+impl Stored {
+    /// A tensor as a file stores it; external data is looked for in `folder`.
+    pub fn new(proto: TensorProto, folder: &Arc<Path>) -> Stored {
+        Stored {
+            proto,
+            folder: Arc::clone(folder),
+            decoded: OnceLock::new(),
+        }
+    }
+
+    /// A tensor computed here.
+    pub fn of_tensor(name: &str, tensor: Tensor) -> Stored {
+        let proto = tensor.to_proto(name);
+        let decoded = OnceLock::new();
+        if tensor.len() <= KEPT_ELEMENTS {
+            // Just made, so there is nothing in it yet.
+            let _ = decoded.set(tensor);
+        }
+        Stored {
+            proto,
+            folder: Arc::from(Path::new(".")),
+            decoded,
+        }
+    }
+
+    /// As it is stored.
+    pub fn proto(&self) -> &TensorProto {
+        &self.proto
+    }
+
+    /// Gives back what the file is to store.
+    pub fn into_proto(self) -> TensorProto {
+        self.proto
+    }
+
+    /// Element type; `None` if nothing is computed with it.
+    pub fn element(&self) -> Option<Element> {
+        Element::of_number(self.proto.data_type)
+    }
+
+    /// Sizes, outermost first; `None` if a size is negative or their product does not fit in memory.
+    pub fn shape(&self) -> Option<Vec<usize>> {
+        sizes(&self.proto.dims).ok().map(|(shape, _)| shape)
+    }
+
+    /// Number of elements, 0 where [`Stored::shape`] is `None`.
+    pub fn len(&self) -> usize {
+        sizes(&self.proto.dims).map_or(0, |(_, n)| n)
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of its elements.
+    pub fn n_bytes(&self) -> usize {
+        match self.element().and_then(Element::bytes) {
+            Some(each) => each * self.len(),
+            None => self.proto.string_data.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    /// Its elements.
+    ///
+    /// # Errors
+    /// A sentence: damaged, of a type nothing is computed with, or its external data cannot be read.
+    pub fn tensor(&self) -> Result<Tensor, String> {
+        if let Some(tensor) = self.decoded.get() {
+            return Ok(tensor.clone());
+        }
+        let tensor = decode(&self.proto, &self.folder)?;
+        if tensor.len() <= KEPT_ELEMENTS {
+            return Ok(self.decoded.get_or_init(|| tensor).clone());
+        }
+        Ok(tensor)
+    }
+
+    /// Where its elements are, if they are in another file.
+    ///
+    /// # Errors
+    /// A sentence: the location is missing, leaves the folder, or is too short.
+    pub fn external(&self) -> Result<Option<External>, String> {
+        External::of(&self.proto, &self.folder)
+    }
+}
+
+/// The elements of a tensor wherever they are; external data is looked for in `folder`.
+///
+/// # Errors
+/// As [`Stored::tensor`].
+pub fn decode(proto: &TensorProto, folder: &Path) -> Result<Tensor, String> {
+    let Some(external) = External::of(proto, folder)? else {
+        return Tensor::of_proto(proto);
+    };
+    let element = Element::of_number(proto.data_type)
+        .ok_or_else(|| format!("element type number {} is not supported", proto.data_type))?;
+    let (shape, _) = sizes(&proto.dims)?;
+    let bytes = external
+        .read()
+        .map_err(|error| external.cannot_read(&error))?;
+    Ok(Tensor::new(&shape, of_raw(element, &bytes)))
+}
+
+/// A range of a file beside the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct External {
+    /// The file.
+    pub path: PathBuf,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+impl External {
+    /// The range a tensor's elements are in; `None` if they are inside the model.
+    ///
+    /// # Errors
+    /// A sentence: no location, one outside of `folder`, no such file, or fewer bytes than the shape
+    /// asks for.
+    pub fn of(proto: &TensorProto, folder: &Path) -> Result<Option<External>, String> {
+        if proto.data_location != 1 {
+            return Ok(None);
+        }
+        let entry = |key: &str| {
+            proto
+                .external_data
+                .iter()
+                .find(|e| e.key == key)
+                .map(|e| &e.value)
+        };
+        let number = |key: &str| match entry(key) {
+            None => Ok(None),
+            Some(text) => text
+                .parse::<u64>()
+                .map(Some)
+                .map_err(|_| format!("its external data has {key} `{text}`, which is no size")),
+        };
+        let location = entry("location").ok_or("its external data has no location")?;
+        let path = inside(folder, location)?;
+        let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+        let available = path.metadata().map_err(cannot)?.len();
+        let (_, n) = sizes(&proto.dims)?;
+        let each = Element::of_number(proto.data_type).and_then(Element::bytes);
+        let offset = number("offset")?.unwrap_or(0);
+        let length = match (number("length")?, each) {
+            (Some(stored), Some(each)) if stored != (n * each) as u64 => {
+                return Err(format!(
+                    "it takes {} bytes, but {stored} are stored in `{location}`",
+                    n * each
+                ));
+            }
+            (Some(stored), _) => stored,
+            (None, Some(each)) => (n * each) as u64,
+            (None, None) => available.saturating_sub(offset),
+        };
+        if offset.checked_add(length).is_none_or(|end| end > available) {
+            return Err(format!(
+                "its {length} bytes at offset {offset} reach beyond the end of {} ({available} bytes)",
+                path.display()
+            ));
+        }
+        Ok(Some(External {
+            path,
+            offset,
+            length,
+        }))
+    }
+
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read or has become shorter.
+    pub fn read(&self) -> std::io::Result<Vec<u8>> {
+        let mut file = std::fs::File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = vec![0; self.length as usize];
+        file.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A sentence for an error of [`External::read`].
+    pub fn cannot_read(&self, error: &std::io::Error) -> String {
+        format!("cannot read {}: {error}", self.path.display())
+    }
+}
+
+/// The file at `location` below `folder`.
+fn inside(folder: &Path, location: &str) -> Result<PathBuf, String> {
+    let relative = Path::new(location);
+    let plain = |c: Component| matches!(c, Component::Normal(_) | Component::CurDir);
+    if location.is_empty() || !relative.components().all(plain) {
+        return Err(format!(
+            "its external data is at `{location}`; only paths below the model's folder are read"
+        ));
+    }
+    let path = folder.join(relative);
+    let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let real = path.canonicalize().map_err(cannot)?;
+    if !real.starts_with(folder.canonicalize().map_err(cannot)?) {
+        return Err(format!(
+            "its external data `{location}` is a link that leaves the model's folder"
+        ));
+    }
+    Ok(real)
+}

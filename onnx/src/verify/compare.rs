@@ -1,0 +1,119 @@
+//! Whether two tensors are the same output, and how far each is from the exact one.
+
+use super::{ROUNDINGS, SLACK};
+use crate::element::Element;
+use crate::tensor::Tensor;
+
+/// Errors of one value: largest difference from float64 over the largest exact element.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputError {
+    /// The value.
+    pub name: String,
+    /// Of the original in its own types.
+    pub before: f64,
+    /// Of the rewritten model in its own types.
+    pub after: f64,
+}
+
+/// Compares a value of the original with that of the rewritten model; `exact` is the original's in
+/// float64, absent where NaN or infinities were planted.
+pub(super) fn errors(
+    name: &str,
+    before: &Tensor,
+    after: &Tensor,
+    exact: Option<&Tensor>,
+) -> Result<OutputError, String> {
+    let described = |t: &Tensor| format!("{} {:?}", t.element(), t.shape);
+    if before.shape != after.shape || before.element() != after.element() {
+        return Err(format!("{} became {}", described(before), described(after)));
+    }
+    let mut error = OutputError {
+        name: name.to_string(),
+        before: 0.0,
+        after: 0.0,
+    };
+    if !before.element().is_float() {
+        return match before.same_bits(after) {
+            true => Ok(error),
+            false => Err(format!(
+                "elements of type {} are not equal",
+                before.element()
+            )),
+        };
+    }
+    let (Some(old), Some(new)) = (before.to_f64(), after.to_f64()) else {
+        return Err("it cannot be compared".to_string());
+    };
+    same_kinds(&old, &new)?;
+    let exact = exact.and_then(Tensor::to_f64);
+    // Without an exact result the original stands for it.
+    let reference = exact.as_deref().unwrap_or(&old);
+    if reference.len() != old.len() {
+        return Err("the original has other sizes in float64".to_string());
+    }
+    let finite = |v: &&f64| v.is_finite();
+    let scale = reference
+        .iter()
+        .filter(finite)
+        .fold(0.0f64, |m, v| m.max(v.abs()));
+    let scale = if scale > 0.0 { scale } else { 1.0 };
+    error.before = distance(&old, reference) / scale;
+    error.after = distance(&new, reference) / scale;
+    let allowed = SLACK * error.before + ROUNDINGS * epsilon(before.element());
+    if error.after > allowed {
+        return Err(format!(
+            "its error is {:.1e} of its largest element, the original's {:.1e}; {:.1e} is allowed",
+            error.after, error.before, allowed
+        ));
+    }
+    Ok(error)
+}
+
+/// NaN where there was NaN, the same infinities.
+fn same_kinds(old: &[f64], new: &[f64]) -> Result<(), String> {
+    let kind = |v: f64| match v {
+        v if v.is_nan() => "NaN",
+        v if v == f64::INFINITY => "infinity",
+        v if v == f64::NEG_INFINITY => "-infinity",
+        _ => "finite",
+    };
+    let changed = old.iter().zip(new).position(|(a, b)| kind(*a) != kind(*b));
+    match changed {
+        None => Ok(()),
+        Some(n) => Err(format!(
+            "element {n} was {} and is {}",
+            kind(old[n]),
+            kind(new[n])
+        )),
+    }
+}
+
+fn distance(values: &[f64], reference: &[f64]) -> f64 {
+    let pairs = values
+        .iter()
+        .zip(reference)
+        .filter(|(a, b)| a.is_finite() && b.is_finite());
+    pairs.fold(0.0, |m, (a, b)| m.max((a - b).abs()))
+}
+
+/// Half a unit in the last place of 1.
+fn epsilon(element: Element) -> f64 {
+    match element {
+        Element::F64 => f64::EPSILON / 2.0,
+        Element::F16 => 4.9e-4,
+        Element::BF16 => 3.9e-3,
+        _ => f64::from(f32::EPSILON) / 2.0,
+    }
+}
+
+/// Keeps the larger errors of each value.
+pub(super) fn merge(all: &mut Vec<OutputError>, error: OutputError) {
+    match all.iter_mut().find(|e| e.name == error.name) {
+        Some(known) => {
+            if error.after > known.after {
+                *known = error;
+            }
+        }
+        None => all.push(error),
+    }
+}

@@ -1,0 +1,399 @@
+//! Inputs made up for a model: sizes that it runs with, numbers of the kinds it expects.
+//!
+//! Normal numbers for floats; for integers, positions below the size of what they look up, otherwise 0
+//! and 1. The same seed gives the same inputs.
+
+use super::{Options, VerifyError};
+use crate::attributes::Attributes;
+use crate::element::Element;
+use crate::evaluate::{Values, label};
+use crate::fact::Fact;
+use crate::file::Model;
+use crate::infer::{Facts, Opsets, Walk, declared, is_unknown};
+use crate::operators::{Unknowns, axis};
+use crate::proto::{GraphProto, NodeProto};
+use crate::stored::Stored;
+use crate::tensor::{Tensor, Values as Elements};
+use bytes::Bytes;
+use graph::{Bindings, SymExpr, Symbol};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What is planted in inputs of floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// Nothing: all numbers are finite.
+    Nothing,
+    /// A NaN.
+    Nan,
+    /// Both infinities.
+    Infinity,
+}
+
+/// Sizes to try.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    sizes: BTreeMap<String, i64>,
+    /// Whether integers are all zero: what fits any lookup.
+    zeros: bool,
+}
+
+impl Attempt {
+    /// For people: seed, sizes, what is planted.
+    pub fn describe(&self, seed: usize, planted: Planted) -> String {
+        let sizes: Vec<String> = self
+            .sizes
+            .iter()
+            .map(|(name, n)| format!("{name}={n}"))
+            .collect();
+        let mut text = format!("seed {seed}");
+        if !sizes.is_empty() {
+            text = format!("{text}, {}", sizes.join(" "));
+        }
+        match planted {
+            Planted::Nothing => text,
+            Planted::Nan => format!("{text}, with NaN"),
+            Planted::Infinity => format!("{text}, with infinities"),
+        }
+    }
+}
+
+/// A value to make up.
+struct Given {
+    name: String,
+    fact: Fact,
+    /// For integers: all are below it.
+    bound: Option<i64>,
+    /// The node that would compute it, where models are cut.
+    by: Option<String>,
+}
+
+/// Makes up inputs.
+pub struct Sampler {
+    given: Vec<Given>,
+    fixed: Values,
+    /// Dynamic sizes, those of a first dimension first.
+    symbols: Vec<String>,
+    n_first: usize,
+    preset: BTreeMap<String, i64>,
+    /// Sizes that worked for dimensions other than the first, and whether integers had to be zero.
+    settled: Option<(i64, bool)>,
+}
+
+/// Values that are tried for dynamic sizes; small ones first, then what convolutional networks need.
+const TRIED: [i64; 9] = [5, 8, 16, 1, 2, 32, 64, 128, 224];
+
+impl Sampler {
+    /// For the inputs of a model and what `cuts` give.
+    pub fn new(model: &Model, cuts: &[&NodeProto], options: &Options) -> Sampler {
+        let empty = GraphProto::default();
+        let graph = model.proto.graph.as_ref().unwrap_or(&empty);
+        let unknowns = Unknowns::default();
+        let facts = facts(model, graph, &unknowns);
+        let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+        let mut given = Vec::new();
+        for info in graph
+            .input
+            .iter()
+            .filter(|i| !stored.contains(i.name.as_str()))
+        {
+            let mut fact = declared(info, &unknowns);
+            name_unknown(&mut fact, &info.name);
+            let bound = bound(graph, &facts, &info.name, 0);
+            given.push(Given {
+                name: info.name.clone(),
+                fact,
+                bound,
+                by: None,
+            });
+        }
+        for node in cuts {
+            for output in node.output.iter().filter(|o| !o.is_empty()) {
+                let fact = facts.get(output).cloned().unwrap_or_default();
+                let by = Some(label(node));
+                given.push(Given {
+                    name: output.clone(),
+                    fact,
+                    bound: None,
+                    by,
+                });
+            }
+        }
+        let (mut first, mut others) = (Vec::new(), Vec::new());
+        for shape in given
+            .iter()
+            .filter(|g| g.by.is_none())
+            .filter_map(|g| g.fact.shape.as_ref())
+        {
+            for (d, size) in shape.iter().enumerate() {
+                for symbol in size.symbols() {
+                    let name = symbol.as_str().to_string();
+                    let list = if d == 0 { &mut first } else { &mut others };
+                    if !list.contains(&name) {
+                        list.push(name);
+                    }
+                }
+            }
+        }
+        others.retain(|name| !first.contains(name));
+        let n_first = first.len();
+        Sampler {
+            given,
+            fixed: options.inputs.clone(),
+            symbols: first.into_iter().chain(others).collect(),
+            n_first,
+            preset: options.sizes.clone(),
+            settled: None,
+        }
+    }
+
+    /// Whether anything of floats is made up.
+    pub fn has_floats(&self) -> bool {
+        self.given
+            .iter()
+            .any(|g| g.fact.element.is_some_and(Element::is_float))
+    }
+
+    /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed.
+    pub fn attempts(&self, seed: usize) -> Vec<Attempt> {
+        let batch = 1 + seed as i64 % 3;
+        let tried: Vec<(i64, bool)> = match self.settled {
+            // What worked, and something else beside it.
+            Some((size, zeros)) => {
+                let other = if seed % 2 == 1 {
+                    vec![(size * 2, zeros), (size + 1, zeros)]
+                } else {
+                    Vec::new()
+                };
+                other.into_iter().chain([(size, zeros)]).collect()
+            }
+            None => [false, true]
+                .iter()
+                .flat_map(|z| TRIED.map(|n| (n, *z)))
+                .collect(),
+        };
+        let mut attempts: Vec<Attempt> = Vec::new();
+        for (size, zeros) in tried {
+            // The same size for a batch as for everything else, last: some models want it.
+            for first in [batch, size] {
+                let value = |n: usize, name: &String| {
+                    let own = if n < self.n_first { first } else { size };
+                    self.preset.get(name).copied().unwrap_or(own)
+                };
+                let sizes = self
+                    .symbols
+                    .iter()
+                    .enumerate()
+                    .map(|(n, name)| (name.clone(), value(n, name)));
+                let attempt = Attempt {
+                    sizes: sizes.collect(),
+                    zeros,
+                };
+                if !attempts.contains(&attempt) {
+                    attempts.push(attempt);
+                }
+            }
+        }
+        attempts
+    }
+
+    /// Remembers what worked.
+    pub fn settle(&mut self, attempt: &Attempt) {
+        let size = self
+            .symbols
+            .get(self.n_first)
+            .and_then(|name| attempt.sizes.get(name));
+        if self.settled.is_none() {
+            self.settled = Some((size.copied().unwrap_or(1), attempt.zeros));
+        }
+    }
+
+    /// Inputs of those sizes; `None` if a size comes out negative.
+    ///
+    /// # Errors
+    /// [`VerifyError::Cut`].
+    pub fn feeds(
+        &self,
+        seed: usize,
+        attempt: &Attempt,
+        planted: Planted,
+    ) -> Result<Option<Values>, VerifyError> {
+        let bindings: Bindings = attempt
+            .sizes
+            .iter()
+            .map(|(name, n)| (Symbol::new(name), *n))
+            .collect();
+        let mut feeds = self.fixed.clone();
+        for (n, given) in self.given.iter().enumerate() {
+            if feeds.contains_key(&given.name) {
+                continue;
+            }
+            let mut random = Random::new(seed as u64 * 1000 + n as u64);
+            let unknown = || VerifyError::Cut {
+                node: given
+                    .by
+                    .clone()
+                    .unwrap_or_else(|| format!("the input `{}`", given.name)),
+            };
+            let (element, shape) = match (given.fact.element, &given.fact.shape) {
+                (Some(element), Some(shape)) => (element, shape),
+                _ => return Err(unknown()),
+            };
+            let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval(&bindings)).collect();
+            let sizes = sizes.map_err(|_| unknown())?;
+            let Some(sizes) = sizes
+                .iter()
+                .map(|n| usize::try_from(*n).ok())
+                .collect::<Option<Vec<_>>>()
+            else {
+                return Ok(None);
+            };
+            let bound = if attempt.zeros { Some(1) } else { given.bound };
+            let mut tensor = random.tensor(element, &sizes, bound);
+            if given.by.is_none() {
+                tensor = plant(tensor, planted, &mut random);
+            }
+            feeds.insert(given.name.clone(), tensor);
+        }
+        Ok(Some(feeds))
+    }
+}
+
+fn facts(model: &Model, graph: &GraphProto, unknowns: &Unknowns) -> Facts {
+    let opsets = Opsets::of(&model.proto.opset_import);
+    let walk = Walk {
+        opsets: &opsets,
+        unknowns,
+        inputs_are_constant: true,
+    };
+    let stored = |t: &crate::proto::TensorProto| {
+        (
+            t.name.clone(),
+            Arc::new(Stored::new(t.clone(), &model.folder)),
+        )
+    };
+    walk.body(
+        graph,
+        &graph.initializer.iter().map(stored).collect(),
+        &Facts::default(),
+    )
+}
+
+/// A size the file does not name is called by the input and the dimension.
+fn name_unknown(fact: &mut Fact, input: &str) {
+    for (d, size) in fact.shape.iter_mut().flatten().enumerate() {
+        if is_unknown(size) {
+            *size = SymExpr::symbol(Symbol::new(format!("{input}.{d}")));
+        }
+    }
+}
+
+/// What integers of `name` must be below, where they look something up.
+fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<i64> {
+    let mut least: Option<i64> = None;
+    for node in graph
+        .node
+        .iter()
+        .filter(|n| depth < 8 && n.input.iter().any(|i| i == name))
+    {
+        let found = match node.op_type.as_str() {
+            "Gather" | "GatherElements" if node.input.get(1).is_some_and(|i| i == name) => {
+                let shape = facts.get(&node.input[0]).and_then(|f| f.shape.clone());
+                let at = Attributes::of(node).int("axis").unwrap_or(0);
+                shape.and_then(|s| s[axis(at, s.len())?].as_const())
+            }
+            "Cast" | "Reshape" | "Unsqueeze" | "Squeeze" | "Identity" | "Flatten" | "Expand"
+            | "Slice" | "Transpose" | "Concat"
+                if node.input[0] == name || node.op_type == "Concat" =>
+            {
+                node.output
+                    .first()
+                    .and_then(|o| bound(graph, facts, o, depth + 1))
+            }
+            _ => None,
+        };
+        least = match (least, found) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    least
+}
+
+fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {
+    let values = match planted {
+        Planted::Nothing => return tensor,
+        Planted::Nan => vec![f64::NAN],
+        Planted::Infinity => vec![f64::INFINITY, f64::NEG_INFINITY],
+    };
+    let Some(mut elements) = tensor
+        .to_f64()
+        .filter(|v| tensor.element().is_float() && !v.is_empty())
+    else {
+        return tensor;
+    };
+    for value in values {
+        let at = random.below(elements.len() as u64) as usize;
+        elements[at] = value;
+    }
+    Tensor::floats(tensor.element(), &tensor.shape, &elements).unwrap_or(tensor)
+}
+
+/// Numbers that a seed gives: SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    /// A number of the standard normal distribution, nearly: the sum of twelve uniform ones.
+    fn normal(&mut self) -> f64 {
+        let sum: f64 = (0..3)
+            .map(|_| {
+                let bits = self.next();
+                (0..4)
+                    .map(|k| f64::from((bits >> (16 * k)) as u16) / 65536.0)
+                    .sum::<f64>()
+            })
+            .sum();
+        sum - 6.0
+    }
+
+    fn tensor(&mut self, element: Element, shape: &[usize], bound: Option<i64>) -> Tensor {
+        let n = shape.iter().product();
+        if element.is_float() {
+            let values: Vec<f64> = (0..n).map(|_| self.normal()).collect();
+            if let Some(tensor) = Tensor::floats(element, shape, &values) {
+                return tensor;
+            }
+        }
+        if element == Element::String {
+            let text = (0..n).map(|_| Bytes::from(format!("text {}", self.below(3))));
+            return Tensor::new(shape, Elements::String(text.collect()));
+        }
+        // 8-bit integers are usually quantized values: all of them.
+        let limit = match (bound, element) {
+            (Some(bound), _) => bound,
+            (None, Element::U8 | Element::I8) => 256,
+            _ => 2,
+        };
+        let values: Vec<i64> = (0..n)
+            .map(|_| self.below(limit.max(1) as u64) as i64)
+            .collect();
+        Tensor::of_ints(element, shape, &values)
+            .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))
+    }
+}
