@@ -10,7 +10,9 @@ mod dead;
 mod fold;
 mod noop;
 pub mod patch;
+mod pieces;
 mod repeat;
+mod reshapes;
 mod scope;
 mod shape_arithmetic;
 mod target;
@@ -48,6 +50,8 @@ const RULES: &[&[Rule]] = &[
     repeat::RULES,
     shape_arithmetic::RULES,
     broadcasting::RULES,
+    reshapes::RULES,
+    pieces::RULES,
 ];
 
 /// Names of the rules, in order.

@@ -11,7 +11,7 @@
 //! launches of a dozen tiny operators per chain, and what keeps intermediate values alive.
 
 use super::Rule;
-use super::patch::{Patch, float, heir, int, node};
+use super::patch::{Patch, heir, int, node};
 use super::scope::Scope;
 use super::targets::{bound, expand_target, target_between};
 use crate::attributes::{Attributes, bodies, is_standard};
