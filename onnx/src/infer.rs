@@ -146,7 +146,7 @@ impl Walk<'_> {
 
     /// The outputs of a node of small constants.
     fn folded(&self, operator: &operators::Operator, cx: &Inference) -> Option<Vec<Tensor>> {
-        if bodies(cx.node).next().is_some() || is_random(cx.node) {
+        if bodies(cx.node).next().is_some() || is_random(cx.node) || is_dequantized(cx.node) {
             return None;
         }
         let mut inputs = Vec::new();
@@ -183,6 +183,12 @@ impl Walk<'_> {
 pub fn is_random(node: &NodeProto) -> bool {
     let op = node.op_type.as_str();
     op.starts_with("Random") || matches!(op, "Multinomial" | "Bernoulli")
+}
+
+/// Whether a node's output is a constant's quantized form made real: it stays behind its node, for that
+/// is how runtimes know quantized products, and it is smaller so.
+pub fn is_dequantized(node: &NodeProto) -> bool {
+    node.op_type == "DequantizeLinear"
 }
 
 /// What the file says of a value.

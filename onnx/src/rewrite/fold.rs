@@ -2,14 +2,14 @@
 //!
 //! Before: `y = Mul(c1, c2)`; after: an initializer `y`. Also where the value follows from sizes that
 //! are known though the tensor is not: `Shape(x)` of a fixed `x`. Legal because the operators are
-//! functions of their inputs; random ones are left. What one folding adds to the file beyond what it
+//! functions of their inputs; random ones are left, and so is DequantizeLinear. What one folding adds to the file beyond what it
 //! frees is capped by [`super::Options::fold_limit`].
 
 use super::Rule;
 use super::patch::Patch;
 use super::scope::Scope;
 use crate::attributes::{Attributes, bodies};
-use crate::infer::is_random;
+use crate::infer::{is_dequantized, is_random};
 use crate::operators::{self, Call};
 use crate::tensor::Tensor;
 
@@ -20,7 +20,7 @@ pub const RULES: &[Rule] = &[Rule {
 
 fn fold(scope: &Scope, n: usize) -> Option<Patch> {
     let node = scope.node(n);
-    let known = bodies(node).next().is_none() && !is_random(node);
+    let known = bodies(node).next().is_none() && !is_random(node) && !is_dequantized(node);
     let outputs = node.output.iter().filter(|o| !o.is_empty());
     if !known || outputs.clone().any(|o| scope.is_output(o)) || outputs.clone().next().is_none() {
         return None;

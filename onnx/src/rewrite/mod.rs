@@ -5,14 +5,17 @@
 //! that is how a guilty application is found (`verify/bisect.rs`). Inputs and outputs keep names,
 //! order, types and sizes; operators without a row in `operators` stay as they are.
 
+mod batch_norm;
 mod broadcasting;
 mod dead;
 mod fold;
 mod noop;
 pub mod patch;
 mod pieces;
+mod product;
 mod repeat;
 mod reshapes;
+mod scale_bias;
 mod scope;
 mod shape_arithmetic;
 mod target;
@@ -52,6 +55,8 @@ const RULES: &[&[Rule]] = &[
     broadcasting::RULES,
     reshapes::RULES,
     pieces::RULES,
+    batch_norm::RULES,
+    scale_bias::RULES,
 ];
 
 /// Names of the rules, in order.

@@ -1,0 +1,370 @@
+//! Products with constant weights as rules see them that fold a scale and a shift into them.
+//!
+//! Owns what is such a product and which element of its weights belongs to which channel; the changed
+//! product is in `rebuild.rs`. Never decides whether a fold pays: that is in the rules' files.
+
+mod rebuild;
+
+pub use rebuild::Affine;
+
+use super::scope::Scope;
+use crate::attributes::{Attributes, is_standard};
+use crate::element::Element;
+use crate::tensor::Tensor;
+
+/// What kind of product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `Conv(x, weights [M, C/group, …], bias [M])`.
+    Conv,
+    /// `ConvTranspose(x, weights [C, M/group, …], bias [M])`.
+    ConvTranspose,
+    /// `Gemm(x, weights [K, N] or [N, K], bias)`, its bias one row.
+    Gemm,
+    /// `MatMul(x, weights [K, N])`, perhaps with the Add of a row after it.
+    MatMul,
+    /// A normalization whose scale [C] is the weights: `BatchNormalization` and the like.
+    Norm,
+}
+
+/// A value that is linear in constant weights and a constant bias.
+pub struct Product<'a> {
+    /// The nodes that compute it, in order; each but the last has the next as only reader.
+    pub nodes: Vec<usize>,
+    /// What it is.
+    pub kind: Kind,
+    /// Number of output channels.
+    pub n_channels: usize,
+    /// Number of input channels; 0 for normalizations.
+    pub n_in: usize,
+    weight: Constant<'a>,
+    bias: Option<Constant<'a>>,
+    /// Of an output's dimensions after the channels; `None` where the channels are the second.
+    from_end: bool,
+    groups: usize,
+    trans_b: bool,
+}
+
+/// A constant operand, given by an initializer or by one value repeated.
+#[derive(Clone)]
+struct Constant<'a> {
+    name: &'a str,
+    element: Element,
+    shape: Vec<usize>,
+    /// The shape operand of the `ConstantOfShape` that makes it.
+    repeated: Option<(&'a str, f64)>,
+}
+
+/// The element of channel `n` of a vector where one element stands for all.
+fn at(values: &[f64], n: usize) -> f64 {
+    values[if values.len() == 1 { 0 } else { n }]
+}
+
+impl<'a> Constant<'a> {
+    fn of(scope: &Scope<'a>, name: &'a str) -> Option<Constant<'a>> {
+        let fact = scope.fact(name)?;
+        let (element, shape) = (fact.element?, fact.sizes()?);
+        let repeated = match fact.constant {
+            Some(_) => None,
+            None => {
+                let n = scope.made_by(name, "ConstantOfShape")?;
+                let value = Attributes::of(scope.node(n)).tensor("value");
+                let value = match value {
+                    Some(value) => Tensor::of_proto(value).ok()?.scalar()?,
+                    None => 0.0,
+                };
+                Some((scope.input(n, 0)?, value))
+            }
+        };
+        element.is_float().then_some(Constant {
+            name,
+            element,
+            shape,
+            repeated,
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn values(&self, scope: &Scope) -> Option<Vec<f64>> {
+        match self.repeated {
+            Some((_, value)) => Some(vec![value; self.len()]),
+            None => scope.constant(self.name)?.to_f64(),
+        }
+    }
+
+    /// Bytes the file loses when one node no longer reads it.
+    fn freed(&self, scope: &Scope) -> usize {
+        let alone = scope.is_initializer(self.name) && scope.sole_reader(self.name).is_some();
+        let each = self.element.bytes().unwrap_or(0);
+        if alone { each * self.len() } else { 0 }
+    }
+}
+
+/// Whether a value comes out of, or goes into, a quantized stretch whose structure is to stay.
+pub fn is_quantized(scope: &Scope, n: usize) -> bool {
+    let node = scope.node(n);
+    let from = |i: &String| scope.made_by(i, "DequantizeLinear").is_some();
+    let mut readers = node.output.iter().flat_map(|o| scope.readers(o));
+    node.input.iter().any(from) || readers.any(|r| scope.is(*r, "QuantizeLinear"))
+}
+
+impl<'a> Product<'a> {
+    /// The product whose value node `n` gives.
+    pub fn of(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+        let node = scope.node(n);
+        if !is_standard(node) || is_quantized(scope, n) {
+            return None;
+        }
+        match node.op_type.as_str() {
+            "Conv" => Product::conv(scope, n, Kind::Conv),
+            "ConvTranspose" => Product::conv(scope, n, Kind::ConvTranspose),
+            "Gemm" => Product::gemm(scope, n),
+            "MatMul" => Product::matmul(scope, n),
+            "Add" => Product::matmul_with_bias(scope, n),
+            "BatchNormalization" | "InstanceNormalization" => Product::norm(scope, n, false),
+            "LayerNormalization" => Product::norm(scope, n, true),
+            _ => None,
+        }
+    }
+
+    fn conv(scope: &Scope<'a>, n: usize, kind: Kind) -> Option<Product<'a>> {
+        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+        let groups = Attributes::of(scope.node(n)).int("group").unwrap_or(1);
+        let groups = usize::try_from(groups).ok().filter(|g| *g > 0)?;
+        let [first, second] = weight.shape.get(..2)?.try_into().ok()?;
+        let (n_channels, n_in) = match kind {
+            Kind::Conv => (first, second * groups),
+            _ => (second * groups, first),
+        };
+        let bias = match scope.input(n, 2) {
+            Some(bias) => Some(Constant::of(scope, bias)?),
+            None => None,
+        };
+        if bias.as_ref().is_some_and(|b| b.shape != [n_channels])
+            || weight.len() == 0
+            || first % groups != 0
+        {
+            return None;
+        }
+        Some(Product {
+            nodes: vec![n],
+            kind,
+            n_channels,
+            n_in,
+            weight,
+            bias,
+            from_end: false,
+            groups,
+            trans_b: false,
+        })
+    }
+
+    fn gemm(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+        let trans_b = Attributes::of(scope.node(n)).flag("transB");
+        let [k, columns] = match weight.shape[..] {
+            [n, k] if trans_b => [k, n],
+            [k, n] => [k, n],
+            _ => return None,
+        };
+        let bias = match scope.input(n, 2) {
+            Some(bias) => Some(Constant::of(scope, bias)?),
+            None => None,
+        };
+        if scope.opset() < 7 || bias.as_ref().is_some_and(|b| !is_row(&b.shape, columns)) {
+            return None;
+        }
+        (k * columns > 0).then_some(Product {
+            nodes: vec![n],
+            kind: Kind::Gemm,
+            n_channels: columns,
+            n_in: k,
+            weight,
+            bias,
+            from_end: true,
+            groups: 1,
+            trans_b,
+        })
+    }
+
+    fn matmul(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+        let &[k, columns] = weight.shape.as_slice() else {
+            return None;
+        };
+        (k * columns > 0).then_some(Product {
+            nodes: vec![n],
+            kind: Kind::MatMul,
+            n_channels: columns,
+            n_in: k,
+            weight,
+            bias: None,
+            from_end: true,
+            groups: 1,
+            trans_b: false,
+        })
+    }
+
+    fn matmul_with_bias(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+        for (value, row) in [(0, 1), (1, 0)] {
+            let (value, row) = (scope.input(n, value)?, scope.input(n, row)?);
+            let Some(p) = scope.made_by(value, "MatMul") else {
+                continue;
+            };
+            if scope.sole_user(p) != Some(n) || is_quantized(scope, p) {
+                continue;
+            }
+            let (Some(product), Some(bias)) = (Product::matmul(scope, p), Constant::of(scope, row))
+            else {
+                continue;
+            };
+            let rank = scope.fact(value)?.rank().unwrap_or(1);
+            if is_row(&bias.shape, product.n_channels) && bias.shape.len() <= rank {
+                return Some(Product {
+                    nodes: vec![p, n],
+                    bias: Some(bias),
+                    ..product
+                });
+            }
+        }
+        None
+    }
+
+    fn norm(scope: &Scope<'a>, n: usize, from_end: bool) -> Option<Product<'a>> {
+        let node = scope.node(n);
+        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+        let bias = match scope.input(n, 2) {
+            Some(bias) => Some(Constant::of(scope, bias)?),
+            None => None,
+        };
+        let &[n_channels] = weight.shape.as_slice() else {
+            return None;
+        };
+        let a = Attributes::of(node);
+        let last = !from_end || a.int("axis").unwrap_or(-1) == -1;
+        let others = node.output.iter().skip(1).any(|o| scope.is_used(o));
+        if !last || others || a.flag("training_mode") || a.int("spatial") == Some(0) {
+            return None;
+        }
+        if n_channels == 0 || bias.as_ref().is_some_and(|b| b.shape != [n_channels]) {
+            return None;
+        }
+        Some(Product {
+            nodes: vec![n],
+            kind: Kind::Norm,
+            n_channels,
+            n_in: 0,
+            weight,
+            bias,
+            from_end,
+            groups: 1,
+            trans_b: false,
+        })
+    }
+
+    /// The node that multiplies.
+    pub fn first(&self) -> usize {
+        self.nodes[0]
+    }
+
+    /// Element type of the weights.
+    pub fn element(&self) -> Element {
+        self.weight.element
+    }
+
+    /// Whether the channels of a value (the input or the output) are its second dimension.
+    pub fn has_channels_second(&self, scope: &Scope, value: &str) -> bool {
+        !self.from_end || scope.fact(value).and_then(|f| f.rank()) == Some(2)
+    }
+
+    /// The elements of a constant that is the same along all dimensions but the output's channels:
+    /// one, or one for each channel.
+    pub fn per_channel(&self, scope: &Scope<'a>, name: &'a str) -> Option<Vec<f64>> {
+        let last = *self.nodes.last()?;
+        let output = scope.node(last).output.first()?;
+        let rank = match self.kind {
+            Kind::Conv | Kind::ConvTranspose => Some(self.weight.shape.len()),
+            _ => scope.fact(output).and_then(|f| f.rank()),
+        };
+        let channels = self.n_channels;
+        along(scope, name, self.element(), rank, self.from_end, channels)
+    }
+
+    /// The same for the channels of the input.
+    pub fn per_input_channel(&self, scope: &Scope<'a>, name: &'a str) -> Option<Vec<f64>> {
+        if self.kind == Kind::Norm {
+            return None;
+        }
+        let rank = scope.fact(scope.input(self.first(), 0)?)?.rank();
+        along(scope, name, self.element(), rank, self.from_end, self.n_in)
+    }
+
+    /// The output channel of element `n` of the weights.
+    fn out_channel(&self, n: usize) -> usize {
+        let window: usize = self.weight.shape.iter().skip(2).product();
+        match self.kind {
+            Kind::Conv => n / (window * self.weight.shape[1]),
+            Kind::ConvTranspose => {
+                let [c, m] = [self.weight.shape[0], self.weight.shape[1]];
+                let (row, column) = (n / (window * m), n / window % m);
+                row / (c / self.groups) * m + column
+            }
+            Kind::Gemm if self.trans_b => n / self.n_in,
+            Kind::Gemm | Kind::MatMul => n % self.n_channels,
+            Kind::Norm => n,
+        }
+    }
+
+    /// The input channel of element `n` of the weights.
+    fn in_channel(&self, n: usize) -> usize {
+        let window: usize = self.weight.shape.iter().skip(2).product();
+        match self.kind {
+            Kind::Conv => {
+                let (m, c) = (self.weight.shape[0], self.weight.shape[1]);
+                let (row, column) = (n / (window * c), n / window % c);
+                row / (m / self.groups) * c + column
+            }
+            Kind::ConvTranspose => n / (window * self.weight.shape[1]),
+            Kind::Gemm if self.trans_b => n % self.n_in,
+            Kind::Gemm | Kind::MatMul => n / self.n_channels,
+            Kind::Norm => n,
+        }
+    }
+}
+
+/// Whether a bias is one number or one row of `n`.
+fn is_row(shape: &[usize], n: usize) -> bool {
+    let (last, rest) = shape.split_last().unwrap_or((&1, &[]));
+    (*last == n || *last == 1) && rest.iter().all(|d| *d == 1)
+}
+
+/// The elements of a float constant of type `element` that has size 1 along all but one of the
+/// dimensions of a value of that rank: along that one (the last, or the second), 1 or `n_channels`.
+/// `None` also if the constant would give the value more dimensions.
+fn along<'a>(
+    scope: &Scope<'a>,
+    name: &'a str,
+    element: Element,
+    rank: Option<usize>,
+    from_end: bool,
+    n_channels: usize,
+) -> Option<Vec<f64>> {
+    let constant = Constant::of(scope, name).filter(|c| c.element == element)?;
+    let own = constant.shape.len();
+    // A value of unknown rank has one dimension, at least.
+    if own > rank.unwrap_or(1) {
+        return None;
+    }
+    let channels = match (from_end, rank) {
+        (true, _) => own.checked_sub(1),
+        (false, Some(rank)) => (own + 1).checked_sub(rank),
+        (false, None) => None,
+    };
+    let fits =
+        |(d, size): (usize, &usize)| *size == 1 || (Some(d) == channels && *size == n_channels);
+    let is_channel_wise = constant.shape.iter().enumerate().all(fits);
+    is_channel_wise.then(|| constant.values(scope))?
+}
