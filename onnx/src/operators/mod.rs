@@ -5,8 +5,10 @@
 //! from 7 on. Control flow is in `evaluate/control.rs`. An operator without a row is kept as it is by
 //! everything here.
 
+mod attention;
 mod cast;
 mod convolution;
+mod einsum;
 mod gather;
 mod join;
 mod movement;
@@ -17,9 +19,13 @@ mod pointwise;
 mod pooling;
 mod power;
 mod products;
+mod quantization;
 mod real;
+mod recurrent;
 mod reduction;
+mod resize;
 mod running;
+mod sampling;
 mod scatter;
 mod search;
 mod shape;
@@ -27,6 +33,7 @@ mod softmax;
 mod strided;
 pub(crate) mod symbolic;
 mod threads;
+mod transposed_convolution;
 mod unary;
 mod windows;
 
@@ -111,11 +118,18 @@ const FAMILIES: &[&[Operator]] = &[
     search::ROWS,
     running::ROWS,
     shape::ROWS,
+    attention::ROWS,
     convolution::ROWS,
+    einsum::ROWS,
     normalization::ROWS,
     pooling::ROWS,
     products::ROWS,
+    quantization::ROWS,
+    recurrent::ROWS,
+    resize::ROWS,
+    sampling::ROWS,
     softmax::ROWS,
+    transposed_convolution::ROWS,
 ];
 
 /// The operator a node applies, if it has a row.
