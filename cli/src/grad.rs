@@ -1,8 +1,8 @@
 //! `shorthaul grad`: the training graph of a model, as an ONNX file.
 
 use anyhow::{Context, Result};
-use compiler::importer::onnx::{File, Options};
-use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
+use compiler::importer::onnx::{File, Mode, Options};
+use compiler::training_graph::{TrainingOptions, training_graph};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -15,25 +15,26 @@ pub fn run(
     path: &Path,
     out: &Path,
     options: &Options,
-    loss: &Loss,
-    optimizer: Option<Optimizer>,
-    wrt: Option<Vec<String>>,
+    training: &TrainingOptions,
 ) -> Result<String> {
     let model = File::read(path)?.import(options)?;
-    let training = TrainingOptions {
-        loss: loss.clone(),
-        optimizer,
-        wrt,
-    };
-    let bytes = training_graph(&model, &training)
+    let bytes = training_graph(&model, training)
         .with_context(|| format!("no training graph of {}", path.display()))?;
     write_whole(out, &bytes)?;
-    Ok(format!(
+    let mut said = format!(
         "{}: {} of gradients of {}\n",
         out.display(),
         crate::units::bytes(bytes.len() as i64),
         path.display()
-    ))
+    );
+    if options.mode == Mode::File && !model.frozen.is_empty() {
+        said.push_str(&format!(
+            "{} of its BatchNormalization nodes keep their running statistics, as the file says; \
+             --mode train normalizes by the batch\n",
+            model.frozen.len()
+        ));
+    }
+    Ok(said)
 }
 
 /// Writes a file beside the target and renames it, so that the target is whole or untouched.

@@ -12,8 +12,8 @@ mod sizes;
 mod units;
 
 use clap::{Args, Parser, Subcommand};
-use compiler::importer::onnx::Options;
-use compiler::training_graph::{Loss, Optimizer};
+use compiler::importer::onnx::{Mode, Options};
+use compiler::training_graph::{Loss, Optimizer, TrainingOptions};
 use onnx::rewrite::Target;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -98,6 +98,13 @@ enum Command {
         /// Initializers or inputs to differentiate (default: every trainable initializer)
         #[arg(long, value_name = "NAMES", value_delimiter = ',')]
         wrt: Option<Vec<String>>,
+        /// How much of each label cross-entropy spreads over all classes
+        #[arg(long, value_name = "PART", default_value_t = 0.0)]
+        label_smoothing: f64,
+        /// The form of BatchNormalization and Dropout: file (each node's own), train (statistics of
+        /// the batch, values dropped), eval (running statistics, nothing dropped)
+        #[arg(long, default_value = "file")]
+        mode: Mode,
         /// A value for a dynamic size; repeat it for several
         #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
         bind: Vec<(String, i64)>,
@@ -109,9 +116,12 @@ const GRAD_EXAMPLES: &str = "\
 Examples:
   shorthaul grad model.onnx -o train.onnx --loss cross-entropy
   shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
+  shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
 
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.";
+`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.
+PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
+normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
 
 #[derive(Args, Debug)]
 struct Model {
@@ -130,6 +140,7 @@ impl Model {
     fn options(&self) -> Options {
         Options {
             sizes: self.bind.iter().cloned().collect(),
+            mode: Mode::File,
         }
     }
 }
@@ -184,10 +195,21 @@ fn main() -> ExitCode {
             loss,
             optimizer,
             wrt,
+            label_smoothing,
+            mode,
             bind,
         } => {
-            let sizes = bind.iter().cloned().collect();
-            grad::run(path, out, &Options { sizes }, loss, *optimizer, wrt.clone())
+            let options = Options {
+                sizes: bind.iter().cloned().collect(),
+                mode: *mode,
+            };
+            let training = TrainingOptions {
+                loss: loss.clone(),
+                optimizer: *optimizer,
+                wrt: wrt.clone(),
+                label_smoothing: *label_smoothing,
+            };
+            grad::run(path, out, &options, &training)
         }
     };
     match text {

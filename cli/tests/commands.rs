@@ -3,6 +3,7 @@
 use std::process::{Command, Output, Stdio};
 
 const MLP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mlp.onnx");
+const NORMALIZED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/normalized.onnx");
 const UNSUPPORTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/unsupported.onnx");
 
 fn shorthaul(args: &[&str]) -> Output {
@@ -204,6 +205,28 @@ fn grad_writes_a_file_that_can_be_read_again() {
         std::fs::read_dir(folder.path()).expect("a folder").count(),
         1
     );
+}
+
+#[test]
+fn grad_says_that_statistics_stay_and_how_they_would_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("train.onnx");
+    let out = path.to_str().expect("text");
+    let grad = ["grad", NORMALIZED, "-o", out, "--loss", "mse"];
+    let said = stdout(&grad);
+    assert!(
+        said.contains("1 of its BatchNormalization nodes keep"),
+        "{said}"
+    );
+    assert!(!stdout(&["info", out]).contains("mean.next"));
+    let trains = [&grad[..], &["--mode", "train"]].concat();
+    assert!(!stdout(&trains).contains("BatchNormalization"));
+    let info = stdout(&["info", out]);
+    for part in ["mean.next", "var.next", "scale.grad"] {
+        assert!(info.contains(part), "`{part}` is not in:\n{info}");
+    }
+    let wrong = stderr(&[&grad[..], &["--mode", "fast"]].concat(), 2);
+    assert!(wrong.contains("file, train, eval"), "{wrong}");
 }
 
 #[test]

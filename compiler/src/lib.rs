@@ -1,6 +1,7 @@
 //! The straight line from model to executable, training graphs as ONNX files, reports.
 
 mod boundary;
+mod composed;
 mod error;
 mod executable;
 mod plan;

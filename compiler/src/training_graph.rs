@@ -3,14 +3,15 @@
 //! Owns what is added to the model: the loss and its target, the gradients, the update rules. The
 //! operators are written by `importer::onnx::write`.
 
+use crate::composed::compose;
 use crate::error::{CompileError, check};
 use autodiff::Request;
 use graph::{
-    Attr, Builder, ContainerId, DType, Expr, Graph, Library, Lifetime, NodeKind, Origin, Scalar,
-    Stage, SymExpr, Tensor,
+    Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
+    SymExpr, Tensor,
 };
 use importer::onnx::{Model, Names, OnnxError, WriteError, write};
-use ops::{Call, OpBuilder, attrs};
+use ops::{OpBuilder, attrs};
 use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -72,6 +73,8 @@ pub struct TrainingOptions {
     pub optimizer: Option<Optimizer>,
     /// What is differentiated: names of initializers or inputs; `None`: every trainable initializer.
     pub wrt: Option<Vec<String>>,
+    /// How much of each label cross-entropy spreads over all classes, in `[0, 1]`; 0: nothing.
+    pub label_smoothing: f64,
 }
 
 /// Why there is no training graph.
@@ -91,8 +94,9 @@ pub enum TrainingGraphError {
     Write(#[from] WriteError),
 }
 
-/// The bytes of an ONNX file whose outputs are `loss`, `NAME.grad` for everything that is
-/// differentiated and, with an optimizer, `NAME.next` and its state's successors. Initializers are
+/// The bytes of an ONNX file whose outputs are `loss`, `NAME.next` for running statistics of batch
+/// normalization in training form, `NAME.grad` for everything that is differentiated and, with an
+/// optimizer, `NAME.next` and its state's successors. Initializers are
 /// inputs as well, with their value in the file as default.
 ///
 /// # Errors
@@ -103,16 +107,23 @@ pub fn training_graph(
 ) -> Result<Vec<u8>, TrainingGraphError> {
     let mut made = Made::of(model)?;
     let wrt = made.differentiated(model, options.wrt.as_deref())?;
-    let loss = made.loss(model, &options.loss)?;
-    made.refuse_statistics()?;
+    let loss = made.loss(model, &options.loss, options.label_smoothing)?;
     made.graph.outputs.clear();
     made.graph.add_output(loss);
-    made.compose()?;
+    let mut outputs = vec!["loss".to_string()];
+    // What the forward pass leaves behind, whoever updates the parameters.
+    for (statistic, next) in &model.statistics {
+        if let Some(name) = made.names.inputs.get(statistic) {
+            outputs.push(format!("{name}.next"));
+            made.graph.add_output(*next);
+        }
+    }
+    let composed = compose(&mut made.graph).map_err(CompileError::from)?;
     graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
     check("simplify", &made.graph)?;
     let named = options.wrt.is_some();
     let (wrt, gradients) = made.differentiate(&wrt, named)?;
-    let mut outputs = vec!["loss".to_string()];
+    composed.restore(&mut made.graph);
     for (position, gradient) in wrt.iter().zip(&gradients) {
         made.graph.add_output(*gradient);
         outputs.push(format!("{}.grad", made.name(*position)));
@@ -207,43 +218,6 @@ impl Made {
         Ok(made)
     }
 
-    /// Batch normalization in training form would lose its running statistics here.
-    fn refuse_statistics(&self) -> Result<(), TrainingGraphError> {
-        let nodes = self.graph.single_state().into_iter().flat_map(|s| &s.nodes);
-        for node in nodes {
-            if matches!(&node.kind, NodeKind::Library(l) if l.op == "batch_norm") {
-                return Err(TrainingGraphError::Request(format!(
-                    "{}: batch normalization in training mode is not supported yet, as its running \
-                     statistics would be lost; export the model in evaluation mode",
-                    node.origin
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes normalization by known statistics as element-wise operators: its gradient by itself
-    /// would be loops.
-    fn compose(&mut self) -> Result<(), TrainingGraphError> {
-        let Some(state) = self.graph.single_state_mut() else {
-            return Ok(());
-        };
-        let mut nodes = Vec::new();
-        for node in std::mem::take(&mut state.nodes) {
-            match &node.kind {
-                NodeKind::Library(library) if library.op == "batch_norm_inference" => {
-                    let mut builder =
-                        Builder::new(&mut self.graph, node.origin.clone(), node.stage);
-                    normalize(&mut builder, library).map_err(CompileError::from)?;
-                    nodes.append(&mut builder.nodes);
-                }
-                _ => nodes.push(node),
-            }
-        }
-        self.graph.last_state().nodes = nodes;
-        Ok(())
-    }
-
     /// An input of the training graph that the model does not have.
     fn input(
         &mut self,
@@ -264,8 +238,18 @@ impl Made {
     }
 
     /// The container of the loss, a scalar.
-    fn loss(&mut self, model: &Model, loss: &Loss) -> Result<ContainerId, TrainingGraphError> {
+    fn loss(
+        &mut self,
+        model: &Model,
+        loss: &Loss,
+        smoothing: f64,
+    ) -> Result<ContainerId, TrainingGraphError> {
         let request = |text: String| Err(TrainingGraphError::Request(text));
+        if !(0.0..=1.0).contains(&smoothing) || smoothing > 0.0 && *loss != Loss::CrossEntropy {
+            return request(format!(
+                "label smoothing ({smoothing}) is a part between 0 and 1 of what cross-entropy sees"
+            ));
+        }
         if let Loss::Output(name) = loss {
             let Some(port) = model.outputs.iter().find(|p| p.name == *name) else {
                 let names: Vec<_> = model.outputs.iter().map(|p| p.name.as_str()).collect();
@@ -312,16 +296,13 @@ impl Made {
         shape.remove(1);
         let labels = self.input("labels", DType::I64, &shape)?;
         self.build("loss", Stage::Forward, |b| {
-            let made = b.op(
-                "cross_entropy",
-                &[Some(x), Some(labels)],
-                graph::Attrs::new(),
-            )?;
+            let list = attrs([("label_smoothing", Attr::Float(smoothing))]);
+            let made = b.op("cross_entropy", &[Some(x), Some(labels)], list)?;
             Ok(made[0])
         })
     }
 
-    /// Appends the gradients of the only output. What does not influence it is left out, but for what
+    /// Appends the gradients of the first output. What does not influence it is left out, but for what
     /// was asked for by name.
     fn differentiate(
         &mut self,
@@ -332,6 +313,7 @@ impl Made {
             of: vec![self.graph.outputs[0].container],
             wrt: wrt.to_vec(),
         };
+        let n_outputs = self.graph.outputs.len();
         let made = autodiff::differentiate(&self.graph, &request).map_err(CompileError::from)?;
         self.graph = made.graph;
         check("differentiate", &self.graph)?;
@@ -342,7 +324,7 @@ impl Made {
             one.set(0, Scalar::Float(1.0));
             self.graph.container_mut(seed).lifetime = Lifetime::Constant(Arc::new(one));
         }
-        self.graph.outputs.truncate(1);
+        self.graph.outputs.truncate(n_outputs);
         let mut found = (Vec::new(), Vec::new());
         for (id, gradient) in wrt.iter().zip(made.gradients) {
             match gradient {
@@ -420,47 +402,6 @@ impl Made {
             .inputs
             .retain(|id| read.contains(id) || !seeds.contains(id));
     }
-}
-
-/// `y = (x − mean) / √(variance + eps) · weight + bias`, all but x along the channels.
-fn normalize(b: &mut Builder, library: &Library) -> Result<(), ops::OpError> {
-    let call = Call::of(b.graph, library);
-    let (x, eps) = (call.input_id(0)?, call.float_or("eps", 1e-5)?);
-    let shape = b.shape(x);
-    let along: Vec<SymExpr> = (1..shape.len())
-        .map(|d| {
-            if d == 1 {
-                shape[1].clone()
-            } else {
-                SymExpr::constant(1)
-            }
-        })
-        .collect();
-    let mut inputs = vec![x];
-    for position in [3, 4, 1, 2] {
-        if let Some(id) = call.optional_id(position) {
-            let list = attrs([("shape", Attr::Sizes(along.clone()))]);
-            inputs.push(b.op1("reshape", &[id], list)?);
-        }
-    }
-    let variance = Expr::In(2).add(Expr::float(eps));
-    let mut y = Expr::In(0).sub(Expr::In(1)).mul(variance.rsqrt());
-    let mut next = 3;
-    if call.optional_id(1).is_some() {
-        y = y.mul(Expr::In(next));
-        next += 1;
-    }
-    if call.optional_id(2).is_some() {
-        y = y.add(Expr::In(next));
-    }
-    let list = attrs([("expr", Attr::Expr(y))]);
-    b.library(Library {
-        op: "elementwise".to_string(),
-        attrs: list,
-        inputs: inputs.into_iter().map(Some).collect(),
-        outputs: library.outputs.clone(),
-    });
-    Ok(())
 }
 
 /// What each optimizer computes from (parameter, gradient, rate, state…, step): the parameter's

@@ -3,9 +3,10 @@
 //!
 //! Where every window has the same size this is plain pooling.
 
+use crate::average_pool::divided;
 use crate::index_space::{IndexSpace, Reads, combine, for_each_index};
 use crate::op::{Call, Op, OpError, Sample, TensorType, attrs};
-use crate::pool::{divided, float_input, library};
+use crate::pool::{float_input, library};
 use crate::reference::{constant_shape, ravel, required};
 use graph::{Attr, Binary, Builder, ContainerId, DType, Expr, Memlet, Reduction, SymExpr, Tensor};
 

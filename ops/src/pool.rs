@@ -1,15 +1,14 @@
-//! Pooling over windows of one size: maximum and average.
+//! Pooling over windows of one size: what maximum and average share, and the maximum.
 //!
-//! `y[n,c,o] = max_r x[n,c,o·stride + r·dilation − pad]`, or the mean over the window. Positions outside
-//! x never win a maximum; in an average they count as zeros or not at all. Sources: ONNX `MaxPool`,
-//! `AveragePool`.
+//! `y[n,c,o] = max_r x[n,c,o·stride + r·dilation − pad]`. Positions outside x never win. Source: ONNX
+//! `MaxPool`.
 //!
 //! The gradient of the maximum needs only which position of its window won: one byte for each
 //! output in place of the inputs. Where several are equal the first wins, as in PyTorch; a window whose
 //! maximum is NaN has no winner.
 
 use crate::index_space::{IndexSpace, Reads, combine, for_each_index};
-use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType};
 use crate::reference::{constant_shape, ravel, required};
 use crate::window::Window;
 use graph::{
@@ -26,20 +25,15 @@ pub struct MaxPool;
 #[derive(Debug)]
 pub struct MaxPoolGradient;
 
-/// `average_pool` (x `[N, C, I…]`) → y. Attributes as [`MaxPool`] without dilation, `count_include_pad`
-/// (true if absent) and `divisor` (in place of the window's size).
-#[derive(Debug)]
-pub struct AveragePool;
-
 /// Pooling of one input: the window and both shapes.
-struct Pooling {
-    window: Window,
-    x: Vec<SymExpr>,
-    y: Vec<SymExpr>,
+pub(crate) struct Pooling {
+    pub(crate) window: Window,
+    pub(crate) x: Vec<SymExpr>,
+    pub(crate) y: Vec<SymExpr>,
 }
 
 impl Pooling {
-    fn of(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
+    pub(crate) fn of(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
         let window = Window::of(call, call.ints("kernel")?)?;
         if x.len() != window.rank() + 2 || !(1..=3).contains(&window.rank()) {
             return Err(call.shape_error(format!(
@@ -58,7 +52,7 @@ impl Pooling {
     }
 
     /// Outputs and window positions; those of size 1 in the window are left out.
-    fn space(&self) -> (IndexSpace, Walk) {
+    pub(crate) fn space(&self) -> (IndexSpace, Walk) {
         let mut space = IndexSpace::over(&self.y);
         let y = space.indices();
         let mut x = y[..2].to_vec();
@@ -76,7 +70,7 @@ impl Pooling {
         (space, Walk { x, y, position })
     }
 
-    fn x_memlet(&self, x: ContainerId, walk: &Walk, outside: f64) -> Memlet {
+    pub(crate) fn x_memlet(&self, x: ContainerId, walk: &Walk, outside: f64) -> Memlet {
         let memlet = Memlet::new(x, walk.x.iter().cloned());
         if self.window.leaves(&self.x[2..], &self.y[2..]) {
             memlet.or_fill(outside)
@@ -94,7 +88,7 @@ impl Pooling {
     }
 
     /// Attributes for another operator with this window.
-    fn attrs(&self) -> Attrs {
+    pub(crate) fn attrs(&self) -> Attrs {
         let mut attrs = self.window.attrs();
         attrs.insert("kernel".into(), Attr::Ints(self.window.kernel.clone()));
         attrs
@@ -119,7 +113,7 @@ impl Pooling {
     }
 
     /// Calls `f(y offset, window position, x offset)` for every position inside x.
-    fn for_each_position(
+    pub(crate) fn for_each_position(
         &self,
         call: &Call,
         mut f: impl FnMut(usize, usize, usize),
@@ -146,9 +140,9 @@ impl Pooling {
 }
 
 /// Indices of x and y, and the position in the window, at a point of the map.
-struct Walk {
-    x: Vec<SymExpr>,
-    y: Vec<SymExpr>,
+pub(crate) struct Walk {
+    pub(crate) x: Vec<SymExpr>,
+    pub(crate) y: Vec<SymExpr>,
     position: SymExpr,
 }
 
@@ -322,129 +316,6 @@ impl Op for MaxPoolGradient {
     }
 }
 
-impl AveragePool {
-    fn pooling(call: &Call) -> Result<Pooling, OpError> {
-        let pooling = Pooling::of(call, &float_input(call)?.shape)?;
-        if pooling.window.dilation.iter().any(|d| *d != 1) {
-            return Err(call.unsupported("dilation"));
-        }
-        Ok(pooling)
-    }
-
-    /// What a window's sum is divided by, for the output's indices.
-    fn divisor(call: &Call, pooling: &Pooling, y: &[SymExpr]) -> Result<SymExpr, OpError> {
-        if call.library.attrs.contains_key("divisor") {
-            return Ok(SymExpr::constant(call.int("divisor")?));
-        }
-        let w = &pooling.window;
-        let with_padding = call.bool_or("count_include_pad", true)?;
-        let never_leaves = !w.leaves(&pooling.x[2..], &pooling.y[2..]);
-        if never_leaves || with_padding && !w.ceil {
-            return Ok(SymExpr::constant(w.kernel.iter().product()));
-        }
-        let zero = SymExpr::constant(0);
-        let extents = (0..w.rank()).map(|d| {
-            let size = &pooling.x[2 + d];
-            let start = w.index(d, &y[2 + d], &zero);
-            let end = start.clone() + w.kernel[d];
-            if with_padding {
-                end.min_with(&(size.clone() + w.pad_high[d])) - start
-            } else {
-                end.min_with(size) - start.max_with(&zero)
-            }
-        });
-        Ok(extents.fold(SymExpr::constant(1), |product, e| product * e))
-    }
-}
-
-/// `value / divisor`, a product where the divisor is a number.
-pub(crate) fn divided(value: Expr, divisor: &SymExpr) -> Expr {
-    match divisor.as_const() {
-        Some(n) => value.mul(Expr::float(1.0 / n as f64)),
-        None => value.div(Expr::Index(divisor.clone())),
-    }
-}
-
-impl Op for AveragePool {
-    fn name(&self) -> &'static str {
-        "average_pool"
-    }
-
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let y = Self::pooling(call)?.y;
-        Ok(vec![TensorType::new(call.input(0)?.dtype, y)])
-    }
-
-    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let pooling = Self::pooling(call)?;
-        let x = required(call, inputs, 0)?.to_f64();
-        let shape = constant_shape(call, &pooling.y)?;
-        let sizes = constant_shape(call, &pooling.x)?;
-        let n = shape.iter().product();
-        let (mut sum, mut inside) = (vec![0.0; n], vec![0.0; n]);
-        pooling.for_each_position(call, |out, _, from| {
-            sum[out] += x[from];
-            inside[out] += 1.0;
-        })?;
-        let w = &pooling.window;
-        // Positions in the padded input, which a window rounded up by `ceil` may leave.
-        let padded = |index: &[usize]| -> f64 {
-            let along = |d: usize| {
-                let end = sizes[2 + d] as i64 + w.pad_high[d];
-                let taps = 0..w.kernel[d] as usize;
-                taps.filter(|r| w.at(d, index[2 + d], *r) < end).count() as f64
-            };
-            (0..w.rank()).map(along).product()
-        };
-        let with_padding = call.bool_or("count_include_pad", true)?;
-        let divisor = call.int_or("divisor", 0)?;
-        let mut at = 0;
-        for_each_index(&shape, |index| {
-            sum[at] /= match divisor {
-                0 if with_padding => padded(index),
-                0 => inside[at],
-                d => d as f64,
-            };
-            at += 1;
-        });
-        Ok(vec![Tensor::from_f64(call.input(0)?.dtype, &shape, sum)])
-    }
-
-    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let pooling = Self::pooling(call)?;
-        let Some(y) = call.output_id(0) else {
-            return Ok(());
-        };
-        let (space, walk) = pooling.space();
-        let mut reads = Reads::default();
-        let value = reads.memlet(pooling.x_memlet(call.input_id(0)?, &walk, 0.0));
-        let value = divided(value, &Self::divisor(call, &pooling, &walk.y)?);
-        let write = combine(Reduction::Sum, y, &walk.y, value);
-        space.append(builder, reads, vec![write]);
-        Ok(())
-    }
-
-    fn samples(&self) -> Vec<Sample> {
-        let without_dilation = cases()
-            .into_iter()
-            .filter(|(_, _, attrs)| !attrs.contains_key("dilation"));
-        let mut samples = Vec::new();
-        for (name, x, attrs) in without_dilation {
-            for (suffix, counts) in [("", true), (", padding not counted", false)] {
-                let mut attrs = attrs.clone();
-                attrs.insert("count_include_pad".into(), Attr::Bool(counts));
-                samples.push(Sample::new(&format!("{name}{suffix}"), &[&x], attrs));
-            }
-        }
-        let divisor = attrs([
-            ("kernel", Attr::Ints(vec![2, 3])),
-            ("divisor", Attr::Int(5)),
-        ]);
-        samples.push(Sample::new("divisor of its own", &[&[1, 2, 3, 4]], divisor));
-        samples
-    }
-}
-
 pub(crate) fn library(op: &str, attrs: Attrs) -> Library {
     Library {
         op: op.into(),
@@ -454,10 +325,10 @@ pub(crate) fn library(op: &str, attrs: Attrs) -> Library {
     }
 }
 
-type Case = (&'static str, Vec<i64>, Attrs);
+pub(crate) type Case = (&'static str, Vec<i64>, Attrs);
 
 /// Shapes of x with attributes: the samples of all pooling operators are made from these.
-fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let ints = |list: &[(&str, &[i64])]| -> Attrs {
         let entry = |(name, v): &(&str, &[i64])| (name.to_string(), Attr::Ints(v.to_vec()));
         list.iter().map(entry).collect()

@@ -39,6 +39,7 @@
 //! | `max_pool` → y, index, winner | x | `kernel`, and as `conv` without `groups`, `ceil: Bool`? |
 //! | `max_pool_gradient` | dy, winner | as `max_pool`, `input_shape: Sizes` |
 //! | `average_pool` | x | as `max_pool`, `count_include_pad: Bool`?, `divisor: Int`? |
+//! | `average_pool_gradient` | dy | as `average_pool`, `input_shape: Sizes` |
 //! | `adaptive_average_pool` | x | `output: Ints` |
 //! | `adaptive_max_pool` → y, index | x | `output: Ints` |
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
@@ -51,9 +52,9 @@
 
 use crate::op::{Op, OpError};
 use crate::{
-    adaptive_pool, arg_reduce, attention, binary_loss, contraction, convolution, creation, cumsum,
-    elementwise, index, loss, movement, norm, norm_gradient, pool, random, reduce, slicing,
-    softmax, stop_gradient, topk,
+    adaptive_pool, arg_reduce, attention, average_pool, binary_loss, contraction, convolution,
+    creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool, random,
+    reduce, slicing, softmax, stop_gradient, topk,
 };
 
 /// Every operator, ordered by family.
@@ -98,7 +99,8 @@ pub static ALL: &[&dyn Op] = &[
     &norm_gradient::RMS_NORM_GRADIENT,
     &pool::MaxPool,
     &pool::MaxPoolGradient,
-    &pool::AveragePool,
+    &average_pool::AveragePool,
+    &average_pool::AveragePoolGradient,
     &adaptive_pool::AdaptiveAveragePool,
     &adaptive_pool::AdaptiveMaxPool,
     &attention::Attention,

@@ -19,6 +19,7 @@ const NEED_NUMBERS: &[&str] = &[
     "group_norm",
     "group_norm_gradient",
     "max_pool_gradient",
+    "average_pool_gradient",
     "adaptive_average_pool",
     "adaptive_max_pool",
 ];

@@ -1,58 +1,22 @@
 """Training graphs run in plain ONNX Runtime and train as PyTorch does."""
 
 import copy
-import io
-import warnings
+import functools
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import shorthaul.onnx
 import torch
 import torch.nn.functional as F
 from shorthaul.models import DigitsConvNet, DigitsTransformer
 from torch import nn
-
-
-def exported(model, *inputs, batch=True):
-    """The bytes of the model as ONNX, with a dynamic batch size."""
-    buffer = io.BytesIO()
-    shapes = tuple({0: torch.export.Dim("batch")} if batch else None for _ in inputs)
-    names = [f"x{i}" for i in range(len(inputs))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            copy.deepcopy(model).eval(),
-            inputs,
-            dynamo=True,
-            input_names=names,
-            dynamic_shapes=shapes,
-            optimize=False,
-            verbose=False,
-        )
-    onnx.save(program.model_proto, buffer)
-    return buffer.getvalue()
-
-
-def session(data):
-    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-def run(data, feeds):
-    opened = session(data)
-    names = [output.name for output in opened.get_outputs()]
-    feeds = {name: value.detach().numpy() for name, value in feeds.items()}
-    return dict(zip(names, map(torch.from_numpy, opened.run(None, feeds)), strict=True))
+from training_graphs import exported, run, session
 
 
 def assert_gradients(model, x, target, loss, function):
     model = model.eval()
     found = run(
-        shorthaul.onnx.grad(exported(model, x), loss=loss),
+        shorthaul.onnx.grad(exported(model.eval(), x), loss=loss),
         {"x0": x, "labels" if loss == "cross-entropy" else "target": target},
     )
     exact = copy.deepcopy(model).double()
@@ -130,28 +94,28 @@ def test_only_what_is_asked_for_is_differentiated():
     assert found.keys() == {"loss", "1.bias.grad", "x0.grad"}
 
 
-@pytest.mark.parametrize("network", [DigitsConvNet, DigitsTransformer])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
-def test_training_in_onnx_runtime_follows_pytorch(network, optimizer):
+def digits():
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
-    torch.manual_seed(0)
-    model = network().eval()  # statistics of batch normalization stay as they are
-    data = shorthaul.onnx.grad(
-        exported(model, images[:50]), loss="cross-entropy", optimizer=optimizer
-    )
-    rate = {"sgd": 0.5, "momentum": 0.1}.get(optimizer, 1e-3)
-    ours, opened = [], session(data)
-    names = [output.name for output in opened.get_outputs()]
-    state: dict[str, np.ndarray] = {}
-    for step in range(30):
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
+    return images, torch.tensor(found.target)
+
+
+def batches(images, labels, steps):
+    for step in range(steps):
         rows = slice(50 * step, 50 * step + 50)
+        yield images[rows], labels[rows]
+
+
+def trained(data, rate, steps=30):
+    """Losses of a training graph in ONNX Runtime, and what it left: parameters and statistics."""
+    opened, losses, state = session(data), [], {}
+    names = [output.name for output in opened.get_outputs()]
+    for step, (images, labels) in enumerate(batches(*digits(), steps)):
         feeds = {
-            "x0": images[rows].numpy(),
-            "labels": labels[rows].numpy(),
+            "x0": images.numpy(),
+            "labels": labels.numpy(),
             "lr": np.float32(rate),
             "step": np.float32(step + 1),
             **state,
@@ -162,23 +126,94 @@ def test_training_in_onnx_runtime_follows_pytorch(network, optimizer):
         feeds = {i.name: np.asarray(feeds[i.name]) for i in opened.get_inputs()}
         result = dict(zip(names, opened.run(None, feeds | state), strict=True))
         state = {n.removesuffix(".next"): v for n, v in result.items() if n.endswith(".next")}
-        ours.append(result["loss"].item())
+        losses.append(result["loss"].item())
+    return losses, state
+
+
+def trained_by_pytorch(model, stepper, steps=30):
+    losses = []
+    for images, labels in batches(*digits(), steps):
+        loss = F.cross_entropy(model(images), labels)
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+        losses.append(loss.item())
+    return losses
+
+
+@functools.cache
+def untrained(network):
+    """The network as it is first, and its file; batch normalization keeps its statistics."""
+    torch.manual_seed(0)
+    model = network().eval()
+    return model, exported(model, digits()[0][:50])
+
+
+@pytest.mark.parametrize("network", [DigitsConvNet, DigitsTransformer])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+def test_training_in_onnx_runtime_follows_pytorch(network, optimizer):
+    model, file = copy.deepcopy(untrained(network))
+    data = shorthaul.onnx.grad(file, loss="cross-entropy", optimizer=optimizer)
+    rate = {"sgd": 0.5, "momentum": 0.1}.get(optimizer, 1e-3)
+    ours, _ = trained(data, rate)
     make = {
         "sgd": lambda p: torch.optim.SGD(p, rate),
         "momentum": lambda p: torch.optim.SGD(p, rate, momentum=0.9),
         "adam": lambda p: torch.optim.Adam(p, rate),
         "adamw": lambda p: torch.optim.AdamW(p, rate),
     }[optimizer]
-    stepper, theirs = make(model.parameters()), []
-    for step in range(30):
-        rows = slice(50 * step, 50 * step + 50)
-        loss = F.cross_entropy(model(images[rows]), labels[rows])
-        stepper.zero_grad()
-        loss.backward()
-        stepper.step()
-        theirs.append(loss.item())
+    theirs = trained_by_pytorch(model, make(model.parameters()))
     assert theirs[-1] < theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=2e-3)
+
+
+class Normalized(nn.Module):
+    """Batch normalization of images and of rows, one of them used twice in a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.head = nn.Linear(8 * 16, 32)
+        self.rows = nn.BatchNorm1d(32, momentum=0.3)
+        self.out = nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = F.silu(self.norm(self.a(x)))
+        x = F.avg_pool2d(F.silu(self.norm(self.b(x))), 2)
+        return self.out(F.silu(self.rows(self.head(x.flatten(1)))))
+
+
+def test_batch_normalization_trains_as_in_pytorch():
+    """The loss curve, and parameters and running statistics afterwards."""
+    torch.manual_seed(0)
+    model = Normalized().train()
+    # The exporter writes the inference form even of a model in training mode.
+    data = shorthaul.onnx.grad(
+        exported(model, digits()[0][:50]), loss="cross-entropy", optimizer="sgd", mode="train"
+    )
+    ours, left = trained(data, 0.05)
+    theirs = trained_by_pytorch(model, torch.optim.SGD(model.parameters(), 0.05))
+    assert theirs[-1] < 0.5 * theirs[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    wanted = {n: t for n, t in model.state_dict().items() if not n.endswith("num_batches_tracked")}
+    assert left.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(left[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_the_mode_decides_the_form_of_batch_normalization():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(8, 4)
+    data, target = exported(model, x), torch.zeros(8, 3)
+    for mode, trains in [("file", False), ("eval", False), ("train", True)]:
+        found = run(shorthaul.onnx.grad(data, loss="mse", mode=mode), {"x0": x, "target": target})
+        assert ("1.running_var.next" in found) == trains
+        wanted = F.mse_loss(copy.deepcopy(model).train(trains)(x), target)
+        torch.testing.assert_close(found["loss"], wanted)
+    with pytest.raises(ValueError, match="file, train, eval"):
+        shorthaul.onnx.grad(data, loss="mse", mode="fast")
 
 
 class Dropping(nn.Module):
@@ -189,19 +224,15 @@ class Dropping(nn.Module):
 
 
 def test_dropout_has_one_mask():
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            Dropping(),
-            (torch.ones(64), torch.ones(64)),
-            dynamo=True,
-            input_names=["x", "w"],
-            output_names=["total"],
-            verbose=False,
-        )
-    onnx.save(program.model_proto, buffer)
-    data = shorthaul.onnx.grad(buffer.getvalue(), loss="total", wrt=["w"])
+    model = exported(
+        Dropping(),
+        torch.ones(64),
+        torch.ones(64),
+        dynamic=False,
+        names=["x", "w"],
+        outputs=["total"],
+    )
+    data = shorthaul.onnx.grad(model, loss="total", wrt=["w"])
     found = run(data, {"x": torch.ones(64), "w": torch.ones(64)})
     gradient = found["w.grad"]
     assert set(gradient.tolist()) == {0.0, 2.0}
@@ -223,6 +254,19 @@ def test_layer_norm_of_everything():
     assert_gradients(model, ids, torch.randn(2, 12), "mse", F.mse_loss)
 
 
+@pytest.mark.parametrize("smoothing", [0.1, 1.0])
+def test_labels_are_smoothed_as_in_pytorch(smoothing):
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 5).double(), torch.randn(6, 4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, -100, 4, 4, 2])
+    data = shorthaul.onnx.grad(exported(model, x), loss="cross-entropy", label_smoothing=smoothing)
+    found = run(data, {"x0": x, "labels": labels})
+    wanted = F.cross_entropy(model(x), labels, label_smoothing=smoothing)
+    wanted.backward()
+    torch.testing.assert_close(found["loss"], wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found["weight.grad"], model.weight.grad, rtol=1e-9, atol=1e-12)
+
+
 def test_the_same_model_gives_the_same_bytes():
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
     assert shorthaul.onnx.grad(data, loss="mse") == shorthaul.onnx.grad(data, loss="mse")
@@ -237,9 +281,8 @@ def test_what_does_not_fit_is_said():
     taken = exported(nn.Linear(3, 2), torch.randn(2, 3)).replace(b"x0", b"lr")
     with pytest.raises(shorthaul.onnx.OnnxError, match="already has a value called `lr`"):
         shorthaul.onnx.grad(taken, loss="mse", optimizer="sgd")
-    pooled = exported(nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(1, 1, 1)), torch.randn(2, 1, 4, 4))
-    with pytest.raises(shorthaul.onnx.OnnxError, match="cannot be written as ONNX"):
-        shorthaul.onnx.grad(pooled, loss="mse", wrt=["x0"])
+    with pytest.raises(shorthaul.onnx.OnnxError, match="label smoothing"):
+        shorthaul.onnx.grad(data, loss="mse", label_smoothing=0.1)
     with pytest.raises(ValueError, match="sgd, momentum, adam, adamw"):
         shorthaul.onnx.grad(data, loss="mse", optimizer="lion")
     with pytest.raises(shorthaul.onnx.OnnxError, match="damaged"):

@@ -36,6 +36,12 @@ def main():
         ],
         weights,
     )
+    norm = ["scale", "bias", "mean", "var"]
+    write(
+        "normalized",
+        [helper.make_node("BatchNormalization", ["x", *norm], ["y"], name="norm")],
+        {name: np.full(4, n % 2, np.float32) for n, name in enumerate(norm, 1)},
+    )
     write(
         "unsupported",
         [

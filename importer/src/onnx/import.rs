@@ -16,6 +16,7 @@ use graph::{
 };
 use ops::{OpBuilder, attrs};
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// How to import.
@@ -23,6 +24,33 @@ use std::sync::Arc;
 pub struct Options {
     /// Values for dynamic sizes, by the name they have in the file or in [`Model::sizes`].
     pub sizes: BTreeMap<String, i64>,
+    /// The form of batch normalization and dropout.
+    pub mode: Mode,
+}
+
+/// Which form batch normalization and dropout take: the two operators that do other things in
+/// training than in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Each node's own, by its `training_mode`.
+    #[default]
+    File,
+    /// Statistics of the batch, values dropped.
+    Train,
+    /// Running statistics, no value dropped.
+    Eval,
+}
+
+impl FromStr for Mode {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        match s {
+            "file" => Ok(Mode::File),
+            "train" => Ok(Mode::Train),
+            "eval" => Ok(Mode::Eval),
+            other => Err(format!("`{other}` is none of file, train, eval")),
+        }
+    }
 }
 
 /// An imported model.
@@ -36,6 +64,11 @@ pub struct Model {
     pub outputs: Vec<Port>,
     /// Initializers that the nodes use as data, in the order of first use.
     pub parameters: Vec<Parameter>,
+    /// What batch normalization in training form makes of running statistics: the statistic's
+    /// container and its successor's, in the order of first use.
+    pub statistics: Vec<(ContainerId, ContainerId)>,
+    /// Nodes that normalize by fixed statistics, by name.
+    pub frozen: Vec<String>,
     /// Dynamic sizes: the name in the file and the symbol in the graph.
     pub sizes: Vec<(String, Symbol)>,
 }
@@ -96,6 +129,8 @@ impl File {
             inputs: finished.inputs,
             outputs: finished.outputs,
             parameters: finished.parameters,
+            statistics: finished.statistics,
+            frozen: finished.frozen,
             sizes: finished.sizes,
         })
     }
@@ -163,6 +198,8 @@ pub(super) struct Importer<'g> {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
+    statistics: Vec<(ContainerId, ContainerId)>,
+    frozen: Vec<String>,
     problems: Vec<Problem>,
     seed: Option<ContainerId>,
     /// Random nodes so far: each draws other numbers.
@@ -175,6 +212,8 @@ struct Finished {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
+    statistics: Vec<(ContainerId, ContainerId)>,
+    frozen: Vec<String>,
     sizes: Vec<(String, Symbol)>,
     problems: Vec<Problem>,
 }
@@ -192,6 +231,8 @@ impl<'g> Importer<'g> {
             inputs: Vec::new(),
             outputs: Vec::new(),
             parameters: Vec::new(),
+            statistics: Vec::new(),
+            frozen: Vec::new(),
             problems: Vec::new(),
             seed: None,
             n_random: 0,
@@ -230,6 +271,8 @@ impl<'g> Importer<'g> {
             inputs: self.inputs,
             outputs: self.outputs,
             parameters: self.parameters,
+            statistics: self.statistics,
+            frozen: self.frozen,
             sizes: self.sizes,
             problems: self.problems,
         }
@@ -410,6 +453,11 @@ impl<'g> Importer<'g> {
         self.values.get(name).unwrap_or(&Value::Broken)
     }
 
+    /// The container of a stored or known value that was used as data before.
+    pub(super) fn made(&self, name: &str) -> Option<ContainerId> {
+        self.made.get(name).copied()
+    }
+
     /// The container of a value; made now if the value was only known so far.
     ///
     /// # Errors
@@ -459,6 +507,30 @@ impl<'g> Importer<'g> {
         for parameter in &mut self.parameters {
             parameter.trainable &= parameter.container != container;
         }
+    }
+
+    /// The latest value of a running statistic: its successor if a node made one already.
+    pub(super) fn statistic(&self, of: ContainerId) -> ContainerId {
+        let known = self.statistics.iter().find(|(id, _)| *id == of);
+        known.map_or(of, |(_, next)| *next)
+    }
+
+    /// Makes `next` the latest value of a running statistic.
+    pub(super) fn follow_statistic(&mut self, of: ContainerId, next: ContainerId) {
+        match self.statistics.iter_mut().find(|(id, _)| *id == of) {
+            Some(known) => known.1 = next,
+            None => self.statistics.push((of, next)),
+        }
+    }
+
+    /// Notes that the current node normalizes by fixed statistics.
+    pub(super) fn freeze(&mut self) {
+        self.frozen.push(self.builder.origin.node.clone());
+    }
+
+    /// The form of batch normalization and dropout.
+    pub(super) fn mode(&self) -> Mode {
+        self.options.mode
     }
 
     /// Symbolic integers as data: a constant, or scalars computed from sizes and put together.

@@ -20,7 +20,7 @@ mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
 pub use file::{Declared, File, Initializers};
-pub use import::{Model, Options, Parameter, Port};
+pub use import::{Mode, Model, Options, Parameter, Port};
 pub use tensor::Stored;
 pub use write::{Names, WRITTEN_OPSET, WriteError, write};
 

@@ -1,6 +1,6 @@
 //! A node as its rule sees it: attributes and inputs by what they are used for, and appending operators.
 
-use super::import::Importer;
+use super::import::{Importer, Mode};
 use super::proto::{AttributeProto, NodeProto, attribute_type};
 use super::tensor::Stored;
 use super::value::{Ints, Value};
@@ -200,6 +200,11 @@ impl NodeCx<'_, '_> {
     /// What is known of an input.
     pub fn value(&self, position: usize) -> Result<Value, Refusal> {
         Ok(self.importer.value(&self.name(position)?).clone())
+    }
+
+    /// The container of an input that was used as data before.
+    pub fn made(&self, position: usize) -> Result<Option<ContainerId>, Refusal> {
+        Ok(self.importer.made(&self.name(position)?))
     }
 
     /// An input as data.
@@ -429,6 +434,33 @@ impl NodeCx<'_, '_> {
     /// Marks an input as one that gradients do not change.
     pub fn not_trainable(&mut self, id: ContainerId) {
         self.importer.not_trainable(id);
+    }
+
+    /// Whether a node with this `training_mode` is in training form.
+    pub fn trains(&self, training_mode: bool) -> bool {
+        match self.importer.mode() {
+            Mode::File => training_mode,
+            Mode::Train => true,
+            Mode::Eval => false,
+        }
+    }
+
+    /// Notes that this node normalizes by fixed statistics.
+    pub fn freeze(&mut self) {
+        self.importer.freeze();
+    }
+
+    /// Makes a running statistic's latest value the one that `of(latest, batch)` gives.
+    pub fn follow_statistic(
+        &mut self,
+        statistic: ContainerId,
+        batch: ContainerId,
+        of: Expr,
+    ) -> Result<(), Refusal> {
+        let latest = self.importer.statistic(statistic);
+        let next = self.elementwise(of.cast(self.dtype(statistic)), &[latest, batch])?;
+        self.importer.follow_statistic(statistic, next);
+        Ok(())
     }
 
     /// The seed of random numbers, and a number for this node's.

@@ -24,6 +24,8 @@ def grad(
     loss: str,
     optimizer: str | None = None,
     wrt: Sequence[str] | None = None,
+    mode: str = "file",
+    label_smoothing: float = 0.0,
 ) -> bytes:
     """The training graph of an ONNX model: the bytes of another ONNX file, of standard operators.
 
@@ -31,17 +33,31 @@ def grad(
     ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
     ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
     the state and, for Adam, ``step``. ``wrt``: what is differentiated, by name; every trainable
-    initializer if not given.
+    initializer if not given. ``mode``: the form of BatchNormalization and Dropout: ``"file"``
+    (each node's own), ``"train"`` (statistics of the batch, values dropped) or ``"eval"``; PyTorch
+    exports BatchNormalization in evaluation form even from a model in training mode.
+    ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
 
-    The file gives ``loss``, ``NAME.grad`` and, with an optimizer, ``NAME.next`` and its state.
+    The file gives ``loss``, ``NAME.grad``, with BatchNormalization in training form ``NAME.next``
+    of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state.
     Raises :class:`OnnxError`.
     """
     if isinstance(model, bytes):
         with tempfile.TemporaryDirectory(prefix="shorthaul-") as folder:
             path = Path(folder) / "model.onnx"
             path.write_bytes(model)
-            return grad(path, loss=loss, optimizer=optimizer, wrt=wrt)
+            return grad(
+                path,
+                loss=loss,
+                optimizer=optimizer,
+                wrt=wrt,
+                mode=mode,
+                label_smoothing=label_smoothing,
+            )
     try:
-        return _native.training_graph(os.fspath(model), loss, optimizer, list(wrt) if wrt else None)
+        names = list(wrt) if wrt else None
+        return _native.training_graph(
+            os.fspath(model), loss, optimizer, names, mode, label_smoothing
+        )
     except _native.OnnxFailure as error:
         raise OnnxError(str(error)) from None

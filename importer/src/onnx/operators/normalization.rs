@@ -24,35 +24,54 @@ fn eps(value: f64) -> (&'static str, Attr) {
 }
 
 /// Inference uses running statistics; training (`training_mode`) returns them updated, with
-/// `momentum` the share of the old ones, and the population variance.
+/// `momentum` the share of the old ones, and the population variance. What training leaves as
+/// running statistics holds PyTorch's unbiased variance.
 fn batch(cx: &mut NodeCx) -> Values {
     let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let (mean, var) = (cx.input(3)?, cx.input(4)?);
     cx.not_trainable(mean);
     cx.not_trainable(var);
     let epsilon = cx.float("epsilon", 1e-5)?;
-    if cx.int("training_mode", 0)? == 0 {
+    let training = cx.int("training_mode", 0)? != 0;
+    if !cx.trains(training) {
+        cx.freeze();
         let inputs = [x, scale, bias, mean, var];
-        return single(cx.op1("batch_norm_inference", &inputs, attrs([eps(epsilon)]))?);
+        let y = cx.op1("batch_norm_inference", &inputs, attrs([eps(epsilon)]))?;
+        let same = [mean, var].into_iter().filter(|_| training);
+        return Ok([y].into_iter().chain(same).map(Value::Data).collect());
     }
     let momentum = cx.float("momentum", 0.9)?;
     let inputs = [Some(x), Some(scale), Some(bias)];
     let outputs = cx.op("batch_norm", &inputs, attrs([eps(epsilon)]))?;
+    // Attributes are in single precision; 0.9 is meant, not the number next to it.
+    let momentum = (momentum as f32).to_string().parse().unwrap_or(momentum);
+    let mixed = |batch: Expr| {
+        let kept = Expr::In(0).mul(Expr::float(momentum));
+        kept.add(batch.mul(Expr::float(1.0 - momentum)))
+    };
     let mut values = vec![Value::Data(outputs[0])];
-    let mixed = Expr::In(0)
-        .mul(Expr::float(momentum))
-        .add(Expr::In(1).mul(Expr::float(1.0 - momentum)));
     for (n, (old, new)) in [(mean, outputs[1]), (var, outputs[3])]
         .into_iter()
         .enumerate()
     {
         if cx.wants(n + 1) {
             let dtype = cx.dtype(old);
-            let updated = cx.elementwise(mixed.clone().cast(dtype), &[old, new])?;
+            let updated = cx.elementwise(mixed(Expr::In(1)).cast(dtype), &[old, new])?;
             values.push(Value::Data(updated));
         }
     }
+    cx.follow_statistic(mean, outputs[1], mixed(Expr::In(1)))?;
+    let unbiased = Expr::In(1).mul(unbiased(&cx.shape(x), cx.dtype(outputs[3])));
+    cx.follow_statistic(var, outputs[3], mixed(unbiased))?;
     Ok(values)
+}
+
+/// `n / (n − 1)` for the n elements of a channel.
+fn unbiased(shape: &[SymExpr], dtype: DType) -> Expr {
+    let others = shape.iter().enumerate().filter(|(d, _)| *d != 1);
+    let count = SymExpr::product(others.map(|(_, size)| size));
+    let n = Expr::Index(count).cast(DType::F64);
+    n.clone().div(n.sub(Expr::float(1.0))).cast(dtype)
 }
 
 /// Number of dimensions from `axis` to the last.

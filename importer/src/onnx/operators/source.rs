@@ -14,12 +14,21 @@ pub static RULES: Rules = &[
     ("ConstantOfShape", constant_of_shape),
     ("Dropout", dropout),
     ("EyeLike", eye_like),
-    ("Identity", |cx| Ok(vec![cx.value(0)?])),
+    ("Identity", identity),
     ("RandomUniformLike", random_uniform_like),
     ("Range", range),
     ("Shape", folded),
     ("Size", folded),
 ];
+
+/// An initializer that is used already stays one parameter. One that is copied first is two: an
+/// exporter that stores equal tensors once restores their names by such copies.
+fn identity(cx: &mut NodeCx) -> Values {
+    Ok(vec![match cx.made(0)? {
+        Some(id) => Value::Data(id),
+        None => cx.value(0)?,
+    }])
+}
 
 /// Operators whose result always follows from sizes.
 fn folded(cx: &mut NodeCx) -> Values {
@@ -110,7 +119,7 @@ fn range(cx: &mut NodeCx) -> Values {
 fn dropout(cx: &mut NodeCx) -> Values {
     let ratio = cx.scalar(1)?.unwrap_or(0.5);
     let training = cx.scalar(2)?.unwrap_or(0.0) != 0.0;
-    if training && ratio > 0.0 {
+    if cx.trains(training) && ratio > 0.0 {
         let x = cx.input(0)?;
         let (seed, id) = cx.randomness();
         let list = attrs([

@@ -1,61 +1,155 @@
-//! Cross-entropy and its gradient.
+//! Losses over classes and their gradients.
 
-use super::nodes::{Nodes, Refusal, int};
+use super::nodes::{Nodes, Refusal, int, text};
 use super::rules::Written;
-use graph::{Scalar, Tensor};
+use graph::{ContainerId, DType, Scalar, SymExpr};
 use ops::Call;
 
-/// Target classes with those that do not count replaced by 0, and each one's weight.
+/// What both passes know of the targets.
 struct Targets {
+    /// Classes, those that do not count replaced by 0.
     class: String,
+    /// Whether a row does not count.
+    skip: String,
+    /// The weight of each row's class; 0 where it does not count.
     weight: String,
+    /// The classes' weights as they broadcast to x.
+    weights: Option<String>,
+    smoothing: f64,
+    zero: String,
 }
 
-fn targets(n: &mut Nodes, c: &Call, weight: usize) -> Result<Targets, Refusal> {
-    let (x, t) = (c.input(weight - 2)?.clone(), weight - 1);
-    let target = c.input(t)?.clone();
+/// The targets of a loss whose x, target and weight are the inputs from `first`.
+fn targets(n: &mut Nodes, c: &Call, first: usize) -> Result<Targets, Refusal> {
+    let (x, target) = (c.input(first)?.clone(), c.input(first + 1)?.clone());
     if target.dtype.is_float() {
         return Err(Refusal("probabilities as targets".into()));
-    }
-    if c.float_or("label_smoothing", 0.0)? != 0.0 {
-        return Err(Refusal("label smoothing".into()));
     }
     if x.rank() < 2 {
         return Err(Refusal(
             "a loss of one sample without a batch dimension".into(),
         ));
     }
-    let name = n.input(c, t)?;
+    let name = n.input(c, first + 1)?;
     let ignored = Scalar::Int(c.int_or("ignore_index", -100)?);
     let ignored = n.number(ignored, target.dtype);
-    let zero = n.number(Scalar::Int(0), target.dtype);
+    let first_class = n.number(Scalar::Int(0), target.dtype);
     let skip = n.of2("Equal", &name, &ignored);
-    let class = n.node("Where", &[&skip, &zero, &name], Vec::new());
-    let none = n.number(Scalar::Float(0.0), x.dtype);
-    let of_class = match c.optional_id(weight) {
+    let class = n.node("Where", &[&skip, &first_class, &name], Vec::new());
+    let zero = n.number(Scalar::Float(0.0), x.dtype);
+    let own = c.optional_id(first + 2);
+    let of_class = match own {
         Some(id) => {
             let weights = n.operand(id);
             n.node("Gather", &[&weights, &class], vec![int("axis", 0)])
         }
         None => n.number(Scalar::Float(1.0), x.dtype),
     };
-    let mut weight = n.node("Where", &[&skip, &none, &of_class], Vec::new());
-    // Without weights the value may have no dimension yet.
-    let shape = n.shape(&target.shape)?;
-    weight = n.of2("Expand", &weight, &shape);
-    Ok(Targets { class, weight })
+    let mut weight = n.node("Where", &[&skip, &zero, &of_class], Vec::new());
+    if own.is_none() {
+        // Where no row is skipped, the value has no dimension yet.
+        let shape = n.shape(&target.shape)?;
+        weight = n.of2("Expand", &weight, &shape);
+    }
+    let smoothing = c.float_or("label_smoothing", 0.0)?;
+    let weights = own.filter(|_| smoothing != 0.0);
+    let weights = weights
+        .map(|id| along_classes(n, id, x.rank()))
+        .transpose()?;
+    Ok(Targets {
+        class,
+        skip,
+        weight,
+        weights,
+        smoothing,
+        zero,
+    })
 }
 
-pub(super) fn cross_entropy(n: &mut Nodes, c: &Call) -> Written {
-    let t = targets(n, c, 2)?;
+/// A vector of classes that broadcasts to x of that rank.
+fn along_classes(n: &mut Nodes, id: ContainerId, rank: usize) -> Result<String, Refusal> {
+    let mut shape = n.graph.container(id).shape.clone();
+    shape.resize(rank - 1, SymExpr::constant(1));
+    let value = n.operand(id);
+    n.reshaped(&value, &shape)
+}
+
+impl Targets {
+    fn number(&self, n: &mut Nodes, value: f64, like: &ops::TensorType) -> String {
+        n.number(Scalar::Float(value), like.dtype)
+    }
+
+    /// `(1 − s)·loss + s/C·Σ_c w_c·(lse − x_c)`, 0 where a row does not count.
+    fn smoothed(
+        &self,
+        n: &mut Nodes,
+        x_type: &ops::TensorType,
+        (loss, lse, x): (&str, &str, &str),
+    ) -> String {
+        let mut terms = n.of2("Sub", lse, x);
+        if let Some(weights) = &self.weights {
+            terms = n.of2("Mul", &terms, weights);
+        }
+        let mean = n.reduced("ReduceMean", &terms, &[1], false);
+        let even = self.number(n, self.smoothing, x_type);
+        let even = n.of2("Mul", &mean, &even);
+        let even = n.node("Where", &[&self.skip, &self.zero, &even], Vec::new());
+        let rest = self.number(n, 1.0 - self.smoothing, x_type);
+        let hard = n.of2("Mul", loss, &rest);
+        n.of2("Add", &hard, &even)
+    }
+
+    /// `g·(p·A − s/C·w)`, with `hard = g·(1 − s)·w_t`.
+    fn without_the_class(
+        &self,
+        n: &mut Nodes,
+        x_type: &ops::TensorType,
+        (p, g, hard): (&str, &str, &str),
+    ) -> Result<String, Refusal> {
+        let one = n.ints(&[1]);
+        let hard = n.of2("Unsqueeze", hard, &one);
+        if self.smoothing == 0.0 {
+            return Ok(n.of2("Mul", p, &hard));
+        }
+        let even = self.number(n, self.smoothing, x_type);
+        let g = n.node("Where", &[&self.skip, &self.zero, g], Vec::new());
+        let row = n.of2("Mul", &g, &even);
+        let row = n.of2("Unsqueeze", &row, &one);
+        let n_classes = n.size(&x_type.shape[1])?;
+        let n_classes = n.cast(n_classes, DType::I64, x_type.dtype);
+        let each = n.of2("Div", &row, &n_classes);
+        let (spread, all) = match &self.weights {
+            Some(weights) => {
+                let mean = n.reduced("ReduceMean", weights, &[0], true);
+                (n.of2("Mul", &each, weights), n.of2("Mul", &row, &mean))
+            }
+            None => (each, row),
+        };
+        let scale = n.of2("Add", &hard, &all);
+        let dx = n.of2("Mul", p, &scale);
+        Ok(n.of2("Sub", &dx, &spread))
+    }
+}
+
+/// Cross-entropy and negative log likelihood, which takes x for logarithms of probabilities.
+pub(super) fn class_loss(n: &mut Nodes, c: &Call) -> Written {
+    let x_type = c.input(0)?.clone();
+    let t = targets(n, c, 0)?;
     let x = n.input(c, 0)?;
-    let lse = n.reduced("ReduceLogSumExp", &x, &[1], true);
     let one = n.ints(&[1]);
     let class = n.of2("Unsqueeze", &t.class, &one);
     let picked = n.node("GatherElements", &[&x, &class], vec![int("axis", 1)]);
-    let loss = n.of2("Sub", &lse, &picked);
+    let of_logits = c.library.op == "cross_entropy";
+    let lse = of_logits.then(|| n.reduced("ReduceLogSumExp", &x, &[1], true));
+    let loss = match &lse {
+        Some(lse) => n.of2("Sub", lse, &picked),
+        None => n.node("Neg", &[&picked], Vec::new()),
+    };
     let loss = n.of2("Squeeze", &loss, &one);
-    let loss = n.of2("Mul", &loss, &t.weight);
+    let mut loss = n.of2("Mul", &loss, &t.weight);
+    if let (Some(lse), true) = (&lse, t.smoothing != 0.0) {
+        loss = t.smoothed(n, &x_type, (&loss, lse, &x));
+    }
     let all: Vec<i64> = (0..c.input(1)?.rank() as i64).collect();
     let total = n.reduced("ReduceSum", &t.weight, &all, false);
     let value = match c.str_or("reduction", "mean".into())?.as_str() {
@@ -68,33 +162,45 @@ pub(super) fn cross_entropy(n: &mut Nodes, c: &Call) -> Written {
     };
     n.output(c, 0, value);
     n.output(c, 1, total);
-    let lse = n.of2("Squeeze", &lse, &one);
-    n.output(c, 2, lse);
+    if let Some(lse) = lse.filter(|_| c.output_id(2).is_some()) {
+        let lse = n.of2("Squeeze", &lse, &one);
+        n.output(c, 2, lse);
+    }
     Ok(())
 }
 
-/// `(softmax(x) − onehot(target)) · weight · dloss`, divided by the total for a mean.
-pub(super) fn cross_entropy_gradient(n: &mut Nodes, c: &Call) -> Written {
+/// With `p = softmax(x)` and the row's gradient g: `g·(p·A − (1 − s)·w_t·onehot(t) − s/C·w)`, in which
+/// `A = (1 − s)·w_t + s/C·Σ w`. What the one class adds is a scatter. Of negative log likelihood that
+/// is all there is.
+pub(super) fn class_loss_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x_type = c.input(1)?.clone();
-    let t = targets(n, c, 3)?;
-    let (dloss, x, lse) = (n.input(c, 0)?, n.input(c, 1)?, n.input(c, 5)?);
+    let t = targets(n, c, 1)?;
+    let mut g = n.input(c, 0)?;
     let one = n.ints(&[1]);
-    let lse = n.of2("Unsqueeze", &lse, &one);
-    let shifted = n.of2("Sub", &x, &lse);
-    let p = n.node("Exp", &[&shifted], Vec::new());
-    let depth = n.size(&x_type.shape[1])?;
-    let mut values = Tensor::zeros(x_type.dtype, &[2]);
-    values.set(1, Scalar::Float(1.0));
-    let values = n.constant(&values);
-    let hot = n.node("OneHot", &[&t.class, &depth, &values], vec![int("axis", 1)]);
-    let difference = n.of2("Sub", &p, &hot);
-    let mut scale = n.of2("Mul", &t.weight, &dloss);
     if c.str_or("reduction", "mean".into())? == "mean" {
         let total = n.input(c, 4)?;
-        scale = n.of2("Div", &scale, &total);
+        g = n.of2("Div", &g, &total);
     }
-    let scale = n.of2("Unsqueeze", &scale, &one);
-    let dx = n.of2("Mul", &difference, &scale);
+    let mut hard = n.of2("Mul", &t.weight, &g);
+    if t.smoothing != 0.0 {
+        let rest = t.number(n, 1.0 - t.smoothing, &x_type);
+        hard = n.of2("Mul", &hard, &rest);
+    }
+    let dx = match c.library.op == "cross_entropy_gradient" {
+        true => {
+            let (x, lse) = (n.input(c, 1)?, n.input(c, 5)?);
+            let lse = n.of2("Unsqueeze", &lse, &one);
+            let shifted = n.of2("Sub", &x, &lse);
+            let p = n.node("Exp", &[&shifted], Vec::new());
+            t.without_the_class(n, &x_type, (&p, &g, &hard))?
+        }
+        false => n.zeros(&x_type.shape, x_type.dtype)?,
+    };
+    let class = n.of2("Unsqueeze", &t.class, &one);
+    let less = n.node("Neg", &[&hard], Vec::new());
+    let less = n.of2("Unsqueeze", &less, &one);
+    let attributes = vec![int("axis", 1), text("reduction", "add")];
+    let dx = n.node("ScatterElements", &[&dx, &class, &less], attributes);
     n.output(c, 0, dx);
     Ok(())
 }

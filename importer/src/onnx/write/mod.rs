@@ -4,6 +4,7 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
+mod lookups;
 mod losses;
 mod nodes;
 mod norms;
@@ -88,10 +89,11 @@ pub fn write(graph: &Graph, names: &Names) -> Result<Vec<u8>, WriteError> {
             }
         }
     }
-    for (output, name) in graph.outputs.iter().zip(&names.outputs) {
-        let value = nodes.value(output.container);
-        nodes.give("Identity", &[&value], &[name], Vec::new());
-    }
+    let results = graph.outputs.iter().zip(&names.outputs);
+    let results: Vec<(String, &str)> = results
+        .map(|(output, name)| (nodes.operand(output.container), name.as_str()))
+        .collect();
+    nodes.finish(&results);
     Ok(model(graph, names, nodes).encode_to_vec())
 }
 

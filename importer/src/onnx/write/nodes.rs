@@ -4,6 +4,7 @@ use super::super::proto::{AttributeProto, NodeProto, TensorProto, attribute_type
 use super::Names;
 use bytes::Bytes;
 use graph::{ContainerId, DType, Graph, Lifetime, Scalar, Tensor};
+use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a rule cannot write a call.
@@ -30,6 +31,8 @@ pub(super) struct Nodes<'g> {
     pub(super) sizes: BTreeMap<String, String>,
     values: BTreeMap<ContainerId, String>,
     known: BTreeMap<(i32, Vec<i64>, Vec<u8>), String>,
+    /// Outputs of nodes by operator, inputs and attributes: what is computed already.
+    computed: BTreeMap<(String, Vec<String>, Vec<u8>), Vec<String>>,
     taken: BTreeSet<String>,
     origin: String,
 }
@@ -44,6 +47,7 @@ impl<'g> Nodes<'g> {
             sizes: BTreeMap::new(),
             values: BTreeMap::new(),
             known: BTreeMap::new(),
+            computed: BTreeMap::new(),
             taken: names.outputs.iter().cloned().collect(),
             origin: String::new(),
         };
@@ -120,7 +124,8 @@ impl<'g> Nodes<'g> {
         self.nodes(op, inputs, 1, attribute).remove(0)
     }
 
-    /// Appends a node with several outputs.
+    /// Appends a node with several outputs; one that is there already is used again, but for those
+    /// that draw random numbers.
     pub(super) fn nodes(
         &mut self,
         op: &str,
@@ -128,11 +133,49 @@ impl<'g> Nodes<'g> {
         n_outputs: usize,
         attribute: Vec<Attribute>,
     ) -> Vec<String> {
+        let list = NodeProto {
+            attribute: attribute.clone(),
+            ..NodeProto::default()
+        };
+        let own = inputs.iter().map(ToString::to_string).collect();
+        let key = (op.to_string(), own, list.encode_to_vec());
+        let is_random = op == "Dropout";
+        if let Some(known) = self.computed.get(&key).filter(|_| !is_random)
+            && known.len() >= n_outputs
+        {
+            return known[..n_outputs].to_vec();
+        }
         let wanted = format!("{}.{}", self.origin, op.to_lowercase());
         let names: Vec<String> = (0..n_outputs).map(|_| self.fresh(&wanted)).collect();
         let outputs: Vec<&str> = names.iter().map(String::as_str).collect();
         self.give(op, inputs, &outputs, attribute);
+        self.computed.insert(key, names.clone());
         names
+    }
+
+    /// Gives the results their names: where nodes make them, the nodes' outputs are called so.
+    pub(super) fn finish(&mut self, results: &[(String, &str)]) {
+        let made: BTreeSet<String> = self.list.iter().flat_map(|n| n.output.clone()).collect();
+        let mut renamed: BTreeMap<String, String> = BTreeMap::new();
+        let mut copies = Vec::new();
+        for (value, name) in results {
+            if made.contains(value) && !renamed.contains_key(value) {
+                renamed.insert(value.clone(), name.to_string());
+            } else {
+                copies.push((value.clone(), *name));
+            }
+        }
+        for node in &mut self.list {
+            for value in node.input.iter_mut().chain(&mut node.output) {
+                if let Some(name) = renamed.get(value) {
+                    value.clone_from(name);
+                }
+            }
+        }
+        for (value, name) in copies {
+            let value = renamed.get(&value).cloned().unwrap_or(value);
+            self.give("Identity", &[&value], &[name], Vec::new());
+        }
     }
 
     /// A tensor of the file; equal ones are stored once.

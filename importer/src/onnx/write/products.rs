@@ -5,8 +5,10 @@ use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::rules::Written;
 use graph::SymExpr;
 use ops::Call;
+use ops::window::Window;
+use std::collections::BTreeMap;
 
-/// `Einsum`, written as `MatMul` where each operand can be brought into the form of one.
+/// `Einsum`, written as `Gemm` or `MatMul` where each operand can be brought into the form of one.
 pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
     let equation = c.str("equation")?;
     let mut inputs = Vec::new();
@@ -24,99 +26,167 @@ pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-type Letters = Vec<(char, SymExpr)>;
+/// One of the two operands.
+struct Operand {
+    letters: Vec<char>,
+    /// Whether dimensions of size 1, which would stretch, have to go first.
+    squeezed: bool,
+}
 
 /// Letters of a product by their part in it.
 struct Product {
-    operands: [Vec<char>; 2],
+    operands: [Operand; 2],
     result: Vec<char>,
-    batch: Letters,
-    rows: Letters,
-    columns: Letters,
-    summed: Letters,
+    sizes: BTreeMap<char, SymExpr>,
+    is_float: bool,
 }
 
 impl Product {
-    /// `None` for one operand, repeated letters, letters that only one operand sums, and sizes of 1
-    /// that stretch.
+    /// `None` for one operand, repeated letters, and letters that only one operand sums.
     fn of(c: &Call, equation: &str) -> Option<Product> {
         let (left, result) = equation.split_once("->")?;
-        let operands: Vec<Vec<char>> = left
-            .split(',')
-            .map(|o| o.trim().chars().collect())
-            .collect();
-        let [a, b] = <[Vec<char>; 2]>::try_from(operands).ok()?;
-        let result: Vec<char> = result.trim().chars().collect();
-        let mut product = Product {
-            operands: [a, b],
-            result,
-            batch: Vec::new(),
-            rows: Vec::new(),
-            columns: Vec::new(),
-            summed: Vec::new(),
-        };
-        let mut sizes: Letters = Vec::new();
-        for (position, letters) in product.operands.clone().iter().enumerate() {
-            for (d, letter) in letters.iter().enumerate() {
-                let size = c.inputs.get(position)?.as_ref()?.shape[d].clone();
-                let repeated = letters.iter().filter(|l| *l == letter).count() > 1;
-                match sizes.iter().find(|(l, _)| l == letter) {
-                    Some((_, known)) if *known != size => return None,
-                    _ if repeated => return None,
-                    Some(_) => {}
-                    None => sizes.push((*letter, size)),
+        let texts: Vec<&str> = left.split(',').map(str::trim).collect();
+        let [a, b] = <[&str; 2]>::try_from(texts).ok()?;
+        let mut sizes: BTreeMap<char, SymExpr> = BTreeMap::new();
+        let shape = |position: usize| c.inputs.get(position)?.as_ref().map(|t| t.shape.clone());
+        let one = |size: &SymExpr| size.as_const() == Some(1);
+        for (position, text) in [a, b].into_iter().enumerate() {
+            for (d, letter) in text.chars().enumerate() {
+                let size = shape(position)?.get(d)?.clone();
+                match sizes.get(&letter) {
+                    _ if text.matches(letter).count() > 1 => return None,
+                    Some(known) if *known != size && !one(known) && !one(&size) => return None,
+                    Some(known) if !one(known) => {}
+                    _ => {
+                        sizes.insert(letter, size);
+                    }
                 }
             }
         }
-        for (letter, size) in sizes {
-            let [a, b] = [0, 1].map(|i| product.operands[i].contains(&letter));
-            let list = match (a, b, product.result.contains(&letter)) {
-                (true, true, true) => &mut product.batch,
-                (true, true, false) => &mut product.summed,
-                (true, false, true) => &mut product.rows,
-                (false, true, true) => &mut product.columns,
-                _ => return None,
-            };
-            list.push((letter, size));
+        let operand = |position: usize, text: &str| -> Option<Operand> {
+            let shape = shape(position)?;
+            let stretches = |(letter, size): &(char, &SymExpr)| *size != &sizes[letter];
+            let pairs = || text.chars().zip(&shape);
+            Some(Operand {
+                squeezed: pairs().any(|pair| stretches(&pair)),
+                letters: pairs().filter(|p| !stretches(p)).map(|p| p.0).collect(),
+            })
+        };
+        let operands = [operand(0, a)?, operand(1, b)?];
+        let result: Vec<char> = result.trim().chars().collect();
+        let alone = |letter: &char| {
+            let n = operands
+                .iter()
+                .filter(|o| o.letters.contains(letter))
+                .count();
+            n + usize::from(result.contains(letter)) < 2
+        };
+        if sizes.keys().any(alone) {
+            return None;
         }
-        Some(product)
+        Some(Product {
+            is_float: c.inputs.iter().flatten().all(|t| t.dtype.is_float()),
+            operands,
+            result,
+            sizes,
+        })
+    }
+
+    fn sizes(&self, letters: &[char]) -> Vec<SymExpr> {
+        letters.iter().map(|l| self.sizes[l].clone()).collect()
+    }
+
+    fn size(&self, letters: &[char]) -> SymExpr {
+        SymExpr::product(&self.sizes(letters))
     }
 
     fn write(&self, n: &mut Nodes, inputs: &[String]) -> Result<String, Refusal> {
-        let a = self.matrix(n, &inputs[0], 0, [&self.batch, &self.rows, &self.summed])?;
-        let b = self.matrix(n, &inputs[1], 1, [&self.batch, &self.summed, &self.columns])?;
-        let product = n.of2("MatMul", &a, &b);
-        let made: Letters = [&self.batch, &self.rows, &self.columns]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
-        let sizes: Vec<SymExpr> = made.iter().map(|(_, size)| size.clone()).collect();
-        let product = n.reshaped(&product, &sizes)?;
-        let letters: Vec<char> = made.iter().map(|(l, _)| *l).collect();
-        Ok(transposed(n, product, &letters, &self.result))
+        let [a, b] = &self.operands;
+        let both = |l: &char| a.letters.contains(l) && b.letters.contains(l);
+        let own = |o: &Operand, want: &dyn Fn(&char) -> bool| -> Vec<char> {
+            o.letters.iter().copied().filter(|l| want(l)).collect()
+        };
+        let batch: Vec<char> = self.result.iter().copied().filter(both).collect();
+        let free = [a, b].map(|o| own(o, &|l| !both(l)));
+        // The operand whose letters come first in the result is the left one.
+        let rest = self.result.iter().find(|l| !batch.contains(l));
+        let swapped = rest.is_some_and(|l| free[1].contains(l));
+        let order = if swapped { [1, 0] } else { [0, 1] };
+        let [left, right] = order.map(|i| &free[i]);
+        let summed = own(&self.operands[order[0]], &|l| both(l) && !batch.contains(l));
+        let made: Vec<char> = [batch.as_slice(), left, right].concat();
+        let product = if batch.is_empty() && self.is_float {
+            let (a, trans_a) = self.matrix(n, inputs, order[0], [left, &summed])?;
+            let (b, trans_b) = self.matrix(n, inputs, order[1], [&summed, right])?;
+            let flags = vec![int("transA", trans_a.into()), int("transB", trans_b.into())];
+            n.node("Gemm", &[&a, &b], flags)
+        } else {
+            let a = self.stack(n, inputs, order[0], [&batch, left, &summed])?;
+            let b = self.stack(n, inputs, order[1], [&batch, &summed, right])?;
+            n.of2("MatMul", &a, &b)
+        };
+        let is_plain = left.len() == 1 && right.len() == 1;
+        let product = match is_plain {
+            true => product,
+            false => n.reshaped(&product, &self.sizes(&made))?,
+        };
+        Ok(transposed(n, product, &made, &self.result))
     }
 
-    /// The operand as `[batch, first, second]`, each one dimension; the batch is left out if empty.
+    /// The operand without the dimensions that would stretch.
+    fn squeezed(
+        &self,
+        n: &mut Nodes,
+        inputs: &[String],
+        position: usize,
+    ) -> Result<String, Refusal> {
+        let operand = &self.operands[position];
+        match operand.squeezed {
+            true => n.reshaped(&inputs[position], &self.sizes(&operand.letters)),
+            false => Ok(inputs[position].clone()),
+        }
+    }
+
+    /// The operand as `[first, second]` or, with true, as `[second, first]`.
     fn matrix(
         &self,
         n: &mut Nodes,
-        input: &str,
+        inputs: &[String],
         position: usize,
-        groups: [&Letters; 3],
+        [first, second]: [&[char]; 2],
+    ) -> Result<(String, bool), Refusal> {
+        let letters = &self.operands[position].letters;
+        let value = self.squeezed(n, inputs, position)?;
+        let (plain, turned) = ([first, second].concat(), [second, first].concat());
+        let is_turned = *letters != plain && *letters == turned;
+        let order = if is_turned { turned } else { plain };
+        let value = transposed(n, value, letters, &order);
+        if first.len() == 1 && second.len() == 1 {
+            return Ok((value, is_turned));
+        }
+        let mut shape = [self.size(first), self.size(second)];
+        if is_turned {
+            shape.reverse();
+        }
+        Ok((n.reshaped(&value, &shape)?, is_turned))
+    }
+
+    /// The operand as `[batch…, first, second]`.
+    fn stack(
+        &self,
+        n: &mut Nodes,
+        inputs: &[String],
+        position: usize,
+        [batch, first, second]: [&[char]; 3],
     ) -> Result<String, Refusal> {
-        let order: Vec<char> = groups
-            .iter()
-            .flat_map(|g| g.iter().map(|(l, _)| *l))
-            .collect();
-        let value = transposed(n, input.to_string(), &self.operands[position], &order);
-        let sizes = |g: &Letters| SymExpr::product(g.iter().map(|(_, size)| size));
-        let shape: Vec<SymExpr> = groups
-            .iter()
-            .enumerate()
-            .filter(|(at, g)| *at > 0 || !g.is_empty())
-            .map(|(_, g)| sizes(g))
-            .collect();
+        let value = self.squeezed(n, inputs, position)?;
+        let order = [batch, first, second].concat();
+        let value = transposed(n, value, &self.operands[position].letters, &order);
+        if first.len() == 1 && second.len() == 1 {
+            return Ok(value);
+        }
+        let mut shape = self.sizes(batch);
+        shape.extend([self.size(first), self.size(second)]);
         n.reshaped(&value, &shape)
     }
 }
@@ -130,26 +200,12 @@ fn transposed(n: &mut Nodes, value: String, from: &[char], to: &[char]) -> Strin
     n.node("Transpose", &[&value], vec![int_list("perm", &order)])
 }
 
-/// Attributes of a convolution of ours.
-struct Window {
-    stride: Vec<i64>,
-    low: Vec<i64>,
-    high: Vec<i64>,
-    dilation: Vec<i64>,
-    groups: i64,
-}
-
-impl Window {
-    fn of(c: &Call, spatial: usize) -> Result<Window, Refusal> {
-        let or = |name: &str, value: i64| c.ints_or(name, vec![value; spatial]);
-        Ok(Window {
-            stride: or("stride", 1)?,
-            low: or("pad_low", 0)?,
-            high: or("pad_high", 0)?,
-            dilation: or("dilation", 1)?,
-            groups: c.int_or("groups", 1)?,
-        })
-    }
+/// The window and the groups of a convolution of ours.
+fn window(c: &Call, weight: &[SymExpr]) -> Result<(Window, i64), Refusal> {
+    let kernel = weight[2..].iter().map(SymExpr::as_const);
+    let kernel = kernel.collect::<Option<Vec<i64>>>();
+    let kernel = kernel.ok_or_else(|| Refusal("a kernel of dynamic size".into()))?;
+    Ok((Window::of(c, kernel)?, c.int_or("groups", 1)?))
 }
 
 fn pads(low: &[i64], high: &[i64]) -> super::nodes::Attribute {
@@ -157,48 +213,81 @@ fn pads(low: &[i64], high: &[i64]) -> super::nodes::Attribute {
 }
 
 pub(super) fn conv(n: &mut Nodes, c: &Call) -> Written {
-    let w = Window::of(c, c.input(0)?.rank() - 2)?;
+    let (w, groups) = window(c, &c.input(1)?.shape)?;
     let (x, weight) = (n.input(c, 0)?, n.input(c, 1)?);
     let attributes = vec![
         int_list("strides", &w.stride),
-        pads(&w.low, &w.high),
+        pads(&w.pad_low, &w.pad_high),
         int_list("dilations", &w.dilation),
-        int("group", w.groups),
+        int("group", groups),
     ];
     let value = n.node("Conv", &[&x, &weight], attributes);
     n.output(c, 0, value);
     Ok(())
 }
 
-fn numbers(sizes: &[SymExpr], what: &str) -> Result<Vec<i64>, Refusal> {
-    let fixed = sizes.iter().map(SymExpr::as_const).collect::<Option<_>>();
-    fixed.ok_or_else(|| Refusal(format!("{what} of dynamic size")))
-}
-
-/// A transposed convolution; the output padding makes up for what the stride leaves out.
-pub(super) fn conv_data_gradient(n: &mut Nodes, c: &Call) -> Written {
-    let (dy, weight) = (c.input(0)?.clone(), c.input(1)?.clone());
-    let w = Window::of(c, dy.rank() - 2)?;
-    let input = numbers(&c.sizes("input_shape")?[2..], "positions")?;
-    let output = numbers(&dy.shape[2..], "positions")?;
-    let kernel = numbers(&weight.shape[2..], "a kernel")?;
-    let missing: Vec<i64> = (0..input.len())
-        .map(|d| {
-            let made = (output[d] - 1) * w.stride[d] - w.low[d] - w.high[d]
-                + w.dilation[d] * (kernel[d] - 1)
-                + 1;
-            input[d] - made
-        })
-        .collect();
+/// A transposed convolution from sizes to sizes. The output padding makes up for what the stride
+/// leaves out; where that depends on a dynamic size, the most it can be is cut off again.
+pub(super) fn conv_transposed(
+    n: &mut Nodes,
+    (x, weight): (&str, &str),
+    (w, groups): (&Window, i64),
+    (from, to): (&[SymExpr], &[SymExpr]),
+) -> Result<String, Refusal> {
+    let mut high = w.pad_high.clone();
+    let mut extra = vec![0; w.rank()];
+    let mut cut = Vec::new();
+    for d in 0..w.rank() {
+        let made = (from[d].clone() - 1) * w.stride[d] - w.pad_low[d] - high[d] + w.span(d);
+        match (to[d].clone() - made).as_const() {
+            Some(missing) => {
+                extra[d] = missing.max(0);
+                high[d] += (-missing).max(0);
+            }
+            None => {
+                extra[d] = w.stride[d] - 1;
+                cut.push(d);
+            }
+        }
+    }
     let attributes = vec![
         int_list("strides", &w.stride),
-        pads(&w.low, &w.high),
+        pads(&w.pad_low, &high),
         int_list("dilations", &w.dilation),
-        int_list("output_padding", &missing),
-        int("group", w.groups),
+        int_list("output_padding", &extra),
+        int("group", groups),
     ];
+    let value = n.node("ConvTranspose", &[x, weight], attributes);
+    if cut.is_empty() {
+        return Ok(value);
+    }
+    let starts = n.ints(&vec![0; cut.len()]);
+    let ends: Vec<SymExpr> = cut.iter().map(|d| to[*d].clone()).collect();
+    let ends = n.shape(&ends)?;
+    let axes: Vec<i64> = cut.iter().map(|d| 2 + *d as i64).collect();
+    let axes = n.ints(&axes);
+    Ok(n.node("Slice", &[&value, &starts, &ends, &axes], Vec::new()))
+}
+
+pub(super) fn conv_transpose(n: &mut Nodes, c: &Call) -> Written {
+    let (w, groups) = window(c, &c.input(1)?.shape)?;
+    let Some(out) = c.output_id(0) else {
+        return Ok(());
+    };
+    let to = n.graph.container(out).shape[2..].to_vec();
+    let from = c.input(0)?.shape[2..].to_vec();
+    let (x, weight) = (n.input(c, 0)?, n.input(c, 1)?);
+    let value = conv_transposed(n, (&x, &weight), (&w, groups), (&from, &to))?;
+    n.output(c, 0, value);
+    Ok(())
+}
+
+pub(super) fn conv_data_gradient(n: &mut Nodes, c: &Call) -> Written {
+    let (w, groups) = window(c, &c.input(1)?.shape)?;
+    let to = c.sizes("input_shape")?[2..].to_vec();
+    let from = c.input(0)?.shape[2..].to_vec();
     let (dy, weight) = (n.input(c, 0)?, n.input(c, 1)?);
-    let value = n.node("ConvTranspose", &[&dy, &weight], attributes);
+    let value = conv_transposed(n, (&dy, &weight), (&w, groups), (&from, &to))?;
     n.output(c, 0, value);
     Ok(())
 }
@@ -208,17 +297,16 @@ pub(super) fn conv_data_gradient(n: &mut Nodes, c: &Call) -> Written {
 pub(super) fn conv_weight_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(1)?.clone();
     let spatial = x.rank() - 2;
-    let w = Window::of(c, spatial)?;
     let shape = c.sizes("weight_shape")?;
-    let kernel = numbers(&shape[2..], "a kernel")?;
+    let (w, n_groups) = window(c, &shape)?;
     let (mut dy_name, mut x_name) = (n.input(c, 0)?, n.input(c, 1)?);
     let swapped: Vec<i64> = [1, 0].into_iter().chain(2..2 + spatial as i64).collect();
     dy_name = n.node("Transpose", &[&dy_name], vec![int_list("perm", &swapped)]);
-    if w.groups == 1 {
+    if n_groups == 1 {
         x_name = n.node("Transpose", &[&x_name], vec![int_list("perm", &swapped)]);
     } else {
         // [N, G·C, …] → [C, G·N, …]
-        let groups = SymExpr::constant(w.groups);
+        let groups = SymExpr::constant(n_groups);
         let channels = shape[1].clone();
         let tail = || x.shape[2..].iter().cloned();
         let split = [x.shape[0].clone(), groups.clone(), channels.clone()];
@@ -232,14 +320,14 @@ pub(super) fn conv_weight_gradient(n: &mut Nodes, c: &Call) -> Written {
     }
     let attributes = vec![
         int_list("strides", &w.dilation),
-        pads(&w.low, &w.high),
+        pads(&w.pad_low, &w.pad_high),
         int_list("dilations", &w.stride),
-        int("group", w.groups),
+        int("group", n_groups),
     ];
     let mut value = n.node("Conv", &[&x_name, &dy_name], attributes);
     // Where the stride does not reach the last positions of x, there are taps too many.
     let starts = n.ints(&vec![0; spatial]);
-    let ends = n.ints(&kernel);
+    let ends = n.ints(&w.kernel);
     let axes: Vec<i64> = (2..2 + spatial as i64).collect();
     let axes = n.ints(&axes);
     value = n.node("Slice", &[&value, &starts, &ends, &axes], Vec::new());

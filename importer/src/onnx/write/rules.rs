@@ -1,11 +1,11 @@
 //! How each operator of ours is written: one row for each.
 //!
-//! Owns the table, and the rules of element-wise operators, movement, reductions, softmax and lookups;
-//! families with more to say have files of their own.
+//! Owns the table, and the rules of element-wise operators, movement, reductions and softmax; families
+//! with more to say have files of their own.
 
 use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::scalar::Operands;
-use super::{losses, norms, products, windows};
+use super::{lookups, losses, norms, products, windows};
 use graph::{DType, Scalar, SymExpr};
 use ops::Call;
 
@@ -29,12 +29,22 @@ const RULES: &[(&str, Rule)] = &[
         n.apply_with(c, "Expand", &[shape], Vec::new())
     }),
     ("slice", slice),
+    ("flip", flip),
+    ("tile", |n, c| {
+        let repeats = n.shape(&c.sizes("repeats")?)?;
+        n.apply_with(c, "Tile", &[repeats], Vec::new())
+    }),
     ("concat", |n, c| {
         let axis = int("axis", c.int("axis")?);
         n.apply(c, "Concat", vec![axis])
     }),
     ("pad", pad),
     ("reduce", reduce),
+    ("arg_reduce", lookups::arg_reduce),
+    ("topk", lookups::topk),
+    ("scatter_add", lookups::scatter_add),
+    ("iota", lookups::iota),
+    ("one_hot", lookups::one_hot),
     ("cumsum", |n, c| {
         let axis = n.number(Scalar::Int(c.int("axis")?), DType::I64);
         let reverse = int("reverse", c.bool_or("reverse", false)?.into());
@@ -45,15 +55,22 @@ const RULES: &[(&str, Rule)] = &[
     ("dropout", dropout),
     ("einsum", products::einsum),
     ("conv", products::conv),
+    ("conv_transpose", products::conv_transpose),
     ("conv_data_gradient", products::conv_data_gradient),
     ("conv_weight_gradient", products::conv_weight_gradient),
     ("max_pool", windows::max_pool),
     ("max_pool_gradient", windows::max_pool_gradient),
     ("average_pool", windows::average_pool),
+    ("average_pool_gradient", windows::average_pool_gradient),
+    ("adaptive_average_pool", windows::adaptive_average_pool),
     ("batch_norm", norms::batch_norm),
     ("batch_norm_inference", norms::batch_norm_inference),
     ("layer_norm", norms::layer_norm),
-    ("batch_norm_gradient", norms::norm_gradient),
+    ("group_norm", norms::composed_norm),
+    ("rms_norm", norms::composed_norm),
+    ("batch_norm_gradient", norms::batch_norm_gradient),
+    ("group_norm_gradient", norms::norm_gradient),
+    ("rms_norm_gradient", norms::norm_gradient),
     ("layer_norm_gradient", norms::norm_gradient),
     ("softmax", softmax),
     ("log_softmax", |n, c| {
@@ -62,13 +79,15 @@ const RULES: &[(&str, Rule)] = &[
     }),
     ("softmax_gradient", |n, c| softmax_gradient(n, c, false)),
     ("log_softmax_gradient", |n, c| softmax_gradient(n, c, true)),
-    ("cross_entropy", losses::cross_entropy),
-    ("cross_entropy_gradient", losses::cross_entropy_gradient),
+    ("cross_entropy", losses::class_loss),
+    ("nll_loss", losses::class_loss),
+    ("cross_entropy_gradient", losses::class_loss_gradient),
+    ("nll_loss_gradient", losses::class_loss_gradient),
     ("gather", |n, c| {
         let axis = int("axis", c.int("axis")?);
         n.apply(c, "Gather", vec![axis])
     }),
-    ("gather_gradient", gather_gradient),
+    ("gather_gradient", lookups::gather_gradient),
     ("gather_elements", |n, c| {
         let axis = int("axis", c.int("axis")?);
         n.apply(c, "GatherElements", vec![axis])
@@ -90,12 +109,17 @@ impl Nodes<'_> {
     }
 
     /// The call as one node of all its inputs.
-    fn apply(&mut self, c: &Call, op: &str, attributes: Vec<super::nodes::Attribute>) -> Written {
+    pub(super) fn apply(
+        &mut self,
+        c: &Call,
+        op: &str,
+        attributes: Vec<super::nodes::Attribute>,
+    ) -> Written {
         self.apply_with(c, op, &[], attributes)
     }
 
     /// The same with further operands.
-    fn apply_with(
+    pub(super) fn apply_with(
         &mut self,
         c: &Call,
         op: &str,
@@ -124,6 +148,19 @@ impl Nodes<'_> {
         Ok(self.of2("Reshape", value, &shape))
     }
 
+    /// The value of shape `from` under another shape, if it is another.
+    pub(super) fn reshaped_from(
+        &mut self,
+        value: &str,
+        from: &[SymExpr],
+        to: &[SymExpr],
+    ) -> Result<String, Refusal> {
+        if from == to {
+            return Ok(value.to_string());
+        }
+        self.reshaped(value, to)
+    }
+
     /// `ReduceSum` or another reduction over these axes.
     pub(super) fn reduced(&mut self, op: &str, value: &str, axes: &[i64], keep: bool) -> String {
         if axes.is_empty() {
@@ -139,15 +176,19 @@ fn elementwise(n: &mut Nodes, c: &Call) -> Written {
     let Some(out) = c.output_id(0) else {
         return Ok(());
     };
-    let (mut names, mut types) = (Vec::new(), Vec::new());
+    let (mut names, mut types, mut extents) = (Vec::new(), Vec::new(), Vec::new());
     for position in 0..c.inputs.len() {
+        let input = c.input(position)?;
         names.push(n.input(c, position)?);
-        types.push(c.input(position)?.dtype);
+        types.push(input.dtype);
+        let wide = input.shape.iter().filter(|size| size.as_const() != Some(1));
+        extents.push(wide.count());
     }
     let container = n.graph.container(out);
     let of = Operands {
         names: &names,
         types: &types,
+        extents: &extents,
         shape: &container.shape,
     };
     let value = n.expression(&c.expr("expr")?, container.dtype, &of)?;
@@ -181,6 +222,13 @@ fn slice(n: &mut Nodes, c: &Call) -> Written {
     let (start, stop) = (n.shape(&c.sizes("start")?)?, n.shape(&c.sizes("stop")?)?);
     let (axis, step) = (n.ints(&[c.int("axis")?]), n.ints(&[c.int_or("step", 1)?]));
     n.apply_with(c, "Slice", &[start, stop, axis, step], Vec::new())
+}
+
+fn flip(n: &mut Nodes, c: &Call) -> Written {
+    let axes = c.ints("axes")?;
+    let every = |value: i64| vec![value; axes.len()];
+    let operands = [every(-1), every(i64::MIN), axes.clone(), every(-1)].map(|list| n.ints(&list));
+    n.apply_with(c, "Slice", &operands, Vec::new())
 }
 
 fn pad(n: &mut Nodes, c: &Call) -> Written {
@@ -301,45 +349,6 @@ fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
         let centered = n.of2("Sub", &dy, &sum);
         n.of2("Mul", &centered, &y)
     };
-    n.output(c, 0, value);
-    Ok(())
-}
-
-fn gather_gradient(n: &mut Nodes, c: &Call) -> Written {
-    if c.int("axis")? != 0 {
-        return Err(Refusal(
-            "the gradient of a lookup along another axis than the first".into(),
-        ));
-    }
-    let (dy, index) = (c.input(0)?.clone(), c.input(1)?.clone());
-    let (mut updates, index_name) = (n.input(c, 0)?, n.input(c, 1)?);
-    let row = &dy.shape[index.rank()..];
-    if let Some(graph::Attr::Int(padding)) = c.library.attrs.get("padding_idx") {
-        let padding = n.number(Scalar::Int(*padding), index.dtype);
-        let skip = n.of2("Equal", &index_name, &padding);
-        let ones = row.iter().map(|_| SymExpr::constant(1));
-        let shape: Vec<SymExpr> = index.shape.iter().cloned().chain(ones).collect();
-        let skip = n.reshaped(&skip, &shape)?;
-        let zero = n.number(Scalar::Float(0.0), dy.dtype);
-        updates = n.node("Where", &[&skip, &zero, &updates], Vec::new());
-    }
-    let count = SymExpr::product(&index.shape);
-    let flat: Vec<SymExpr> = std::iter::once(count.clone())
-        .chain(row.iter().cloned())
-        .collect();
-    let updates = n.reshaped(&updates, &flat)?;
-    let rows = n.reshaped(&index_name, &[count, SymExpr::constant(1)])?;
-    let rows = n.cast(rows, index.dtype, DType::I64);
-    let zero = n.number(Scalar::Float(0.0), dy.dtype);
-    let size: Vec<SymExpr> = c
-        .sizes("size")?
-        .into_iter()
-        .chain(row.iter().cloned())
-        .collect();
-    let shape = n.shape(&size)?;
-    let zeros = n.of2("Expand", &zero, &shape);
-    let add = vec![text("reduction", "add")];
-    let value = n.node("ScatterND", &[&zeros, &rows, &updates], add);
     n.output(c, 0, value);
     Ok(())
 }

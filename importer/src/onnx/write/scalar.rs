@@ -9,8 +9,47 @@ pub(super) struct Operands<'a> {
     pub(super) names: &'a [String],
     /// Their element types.
     pub(super) types: &'a [DType],
+    /// Along how many dimensions each is larger than 1.
+    pub(super) extents: &'a [usize],
     /// The result's sizes; `i0`, `i1`, … in the expression run over them.
     pub(super) shape: &'a [SymExpr],
+}
+
+impl Operands<'_> {
+    /// Along how many dimensions the value of an expression may be larger than 1.
+    fn extent(&self, e: &Expr) -> usize {
+        match e {
+            Expr::Const(_) => 0,
+            Expr::In(i) => self.extents[*i],
+            Expr::Index(_) | Expr::Uniform(..) => self.shape.len(),
+            Expr::Cast(_, a) | Expr::Unary(_, a) => self.extent(a),
+            Expr::Binary(_, a, b) => self.extent(a).max(self.extent(b)),
+            Expr::Select(c, a, b) => self.extent(c).max(self.extent(a)).max(self.extent(b)),
+        }
+    }
+
+    /// The operands of a chain of sums or products, those of least extent first, so that what is
+    /// small is put together before it meets what is large. `None` where order makes no difference.
+    fn chain<'e>(&self, f: Binary, e: &'e Expr, dtype: DType) -> Option<Vec<&'e Expr>> {
+        if !matches!(f, Binary::Add | Binary::Mul) || !dtype.is_float() {
+            return None;
+        }
+        let (mut open, mut parts) = (vec![e], Vec::new());
+        while let Some(e) = open.pop() {
+            match e {
+                Expr::Binary(own, a, b)
+                    if *own == f && e.natural_dtype(dtype, self.types) == dtype =>
+                {
+                    open.extend([b.as_ref(), a.as_ref()]);
+                }
+                _ => parts.push(e),
+            }
+        }
+        let before: Vec<usize> = parts.iter().map(|e| self.extent(e)).collect();
+        parts.sort_by_key(|e| self.extent(e));
+        let is_sorted = before.windows(2).all(|pair| pair[0] <= pair[1]);
+        (parts.len() > 2 && !is_sorted).then_some(parts)
+    }
 }
 
 impl Nodes<'_> {
@@ -41,6 +80,14 @@ impl Nodes<'_> {
             }
             Expr::Binary(f, a, b) => {
                 let inner = Expr::operand_dtype(*f, (a, b), natural, of.types);
+                if let Some(parts) = of.chain(*f, e, natural) {
+                    let mut value = self.expression(parts[0], inner, of)?;
+                    for part in &parts[1..] {
+                        let part = self.expression(part, inner, of)?;
+                        value = self.binary(*f, &value, &part, inner)?;
+                    }
+                    return Ok(self.cast(value, natural, dtype));
+                }
                 let (a, b) = (
                     self.expression(a, inner, of)?,
                     self.expression(b, inner, of)?,
@@ -103,13 +150,27 @@ impl Nodes<'_> {
         }
         let one = self.number(Scalar::Float(1.0), dtype);
         Ok(match f {
+            // (eˣ + 1)·tanh(x/2): no difference of numbers that are almost equal.
             Unary::Expm1 => {
+                let half = self.number(Scalar::Float(0.5), dtype);
+                let half = self.of2("Mul", a, &half);
+                let tanh = self.node("Tanh", &[&half], Vec::new());
                 let e = self.node("Exp", &[a], Vec::new());
-                self.node("Sub", &[&e, &one], Vec::new())
+                let sum = self.of2("Add", &e, &one);
+                self.of2("Mul", &sum, &tanh)
             }
+            // Kahan: with u = 1 + x rounded, ln(u)·x/(u − 1) makes up for the rounding.
             Unary::Log1p => {
-                let sum = self.node("Add", &[a, &one], Vec::new());
-                self.node("Log", &[&sum], Vec::new())
+                let u = self.of2("Add", a, &one);
+                let log = self.node("Log", &[&u], Vec::new());
+                let kept = self.of2("Sub", &u, &one);
+                let ratio = self.of2("Div", a, &kept);
+                let mended = self.of2("Mul", &log, &ratio);
+                let exact = self.of2("Equal", &kept, a);
+                let value = self.node("Where", &[&exact, &log, &mended], Vec::new());
+                let zero = self.number(Scalar::Float(0.0), dtype);
+                let tiny = self.of2("Equal", &kept, &zero);
+                self.node("Where", &[&tiny, a, &value], Vec::new())
             }
             Unary::Rsqrt => {
                 let root = self.node("Sqrt", &[a], Vec::new());

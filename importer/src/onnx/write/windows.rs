@@ -1,13 +1,17 @@
 //! Pooling.
 
 use super::nodes::{Nodes, Refusal, int, int_list, text};
+use super::products;
 use super::rules::Written;
-use graph::{Scalar, SymExpr};
+use graph::{DType, Scalar, SymExpr, Tensor};
 use ops::Call;
+use ops::average_pool::{Divisor, divisor_of};
+use ops::window::Window;
 
 fn window(c: &Call) -> Result<Vec<super::nodes::Attribute>, Refusal> {
-    let (kernel, stride) = (c.ints("kernel")?, c.ints("stride")?);
+    let kernel = c.ints("kernel")?;
     let n = kernel.len();
+    let stride = c.ints_or("stride", vec![1; n])?;
     let pads = [
         c.ints_or("pad_low", vec![0; n])?,
         c.ints_or("pad_high", vec![0; n])?,
@@ -59,13 +63,97 @@ pub(super) fn max_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
+/// The count of padding is the standard's, but for a divisor of its own.
 pub(super) fn average_pool(n: &mut Nodes, c: &Call) -> Written {
-    if c.library.attrs.contains_key("divisor") {
-        return Err(Refusal("a divisor other than the window's size".into()));
-    }
     let mut attributes = window(c)?;
     let with_padding = c.bool_or("count_include_pad", true)?;
-    attributes.push(int("count_include_pad", with_padding.into()));
+    let own = c.library.attrs.contains_key("divisor");
+    attributes.push(int("count_include_pad", (with_padding || own).into()));
+    let x = n.input(c, 0)?;
+    let mut value = n.node("AveragePool", &[&x], attributes);
+    if own {
+        if c.bool_or("ceil", false)? {
+            return Err(Refusal("a divisor of its own with sizes rounded up".into()));
+        }
+        let size = c.ints("kernel")?.iter().product::<i64>() as f64;
+        let factor = Scalar::Float(size / c.int("divisor")? as f64);
+        let factor = n.number(factor, c.input(0)?.dtype);
+        value = n.of2("Mul", &value, &factor);
+    }
+    n.output(c, 0, value);
+    Ok(())
+}
+
+/// `dx[x(o, r)] += dy[o]/divisor(o)`: windows that tile x are copies side by side, others a
+/// transposed convolution of each channel by ones.
+pub(super) fn average_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
+    let (dy, shape) = (c.input(0)?.clone(), c.sizes("input_shape")?);
+    let pool = Window::of(c, c.ints("kernel")?)?;
+    let share = match divisor_of(c, &shape)? {
+        Divisor::Number(number) => {
+            Tensor::filled(dy.dtype, &[], Scalar::Float(1.0 / number as f64))
+        }
+        Divisor::Extents(along) => shares(&along, dy.dtype),
+    };
+    let (name, share) = (n.input(c, 0)?, n.constant(&share));
+    let shared = n.of2("Mul", &name, &share);
+    if pool.tiles(&shape[2..], &dy.shape[2..]) {
+        let (mut split, mut wide) = (dy.shape[..2].to_vec(), dy.shape[..2].to_vec());
+        for (size, k) in dy.shape[2..].iter().zip(&pool.kernel) {
+            split.extend([size.clone(), SymExpr::constant(1)]);
+            wide.extend([size.clone(), SymExpr::constant(*k)]);
+        }
+        let split = n.reshaped(&shared, &split)?;
+        let wide = n.shape(&wide)?;
+        let wide = n.of2("Expand", &split, &wide);
+        let dx = n.reshaped(&wide, &shape)?;
+        n.output(c, 0, dx);
+        return Ok(());
+    }
+    let planes = |sizes: &[SymExpr]| -> Vec<SymExpr> {
+        let count = sizes[0].clone() * sizes[1].clone();
+        [count, SymExpr::constant(1)]
+            .into_iter()
+            .chain(sizes[2..].iter().cloned())
+            .collect()
+    };
+    let shared = n.reshaped(&shared, &planes(&dy.shape))?;
+    let kernel = pool.kernel.iter().map(|k| *k as usize);
+    let ones: Vec<usize> = [1, 1].into_iter().chain(kernel).collect();
+    let ones = n.constant(&Tensor::filled(dy.dtype, &ones, Scalar::Float(1.0)));
+    let sizes = (&dy.shape[2..], &shape[2..]);
+    let dx = products::conv_transposed(n, (&shared, &ones), (&pool, 1), sizes)?;
+    let dx = n.reshaped(&dx, &shape)?;
+    n.output(c, 0, dx);
+    Ok(())
+}
+
+/// One over the product of the extents, which broadcasts to `[N, C, O…]`.
+fn shares(along: &[Vec<i64>], dtype: DType) -> Tensor {
+    let shape: Vec<usize> = along.iter().map(Vec::len).collect();
+    let products = along.iter().fold(vec![1], |all: Vec<i64>, extents| {
+        let times = |p: &i64| extents.iter().map(|e| p * e).collect::<Vec<_>>();
+        all.iter().flat_map(times).collect()
+    });
+    let shares = products.iter().map(|p| 1.0 / *p as f64).collect();
+    Tensor::from_f64(dtype, &shape, shares)
+}
+
+/// Windows of one size only.
+pub(super) fn adaptive_average_pool(n: &mut Nodes, c: &Call) -> Written {
+    let x = c.input(0)?;
+    let output = c.ints("output")?;
+    let even = x.shape[2..].iter().zip(&output).map(|(size, out)| {
+        let size = size.as_const()?;
+        (size % out == 0).then_some(size / out)
+    });
+    let Some(kernel) = even.collect::<Option<Vec<i64>>>() else {
+        return Err(Refusal("windows of different sizes".into()));
+    };
+    let attributes = vec![
+        int_list("kernel_shape", &kernel),
+        int_list("strides", &kernel),
+    ];
     let x = n.input(c, 0)?;
     let value = n.node("AveragePool", &[&x], attributes);
     n.output(c, 0, value);

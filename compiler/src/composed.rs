@@ -1,0 +1,230 @@
+//! Operators whose gradient by itself would be loops, written as others whose gradients are operators.
+//!
+//! | operator | becomes |
+//! |---|---|
+//! | `batch_norm_inference` | element-wise arithmetic, for the gradient only |
+//! | `slice` by steps | the part from its start, cut into steps; the first element of each |
+//! | `pad` by what x holds | slices of x before and after it |
+//!
+//! Used for training graphs as files only: in compiled steps loops are as good as operators.
+
+use graph::{Attr, Builder, ContainerId, Expr, Graph, Library, Node, NodeKind, Stage, SymExpr};
+use ops::slicing::slice_attrs;
+use ops::{Call, OpBuilder, OpError, attrs};
+use std::collections::BTreeSet;
+
+/// Nodes that were replaced for the gradient, to be put back where they were.
+#[derive(Debug, Default)]
+pub(crate) struct Composed {
+    kept: Vec<(ContainerId, Library)>,
+}
+
+/// Replaces what the table of this file names.
+///
+/// # Errors
+/// An operator whose inputs or attributes do not fit.
+pub(crate) fn compose(graph: &mut Graph) -> Result<Composed, OpError> {
+    let mut composed = Composed::default();
+    let Some(state) = graph.single_state_mut() else {
+        return Ok(composed);
+    };
+    let mut nodes = Vec::new();
+    for node in std::mem::take(&mut state.nodes) {
+        let made = match &node.kind {
+            NodeKind::Library(library) => {
+                let mut builder = Builder::new(graph, node.origin.clone(), node.stage);
+                let replaced = replace(&mut builder, library)?;
+                if let (true, "batch_norm_inference", Some(Some(y))) =
+                    (replaced, library.op.as_str(), library.outputs.first())
+                {
+                    composed.kept.push((*y, library.clone()));
+                }
+                replaced.then(|| std::mem::take(&mut builder.nodes))
+            }
+            _ => None,
+        };
+        nodes.extend(made.unwrap_or_else(|| vec![node]));
+    }
+    graph.last_state().nodes = nodes;
+    Ok(composed)
+}
+
+impl Composed {
+    /// Puts one node again where several stood for it; what only those read is dead then.
+    pub(crate) fn restore(&self, graph: &mut Graph) {
+        let given: BTreeSet<ContainerId> = graph.inputs.iter().copied().collect();
+        let Some(state) = graph.single_state_mut() else {
+            return;
+        };
+        let written: BTreeSet<ContainerId> = state.nodes.iter().flat_map(Node::writes).collect();
+        let is_there = |id: &ContainerId| written.contains(id) || given.contains(id);
+        for node in &mut state.nodes {
+            let writes = node.writes();
+            let own = self.kept.iter().find(|(y, _)| writes.as_slice() == [*y]);
+            if let Some((_, library)) = own
+                && node.stage == Stage::Forward
+                && library.inputs.iter().flatten().all(is_there)
+            {
+                node.kind = NodeKind::Library(library.clone());
+            }
+        }
+    }
+}
+
+/// Appends what stands for the operator, if it is one of the table.
+fn replace(b: &mut Builder, library: &Library) -> Result<bool, OpError> {
+    let call = Call::of(b.graph, library);
+    match library.op.as_str() {
+        "batch_norm_inference" => normalize(b, &call).map(|()| true),
+        "slice" if call.int_or("step", 1)? > 1 => step(b, &call).map(|()| true),
+        "pad" if call.str_or("mode", "constant".into())? != "constant" => surround(b, &call),
+        _ => Ok(false),
+    }
+}
+
+/// Appends an operator that writes a container that is there.
+fn into(b: &mut Builder, op: &str, inputs: &[ContainerId], list: graph::Attrs, call: &Call) {
+    b.library(Library {
+        op: op.to_string(),
+        attrs: list,
+        inputs: inputs.iter().copied().map(Some).collect(),
+        outputs: vec![call.output_id(0)],
+    });
+}
+
+/// `y = (x − mean) / √(variance + eps) · weight + bias`, all but x along the channels.
+fn normalize(b: &mut Builder, call: &Call) -> Result<(), OpError> {
+    let (x, eps) = (call.input_id(0)?, call.float_or("eps", 1e-5)?);
+    let shape = b.shape(x);
+    let mut along = vec![SymExpr::constant(1); shape.len() - 1];
+    along[0] = shape[1].clone();
+    let mut inputs = vec![x];
+    for position in [3, 4, 1, 2] {
+        if let Some(id) = call.optional_id(position) {
+            let list = attrs([("shape", Attr::Sizes(along.clone()))]);
+            inputs.push(b.op1("reshape", &[id], list)?);
+        }
+    }
+    let variance = Expr::In(2).add(Expr::float(eps));
+    let mut y = Expr::In(0).sub(Expr::In(1)).mul(variance.rsqrt());
+    let mut next = 3;
+    if call.optional_id(1).is_some() {
+        y = y.mul(Expr::In(next));
+        next += 1;
+    }
+    if call.optional_id(2).is_some() {
+        y = y.add(Expr::In(next));
+    }
+    into(
+        b,
+        "elementwise",
+        &inputs,
+        attrs([("expr", Attr::Expr(y))]),
+        call,
+    );
+    Ok(())
+}
+
+/// Every `step`-th element from `start`: what follows the start, filled up to whole steps, as a
+/// matrix of steps whose first column is the result.
+fn step(b: &mut Builder, call: &Call) -> Result<(), OpError> {
+    let x = call.input_id(0)?;
+    let (shape, step) = (b.shape(x), call.int_or("step", 1)?);
+    let Some(out) = call.output_id(0) else {
+        return Ok(());
+    };
+    let result = b.shape(out);
+    let axis = call.int("axis")?;
+    let axis = if axis < 0 {
+        axis + shape.len() as i64
+    } else {
+        axis
+    } as usize;
+    let start = call.sizes("start")?[0].clone();
+    let start = match start.as_const() {
+        Some(n) if n < 0 => shape[axis].clone() + n,
+        _ => start,
+    };
+    let zero = SymExpr::constant(0);
+    let (mut low, mut high) = (
+        vec![zero.clone(); shape.len()],
+        vec![zero.clone(); shape.len()],
+    );
+    high[axis] = start.clone() + result[axis].clone() * step - shape[axis].clone();
+    low[axis] = -start;
+    let amounts = attrs([("low", Attr::Sizes(low)), ("high", Attr::Sizes(high))]);
+    let whole = b.op1("pad", &[x], amounts)?;
+    let mut split = result.clone();
+    split.insert(axis + 1, SymExpr::constant(step));
+    let split = b.op1("reshape", &[whole], attrs([("shape", Attr::Sizes(split))]))?;
+    let column = slice_attrs(axis as i64 + 1, zero, SymExpr::constant(1), 1);
+    let column = b.op1("slice", &[split], column)?;
+    let list = attrs([("shape", Attr::Sizes(result))]);
+    into(b, "reshape", &[column], list, call);
+    Ok(())
+}
+
+/// One dimension after the other: what comes before, x, what comes after. Gives up, with what it
+/// appended unused, where an amount is not a number or cuts.
+fn surround(b: &mut Builder, call: &Call) -> Result<bool, OpError> {
+    let mode = call.str("mode")?;
+    let amounts = |name: &str| -> Result<Option<Vec<i64>>, OpError> {
+        let sizes = call.sizes(name)?;
+        Ok(sizes
+            .iter()
+            .map(|s| s.as_const().filter(|n| *n >= 0))
+            .collect())
+    };
+    let (Some(low), Some(high)) = (amounts("low")?, amounts("high")?) else {
+        return Ok(false);
+    };
+    let mut x = call.input_id(0)?;
+    for axis in 0..low.len() {
+        let size = b.shape(x)[axis].clone();
+        let end = |n: i64| size.clone() - n;
+        let (at, amounts) = (|n: i64| SymExpr::constant(n), (low[axis], high[axis]));
+        let (before, after) = match mode.as_str() {
+            "reflect" => ((at(1), at(1 + amounts.0)), (end(1 + amounts.1), end(1))),
+            "replicate" => ((at(0), at(1)), (end(1), end(0))),
+            "wrap" => ((end(amounts.0), end(0)), (at(0), at(amounts.1))),
+            _ => return Ok(false),
+        };
+        let mut parts = Vec::new();
+        if amounts.0 > 0 {
+            parts.push(border(b, (x, axis), before, (&mode, amounts.0))?);
+        }
+        parts.push(x);
+        if amounts.1 > 0 {
+            parts.push(border(b, (x, axis), after, (&mode, amounts.1))?);
+        }
+        if parts.len() > 1 {
+            x = b.op1("concat", &parts, attrs([("axis", Attr::Int(axis as i64))]))?;
+        }
+    }
+    let list = attrs([("shape", Attr::Sizes(b.shape(x)))]);
+    into(b, "reshape", &[x], list, call);
+    Ok(true)
+}
+
+/// A slice of x as a border of `amount` elements: mirrored, repeated or as it is.
+fn border(
+    b: &mut Builder,
+    (x, axis): (ContainerId, usize),
+    (start, stop): (SymExpr, SymExpr),
+    (mode, amount): (&str, i64),
+) -> Result<ContainerId, OpError> {
+    let part = b.op1("slice", &[x], slice_attrs(axis as i64, start, stop, 1))?;
+    match mode {
+        "reflect" => b.op1(
+            "flip",
+            &[part],
+            attrs([("axes", Attr::Ints(vec![axis as i64]))]),
+        ),
+        "replicate" => {
+            let mut shape = b.shape(part);
+            shape[axis] = SymExpr::constant(amount);
+            b.op1("expand", &[part], attrs([("shape", Attr::Sizes(shape))]))
+        }
+        _ => Ok(part),
+    }
+}
