@@ -1,95 +1,105 @@
 //! `shorthaul optimize`: a better file that was shown to give what the original gives.
+//!
+//! Owns the arguments and the order read, optimize, write; the summary's text is in `summary.rs`.
 
-use anyhow::{Context, Result, bail};
+use crate::answer::Answer;
+use crate::progress::Progress;
+use crate::{sizes, summary};
+use anyhow::{Context, Result};
+use clap::Args;
 use onnx::file::{self, Model};
-use onnx::proto::{GraphProto, ModelProto};
-use onnx::{rewrite, verify};
-use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::path::Path;
+use onnx::rewrite::{self, Target};
+use onnx::{optimize, verify};
+use std::path::PathBuf;
 
-/// What to do besides.
+/// What to optimize, and how.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
 pub struct Optimize {
-    /// How to rewrite.
-    pub rewriting: rewrite::Options,
-    /// How to verify; `None`: not at all.
-    pub verifying: Option<verify::Options>,
+    /// The ONNX file
+    #[arg(value_name = "MODEL.onnx", required_unless_present = "list_rules")]
+    path: Option<PathBuf>,
+    /// The file to write
+    #[arg(short, long, value_name = "OUT.onnx", required_unless_present = "list_rules")]
+    out: Option<PathBuf>,
+    /// Operators to use: standard, ort-cpu, ort-cuda (the last two only run in ONNX Runtime)
+    #[arg(long, default_value_t = Target::Standard)]
+    target: Target,
+    /// Write without proof
+    #[arg(long)]
+    no_verify: bool,
+    /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb; repeat it for several
+    #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
+    inputs: Vec<PathBuf>,
+    /// A value for a dynamic size, to verify and count with; repeat it for several
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    bind: Vec<(String, i64)>,
+    /// Runs with finite made-up inputs; one more has NaN, one more infinities
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
+    seeds: u8,
+    /// Bytes of constants that one folding may add to the file
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
+    fold_limit: usize,
+    /// Rules not to use, separated by commas
+    #[arg(long, value_name = "RULES", value_delimiter = ',')]
+    without: Vec<String>,
+    /// Print the names of the rules and end
+    #[arg(long)]
+    list_rules: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
 }
+
+const HELP: &str = "\
+Examples:
+  shorthaul optimize model.onnx -o smaller.onnx
+  shorthaul optimize model.onnx -o smaller.onnx --bind batch=8 --bind seq=128
+  shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
+  shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu
+  shorthaul optimize --list-rules
+
+The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
+difference is dropped and named in the summary. Otherwise the target stays as it was.";
 
 /// Rewrites, verifies, writes; gives the summary.
 ///
 /// # Errors
 /// The file cannot be read, verified or written; the target then is as it was.
-pub fn run(path: &Path, out: &Path, optimize: &Optimize) -> Result<String> {
+pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
+    if args.list_rules {
+        return Ok(Answer::yes(rewrite::rule_names().join("\n") + "\n"));
+    }
+    let path = args.path.as_deref().context("give a model")?;
+    let out = args.out.as_deref().context("give a file to write: -o OUT.onnx")?;
+    let mut progress = Progress::new(quiet);
+    progress.stage("reading");
     let model = Model::read(path)?;
-    let (rewritten, proof) = match &optimize.verifying {
-        Some(verifying) => {
-            let proof = verify::prove(&model, &optimize.rewriting, verifying, &mut |_| {})
-                .with_context(|| format!("{} is not optimized", path.display()))?;
-            (proof.rewritten.clone(), Some(proof))
-        }
-        None => (
-            rewrite::rewrite(&model.proto, &model.folder, &optimize.rewriting),
-            None,
-        ),
+    let mut inputs = verify::Options::default().inputs;
+    for file in &args.inputs {
+        inputs.extend(crate::tensors::read(file, &model)?);
+    }
+    let verifying = verify::Options {
+        n_seeds: usize::from(args.seeds),
+        sizes: args.bind.iter().cloned().collect(),
+        inputs,
     };
-    let undefined = rewritten
-        .model
-        .graph
-        .as_ref()
-        .map(rewrite::undefined)
-        .unwrap_or_default();
-    if !undefined.is_empty() {
-        bail!(
-            "internal error: nothing computes {}; report this file",
-            undefined.join(", ")
-        );
-    }
-    let written = file::write(&model.with(rewritten.model.clone()), out)?;
-    let mut text = String::new();
-    let mut fired: BTreeMap<&str, usize> = BTreeMap::new();
-    for application in &rewritten.applied {
-        *fired.entry(application.rule).or_default() += 1;
-    }
-    for (rule, n) in fired {
-        writeln!(text, "{rule:>24}  {n}")?;
-    }
-    if let Some(proof) = &proof {
-        for dropped in &proof.dropped {
-            writeln!(
-                text,
-                "dropped {} at {}: {}",
-                dropped.application.rule, dropped.application.origin, dropped.difference
-            )?;
-        }
-        let (before, after) = proof.evidence.worst().unwrap_or_default();
-        writeln!(
-            text,
-            "verified in {} runs: worst error {after:.1e}, before {before:.1e}",
-            proof.evidence.runs.len()
-        )?;
-    }
-    writeln!(
-        text,
-        "nodes {} → {}, file {} → {}",
-        n_nodes(&model.proto),
-        n_nodes(&rewritten.model),
-        crate::units::bytes(model.n_bytes as i64),
-        crate::units::bytes(written.n_bytes as i64),
-    )?;
-    Ok(text)
-}
-
-/// Nodes of a model, in bodies and functions too.
-pub fn n_nodes(model: &ModelProto) -> usize {
-    fn body(graph: &GraphProto) -> usize {
-        let inner = graph
-            .node
-            .iter()
-            .flat_map(onnx::attributes::bodies)
-            .map(body);
-        graph.node.len() + inner.sum::<usize>()
-    }
-    let functions = model.functions.iter().map(|f| f.node.len());
-    model.graph.as_ref().map_or(0, body) + functions.sum::<usize>()
+    let options = optimize::Options {
+        rewriting: rewrite::Options {
+            target: args.target,
+            fold_limit: args.fold_limit,
+            without: args.without.iter().cloned().collect(),
+            ..Default::default()
+        },
+        verifying: (!args.no_verify).then_some(verifying),
+    };
+    let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
+    progress.stage("writing");
+    let written = file::write(&optimized.model, out)?;
+    optimized.summary.after.file_bytes = written.n_bytes + written.n_external;
+    drop(progress);
+    Ok(Answer::yes(match args.json {
+        true => summary::json(path, out, &optimized.summary)?,
+        false => summary::text(path, out, &optimized.summary),
+    }))
 }

@@ -210,7 +210,7 @@ pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
 }
 
 /// Adds what the file declares where nothing is known.
-fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
+pub(crate) fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
     let stated = declared(info, unknowns);
     fact.element = fact.element.or(stated.element);
     match (&mut fact.shape, stated.shape) {

@@ -6,6 +6,8 @@
 //! and metadata survive. Never differentiates and never emits kernels: that is for graphs of ours.
 
 pub mod attributes;
+pub mod check;
+pub mod cost;
 pub mod element;
 pub mod evaluate;
 pub mod fact;
@@ -13,6 +15,7 @@ pub mod file;
 pub mod functions;
 pub mod infer;
 pub mod operators;
+pub mod optimize;
 pub mod proto;
 pub mod rewrite;
 pub mod stored;

@@ -329,6 +329,30 @@ impl Tensor {
         })
     }
 
+    /// What is wrong with the number of elements that a message stores inside, without decoding them.
+    pub fn stored_size_problem(proto: &TensorProto) -> Option<String> {
+        let element = Element::of_number(proto.data_type)?;
+        let (shape, n) = match sizes(&proto.dims) {
+            Ok(sizes) => sizes,
+            Err(message) => return Some(message),
+        };
+        if let (Some(bytes), Some(each)) = (&proto.raw_data, element.bytes()) {
+            let fits = n.checked_mul(each) == Some(bytes.len());
+            let message = || format!("its shape {shape:?} of {element} does not take {} bytes", bytes.len());
+            return (!fits).then(message);
+        }
+        let stored = match element {
+            Element::F32 => proto.float_data.len(),
+            Element::F64 => proto.double_data.len(),
+            Element::I64 => proto.int64_data.len(),
+            Element::U32 | Element::U64 => proto.uint64_data.len(),
+            Element::String => proto.string_data.len(),
+            _ => proto.int32_data.len(),
+        };
+        let message = || format!("its shape {shape:?} has {n} elements, but {stored} are stored");
+        (stored != n).then(message)
+    }
+
     /// As a protobuf message, elements as little-endian bytes.
     pub fn to_proto(&self, name: &str) -> TensorProto {
         let mut proto = TensorProto {

@@ -5,9 +5,11 @@
 //! either the old or the new one whatever happens.
 
 mod damage;
+mod part;
 mod write;
 
-pub use write::{WriteError, Written, write};
+pub use part::abandon;
+pub use write::{WriteError, Written, encoded, write, write_bytes};
 
 use crate::proto::ModelProto;
 use bytes::Bytes;

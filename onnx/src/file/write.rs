@@ -5,6 +5,7 @@
 //! at offsets that are multiples of [`ALIGNMENT`].
 
 use super::Model;
+use super::part::Part;
 use crate::proto::{GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use crate::stored::External;
 use prost::Message;
@@ -62,16 +63,7 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
         path: path.to_path_buf(),
         error,
     };
-    let name = path
-        .file_name()
-        .ok_or_else(|| target(io::Error::other("it names no file")))?;
-    let name = name.to_string_lossy().into_owned();
-    if path.is_dir() {
-        return Err(target(io::Error::other("it is a folder")));
-    }
-    if fs::metadata(path).is_ok_and(|m| m.permissions().readonly()) {
-        return Err(target(io::Error::other("it is read-only")));
-    }
+    let name = replaceable(path).map_err(target)?;
     let data_name = format!("{name}.data");
     let part = Part::beside(path, &name).map_err(target)?;
     let data_path = path.with_file_name(&data_name);
@@ -82,7 +74,10 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
     if !ranges.is_empty() {
         n_external = copy(&ranges, &data_part.path, path)?;
     }
-    let n_bytes = encode(&proto, &part.path).map_err(target)?;
+    let n_bytes = File::create(&part.path)
+        .map(|file| BufWriter::with_capacity(1 << 20, file))
+        .and_then(|mut file| encode(&proto, &mut file))
+        .map_err(target)?;
     // The data first: the old model never meets the new data without the new model following at once.
     if !ranges.is_empty() {
         data_part.finish(&data_path).map_err(target)?;
@@ -94,29 +89,57 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
     })
 }
 
-/// A file under another name until it is finished; gone if it never is.
-struct Part {
-    path: PathBuf,
+/// Writes bytes to a file, whole or not at all.
+///
+/// # Errors
+/// [`WriteError::Target`]; the target then is as it was.
+pub fn write_bytes(bytes: &[u8], path: &Path) -> Result<(), WriteError> {
+    let target = |error| WriteError::Target {
+        path: path.to_path_buf(),
+        error,
+    };
+    let name = replaceable(path).map_err(target)?;
+    let part = Part::beside(path, &name).map_err(target)?;
+    fs::write(&part.path, bytes).map_err(target)?;
+    part.finish(path).map_err(target)
 }
 
-impl Part {
-    fn beside(path: &Path, name: &str) -> io::Result<Part> {
-        let path = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        File::create(&path)?;
-        Ok(Part { path })
+/// The name of a target that may be replaced.
+fn replaceable(path: &Path) -> io::Result<String> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::other("it names no file"))?;
+    if path.is_dir() {
+        return Err(io::Error::other("it is a folder"));
     }
-
-    fn finish(&self, path: &Path) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()?;
-        fs::rename(&self.path, path)
+    if fs::metadata(path).is_ok_and(|m| m.permissions().readonly()) {
+        return Err(io::Error::other("it is read-only"));
     }
+    Ok(name.to_string_lossy().into_owned())
 }
 
-impl Drop for Part {
-    fn drop(&mut self) {
-        // Already renamed if all went well.
-        let _ = fs::remove_file(&self.path);
+/// The bytes of a model in one piece.
+///
+/// # Errors
+/// [`WriteError::Data`]: it has external data or is too large for one message; it needs a file.
+pub fn encoded(model: &Model) -> Result<Vec<u8>, WriteError> {
+    let (proto, ranges) = placed(model, &model.path, "")?;
+    if let Some(range) = ranges.first() {
+        return Err(WriteError::Data {
+            path: model.path.clone(),
+            name: range.name.clone(),
+            what: "its elements are in a file beside the model, so the model needs a file as well; \
+                   give the path to write"
+                .to_string(),
+        });
     }
+    let mut bytes = Vec::new();
+    encode(&proto, &mut bytes)
+        .map_err(|error| WriteError::Target {
+            path: model.path.clone(),
+            error,
+        })
+        .map(|_| bytes)
 }
 
 /// Where bytes of the external data come from.
@@ -270,8 +293,7 @@ const GRAPH_INITIALIZER: u32 = 5;
 const TENSOR_RAW: u32 = 9;
 
 /// Writes the message; gives its length.
-fn encode(model: &ModelProto, to: &Path) -> io::Result<u64> {
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(to)?);
+fn encode(model: &ModelProto, out: &mut impl Write) -> io::Result<u64> {
     let mut around = model.clone();
     let mut graph = around.graph.take().unwrap_or_default();
     let initializers = std::mem::take(&mut graph.initializer);
@@ -283,13 +305,13 @@ fn encode(model: &ModelProto, to: &Path) -> io::Result<u64> {
             .sum::<u64>();
     let head = around.encode_to_vec();
     out.write_all(&head)?;
-    delimited(&mut out, MODEL_GRAPH, n_graph)?;
+    delimited(out, MODEL_GRAPH, n_graph)?;
     out.write_all(&graph.encode_to_vec())?;
     for (tensor, length) in initializers.iter().zip(&lengths) {
-        delimited(&mut out, GRAPH_INITIALIZER, *length)?;
+        delimited(out, GRAPH_INITIALIZER, *length)?;
         out.write_all(&without_raw(tensor).encode_to_vec())?;
         if let Some(raw) = &tensor.raw_data {
-            delimited(&mut out, TENSOR_RAW, raw.len() as u64)?;
+            delimited(out, TENSOR_RAW, raw.len() as u64)?;
             out.write_all(raw)?;
         }
     }

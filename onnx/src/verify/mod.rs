@@ -97,6 +97,8 @@ pub struct Evidence {
     pub errors: Vec<OutputError>,
     /// Nodes at which both models were cut, because their operators have no meaning here.
     pub cuts: Vec<String>,
+    /// Sizes of the inputs in the first run, by name.
+    pub shapes: BTreeMap<String, Vec<usize>>,
 }
 
 impl Evidence {
@@ -124,6 +126,13 @@ struct Run {
     stored: Vec<Tensor>,
     /// Absent where NaN or infinities were planted.
     exact: Option<Vec<Tensor>>,
+}
+
+impl Run {
+    fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let shape = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.shape.clone());
+        self.feeds.iter().map(shape).collect()
+    }
 }
 
 impl<'m> Checker<'m> {
@@ -163,6 +172,7 @@ impl<'m> Checker<'m> {
         let names: Vec<String> = wanted.iter().map(|(shown, _)| shown.clone()).collect();
         let mut evidence = Evidence {
             cuts: self.cuts.iter().map(|n| label(n)).collect(),
+            shapes: self.runs.first().map(Run::shapes).unwrap_or_default(),
             ..Evidence::default()
         };
         for run in &self.runs {

@@ -1,0 +1,154 @@
+//! The summary of `shorthaul optimize`, for people and as JSON.
+
+use crate::style::Style;
+use crate::units::{bytes, count, table};
+use anyhow::Result;
+use onnx::optimize::{Figures, Summary};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::Path;
+
+/// One JSON document with everything that the text says.
+///
+/// # Errors
+/// None in practice: every field can be written.
+pub fn json(path: &Path, out: &Path, summary: &Summary) -> Result<String> {
+    let mut value = json!({
+        "path": path.display().to_string(),
+        "out": out.display().to_string(),
+        "verified": !summary.runs.is_empty(),
+        "grows": summary.grows(),
+    });
+    let rest = serde_json::to_value(summary)?;
+    if let (Some(value), Some(rest)) = (value.as_object_mut(), rest.as_object()) {
+        value.extend(rest.clone());
+    }
+    Ok(format!("{value:#}\n"))
+}
+
+/// The table, then one line for whatever needs one.
+pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
+    let style = Style::of_output();
+    let arrow = format!("{} → {}", path.display(), out.display());
+    let mut text = format!("{}\n", style.bold(&arrow));
+    text.push_str(&table(&rows(summary)));
+    let mut line = |painted: String| {
+        // Writing to a string succeeds.
+        let _ = writeln!(text, "{painted}");
+    };
+    let fired = summary.fired.iter().map(|f| format!("{} ×{}", f.rule, f.n));
+    match summary.fired.is_empty() {
+        true => line("nothing fired".to_string()),
+        false => line(format!("fired: {}", fired.collect::<Vec<_>>().join(", "))),
+    }
+    match summary.runs.as_slice() {
+        [] => line(style.warn("not verified")),
+        runs => {
+            line(style.good(&format!("verified in {} runs", runs.len())) + &dim(style, runs));
+        }
+    }
+    for dropped in &summary.dropped {
+        let what = format!("dropped {} at {}", dropped.rule, dropped.node);
+        line(format!("{}: {}", style.warn(&what), dropped.difference));
+    }
+    if summary.was_sorted {
+        line("nodes were out of order and have been sorted".to_string());
+    }
+    if !summary.kept.is_empty() {
+        let kept = summary.kept.iter().map(|k| format!("{} ×{}", k.operator, k.n));
+        let kept = kept.collect::<Vec<_>>().join(", ");
+        line(format!("kept as they are, since their meaning is not known here: {kept}"));
+    }
+    if !summary.cuts.is_empty() {
+        let cuts = summary.cuts.join(", ");
+        line(format!("compared before and after, not across: {cuts}"));
+    }
+    for sentence in summary.grows() {
+        line(style.warn(&sentence));
+    }
+    if let Some(sizes) = counted_at(summary) {
+        line(style.dim(&sizes));
+    }
+    text
+}
+
+fn dim(style: Style, runs: &[String]) -> String {
+    style.dim(&format!(" ({})", runs.join("; ")))
+}
+
+fn rows(summary: &Summary) -> Vec<Vec<String>> {
+    let (before, after) = (&summary.before, &summary.after);
+    let size = |n: u64| bytes(n as i64);
+    let number = |n: u64| count(n as f64);
+    let number_row = |name: &str, of: fn(&Figures) -> u64, shown: &dyn Fn(u64) -> String| {
+        let (a, b) = (of(before), of(after));
+        vec![name.to_string(), shown(a), shown(b), change(a, b)]
+    };
+    let mut rows = vec![
+        ["", "before", "after", ""].map(ToString::to_string).to_vec(),
+        number_row("operators", |f| f.operators as u64, &|n| n.to_string()),
+        number_row("multiply-adds", |f| f.multiply_adds, &number),
+        number_row("bytes moved", |f| f.bytes_moved, &size),
+        number_row("peak memory", |f| f.peak_bytes, &size),
+        number_row("file", |f| f.file_bytes, &size),
+    ];
+    if let (Some(a), Some(b)) = (before.worst_error, after.worst_error) {
+        let error = |e: f64| match e {
+            0.0 => "0".to_string(),
+            e => format!("{e:.1e}"),
+        };
+        rows.push(vec![
+            "worst error".to_string(),
+            error(a),
+            error(b),
+            "of the largest element, against float64".to_string(),
+        ]);
+    }
+    rows
+}
+
+/// `−26%`; nothing where nothing changed.
+fn change(before: u64, after: u64) -> String {
+    if before == after || before == 0 {
+        return String::new();
+    }
+    let percent = (after as f64 / before as f64 - 1.0) * 100.0;
+    let sign = if percent < 0.0 { '−' } else { '+' };
+    let digits = if percent.abs() < 1.0 { 2 } else { 0 };
+    format!("{sign}{:.digits$}%", percent.abs())
+}
+
+/// At which sizes was counted, and how many nodes were left out.
+fn counted_at(summary: &Summary) -> Option<String> {
+    let one = |(name, shape): (&String, &Vec<usize>)| {
+        let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
+        format!("{name} [{}]", sizes.join(", "))
+    };
+    let shapes: Vec<String> = summary.shapes.iter().map(one).collect();
+    let mut text = String::new();
+    if !shapes.is_empty() {
+        text = format!("counted at {}", shapes.join(", "));
+    }
+    let (before, after) = (summary.before.n_unknown, summary.after.n_unknown);
+    if before + after > 0 {
+        let without = format!("without {before} nodes before and {after} after, whose sizes do not follow");
+        text = match text.is_empty() {
+            true => format!("counted {without}"),
+            false => format!("{text}, {without}"),
+        };
+    }
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_signed_percentages() {
+        assert_eq!(change(100, 74), "−26%");
+        assert_eq!(change(100, 100), "");
+        assert_eq!(change(1000, 1001), "+0.10%");
+        assert_eq!(change(0, 3), "");
+    }
+}

@@ -1,0 +1,168 @@
+//! Each rule with a file that breaks it alone.
+
+use super::*;
+use crate::proto::{OperatorSetIdProto, ValueInfoProto};
+use bytes::Bytes;
+use std::sync::Arc;
+
+fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
+    NodeProto {
+        op_type: op.to_string(),
+        input: inputs.iter().map(ToString::to_string).collect(),
+        output: vec![output.to_string()],
+        ..Default::default()
+    }
+}
+
+fn port(name: &str) -> ValueInfoProto {
+    ValueInfoProto {
+        name: name.to_string(),
+        ..Default::default()
+    }
+}
+
+/// `h = x + w`, `y = Relu(h)`.
+fn model() -> Model {
+    let weight = TensorProto {
+        dims: vec![2],
+        data_type: 1,
+        raw_data: Some(Bytes::from_static(&[0; 8])),
+        name: "w".to_string(),
+        ..Default::default()
+    };
+    let graph = GraphProto {
+        node: vec![node("Add", &["x", "w"], "h"), node("Relu", &["h"], "y")],
+        input: vec![port("x")],
+        output: vec![port("y")],
+        initializer: vec![weight],
+        ..Default::default()
+    };
+    let proto = ModelProto {
+        ir_version: Some(8),
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 18,
+        }],
+        graph: Some(graph),
+        ..Default::default()
+    };
+    Model {
+        proto,
+        path: "m.onnx".into(),
+        n_bytes: 0,
+        folder: Arc::from(Path::new(".")),
+    }
+}
+
+/// The one problem after a change, as text.
+fn after(change: impl FnOnce(&mut ModelProto, &mut dyn FnMut(&dyn Fn(&mut GraphProto)))) -> String {
+    let mut model = model();
+    let mut graph = model.proto.graph.take().unwrap_or_default();
+    change(&mut model.proto, &mut |f| f(&mut graph));
+    model.proto.graph = Some(graph);
+    let all: Vec<String> = problems(&model).iter().map(ToString::to_string).collect();
+    all.join("; ")
+}
+
+fn after_graph(change: impl Fn(&mut GraphProto)) -> String {
+    after(|_, graph| graph(&change))
+}
+
+#[test]
+fn a_sound_file_has_no_problem() {
+    assert_eq!(after_graph(|_| {}), "");
+}
+
+#[test]
+fn cycles_are_named_node_by_node() {
+    let text = after_graph(|g| g.node[0].input[1] = "y".to_string());
+    assert!(
+        text.contains("cycle of 2 nodes: each reads from the next: Add → `h`, Relu → `y`"),
+        "{text}"
+    );
+    let mut cyclic = model().proto;
+    if let Some(graph) = &mut cyclic.graph {
+        graph.node[0].input[1] = "y".to_string();
+    }
+    assert!(sorted(cyclic).is_err());
+}
+
+#[test]
+fn nodes_are_put_in_order() {
+    let text = after_graph(|g| g.node.reverse());
+    assert_eq!(text, "Relu → `y`: it reads `h`, which is computed later");
+    let mut reversed = model().proto;
+    if let Some(graph) = &mut reversed.graph {
+        graph.node.reverse();
+    }
+    assert_eq!(sorted(reversed), Ok(model().proto));
+}
+
+#[test]
+fn names_have_one_definition() {
+    let twice = after_graph(|g| g.node.push(node("Relu", &["x"], "h")));
+    assert!(twice.contains("`h` is defined twice"), "{twice}");
+    let stored = after_graph(|g| g.initializer.push(g.initializer[0].clone()));
+    assert_eq!(stored, "initializer `w`: it is defined twice");
+    let none = after_graph(|g| g.node[0].input[0] = "z".to_string());
+    assert!(
+        none.contains("Add → `h`: it reads `z`, which nothing computes"),
+        "{none}"
+    );
+    let output = after_graph(|g| g.output.push(port("o")));
+    assert_eq!(output, "output `o`: nothing computes it");
+}
+
+#[test]
+fn tensors_have_the_bytes_of_their_sizes() {
+    let text = after_graph(|g| g.initializer[0].dims = vec![3]);
+    assert_eq!(
+        text,
+        "initializer `w`: its shape [3] of float does not take 8 bytes"
+    );
+    let outside = after_graph(|g| {
+        let entry = |key: &str, value: &str| crate::proto::StringStringEntryProto {
+            key: key.to_string(),
+            value: value.to_string(),
+        };
+        g.initializer[0].data_location = 1;
+        g.initializer[0].external_data = vec![entry("location", "../w.bin")];
+    });
+    assert!(
+        outside.contains("only paths below the model's folder are read"),
+        "{outside}"
+    );
+}
+
+#[test]
+fn versions_that_are_not_known_are_errors() {
+    let newer = after(|model, _| model.ir_version = Some(NEWEST_IR + 1));
+    assert!(
+        newer.contains("of version 15 of the format; versions up to 14 are known"),
+        "{newer}"
+    );
+    for version in [6, 29] {
+        let text = after(|model, _| model.opset_import[0].version = version);
+        assert!(
+            text.contains(&format!("imports version {version} of the standard")),
+            "{text}"
+        );
+    }
+    let domain = after_graph(|g| g.node[1].domain = "somewhere".to_string());
+    assert!(
+        domain.contains("imports no operators of the domain `somewhere`"),
+        "{domain}"
+    );
+}
+
+#[test]
+fn what_nothing_depends_on_is_a_note() {
+    let mut unused = model();
+    if let Some(graph) = &mut unused.proto.graph {
+        graph.node.push(node("Relu", &["x"], "o"));
+    }
+    let found = problems(&unused);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].severity, Severity::Note);
+    assert!(errors(&unused).is_empty());
+}

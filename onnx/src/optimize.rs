@@ -1,0 +1,371 @@
+//! A file made better: checked, rewritten, verified, counted before and after.
+//!
+//! Owns the order of these and the summary. Never writes: what comes out is a model for
+//! [`crate::file::write`].
+
+use crate::attributes::{bodies, is_standard};
+use crate::check::{self, Problem};
+use crate::cost::{Cost, cost};
+use crate::evaluate::{function_of, is_control, qualified};
+use crate::file::Model;
+use crate::operators;
+use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
+use crate::rewrite::{self, Rewritten, Target};
+use crate::stored::External;
+use crate::verify::{self, Evidence, ProveError};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// How to make a file better.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How to rewrite.
+    pub rewriting: rewrite::Options,
+    /// How to verify; `None`: not at all.
+    pub verifying: Option<verify::Options>,
+}
+
+/// Why there is no better file.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum OptimizeError {
+    /// The file is not well formed.
+    #[error("{} is not well formed:{}", path.display(), listed(problems))]
+    Unsound {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problems: Vec<Problem>,
+    },
+    /// It cannot be verified.
+    #[error("{} is not optimized: {cause}", path.display())]
+    Unproven {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: ProveError,
+    },
+    /// A rule that does not exist.
+    #[error("there is no rule `{name}`; the rules are {}", rewrite::rule_names().join(", "))]
+    Rule {
+        /// What was given.
+        name: String,
+    },
+    /// A rewrite broke the file.
+    #[error("internal error: after rewriting {}, {problem}; report this file", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: Problem,
+    },
+}
+
+/// At most so many problems are listed in a message.
+const LISTED: usize = 20;
+
+fn listed(problems: &[Problem]) -> String {
+    let mut text = String::new();
+    for problem in problems.iter().take(LISTED) {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    if problems.len() > LISTED {
+        text.push_str(&format!("\n  and {} more", problems.len() - LISTED));
+    }
+    text
+}
+
+/// Numbers of one file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Nodes, in bodies and functions too.
+    pub operators: usize,
+    /// Products that are summed, at the counted sizes.
+    pub multiply_adds: u64,
+    /// Bytes that nodes read and write, at the counted sizes.
+    pub bytes_moved: u64,
+    /// Largest sum of activations alive at once, at the counted sizes.
+    pub peak_bytes: u64,
+    /// Nodes whose sizes do not follow, which the three sums above are without.
+    pub n_unknown: usize,
+    /// Bytes of the file and its external data; of a model that is not written yet, an estimate.
+    pub file_bytes: u64,
+    /// Largest error against float64 over the largest element, if verified.
+    pub worst_error: Option<f64>,
+}
+
+/// A rewrite that made a difference and was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DroppedRewrite {
+    /// The rule.
+    pub rule: String,
+    /// The node.
+    pub node: String,
+    /// What it changed.
+    pub difference: String,
+}
+
+/// A rule and how often it fired.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fired {
+    /// The rule.
+    pub rule: String,
+    /// How often.
+    pub n: usize,
+}
+
+/// An operator that is kept as it is, since it has no meaning here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    /// The operator with its domain.
+    pub operator: String,
+    /// Nodes that apply it.
+    pub n: usize,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Rules that fired, most often first.
+    pub fired: Vec<Fired>,
+    /// Rewrites that were dropped.
+    pub dropped: Vec<DroppedRewrite>,
+    /// Operators that are kept as they are.
+    pub kept: Vec<Kept>,
+    /// Nodes at which the models were cut to be compared.
+    pub cuts: Vec<String>,
+    /// Runs in which the models were compared; empty if not verified.
+    pub runs: Vec<String>,
+    /// Sizes of the inputs at which was counted, by name.
+    pub shapes: BTreeMap<String, Vec<usize>>,
+    /// The file that was read.
+    pub before: Figures,
+    /// The file that was made.
+    pub after: Figures,
+    /// Whether nodes were put in order first.
+    pub was_sorted: bool,
+}
+
+impl Summary {
+    /// A sentence for each number that became larger.
+    pub fn grows(&self) -> Vec<String> {
+        let numbers = [
+            (
+                "the file",
+                self.before.file_bytes,
+                self.after.file_bytes,
+            ),
+            (
+                "peak memory of activations",
+                self.before.peak_bytes,
+                self.after.peak_bytes,
+            ),
+            (
+                "the number of bytes moved",
+                self.before.bytes_moved,
+                self.after.bytes_moved,
+            ),
+        ];
+        // Sums over different sets of nodes say nothing about each other.
+        let comparable = self.before.n_unknown == self.after.n_unknown;
+        let grown = numbers
+            .iter()
+            .enumerate()
+            .filter(|(n, (_, before, after))| after > before && (*n == 0 || comparable));
+        grown
+            .map(|(_, (what, before, after))| {
+                format!("{what} grows from {before} to {after} bytes")
+            })
+            .collect()
+    }
+}
+
+/// A model made better, not yet written.
+#[derive(Clone, Debug)]
+pub struct Optimized {
+    /// The model.
+    pub model: Model,
+    /// What was done.
+    pub summary: Summary,
+}
+
+/// Makes a model better. `progress` is told what goes on.
+///
+/// # Errors
+/// See [`OptimizeError`].
+pub fn optimize(
+    model: &Model,
+    options: &Options,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Optimized, OptimizeError> {
+    known_rules(&options.rewriting.without)?;
+    progress("checking");
+    let (model, was_sorted) = sound(model)?;
+    let (rewritten, proof) = match &options.verifying {
+        Some(verifying) => {
+            let proof = verify::prove(&model, &options.rewriting, verifying, progress);
+            let proof = proof.map_err(|cause| OptimizeError::Unproven {
+                path: model.path.clone(),
+                cause,
+            })?;
+            (proof.rewritten, Some((proof.evidence, proof.dropped)))
+        }
+        None => {
+            progress("rewriting");
+            let rewritten = rewrite::rewrite(&model.proto, &model.folder, &options.rewriting);
+            (rewritten, None)
+        }
+    };
+    progress("counting");
+    let mut proto = rewritten.model.clone();
+    stamp(&mut proto, options.rewriting.target);
+    let after = model.with(proto);
+    if let Some(problem) = check::errors(&after).into_iter().next() {
+        let path = model.path.clone();
+        return Err(OptimizeError::Broken { path, problem });
+    }
+    let (evidence, dropped) = proof.unwrap_or_default();
+    let mut summary = summary(&model, &after, &rewritten, &evidence);
+    summary.was_sorted = was_sorted;
+    summary.dropped = dropped
+        .into_iter()
+        .map(|d| DroppedRewrite {
+            rule: d.application.rule.to_string(),
+            node: d.application.origin,
+            difference: d.difference.to_string(),
+        })
+        .collect();
+    Ok(Optimized {
+        model: after,
+        summary,
+    })
+}
+
+fn known_rules(names: &BTreeSet<String>) -> Result<(), OptimizeError> {
+    let known = rewrite::rule_names();
+    match names.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(OptimizeError::Rule { name: name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// The model with its nodes in order, if nothing is wrong with it; whether they had to be moved.
+fn sound(model: &Model) -> Result<(Model, bool), OptimizeError> {
+    let unsound = |problems| OptimizeError::Unsound {
+        path: model.path.clone(),
+        problems,
+    };
+    let Ok(proto) = check::sorted(model.proto.clone()) else {
+        return Err(unsound(check::errors(model)));
+    };
+    let was_sorted = proto != model.proto;
+    let model = model.with(proto);
+    let problems = check::errors(&model);
+    if problems.is_empty() {
+        Ok((model, was_sorted))
+    } else {
+        Err(unsound(problems))
+    }
+}
+
+/// Says in the file that it is meant for one runtime.
+fn stamp(proto: &mut ModelProto, target: Target) {
+    const KEY: &str = "shorthaul.target";
+    if target == Target::Standard {
+        return;
+    }
+    proto.metadata_props.retain(|entry| entry.key != KEY);
+    proto.metadata_props.push(StringStringEntryProto {
+        key: KEY.to_string(),
+        value: target.to_string(),
+    });
+}
+
+fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evidence) -> Summary {
+    let mut fired: BTreeMap<&str, usize> = BTreeMap::new();
+    for application in &rewritten.applied {
+        *fired.entry(application.rule).or_default() += 1;
+    }
+    let mut fired: Vec<Fired> = fired
+        .into_iter()
+        .map(|(rule, n)| Fired {
+            rule: rule.to_string(),
+            n,
+        })
+        .collect();
+    fired.sort_by_key(|f| std::cmp::Reverse(f.n));
+    let graph = before.proto.graph.as_ref();
+    let is_input = |name: &String| graph.is_some_and(|g| g.input.iter().any(|i| i.name == *name));
+    let mut shapes = evidence.shapes.clone();
+    shapes.retain(|name, _| is_input(name));
+    let count = |model: &Model| cost(&model.proto, &model.folder, &shapes);
+    let errors = evidence.worst();
+    Summary {
+        fired,
+        dropped: Vec::new(),
+        kept: kept(&before.proto),
+        cuts: evidence.cuts.clone(),
+        runs: evidence.runs.clone(),
+        before: figures(before, &count(before), errors.map(|e| e.0)),
+        after: figures(after, &count(after), errors.map(|e| e.1)),
+        shapes,
+        was_sorted: false,
+    }
+}
+
+fn figures(model: &Model, cost: &Cost, worst_error: Option<f64>) -> Figures {
+    Figures {
+        operators: n_nodes(&model.proto),
+        multiply_adds: cost.multiply_adds,
+        bytes_moved: cost.bytes_moved,
+        peak_bytes: cost.peak_bytes,
+        n_unknown: cost.n_unknown,
+        file_bytes: prost::Message::encoded_len(&model.proto) as u64 + external_bytes(model),
+        worst_error,
+    }
+}
+
+/// Bytes of the external data that initializers refer to, each range once.
+fn external_bytes(model: &Model) -> u64 {
+    let mut ranges = BTreeSet::new();
+    for tensor in model.proto.graph.iter().flat_map(|g| &g.initializer) {
+        if let Ok(Some(external)) = External::of(tensor, &model.folder) {
+            ranges.insert((external.path, external.offset, external.length));
+        }
+    }
+    ranges.iter().map(|(_, _, length)| length).sum()
+}
+
+/// Nodes of a model, in bodies and functions too.
+pub fn n_nodes(model: &ModelProto) -> usize {
+    fn body(graph: &GraphProto) -> usize {
+        let inner = graph.node.iter().flat_map(bodies).map(body);
+        graph.node.len() + inner.sum::<usize>()
+    }
+    let functions = model.functions.iter().map(|f| f.node.len());
+    model.graph.as_ref().map_or(0, body) + functions.sum::<usize>()
+}
+
+/// Operators without a meaning here, by name.
+pub fn kept(model: &ModelProto) -> Vec<Kept> {
+    fn visit(model: &ModelProto, node: &NodeProto, found: &mut BTreeMap<String, usize>) {
+        let is_known = operators::find(node).is_some()
+            || function_of(model, node).is_some()
+            || is_control(node)
+            || (is_standard(node) && bodies(node).next().is_some());
+        if !is_known {
+            *found.entry(qualified(node)).or_default() += 1;
+        }
+        for inner in bodies(node).flat_map(|b| &b.node) {
+            visit(model, inner, found);
+        }
+    }
+    let mut found = BTreeMap::new();
+    let functions = model.functions.iter().flat_map(|f| &f.node);
+    let nodes = model.graph.iter().flat_map(|g| &g.node);
+    for node in nodes.chain(functions) {
+        visit(model, node, &mut found);
+    }
+    let row = |(operator, n)| Kept { operator, n };
+    found.into_iter().map(row).collect()
+}
