@@ -1,38 +1,61 @@
-//! The `shorthaul` program: looks at ONNX models before anything is trained.
+//! The `shorthaul` program: makes ONNX files better, compares them, looks into them.
 //!
-//! Owns arguments, output and exit codes; every number comes from the `compiler` room. Exit code 0:
-//! done; 1: the model or the machine stands in the way (one message on standard error); 2: the
-//! command line is wrong.
+//! Owns arguments, output and exit codes; every number comes from the `compiler` and `onnx` rooms.
+//! Exit code 0: done; 1: the model or the machine stands in the way (one message on standard error);
+//! 2: the command line is wrong; 3: done, and the answer is no; 130: interrupted.
 
+mod answer;
+mod check;
 mod grad;
 mod info;
+mod interrupt;
 mod optimize;
+mod progress;
 mod report;
+mod run;
 mod sizes;
+mod style;
+mod summary;
+mod tensors;
 mod units;
 
-use clap::{Args, Parser, Subcommand};
+use answer::Answer;
+use anyhow::Result;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use compiler::importer::onnx::{Mode, Options};
 use compiler::training_graph::{Loss, Optimizer, TrainingOptions};
-use onnx::rewrite::Target;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use style::Style;
 
-/// Looks at ONNX models: what is in them, and what Shorthaul makes of them.
+/// Makes ONNX files better and proves it, turns them into training steps, compares them, looks into them.
 #[derive(Debug, Parser)]
 #[command(name = "shorthaul", version, after_help = EXAMPLES)]
 struct Cli {
+    /// Show no progress
+    #[arg(short, long, global = true)]
+    quiet: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  shorthaul optimize model.onnx -o smaller.onnx
+  shorthaul check model.onnx smaller.onnx
   shorthaul info model.onnx
+  shorthaul run model.onnx --random 0 --out outputs.npz
   shorthaul report model.onnx --bind batch=8
   shorthaul report model.onnx --bind batch=8 --train --json > report.json
-  shorthaul grad model.onnx -o train.onnx --loss cross-entropy --optimizer adam";
+  shorthaul grad model.onnx -o train.onnx --loss cross-entropy --optimizer adam
+
+Exit codes:
+  0    done; of `optimize`: verified and written
+  1    the model or the machine stands in the way: one message, and the target is as it was
+  2    the command line is wrong
+  3    done, and the answer is no: `check` found problems, or files differ
+  130  interrupted; nothing is left behind";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -57,29 +80,11 @@ enum Command {
         threads: u16,
     },
     /// A better file that was shown to give what the original gives
-    Optimize {
-        /// The ONNX file
-        #[arg(value_name = "MODEL.onnx")]
-        path: PathBuf,
-        /// The file to write
-        #[arg(short, long, value_name = "OUT.onnx")]
-        out: PathBuf,
-        /// Operators to use: standard, ort-cpu, ort-cuda
-        #[arg(long, default_value_t = Target::Standard)]
-        target: Target,
-        /// Write without proof
-        #[arg(long)]
-        no_verify: bool,
-        /// Bytes of constants that one folding may add to the file
-        #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
-        fold_limit: usize,
-        /// Rules not to use; see `shorthaul optimize --help`
-        #[arg(long, value_name = "RULES", value_delimiter = ',')]
-        without: Vec<String>,
-        /// A value for a dynamic size; repeat it for several
-        #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
-        bind: Vec<(String, i64)>,
-    },
+    Optimize(optimize::Optimize),
+    /// Whether a file is well formed, and whether another one gives the same
+    Check(check::Check),
+    /// The outputs of a model on given or made-up inputs
+    Run(run::Run),
     /// The gradients of a model, and an optimizer's update, as an ONNX file
     #[command(after_help = GRAD_EXAMPLES)]
     Grad {
@@ -108,6 +113,16 @@ enum Command {
         /// A value for a dynamic size; repeat it for several
         #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
         bind: Vec<(String, i64)>,
+    },
+    /// A script that completes this program's commands in a shell
+    #[command(
+        after_help = "Examples:\n  shorthaul completions bash > ~/.local/share/bash-completion/completions/shorthaul\n  \
+                      shorthaul completions zsh > ~/.zfunc/_shorthaul\n  \
+                      shorthaul completions fish > ~/.config/fish/completions/shorthaul.fish"
+    )]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
     },
 }
 
@@ -152,43 +167,38 @@ fn default_threads() -> u16 {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let text = match &cli.command {
-        Command::Info(model) => info::run(&model.path, &model.options(), model.json),
+    let answer = interrupt::install()
+        .map_err(anyhow::Error::from)
+        .and_then(|()| run(&cli));
+    match answer {
+        Ok(answer) => match (print(&answer.text), answer.is_yes) {
+            (true, true) => ExitCode::SUCCESS,
+            (true, false) => ExitCode::from(3),
+            (false, _) => ExitCode::FAILURE,
+        },
+        Err(error) => {
+            let mark = Style::of_errors().bad("error:");
+            // Nothing is left to do if even standard error is gone.
+            let _ = writeln!(io::stderr(), "{mark} {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<Answer> {
+    match &cli.command {
+        Command::Info(model) => {
+            info::run(&model.path, &model.options(), model.json).map(Answer::yes)
+        }
         Command::Report {
             model,
             train,
             threads,
-        } => report::run(&model.path, &model.options(), *train, *threads, model.json),
-        Command::Optimize {
-            path,
-            out,
-            target,
-            no_verify,
-            fold_limit,
-            without,
-            bind,
-        } => {
-            let rewriting = onnx::rewrite::Options {
-                target: *target,
-                fold_limit: *fold_limit,
-                without: without.iter().cloned().collect(),
-                ..Default::default()
-            };
-            let sizes = bind.iter().cloned().collect();
-            let verifying = onnx::verify::Options {
-                sizes,
-                ..Default::default()
-            };
-            let verifying = (!no_verify).then_some(verifying);
-            optimize::run(
-                path,
-                out,
-                &optimize::Optimize {
-                    rewriting,
-                    verifying,
-                },
-            )
-        }
+        } => report::run(&model.path, &model.options(), *train, *threads, model.json)
+            .map(Answer::yes),
+        Command::Optimize(args) => optimize::run(args, cli.quiet),
+        Command::Check(args) => check::run(args, cli.quiet),
+        Command::Run(args) => run::run(args, cli.quiet),
         Command::Grad {
             path,
             out,
@@ -209,27 +219,25 @@ fn main() -> ExitCode {
                 wrt: wrt.clone(),
                 label_smoothing: *label_smoothing,
             };
-            grad::run(path, out, &options, &training)
+            grad::run(path, out, &options, &training).map(Answer::yes)
         }
-    };
-    match text {
-        Ok(text) => print(&text),
-        Err(error) => {
-            // Nothing is left to do if even standard error is gone.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::FAILURE
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "shorthaul", &mut script);
+            Ok(Answer::yes(String::from_utf8(script)?))
         }
     }
 }
 
-/// Writes to standard output; a reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> ExitCode {
+/// Writes to standard output; whether that went well. A reader that has seen enough (`| head`) is no
+/// error.
+fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
-            ExitCode::FAILURE
+            false
         }
-        _ => ExitCode::SUCCESS,
+        _ => true,
     }
 }

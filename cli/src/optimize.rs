@@ -20,7 +20,12 @@ pub struct Optimize {
     #[arg(value_name = "MODEL.onnx", required_unless_present = "list_rules")]
     path: Option<PathBuf>,
     /// The file to write
-    #[arg(short, long, value_name = "OUT.onnx", required_unless_present = "list_rules")]
+    #[arg(
+        short,
+        long,
+        value_name = "OUT.onnx",
+        required_unless_present = "list_rules"
+    )]
     out: Option<PathBuf>,
     /// Operators to use: standard, ort-cpu, ort-cuda (the last two only run in ONNX Runtime)
     #[arg(long, default_value_t = Target::Standard)]
@@ -71,7 +76,10 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         return Ok(Answer::yes(rewrite::rule_names().join("\n") + "\n"));
     }
     let path = args.path.as_deref().context("give a model")?;
-    let out = args.out.as_deref().context("give a file to write: -o OUT.onnx")?;
+    let out = args
+        .out
+        .as_deref()
+        .context("give a file to write: -o OUT.onnx")?;
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(path)?;

@@ -55,9 +55,14 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
         line("nodes were out of order and have been sorted".to_string());
     }
     if !summary.kept.is_empty() {
-        let kept = summary.kept.iter().map(|k| format!("{} ×{}", k.operator, k.n));
+        let kept = summary
+            .kept
+            .iter()
+            .map(|k| format!("{} ×{}", k.operator, k.n));
         let kept = kept.collect::<Vec<_>>().join(", ");
-        line(format!("kept as they are, since their meaning is not known here: {kept}"));
+        line(format!(
+            "kept as they are, since their meaning is not known here: {kept}"
+        ));
     }
     if !summary.cuts.is_empty() {
         let cuts = summary.cuts.join(", ");
@@ -85,7 +90,9 @@ fn rows(summary: &Summary) -> Vec<Vec<String>> {
         vec![name.to_string(), shown(a), shown(b), change(a, b)]
     };
     let mut rows = vec![
-        ["", "before", "after", ""].map(ToString::to_string).to_vec(),
+        ["", "before", "after", ""]
+            .map(ToString::to_string)
+            .to_vec(),
         number_row("operators", |f| f.operators as u64, &|n| n.to_string()),
         number_row("multiply-adds", |f| f.multiply_adds, &number),
         number_row("bytes moved", |f| f.bytes_moved, &size),
@@ -131,7 +138,8 @@ fn counted_at(summary: &Summary) -> Option<String> {
     }
     let (before, after) = (summary.before.n_unknown, summary.after.n_unknown);
     if before + after > 0 {
-        let without = format!("without {before} nodes before and {after} after, whose sizes do not follow");
+        let without =
+            format!("without {before} nodes before and {after} after, whose sizes do not follow");
         text = match text.is_empty() {
             true => format!("counted {without}"),
             false => format!("{text}, {without}"),

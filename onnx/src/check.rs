@@ -113,7 +113,7 @@ fn sort(graph: &mut GraphProto) -> Result<(), Vec<String>> {
         sort(body)?;
     }
     let order = order(&graph.node)?;
-    if order.windows(2).all(|w| w[0] < w[1]) {
+    if order.is_sorted() {
         return Ok(());
     }
     let mut nodes: Vec<Option<NodeProto>> = graph.node.drain(..).map(Some).collect();
@@ -299,11 +299,7 @@ fn graph_problems(
             defined.insert(name.clone());
         }
     }
-    for output in graph
-        .output
-        .iter()
-        .filter(|o| !defined.contains(&o.name))
-    {
+    for output in graph.output.iter().filter(|o| !defined.contains(&o.name)) {
         let message = "nothing computes it".to_string();
         list.error(format!("{place}output `{}`", output.name), message);
     }
@@ -382,8 +378,12 @@ fn node_problems(node: &NodeProto, around: &Around, at: &str, list: &mut Problem
     }
     let domain = plain(&node.domain);
     let is_call = function_of(around.model, node).is_some();
-    if !around.imported.contains(&domain) && !(is_call && domain.is_empty()) {
-        let message = format!("the file imports no operators of the domain `{}`", node.domain);
+    let is_imported = around.imported.contains(&domain) || (is_call && domain.is_empty());
+    if !is_imported {
+        let message = format!(
+            "the file imports no operators of the domain `{}`",
+            node.domain
+        );
         list.error(at.to_string(), message);
     }
     let mut names: BTreeSet<&str> = BTreeSet::new();
@@ -415,7 +415,9 @@ fn node_problems(node: &NodeProto, around: &Around, at: &str, list: &mut Problem
 /// Nodes, initializers and inputs that no output depends on.
 fn unused(graph: &GraphProto, list: &mut Problems) {
     let mut used: BTreeSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
-    for node in graph.node.iter().rev() {
+    // Of nodes that are out of order or in a cycle nothing more is said.
+    let is_in_order = order(&graph.node).is_ok_and(|order| order.is_sorted());
+    for node in graph.node.iter().rev().filter(|_| is_in_order) {
         let needed = node.output.iter().any(|o| used.contains(o.as_str()));
         if needed || node.output.is_empty() {
             used.extend(reads(node));
@@ -426,11 +428,21 @@ fn unused(graph: &GraphProto, list: &mut Problems) {
     let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
     let read: BTreeSet<&str> = graph.node.iter().flat_map(reads).chain(used).collect();
     for name in stored.iter().filter(|n| !read.contains(**n)) {
-        list.note(format!("initializer `{name}`"), "nothing reads it".to_string());
+        list.note(
+            format!("initializer `{name}`"),
+            "nothing reads it".to_string(),
+        );
     }
-    for input in graph.input.iter().filter(|i| !stored.contains(i.name.as_str())) {
+    for input in graph
+        .input
+        .iter()
+        .filter(|i| !stored.contains(i.name.as_str()))
+    {
         if !read.contains(input.name.as_str()) {
-            list.note(format!("input `{}`", input.name), "nothing reads it".to_string());
+            list.note(
+                format!("input `{}`", input.name),
+                "nothing reads it".to_string(),
+            );
         }
     }
 }

@@ -70,11 +70,7 @@ pub struct Cost {
 
 /// Counts a model at the given sizes of its inputs, by name; others are as the file declares them.
 /// External data is in `folder`.
-pub fn cost(
-    model: &ModelProto,
-    folder: &Arc<Path>,
-    shapes: &BTreeMap<String, Vec<usize>>,
-) -> Cost {
+pub fn cost(model: &ModelProto, folder: &Arc<Path>, shapes: &BTreeMap<String, Vec<usize>>) -> Cost {
     let Some(graph) = &model.graph else {
         return Cost::default();
     };

@@ -14,6 +14,7 @@ pub mod fact;
 pub mod file;
 pub mod functions;
 pub mod infer;
+pub mod npy;
 pub mod operators;
 pub mod optimize;
 pub mod proto;

@@ -150,11 +150,7 @@ impl Summary {
     /// A sentence for each number that became larger.
     pub fn grows(&self) -> Vec<String> {
         let numbers = [
-            (
-                "the file",
-                self.before.file_bytes,
-                self.after.file_bytes,
-            ),
+            ("the file", self.before.file_bytes, self.after.file_bytes),
             (
                 "peak memory of activations",
                 self.before.peak_bytes,

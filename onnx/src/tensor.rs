@@ -338,7 +338,12 @@ impl Tensor {
         };
         if let (Some(bytes), Some(each)) = (&proto.raw_data, element.bytes()) {
             let fits = n.checked_mul(each) == Some(bytes.len());
-            let message = || format!("its shape {shape:?} of {element} does not take {} bytes", bytes.len());
+            let message = || {
+                format!(
+                    "its shape {shape:?} of {element} does not take {} bytes",
+                    bytes.len()
+                )
+            };
             return (!fits).then(message);
         }
         let stored = match element {

@@ -50,9 +50,7 @@ pub fn multiply_adds(
 }
 
 fn product(sizes: &[usize]) -> Option<u64> {
-    sizes
-        .iter()
-        .try_fold(1u64, |p, n| p.checked_mul(*n as u64))
+    sizes.iter().try_fold(1u64, |p, n| p.checked_mul(*n as u64))
 }
 
 /// Scores and weighted sums: [batch, heads, length, head] or [batch, length, heads · head].

@@ -128,9 +128,10 @@ pub fn encoded(model: &Model) -> Result<Vec<u8>, WriteError> {
         return Err(WriteError::Data {
             path: model.path.clone(),
             name: range.name.clone(),
-            what: "its elements are in a file beside the model, so the model needs a file as well; \
+            what:
+                "its elements are in a file beside the model, so the model needs a file as well; \
                    give the path to write"
-                .to_string(),
+                    .to_string(),
         });
     }
     let mut bytes = Vec::new();

@@ -61,12 +61,11 @@ const RULES: &[&[Rule]] = &[
 
 /// Names of the rules, in order.
 pub fn rule_names() -> Vec<&'static str> {
-    RULES
-        .iter()
-        .copied()
-        .flatten()
-        .map(|rule| rule.name)
-        .collect()
+    let rules = RULES.iter().copied().flatten();
+    let mut names: Vec<&str> = rules.map(|rule| rule.name).collect();
+    // A rule may have several rows.
+    names.dedup();
+    names
 }
 
 /// How to rewrite.

@@ -23,6 +23,7 @@ use crate::proto::{ModelProto, NodeProto};
 use crate::tensor::Tensor;
 use samples::{Planted, Sampler};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A rewritten model's error against float64 may be that many times the original's.
 pub const SLACK: f64 = 4.0;
@@ -75,6 +76,14 @@ pub enum VerifyError {
     Rewritten {
         /// Why.
         cause: EvaluateError,
+    },
+    /// They do not have the same outputs.
+    #[error("one gives {before}, the other {after}")]
+    Outputs {
+        /// Of the original.
+        before: String,
+        /// Of the other one.
+        after: String,
     },
     /// They differ.
     #[error("`{output}` differs ({run}): {what}")]
@@ -166,8 +175,31 @@ impl<'m> Checker<'m> {
     /// # Errors
     /// [`VerifyError::Rewritten`], [`VerifyError::Differs`].
     pub fn check(&self, rewritten: &ModelProto) -> Result<Evidence, VerifyError> {
+        self.compare(rewritten, &self.original.folder)
+    }
+
+    /// Compares a model that may have come about in any way.
+    ///
+    /// # Errors
+    /// [`VerifyError::Outputs`], [`VerifyError::Rewritten`], [`VerifyError::Differs`].
+    pub fn check_other(&self, other: &Model) -> Result<Evidence, VerifyError> {
+        let names = |model: &Model| -> Vec<String> {
+            let outputs = model.proto.graph.iter().flat_map(|g| &g.output);
+            outputs.map(|o| o.name.clone()).collect()
+        };
+        let (a, b) = (names(self.original), names(other));
+        if a != b {
+            return Err(VerifyError::Outputs {
+                before: a.join(", "),
+                after: b.join(", "),
+            });
+        }
+        self.compare(&other.proto, &other.folder)
+    }
+
+    fn compare(&self, rewritten: &ModelProto, folder: &Path) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
-        let program = program(rewritten, self.original, Precision::AsStored).map_err(failed)?;
+        let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
         let wanted = self.counterparts(rewritten);
         let names: Vec<String> = wanted.iter().map(|(shown, _)| shown.clone()).collect();
         let mut evidence = Evidence {
@@ -253,13 +285,23 @@ fn is_known(model: &ModelProto, node: &NodeProto) -> bool {
 
 fn program<'a>(
     proto: &'a ModelProto,
-    original: &'a Model,
+    folder: &'a Path,
     precision: Precision,
 ) -> Result<Program<'a>, EvaluateError> {
-    Program::new(proto, &original.folder, precision).ok_or_else(|| EvaluateError::Value {
+    Program::new(proto, folder, precision).ok_or_else(|| EvaluateError::Value {
         name: "graph".to_string(),
         what: "is missing".to_string(),
     })
+}
+
+/// Inputs made up for a model, at sizes it runs with.
+///
+/// # Errors
+/// [`VerifyError::Original`], [`VerifyError::Cut`].
+pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, VerifyError> {
+    let mut sampler = Sampler::new(model, &[], options);
+    let wanted = wanted(&model.proto, &[]);
+    Ok(run(model, &mut sampler, &wanted, seed, Planted::Nothing)?.feeds)
 }
 
 /// Runs the original; sizes are tried until it runs.
@@ -272,7 +314,7 @@ fn run(
 ) -> Result<Run, VerifyError> {
     let failed = |cause| VerifyError::Original { cause };
     let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-    let stored = program(&original.proto, original, Precision::AsStored).map_err(failed)?;
+    let stored = program(&original.proto, &original.folder, Precision::AsStored).map_err(failed)?;
     let mut last = None;
     for attempt in sampler.attempts(seed) {
         let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
@@ -283,7 +325,7 @@ fn run(
                 sampler.settle(&attempt);
                 let exact = match planted {
                     Planted::Nothing => {
-                        let exact = program(&original.proto, original, Precision::Float64)
+                        let exact = program(&original.proto, &original.folder, Precision::Float64)
                             .map_err(failed)?;
                         Some(exact.run(&feeds, &names).map_err(failed)?)
                     }

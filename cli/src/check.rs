@@ -1,0 +1,167 @@
+//! `shorthaul check`: whether a file is well formed, and whether another one gives the same.
+
+use crate::answer::Answer;
+use crate::progress::Progress;
+use crate::sizes;
+use crate::style::Style;
+use anyhow::{Context, Result};
+use clap::Args;
+use onnx::check::{Problem, Severity, problems};
+use onnx::file::Model;
+use onnx::verify::{self, Checker, Evidence, VerifyError};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// What to check.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub struct Check {
+    /// The ONNX file
+    #[arg(value_name = "A.onnx")]
+    path: PathBuf,
+    /// A file that should give the same
+    #[arg(value_name = "B.onnx")]
+    other: Option<PathBuf>,
+    #[command(flatten)]
+    runs: Runs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// On what to run models to compare them.
+#[derive(Args, Debug)]
+pub struct Runs {
+    /// A value for a dynamic size; repeat it for several
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    bind: Vec<(String, i64)>,
+    /// Inputs, instead of made-up ones: .npz, .npy or .pb; repeat it for several
+    #[arg(long, value_name = "FILE")]
+    inputs: Vec<PathBuf>,
+}
+
+impl Runs {
+    /// As options of verification.
+    ///
+    /// # Errors
+    /// Inputs cannot be read.
+    pub fn options(&self, model: &Model) -> Result<verify::Options> {
+        let mut options = verify::Options {
+            sizes: self.bind.iter().cloned().collect(),
+            ..Default::default()
+        };
+        for file in &self.inputs {
+            options.inputs.extend(crate::tensors::read(file, model)?);
+        }
+        Ok(options)
+    }
+}
+
+const HELP: &str = "\
+Examples:
+  shorthaul check model.onnx
+  shorthaul check model.onnx optimized.onnx --bind batch=8
+
+Exit code 3: something is wrong with a file, or the two files do not give the same.";
+
+/// Lists problems; compares.
+///
+/// # Errors
+/// A file cannot be read, or the first one cannot be run.
+pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
+    let mut progress = Progress::new(quiet);
+    progress.stage("reading");
+    let model = Model::read(&args.path)?;
+    let other = args.other.as_ref().map(Model::read).transpose()?;
+    let mut files = vec![(&model, problems(&model))];
+    files.extend(other.iter().map(|other| (other, problems(other))));
+    let is_sound = |list: &[Problem]| list.iter().all(|p| p.severity != Severity::Error);
+    let all_sound = files.iter().all(|(_, list)| is_sound(list));
+    let compared = match &other {
+        Some(other) if all_sound => {
+            progress.stage("running both");
+            let checker = Checker::new(&model, &args.runs.options(&model)?)
+                .with_context(|| format!("cannot compare with {}", model.path.display()))?;
+            Some(checker.check_other(other))
+        }
+        _ => None,
+    };
+    drop(progress);
+    let is_yes = all_sound && compared.as_ref().is_none_or(Result::is_ok);
+    let text = match args.json {
+        true => as_json(&files, compared.as_ref()),
+        false => as_text(&files, compared.as_ref()),
+    };
+    Ok(Answer::new(text, is_yes))
+}
+
+fn as_text(
+    files: &[(&Model, Vec<Problem>)],
+    compared: Option<&Result<Evidence, VerifyError>>,
+) -> String {
+    let style = Style::of_output();
+    let mut text = String::new();
+    let mut line = |painted: String| {
+        // Writing to a string succeeds.
+        let _ = writeln!(text, "{painted}");
+    };
+    for (model, list) in files {
+        let path = model.path.display();
+        let n = list
+            .iter()
+            .filter(|p| p.severity == Severity::Error)
+            .count();
+        match n {
+            0 => line(format!("{path}: {}", style.good("well formed"))),
+            n => line(format!("{path}: {}", style.bad(&format!("{n} problems")))),
+        }
+        for problem in list {
+            let mark = match problem.severity {
+                Severity::Error => style.bad("error"),
+                Severity::Note => style.dim("note"),
+            };
+            line(format!("  {mark}: {problem}"));
+        }
+    }
+    match compared {
+        Some(Ok(evidence)) => {
+            let (before, after) = evidence.worst().unwrap_or_default();
+            line(format!(
+                "{} in {} runs; worst error {before:.1e} and {after:.1e} of the largest element",
+                style.good("they give the same"),
+                evidence.runs.len()
+            ));
+        }
+        Some(Err(difference)) => {
+            line(format!("{}: {difference}", style.bad("they differ")));
+            line("`shorthaul bisect` finds where it begins".to_string());
+        }
+        None => {}
+    }
+    text
+}
+
+fn as_json(
+    files: &[(&Model, Vec<Problem>)],
+    compared: Option<&Result<Evidence, VerifyError>>,
+) -> String {
+    let file = |(model, list): &(&Model, Vec<Problem>)| json!({"path": model.path.display().to_string(), "problems": list});
+    let mut value = json!({"files": files.iter().map(file).collect::<Vec<_>>()});
+    match compared {
+        Some(Ok(evidence)) => {
+            let error =
+                |e: &verify::OutputError| json!({"output": e.name, "a": e.before, "b": e.after});
+            value["same"] = json!(true);
+            value["runs"] = json!(evidence.runs);
+            value["errors"] = evidence.errors.iter().map(error).collect();
+            value["cuts"] = json!(evidence.cuts);
+        }
+        Some(Err(difference)) => {
+            value["same"] = json!(false);
+            value["difference"] = json!(difference.to_string());
+        }
+        None => {}
+    }
+    format!("{value:#}\n")
+}
