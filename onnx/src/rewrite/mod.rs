@@ -5,11 +5,14 @@
 //! that is how a guilty application is found (`verify/bisect.rs`). Inputs and outputs keep names,
 //! order, types and sizes; operators without a row in `operators` stay as they are.
 
+mod activations;
 mod batch_norm;
 mod broadcasting;
 mod dead;
 mod fold;
+mod matching;
 mod noop;
+mod normalizations;
 pub mod patch;
 mod pieces;
 mod product;
@@ -57,6 +60,8 @@ const RULES: &[&[Rule]] = &[
     pieces::RULES,
     batch_norm::RULES,
     scale_bias::RULES,
+    normalizations::RULES,
+    activations::RULES,
 ];
 
 /// Names of the rules, in order.
