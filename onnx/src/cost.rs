@@ -12,7 +12,7 @@ use crate::attributes::{Attributes, bodies, is_standard};
 use crate::evaluate::{function_of, label, qualified, reads};
 use crate::fact::Fact;
 use crate::functions::specialized;
-use crate::infer::{Facts, Opsets, Walk, complete, declared};
+use crate::infer::{Facts, Functions, Opsets, Walk, complete, declared};
 use crate::operators::Unknowns;
 use crate::proto::{Dimension, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::stored::{External, Stored};
@@ -240,6 +240,7 @@ impl Counting<'_> {
         } else {
             let walk = Walk {
                 opsets: body.opsets,
+                functions: Functions::of(&self.model.functions),
                 unknowns,
                 inputs_are_constant: true,
             };

@@ -4,6 +4,14 @@ use crate::attributes::bodies_mut;
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use std::collections::BTreeMap;
 
+/// The function that a node calls.
+pub fn called<'m>(functions: &'m [FunctionProto], node: &NodeProto) -> Option<&'m FunctionProto> {
+    let same = |f: &&FunctionProto| {
+        f.name == node.op_type && f.domain == node.domain && f.overload == node.overload
+    };
+    functions.iter().find(same)
+}
+
 /// The nodes of a function with the attributes of a call in place, and the call's absent inputs absent.
 pub fn specialized(function: &FunctionProto, call: &NodeProto) -> Vec<NodeProto> {
     let mut given: BTreeMap<&str, &AttributeProto> = function

@@ -7,7 +7,7 @@
 use graph::{SymExpr, Symbol};
 use onnx::evaluate::{EvaluateError, Precision, Program, Values as Named, function_of};
 use onnx::fact::{Fact, MAX_ELEMENTS};
-use onnx::infer::{Facts, Opsets, Walk};
+use onnx::infer::{Facts, Functions, Opsets, Walk};
 use onnx::operators::Unknowns;
 use onnx::proto::{ModelProto, TensorProto, ValueInfoProto};
 use onnx::tensor::Tensor;
@@ -124,7 +124,16 @@ fn compare(
 }
 
 /// Cases whose outputs are written down with four digits.
-const ROUNDED: [&str; 1] = ["test_averagepool_2d_ceil_last_window_starts_on_pad"];
+const ROUNDED: [&str; 2] = [
+    "test_averagepool_2d_ceil_last_window_starts_on_pad",
+    "test_gridsample_bicubic",
+];
+
+/// Cases that round a value which lies halfway in `f32` only.
+const HALFWAY: [&str; 2] = [
+    "test_dynamicquantizelinear",
+    "test_dynamicquantizelinear_expanded",
+];
 
 fn evaluated(case: &Case, precision: Precision) -> Result<(), Verdict> {
     let program = Program::new(&case.model, Path::new("."), precision).expect("a graph");
@@ -205,6 +214,7 @@ fn inferred(case: &Case, how: Told) -> Result<usize, String> {
     let unknowns = Unknowns::default();
     let walk = Walk {
         opsets: &opsets,
+        functions: Functions::of(&case.model.functions),
         unknowns: &unknowns,
         inputs_are_constant: false,
     };
@@ -303,6 +313,9 @@ fn judge(folder: &Path) -> (Verdict, [usize; 5]) {
         Err(verdict) => return (verdict, open),
     };
     for precision in [Precision::AsStored, Precision::Float64] {
+        if precision == Precision::Float64 && HALFWAY.iter().any(|name| folder.ends_with(name)) {
+            continue;
+        }
         if let Err(verdict) = evaluated(&case, precision) {
             return (verdict, open);
         }

@@ -97,6 +97,7 @@ impl<'m> Program<'m> {
         let scope = Scope {
             values: BTreeMap::new(),
             outer: None,
+            depth: 0,
         };
         self.body(self.graph, feeds, wanted, &scope, &self.opsets)
     }
@@ -128,6 +129,7 @@ impl<'m> Program<'m> {
         let mut scope = Scope {
             values: BTreeMap::new(),
             outer: Some(outer),
+            depth: outer.depth,
         };
         for (name, tensor) in feeds {
             scope
@@ -195,7 +197,7 @@ impl<'m> Program<'m> {
             });
         }
         if let Some(function) = function_of(self.model, node) {
-            return self.function(function, node, inputs);
+            return self.function(function, node, inputs, scope.depth + 1);
         }
         let operator = operators::find(node).ok_or_else(|| EvaluateError::Unsupported {
             node: label(node),
@@ -228,7 +230,14 @@ impl<'m> Program<'m> {
         function: &FunctionProto,
         node: &NodeProto,
         inputs: Vec<Option<Tensor>>,
+        depth: usize,
     ) -> Result<Vec<Tensor>, EvaluateError> {
+        if depth > MAX_CALLS {
+            return Err(EvaluateError::Node {
+                node: label(node),
+                what: "its function calls itself, or others too deep to follow".to_string(),
+            });
+        }
         let given = function.input.iter().cloned().zip(inputs);
         let feeds = given
             .filter_map(|(name, tensor)| Some((name, tensor?)))
@@ -241,6 +250,7 @@ impl<'m> Program<'m> {
         let outer = Scope {
             values: BTreeMap::new(),
             outer: None,
+            depth,
         };
         self.body(
             &body,
@@ -252,10 +262,15 @@ impl<'m> Program<'m> {
     }
 }
 
+/// How many calls of local functions may be inside of each other. The standard allows no recursion.
+const MAX_CALLS: usize = 32;
+
 /// Values of a body and of those around it.
 struct Scope<'a> {
     values: Values,
     outer: Option<&'a Scope<'a>>,
+    /// Calls of functions around it.
+    depth: usize,
 }
 
 impl Scope<'_> {
@@ -273,10 +288,7 @@ fn missing(name: &str) -> EvaluateError {
 
 /// The function of the model that a node calls.
 pub fn function_of<'m>(model: &'m ModelProto, node: &NodeProto) -> Option<&'m FunctionProto> {
-    let same = |f: &&FunctionProto| {
-        f.name == node.op_type && f.domain == node.domain && f.overload == node.overload
-    };
-    model.functions.iter().find(same)
+    crate::functions::called(&model.functions, node)
 }
 
 /// A node for messages: its name, or what it computes.

@@ -83,6 +83,14 @@ fn interleaved<T: Item>(_like: &[T], parts: &[&Tensor], outer: usize) -> Values 
     T::wrap(all)
 }
 
+/// The elements at one position along an axis, without that axis.
+pub fn slice_at(x: &Tensor, axis: usize, at: usize) -> Tensor {
+    let mut view = View::whole(&x.shape);
+    view.shape.remove(axis);
+    view.first = at * view.strides.remove(axis) as usize;
+    taken(x, &view)
+}
+
 fn infer_split(cx: &Inference) -> Option<Vec<Fact>> {
     let outputs = cx.node.output.len();
     let Some(from) = cx.shape(0) else {

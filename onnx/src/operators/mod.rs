@@ -37,6 +37,9 @@ mod transposed_convolution;
 mod unary;
 mod windows;
 
+pub use join::{joined, slice_at};
+pub use symbolic::is_at_least;
+
 use crate::attributes::Attributes;
 use crate::element::Element;
 use crate::fact::{Fact, MAX_ELEMENTS};
@@ -158,6 +161,16 @@ impl Unknowns {
         self.0.set(self.0.get() + 1);
         SymExpr::symbol(Symbol::new(format!("?{}", self.0.get())))
     }
+
+    /// How many there are so far.
+    pub fn count(&self) -> usize {
+        self.0.get()
+    }
+}
+
+/// The number of a symbol of [`Unknowns`], counted from 1.
+pub fn number_of_unknown(symbol: &Symbol) -> Option<usize> {
+    symbol.as_str().strip_prefix('?')?.parse().ok()
 }
 
 /// A node whose outputs are to be described.

@@ -32,7 +32,7 @@ pub use target::Target;
 
 use crate::attributes::{bodies, bodies_mut};
 use crate::evaluate::captured;
-use crate::infer::{Facts, Opsets};
+use crate::infer::{Facts, Functions, Opsets};
 use crate::operators::Unknowns;
 use crate::proto::{GraphProto, ModelProto};
 use crate::stored::Stored;
@@ -124,6 +124,7 @@ pub struct Rewritten {
 pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rewritten {
     let mut model = model.clone();
     let opsets = Opsets::of(&model.opset_import);
+    let functions = model.functions.clone();
     let names = Names::default();
     if let Some(graph) = &model.graph {
         names.take(graph);
@@ -131,6 +132,7 @@ pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rew
     let unknowns = Unknowns::default();
     let around = Surroundings {
         opsets: &opsets,
+        functions: Functions::of(&functions),
         names: &names,
         unknowns: &unknowns,
         target: options.target,

@@ -5,7 +5,7 @@ use crate::attributes::bodies;
 use crate::element::Element;
 use crate::evaluate::{captured, reads};
 use crate::fact::Fact;
-use crate::infer::{Facts, Opsets, Walk};
+use crate::infer::{Facts, Functions, Opsets, Walk};
 use crate::operators::Unknowns;
 use crate::proto::{GraphProto, NodeProto};
 use crate::stored::Stored;
@@ -64,6 +64,8 @@ impl Names {
 pub struct Surroundings<'a> {
     /// Operator-set versions.
     pub opsets: &'a Opsets,
+    /// Functions local to the model.
+    pub functions: Functions<'a>,
     /// Names in use.
     pub names: &'a Names,
     /// Sizes nothing is known of.
@@ -134,6 +136,7 @@ impl<'a> Scope<'a> {
     ) -> Scope<'a> {
         let walk = Walk {
             opsets: around.opsets,
+            functions: around.functions,
             unknowns: around.unknowns,
             inputs_are_constant: around.inputs_are_constant,
         };

@@ -9,7 +9,7 @@ use crate::element::Element;
 use crate::evaluate::{Values, label};
 use crate::fact::Fact;
 use crate::file::Model;
-use crate::infer::{Facts, Opsets, Walk, declared, is_unknown};
+use crate::infer::{Facts, Functions, Opsets, Walk, declared, is_unknown};
 use crate::operators::{Unknowns, axis};
 use crate::proto::{GraphProto, NodeProto};
 use crate::stored::Stored;
@@ -263,6 +263,7 @@ fn facts(model: &Model, graph: &GraphProto, unknowns: &Unknowns) -> Facts {
     let opsets = Opsets::of(&model.proto.opset_import);
     let walk = Walk {
         opsets: &opsets,
+        functions: Functions::of(&model.proto.functions),
         unknowns,
         inputs_are_constant: true,
     };

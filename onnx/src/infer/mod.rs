@@ -1,13 +1,17 @@
 //! What is known of every value of a body, from its inputs forward.
 //!
-//! Owns the walk; what an operator does is in `operators`. Never changes the body. Values that nothing
+//! Owns the walk, into branches, loops and local functions too; what an operator does is in `operators`.
+//! Never changes the body. Values that nothing
 //! is known of have the type the file declares for them, if it does.
+
+mod control;
 
 use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
+use crate::evaluate::is_control;
 use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::operators::{self, Call, Inference, Unknowns, shared};
-use crate::proto::{Dimension, GraphProto, NodeProto, ValueInfoProto};
+use crate::proto::{Dimension, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
 use graph::{SymExpr, Symbol};
@@ -43,30 +47,70 @@ impl Opsets {
     }
 }
 
-/// What is known of the values of a body, and of those around it.
+/// How many calls of local functions may be inside of each other. The standard allows no recursion.
+const MAX_CALLS: usize = 32;
+
+/// Functions local to a model, as far as they are looked into.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Functions<'a> {
+    all: &'a [FunctionProto],
+    depth: usize,
+}
+
+impl<'a> Functions<'a> {
+    /// Those of a model.
+    pub fn of(all: &'a [FunctionProto]) -> Functions<'a> {
+        Functions { all, depth: 0 }
+    }
+
+    /// The function a node calls.
+    fn called(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
+        crate::functions::called(self.all, node)
+    }
+
+    /// The same inside of a call; `None` if that is too deep.
+    fn inside(self) -> Option<Functions<'a>> {
+        let depth = self.depth + 1;
+        (depth <= MAX_CALLS).then_some(Functions { depth, ..self })
+    }
+}
+
+/// What is known of the values of a body, and of those around it. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    values: BTreeMap<String, Fact>,
+    values: Arc<BTreeMap<String, Fact>>,
+    outer: Option<Arc<Facts>>,
 }
 
 impl Facts {
+    /// Nothing yet, inside of a body of which `outer` is known.
+    pub fn inside(outer: &Facts) -> Facts {
+        Facts {
+            values: Arc::default(),
+            outer: Some(Arc::new(outer.clone())),
+        }
+    }
+
     /// What is known of a value; of an unknown name, nothing.
     pub fn get(&self, name: &str) -> Option<&Fact> {
-        self.values.get(name)
+        let outer = || self.outer.as_ref()?.get(name);
+        self.values.get(name).or_else(outer)
     }
 
     /// Adds what is known of a value.
     pub fn set(&mut self, name: &str, fact: Fact) {
         if !name.is_empty() {
-            self.values.insert(name.to_string(), fact);
+            Arc::make_mut(&mut self.values).insert(name.to_string(), fact);
         }
     }
 }
 
-/// How far a walk may go.
+/// What a walk sees of the model around a body.
 pub struct Walk<'a> {
     /// Operator-set versions.
     pub opsets: &'a Opsets,
+    /// Functions local to the model.
+    pub functions: Functions<'a>,
     /// Sizes nothing is known of.
     pub unknowns: &'a Unknowns,
     /// Whether initializers that are also inputs are constants: so in files before version 4.
@@ -82,7 +126,7 @@ impl Walk<'_> {
         constants: &BTreeMap<String, Arc<Stored>>,
         outer: &Facts,
     ) -> Facts {
-        let mut facts = outer.clone();
+        let mut facts = Facts::inside(outer);
         for info in &body.input {
             facts.set(&info.name, declared(info, self.unknowns));
         }
@@ -113,11 +157,17 @@ impl Walk<'_> {
     }
 
     fn known(&self, node: &NodeProto, facts: &Facts) -> Option<Vec<Fact>> {
-        let operator = operators::find(node)?;
+        if is_control(node) {
+            return self.control(node, facts);
+        }
         let given = |name: &String| {
             (!name.is_empty()).then(|| facts.get(name).cloned().unwrap_or_default())
         };
         let inputs: Vec<Option<Fact>> = node.input.iter().map(given).collect();
+        if let Some(function) = self.functions.called(node) {
+            return self.function(function, node, inputs);
+        }
+        let operator = operators::find(node)?;
         let cx = Inference {
             node,
             attributes: Attributes::of(node),
@@ -142,6 +192,34 @@ impl Walk<'_> {
             }
         }
         Some(outputs)
+    }
+
+    /// What is known of the outputs of a call of a local function.
+    fn function(
+        &self,
+        function: &FunctionProto,
+        call: &NodeProto,
+        inputs: Vec<Option<Fact>>,
+    ) -> Option<Vec<Fact>> {
+        let walk = Walk {
+            opsets: &Opsets::of(&function.opset_import),
+            functions: self.functions.inside()?,
+            unknowns: self.unknowns,
+            inputs_are_constant: false,
+        };
+        let mut facts = Facts::default();
+        for (name, fact) in function.input.iter().zip(inputs) {
+            if let Some(fact) = fact {
+                facts.set(name, fact);
+            }
+        }
+        for node in &crate::functions::specialized(function, call) {
+            for (name, fact) in node.output.iter().zip(walk.node(node, &facts)) {
+                facts.set(name, fact);
+            }
+        }
+        let fact = |name: &String| facts.get(name).cloned().unwrap_or_default();
+        Some(function.output.iter().map(fact).collect())
     }
 
     /// The outputs of a node of small constants.
