@@ -8,10 +8,12 @@
 //!
 //! Used for training graphs as files only: in compiled steps loops are as good as operators.
 
-use graph::{Attr, Builder, ContainerId, Expr, Graph, Library, Node, NodeKind, Stage, SymExpr};
+use graph::{
+    Attr, Binary, Builder, ContainerId, Expr, Graph, Library, Node, NodeKind, Stage, SymExpr,
+};
 use ops::slicing::slice_attrs;
 use ops::{Call, OpBuilder, OpError, attrs};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Nodes that were replaced for the gradient, to be put back where they were.
 #[derive(Debug, Default)]
@@ -69,6 +71,118 @@ impl Composed {
             }
         }
     }
+}
+
+/// Sums of pads that lie side by side become concatenations: the gradient of a value of which
+/// slices were taken. `Σ pad(x_i, low_i, high_i) → concat(x_0, x_1, …)` where each begins where the one
+/// before it ends; saves a pass over the whole for each part.
+pub(crate) fn join(graph: &mut Graph) {
+    let Some(state) = graph.single_state() else {
+        return;
+    };
+    let mut makers: BTreeMap<ContainerId, &Library> = BTreeMap::new();
+    let mut readers: BTreeMap<ContainerId, usize> = BTreeMap::new();
+    for node in &state.nodes {
+        if let (NodeKind::Library(library), [made]) = (&node.kind, node.writes().as_slice()) {
+            makers.insert(*made, library);
+        }
+        for id in node.reads() {
+            *readers.entry(id).or_default() += 1;
+        }
+    }
+    let mut joined = Vec::new();
+    for (at, node) in state.nodes.iter().enumerate() {
+        let NodeKind::Library(library) = &node.kind else {
+            continue;
+        };
+        let inputs: Vec<ContainerId> = library.inputs.iter().flatten().copied().collect();
+        let once = inputs.iter().all(|id| readers.get(id) == Some(&1));
+        let sums =
+            matches!(library.attrs.get("expr"), Some(Attr::Expr(e)) if is_sum(e, inputs.len()));
+        if library.op != "elementwise" || inputs.len() < 2 || !once || !sums {
+            continue;
+        }
+        let parts = inputs.iter().map(|id| Part::of(graph, makers.get(id)?));
+        if let Some(parts) = parts.collect::<Option<Vec<Part>>>()
+            && let Some((axis, parts)) = side_by_side(parts)
+        {
+            let concat = Library {
+                op: "concat".to_string(),
+                attrs: attrs([("axis", Attr::Int(axis as i64))]),
+                inputs: parts.into_iter().map(Some).collect(),
+                outputs: library.outputs.clone(),
+            };
+            joined.push((at, concat));
+        }
+    }
+    for (at, concat) in joined {
+        graph.last_state().nodes[at].kind = NodeKind::Library(concat);
+    }
+}
+
+/// Whether the expression adds each of n operands once.
+fn is_sum(e: &Expr, n: usize) -> bool {
+    fn leaves(e: &Expr, found: &mut Vec<usize>) -> bool {
+        match e {
+            Expr::In(i) => {
+                found.push(*i);
+                true
+            }
+            Expr::Binary(Binary::Add, a, b) => leaves(a, found) && leaves(b, found),
+            _ => false,
+        }
+    }
+    let mut found = Vec::new();
+    let only_sums = leaves(e, &mut found);
+    found.sort_unstable();
+    only_sums && found.into_iter().eq(0..n)
+}
+
+/// A value padded by zeros along one axis.
+struct Part {
+    x: ContainerId,
+    axis: usize,
+    low: SymExpr,
+    size: SymExpr,
+    high: SymExpr,
+}
+
+impl Part {
+    fn of(graph: &Graph, pad: &Library) -> Option<Part> {
+        let call = Call::of(graph, pad);
+        let is_plain = pad.op == "pad"
+            && call.str_or("mode", "constant".into()).ok()? == "constant"
+            && call.float_or("value", 0.0).ok()? == 0.0;
+        let (low, high) = (call.sizes("low").ok()?, call.sizes("high").ok()?);
+        let mut padded = (0..low.len()).filter(|d| !low[*d].is_zero() || !high[*d].is_zero());
+        let (Some(axis), None, true) = (padded.next(), padded.next(), is_plain) else {
+            return None;
+        };
+        let x = call.input_id(0).ok()?;
+        Some(Part {
+            size: graph.container(x).shape[axis].clone(),
+            low: low[axis].clone(),
+            high: high[axis].clone(),
+            x,
+            axis,
+        })
+    }
+}
+
+/// The parts in their order, if they follow each other without gap or overlap.
+fn side_by_side(mut parts: Vec<Part>) -> Option<(usize, Vec<ContainerId>)> {
+    let axis = parts.first()?.axis;
+    let (mut end, mut order) = (SymExpr::constant(0), Vec::new());
+    while !parts.is_empty() {
+        let next = parts.iter().position(|p| p.axis == axis && p.low == end)?;
+        let part = parts.remove(next);
+        end = end + part.size;
+        order.push(part.x);
+        if parts.is_empty() && !part.high.is_zero() {
+            return None;
+        }
+    }
+    Some((axis, order))
 }
 
 /// Appends what stands for the operator, if it is one of the table.

@@ -3,7 +3,7 @@
 //! Owns what is added to the model: the loss and its target, the gradients, the update rules. The
 //! operators are written by `importer::onnx::write`.
 
-use crate::composed::compose;
+use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
 use autodiff::Request;
 use graph::{
@@ -11,6 +11,7 @@ use graph::{
     SymExpr, Tensor,
 };
 use importer::onnx::{Model, Names, OnnxError, WriteError, write};
+use ops::slicing::slice_attrs;
 use ops::{OpBuilder, attrs};
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -124,6 +125,7 @@ pub fn training_graph(
     let named = options.wrt.is_some();
     let (wrt, gradients) = made.differentiate(&wrt, named)?;
     composed.restore(&mut made.graph);
+    join(&mut made.graph);
     for (position, gradient) in wrt.iter().zip(&gradients) {
         made.graph.add_output(*gradient);
         outputs.push(format!("{}.grad", made.name(*position)));
@@ -361,25 +363,82 @@ impl Made {
             true => Some(self.input("step", DType::F32, &[])?),
             false => None,
         };
-        for (p, g) in wrt.iter().zip(gradients) {
-            let name = self.name(*p);
-            let (p, g, c) = (*p, *g, self.graph.container(*p).clone());
-            let state: &[&str] = match optimizer {
-                Optimizer::Sgd => &[],
-                Optimizer::Momentum => &["momentum"],
-                Optimizer::Adam | Optimizer::AdamW => &["mean", "square"],
-            };
-            let mut inputs = vec![p, g, rate];
-            for part in state {
-                inputs.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape)?);
+        let all = wrt.iter().copied().zip(gradients.iter().copied());
+        let is_vector = |(p, _): &(ContainerId, ContainerId)| matches!(self.graph.container(*p).shape.as_slice(), [n] if n.as_const().is_some());
+        let (mut vectors, others): (Vec<_>, Vec<_>) = all.partition(is_vector);
+        let mut groups: Vec<Vec<_>> = others.into_iter().map(|one| vec![one]).collect();
+        while let Some(first) = vectors.first() {
+            let dtype = self.graph.container(first.0).dtype;
+            let same =
+                |(p, _): &(ContainerId, ContainerId)| self.graph.container(*p).dtype == dtype;
+            let (group, rest): (Vec<_>, Vec<_>) = vectors.iter().copied().partition(same);
+            vectors = rest;
+            groups.push(group);
+        }
+        for group in groups {
+            self.update_together(optimizer, (rate, step), &group, outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Updates of parameters of one type: of several vectors as one, since each would be many small
+    /// operators.
+    fn update_together(
+        &mut self,
+        optimizer: Optimizer,
+        (rate, step): (ContainerId, Option<ContainerId>),
+        group: &[(ContainerId, ContainerId)],
+        outputs: &mut Vec<String>,
+    ) -> Result<(), TrainingGraphError> {
+        let state: &[&str] = match optimizer {
+            Optimizer::Sgd => &[],
+            Optimizer::Momentum => &["momentum"],
+            Optimizer::Adam | Optimizer::AdamW => &["mean", "square"],
+        };
+        let names: Vec<String> = group.iter().map(|(p, _)| self.name(*p)).collect();
+        let mut columns: Vec<Vec<ContainerId>> = vec![
+            group.iter().map(|(p, _)| *p).collect(),
+            group.iter().map(|(_, g)| *g).collect(),
+        ];
+        for part in state {
+            let mut column = Vec::new();
+            for ((p, _), name) in group.iter().zip(&names) {
+                let c = self.graph.container(*p).clone();
+                column.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape)?);
             }
-            inputs.extend(step);
-            for (suffix, expr) in update_rules(optimizer) {
-                let of = inputs.clone();
-                let next = self.build(&format!("{name}{suffix}"), Stage::Optimizer, |b| {
-                    b.elementwise(expr, &of)
-                })?;
-                self.graph.add_output(next);
+            columns.push(column);
+        }
+        let origin = names[0].clone();
+        let mut inputs = Vec::new();
+        for column in columns {
+            inputs.push(match column.as_slice() {
+                [one] => *one,
+                many => self.build(&origin, Stage::Optimizer, |b| {
+                    b.op1("concat", many, attrs([("axis", Attr::Int(0))]))
+                })?,
+            });
+        }
+        inputs.insert(2, rate);
+        inputs.extend(step);
+        for (suffix, expr) in update_rules(optimizer) {
+            let next = self.build(&format!("{origin}{suffix}"), Stage::Optimizer, |b| {
+                b.elementwise(expr, &inputs)
+            })?;
+            let mut start = SymExpr::constant(0);
+            for ((p, _), name) in group.iter().zip(&names) {
+                let size = self.graph.container(*p).shape.first().cloned();
+                let part = match (group.len(), size) {
+                    (1, _) | (_, None) => next,
+                    (_, Some(size)) => {
+                        let stop = start.clone() + size;
+                        let list = slice_attrs(0, start, stop.clone(), 1);
+                        start = stop;
+                        self.build(&format!("{name}{suffix}"), Stage::Optimizer, |b| {
+                            b.op1("slice", &[next], list)
+                        })?
+                    }
+                };
+                self.graph.add_output(part);
                 outputs.push(format!("{name}{suffix}.next"));
             }
         }
@@ -422,9 +481,10 @@ fn update_rules(optimizer: Optimizer) -> Vec<(&'static str, Expr)> {
                 .mul(v)
                 .add(number(1.0 - b2).mul(g.clone().mul(g)));
             let power = |b: f64| Expr::binary(graph::Binary::Pow, number(b), t.clone());
-            let m_hat = m.clone().div(number(1.0).sub(power(b1)));
-            let v_hat = v.clone().div(number(1.0).sub(power(b2)));
-            let change = rate.clone().mul(m_hat).div(v_hat.sqrt().add(number(1e-8)));
+            // What depends on the step only is a number, computed once for all parameters.
+            let rate_now = rate.clone().div(number(1.0).sub(power(b1)));
+            let root = number(1.0).sub(power(b2)).sqrt();
+            let change = rate_now.mul(m.clone().div(v.clone().sqrt().div(root).add(number(1e-8))));
             let p = match optimizer {
                 Optimizer::AdamW => p.mul(number(1.0).sub(number(0.01).mul(rate))),
                 _ => p,

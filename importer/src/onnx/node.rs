@@ -56,6 +56,12 @@ const HARMLESS: [&str; 10] = [
     "value",
 ];
 
+/// The number that an attribute in single precision stands for: of all that round to it, the one
+/// with the fewest digits. 1e-5 is meant, not 0.00000999999974737875163555.
+fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|_| f64::from(x))
+}
+
 /// Attributes.
 impl<'a, 'g> NodeCx<'a, 'g> {
     pub(super) fn new(importer: &'a mut Importer<'g>, node: &'a NodeProto) -> Self {
@@ -120,7 +126,7 @@ impl<'a, 'g> NodeCx<'a, 'g> {
         match self.attribute(name) {
             None => Ok(default),
             Some(a) if matches!(a.r#type, 0 | attribute_type::FLOAT) => {
-                Ok(f64::from(a.f.unwrap_or_default()))
+                Ok(decimal(a.f.unwrap_or_default()))
             }
             Some(_) => Err(Self::wrong(name, "a real number")),
         }
@@ -148,7 +154,7 @@ impl<'a, 'g> NodeCx<'a, 'g> {
     /// An attribute with real numbers.
     pub fn floats(&self, name: &str) -> Option<Vec<f64>> {
         let a = self.attribute(name)?;
-        Some(a.floats.iter().map(|x| f64::from(*x)).collect())
+        Some(a.floats.iter().copied().map(decimal).collect())
     }
 
     /// A tensor attribute, its elements decoded.

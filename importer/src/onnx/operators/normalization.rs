@@ -43,8 +43,6 @@ fn batch(cx: &mut NodeCx) -> Values {
     let momentum = cx.float("momentum", 0.9)?;
     let inputs = [Some(x), Some(scale), Some(bias)];
     let outputs = cx.op("batch_norm", &inputs, attrs([eps(epsilon)]))?;
-    // Attributes are in single precision; 0.9 is meant, not the number next to it.
-    let momentum = (momentum as f32).to_string().parse().unwrap_or(momentum);
     let mixed = |batch: Expr| {
         let kept = Expr::In(0).mul(Expr::float(momentum));
         kept.add(batch.mul(Expr::float(1.0 - momentum)))

@@ -4,6 +4,7 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
+mod convolutions;
 mod lookups;
 mod losses;
 mod nodes;

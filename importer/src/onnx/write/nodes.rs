@@ -3,7 +3,7 @@
 use super::super::proto::{AttributeProto, NodeProto, TensorProto, attribute_type};
 use super::Names;
 use bytes::Bytes;
-use graph::{ContainerId, DType, Graph, Lifetime, Scalar, Tensor};
+use graph::{ContainerId, DType, Graph, Lifetime, Scalar, SymExpr, Tensor};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,13 @@ pub(super) struct Nodes<'g> {
     pub(super) masks: BTreeMap<i64, String>,
     /// Scalars computed from shapes, by their expression.
     pub(super) sizes: BTreeMap<String, String>,
+    /// Columns of the results of `Gemm`.
+    pub(super) columns: BTreeMap<String, SymExpr>,
+    /// How often each container is read; a result is read once more.
+    readers: BTreeMap<ContainerId, usize>,
     values: BTreeMap<ContainerId, String>,
+    /// Which node makes a value.
+    made: BTreeMap<String, usize>,
     known: BTreeMap<(i32, Vec<i64>, Vec<u8>), String>,
     /// Outputs of nodes by operator, inputs and attributes: what is computed already.
     computed: BTreeMap<(String, Vec<String>, Vec<u8>), Vec<String>>,
@@ -45,7 +51,10 @@ impl<'g> Nodes<'g> {
             constants: Vec::new(),
             masks: BTreeMap::new(),
             sizes: BTreeMap::new(),
+            columns: BTreeMap::new(),
+            readers: readers(graph),
             values: BTreeMap::new(),
+            made: BTreeMap::new(),
             known: BTreeMap::new(),
             computed: BTreeMap::new(),
             taken: names.outputs.iter().cloned().collect(),
@@ -109,6 +118,9 @@ impl<'g> Nodes<'g> {
         attribute: Vec<Attribute>,
     ) {
         let own = |list: &[&str]| list.iter().map(ToString::to_string).collect();
+        for output in outputs {
+            self.made.insert(output.to_string(), self.list.len());
+        }
         self.list.push(NodeProto {
             input: own(inputs),
             output: own(outputs),
@@ -153,8 +165,133 @@ impl<'g> Nodes<'g> {
         names
     }
 
-    /// Gives the results their names: where nodes make them, the nodes' outputs are called so.
+    /// The node that makes a value.
+    pub(super) fn maker(&self, value: &str) -> Option<&NodeProto> {
+        self.made.get(value).map(|at| &self.list[*at])
+    }
+
+    /// Whether the value is finite as long as what goes into products, sums and bounded functions is.
+    pub(super) fn is_tame(&self, value: &str) -> bool {
+        let (mut open, mut seen) = (vec![value], BTreeSet::new());
+        while let Some(value) = open.pop() {
+            let Some(node) = self.maker(value).filter(|_| seen.insert(value)) else {
+                continue;
+            };
+            match node.op_type.as_str() {
+                "Conv" | "ConvTranspose" | "Gemm" | "MatMul" | "Relu" | "Clip" | "Tanh"
+                | "Sigmoid" | "Erf" | "Softmax" | "LayerNormalization" | "Cast" | "Gather" => {}
+                "Add" | "Sub" | "Mul" | "Neg" | "ReduceSum" | "ReduceMean" | "Reshape"
+                | "Slice" | "Transpose" | "Pad" | "Concat" | "Expand" | "BatchNormalization"
+                | "MaxPool" | "AveragePool" | "ScatterElements" | "ScatterND" | "Unsqueeze"
+                | "Squeeze" => {
+                    open.extend(node.input.iter().map(String::as_str));
+                }
+                // Divided by a constant, or by a root of what a constant is added to.
+                "Div" if self.maker(&node.input[1]).is_none() => {
+                    open.push(&node.input[0]);
+                }
+                "Reciprocal" | "Sqrt" if self.is_shifted(node) => {}
+                _ => return false,
+            }
+            if seen.len() > 64 {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn is_shifted(&self, node: &NodeProto) -> bool {
+        match (node.op_type.as_str(), self.maker(&node.input[0])) {
+            ("Add", _) => self.maker(&node.input[1]).is_none(),
+            (_, Some(inner)) if matches!(inner.op_type.as_str(), "Sqrt" | "Add") => {
+                self.is_shifted(inner)
+            }
+            _ => false,
+        }
+    }
+
+    /// The bias of a product or convolution as an operand of it instead of a sum after it, if nothing
+    /// else reads the product. `of_product` and `bias` are containers; the bias is along the last
+    /// dimension of a product or along the channels.
+    pub(super) fn take_bias(
+        &mut self,
+        of_product: ContainerId,
+        bias: ContainerId,
+    ) -> Option<String> {
+        let value = self.values.get(&of_product)?.clone();
+        let readers = self.readers.get(&of_product).copied().unwrap_or(0);
+        let names = self.values.values().filter(|name| **name == value).count();
+        let uses = |value: &String| {
+            self.list
+                .iter()
+                .flat_map(|n| &n.input)
+                .filter(|i| *i == value)
+                .count()
+        };
+        if readers != 1 || names != 1 || uses(&value) != 0 {
+            return None;
+        }
+        let mut at = *self.made.get(&value)?;
+        if self.list[at].op_type == "Reshape" && uses(&self.list[at].input[0]) == 1 {
+            at = *self.made.get(&self.list[at].input[0])?;
+        }
+        let shape = &self.graph.container(of_product).shape;
+        let along = &self.graph.container(bias).shape;
+        let one = SymExpr::constant(1);
+        let node = &self.list[at];
+        let fits = match (node.op_type.as_str(), node.input.len()) {
+            ("Gemm", 2) => {
+                along.len() == 1
+                    && shape.last() == along.first()
+                    && self.columns.get(&node.output[0]) == along.first()
+            }
+            ("Conv" | "ConvTranspose", 2) => {
+                shape.len() == along.len() + 1
+                    && along[0] == shape[1]
+                    && along[1..].iter().all(|size| *size == one)
+                    && node.output[0] == value
+            }
+            _ => false,
+        };
+        let mut name = self.operand(bias);
+        if let Some(maker) = self.maker(&name).filter(|m| m.op_type == "Reshape" && fits) {
+            name = maker.input[0].clone();
+        }
+        let rank = self.shape_of(&name)?;
+        if !fits || self.made.contains_key(&name) || rank != 1 {
+            return None;
+        }
+        let outputs = self.list[at].output.clone();
+        self.computed.retain(|_, known| *known != outputs);
+        self.list[at].input.push(name);
+        Some(value)
+    }
+
+    /// The rank of an input or initializer.
+    fn shape_of(&self, name: &str) -> Option<usize> {
+        let constant = self.constants.iter().find(|c| c.name == *name);
+        let input = || {
+            let known = self.graph.inputs.iter();
+            let mut own = known.filter(|id| self.values.get(*id).is_some_and(|v| v == name));
+            own.next().map(|id| self.graph.container(*id).shape.len())
+        };
+        constant.map(|c| c.dims.len()).or_else(input)
+    }
+
+    /// Gives the results their names: where nodes make them, the nodes' outputs are called so. Leaves
+    /// out what no result needs.
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {
+        let mut needed: BTreeSet<String> = results.iter().map(|(value, _)| value.clone()).collect();
+        let mut kept = Vec::new();
+        for node in std::mem::take(&mut self.list).into_iter().rev() {
+            if node.output.iter().any(|o| needed.contains(o)) {
+                needed.extend(node.input.iter().cloned());
+                kept.push(node);
+            }
+        }
+        kept.reverse();
+        self.list = kept;
+        self.constants.retain(|c| needed.contains(&c.name));
         let made: BTreeSet<String> = self.list.iter().flat_map(|n| n.output.clone()).collect();
         let mut renamed: BTreeMap<String, String> = BTreeMap::new();
         let mut copies = Vec::new();
@@ -210,6 +347,19 @@ impl<'g> Nodes<'g> {
             values.to_vec(),
         ))
     }
+}
+
+fn readers(graph: &Graph) -> BTreeMap<ContainerId, usize> {
+    let mut readers: BTreeMap<ContainerId, usize> = BTreeMap::new();
+    graph.visit_nodes(&mut |node| {
+        for id in node.reads() {
+            *readers.entry(id).or_default() += 1;
+        }
+    });
+    for output in &graph.outputs {
+        *readers.entry(output.container).or_default() += 1;
+    }
+    readers
 }
 
 /// Attribute of one integer.

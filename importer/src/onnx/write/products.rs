@@ -1,11 +1,9 @@
-//! Products of two arrays: einsum as matrix products, convolutions and their gradients as
-//! convolutions.
+//! Products of two arrays: einsum as matrix products.
 
 use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::rules::Written;
 use graph::SymExpr;
 use ops::Call;
-use ops::window::Window;
 use std::collections::BTreeMap;
 
 /// `Einsum`, written as `Gemm` or `MatMul` where each operand can be brought into the form of one.
@@ -119,7 +117,9 @@ impl Product {
             let (a, trans_a) = self.matrix(n, inputs, order[0], [left, &summed])?;
             let (b, trans_b) = self.matrix(n, inputs, order[1], [&summed, right])?;
             let flags = vec![int("transA", trans_a.into()), int("transB", trans_b.into())];
-            n.node("Gemm", &[&a, &b], flags)
+            let product = n.node("Gemm", &[&a, &b], flags);
+            n.columns.insert(product.clone(), self.size(right));
+            product
         } else {
             let a = self.stack(n, inputs, order[0], [&batch, left, &summed])?;
             let b = self.stack(n, inputs, order[1], [&batch, &summed, right])?;
@@ -198,140 +198,4 @@ fn transposed(n: &mut Nodes, value: String, from: &[char], to: &[char]) -> Strin
         return value;
     }
     n.node("Transpose", &[&value], vec![int_list("perm", &order)])
-}
-
-/// The window and the groups of a convolution of ours.
-fn window(c: &Call, weight: &[SymExpr]) -> Result<(Window, i64), Refusal> {
-    let kernel = weight[2..].iter().map(SymExpr::as_const);
-    let kernel = kernel.collect::<Option<Vec<i64>>>();
-    let kernel = kernel.ok_or_else(|| Refusal("a kernel of dynamic size".into()))?;
-    Ok((Window::of(c, kernel)?, c.int_or("groups", 1)?))
-}
-
-fn pads(low: &[i64], high: &[i64]) -> super::nodes::Attribute {
-    int_list("pads", &[low, high].concat())
-}
-
-pub(super) fn conv(n: &mut Nodes, c: &Call) -> Written {
-    let (w, groups) = window(c, &c.input(1)?.shape)?;
-    let (x, weight) = (n.input(c, 0)?, n.input(c, 1)?);
-    let attributes = vec![
-        int_list("strides", &w.stride),
-        pads(&w.pad_low, &w.pad_high),
-        int_list("dilations", &w.dilation),
-        int("group", groups),
-    ];
-    let value = n.node("Conv", &[&x, &weight], attributes);
-    n.output(c, 0, value);
-    Ok(())
-}
-
-/// A transposed convolution from sizes to sizes. The output padding makes up for what the stride
-/// leaves out; where that depends on a dynamic size, the most it can be is cut off again.
-pub(super) fn conv_transposed(
-    n: &mut Nodes,
-    (x, weight): (&str, &str),
-    (w, groups): (&Window, i64),
-    (from, to): (&[SymExpr], &[SymExpr]),
-) -> Result<String, Refusal> {
-    let mut high = w.pad_high.clone();
-    let mut extra = vec![0; w.rank()];
-    let mut cut = Vec::new();
-    for d in 0..w.rank() {
-        let made = (from[d].clone() - 1) * w.stride[d] - w.pad_low[d] - high[d] + w.span(d);
-        match (to[d].clone() - made).as_const() {
-            Some(missing) => {
-                extra[d] = missing.max(0);
-                high[d] += (-missing).max(0);
-            }
-            None => {
-                extra[d] = w.stride[d] - 1;
-                cut.push(d);
-            }
-        }
-    }
-    let attributes = vec![
-        int_list("strides", &w.stride),
-        pads(&w.pad_low, &high),
-        int_list("dilations", &w.dilation),
-        int_list("output_padding", &extra),
-        int("group", groups),
-    ];
-    let value = n.node("ConvTranspose", &[x, weight], attributes);
-    if cut.is_empty() {
-        return Ok(value);
-    }
-    let starts = n.ints(&vec![0; cut.len()]);
-    let ends: Vec<SymExpr> = cut.iter().map(|d| to[*d].clone()).collect();
-    let ends = n.shape(&ends)?;
-    let axes: Vec<i64> = cut.iter().map(|d| 2 + *d as i64).collect();
-    let axes = n.ints(&axes);
-    Ok(n.node("Slice", &[&value, &starts, &ends, &axes], Vec::new()))
-}
-
-pub(super) fn conv_transpose(n: &mut Nodes, c: &Call) -> Written {
-    let (w, groups) = window(c, &c.input(1)?.shape)?;
-    let Some(out) = c.output_id(0) else {
-        return Ok(());
-    };
-    let to = n.graph.container(out).shape[2..].to_vec();
-    let from = c.input(0)?.shape[2..].to_vec();
-    let (x, weight) = (n.input(c, 0)?, n.input(c, 1)?);
-    let value = conv_transposed(n, (&x, &weight), (&w, groups), (&from, &to))?;
-    n.output(c, 0, value);
-    Ok(())
-}
-
-pub(super) fn conv_data_gradient(n: &mut Nodes, c: &Call) -> Written {
-    let (w, groups) = window(c, &c.input(1)?.shape)?;
-    let to = c.sizes("input_shape")?[2..].to_vec();
-    let from = c.input(0)?.shape[2..].to_vec();
-    let (dy, weight) = (n.input(c, 0)?, n.input(c, 1)?);
-    let value = conv_transposed(n, (&dy, &weight), (&w, groups), (&from, &to))?;
-    n.output(c, 0, value);
-    Ok(())
-}
-
-/// `dw[k, c, r] = Σ dy[n, k, p] · x[n, c, p·stride + r·dilation − pad]`: a convolution of x with dy over
-/// the batch, in which stride and dilation change places. Groups stay groups.
-pub(super) fn conv_weight_gradient(n: &mut Nodes, c: &Call) -> Written {
-    let x = c.input(1)?.clone();
-    let spatial = x.rank() - 2;
-    let shape = c.sizes("weight_shape")?;
-    let (w, n_groups) = window(c, &shape)?;
-    let (mut dy_name, mut x_name) = (n.input(c, 0)?, n.input(c, 1)?);
-    let swapped: Vec<i64> = [1, 0].into_iter().chain(2..2 + spatial as i64).collect();
-    dy_name = n.node("Transpose", &[&dy_name], vec![int_list("perm", &swapped)]);
-    if n_groups == 1 {
-        x_name = n.node("Transpose", &[&x_name], vec![int_list("perm", &swapped)]);
-    } else {
-        // [N, G·C, …] → [C, G·N, …]
-        let groups = SymExpr::constant(n_groups);
-        let channels = shape[1].clone();
-        let tail = || x.shape[2..].iter().cloned();
-        let split = [x.shape[0].clone(), groups.clone(), channels.clone()];
-        let split: Vec<SymExpr> = split.into_iter().chain(tail()).collect();
-        x_name = n.reshaped(&x_name, &split)?;
-        let order: Vec<i64> = [2, 1, 0].into_iter().chain(3..3 + spatial as i64).collect();
-        x_name = n.node("Transpose", &[&x_name], vec![int_list("perm", &order)]);
-        let joined = [channels, groups * x.shape[0].clone()];
-        let joined: Vec<SymExpr> = joined.into_iter().chain(tail()).collect();
-        x_name = n.reshaped(&x_name, &joined)?;
-    }
-    let attributes = vec![
-        int_list("strides", &w.dilation),
-        pads(&w.pad_low, &w.pad_high),
-        int_list("dilations", &w.stride),
-        int("group", n_groups),
-    ];
-    let mut value = n.node("Conv", &[&x_name, &dy_name], attributes);
-    // Where the stride does not reach the last positions of x, there are taps too many.
-    let starts = n.ints(&vec![0; spatial]);
-    let ends = n.ints(&w.kernel);
-    let axes: Vec<i64> = (2..2 + spatial as i64).collect();
-    let axes = n.ints(&axes);
-    value = n.node("Slice", &[&value, &starts, &ends, &axes], Vec::new());
-    value = n.node("Transpose", &[&value], vec![int_list("perm", &swapped)]);
-    n.output(c, 0, value);
-    Ok(())
 }

@@ -5,8 +5,8 @@
 
 use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::scalar::Operands;
-use super::{lookups, losses, norms, products, windows};
-use graph::{DType, Scalar, SymExpr};
+use super::{convolutions, lookups, losses, norms, products, windows};
+use graph::{Binary, DType, Expr, Lifetime, Scalar, SymExpr};
 use ops::Call;
 
 pub(super) type Written = Result<(), Refusal>;
@@ -54,10 +54,10 @@ const RULES: &[(&str, Rule)] = &[
     ("stop_gradient", |n, c| n.apply(c, "Identity", Vec::new())),
     ("dropout", dropout),
     ("einsum", products::einsum),
-    ("conv", products::conv),
-    ("conv_transpose", products::conv_transpose),
-    ("conv_data_gradient", products::conv_data_gradient),
-    ("conv_weight_gradient", products::conv_weight_gradient),
+    ("conv", convolutions::conv),
+    ("conv_transpose", convolutions::conv_transpose),
+    ("conv_data_gradient", convolutions::conv_data_gradient),
+    ("conv_weight_gradient", convolutions::conv_weight_gradient),
     ("max_pool", windows::max_pool),
     ("max_pool_gradient", windows::max_pool_gradient),
     ("average_pool", windows::average_pool),
@@ -142,9 +142,20 @@ impl Nodes<'_> {
         self.node(op, &[a, b], Vec::new())
     }
 
-    /// The value under another shape.
+    /// The value under another shape. One dynamic size follows from the others.
     pub(super) fn reshaped(&mut self, value: &str, shape: &[SymExpr]) -> Result<String, Refusal> {
-        let shape = self.shape(shape)?;
+        let fixed = shape
+            .iter()
+            .filter(|size| size.as_const().is_some_and(|n| n > 0));
+        let shape = if fixed.count() + 1 == shape.len() {
+            let sizes = shape.iter().map(|size| match size.as_const() {
+                Some(n) if n > 0 => n,
+                _ => -1,
+            });
+            self.ints(&sizes.collect::<Vec<_>>())
+        } else {
+            self.shape(shape)?
+        };
         Ok(self.of2("Reshape", value, &shape))
     }
 
@@ -185,13 +196,18 @@ fn elementwise(n: &mut Nodes, c: &Call) -> Written {
         extents.push(wide.count());
     }
     let container = n.graph.container(out);
+    let expr = c.expr("expr")?;
+    if let Some(value) = sum_without_node(n, c, &expr, container) {
+        n.output(c, 0, value);
+        return Ok(());
+    }
     let of = Operands {
         names: &names,
         types: &types,
         extents: &extents,
         shape: &container.shape,
     };
-    let value = n.expression(&c.expr("expr")?, container.dtype, &of)?;
+    let value = n.expression(&expr, container.dtype, &of)?;
     // A value that mentions no operand of the full shape is smaller than the result.
     let rank = container.shape.len();
     let full = c
@@ -207,6 +223,37 @@ fn elementwise(n: &mut Nodes, c: &Call) -> Written {
     };
     n.output(c, 0, value);
     Ok(())
+}
+
+/// The value of a sum that needs no node: with zeros, or with the bias of a product.
+fn sum_without_node(
+    n: &mut Nodes,
+    c: &Call,
+    expr: &Expr,
+    out: &graph::Container,
+) -> Option<String> {
+    let Expr::Binary(Binary::Add, a, b) = expr else {
+        return None;
+    };
+    let (Expr::In(a), Expr::In(b)) = (a.as_ref(), b.as_ref()) else {
+        return None;
+    };
+    for (of, with) in [(*a, *b), (*b, *a)] {
+        let (of, with) = (c.optional_id(of)?, c.optional_id(with)?);
+        let (x, y) = (n.graph.container(of), n.graph.container(with));
+        if of == with || x.shape != out.shape || (x.dtype, y.dtype) != (out.dtype, out.dtype) {
+            continue;
+        }
+        if let Lifetime::Constant(tensor) = &y.lifetime
+            && tensor.to_f64().iter().all(|v| *v == 0.0)
+        {
+            return Some(n.operand(of));
+        }
+        if let Some(value) = n.take_bias(of, with) {
+            return Some(value);
+        }
+    }
+    None
 }
 
 fn reshape(n: &mut Nodes, c: &Call) -> Written {

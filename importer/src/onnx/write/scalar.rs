@@ -29,12 +29,18 @@ impl Operands<'_> {
     }
 
     /// The operands of a chain of sums or products, those of least extent first, so that what is
-    /// small is put together before it meets what is large. `None` where order makes no difference.
-    fn chain<'e>(&self, f: Binary, e: &'e Expr, dtype: DType) -> Option<Vec<&'e Expr>> {
+    /// small is put together before it meets what is large, and what its numbers come to. `None`
+    /// where order makes no difference.
+    fn chain<'e>(
+        &self,
+        f: Binary,
+        e: &'e Expr,
+        dtype: DType,
+    ) -> Option<(Option<f64>, Vec<&'e Expr>)> {
         if !matches!(f, Binary::Add | Binary::Mul) || !dtype.is_float() {
             return None;
         }
-        let (mut open, mut parts) = (vec![e], Vec::new());
+        let (mut open, mut parts, mut numbers) = (vec![e], Vec::new(), Vec::new());
         while let Some(e) = open.pop() {
             match e {
                 Expr::Binary(own, a, b)
@@ -42,14 +48,107 @@ impl Operands<'_> {
                 {
                     open.extend([b.as_ref(), a.as_ref()]);
                 }
-                _ => parts.push(e),
+                _ => match e.as_number() {
+                    Some(number) => numbers.push(number),
+                    None => parts.push(e),
+                },
             }
         }
         let before: Vec<usize> = parts.iter().map(|e| self.extent(e)).collect();
         parts.sort_by_key(|e| self.extent(e));
         let is_sorted = before.windows(2).all(|pair| pair[0] <= pair[1]);
-        (parts.len() > 2 && !is_sorted).then_some(parts)
+        let changes = numbers.len() > 1 || !is_sorted && parts.len() + numbers.len() > 2;
+        let number = match f {
+            Binary::Add => numbers.iter().copied().reduce(|a, b| a + b),
+            _ => numbers.iter().copied().reduce(|a, b| a * b),
+        };
+        (changes && !parts.is_empty()).then_some((number, parts))
     }
+}
+
+/// Expressions that are one operator of the standard, or a mask, where taken literally they would be
+/// slow selections.
+enum Bounded<'e> {
+    /// x where it is above 0.
+    Relu(&'e Expr),
+    /// x within bounds.
+    Clip(&'e Expr, f64, f64),
+    /// An operand where all comparisons hold, 0 elsewhere.
+    Masked(Vec<(Binary, &'e Expr, f64)>, usize),
+}
+
+impl<'e> Bounded<'e> {
+    fn of(e: &'e Expr) -> Option<Bounded<'e>> {
+        Self::clip(e)
+            .or_else(|| Self::relu(e))
+            .or_else(|| Self::masked(e))
+    }
+
+    fn clip(e: &'e Expr) -> Option<Bounded<'e>> {
+        if let Expr::Binary(Binary::Min, a, high) = e
+            && let Expr::Binary(Binary::Max, x, low) = a.as_ref()
+        {
+            return Some(Bounded::Clip(x, low.as_number()?, high.as_number()?));
+        }
+        let (x, low, inside) = Self::above(e)?;
+        let Expr::Select(c, limit, inner) = inside else {
+            return None;
+        };
+        match c.as_ref() {
+            Expr::Binary(Binary::Ge, y, high)
+                if (y.as_ref(), inner.as_ref()) == (x, x)
+                    && limit.as_number() == high.as_number() =>
+            {
+                Some(Bounded::Clip(x, low, high.as_number()?))
+            }
+            _ => None,
+        }
+    }
+
+    fn relu(e: &'e Expr) -> Option<Bounded<'e>> {
+        let (x, low, inside) = Self::above(e)?;
+        (inside == x && low == 0.0).then_some(Bounded::Relu(x))
+    }
+
+    /// `x ≤ low ? low : inside`
+    fn above(e: &'e Expr) -> Option<(&'e Expr, f64, &'e Expr)> {
+        match e {
+            Expr::Select(c, limit, inside) => match c.as_ref() {
+                Expr::Binary(Binary::Le, x, low) if low.as_number() == limit.as_number() => {
+                    Some((x, low.as_number()?, inside))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn masked(e: &'e Expr) -> Option<Bounded<'e>> {
+        let (mut kept, mut value) = (Vec::new(), e);
+        while let Expr::Select(c, zero, inside) = value
+            && zero.as_number() == Some(0.0)
+            && let Expr::Binary(f, x, limit) = c.as_ref()
+            && let (Some(limit), Some(f)) = (limit.as_number(), opposite(*f))
+        {
+            kept.push((f, x.as_ref(), limit));
+            value = inside.as_ref();
+        }
+        match value {
+            Expr::In(i) if !kept.is_empty() => Some(Bounded::Masked(kept, *i)),
+            _ => None,
+        }
+    }
+}
+
+/// The comparison that holds where this one does not.
+fn opposite(f: Binary) -> Option<Binary> {
+    Some(match f {
+        Binary::Le => Binary::Gt,
+        Binary::Lt => Binary::Ge,
+        Binary::Ge => Binary::Lt,
+        Binary::Gt => Binary::Le,
+        _ => return None,
+    })
 }
 
 impl Nodes<'_> {
@@ -78,11 +177,18 @@ impl Nodes<'_> {
                 let a = self.expression(a, inner, of)?;
                 self.unary(*f, &a, inner)?
             }
+            Expr::Binary(Binary::Min, ..) if natural.is_float() && self.is_bounded(e, of) => {
+                return self.bounded(e, (natural, dtype), of);
+            }
             Expr::Binary(f, a, b) => {
                 let inner = Expr::operand_dtype(*f, (a, b), natural, of.types);
-                if let Some(parts) = of.chain(*f, e, natural) {
-                    let mut value = self.expression(parts[0], inner, of)?;
-                    for part in &parts[1..] {
+                if let Some((number, parts)) = of.chain(*f, e, natural) {
+                    let (first, rest) = match number {
+                        Some(number) => (Expr::float(number), &parts[..]),
+                        None => (parts[0].clone(), &parts[1..]),
+                    };
+                    let mut value = self.expression(&first, inner, of)?;
+                    for part in rest {
                         let part = self.expression(part, inner, of)?;
                         value = self.binary(*f, &value, &part, inner)?;
                     }
@@ -94,6 +200,9 @@ impl Nodes<'_> {
                 );
                 self.binary(*f, &a, &b, inner)?
             }
+            Expr::Select(..) if natural.is_float() && self.is_bounded(e, of) => {
+                return self.bounded(e, (natural, dtype), of);
+            }
             Expr::Select(c, a, b) => {
                 let c = self.expression(c, DType::Bool, of)?;
                 let (a, b) = (
@@ -102,6 +211,55 @@ impl Nodes<'_> {
                 );
                 self.node("Where", &[&c, &a, &b], Vec::new())
             }
+        };
+        Ok(self.cast(value, natural, dtype))
+    }
+
+    fn is_bounded(&self, e: &Expr, of: &Operands) -> bool {
+        match Bounded::of(e) {
+            Some(Bounded::Masked(_, value)) => {
+                of.types[value].is_float() && self.is_tame(&of.names[value])
+            }
+            other => other.is_some(),
+        }
+    }
+
+    /// What [`Bounded`] recognizes. A mask is a factor, where infinity cannot meet its zeros: a product
+    /// is several times as fast as a selection.
+    fn bounded(
+        &mut self,
+        e: &Expr,
+        (natural, dtype): (DType, DType),
+        of: &Operands,
+    ) -> Result<String, Refusal> {
+        let number = |n: &mut Self, value: f64| n.number(Scalar::Float(value), natural);
+        let value = match Bounded::of(e) {
+            Some(Bounded::Relu(x)) => {
+                let x = self.expression(x, natural, of)?;
+                self.node("Relu", &[&x], Vec::new())
+            }
+            Some(Bounded::Clip(x, low, high)) => {
+                let x = self.expression(x, natural, of)?;
+                let (low, high) = (number(self, low), number(self, high));
+                self.node("Clip", &[&x, &low, &high], Vec::new())
+            }
+            Some(Bounded::Masked(kept, value)) => {
+                let mut mask: Option<String> = None;
+                for (f, x, limit) in kept {
+                    let dtype = x.natural_dtype(natural, of.types);
+                    let x = self.expression(x, dtype, of)?;
+                    let limit = self.number(Scalar::Float(limit).cast(dtype), dtype);
+                    let holds = self.binary(f, &x, &limit, dtype)?;
+                    mask = Some(match mask {
+                        Some(others) => self.of2("And", &others, &holds),
+                        None => holds,
+                    });
+                }
+                let mask = self.cast(mask.unwrap_or_default(), DType::Bool, natural);
+                let value = of.names[value].clone();
+                self.of2("Mul", &value, &mask)
+            }
+            None => return Err(Refusal("an expression of another form".into())),
         };
         Ok(self.cast(value, natural, dtype))
     }

@@ -1,7 +1,7 @@
 //! Pooling.
 
+use super::convolutions;
 use super::nodes::{Nodes, Refusal, int, int_list, text};
-use super::products;
 use super::rules::Written;
 use graph::{DType, Scalar, SymExpr, Tensor};
 use ops::Call;
@@ -122,7 +122,7 @@ pub(super) fn average_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
     let ones: Vec<usize> = [1, 1].into_iter().chain(kernel).collect();
     let ones = n.constant(&Tensor::filled(dy.dtype, &ones, Scalar::Float(1.0)));
     let sizes = (&dy.shape[2..], &shape[2..]);
-    let dx = products::conv_transposed(n, (&shared, &ones), (&pool, 1), sizes)?;
+    let dx = convolutions::conv_transposed(n, (&shared, &ones), (&pool, 1), sizes)?;
     let dx = n.reshaped(&dx, &shape)?;
     n.output(c, 0, dx);
     Ok(())
