@@ -5,12 +5,16 @@
 //! from 7 on. Control flow is in `evaluate/control.rs`. An operator without a row is kept as it is by
 //! everything here.
 
+mod activation;
 mod attention;
 mod cast;
 mod convolution;
 mod einsum;
+mod fused;
+mod fused_attention;
 mod gather;
 mod join;
+mod losses;
 mod movement;
 mod normalization;
 mod pad;
@@ -124,6 +128,9 @@ const FAMILIES: &[&[Operator]] = &[
     attention::ROWS,
     convolution::ROWS,
     einsum::ROWS,
+    fused::ROWS,
+    fused_attention::ROWS,
+    losses::ROWS,
     normalization::ROWS,
     pooling::ROWS,
     products::ROWS,

@@ -29,8 +29,13 @@ pub const ROWS: &[Operator] = &[
     ),
 ];
 
-pub fn epsilon(call: &Call) -> f64 {
-    call.attributes.float("epsilon").map_or(1e-5, f64::from)
+fn epsilon(call: &Call) -> f64 {
+    epsilon_or(call, 1e-5)
+}
+
+/// What a node adds to variances.
+pub fn epsilon_or(call: &Call, default: f64) -> f64 {
+    call.attributes.float("epsilon").map_or(default, f64::from)
 }
 
 /// Mean and variance of numbers, the variance around the mean.
@@ -176,7 +181,8 @@ fn stash(cx_number: Option<i64>, widened: bool) -> Element {
     }
 }
 
-fn infer_layer(cx: &Inference) -> Option<Vec<Fact>> {
+/// Types and sizes of normalized rows and of their statistics.
+pub fn infer_layer(cx: &Inference) -> Option<Vec<Fact>> {
     let mut outputs = super::movement::same(cx)?;
     let mut shape = cx.shape(0).map(<[_]>::to_vec);
     if let Some(shape) = &mut shape {
@@ -190,7 +196,11 @@ fn infer_layer(cx: &Inference) -> Option<Vec<Fact>> {
     Some(outputs)
 }
 
-fn layer(call: &Call, centered: bool) -> Result<Vec<Tensor>, String> {
+/// Normalizes from `axis` on; means and reciprocal deviations are the further outputs, both if one is.
+///
+/// # Errors
+/// A sentence: sizes or types that do not fit.
+pub fn layer(call: &Call, centered: bool) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let axis = call.axis(-1, x.shape.len())?;
     let rows = Rows {
@@ -207,7 +217,8 @@ fn layer(call: &Call, centered: bool) -> Result<Vec<Tensor>, String> {
         let mut shape = x.shape.clone();
         shape[axis..].fill(1);
         let element = stash(call.attributes.int("stash_type"), call.widened);
-        for values in [means, factors].into_iter().take(call.node.output.len().saturating_sub(1)) {
+        let n_wanted = if call.node.output.len() > 1 { 2 } else { 0 };
+        for values in [means, factors].into_iter().take(n_wanted) {
             outputs.push(<f64 as Real>::tensor(element, &shape, values)?);
         }
         Ok(outputs)

@@ -80,7 +80,7 @@ pub fn matrix_mut<R>(
 }
 
 /// Sizes of the product of tensors of sizes `a` and `b` in the way of NumPy.
-fn product_shape(a: &[SymExpr], b: &[SymExpr], cx: &Inference) -> Option<Vec<SymExpr>> {
+pub fn product_shape(a: &[SymExpr], b: &[SymExpr], cx: &Inference) -> Option<Vec<SymExpr>> {
     if a.is_empty() || b.is_empty() {
         return None;
     }
@@ -327,7 +327,8 @@ fn matmul_integer(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![Tensor::new(&shape, Values::I32(y))])
 }
 
-fn infer_gemm(cx: &Inference) -> Option<Vec<Fact>> {
+/// Sizes of `a'·b'`.
+pub fn infer_gemm(cx: &Inference) -> Option<Vec<Fact>> {
     let (a, b) = (cx.shape(0)?, cx.shape(1)?);
     if a.len() != 2 || b.len() != 2 {
         return None;

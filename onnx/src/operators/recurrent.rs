@@ -1,5 +1,6 @@
 //! Recurrent layers: RNN, GRU, LSTM.
 
+use super::activation::{Activation, clipped};
 use super::products::{matrix, matrix_mut, multiply};
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator};
@@ -76,96 +77,30 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
     Some(facts.take(cx.node.output.len()).collect())
 }
 
-#[derive(Clone, Copy)]
-struct Activation<R> {
-    name: &'static str,
-    alpha: R,
-    beta: R,
-}
-
-/// Activations with their default alpha and beta, if they have them.
-const ACTIVATIONS: [(&str, Option<f64>, Option<f64>); 12] = [
-    ("Relu", None, None),
-    ("Tanh", None, None),
-    ("Sigmoid", None, None),
-    ("Affine", Some(1.0), Some(0.0)),
-    ("LeakyRelu", Some(0.01), None),
-    ("ThresholdedRelu", Some(1.0), None),
-    ("ScaledTanh", Some(1.0), Some(1.0)),
-    ("HardSigmoid", Some(0.2), Some(0.5)),
-    ("Elu", Some(1.0), None),
-    ("Softsign", None, None),
-    ("Softplus", None, None),
-    ("Identity", None, None),
-];
-
-/// The logistic function without overflow.
-pub fn sigmoid<R: Real>(x: R) -> R {
-    if x >= R::zero() {
-        (R::one() + (-x).exp()).recip()
-    } else {
-        let e = x.exp();
-        e / (R::one() + e)
+/// The activations of all directions in a row.
+fn activations<R: Real>(
+    call: &Call,
+    cell: Cell,
+    directions: usize,
+) -> Result<Vec<Activation<R>>, String> {
+    let given = call.attributes.get("activations").map(|a| {
+        let text = |s: &bytes::Bytes| String::from_utf8_lossy(s).into_owned();
+        a.strings.iter().map(text).collect::<Vec<_>>()
+    });
+    let default = || {
+        let names = cell.activations().iter().map(ToString::to_string);
+        let n = cell.activations().len() * directions;
+        names.cycle().take(n).collect()
+    };
+    let names: Vec<String> = given.filter(|g| !g.is_empty()).unwrap_or_else(default);
+    if names.len() != cell.activations().len() * directions {
+        return Err(format!("{} activations do not fit", names.len()));
     }
-}
-
-impl<R: Real> Activation<R> {
-    /// Those of all directions in a row.
-    fn all(call: &Call, cell: Cell, directions: usize) -> Result<Vec<Activation<R>>, String> {
-        let given = call.attributes.get("activations").map(|a| {
-            let text = |s: &bytes::Bytes| String::from_utf8_lossy(s).into_owned();
-            a.strings.iter().map(text).collect::<Vec<_>>()
-        });
-        let default = || {
-            let names = cell.activations().iter().map(ToString::to_string);
-            names
-                .cycle()
-                .take(cell.activations().len() * directions)
-                .collect()
-        };
-        let names: Vec<String> = given.filter(|g| !g.is_empty()).unwrap_or_else(default);
-        if names.len() != cell.activations().len() * directions {
-            return Err(format!("{} activations do not fit", names.len()));
-        }
-        let floats = |name: &str| call.attributes.floats(name).unwrap_or(&[]).iter();
-        let (mut alphas, mut betas) = (floats("activation_alpha"), floats("activation_beta"));
-        let mut all = Vec::new();
-        for name in names {
-            let row = ACTIVATIONS
-                .iter()
-                .find(|(n, _, _)| n.eq_ignore_ascii_case(&name));
-            let (name, alpha, beta) =
-                *row.ok_or_else(|| format!("the activation `{name}` is not known"))?;
-            let take = |default: Option<f64>, given: &mut std::slice::Iter<f32>| match default {
-                None => R::zero(),
-                Some(default) => R::of(given.next().map_or(default, |x| f64::from(*x))),
-            };
-            all.push(Activation {
-                name,
-                alpha: take(alpha, &mut alphas),
-                beta: take(beta, &mut betas),
-            });
-        }
-        Ok(all)
-    }
-
-    fn of(&self, x: R) -> R {
-        let (zero, one, alpha, beta) = (R::zero(), R::one(), self.alpha, self.beta);
-        match self.name {
-            "Relu" => x.max(zero),
-            "Tanh" => x.tanh(),
-            "Sigmoid" => sigmoid(x),
-            "Affine" => alpha * x + beta,
-            "LeakyRelu" if x < zero => alpha * x,
-            "ThresholdedRelu" if x < alpha => zero,
-            "ScaledTanh" => alpha * (beta * x).tanh(),
-            "HardSigmoid" => (alpha * x + beta).max(zero).min(one),
-            "Elu" if x < zero => alpha * x.exp_m1(),
-            "Softsign" => x / (one + x.abs()),
-            "Softplus" => x.max(zero) + (-x.abs()).exp().ln_1p(),
-            _ => x,
-        }
-    }
+    let floats = |name: &str| call.attributes.floats(name).unwrap_or(&[]).iter();
+    let mut alphas = floats("activation_alpha");
+    let mut betas = floats("activation_beta");
+    let each = |name: &String| Activation::named(name, &mut alphas, &mut betas);
+    names.iter().map(each).collect()
 }
 
 /// Sizes of a layer.
@@ -302,7 +237,7 @@ fn layer<R: Real>(call: &Call, cell: Cell) -> Result<Vec<Tensor>, String> {
     if lengths.len() != batch || lengths.iter().any(|l| !(0..=steps as i64).contains(l)) {
         return Err("its lengths do not fit".to_string());
     }
-    let activations = Activation::<R>::all(call, cell, sizes.directions)?;
+    let activations = activations::<R>(call, cell, sizes.directions)?;
     let backward_first = call.attributes.text("direction") == Some("reverse");
     let each = cell.activations().len();
     let mut y = vec![R::zero(); steps * sizes.directions * batch * hidden];
@@ -429,7 +364,7 @@ impl<R: Real> Direction<'_, R> {
     }
 
     fn clipped(&self, x: R) -> R {
-        x.max(-self.clip).min(self.clip)
+        clipped(x, -self.clip, self.clip)
     }
 
     fn rnn(&self, x: &[R], rec: &[R], next: &mut [R]) {

@@ -93,6 +93,8 @@ impl Method {
         if x < low || x > high {
             x = match self.outside {
                 Outside::Zeros => x,
+                // Cubic windows stay where they are; each of their elements is clamped.
+                Outside::Border if self.mode == Mode::Cubic => x,
                 Outside::Border => x.clamp(0.0, n - 1.0),
                 Outside::Reflection => reflected(x, low, high),
             };
