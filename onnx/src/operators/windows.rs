@@ -159,12 +159,12 @@ impl Windows {
             high: self.high.clone(),
             output: Vec::with_capacity(n),
         };
-        for d in 0..n {
-            let output = whole(&self.windows(d, &input[d].into())).ok_or_else(small)?;
+        for (d, size) in input.iter().enumerate() {
+            let output = whole(&self.windows(d, &(*size).into())).ok_or_else(small)?;
             placed.output.push(output);
             let extent = self.extent(d).as_const().unwrap_or(0);
             let reach = (output as i64 - 1) * self.strides[d] + extent;
-            let missing = (reach - input[d] as i64).max(0);
+            let missing = (reach - *size as i64).max(0);
             (placed.low[d], placed.high[d]) = match self.padding {
                 Padding::SameUpper => (missing / 2, missing - missing / 2),
                 Padding::SameLower => (missing - missing / 2, missing / 2),
