@@ -1,5 +1,5 @@
 //! Rewrites and verifies files without the rest of Shorthaul, for quick trials of a rule:
-//! `cargo run --release -p shorthaul-onnx --example optimize -- IN.onnx [OUT.onnx]`.
+//! `cargo run --release -p shorthaul-onnx --example optimize -- IN.onnx [OUT.onnx [TARGET]]`.
 
 use onnx::file::{self, Model};
 use onnx::{rewrite, verify};
@@ -14,7 +14,8 @@ fn main() -> ExitCode {
         eprintln!("give a file");
         return ExitCode::from(2);
     };
-    match run(Path::new(path), args.get(1).map(Path::new)) {
+    let target = args.get(2).map_or("standard", String::as_str);
+    match run(Path::new(path), args.get(1).map(Path::new), target) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -23,13 +24,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(path: &Path, out: Option<&Path>) -> Result<(), Box<dyn std::error::Error>> {
+fn run(path: &Path, out: Option<&Path>, target: &str) -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::read(path)?;
     let start = Instant::now();
     let mut stage = |what: &str| eprintln!("{:7.2} s  {what}", start.elapsed().as_secs_f64());
     let proof = verify::prove(
         &model,
-        &rewrite::Options::default(),
+        &rewrite::Options {
+            target: target.parse()?,
+            ..rewrite::Options::default()
+        },
         &verify::Options::default(),
         &mut stage,
     )?;

@@ -10,6 +10,7 @@ mod batch_norm;
 mod broadcasting;
 mod dead;
 mod fold;
+mod local_response;
 mod matching;
 mod noop;
 mod normalizations;
@@ -62,6 +63,7 @@ const RULES: &[&[Rule]] = &[
     scale_bias::RULES,
     normalizations::RULES,
     activations::RULES,
+    local_response::RULES,
 ];
 
 /// Names of the rules, in order.

@@ -1,6 +1,6 @@
 //! Small models for the tests of rules: built line by line, rewritten, verified, shown as text.
 
-use super::{Options, Rewritten, rewrite, rule_names, undefined};
+use super::{Options, Rewritten, Target, rewrite, rule_names, undefined};
 use crate::element::Element;
 use crate::file::Model;
 use crate::proto::{
@@ -17,6 +17,7 @@ use std::path::Path;
 pub struct Trial {
     model: ModelProto,
     rules: Option<Vec<&'static str>>,
+    target: Target,
 }
 
 /// A value of that type and those sizes, separated by spaces: numbers or symbols.
@@ -91,6 +92,7 @@ impl Trial {
                 ..Default::default()
             },
             rules: None,
+            target: Target::Standard,
         }
     }
 
@@ -101,6 +103,12 @@ impl Trial {
     /// Only these rules.
     pub fn only(mut self, rules: &[&'static str]) -> Trial {
         self.rules = Some(rules.to_vec());
+        self
+    }
+
+    /// For that target.
+    pub fn target(mut self, target: Target) -> Trial {
+        self.target = target;
         self
     }
 
@@ -177,7 +185,10 @@ impl Trial {
     }
 
     fn options(&self) -> Options {
-        let mut options = Options::default();
+        let mut options = Options {
+            target: self.target,
+            ..Options::default()
+        };
         if let Some(rules) = &self.rules {
             let others = rule_names().into_iter().filter(|r| !rules.contains(r));
             options.without = others.map(str::to_string).collect();
