@@ -8,12 +8,14 @@
 mod activations;
 mod batch_norm;
 mod broadcasting;
+mod clips;
 mod dead;
 mod fold;
 mod local_response;
 mod matching;
 mod noop;
 mod normalizations;
+mod pad;
 pub mod patch;
 mod pieces;
 mod product;
@@ -22,6 +24,7 @@ mod reshapes;
 mod scale_bias;
 mod scope;
 mod shape_arithmetic;
+mod stacked;
 mod target;
 mod targets;
 #[cfg(test)]
@@ -63,6 +66,9 @@ const RULES: &[&[Rule]] = &[
     scale_bias::RULES,
     normalizations::RULES,
     activations::RULES,
+    pad::RULES,
+    clips::RULES,
+    stacked::RULES,
     local_response::RULES,
 ];
 

@@ -275,6 +275,26 @@ impl<'a> Product<'a> {
         self.weight.element
     }
 
+    /// Name of the weights.
+    pub fn weight_name(&self) -> &'a str {
+        self.weight.name
+    }
+
+    /// Bytes of the weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.element().bytes().unwrap_or(0) * self.weight.len()
+    }
+
+    /// Whether the weights are an initializer that nobody else reads.
+    pub fn weight_is_own(&self, scope: &Scope) -> bool {
+        self.weight.freed(scope) > 0
+    }
+
+    /// Name of the bias, if there is one.
+    pub fn bias_name(&self) -> Option<&'a str> {
+        self.bias.as_ref().map(|b| b.name)
+    }
+
     /// Whether the channels of a value (the input or the output) are its second dimension.
     pub fn has_channels_second(&self, scope: &Scope, value: &str) -> bool {
         !self.from_end || scope.fact(value).and_then(|f| f.rank()) == Some(2)
