@@ -481,10 +481,15 @@ fn update_rules(optimizer: Optimizer) -> Vec<(&'static str, Expr)> {
                 .mul(v)
                 .add(number(1.0 - b2).mul(g.clone().mul(g)));
             let power = |b: f64| Expr::binary(graph::Binary::Pow, number(b), t.clone());
-            // What depends on the step only is a number, computed once for all parameters.
-            let rate_now = rate.clone().div(number(1.0).sub(power(b1)));
+            // rate/(1 − b1ᵗ) · m/(√(v/(1 − b2ᵗ)) + ε), with numbers taken out of it: what depends on the
+            // step only is computed once for all parameters.
             let root = number(1.0).sub(power(b2)).sqrt();
-            let change = rate_now.mul(m.clone().div(v.clone().sqrt().div(root).add(number(1e-8))));
+            let rate_now = rate
+                .clone()
+                .div(number(1.0).sub(power(b1)))
+                .mul(root.clone());
+            let scale = v.clone().sqrt().add(root.mul(number(1e-8)));
+            let change = rate_now.mul(m.clone().div(scale));
             let p = match optimizer {
                 Optimizer::AdamW => p.mul(number(1.0).sub(number(0.01).mul(rate))),
                 _ => p,

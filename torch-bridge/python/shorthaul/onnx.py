@@ -38,6 +38,10 @@ def grad(
     exports BatchNormalization in evaluation form even from a model in training mode.
     ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
 
+    Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``: the exporter's
+    own optimizer stores parameters that are equal at first as one, and folds batch normalization
+    into convolutions.
+
     The file gives ``loss``, ``NAME.grad``, with BatchNormalization in training form ``NAME.next``
     of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state.
     Raises :class:`OnnxError`.
