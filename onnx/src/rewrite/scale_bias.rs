@@ -10,7 +10,8 @@
 //! Legal through nodes that only move elements, and through Relu, pooling and means if `c` is
 //! positive.
 //!
-//! Legal if nobody else reads what is between and nothing of it is quantized. Saves a node and a pass
+//! Legal if nobody else reads what is between and nothing of it is quantized. The last step of a
+//! decomposed Gelu or LayerNormalization stays with it. Saves a node and a pass
 //! over the data.
 
 use super::Rule;
@@ -107,7 +108,7 @@ fn before_product(scope: &Scope, n: usize) -> Option<Patch> {
     let product = Product::of(scope, n)?;
     let y = scope.input(product.first(), 0)?;
     let m = scope.producer(y)?;
-    if scope.sole_user(m) != Some(product.first()) {
+    if scope.sole_user(m) != Some(product.first()) || ends_pattern(scope, m, PATTERN_DEPTH) {
         return None;
     }
     Step::of(scope, m).into_iter().find_map(|step| {
@@ -117,6 +118,20 @@ fn before_product(scope: &Scope, n: usize) -> Option<Patch> {
         let alike = x.rank().is_some() && x.rank() == y.rank();
         let same = alike && (x.shape == y.shape || by.scale.len() + by.shift.len() == 2);
         same.then(|| product.after(scope, &by, step.x, &[m]))?
+    })
+}
+
+/// Nodes from the end of a decomposed operator to what gives it away, at most.
+const PATTERN_DEPTH: usize = 4;
+
+/// Whether a node may be the last of a decomposed Gelu or LayerNormalization: rules here and in
+/// runtimes look for those, and what they save is more than one scale.
+fn ends_pattern(scope: &Scope, n: usize, depth: usize) -> bool {
+    let made = scope.node(n).input.iter().filter_map(|i| scope.producer(i));
+    made.into_iter().any(|p| {
+        let op = scope.node(p).op_type.as_str();
+        matches!(op, "Erf" | "Tanh" | "Sqrt" | "Pow" | "ReduceMean")
+            || (depth > 1 && ends_pattern(scope, p, depth - 1))
     })
 }
 
@@ -266,6 +281,26 @@ mod tests {
         assert_eq!(before(0, "p = Add(x, per_input)").run().1.len(), 2);
         assert_eq!(before(0, "p = Sub(c, x)").run().1.len(), 2);
         before(1, "p = Add(x, per_input)").stays();
+    }
+
+    #[test]
+    fn not_the_end_of_a_decomposed_operator() {
+        let model = |op: &str| {
+            let half = Trial::new(13)
+                .input("x", "N 4")
+                .output("y", "N 3")
+                .constant("w", reals(&[4, 3]))
+                .constant("half", real(0.5))
+                .constant("one", real(1.0))
+                .node(&format!("e = {op}(x)"))
+                .node("i = Add(e, one)")
+                .node("p = Mul(x, i)");
+            half.node("h = Mul(p, half)")
+                .node("y = MatMul(h, w)")
+                .only(&["fold-scale-before"])
+        };
+        assert_eq!(model("Sin").run().0.len(), 1);
+        model("Erf").stays();
     }
 
     #[test]
