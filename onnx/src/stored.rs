@@ -3,7 +3,8 @@
 //! Owns where elements are. Reads external data range by range and never keeps it.
 
 use crate::element::Element;
-use crate::proto::TensorProto;
+use crate::proto::{SparseTensorProto, TensorProto};
+use crate::same_type;
 use crate::tensor::{Tensor, of_raw, sizes};
 use bytes::Bytes;
 use std::io::{Read, Seek, SeekFrom};
@@ -19,6 +20,8 @@ pub struct Stored {
     proto: TensorProto,
     folder: Arc<Path>,
     decoded: OnceLock<Tensor>,
+    /// The one element that all are equal to, where none is stored.
+    every: Option<Tensor>,
 }
 
 impl Stored {
@@ -28,6 +31,7 @@ impl Stored {
             proto,
             folder: Arc::clone(folder),
             decoded: OnceLock::new(),
+            every: None,
         }
     }
 
@@ -43,7 +47,41 @@ impl Stored {
             proto,
             folder: Arc::from(Path::new(".")),
             decoded,
+            every: None,
         }
+    }
+
+    /// A tensor of those sizes whose elements all are the one of `every`; made when asked for.
+    pub fn filled(shape: &[usize], every: Tensor) -> Stored {
+        let proto = TensorProto {
+            dims: shape.iter().map(|n| *n as i64).collect(),
+            data_type: every.element().number(),
+            ..Default::default()
+        };
+        Stored {
+            proto,
+            folder: Arc::from(Path::new(".")),
+            decoded: OnceLock::new(),
+            every: Some(every),
+        }
+    }
+
+    /// The value of every element, if all are the same bit by bit.
+    pub fn all_equal(&self) -> Option<f64> {
+        if let Some(every) = &self.every {
+            return every.scalar();
+        }
+        if let (Some(raw), Some(each)) = (&self.proto.raw_data, self.element()?.bytes()) {
+            let first = raw.get(..each)?;
+            return raw
+                .chunks(each)
+                .all(|x| x == first)
+                .then(|| Tensor::new(&[], of_raw(self.element()?, first)).scalar())?;
+        }
+        let values = self.tensor().ok()?.to_f64()?;
+        let first = *values.first()?;
+        let same = |v: &f64| v.to_bits() == first.to_bits();
+        values.iter().all(same).then_some(first)
     }
 
     /// As it is stored.
@@ -92,7 +130,13 @@ impl Stored {
         if let Some(tensor) = self.decoded.get() {
             return Ok(tensor.clone());
         }
-        let tensor = decode(&self.proto, &self.folder)?;
+        let tensor = match &self.every {
+            Some(every) => {
+                let (shape, n) = sizes(&self.proto.dims)?;
+                Tensor::new(&shape, every.values.pick(std::iter::repeat_n(0, n)))
+            }
+            None => decode(&self.proto, &self.folder)?,
+        };
         if tensor.len() <= KEPT_ELEMENTS {
             return Ok(self.decoded.get_or_init(|| tensor).clone());
         }
@@ -123,6 +167,50 @@ pub fn decode(proto: &TensorProto, folder: &Path) -> Result<Tensor, String> {
         .read()
         .map_err(|error| external.cannot_read(&error))?;
     Ok(Tensor::new(&shape, of_raw(element, &bytes)))
+}
+
+/// The tensor that coordinates and elements stand for; everything else in it is zero.
+///
+/// # Errors
+/// As [`Stored::tensor`], or a coordinate is outside.
+pub fn dense(sparse: &SparseTensorProto, folder: &Path) -> Result<Tensor, String> {
+    let part = |tensor: &Option<TensorProto>, what: &str| {
+        let tensor = tensor
+            .as_ref()
+            .ok_or_else(|| format!("its {what} are missing"))?;
+        decode(tensor, folder)
+    };
+    let (shape, n) = sizes(&sparse.dims)?;
+    let (values, indices) = (
+        part(&sparse.values, "values")?,
+        part(&sparse.indices, "indices")?,
+    );
+    let given = indices.to_i64().ok_or("its indices are not integers")?;
+    let rank = if indices.shape.len() == 2 {
+        shape.len()
+    } else {
+        1
+    };
+    // Position n of the elements is that of the last one given for it, or of the zero at the end.
+    let mut from = vec![values.len(); n];
+    if rank == 0 || given.len() != values.len() * rank {
+        return Err("it does not have coordinates for each of its values".to_string());
+    }
+    for (k, index) in given.chunks(rank).enumerate() {
+        let at = match index {
+            [linear] if rank == 1 => usize::try_from(*linear).ok(),
+            index => index.iter().zip(&shape).try_fold(0usize, |at, (i, size)| {
+                let i = usize::try_from(*i).ok().filter(|i| i < size)?;
+                Some(at * size + i)
+            }),
+        };
+        let place = at.and_then(|at| from.get_mut(at));
+        *place.ok_or_else(|| format!("its coordinate {index:?} is outside of {shape:?}"))? = k;
+    }
+    let elements = same_type!(&*values.values, v => {
+        from.iter().map(|k| v.get(*k).cloned().unwrap_or_default()).collect()
+    });
+    Ok(Tensor::new(&shape, elements))
 }
 
 /// A range of a file beside the model.

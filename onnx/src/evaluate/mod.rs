@@ -142,6 +142,12 @@ impl<'m> Program<'m> {
             .enumerate()
             .map(|(n, t)| (t.name.as_str(), n))
             .collect();
+        for sparse in &body.sparse_initializer {
+            let name = sparse.values.as_ref().map_or("", |v| v.name.as_str());
+            let tensor =
+                stored::dense(sparse, self.folder).map_err(|what| unreadable(name, &what))?;
+            scope.values.insert(name.to_string(), self.widened(tensor));
+        }
         let needed = needed(&body.node, feeds, wanted);
         let last = last_uses(&body.node, &needed);
         for (n, node) in body.node.iter().enumerate() {
@@ -173,10 +179,7 @@ impl<'m> Program<'m> {
 
     fn initializer(&self, body: &GraphProto, at: usize) -> Result<Tensor, EvaluateError> {
         let proto = &body.initializer[at];
-        stored::decode(proto, self.folder).map_err(|what| EvaluateError::Value {
-            name: proto.name.clone(),
-            what: format!("cannot be read: {what}"),
-        })
+        stored::decode(proto, self.folder).map_err(|what| unreadable(&proto.name, &what))
     }
 
     /// The outputs of a node; fewer than it names if the last ones are optional.
@@ -279,6 +282,13 @@ impl Scope<'_> {
     }
 }
 
+fn unreadable(name: &str, what: &str) -> EvaluateError {
+    EvaluateError::Value {
+        name: name.to_string(),
+        what: format!("cannot be read: {what}"),
+    }
+}
+
 fn missing(name: &str) -> EvaluateError {
     EvaluateError::Value {
         name: name.to_string(),
@@ -331,6 +341,9 @@ pub fn captured(body: &GraphProto) -> BTreeSet<&str> {
     }
     for own in body.initializer.iter().map(|t| &t.name) {
         names.remove(own.as_str());
+    }
+    for own in body.sparse_initializer.iter().flat_map(|t| &t.values) {
+        names.remove(own.name.as_str());
     }
     for own in body.node.iter().flat_map(|n| &n.output) {
         names.remove(own.as_str());

@@ -64,12 +64,12 @@ impl<'a> Functions<'a> {
     }
 
     /// The function a node calls.
-    fn called(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
+    pub(crate) fn called(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
         crate::functions::called(self.all, node)
     }
 
     /// The same inside of a call; `None` if that is too deep.
-    fn inside(self) -> Option<Functions<'a>> {
+    pub(crate) fn inside(self) -> Option<Functions<'a>> {
         let depth = self.depth + 1;
         (depth <= MAX_CALLS).then_some(Functions { depth, ..self })
     }
@@ -129,6 +129,13 @@ impl Walk<'_> {
         let mut facts = Facts::inside(outer);
         for info in &body.input {
             facts.set(&info.name, declared(info, self.unknowns));
+        }
+        for sparse in &body.sparse_initializer {
+            if let Some(values) = &sparse.values {
+                let shape = sparse.dims.iter().map(|n| SymExpr::constant(*n)).collect();
+                let fact = Fact::new(Element::of_number(values.data_type), Some(shape));
+                facts.set(&values.name, fact);
+            }
         }
         for (name, stored) in constants {
             let replaceable = body.input.iter().any(|i| i.name == *name);

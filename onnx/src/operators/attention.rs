@@ -444,6 +444,8 @@ fn rotary<R: Real>(call: &Call, at: [usize; 3]) -> Result<Vec<Tensor>, String> {
     for n in 0..y.batch * y.heads * y.length {
         let (batch, l) = (n / (y.heads * y.length), n % y.length);
         let row = match &positions {
+            // Angles of one batch are those of all.
+            None if rows == y.length => l as i64,
             None => (batch * y.length + l) as i64,
             // One first position for all, or one for each vector.
             Some(p) if p.len() == 1 => p[0] + l as i64,

@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::fact::Fact;
 use crate::tensor::{Item, Tensor, Values};
 use graph::SymExpr;
-use half::{bf16, f16};
+use std::sync::Arc;
 
 use Symbolic::Pointwise;
 
@@ -99,65 +99,61 @@ fn mismatch(a: &Tensor, b: &Tensor) -> String {
 
 type Binary = fn(&Tensor, &Tensor) -> Result<Values, String>;
 
-/// Matches the element type of `$a` and calls `zip` with a function of two elements of that type;
-/// halves are computed in `f32`. The arms that are not given are errors.
+/// Calls `zip` with a function of two elements of the type of `$a`. Halves are computed in `f32` and
+/// integers of up to 32 bits in `i64`, then brought back, so that few types are compiled. The arms that
+/// are not given are errors.
 macro_rules! zip_types {
     ($a:ident, $b:ident, |$x:ident, $y:ident| $(float $f:expr;)? $(int $i:expr;)? $(bool $t:expr;)?) => {
-        match &*$a.values {
+        match $a.element() {
+            _ if $a.element() != $b.element() => Err(mismatch($a, $b)),
             $(
-                Values::F32(_) => zip($a, $b, |$x: f32, $y: f32| $f),
-                Values::F64(_) => zip($a, $b, |$x: f64, $y: f64| $f),
-                Values::F16(_) => zip($a, $b, |x: f16, y: f16| {
-                    let ($x, $y) = (x.to_f32(), y.to_f32());
-                    Half::<f16>::narrowed($f)
-                }),
-                Values::BF16(_) => zip($a, $b, |x: bf16, y: bf16| {
-                    let ($x, $y) = (x.to_f32(), y.to_f32());
-                    Half::<bf16>::narrowed($f)
-                }),
+                Element::F32 => zip($a, $b, |$x: f32, $y: f32| $f),
+                Element::F64 => zip($a, $b, |$x: f64, $y: f64| $f),
+                Element::F16 | Element::BF16 => {
+                    let wide = zip(&single($a), &single($b), |$x: f32, $y: f32| $f);
+                    wide.map(|values| narrowed($a, values))
+                }
             )?
             $(
-                Values::I8(_) => zip($a, $b, |$x: i8, $y: i8| $i),
-                Values::I16(_) => zip($a, $b, |$x: i16, $y: i16| $i),
-                Values::I32(_) => zip($a, $b, |$x: i32, $y: i32| $i),
-                Values::I64(_) => zip($a, $b, |$x: i64, $y: i64| $i),
-                Values::U8(_) => zip($a, $b, |$x: u8, $y: u8| $i),
-                Values::U16(_) => zip($a, $b, |$x: u16, $y: u16| $i),
-                Values::U32(_) => zip($a, $b, |$x: u32, $y: u32| $i),
-                Values::U64(_) => zip($a, $b, |$x: u64, $y: u64| $i),
+                Element::I64 => zip($a, $b, |$x: i64, $y: i64| $i),
+                Element::U64 => zip($a, $b, |$x: u64, $y: u64| $i),
+                element if element.is_int() => {
+                    let wide = zip(&long($a), &long($b), |$x: i64, $y: i64| $i);
+                    wide.map(|values| narrowed($a, values))
+                }
             )?
-            $(Values::Bool(_) => zip($a, $b, |$x: bool, $y: bool| $t),)?
-            #[allow(unreachable_patterns)]
+            $(Element::Bool => zip($a, $b, |$x: bool, $y: bool| $t),)?
             _ => Err(mismatch($a, $b)),
         }
     };
 }
 
-/// What a function of two halves, computed in `f32`, gives: a half, or a truth value as it is.
-trait Half<H> {
-    type Result;
-    fn narrowed(self) -> Self::Result;
+/// Numbers as `f32`.
+pub fn single(x: &Tensor) -> Tensor {
+    let values = x.to_f64().unwrap_or_default();
+    Tensor::new(
+        &x.shape,
+        Values::F32(values.iter().map(|x| *x as f32).collect()),
+    )
 }
 
-impl Half<f16> for f32 {
-    type Result = f16;
-    fn narrowed(self) -> f16 {
-        f16::from_f32(self)
-    }
+/// Integers as `i64`.
+pub fn long(x: &Tensor) -> Tensor {
+    Tensor::new(&x.shape, Values::I64(x.to_i64().unwrap_or_default()))
 }
 
-impl Half<bf16> for f32 {
-    type Result = bf16;
-    fn narrowed(self) -> bf16 {
-        bf16::from_f32(self)
-    }
-}
-
-impl<H> Half<H> for bool {
-    type Result = bool;
-    fn narrowed(self) -> bool {
-        self
-    }
+/// Numbers in the type of `like`, integers wrapping; truth values as they are.
+pub fn narrowed(like: &Tensor, values: Values) -> Values {
+    let n = [values.len()];
+    let narrow = match &values {
+        Values::I64(v) => Tensor::of_ints(like.element(), &n, v),
+        Values::F32(v) => {
+            let wide: Vec<f64> = v.iter().map(|x| f64::from(*x)).collect();
+            Tensor::floats(like.element(), &n, &wide)
+        }
+        _ => None,
+    };
+    narrow.map_or(values, |t| Arc::unwrap_or_clone(t.values))
 }
 
 fn add(a: &Tensor, b: &Tensor) -> Result<Values, String> {

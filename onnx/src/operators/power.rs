@@ -1,9 +1,8 @@
 //! Powers: base and exponent may differ in type; the result has the base's.
 
-use super::pointwise::joined;
+use super::pointwise::{joined, long, narrowed, single};
 use super::strided::zipped;
 use crate::tensor::{Tensor, Values};
-use half::{bf16, f16};
 
 /// `a` to the power of `b`, with broadcasting.
 ///
@@ -17,42 +16,40 @@ pub fn pow(a: &Tensor, b: &Tensor) -> Result<Values, String> {
             zipped(($x, &a.shape), ($y, &b.shape), &shape, $f)
         };
     }
-    macro_rules! whole {
-        ($kind:ident, $x:expr, $t:ty) => {
-            Values::$kind(match b.to_i64() {
-                Some(y) => raised!($x, &y, |x: $t, y: i64| whole_power(i128::from(x), y) as $t),
-                None => {
-                    let y = b.to_f64().ok_or_else(undefined)?;
-                    raised!($x, &y, |x: $t, y: f64| (x as f64).powf(y) as $t)
-                }
-            })
-        };
-    }
     let exponents = b.to_f64().ok_or_else(undefined)?;
     let narrow: Vec<f32> = exponents.iter().map(|y| *y as f32).collect();
-    Ok(match &*a.values {
-        Values::F32(x) => Values::F32(match narrow.as_slice() {
-            [2.0] => raised!(x, &narrow, |x: f32, _| x * x),
-            _ => raised!(x, &narrow, f32::powf),
-        }),
-        Values::F64(x) => Values::F64(match exponents.as_slice() {
+    let power = |x: &[f32]| match narrow.as_slice() {
+        [2.0] => raised!(x, &narrow, |x: f32, _| x * x),
+        _ => raised!(x, &narrow, f32::powf),
+    };
+    Ok(match (&*a.values, b.to_i64()) {
+        (Values::F32(x), _) => Values::F32(power(x)),
+        (Values::F64(x), _) => Values::F64(match exponents.as_slice() {
             [2.0] => raised!(x, &exponents, |x: f64, _| x * x),
             _ => raised!(x, &exponents, f64::powf),
         }),
-        Values::F16(x) => Values::F16(raised!(x, &narrow, |x: f16, y: f32| f16::from_f32(
-            x.to_f32().powf(y)
-        ))),
-        Values::BF16(x) => Values::BF16(raised!(x, &narrow, |x: bf16, y: f32| {
-            bf16::from_f32(x.to_f32().powf(y))
-        })),
-        Values::I8(x) => whole!(I8, x, i8),
-        Values::I16(x) => whole!(I16, x, i16),
-        Values::I32(x) => whole!(I32, x, i32),
-        Values::I64(x) => whole!(I64, x, i64),
-        Values::U8(x) => whole!(U8, x, u8),
-        Values::U16(x) => whole!(U16, x, u16),
-        Values::U32(x) => whole!(U32, x, u32),
-        Values::U64(x) => whole!(U64, x, u64),
+        (values, _) if values.element().is_float() => match &*single(a).values {
+            Values::F32(x) => narrowed(a, Values::F32(power(x))),
+            _ => return Err(undefined()),
+        },
+        (Values::U64(x), Some(y)) => Values::U64(raised!(x, &y, |x: u64, y: i64| whole_power(
+            i128::from(x),
+            y
+        ) as u64)),
+        (Values::U64(x), None) => {
+            Values::U64(raised!(x, &exponents, |x: u64, y: f64| (x as f64).powf(y) as u64))
+        }
+        (values, y) if values.element().is_int() => match (&*long(a).values, y) {
+            (Values::I64(x), Some(y)) => {
+                let f = |x: i64, y: i64| whole_power(i128::from(x), y) as i64;
+                narrowed(a, Values::I64(raised!(x, &y, f)))
+            }
+            (Values::I64(x), None) => {
+                let f = |x: i64, y: f64| (x as f64).powf(y) as i64;
+                narrowed(a, Values::I64(raised!(x, &exponents, f)))
+            }
+            _ => return Err(undefined()),
+        },
         _ => return Err(undefined()),
     })
 }

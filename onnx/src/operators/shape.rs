@@ -5,8 +5,10 @@ use super::{Call, Inference, Operator, Symbolic};
 use crate::element::Element;
 use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::same_type;
+use crate::stored::Stored;
 use crate::tensor::{Tensor, Values, sizes};
 use graph::SymExpr;
+use std::sync::Arc;
 
 pub const ROWS: &[Operator] = &[
     Operator::new("Shape", infer_shape, shape).symbolic(Symbolic::Own(shape_elements)),
@@ -102,7 +104,17 @@ fn infer_constant_of(cx: &Inference) -> Option<Vec<Fact>> {
         let rank = cx.fact(0)?.sizes()?.first().copied()?;
         Some(cx.unknown_shape(rank))
     });
-    Some(vec![Fact::new(element, shape)])
+    let fact = Fact::new(element, shape);
+    let every = match cx.attributes.tensor("value") {
+        Some(value) => Tensor::of_proto(value).ok(),
+        None => Some(Tensor::new(&[1], Values::F32(vec![0.0]))),
+    };
+    match (fact.len().and(fact.sizes()), every) {
+        (Some(shape), Some(every)) if every.len() == 1 => Some(vec![Fact::of_stored(&Arc::new(
+            Stored::filled(&shape, every),
+        ))]),
+        _ => Some(vec![fact]),
+    }
 }
 
 fn constant_of(call: &Call) -> Result<Vec<Tensor>, String> {

@@ -58,3 +58,38 @@ pub fn info(name: &str, stored: &Stored) -> ValueInfoProto {
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, reals};
+
+    #[test]
+    fn what_nobody_reads_goes_with_what_only_it_reads() {
+        let trial = Trial::new(17)
+            .input("x", "4")
+            .constant("w", reals(&[4]))
+            .constant("v", reals(&[4]));
+        let trial = trial
+            .node("a = Mul(x, w)")
+            .node("b = Exp(a)")
+            .node("y = Neg(x)");
+        let done = trial.output("y", "4").rewritten();
+        let graph = done.model.graph.as_ref().expect("a graph");
+        assert_eq!(graph.node.len(), 1);
+        assert!(graph.initializer.is_empty());
+        assert_eq!(graph.input.len(), 1);
+    }
+
+    #[test]
+    fn inputs_stay_though_nobody_reads_them() {
+        let trial = Trial::new(17)
+            .input("x", "4")
+            .input("unread", "4")
+            .input("w", "4");
+        let trial = trial.constant("w", reals(&[4])).node("y = Neg(x)");
+        let done = trial.output("y", "4").rewritten();
+        let graph = done.model.graph.as_ref().expect("a graph");
+        assert_eq!(graph.input.len(), 3);
+        assert_eq!(graph.initializer.len(), 1, "the default of an input");
+    }
+}

@@ -25,18 +25,24 @@ fn fold(scope: &Scope, n: usize) -> Option<Patch> {
     if !known || outputs.clone().any(|o| scope.is_output(o)) || outputs.clone().next().is_none() {
         return None;
     }
-    let from_facts = |name: &String| scope.fact(name)?.constant.as_ref()?.tensor().ok();
-    let inferred: Option<Vec<Tensor>> = node.output.iter().map(from_facts).collect();
-    let tensors = match inferred {
-        Some(tensors) => tensors,
-        None => computed(scope, n)?,
-    };
-    let freed: usize = node.input.iter().map(|name| freed_bytes(scope, name)).sum();
+    let fact = |name: &String| scope.fact(name)?.constant.clone();
+    let inferred: Option<Vec<_>> = node.output.iter().map(fact).collect();
     let own = Attributes::of(node)
         .tensor("value")
         .map_or(0, prost::Message::encoded_len);
-    let added: usize = tensors.iter().map(Tensor::n_bytes).sum();
-    if added > freed + own + scope.around().fold_limit {
+    let freed: usize = node.input.iter().map(|name| freed_bytes(scope, name)).sum();
+    let allowed = freed + own + scope.around().fold_limit;
+    let tensors = match inferred {
+        Some(stored) => {
+            if stored.iter().map(|s| s.n_bytes()).sum::<usize>() > allowed {
+                return None;
+            }
+            let tensors = stored.iter().map(|s| s.tensor().ok());
+            tensors.collect::<Option<Vec<Tensor>>>()?
+        }
+        None => computed(scope, n, allowed)?,
+    };
+    if tensors.iter().map(Tensor::n_bytes).sum::<usize>() > allowed {
         return None;
     }
     let constants = node
@@ -52,8 +58,9 @@ fn fold(scope: &Scope, n: usize) -> Option<Patch> {
     })
 }
 
-/// The outputs of a node of constants of any size, if they may be worth their bytes.
-fn computed(scope: &Scope, n: usize) -> Option<Vec<Tensor>> {
+/// The outputs of a node of constants of any size, unless they are foreseen to take more bytes than
+/// `allowed`.
+fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
     let node = scope.node(n);
     let operator = operators::find(node)?;
     let constant =
@@ -65,8 +72,7 @@ fn computed(scope: &Scope, n: usize) -> Option<Vec<Tensor>> {
         let fact = scope.fact(o)?;
         Some(fact.len()? * fact.element?.bytes()?)
     });
-    let held: usize = node.input.iter().map(|name| bytes(scope, name)).sum();
-    if foreseen.sum::<usize>() > held + scope.around().fold_limit {
+    if foreseen.sum::<usize>() > allowed {
         return None;
     }
     let inputs: Vec<Option<Tensor>> = node.input.iter().map(|name| scope.constant(name)).collect();
@@ -90,4 +96,89 @@ fn bytes(scope: &Scope, name: &str) -> usize {
 fn freed_bytes(scope: &Scope, name: &str) -> usize {
     let alone = scope.is_initializer(name) && scope.sole_reader(name).is_some();
     if alone { bytes(scope, name) } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, reals};
+    use crate::element::Element;
+    use crate::tensor::Tensor;
+
+    const RULE: &[&str] = &["fold-constants"];
+
+    #[test]
+    fn nodes_of_constants_become_initializers() {
+        let trial = Trial::new(17).only(RULE).input("x", "n 4");
+        let trial = trial.constant("v", reals(&[4])).constant("w", reals(&[4]));
+        let trial = trial
+            .node("a = Mul(v, w)")
+            .node("b = Exp(a)")
+            .node("y = Add(x, b)");
+        trial.output("y", "n 4").gives(&["y = Add(x, b)"]);
+    }
+
+    #[test]
+    fn what_follows_from_known_sizes_does_too() {
+        let trial = Trial::new(17)
+            .only(RULE)
+            .input("x", "3 4")
+            .node("s = Shape(x)");
+        let trial = trial
+            .ints("one", &[1])
+            .node("t = Add(s, one)")
+            .node("e = Expand(x, s)");
+        let trial = trial.node("y = Relu(e)").output("y", "3 4");
+        let trial = trial
+            .node("z = Mul(t, t)")
+            .output_of("z", Element::I64, "2");
+        trial.gives(&[
+            "e = Expand(x, [3, 4])",
+            "y = Relu(e)",
+            "z = Mul([4, 5], [4, 5])",
+        ]);
+    }
+
+    #[test]
+    fn an_initializer_that_a_caller_may_replace_is_no_constant() {
+        let trial = Trial::new(17)
+            .input("x", "n 4")
+            .input("w", "4")
+            .constant("w", reals(&[4]));
+        let trial = trial.node("a = Exp(w)").node("y = Add(x, a)");
+        trial.output("y", "n 4").stays();
+    }
+
+    #[test]
+    fn folding_that_makes_the_file_much_larger_is_refused() {
+        let fold = |n: i64| {
+            let trial = Trial::new(17).only(RULE).input("x", &n.to_string());
+            let trial = trial.ints("sizes", &[n]).node("f = ConstantOfShape(sizes)");
+            let trial = trial.node("g = Exp(f)").node("y = Add(x, g)");
+            trial.output("y", &n.to_string()).run().1.len()
+        };
+        assert_eq!(fold(1000), 1);
+        assert_eq!(fold(100_000), 3);
+    }
+
+    #[test]
+    fn folding_that_frees_what_it_adds_is_done_at_any_size() {
+        let trial = Trial::new(17).only(RULE).input("x", "50000");
+        let trial = trial.constant("w", reals(&[50_000])).node("e = Exp(w)");
+        trial
+            .node("y = Add(x, e)")
+            .output("y", "50000")
+            .gives(&["y = Add(x, e)"]);
+    }
+
+    #[test]
+    fn random_numbers_are_not_folded() {
+        let trial = Trial::new(17)
+            .input("x", "4")
+            .constant("w", Tensor::ints(&[4]));
+        let trial = trial
+            .node("c = ConstantOfShape(w)")
+            .node("r = RandomNormalLike(c)");
+        let nodes = trial.node("y = Add(x, r)").output("y", "4").unverified();
+        assert_eq!(nodes, ["r = RandomNormalLike(c)", "y = Add(x, r)"]);
+    }
 }

@@ -112,3 +112,95 @@ fn neutral<'a>(scope: &Scope<'a>, n: usize, output: &Fact) -> Option<&'a str> {
     let same = fact.element.is_some() && fact.element == output.element && same_sizes(fact, output);
     same.then_some(kept)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, real, reals};
+    use crate::element::Element;
+    use crate::rewrite::patch::{int, ints};
+    use crate::tensor::{Tensor, Values};
+
+    fn around(node: impl Fn(Trial) -> Trial) -> Trial {
+        let before = Trial::new(17).only(&["remove-no-op"]).input("x", "n 4");
+        node(before.node("a = Relu(x)"))
+            .node("y = Neg(b)")
+            .output("y", "n 4")
+    }
+
+    const ALONE: [&str; 2] = ["a = Relu(x)", "y = Neg(a)"];
+
+    #[test]
+    fn what_changes_nothing_goes() {
+        around(|t| t.node("b = Identity(a)")).gives(&ALONE);
+        around(|t| t.node("b = Dropout(a)")).gives(&ALONE);
+        around(|t| t.with("b = Cast(a)", vec![int("to", 1)])).gives(&ALONE);
+        around(|t| t.with("b = Transpose(a)", vec![ints("perm", &[0, 1])])).gives(&ALONE);
+        around(|t| t.with("b = Concat(a)", vec![int("axis", 0)])).gives(&ALONE);
+        around(|t| t.ints("to", &[0, 4]).node("b = Reshape(a, to)")).gives(&ALONE);
+        around(|t| t.ints("none", &[0; 4]).node("b = Pad(a, none)")).gives(&ALONE);
+        around(|t| t.constant("one", real(1.0)).node("b = Mul(one, a)")).gives(&ALONE);
+        around(|t| t.constant("zero", real(-0.0)).node("b = Add(a, zero)")).gives(&ALONE);
+        around(|t| t.constant("zero", real(0.0)).node("b = Sub(a, zero)")).gives(&ALONE);
+    }
+
+    #[test]
+    fn what_changes_something_stays() {
+        around(|t| {
+            t.with("b = Transpose(a)", vec![ints("perm", &[0, 1])])
+                .node("c = Abs(b)")
+        })
+        .run();
+        around(|t| t.constant("one", real(1.5)).node("b = Mul(one, a)")).stays();
+        // -0 + 0 is 0.
+        around(|t| t.constant("zero", real(0.0)).node("b = Add(a, zero)")).stays();
+        around(|t| t.constant("zero", real(-0.0)).node("b = Sub(a, zero)")).stays();
+        // 1 / x is not x.
+        around(|t| t.constant("one", real(1.0)).node("b = Div(one, a)")).stays();
+        // Backwards: the same sizes, another order.
+        let backwards = around(|t| {
+            let t = t
+                .ints("from", &[-1])
+                .ints("to", &[-9])
+                .ints("axis", &[1])
+                .ints("step", &[-1]);
+            t.node("b = Slice(a, from, to, axis, step)")
+        });
+        backwards.stays();
+        // As much cropped as added.
+        around(|t| t.ints("pads", &[0, -1, 0, 1]).node("b = Pad(a, pads)")).stays();
+    }
+
+    #[test]
+    fn a_neutral_constant_that_broadcasts_stays() {
+        let ones = Tensor::new(&[3, 1, 4], Values::F32(vec![1.0; 12]));
+        let trial = Trial::new(17).input("x", "n 4").constant("ones", ones);
+        let trial = trial.node("a = Relu(x)").node("y = Mul(a, ones)");
+        trial.output("y", "3 n 4").stays();
+    }
+
+    #[test]
+    fn outputs_keep_their_names() {
+        let trial = Trial::new(17).input("x", "4").constant("w", reals(&[4]));
+        let trial = trial.node("a = Mul(x, w)").node("y = Identity(a)");
+        trial.output("y", "4").gives(&["y = Mul(x, w)"]);
+        // Of an input, and of another output, a copy is all there is.
+        let copy = Trial::new(17)
+            .input("x", "4")
+            .node("y = Identity(x)")
+            .output("y", "4");
+        copy.stays();
+        let twice = Trial::new(17)
+            .input("x", "4")
+            .node("y = Relu(x)")
+            .node("z = Identity(y)");
+        twice.output("y", "4").output("z", "4").stays();
+    }
+
+    #[test]
+    fn a_cast_to_another_type_stays() {
+        let trial = Trial::new(17)
+            .input("x", "4")
+            .with("y = Cast(x)", vec![int("to", 11)]);
+        trial.output_of("y", Element::F64, "4").stays();
+    }
+}

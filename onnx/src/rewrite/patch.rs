@@ -2,8 +2,8 @@
 //!
 //! Owns names and order: outputs of the body keep their names, nodes stand after what they read.
 
-use super::scope::{Constants, Scope};
-use crate::attributes::bodies_mut;
+use super::scope::{Constants, Names, Scope};
+use crate::attributes::{bodies_mut, is_standard};
 use crate::evaluate::reads;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, attribute_type};
 use crate::stored::Stored;
@@ -159,8 +159,19 @@ pub fn text(name: &str, value: &str) -> AttributeProto {
     }
 }
 
-/// Applies patches that do not touch each other.
-pub fn apply(body: &mut GraphProto, constants: &mut Constants, patches: Vec<Patch>) {
+/// Applies patches that do not touch each other. In a body that fills constants as it runs, constants
+/// of one repeated element that take more than `filled_from` bytes are filled too, not stored.
+pub fn apply(
+    body: &mut GraphProto,
+    constants: &mut Constants,
+    patches: Vec<Patch>,
+    names: &Names,
+    filled_from: usize,
+) {
+    let fills = body
+        .node
+        .iter()
+        .any(|n| n.op_type == "ConstantOfShape" && is_standard(n));
     let mut replace = BTreeMap::new();
     let mut gone = BTreeSet::new();
     let mut inserted: BTreeMap<usize, Vec<NodeProto>> = BTreeMap::new();
@@ -175,7 +186,14 @@ pub fn apply(body: &mut GraphProto, constants: &mut Constants, patches: Vec<Patc
         gone.extend(patch.remove);
         replace.extend(patch.replace);
         for (name, tensor) in patch.constants {
+            let large = fills && tensor.n_bytes() > filled_from;
             let stored = Stored::of_tensor(&name, tensor);
+            if large && stored.all_equal().is_some() {
+                let (shape, node) = filled(&name, &stored, names);
+                inserted.entry(0).or_default().push(node);
+                constants.insert(shape.proto().name.clone(), Arc::new(shape));
+                continue;
+            }
             constants.insert(name, Arc::new(stored));
         }
     }
@@ -200,6 +218,24 @@ pub fn apply(body: &mut GraphProto, constants: &mut Constants, patches: Vec<Patc
         rename_reads(node, &resolved);
     }
     sort(body);
+}
+
+/// The node that fills a constant, and the initializer of its sizes.
+fn filled(name: &str, stored: &Stored, names: &Names) -> (Stored, NodeProto) {
+    let dims = Tensor::ints(&stored.proto().dims);
+    let shape = Stored::of_tensor(&names.fresh(&format!("{name}_sizes")), dims);
+    let every = stored.tensor().map(|t| t.values.pick(std::iter::once(0)));
+    let value = every.map(|values| Tensor::new(&[1], values).to_proto(""));
+    let value = AttributeProto {
+        name: "value".to_string(),
+        r#type: attribute_type::TENSOR,
+        t: value.ok(),
+        ..Default::default()
+    };
+    let mut node = node("ConstantOfShape", &[&shape.proto().name], vec![value]);
+    node.output = vec![name.to_string()];
+    node.name = names.fresh(name);
+    (shape, node)
 }
 
 /// Where an output of the body is replaced, the value that stands for it takes its name.

@@ -93,3 +93,108 @@ fn shared_initializer(scope: &Scope, n: usize) -> Option<Patch> {
         ..Patch::default()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::{Trial, reals};
+    use crate::rewrite::patch::{float, int};
+    use crate::tensor::{Tensor, Values};
+
+    fn twice(trial: Trial) -> Trial {
+        trial
+            .only(&["common-subexpression"])
+            .node("y = Add(a, b)")
+            .output("y", "n 4")
+    }
+
+    #[test]
+    fn what_is_computed_twice_is_computed_once() {
+        let trial = Trial::new(17)
+            .input("x", "n 4")
+            .node("a = Exp(x)")
+            .node("b = Exp(x)");
+        twice(trial).gives(&["a = Exp(x)", "y = Add(a, a)"]);
+    }
+
+    #[test]
+    fn other_attributes_inputs_or_chance_are_other_values() {
+        let x = || Trial::new(17).input("x", "n 4");
+        let elu = |trial: Trial, name: &str, alpha: f32| {
+            trial.with(&format!("{name} = Elu(x)"), vec![float("alpha", alpha)])
+        };
+        twice(elu(elu(x(), "a", 1.0), "b", 1.5)).stays();
+        // Equal, but not the same bits.
+        twice(elu(elu(x(), "a", 0.0), "b", -0.0)).stays();
+        twice(x().node("n = Neg(x)").node("a = Exp(x)").node("b = Exp(n)")).stays();
+        let random = x()
+            .node("a = RandomNormalLike(x)")
+            .node("b = RandomNormalLike(x)");
+        assert_eq!(twice(random).unverified().len(), 3);
+    }
+
+    #[test]
+    fn two_outputs_stay_two() {
+        let trial = Trial::new(17)
+            .input("x", "4")
+            .node("y = Exp(x)")
+            .node("z = Exp(x)");
+        trial.output("y", "4").output("z", "4").stays();
+    }
+
+    #[test]
+    fn equal_initializers_are_stored_once_and_zeros_of_two_signs_twice() {
+        let sums = |a: Tensor, b: Tensor| {
+            let trial = Trial::new(17)
+                .input("x", "n 4")
+                .constant("v", a)
+                .constant("w", b);
+            let trial = trial
+                .node("a = Mul(x, v)")
+                .node("b = Div(x, w)")
+                .node("y = Add(a, b)");
+            trial
+                .only(&["share-initializers"])
+                .output("y", "n 4")
+                .run()
+                .1
+        };
+        let shared = sums(reals(&[4]), reals(&[4]));
+        assert_eq!(shared[1], "b = Div(x, v)");
+        let zeros = |z: f32| Tensor::new(&[4], Values::F32(vec![1.0, z, 2.0, 3.0]));
+        assert_eq!(sums(zeros(0.0), zeros(-0.0))[1], "b = Div(x, w)");
+        let shape = reals(&[4]).reshaped(&[1, 4]);
+        assert_eq!(sums(reals(&[4]), shape)[1], "b = Div(x, w)");
+    }
+
+    #[test]
+    fn an_initializer_that_a_caller_may_replace_is_not_shared() {
+        let trial = Trial::new(17).input("x", "n 4").input("w", "4");
+        let trial = trial.constant("v", reals(&[4])).constant("w", reals(&[4]));
+        let trial = trial
+            .node("a = Mul(x, v)")
+            .node("b = Mul(x, w)")
+            .node("y = Add(a, b)");
+        trial.output("y", "n 4").stays();
+    }
+
+    #[test]
+    fn attributes_in_another_order_are_the_same() {
+        let soft = |t: Trial, name: &str, turned: bool| {
+            let mut a = vec![int("axis", 0), int("keepdims", 1)];
+            if turned {
+                a.reverse();
+            }
+            t.with(&format!("{name} = ArgMax(x)"), a)
+        };
+        let trial = soft(
+            soft(Trial::new(17).input("x", "3 4"), "a", false),
+            "b",
+            true,
+        );
+        let trial = trial.node("c = Add(a, b)");
+        let (_, nodes) = trial
+            .output_of("c", crate::element::Element::I64, "1 4")
+            .run();
+        assert_eq!(nodes.len(), 2);
+    }
+}

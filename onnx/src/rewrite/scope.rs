@@ -33,6 +33,8 @@ impl Names {
             .chain(&body.value_info);
         names.extend(infos.map(|i| i.name.clone()));
         names.extend(body.initializer.iter().map(|t| t.name.clone()));
+        let sparse = body.sparse_initializer.iter().flat_map(|t| &t.values);
+        names.extend(sparse.map(|t| t.name.clone()));
         for node in &body.node {
             names.extend(node.input.iter().chain(&node.output).cloned());
             names.insert(node.name.clone());
@@ -260,17 +262,16 @@ impl<'a> Scope<'a> {
 
     /// The value of every element of a constant, if they are the same bit by bit.
     pub fn all_equal(&self, name: &str) -> Option<f64> {
-        let stored = self.fact(name)?.constant.as_ref()?;
-        // Large constants are looked at in full only if they begin that way.
-        let values = stored.tensor().ok()?.to_f64()?;
-        let first = *values.first()?;
-        let same = |v: &f64| v.to_bits() == first.to_bits();
-        values.iter().all(same).then_some(first)
+        self.fact(name)?.constant.as_ref()?.all_equal()
     }
 
     /// The first initializer, by name, of the same type, sizes and bits; itself if it is that.
     pub fn first_equal_initializer(&self, name: &str) -> Option<&'a str> {
         let own = self.constants.get(name)?;
+        let given = self.body.input.iter().any(|i| i.name == name);
+        if given && !self.around.inputs_are_constant {
+            return None;
+        }
         let groups = self.equal.get_or_init(|| {
             equal_initializers(self.body, self.constants, self.around.inputs_are_constant)
         });

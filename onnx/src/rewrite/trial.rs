@@ -196,10 +196,15 @@ impl Trial {
         options
     }
 
+    /// The model.
+    pub fn model(&self) -> Model {
+        let bytes = self.model.encode_to_vec().into();
+        Model::of_bytes(Path::new("trial.onnx"), bytes).expect("a model")
+    }
+
     /// Rewrites and verifies.
     pub fn rewritten(&self) -> Rewritten {
-        let bytes = self.model.encode_to_vec().into();
-        let model = Model::of_bytes(Path::new("trial.onnx"), bytes).expect("a model");
+        let model = self.model();
         let done = rewrite(&model.proto, &model.folder, &self.options());
         let graph = done.model.graph.as_ref().expect("a graph");
         assert_eq!(undefined(graph), Vec::<String>::new());

@@ -122,3 +122,101 @@ fn guilty(
         })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::{Trial, reals};
+    use crate::rewrite::{Patch, Rule, Scope, rule_names};
+
+    /// Sub becomes Add; Abs becomes Relu, which is right for what is not negative.
+    const WRONG: &[Rule] = &[
+        Rule {
+            name: "wrong",
+            at: |scope, n| exchanged(scope, n, "Sub", "Add"),
+        },
+        Rule {
+            name: "wrong-below-zero",
+            at: |scope, n| exchanged(scope, n, "Abs", "Relu"),
+        },
+    ];
+
+    fn exchanged(scope: &Scope, n: usize, from: &str, to: &str) -> Option<Patch> {
+        let mut node = scope.node(n).clone();
+        scope.is(n, from).then(|| {
+            node.op_type = to.to_string();
+            Patch {
+                remove: vec![n],
+                insert: vec![node],
+                ..Patch::default()
+            }
+        })
+    }
+
+    fn proof(trial: Trial) -> Proof {
+        let options = rewrite::Options {
+            planted: WRONG,
+            ..Default::default()
+        };
+        prove(&trial.model(), &options, &Options::default(), &mut |_| {}).expect("a proof")
+    }
+
+    #[test]
+    fn the_guilty_rewrite_is_found_and_dropped_and_the_others_stay() {
+        let mut trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
+        for (n, from) in ["x", "a0", "a1", "a2"].into_iter().enumerate() {
+            trial = trial.node(&format!("i{n} = Identity({from})"));
+            let op = if n == 2 { "Sub" } else { "Mul" };
+            trial = trial.node(&format!("a{n} = {op}(i{n}, w)"));
+        }
+        let proof = proof(trial.node("y = Tanh(a3)").output("y", "n 4"));
+        let [dropped] = proof.dropped.as_slice() else {
+            panic!("{:?}", proof.dropped);
+        };
+        assert_eq!(
+            (dropped.application.rule, dropped.application.site.as_str()),
+            ("wrong", "a2")
+        );
+        assert!(
+            matches!(&dropped.difference, VerifyError::Differs { output, .. } if output == "y")
+        );
+        let fired = |rule: &str| {
+            proof
+                .rewritten
+                .applied
+                .iter()
+                .filter(|a| a.rule == rule)
+                .count()
+        };
+        assert_eq!((fired("remove-no-op"), fired("wrong")), (4, 0));
+        let graph = proof.rewritten.model.graph.as_ref().expect("a graph");
+        assert_eq!(graph.node.len(), 5);
+    }
+
+    #[test]
+    fn several_guilty_ones_are_all_dropped() {
+        let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
+        let trial = trial
+            .node("a = Sub(x, w)")
+            .node("b = Sub(w, a)")
+            .node("c = Abs(b)");
+        let proof = proof(trial.node("y = Neg(c)").output("y", "n 4"));
+        let mut sites: Vec<&str> = proof
+            .dropped
+            .iter()
+            .map(|d| d.application.site.as_str())
+            .collect();
+        sites.sort_unstable();
+        assert_eq!(sites.len(), 3, "{sites:?}");
+    }
+
+    #[test]
+    fn a_wrong_rewrite_without_effect_on_any_output_is_no_difference() {
+        assert!(rule_names().contains(&"remove-no-op"));
+        let trial = Trial::new(17)
+            .input("x", "n 4")
+            .node("a = Relu(x)")
+            .node("y = Abs(a)");
+        assert!(proof(trial.output("y", "n 4")).dropped.is_empty());
+    }
+}

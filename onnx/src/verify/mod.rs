@@ -9,18 +9,18 @@
 
 mod bisect;
 mod compare;
+mod cuts;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};
 pub use compare::OutputError;
+pub use cuts::is_known;
 
-use crate::attributes::{Attributes, bodies};
-use crate::evaluate::{self, EvaluateError, Precision, Program, Values, label};
+use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
-use crate::infer::is_random;
-use crate::operators;
-use crate::proto::{ModelProto, NodeProto};
+use crate::proto::ModelProto;
 use crate::tensor::Tensor;
+use cuts::Cuts;
 use samples::{Planted, Sampler};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -77,6 +77,12 @@ pub enum VerifyError {
         /// Why.
         cause: EvaluateError,
     },
+    /// A node without a meaning here is not the same any more.
+    #[error("{node} was changed, though its operator is not known here")]
+    Changed {
+        /// The node.
+        node: String,
+    },
     /// They do not have the same outputs.
     #[error("one gives {before}, the other {after}")]
     Outputs {
@@ -124,7 +130,7 @@ impl Evidence {
 /// An original with its results, to which rewritten models are compared.
 pub struct Checker<'m> {
     original: &'m Model,
-    cuts: Vec<&'m NodeProto>,
+    cuts: Cuts<'m>,
     runs: Vec<Run>,
 }
 
@@ -150,9 +156,9 @@ impl<'m> Checker<'m> {
     /// # Errors
     /// [`VerifyError::Original`], [`VerifyError::Cut`].
     pub fn new(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
-        let cuts = cuts(&original.proto);
+        let cuts = Cuts::of(&original.proto);
         let mut sampler = Sampler::new(original, &cuts, options);
-        let wanted = wanted(&original.proto, &cuts);
+        let wanted = cuts.wanted(&original.proto);
         let mut runs = Vec::new();
         let plans = (0..options.n_seeds).map(|seed| (seed, Planted::Nothing));
         let planted = [Planted::Nan, Planted::Infinity].into_iter().enumerate();
@@ -200,10 +206,13 @@ impl<'m> Checker<'m> {
     fn compare(&self, rewritten: &ModelProto, folder: &Path) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
         let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
-        let wanted = self.counterparts(rewritten);
+        let wanted = self
+            .cuts
+            .counterparts(&self.original.proto, rewritten)?
+            .pairs;
         let names: Vec<String> = wanted.iter().map(|(shown, _)| shown.clone()).collect();
         let mut evidence = Evidence {
-            cuts: self.cuts.iter().map(|n| label(n)).collect(),
+            cuts: self.cuts.nodes.iter().map(|n| label(n)).collect(),
             shapes: self.runs.first().map(Run::shapes).unwrap_or_default(),
             ..Evidence::default()
         };
@@ -226,61 +235,6 @@ impl<'m> Checker<'m> {
         }
         Ok(evidence)
     }
-
-    /// What is compared: shown name, and name in the rewritten model. Outputs keep their names; what a
-    /// cut node reads may have another.
-    fn counterparts(&self, rewritten: &ModelProto) -> Vec<(String, String)> {
-        let own = wanted(&self.original.proto, &self.cuts);
-        let Some(graph) = &rewritten.graph else {
-            return Vec::new();
-        };
-        let mut names: Vec<(String, String)> = Vec::new();
-        let n_outputs = graph.output.len();
-        names.extend(own[..n_outputs].iter().map(|n| (n.clone(), n.clone())));
-        for cut in &self.cuts {
-            let same = |n: &&NodeProto| {
-                n.output
-                    .iter()
-                    .any(|o| !o.is_empty() && cut.output.contains(o))
-            };
-            let twin = graph.node.iter().find(same).unwrap_or(cut);
-            let pairs = cut
-                .input
-                .iter()
-                .zip(&twin.input)
-                .filter(|(a, _)| !a.is_empty());
-            names.extend(pairs.map(|(a, b)| (a.clone(), b.clone())));
-        }
-        names
-    }
-}
-
-/// Values that are compared: outputs, then what cut nodes read.
-fn wanted(model: &ModelProto, cuts: &[&NodeProto]) -> Vec<String> {
-    let outputs = model.graph.iter().flat_map(|g| &g.output).map(|o| &o.name);
-    let read = cuts.iter().flat_map(|n| &n.input).filter(|i| !i.is_empty());
-    outputs.chain(read).cloned().collect()
-}
-
-/// Nodes of the graph that outputs depend on and that cannot be evaluated.
-fn cuts(model: &ModelProto) -> Vec<&NodeProto> {
-    let nodes = model.graph.iter().flat_map(|g| &g.node);
-    nodes
-        .filter(|n| !is_known(model, n) && !n.output.is_empty())
-        .collect()
-}
-
-/// Whether a node has a meaning here.
-fn is_known(model: &ModelProto, node: &NodeProto) -> bool {
-    if let Some(function) = evaluate::function_of(model, node) {
-        return function.node.iter().all(|n| is_known(model, n));
-    }
-    let inner = bodies(node)
-        .flat_map(|b| &b.node)
-        .all(|n| is_known(model, n));
-    let training = node.op_type == "Dropout" && Attributes::of(node).int("is_test") == Some(0);
-    let known = operators::find(node).is_some() || evaluate::is_control(node);
-    inner && known && !is_random(node) && !training
 }
 
 fn program<'a>(
@@ -299,8 +253,9 @@ fn program<'a>(
 /// # Errors
 /// [`VerifyError::Original`], [`VerifyError::Cut`].
 pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, VerifyError> {
-    let mut sampler = Sampler::new(model, &[], options);
-    let wanted = wanted(&model.proto, &[]);
+    let cuts = Cuts::of(&model.proto);
+    let mut sampler = Sampler::new(model, &cuts, options);
+    let wanted = cuts.wanted(&model.proto);
     Ok(run(model, &mut sampler, &wanted, seed, Planted::Nothing)?.feeds)
 }
 
@@ -316,7 +271,7 @@ fn run(
     let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
     let stored = program(&original.proto, &original.folder, Precision::AsStored).map_err(failed)?;
     let mut last = None;
-    for attempt in sampler.attempts(seed) {
+    for attempt in sampler.attempts(seed, planted) {
         let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
             continue;
         };
@@ -349,4 +304,255 @@ fn run(
     Err(VerifyError::Original {
         cause: last.unwrap_or(none),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::{Trial, real, reals};
+
+    fn checked(before: &Trial, after: &Trial) -> Result<Evidence, VerifyError> {
+        let model = before.model();
+        Checker::new(&model, &Options::default())?.check(&after.model().proto)
+    }
+
+    fn scaled(by: f32) -> Trial {
+        let trial = Trial::new(17).input("x", "n 8").constant("c", real(by));
+        trial.node("y = Mul(x, c)").output("y", "n 8")
+    }
+
+    #[test]
+    fn a_few_roundings_pass_and_a_thousandth_does_not() {
+        let evidence = checked(&scaled(1.5), &scaled(1.5 + 3e-7)).expect("the same");
+        let (before, after) = evidence.worst().expect("an output");
+        assert!(before < 1e-7 && after > 1e-7, "{before} {after}");
+        let error = checked(&scaled(1.5), &scaled(1.5015)).expect_err("not the same");
+        assert!(error.to_string().contains("`y` differs"), "{error}");
+    }
+
+    #[test]
+    fn sizes_are_real_and_differ_between_seeds() {
+        let trial = Trial::new(17).input("x", "batch seq 4").node("y = Relu(x)");
+        let trial = trial.output("y", "batch seq 4");
+        let runs = checked(&trial, &trial).expect("the same").runs;
+        assert_eq!(runs[0], "seed 0, batch=1 seq=5");
+        assert_eq!(runs[1], "seed 1, batch=2 seq=10");
+        assert!(
+            runs[2].ends_with("with NaN") && runs[3].ends_with("with infinities"),
+            "{runs:?}"
+        );
+    }
+
+    #[test]
+    fn a_size_taken_for_another_is_found() {
+        let reshape = |target: [i64; 3]| {
+            let trial = Trial::new(17).input("x", "batch seq 4").ints("to", &target);
+            trial.node("y = Reshape(x, to)").output("y", "a b c")
+        };
+        assert!(checked(&reshape([0, -1, 4]), &reshape([-1, 5, 4])).is_err());
+    }
+
+    #[test]
+    fn what_happens_to_nan_and_infinity_counts() {
+        let x = || Trial::new(17).input("x", "n 8");
+        let relu = x().node("y = Relu(x)").output("y", "n 8");
+        // (x + |x|) / 2: infinity - infinity is NaN.
+        let sums = x()
+            .constant("half", real(0.5))
+            .node("a = Abs(x)")
+            .node("b = Add(x, a)");
+        let sums = sums.node("y = Mul(b, half)").output("y", "n 8");
+        let error = checked(&relu, &sums)
+            .expect_err("infinities differ")
+            .to_string();
+        assert!(
+            error.contains("with infinities") && error.contains("NaN"),
+            "{error}"
+        );
+        // Where(x > 0, x, 0) makes 0 of NaN.
+        let select = x().constant("zero", real(0.0)).node("p = Greater(x, zero)");
+        let select = select.node("y = Where(p, x, zero)").output("y", "n 8");
+        let error = checked(&relu, &select)
+            .expect_err("NaN differs")
+            .to_string();
+        assert!(error.contains("with NaN"), "{error}");
+    }
+
+    #[test]
+    fn at_unknown_operators_models_are_cut_and_both_sides_compared() {
+        let model = |scale: f32, after: &str| {
+            let trial = Trial::new(17).input("x", "n 4").constant("c", real(scale));
+            let trial = trial.node("a = Mul(x, c)").node("b = somewhere.Thing(a)");
+            let mut model = trial
+                .node(&format!("y = {after}(b)"))
+                .output("y", "n 4")
+                .model();
+            if let Some(graph) = &mut model.proto.graph {
+                let shape = crate::rewrite::trial::value("b", crate::element::Element::F32, "n 4");
+                graph.value_info.push(shape);
+            }
+            model
+        };
+        let original = model(1.5, "Exp");
+        let checker = Checker::new(&original, &Options::default()).expect("it runs");
+        let evidence = checker.check(&model(1.5, "Exp").proto).expect("the same");
+        assert_eq!(evidence.cuts.len(), 1);
+        let before = checker
+            .check(&model(2.5, "Exp").proto)
+            .expect_err("before the cut");
+        assert!(matches!(before, VerifyError::Differs { output, .. } if output == "a"));
+        let after = checker
+            .check(&model(1.5, "Tanh").proto)
+            .expect_err("after the cut");
+        assert!(matches!(after, VerifyError::Differs { output, .. } if output == "y"));
+    }
+
+    fn cut_trial(middle: &str, scale: f32) -> Trial {
+        let trial = Trial::new(21).input("x", "n 4").constant("c", real(scale));
+        let trial = trial.node("a = Mul(x, c)").node(middle);
+        trial.node("y = Exp(b)").output("y", "n 4")
+    }
+
+    #[test]
+    fn what_an_unknown_operator_gives_is_made_up_in_the_sizes_of_what_it_reads() {
+        let trial = cut_trial("b = somewhere.Thing(a)", 1.5);
+        assert_eq!(checked(&trial, &trial).expect("the same").cuts.len(), 1);
+        let other = cut_trial("b = somewhere.Thing(a)", 1.25);
+        assert!(matches!(
+            checked(&trial, &other),
+            Err(VerifyError::Differs { .. })
+        ));
+    }
+
+    #[test]
+    fn an_unknown_operator_that_changed_is_a_difference() {
+        let trial = cut_trial("b = somewhere.Thing(a, a)", 1.5);
+        for changed in [
+            "b = elsewhere.Thing(a, a)",
+            "b = somewhere.Thing(a)",
+            "b = somewhere.Thing(a, )",
+        ] {
+            let error = checked(&trial, &cut_trial(changed, 1.5)).expect_err("changed");
+            assert!(matches!(error, VerifyError::Changed { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn sequences_cut_until_tensors_come_back() {
+        let model = |scale: f32| {
+            let trial = Trial::new(21).input("x", "n 4").constant("c", real(scale));
+            let trial = trial
+                .node("a = Mul(x, c)")
+                .node("s = SequenceConstruct(a, x)");
+            let trial = trial
+                .ints("zero", &[0])
+                .node("b = SequenceAt(s, zero)")
+                .node("y = Exp(b)");
+            trial.output("y", "n 4")
+        };
+        assert_eq!(
+            checked(&model(1.5), &model(1.5))
+                .expect("the same")
+                .cuts
+                .len(),
+            2
+        );
+        assert!(checked(&model(1.5), &model(1.25)).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_compared_bit_by_bit() {
+        let model = |bits: u8| {
+            let trial = Trial::new(21).input("x", "4").constant("scale", real(0.5));
+            let trial = trial
+                .node("w = DequantizeLinear(q, scale)")
+                .node("y = Add(x, w)");
+            let mut model = trial.output("y", "4").model();
+            let nibbles = crate::proto::TensorProto {
+                dims: vec![4],
+                data_type: 22,
+                name: "q".to_string(),
+                raw_data: Some(bytes::Bytes::from(vec![bits, 0x21])),
+                ..Default::default()
+            };
+            model
+                .proto
+                .graph
+                .as_mut()
+                .expect("a graph")
+                .initializer
+                .push(nibbles);
+            model
+        };
+        let original = model(0x43);
+        let checker = Checker::new(&original, &Options::default()).expect("it runs");
+        assert!(checker.check(&model(0x43).proto).is_ok());
+        let error = checker.check(&model(0x44).proto).expect_err("other bits");
+        assert!(matches!(error, VerifyError::Changed { .. }), "{error}");
+    }
+
+    #[test]
+    fn inputs_with_a_default_get_other_values_too() {
+        let model = |replaceable: bool| {
+            let trial = Trial::new(21).input("x", "n 4").constant("w", reals(&[4]));
+            let trial = if replaceable {
+                trial.input("w", "4")
+            } else {
+                trial
+            };
+            trial.node("y = Mul(x, w)").output("y", "n 4")
+        };
+        let folded = Trial::new(21)
+            .input("x", "n 4")
+            .input("w", "4")
+            .constant("v", reals(&[4]));
+        let folded = folded
+            .constant("w", reals(&[4]))
+            .node("y = Mul(x, v)")
+            .output("y", "n 4");
+        assert!(checked(&model(true), &model(true)).is_ok());
+        assert!(checked(&model(true), &folded).is_err());
+    }
+
+    #[test]
+    fn sparse_initializers_are_what_they_stand_for() {
+        let model = |at: i64| {
+            let trial = Trial::new(21)
+                .input("x", "2 3")
+                .node("y = Add(x, w)")
+                .output("y", "2 3");
+            let mut model = trial.model();
+            let sparse = crate::proto::SparseTensorProto {
+                values: Some(reals(&[2]).to_proto("w")),
+                indices: Some(Tensor::ints(&[0, at]).to_proto("")),
+                dims: vec![2, 3],
+            };
+            model
+                .proto
+                .graph
+                .as_mut()
+                .expect("a graph")
+                .sparse_initializer
+                .push(sparse);
+            model
+        };
+        let original = model(4);
+        let checker = Checker::new(&original, &Options::default()).expect("it runs");
+        assert!(checker.check(&model(4).proto).is_ok());
+        assert!(checker.check(&model(5).proto).is_err());
+        assert!(matches!(
+            checker.check(&model(6).proto),
+            Err(VerifyError::Rewritten { .. })
+        ));
+    }
+
+    #[test]
+    fn a_model_that_does_not_run_is_no_difference() {
+        let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[3]));
+        let trial = trial.node("y = Add(x, w)").output("y", "n 4");
+        assert!(matches!(
+            checked(&trial, &trial),
+            Err(VerifyError::Original { .. })
+        ));
+    }
 }

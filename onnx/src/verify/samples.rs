@@ -3,6 +3,7 @@
 //! Normal numbers for floats; for integers, positions below the size of what they look up, otherwise 0
 //! and 1. The same seed gives the same inputs.
 
+use super::cuts::Cuts;
 use super::{Options, VerifyError};
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -66,6 +67,8 @@ struct Given {
     bound: Option<i64>,
     /// The node that would compute it, where models are cut.
     by: Option<String>,
+    /// Whether the file holds a value for it, which a caller may replace.
+    has_default: bool,
 }
 
 /// Makes up inputs.
@@ -85,17 +88,18 @@ const TRIED: [i64; 9] = [5, 8, 16, 1, 2, 32, 64, 128, 224];
 
 impl Sampler {
     /// For the inputs of a model and what `cuts` give.
-    pub fn new(model: &Model, cuts: &[&NodeProto], options: &Options) -> Sampler {
+    pub fn new(model: &Model, cuts: &Cuts, options: &Options) -> Sampler {
         let empty = GraphProto::default();
         let graph = model.proto.graph.as_ref().unwrap_or(&empty);
         let unknowns = Unknowns::default();
         let facts = facts(model, graph, &unknowns);
+        let fixed = model.proto.ir_version.unwrap_or(0) < 4;
         let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
         let mut given = Vec::new();
         for info in graph
             .input
             .iter()
-            .filter(|i| !stored.contains(i.name.as_str()))
+            .filter(|i| !(fixed && stored.contains(i.name.as_str())))
         {
             let mut fact = declared(info, &unknowns);
             name_unknown(&mut fact, &info.name);
@@ -105,17 +109,25 @@ impl Sampler {
                 fact,
                 bound,
                 by: None,
+                has_default: stored.contains(info.name.as_str()),
             });
         }
-        for node in cuts {
-            for output in node.output.iter().filter(|o| !o.is_empty()) {
+        given.retain(|g: &Given| !cuts.is_opaque(&g.name));
+        for node in &cuts.nodes {
+            for output in node
+                .output
+                .iter()
+                .filter(|o| !o.is_empty() && !cuts.is_opaque(o))
+            {
                 let fact = facts.get(output).cloned().unwrap_or_default();
+                let fact = guessed(graph, &facts, node, fact);
                 let by = Some(label(node));
                 given.push(Given {
                     name: output.clone(),
                     fact,
                     bound: None,
                     by,
+                    has_default: false,
                 });
             }
         }
@@ -154,9 +166,13 @@ impl Sampler {
             .any(|g| g.fact.element.is_some_and(Element::is_float))
     }
 
-    /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed.
-    pub fn attempts(&self, seed: usize) -> Vec<Attempt> {
-        let batch = 1 + seed as i64 % 3;
+    /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed, and 1
+    /// where something is planted.
+    pub fn attempts(&self, seed: usize, planted: Planted) -> Vec<Attempt> {
+        let batch = match planted {
+            Planted::Nothing => 1 + seed as i64 % 3,
+            _ => 1,
+        };
         let tried: Vec<(i64, bool)> = match self.settled {
             // What worked, and something else beside it.
             Some((size, zeros)) => {
@@ -225,7 +241,8 @@ impl Sampler {
             .collect();
         let mut feeds = self.fixed.clone();
         for (n, given) in self.given.iter().enumerate() {
-            if feeds.contains_key(&given.name) {
+            let left_out = given.has_default && !replaces(seed, given);
+            if feeds.contains_key(&given.name) || left_out {
                 continue;
             }
             let mut random = Random::new(seed as u64 * 1000 + n as u64);
@@ -239,7 +256,10 @@ impl Sampler {
                 (Some(element), Some(shape)) => (element, shape),
                 _ => return Err(unknown()),
             };
-            let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval(&bindings)).collect();
+            // What a cut gives may have any sizes.
+            let any = given.by.is_some().then_some(3);
+            let value = |symbol: &Symbol| bindings.get(symbol).copied().or(any);
+            let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval_with(&value)).collect();
             let sizes = sizes.map_err(|_| unknown())?;
             let Some(sizes) = sizes
                 .iter()
@@ -280,6 +300,12 @@ fn facts(model: &Model, graph: &GraphProto, unknowns: &Unknowns) -> Facts {
     )
 }
 
+/// Whether a seed gives another value for an input with a default: of floats, every second one.
+/// Integers there are usually sizes or axes that only the default fits.
+fn replaces(seed: usize, given: &Given) -> bool {
+    seed % 2 == 1 && given.fact.element.is_some_and(Element::is_float)
+}
+
 /// A size the file does not name is called by the input and the dimension.
 fn name_unknown(fact: &mut Fact, input: &str) {
     for (d, size) in fact.shape.iter_mut().flatten().enumerate() {
@@ -287,6 +313,34 @@ fn name_unknown(fact: &mut Fact, input: &str) {
             *size = SymExpr::symbol(Symbol::new(format!("{input}.{d}")));
         }
     }
+}
+
+/// What is not known of an output is taken from the nearest value above that is known. This decides
+/// what both models are tried on, not what is taken for granted.
+fn guessed(graph: &GraphProto, facts: &Facts, node: &NodeProto, fact: Fact) -> Fact {
+    let mut names: Vec<&str> = node.input.iter().map(String::as_str).collect();
+    let mut seen = 0;
+    while let (Some(name), true) = (names.get(seen).copied(), seen < 64) {
+        seen += 1;
+        let producer = graph
+            .node
+            .iter()
+            .find(|n| n.output.iter().any(|o| o == name));
+        names.extend(producer.iter().flat_map(|n| &n.input).map(String::as_str));
+    }
+    let known = |f: &&Fact| f.element.is_some() && f.rank() > Some(0);
+    let above: Vec<&Fact> = names
+        .iter()
+        .filter_map(|n| facts.get(n))
+        .filter(known)
+        .collect();
+    // Integers beside are more often positions and sizes.
+    let is_float = |f: &&&Fact| f.element.is_some_and(Element::is_float);
+    let model = above.iter().find(is_float).or(above.first());
+    Fact::new(
+        fact.element.or(model.and_then(|f| f.element)),
+        fact.shape.or(model.and_then(|f| f.shape.clone())),
+    )
 }
 
 /// What integers of `name` must be below, where they look something up.

@@ -1,0 +1,248 @@
+//! Where models are cut: nodes that have no meaning here.
+//!
+//! What such a node reads is compared, what it gives is made up. A value that cannot be made up, a
+//! sequence say, makes the nodes that read it cuts too. What cannot be read, an initializer of 4-bit
+//! integers say, is compared bit by bit. The node itself must be the same in both models.
+
+use super::VerifyError;
+use crate::attributes::{Attributes, bodies, bodies_mut, is_standard};
+use crate::element::Element;
+use crate::evaluate;
+use crate::infer::{Functions, is_random};
+use crate::operators;
+use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use prost::Message;
+use std::collections::BTreeSet;
+
+/// The cuts of a model.
+pub struct Cuts<'m> {
+    /// The nodes, in the model's order.
+    pub nodes: Vec<&'m NodeProto>,
+    /// Values that cannot be computed with: given by cuts, or stored.
+    opaque: BTreeSet<&'m str>,
+}
+
+/// Values that are compared.
+pub struct Compared {
+    /// Names in the original, then in the rewritten model.
+    pub pairs: Vec<(String, String)>,
+}
+
+impl<'m> Cuts<'m> {
+    /// Where a model is to be cut.
+    pub fn of(model: &'m ModelProto) -> Cuts<'m> {
+        let mut cuts = Cuts {
+            nodes: Vec::new(),
+            opaque: BTreeSet::new(),
+        };
+        let Some(graph) = &model.graph else {
+            return cuts;
+        };
+        let functions = Functions::of(&model.functions);
+        let stored = graph
+            .initializer
+            .iter()
+            .filter(|t| Element::of_number(t.data_type).is_none());
+        cuts.opaque.extend(stored.map(|t| t.name.as_str()));
+        let other = graph
+            .input
+            .iter()
+            .filter(|i| !is_computed_with(graph, &i.name));
+        cuts.opaque.extend(other.map(|i| i.name.as_str()));
+        // Nodes stand after what they read, so one walk is enough.
+        for node in &graph.node {
+            let opaque = evaluate::reads(node)
+                .into_iter()
+                .any(|r| cuts.opaque.contains(r));
+            if (is_known(&functions, node) && !opaque) || node.output.is_empty() {
+                continue;
+            }
+            cuts.nodes.push(node);
+            let outputs = node.output.iter().filter(|o| !o.is_empty());
+            cuts.opaque.extend(
+                outputs
+                    .map(String::as_str)
+                    .filter(|o| is_sequence(node) || !is_computed_with(graph, o)),
+            );
+        }
+        cuts
+    }
+
+    /// Outputs of the model that can be compared, then what cuts read.
+    pub fn wanted(&self, model: &ModelProto) -> Vec<String> {
+        let outputs = model
+            .graph
+            .iter()
+            .flat_map(|g| &g.output)
+            .map(|o| o.name.as_str());
+        let read = self.nodes.iter().flat_map(|n| reads(n));
+        let known = outputs
+            .chain(read)
+            .filter(|name| !self.opaque.contains(name));
+        known.map(str::to_string).collect()
+    }
+
+    /// Whether nothing can be computed with a value.
+    pub fn is_opaque(&self, name: &str) -> bool {
+        self.opaque.contains(name)
+    }
+
+    /// What is compared with a rewritten model, in the order of [`Cuts::wanted`]. Outputs keep their
+    /// names; what cuts read may have other ones.
+    ///
+    /// # Errors
+    /// [`VerifyError::Changed`]: a cut is not the same node any more.
+    pub fn counterparts(
+        &self,
+        model: &ModelProto,
+        rewritten: &ModelProto,
+    ) -> Result<Compared, VerifyError> {
+        let (Some(before), Some(after)) = (&model.graph, &rewritten.graph) else {
+            return Ok(Compared { pairs: Vec::new() });
+        };
+        let known = |name: &str| !self.opaque.contains(name);
+        let outputs = before
+            .output
+            .iter()
+            .map(|o| o.name.as_str())
+            .filter(|o| known(o));
+        let mut pairs: Vec<(String, String)> =
+            outputs.map(|o| (o.to_string(), o.to_string())).collect();
+        for cut in &self.nodes {
+            let changed = || VerifyError::Changed {
+                node: evaluate::label(cut),
+            };
+            let same = |n: &&NodeProto| {
+                n.output
+                    .iter()
+                    .any(|o| !o.is_empty() && cut.output.contains(o))
+            };
+            // One that nobody needs may be gone; then nothing of it is compared.
+            let twin = after.node.iter().find(same).unwrap_or(cut);
+            let (old, new) = (reads(cut), reads(twin));
+            if old.len() != new.len() || anonymous(cut) != anonymous(twin) {
+                return Err(changed());
+            }
+            for (a, b) in old.into_iter().zip(new) {
+                if known(a) {
+                    pairs.push((a.to_string(), b.to_string()));
+                } else if stored(before, a).map(content) != stored(after, b).map(content) {
+                    return Err(changed());
+                }
+            }
+        }
+        Ok(Compared { pairs })
+    }
+}
+
+/// Whether a node has a meaning here, with all that is in its bodies or in the function it calls.
+pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
+    if let Some(function) = functions.called(node) {
+        let known = |f: &Functions| function.node.iter().all(|n| is_known(f, n));
+        return functions.inside().as_ref().is_some_and(known);
+    }
+    let inner = bodies(node)
+        .flat_map(|b| &b.node)
+        .all(|n| is_known(functions, n));
+    let training = node.op_type == "Dropout" && Attributes::of(node).int("is_test") == Some(0);
+    let known = operators::find(node).is_some() || evaluate::is_control(node);
+    inner && known && !is_random(node) && !training
+}
+
+/// Whether a standard operator gives a sequence or an optional value.
+fn is_sequence(node: &NodeProto) -> bool {
+    let op = node.op_type.as_str();
+    let makes = matches!(
+        op,
+        "SequenceConstruct"
+            | "SequenceEmpty"
+            | "SequenceErase"
+            | "SequenceInsert"
+            | "SequenceMap"
+            | "SplitToSequence"
+            | "Optional"
+    );
+    makes && is_standard(node)
+}
+
+/// Whether a value is declared as a tensor of a type that is computed with, or not declared at all.
+fn is_computed_with(graph: &GraphProto, name: &str) -> bool {
+    let infos = graph
+        .input
+        .iter()
+        .chain(&graph.output)
+        .chain(&graph.value_info);
+    let declared = infos
+        .filter(|i| i.name == name)
+        .filter_map(|i| i.r#type.as_ref())
+        .next();
+    declared.is_none_or(|t| match &t.tensor_type {
+        Some(tensor) => tensor.elem_type == 0 || Element::of_number(tensor.elem_type).is_some(),
+        None => {
+            t.sequence_type.is_none()
+                && t.map_type.is_none()
+                && t.opaque_type.is_none()
+                && t.sparse_tensor_type.is_none()
+                && t.optional_type.is_none()
+        }
+    })
+}
+
+/// Names a node reads, in the order in which they stand there, in its bodies too.
+fn reads(node: &NodeProto) -> Vec<&str> {
+    let mut names: Vec<&str> = node
+        .input
+        .iter()
+        .map(String::as_str)
+        .filter(|i| !i.is_empty())
+        .collect();
+    for body in bodies(node) {
+        let captured = evaluate::captured(body);
+        let inner = body.node.iter().flat_map(reads);
+        let outputs = body.output.iter().map(|o| o.name.as_str());
+        names.extend(inner.chain(outputs).filter(|n| captured.contains(n)));
+    }
+    names
+}
+
+/// A node without the names of what it reads from around it and of itself.
+fn anonymous(node: &NodeProto) -> Vec<u8> {
+    fn blank(node: &mut NodeProto, free: &dyn Fn(&str) -> bool) {
+        for input in node.input.iter_mut().filter(|i| free(i)) {
+            input.clear();
+        }
+        for body in bodies_mut(node) {
+            let captured: BTreeSet<String> = evaluate::captured(body)
+                .into_iter()
+                .map(str::to_string)
+                .collect();
+            let outer = |name: &str| captured.contains(name) && free(name);
+            for output in body.output.iter_mut().filter(|o| outer(&o.name)) {
+                output.name.clear();
+            }
+            for inner in &mut body.node {
+                blank(inner, &outer);
+            }
+        }
+    }
+    let mut node = node.clone();
+    let given: Vec<bool> = node.input.iter().map(|i| !i.is_empty()).collect();
+    blank(&mut node, &|_| true);
+    node.name.clear();
+    // Where an optional input is absent stays part of the node.
+    let mut bytes = node.encode_to_vec();
+    bytes.extend(given.into_iter().map(u8::from));
+    bytes
+}
+
+fn stored<'g>(graph: &'g GraphProto, name: &str) -> Option<&'g TensorProto> {
+    graph.initializer.iter().find(|t| t.name == name)
+}
+
+/// A stored tensor without its name.
+fn content(tensor: &TensorProto) -> TensorProto {
+    TensorProto {
+        name: String::new(),
+        ..tensor.clone()
+    }
+}
