@@ -18,7 +18,7 @@ mod losses;
 mod movement;
 mod normalization;
 mod pad;
-mod permute;
+pub(crate) mod permute;
 mod pointwise;
 mod pooling;
 mod power;

@@ -249,7 +249,6 @@ fn choose_once(scope: &Scope, n: usize) -> Option<Patch> {
 mod tests {
     use super::super::patch::float;
     use super::super::trial::{Trial, real};
-
     use crate::element::Element;
     use crate::tensor::{Tensor, Values};
 

@@ -6,13 +6,17 @@
 //! order, types and sizes; operators without a row in `operators` stay as they are.
 
 mod activations;
+mod agnostic;
 mod batch_norm;
+mod branches;
 mod broadcasting;
 mod clips;
 mod dead;
 mod fold;
+mod inline;
 mod local_response;
 mod matching;
+mod min_cut;
 mod noop;
 mod normalizations;
 mod pad;
@@ -27,6 +31,7 @@ mod shape_arithmetic;
 mod stacked;
 mod target;
 mod targets;
+mod transposes;
 #[cfg(test)]
 pub(crate) mod trial;
 
@@ -59,6 +64,7 @@ const RULES: &[&[Rule]] = &[
     fold::RULES,
     noop::RULES,
     repeat::RULES,
+    branches::RULES,
     shape_arithmetic::RULES,
     broadcasting::RULES,
     reshapes::RULES,
@@ -71,12 +77,14 @@ const RULES: &[&[Rule]] = &[
     clips::RULES,
     stacked::RULES,
     local_response::RULES,
+    transposes::RULES,
 ];
 
 /// Names of the rules, in order.
 pub fn rule_names() -> Vec<&'static str> {
     let rules = RULES.iter().copied().flatten();
-    let mut names: Vec<&str> = rules.map(|rule| rule.name).collect();
+    let mut names: Vec<&str> = vec![inline::NAME];
+    names.extend(rules.map(|rule| rule.name));
     // A rule may have several rows.
     names.dedup();
     names
@@ -138,11 +146,13 @@ pub struct Rewritten {
 pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rewritten {
     let mut model = model.clone();
     let opsets = Opsets::of(&model.opset_import);
-    let functions = model.functions.clone();
     let names = Names::default();
     if let Some(graph) = &model.graph {
         names.take(graph);
     }
+    let mut applied = Vec::new();
+    inline::inline_calls(&mut model, &names, options, &mut applied);
+    let functions = model.functions.clone();
     let unknowns = Unknowns::default();
     let around = Surroundings {
         opsets: &opsets,
@@ -157,12 +167,13 @@ pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rew
         options,
         around: &around,
         folder,
-        applied: Vec::new(),
+        applied,
     };
     if let Some(graph) = &mut model.graph {
         run.body(graph, &Facts::default(), "");
     }
     let applied = run.applied;
+    inline::remove_unused(&mut model);
     Rewritten { model, applied }
 }
 

@@ -266,7 +266,7 @@ fn rename_outputs(body: &mut GraphProto, replace: &mut BTreeMap<String, String>)
 }
 
 /// Renames what a node reads, also in its bodies where they do not define the name themselves.
-fn rename_reads(node: &mut NodeProto, to: &dyn Fn(&str) -> Option<String>) {
+pub fn rename_reads(node: &mut NodeProto, to: &dyn Fn(&str) -> Option<String>) {
     for input in &mut node.input {
         if let Some(name) = to(input) {
             *input = name;

@@ -1,0 +1,327 @@
+//! Local functions: calls replaced by the function's nodes where that pays, unused functions removed,
+//! bodies of the others rewritten.
+//!
+//! Before: `y = local.Dense(x, w)`, Dense = {MatMul, Add}; after: `m = MatMul(x, w); y = Add(m, b)`.
+//!
+//! Legal where the function means the same operator sets as the model; names inside become new ones.
+//! Pays for a function that is called once, and for short ones: their constants fold and their nodes
+//! meet those around. Runtimes inline all of them anyway.
+
+use super::patch::{node, rename_reads};
+use super::scope::Names;
+use super::{Application, Options};
+use crate::attributes::{bodies, bodies_mut, is_standard};
+use crate::evaluate::label;
+use crate::functions::specialized;
+use crate::infer::Opsets;
+use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto};
+use std::collections::BTreeMap;
+
+/// The rule's name.
+pub const NAME: &str = "inline-function";
+/// Nodes, without constants and copies, up to which a function is inlined wherever it is called.
+const SHORT: usize = 4;
+/// Functions inside functions; a sound model has no recursion.
+const MAX_DEPTH: usize = 32;
+
+type Key<'a> = (&'a str, &'a str, &'a str);
+
+fn key(node: &NodeProto) -> Key<'_> {
+    (&node.domain, &node.op_type, &node.overload)
+}
+
+fn key_of(function: &FunctionProto) -> Key<'_> {
+    (&function.domain, &function.name, &function.overload)
+}
+
+/// Replaces calls in the graph and its bodies.
+pub fn inline_calls(
+    model: &mut ModelProto,
+    names: &Names,
+    options: &Options,
+    applied: &mut Vec<Application>,
+) {
+    let Some(mut graph) = model.graph.take() else {
+        return;
+    };
+    let mut inliner = Inliner {
+        opsets: Opsets::of(&model.opset_import),
+        functions: &model.functions,
+        n_calls: n_calls(&graph, &model.functions),
+        names,
+        options,
+        applied,
+    };
+    inliner.body(&mut graph, "", 0);
+    model.graph = Some(graph);
+}
+
+/// Removes functions that nothing calls.
+pub fn remove_unused(model: &mut ModelProto) {
+    let Some(graph) = &model.graph else { return };
+    loop {
+        let calls = n_calls(graph, &model.functions);
+        let used: Vec<bool> = model
+            .functions
+            .iter()
+            .map(|f| calls.contains_key(&key_of(f)))
+            .collect();
+        drop(calls);
+        if used.iter().all(|used| *used) {
+            return;
+        }
+        let mut used = used.into_iter();
+        model.functions.retain(|_| used.next().unwrap_or(true));
+    }
+}
+
+/// How often each function is called, from the graph and from functions.
+fn n_calls<'m>(graph: &GraphProto, functions: &'m [FunctionProto]) -> BTreeMap<Key<'m>, usize> {
+    fn count<'m>(
+        nodes: &[NodeProto],
+        functions: &'m [FunctionProto],
+        calls: &mut BTreeMap<Key<'m>, usize>,
+    ) {
+        for node in nodes {
+            if let Some(function) = functions.iter().find(|f| key_of(f) == key(node)) {
+                *calls.entry(key_of(function)).or_default() += 1;
+            }
+            for body in bodies(node) {
+                count(&body.node, functions, calls);
+            }
+        }
+    }
+    let mut calls = BTreeMap::new();
+    count(&graph.node, functions, &mut calls);
+    for function in functions {
+        count(&function.node, functions, &mut calls);
+    }
+    calls
+}
+
+struct Inliner<'a> {
+    opsets: Opsets,
+    functions: &'a [FunctionProto],
+    n_calls: BTreeMap<Key<'a>, usize>,
+    names: &'a Names,
+    options: &'a Options,
+    applied: &'a mut Vec<Application>,
+}
+
+impl<'a> Inliner<'a> {
+    fn body(&mut self, body: &mut GraphProto, path: &str, depth: usize) {
+        let nodes = std::mem::take(&mut body.node);
+        body.node = self.nodes(nodes, path, depth);
+    }
+
+    fn nodes(&mut self, nodes: Vec<NodeProto>, path: &str, depth: usize) -> Vec<NodeProto> {
+        let mut all = Vec::with_capacity(nodes.len());
+        for mut node in nodes {
+            let first = node.output.first().map_or("", String::as_str);
+            let site = format!("{path}{first}");
+            for inner in bodies_mut(&mut node) {
+                self.body(inner, &format!("{site}/"), depth);
+            }
+            match self.function_for(&node, &site, depth) {
+                None => all.push(node),
+                Some(function) => {
+                    self.applied.push(Application {
+                        rule: NAME,
+                        origin: label(&node),
+                        site,
+                    });
+                    let inlined = expanded(function, &node, self.names);
+                    all.extend(self.nodes(inlined, path, depth + 1));
+                }
+            }
+        }
+        all
+    }
+
+    /// The function to inline for a call.
+    fn function_for(
+        &self,
+        call: &NodeProto,
+        site: &str,
+        depth: usize,
+    ) -> Option<&'a FunctionProto> {
+        let function = self.functions.iter().find(|f| key_of(f) == key(call))?;
+        let options = self.options;
+        let is_refused = options.without.contains(NAME)
+            || options
+                .limit
+                .is_some_and(|limit| self.applied.len() >= limit)
+            || options
+                .refused
+                .contains(&(NAME.to_string(), site.to_string()));
+        let same_sets = function.opset_import.iter().all(|set| {
+            let calls_standard = function.node.iter().any(|n| n.domain == set.domain);
+            !calls_standard || self.opsets.version(&set.domain) == set.version
+        });
+        let once = self.n_calls.get(&key(call)).is_some_and(|n| *n == 1);
+        // Names in bodies of their own are left as they are, so there is to be one copy of them.
+        let flat = function.node.iter().all(|n| bodies(n).next().is_none());
+        let pays = once || (flat && self.n_nodes(function, 0)? <= SHORT);
+        (depth < MAX_DEPTH && !is_refused && same_sets && pays).then_some(function)
+    }
+
+    /// Nodes of a function with the functions it calls, without constants and copies; `None` if
+    /// functions call each other in a circle.
+    fn n_nodes(&self, function: &FunctionProto, depth: usize) -> Option<usize> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        let mut n = 0;
+        for node in &function.node {
+            let free = matches!(node.op_type.as_str(), "Constant" | "Identity");
+            n += match self.functions.iter().find(|f| key_of(f) == key(node)) {
+                Some(inner) => self.n_nodes(inner, depth + 1)?,
+                None => usize::from(!(free && is_standard(node))),
+            };
+        }
+        Some(n)
+    }
+}
+
+/// The nodes of a function for one call, under new names.
+fn expanded(function: &FunctionProto, call: &NodeProto, names: &Names) -> Vec<NodeProto> {
+    let mut to: BTreeMap<&str, String> = BTreeMap::new();
+    let inputs = function.input.iter().zip(&call.input);
+    to.extend(inputs.map(|(inner, outer)| (inner.as_str(), outer.clone())));
+    let mut copies = Vec::new();
+    for (inner, outer) in function.output.iter().zip(&call.output) {
+        if outer.is_empty() {
+            continue;
+        }
+        let is_free = !to.contains_key(inner.as_str()) && !function.input.contains(inner);
+        if is_free {
+            to.insert(inner, outer.clone());
+        } else {
+            copies.push((inner.as_str(), outer));
+        }
+    }
+    for output in function.node.iter().flat_map(|n| &n.output) {
+        if !output.is_empty() && !to.contains_key(output.as_str()) {
+            to.insert(output, names.fresh(output));
+        }
+    }
+    let renamed = |name: &str| to.get(name).cloned();
+    let mut nodes = specialized(function, call);
+    for node in &mut nodes {
+        rename_reads(node, &renamed);
+        for output in &mut node.output {
+            if let Some(name) = renamed(output) {
+                *output = name;
+            }
+        }
+        let base = if node.name.is_empty() {
+            &call.name
+        } else {
+            &node.name
+        };
+        if !base.is_empty() {
+            node.name = names.fresh(base);
+        }
+    }
+    for (inner, outer) in copies {
+        let from = renamed(inner).unwrap_or_default();
+        let mut copy = node("Identity", &[&from], Vec::new());
+        copy.output = vec![outer.clone()];
+        nodes.push(copy);
+    }
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::patch::float;
+    use super::super::trial::{Trial, line, reals};
+    use super::*;
+    use crate::proto::{AttributeProto, OperatorSetIdProto};
+
+    fn function(name: &str, inputs: &[&str], nodes: Vec<NodeProto>, opset: i64) -> FunctionProto {
+        FunctionProto {
+            name: name.to_string(),
+            domain: "local".to_string(),
+            input: inputs.iter().map(ToString::to_string).collect(),
+            output: vec!["r".to_string()],
+            attribute: vec!["slope".to_string()],
+            opset_import: vec![OperatorSetIdProto {
+                domain: String::new(),
+                version: opset,
+            }],
+            node: nodes,
+            ..Default::default()
+        }
+    }
+
+    fn leaky() -> Vec<NodeProto> {
+        let alpha = AttributeProto {
+            name: "alpha".to_string(),
+            ref_attr_name: "slope".to_string(),
+            r#type: crate::proto::attribute_type::FLOAT,
+            ..Default::default()
+        };
+        vec![
+            line("h = Add(a, b)", Vec::new()),
+            line("r = LeakyRelu(h)", vec![alpha]),
+        ]
+    }
+
+    fn called_twice(opset: i64, nodes: Vec<NodeProto>) -> Trial {
+        Trial::new(17)
+            .input("x", "N 4")
+            .output("z", "N 4")
+            .constant("w", reals(&[4]))
+            .function(function("Shifted", &["a", "b"], nodes, opset))
+            .with("h = local.Shifted(x, w)", vec![float("slope", 0.5)])
+            .with("z = local.Shifted(h, x)", vec![float("slope", 0.25)])
+            .only(&[NAME])
+    }
+
+    #[test]
+    fn a_short_function_is_inlined_with_its_attributes() {
+        called_twice(17, leaky()).gives(&[
+            "h_1 = Add(x, w)",
+            "h = LeakyRelu(h_1) {alpha=0.5}",
+            "h_2 = Add(h, x)",
+            "z = LeakyRelu(h_2) {alpha=0.25}",
+        ]);
+        assert!(
+            called_twice(17, leaky())
+                .rewritten()
+                .model
+                .functions
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_function_of_another_operator_set_stays() {
+        called_twice(16, leaky()).stays();
+    }
+
+    #[test]
+    fn a_long_function_called_twice_stays() {
+        let mut nodes = leaky();
+        for n in 0..4 {
+            nodes.insert(n + 1, line(&format!("h{n} = Exp(h)"), Vec::new()));
+        }
+        called_twice(17, nodes).stays();
+    }
+
+    #[test]
+    fn a_function_that_gives_what_it_is_given_is_a_copy() {
+        let mut copy = function("Copy", &["r"], Vec::new(), 17);
+        copy.node = vec![line("unused = Relu(r)", Vec::new())];
+        let trial = Trial::new(17)
+            .input("x", "N 4")
+            .output("z", "N 4")
+            .function(copy);
+        let trial = trial
+            .node("y = local.Copy(x)")
+            .node("z = Neg(y)")
+            .only(&[NAME]);
+        trial.gives(&["y = Identity(x)", "z = Neg(y)"]);
+    }
+}
