@@ -1,10 +1,15 @@
-//! `shorthaul info`: what is in a model, also in one that cannot be imported.
+//! `shorthaul info`: what is in an ONNX file, whatever its operators.
 
 use crate::units::{bytes, count, table};
 use anyhow::Result;
-use compiler::graph::Graph;
+use compiler::graph::{Bindings, Graph, Symbol};
 use compiler::importer::onnx::{Declared, File, Model, OnnxError, Options};
+use onnx::cost::{Cost, cost};
+use onnx::diff::histogram;
+use onnx::operators::Unknowns;
+use onnx::proto::ValueInfoProto;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -13,50 +18,97 @@ use std::path::Path;
 /// # Errors
 /// The file cannot be read.
 pub fn run(path: &Path, options: &Options, as_json: bool) -> Result<String> {
-    let file = File::read(path)?;
+    let file = onnx::file::Model::read(path)?;
     let facts = Facts::of(&file, options);
     Ok(if as_json { facts.json() } else { facts.text() })
 }
 
 /// What is said about a model.
 struct Facts<'f> {
-    file: &'f File,
+    file: &'f onnx::file::Model,
     /// The imported model, or the sentence that says why there is none.
     model: Result<Model, OnnxError>,
     inputs: Vec<Declared>,
     outputs: Vec<Declared>,
-    operators: Vec<(String, usize)>,
+    operators: BTreeMap<String, usize>,
+    /// At the declared and given sizes; `None` where a size is open.
+    cost: Option<Cost>,
 }
 
 impl<'f> Facts<'f> {
-    fn of(file: &'f File, options: &Options) -> Self {
-        let model = file.import(options);
+    fn of(file: &'f onnx::file::Model, options: &Options) -> Self {
+        let model = File::read(&file.path).and_then(|file| file.import(options));
         let ports = model.as_ref().ok().map(|m| {
-            let typed = |ports: &[compiler::importer::onnx::Port]| {
+            let typed = |ports: &[compiler::importer::onnx::Port]| -> Vec<Declared> {
                 ports.iter().map(|p| port(&m.graph, p)).collect()
             };
             (typed(&m.inputs), typed(&m.outputs))
         });
-        let (inputs, outputs) = ports.unwrap_or_else(|| (file.inputs(), file.outputs()));
+        let declared = || {
+            let graph = file.proto.graph.clone().unwrap_or_default();
+            let stored = |i: &&ValueInfoProto| graph.initializer.iter().any(|t| t.name == i.name);
+            let inputs = graph.input.iter().filter(|i| !stored(i));
+            (
+                inputs.map(|i| declared(i, options)).collect(),
+                graph.output.iter().map(|o| declared(o, options)).collect(),
+            )
+        };
+        let (inputs, outputs) = ports.unwrap_or_else(declared);
+        let cost = counted(file, &inputs);
         Facts {
             file,
             model,
             inputs,
             outputs,
-            operators: file.operators(),
+            operators: histogram(&file.proto),
+            cost,
         }
+    }
+
+    /// The standard's operator-set version, then those of other domains.
+    fn versions(&self) -> (i64, Vec<String>) {
+        let is_standard = |domain: &str| matches!(domain, "" | "ai.onnx");
+        let imports = &self.file.proto.opset_import;
+        let standard = imports.iter().find(|o| is_standard(&o.domain));
+        let others = imports.iter().filter(|o| !is_standard(&o.domain));
+        let other = |o: &onnx::proto::OperatorSetIdProto| format!("{} {}", o.domain, o.version);
+        (
+            standard.map_or(1, |o| o.version),
+            others.map(other).collect(),
+        )
+    }
+
+    fn producer(&self) -> String {
+        let proto = &self.file.proto;
+        let producer = format!("{} {}", proto.producer_name, proto.producer_version);
+        producer.trim().to_string()
+    }
+
+    /// Number and elements of the initializers.
+    fn stored(&self) -> (usize, u64) {
+        let tensors = self.file.proto.graph.iter().flat_map(|g| &g.initializer);
+        let elements = |dims: &[i64]| {
+            let sizes = dims.iter().map(|n| (*n).max(0) as u64);
+            sizes.fold(1u64, u64::saturating_mul)
+        };
+        tensors.fold((0, 0), |(n, sum), t| {
+            (n + 1, elements(&t.dims).saturating_add(sum))
+        })
     }
 
     fn text(&self) -> String {
         let file = self.file;
+        let (opset, others) = self.versions();
         let mut text = format!(
-            "{}: {}, ONNX operators version {}",
-            file.path().display(),
-            bytes(file.n_bytes() as i64),
-            file.opset()
+            "{}: {}, ONNX operators version {opset}",
+            file.path.display(),
+            bytes(file.n_bytes as i64),
         );
-        if !file.producer().is_empty() {
-            let _ = write!(text, ", written by {}", file.producer());
+        for other in others {
+            let _ = write!(text, ", {other}");
+        }
+        if !self.producer().is_empty() {
+            let _ = write!(text, ", written by {}", self.producer());
         }
         text.push('\n');
         for (title, ports) in [("inputs", &self.inputs), ("outputs", &self.outputs)] {
@@ -67,18 +119,25 @@ impl<'f> Facts<'f> {
             text.push_str(&sizes(model));
             text.push_str(&parameters(model));
         } else {
-            let stored = file.initializers();
-            let elements = count(stored.n_elements as f64);
-            let _ = writeln!(text, "initializers: {} with {elements} elements", stored.n);
+            let (n, elements) = self.stored();
+            let elements = count(elements as f64);
+            let _ = writeln!(text, "initializers: {n} with {elements} elements");
         }
-        let n: usize = self.operators.iter().map(|(_, n)| n).sum();
+        let n: usize = self.operators.values().sum();
+        let functions = match file.proto.functions.len() {
+            0 => String::new(),
+            n => format!(", with those of {n} functions"),
+        };
         let _ = writeln!(
             text,
-            "operators: {n} nodes of {} kinds",
+            "operators: {n} nodes of {} kinds{functions}",
             self.operators.len()
         );
-        let row = |(name, n): &(String, usize)| vec![name.clone(), n.to_string(), String::new()];
+        let row = |(name, n): (&String, &usize)| vec![name.clone(), n.to_string(), String::new()];
         text.push_str(&table(&self.operators.iter().map(row).collect::<Vec<_>>()));
+        if let Some(cost) = &self.cost {
+            text.push_str(&costs(cost));
+        }
         match &self.model {
             Ok(model) => {
                 let nodes = model.graph.single_state().map_or(0, |s| s.nodes.len());
@@ -96,20 +155,28 @@ impl<'f> Facts<'f> {
             let one = |d: &Declared| json!({"name": d.name, "dtype": d.dtype, "shape": d.shape});
             list.iter().map(one).collect()
         };
-        let operators: serde_json::Map<_, _> = self
-            .operators
-            .iter()
-            .map(|(name, n)| (name.clone(), json!(n)))
-            .collect();
         let mut value = json!({
-            "path": self.file.path().display().to_string(),
-            "bytes": self.file.n_bytes(),
-            "opset": self.file.opset(),
-            "producer": self.file.producer(),
+            "path": self.file.path.display().to_string(),
+            "bytes": self.file.n_bytes,
+            "opset": self.versions().0,
+            "domains": self.versions().1,
+            "ir_version": self.file.proto.ir_version,
+            "producer": self.producer(),
+            "functions": self.file.proto.functions.len(),
+            "initializers": self.stored().0,
             "inputs": ports(&self.inputs),
             "outputs": ports(&self.outputs),
-            "operators": operators,
+            "operators": self.operators,
         });
+        if let Some(cost) = &self.cost {
+            value["cost"] = json!({
+                "multiply_adds": cost.multiply_adds,
+                "bytes_moved": cost.bytes_moved,
+                "bytes_least": cost.bytes_least,
+                "peak_bytes": cost.peak_bytes,
+                "nodes_without_sizes": cost.n_unknown,
+            });
+        }
         match &self.model {
             Ok(model) => {
                 let names: Vec<_> = model.sizes.iter().map(|(name, _)| name).collect();
@@ -149,6 +216,61 @@ fn port(graph: &Graph, port: &compiler::importer::onnx::Port) -> Declared {
         dtype: container.dtype.to_string(),
         shape: Some(container.shape.iter().map(ToString::to_string).collect()),
     }
+}
+
+/// What the file says of an input or output, with the given values of dynamic sizes.
+fn declared(info: &ValueInfoProto, options: &Options) -> Declared {
+    let fact = onnx::infer::declared(info, &Unknowns::default());
+    let sizes = options.sizes.iter();
+    let bound: Bindings = sizes.map(|(name, n)| (Symbol::new(name), *n)).collect();
+    let size = |n: &compiler::graph::SymExpr| match n.eval(&bound) {
+        Ok(n) => n.to_string(),
+        Err(_) if onnx::infer::is_unknown(n) => "?".to_string(),
+        Err(_) => n.to_string(),
+    };
+    Declared {
+        name: info.name.clone(),
+        dtype: fact.element.map_or("?".to_string(), short),
+        shape: fact.shape.map(|shape| shape.iter().map(size).collect()),
+    }
+}
+
+/// `f32`, as graphs of ours call it.
+fn short(element: onnx::element::Element) -> String {
+    format!("{element:?}").to_lowercase()
+}
+
+/// The cost, if every input has numbers for sizes.
+fn counted(file: &onnx::file::Model, inputs: &[Declared]) -> Option<Cost> {
+    let shape = |d: &Declared| -> Option<Vec<usize>> {
+        let sizes = d.shape.as_ref()?.iter().map(|n| n.parse().ok());
+        sizes.collect()
+    };
+    let shapes: Option<BTreeMap<String, Vec<usize>>> = inputs
+        .iter()
+        .map(|d| Some((d.name.clone(), shape(d)?)))
+        .collect();
+    Some(cost(&file.proto, &file.folder, &shapes?))
+}
+
+fn costs(cost: &Cost) -> String {
+    let size = |n: u64| bytes(n as i64);
+    let mut text = format!(
+        "cost: {} multiply-adds, {} moved node by node (least possible: {}), {} of activations at once",
+        count(cost.multiply_adds as f64),
+        size(cost.bytes_moved),
+        size(cost.bytes_least),
+        size(cost.peak_bytes)
+    );
+    if cost.n_unknown > 0 {
+        let _ = write!(
+            text,
+            ", without {} nodes whose sizes do not follow",
+            cost.n_unknown
+        );
+    }
+    text.push('\n');
+    text
 }
 
 fn port_row(port: &Declared) -> Vec<String> {

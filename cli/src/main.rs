@@ -5,11 +5,15 @@
 //! 2: the command line is wrong; 3: done, and the answer is no; 130: interrupted.
 
 mod answer;
+mod bisect;
 mod check;
+mod diff;
 mod grad;
 mod info;
 mod interrupt;
 mod optimize;
+mod ort;
+mod page;
 mod progress;
 mod report;
 mod run;
@@ -67,7 +71,8 @@ enum Command {
     /// Kernels after fusion: bytes moved against the least possible, arithmetic, memory
     #[command(
         after_help = "Examples:\n  shorthaul report model.onnx --bind batch=8 --bind seq=128\n  \
-                      shorthaul report model.onnx --bind batch=8 --train\n\nNothing is compiled or run."
+                      shorthaul report model.onnx --bind batch=8 --train\n  \
+                      shorthaul report model.onnx --bind batch=8 --html report.html\n\nNothing is compiled or run."
     )]
     Report {
         #[command(flatten)]
@@ -78,11 +83,18 @@ enum Command {
         /// Threads to plan for
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
+        /// Write one page with the graph, its bytes and its kernels; for any ONNX file
+        #[arg(long, value_name = "FILE.html", conflicts_with = "json")]
+        html: Option<PathBuf>,
     },
     /// A better file that was shown to give what the original gives
     Optimize(optimize::Optimize),
     /// Whether a file is well formed, and whether another one gives the same
     Check(check::Check),
+    /// Where two files begin to differ, value by value
+    Bisect(bisect::Bisect),
+    /// What two files have and have not in common, without running them
+    Diff(diff::DiffArgs),
     /// The outputs of a model on given or made-up inputs
     Run(run::Run),
     /// The gradients of a model, and an optimizer's update, as an ONNX file
@@ -194,10 +206,19 @@ fn run(cli: &Cli) -> Result<Answer> {
             model,
             train,
             threads,
+            html: Some(out),
+        } => report::page(&model.path, &model.options(), *train, *threads, out).map(Answer::yes),
+        Command::Report {
+            model,
+            train,
+            threads,
+            html: None,
         } => report::run(&model.path, &model.options(), *train, *threads, model.json)
             .map(Answer::yes),
         Command::Optimize(args) => optimize::run(args, cli.quiet),
         Command::Check(args) => check::run(args, cli.quiet),
+        Command::Bisect(args) => bisect::run(args, cli.quiet),
+        Command::Diff(args) => diff::run(args),
         Command::Run(args) => run::run(args, cli.quiet),
         Command::Grad {
             path,

@@ -3,14 +3,16 @@
 //! Owns the arguments and the order read, optimize, write; the summary's text is in `summary.rs`.
 
 use crate::answer::Answer;
+use crate::ort::OnnxRuntime;
 use crate::progress::Progress;
 use crate::{sizes, summary};
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use onnx::file::{self, Model};
 use onnx::rewrite::{self, Target};
 use onnx::{optimize, verify};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What to optimize, and how.
 #[derive(Args, Debug)]
@@ -42,6 +44,12 @@ pub struct Optimize {
     /// Runs with finite made-up inputs; one more has NaN, one more infinities
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     seeds: u8,
+    /// Have another program run both files besides: ort (ONNX Runtime, through a Python that has it)
+    #[arg(long, value_name = "WHO", value_enum, conflicts_with = "no_verify")]
+    oracle: Option<Witness>,
+    /// Time both files in ONNX Runtime with all its optimizations, through a Python that has it
+    #[arg(long)]
+    measure: bool,
     /// Bytes of constants that one folding may add to the file
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
@@ -56,12 +64,18 @@ pub struct Optimize {
     json: bool,
 }
 
+/// Programs that can be asked.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Witness {
+    Ort,
+}
+
 const HELP: &str = "\
 Examples:
   shorthaul optimize model.onnx -o smaller.onnx
   shorthaul optimize model.onnx -o smaller.onnx --bind batch=8 --bind seq=128
   shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
-  shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu
+  shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu --oracle ort --measure
   shorthaul optimize --list-rules
 
 The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
@@ -91,7 +105,13 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         n_seeds: usize::from(args.seeds),
         sizes: args.bind.iter().cloned().collect(),
         inputs,
+        oracle: match args.oracle {
+            Some(Witness::Ort) => Some(Arc::new(OnnxRuntime::find()?)),
+            None => None,
+        },
     };
+    let clock = args.measure.then(OnnxRuntime::find).transpose()?;
+    let timed = clock.map(|clock| (clock, verifying.clone()));
     let options = optimize::Options {
         rewriting: rewrite::Options {
             target: args.target,
@@ -105,6 +125,13 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     progress.stage("writing");
     let written = file::write(&optimized.model, out)?;
     optimized.summary.after.file_bytes = written.n_bytes + written.n_external;
+    if let Some((clock, options)) = timed {
+        progress.stage("measuring");
+        let feeds = verify::made_up(&model, 0, &options)?;
+        let (before, after) = clock.measure(path, out, &feeds)?;
+        optimized.summary.before.milliseconds = Some(before);
+        optimized.summary.after.milliseconds = Some(after);
+    }
     drop(progress);
     Ok(Answer::yes(match args.json {
         true => summary::json(path, out, &optimized.summary)?,

@@ -2,11 +2,12 @@
 
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, bail};
-use compiler::graph::{Bindings, DType};
+use compiler::graph::{Bindings, DType, Symbol};
 use compiler::importer::onnx::{File, Model, Options};
 use compiler::report::{KernelReport, Report};
 use compiler::{Plan, Step};
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -38,6 +39,90 @@ pub fn run(
     } else {
         text(path, &report, train)
     })
+}
+
+/// Writes the page with the graph of any ONNX file, and the kernels where there are some.
+///
+/// # Errors
+/// The file cannot be read, a size has no value, or the page cannot be written.
+pub fn page(
+    path: &Path,
+    options: &Options,
+    train: bool,
+    threads: u16,
+    out: &Path,
+) -> Result<String> {
+    let model = onnx::file::Model::read(path)?;
+    let problems = onnx::check::errors(&model);
+    if let Some(problem) = problems.first() {
+        bail!(
+            "{} is not well formed: {problem}; `shorthaul check` lists all problems",
+            path.display()
+        );
+    }
+    let shapes = shapes(&model, options)?;
+    let kernels = File::read(path)
+        .and_then(|file| file.import(options))
+        .map_err(anyhow::Error::from)
+        .and_then(|imported| plan(&imported, train))
+        .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
+        .map_err(|error| format!("{error:#}"));
+    let text = crate::page::page(&model, &shapes, &kernels);
+    onnx::file::write_bytes(text.as_bytes(), out)?;
+    Ok(format!(
+        "{}: {} of {}\n",
+        out.display(),
+        bytes(text.len() as i64),
+        path.display()
+    ))
+}
+
+/// Sizes of the inputs that have to be given.
+fn shapes(model: &onnx::file::Model, options: &Options) -> Result<BTreeMap<String, Vec<usize>>> {
+    let mut shapes = BTreeMap::new();
+    let Some(graph) = &model.proto.graph else {
+        return Ok(shapes);
+    };
+    let bound = options.sizes.iter();
+    let bound: Bindings = bound.map(|(name, n)| (Symbol::new(name), *n)).collect();
+    let mut open = BTreeSet::new();
+    for input in &graph.input {
+        let is_stored = graph.initializer.iter().any(|t| t.name == input.name);
+        let fact = onnx::infer::declared(input, &onnx::operators::Unknowns::default());
+        let Some(shape) = fact.shape.filter(|_| !is_stored) else {
+            continue;
+        };
+        let mut sizes = Vec::new();
+        for (d, size) in shape.iter().enumerate() {
+            // A size without a name is called by its place, as in verification.
+            let place = Symbol::new(format!("{}.{d}", input.name));
+            let known = match onnx::infer::is_unknown(size) {
+                true => bound.get(&place).copied(),
+                false => size.eval(&bound).ok(),
+            };
+            match known.and_then(|n| usize::try_from(n).ok()) {
+                Some(n) => sizes.push(n),
+                None if onnx::infer::is_unknown(size) => {
+                    open.insert(format!("--bind {}=…", place.as_str()));
+                }
+                None => open.extend(
+                    size.symbols()
+                        .iter()
+                        .map(|s| format!("--bind {}=…", s.as_str())),
+                ),
+            }
+        }
+        shapes.insert(input.name.clone(), sizes);
+    }
+    if !open.is_empty() {
+        let open: Vec<String> = open.into_iter().collect();
+        bail!(
+            "{} has dynamic sizes; give each a value: {}",
+            model.path.display(),
+            open.join(" ")
+        );
+    }
+    Ok(shapes)
 }
 
 /// Every dynamic size needs a value, and every value a size.

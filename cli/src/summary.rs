@@ -111,6 +111,17 @@ fn rows(summary: &Summary) -> Vec<Vec<String>> {
             "of the largest element, against float64".to_string(),
         ]);
     }
+    if let (Some(a), Some(b)) = (before.milliseconds, after.milliseconds) {
+        rows.push(vec![
+            "time".to_string(),
+            format!("{a:.3} ms"),
+            format!("{b:.3} ms"),
+            format!(
+                "{:.2}× as fast in ONNX Runtime (medians, interleaved)",
+                a / b
+            ),
+        ]);
+    }
     rows
 }
 

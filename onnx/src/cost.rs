@@ -49,6 +49,8 @@ pub struct NodeCost {
     pub is_known: bool,
     /// How many bodies or functions it is inside.
     pub depth: usize,
+    /// Position of the node of the graph that it is or is inside of.
+    pub top: usize,
 }
 
 /// What a model costs.
@@ -81,6 +83,7 @@ pub fn cost(model: &ModelProto, folder: &Arc<Path>, shapes: &BTreeMap<String, Ve
         unknowns: &unknowns,
         bindings: bindings(graph, shapes),
         cost: Cost::default(),
+        top: 0,
     };
     let mut facts = Facts::default();
     for info in &graph.input {
@@ -143,6 +146,8 @@ struct Counting<'a> {
     unknowns: &'a Unknowns,
     bindings: Bindings,
     cost: Cost,
+    /// Position of the node of the graph that is counted.
+    top: usize,
 }
 
 /// Functions and bodies inside each other before giving up; a function that calls itself has no end.
@@ -192,6 +197,9 @@ impl Counting<'_> {
             alive.add(name, self.bytes(facts, name).unwrap_or(0));
         }
         for (n, node) in body.nodes.iter().enumerate() {
+            if body.depth == 0 {
+                self.top = n;
+            }
             let inner = self.node(node, body, facts);
             let is_constant = node.op_type == "Constant" && is_standard(node);
             for name in node.output.iter().filter(|o| !o.is_empty()) {
@@ -315,6 +323,7 @@ impl Counting<'_> {
             bytes_written: 0,
             is_known: true,
             depth,
+            top: self.top,
         };
         if is_view(node) || moves_nothing(node) {
             return entry;

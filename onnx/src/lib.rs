@@ -8,6 +8,7 @@
 pub mod attributes;
 pub mod check;
 pub mod cost;
+pub mod diff;
 pub mod element;
 pub mod evaluate;
 pub mod fact;

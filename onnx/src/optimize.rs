@@ -92,6 +92,8 @@ pub struct Figures {
     pub file_bytes: u64,
     /// Largest error against float64 over the largest element, if verified.
     pub worst_error: Option<f64>,
+    /// Median time of a run in ONNX Runtime, if measured.
+    pub milliseconds: Option<f64>,
 }
 
 /// A rewrite that made a difference and was dropped.
@@ -318,6 +320,7 @@ fn figures(model: &Model, cost: &Cost, worst_error: Option<f64>) -> Figures {
         n_unknown: cost.n_unknown,
         file_bytes: prost::Message::encoded_len(&model.proto) as u64 + external_bytes(model),
         worst_error,
+        milliseconds: None,
     }
 }
 

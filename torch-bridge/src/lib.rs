@@ -4,6 +4,7 @@
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
 mod onnx;
+mod onnx_optimize;
 mod program;
 mod threads;
 
@@ -28,5 +29,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
     m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;
+    m.add_function(wrap_pyfunction!(onnx_optimize::optimize, m)?)?;
     m.add_function(wrap_pyfunction!(threads::share_threads, m)?)
 }

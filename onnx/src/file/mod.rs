@@ -8,7 +8,7 @@ mod damage;
 mod part;
 mod write;
 
-pub use part::abandon;
+pub use part::{abandon, on_abandon};
 pub use write::{WriteError, Written, encoded, write, write_bytes};
 
 use crate::proto::ModelProto;
@@ -119,6 +119,11 @@ pub fn folder_of(path: &Path) -> &Path {
 /// # Errors
 /// It cannot be read, or changed meanwhile.
 pub fn read_whole(path: &Path) -> Result<Bytes, FileError> {
+    read_while(path, || ())
+}
+
+/// Reads a file; `meanwhile` happens after its bytes were read and before it is looked at again.
+fn read_while(path: &Path, meanwhile: impl FnOnce()) -> Result<Bytes, FileError> {
     let failed = |error| FileError::Read {
         path: path.to_path_buf(),
         error,
@@ -126,6 +131,7 @@ pub fn read_whole(path: &Path) -> Result<Bytes, FileError> {
     let stamp = |m: Metadata| (m.len(), m.modified().ok());
     let before = stamp(std::fs::metadata(path).map_err(failed)?);
     let bytes = std::fs::read(path).map_err(failed)?;
+    meanwhile();
     let after = stamp(std::fs::metadata(path).map_err(failed)?);
     if before != after || bytes.len() as u64 != after.0 {
         return Err(FileError::Changed {
@@ -157,4 +163,27 @@ pub fn decode(path: &Path, bytes: Bytes) -> Result<ModelProto, FileError> {
         });
     }
     Ok(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+
+    #[test]
+    fn a_file_that_changes_while_it_is_read_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("m.onnx");
+        std::fs::write(&path, "model").expect("written");
+        assert_eq!(read_whole(&path).expect("read"), "model");
+        let append = || {
+            let mut file = OpenOptions::new().append(true).open(&path).expect("opened");
+            file.write_all(b" and more").expect("written");
+        };
+        let changed = read_while(&path, append).expect_err("changed");
+        assert!(matches!(changed, FileError::Changed { .. }), "{changed}");
+        let goes = read_while(&path, || std::fs::remove_file(&path).expect("removed"));
+        assert!(matches!(goes, Err(FileError::Read { .. })));
+    }
 }

@@ -15,13 +15,21 @@ fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Has a folder of temporary files removed, too, when the program is interrupted.
+pub fn on_abandon(folder: &Path) {
+    unfinished().insert(folder.to_path_buf());
+}
+
 /// Removes every unfinished file of this process, then calls `last`; no new one appears before it
 /// returns. For handlers of signals, whose `last` ends the process.
 pub fn abandon(last: impl FnOnce()) {
     let mut paths = unfinished();
     for path in std::mem::take(&mut *paths) {
-        // It may not have been created yet.
-        let _ = fs::remove_file(path);
+        // It may not have been created yet, or be gone.
+        let _ = match path.is_dir() {
+            true => fs::remove_dir_all(path),
+            false => fs::remove_file(path),
+        };
     }
     last();
 }

@@ -10,11 +10,13 @@
 mod bisect;
 mod compare;
 mod cuts;
+mod divergence;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};
 pub use compare::OutputError;
 pub use cuts::is_known;
+pub use divergence::{Comparison, Computed, Divergence, compare_values};
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
@@ -23,13 +25,27 @@ use crate::tensor::Tensor;
 use cuts::Cuts;
 use samples::{Planted, Sampler};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A rewritten model's error against float64 may be that many times the original's.
 pub const SLACK: f64 = 4.0;
 /// And that many units of the last place of the output's largest element more: a rewrite rounds
 /// constants anew, and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
+
+/// Another program that runs models, as an independent witness.
+pub trait Oracle: fmt::Debug {
+    /// Its name, in messages.
+    fn name(&self) -> &str;
+
+    /// The outputs of a model for each set of inputs, in the order of the model.
+    ///
+    /// # Errors
+    /// A sentence: it refuses the model or its inputs, or it is not there.
+    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, String>;
+}
 
 /// How to verify.
 #[derive(Clone, Debug)]
@@ -40,6 +56,8 @@ pub struct Options {
     pub sizes: BTreeMap<String, i64>,
     /// Inputs to use instead of random ones, by name.
     pub inputs: Values,
+    /// Who runs both models besides, on the finite inputs.
+    pub oracle: Option<Arc<dyn Oracle>>,
 }
 
 impl Default for Options {
@@ -48,6 +66,7 @@ impl Default for Options {
             n_seeds: 2,
             sizes: BTreeMap::new(),
             inputs: Values::new(),
+            oracle: None,
         }
     }
 }
@@ -82,6 +101,14 @@ pub enum VerifyError {
     Changed {
         /// The node.
         node: String,
+    },
+    /// The other program does not run the model.
+    #[error("{oracle} does not run it: {what}")]
+    Oracle {
+        /// Its name.
+        oracle: String,
+        /// What it says.
+        what: String,
     },
     /// They do not have the same outputs.
     #[error("one gives {before}, the other {after}")]
@@ -132,6 +159,13 @@ pub struct Checker<'m> {
     original: &'m Model,
     cuts: Cuts<'m>,
     runs: Vec<Run>,
+    witness: Option<Witness>,
+}
+
+/// What another program makes of the original in the runs with finite inputs.
+struct Witness {
+    oracle: Arc<dyn Oracle>,
+    outputs: Vec<Vec<Tensor>>,
 }
 
 /// One run of the original.
@@ -169,11 +203,80 @@ impl<'m> Checker<'m> {
             }
             runs.push(run(original, &mut sampler, &wanted, seed, planted)?);
         }
-        Ok(Checker {
+        let mut checker = Checker {
             original,
             cuts,
             runs,
+            witness: None,
+        };
+        if let Some(oracle) = &options.oracle {
+            let outputs = checker.ask(oracle, original)?;
+            let oracle = Arc::clone(oracle);
+            checker.witness = Some(Witness { oracle, outputs });
+        }
+        Ok(checker)
+    }
+
+    /// What an oracle gives for a model in the runs with finite inputs.
+    fn ask(
+        &self,
+        oracle: &Arc<dyn Oracle>,
+        model: &Model,
+    ) -> Result<Vec<Vec<Tensor>>, VerifyError> {
+        let graph = self.original.proto.graph.as_ref();
+        let is_input = |name: &str| graph.is_some_and(|g| g.input.iter().any(|i| i.name == name));
+        let finite = self.runs.iter().filter(|run| run.exact.is_some());
+        let feeds: Vec<Values> = finite
+            .map(|run| {
+                let given = run.feeds.iter().filter(|(name, _)| is_input(name));
+                given.map(|(name, t)| (name.clone(), t.clone())).collect()
+            })
+            .collect();
+        let outputs = oracle.outputs(model, &feeds);
+        outputs.map_err(|what| VerifyError::Oracle {
+            oracle: oracle.name().to_string(),
+            what,
         })
+    }
+
+    /// Compares what the oracle gives for both models.
+    fn compare_witness(
+        &self,
+        rewritten: &ModelProto,
+        folder: &Arc<Path>,
+        evidence: &mut Evidence,
+    ) -> Result<(), VerifyError> {
+        let Some(witness) = &self.witness else {
+            return Ok(());
+        };
+        let model = Model {
+            folder: Arc::clone(folder),
+            ..self.original.with(rewritten.clone())
+        };
+        let found = self.ask(&witness.oracle, &model)?;
+        let compared = self.cuts.wanted(&self.original.proto);
+        let names: Vec<&String> = graph_outputs(&self.original.proto).collect();
+        let finite = self.runs.iter().filter(|run| run.exact.is_some());
+        for (n, run) in finite.enumerate() {
+            for (k, name) in names.iter().copied().enumerate() {
+                let at = compared.iter().position(|c| c == name);
+                let exact = run.exact.as_ref().and_then(|e| e.get(at?));
+                let (Some(before), Some(after)) = (witness.outputs[n].get(k), found[n].get(k))
+                else {
+                    continue;
+                };
+                let error = compare::errors(name, before, after, exact);
+                let error = error.map_err(|what| VerifyError::Differs {
+                    output: name.clone(),
+                    run: format!("{}, {}", witness.oracle.name(), run.described),
+                    what,
+                })?;
+                compare::merge(&mut evidence.errors, error);
+            }
+            let described = format!("{}: {}", witness.oracle.name(), run.described);
+            evidence.runs.push(described);
+        }
+        Ok(())
     }
 
     /// Compares a rewritten model.
@@ -189,10 +292,8 @@ impl<'m> Checker<'m> {
     /// # Errors
     /// [`VerifyError::Outputs`], [`VerifyError::Rewritten`], [`VerifyError::Differs`].
     pub fn check_other(&self, other: &Model) -> Result<Evidence, VerifyError> {
-        let names = |model: &Model| -> Vec<String> {
-            let outputs = model.proto.graph.iter().flat_map(|g| &g.output);
-            outputs.map(|o| o.name.clone()).collect()
-        };
+        let names =
+            |model: &Model| -> Vec<String> { graph_outputs(&model.proto).cloned().collect() };
         let (a, b) = (names(self.original), names(other));
         if a != b {
             return Err(VerifyError::Outputs {
@@ -203,7 +304,7 @@ impl<'m> Checker<'m> {
         self.compare(&other.proto, &other.folder)
     }
 
-    fn compare(&self, rewritten: &ModelProto, folder: &Path) -> Result<Evidence, VerifyError> {
+    fn compare(&self, rewritten: &ModelProto, folder: &Arc<Path>) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
         let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
         let wanted = self
@@ -233,8 +334,14 @@ impl<'m> Checker<'m> {
             }
             evidence.runs.push(run.described.clone());
         }
+        self.compare_witness(rewritten, folder, &mut evidence)?;
         Ok(evidence)
     }
+}
+
+/// Names of a model's outputs.
+fn graph_outputs(model: &ModelProto) -> impl Iterator<Item = &String> {
+    model.graph.iter().flat_map(|g| &g.output).map(|o| &o.name)
 }
 
 fn program<'a>(

@@ -1,14 +1,18 @@
-"""ONNX files: the training graph of a model.
+"""ONNX files: better ones, and the training graph of a model.
 
 Owns the Python face of what the ``shorthaul`` program does with ONNX files.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import _native
 from ._errors import ShorthaulError
@@ -65,3 +69,105 @@ def grad(
         )
     except _native.OnnxFailure as error:
         raise OnnxError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A better ONNX file: ``model`` is its bytes, or ``None`` if it was written to ``path``.
+
+    ``summary`` has what the program's ``--json`` has: ``fired``, ``dropped``, ``kept``, ``runs``,
+    and under ``before`` and ``after`` the numbers of operators, multiply-adds and bytes.
+    """
+
+    model: bytes | None
+    path: Path | None
+    summary: dict[str, Any]
+
+    def __str__(self) -> str:
+        before, after = self.summary["before"], self.summary["after"]
+        rows = ["operators", "multiply_adds", "bytes_moved", "peak_bytes", "file_bytes"]
+        lines = [f"{row.replace('_', ' '):<14}{before[row]} → {after[row]}" for row in rows]
+        if self.summary["runs"]:
+            runs = len(self.summary["runs"])
+            error = f"{before['worst_error']:.1e} → {after['worst_error']:.1e}"
+            lines.append(f"{'worst error':<14}{error}, in {runs} runs")
+        else:
+            lines.append("not verified")
+        for dropped in self.summary["dropped"]:
+            lines.append(f"dropped {dropped['rule']} at {dropped['node']}: {dropped['difference']}")
+        if self.summary["kept"]:
+            kept = ", ".join(f"{k['operator']} ×{k['n']}" for k in self.summary["kept"])
+            lines.append(f"kept as they are: {kept}")
+        return "\n".join(lines + self.summary["grows"])
+
+
+def optimize(
+    model: Any,
+    *,
+    out: str | os.PathLike | None = None,
+    target: str = "standard",
+    verify: bool = True,
+    sizes: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    seeds: int = 2,
+    without: Sequence[str] = (),
+    fold_limit: int = 16 << 10,
+) -> Optimized:
+    """A better ONNX file that was shown to give what ``model`` gives.
+
+    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``. ``out``: where to write;
+    without it the result has the bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
+    ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
+    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or on
+    ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
+    that one folding may add.
+
+    A rewrite that makes a difference is dropped and named in the summary. Raises
+    :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or written.
+    """
+    request = _Request(
+        path=None,
+        bytes=None,
+        out=None if out is None else os.fspath(out),
+        target=target,
+        verify=verify,
+        sizes=list((sizes or {}).items()),
+        inputs=_archive(inputs) if inputs else None,
+        seeds=seeds,
+        without=list(without),
+        fold_limit=fold_limit,
+    )
+    if isinstance(model, bytes):
+        request.bytes = model
+    elif hasattr(model, "SerializeToString"):
+        request.bytes = model.SerializeToString()
+    else:
+        request.path = os.fspath(model)
+    try:
+        made, summary = _native.optimize(request)
+    except _native.OnnxFailure as error:
+        raise OnnxError(str(error)) from None
+    return Optimized(made, None if out is None else Path(out), json.loads(summary))
+
+
+@dataclass
+class _Request:
+    path: str | None
+    bytes: bytes | None
+    out: str | None
+    target: str
+    verify: bool
+    sizes: list[tuple[str, int]]
+    inputs: bytes | None
+    seeds: int
+    without: list[str]
+    fold_limit: int
+
+
+def _archive(arrays: Mapping[str, Any]) -> bytes:
+    """The bytes of an ``.npz`` file."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: np.asarray(value) for name, value in arrays.items()})
+    return buffer.getvalue()

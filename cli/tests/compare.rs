@@ -1,0 +1,147 @@
+//! `diff`, `bisect`, `info` and `report --html` on small files.
+
+// Each test binary uses a part of it.
+#[allow(dead_code)]
+mod program;
+
+use program::{arg, floats, listing, node, save, small, stderr, stdout};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The small model and one with another initializer, node and attribute.
+fn two(folder: &Path) -> (PathBuf, PathBuf) {
+    let a = save(&small(), folder, "a.onnx");
+    let mut changed = small();
+    if let Some(graph) = &mut changed.graph {
+        graph.initializer = vec![floats("w", &[4], 0.75)];
+        graph.node[1] = node("Abs", &["x"], "r");
+        graph.node.remove(2);
+        graph.node[2].input[0] = "r".to_string();
+    }
+    changed.producer_name = "another".to_string();
+    (a, save(&changed, folder, "b.onnx"))
+}
+
+#[test]
+fn diff_names_what_changed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, b) = two(folder.path());
+    let text = stdout(&["diff", arg(&a), arg(&b)], 3);
+    for part in [
+        "initializers 0 added, 0 removed, 1 changed",
+        "  ~ w: float [4] → float [4] with other elements",
+        "nodes 0 added, 1 removed, 2 changed",
+        "  - i: Identity(r)",
+        "  ~ r: Relu(x) → Abs(x)",
+        "  ~ y: Add(i, w2) → Add(r, w2)",
+        "producer",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    let json = stdout(&["diff", arg(&a), arg(&b), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["nodes"]["removed"][0][0], "i");
+    let operators = json["operators"].as_array().expect("operators");
+    assert_eq!(operators.len(), 3);
+    assert_eq!(stdout(&["diff", arg(&a), arg(&a)], 0), "no difference\n");
+}
+
+#[test]
+fn bisect_finds_the_first_difference() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, b) = two(folder.path());
+    let text = stdout(&["bisect", arg(&a), arg(&b)], 3);
+    for part in [
+        "`w2` differs (seed 0, batch=1)",
+        "at [",
+        "A: Add → `w2` reads `w`",
+        "it is the first value that both compute",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    let mut later = small();
+    if let Some(graph) = &mut later.graph {
+        graph.node[3].op_type = "Sub".to_string();
+    }
+    let later = save(&later, folder.path(), "c.onnx");
+    let json = stdout(&["bisect", arg(&a), arg(&later), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let first = &json["first"];
+    assert_eq!(first["value"], "y");
+    assert_eq!(first["a"]["node"], "Add → `y`");
+    assert_eq!(first["b"]["node"], "Sub → `y`");
+    assert_eq!(
+        first["b"]["inputs"],
+        serde_json::json!([["i", true], ["w2", true]])
+    );
+    assert_eq!(
+        (&first["n_same"], &first["last_same"]),
+        (&3.into(), &"i".into())
+    );
+    let same = stdout(&["bisect", arg(&a), arg(&a)], 0);
+    assert!(same.starts_with("4 values are the same"), "{same}");
+}
+
+#[test]
+fn info_works_on_files_that_cannot_be_imported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut old = small();
+    old.opset_import[0].version = 5;
+    let old = save(&old, folder.path(), "old.onnx");
+    let text = stdout(&["info", arg(&old), "--bind", "batch=2"], 0);
+    for part in [
+        "ONNX operators version 5",
+        "  x  f32  [2, 4]",
+        "operators: 4 nodes of 3 kinds",
+        "initializers: 1 with 4 elements",
+        "not imported:",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    let json = stdout(&["info", arg(&old), "--json"], 0);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["opset"], 5);
+    assert_eq!(json["operators"]["Add"], 2);
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut odd = small();
+    if let Some(graph) = &mut odd.graph {
+        // What a name holds is text, whatever it looks like.
+        graph.node[1].name = "</script><b>{{rows}}".to_string();
+        graph.node[1].op_type = "Mystery".to_string();
+        graph.node[1].domain = "somewhere".to_string();
+    }
+    odd.opset_import.push(onnx::proto::OperatorSetIdProto {
+        domain: "somewhere".to_string(),
+        version: 1,
+    });
+    for (name, model, kernels) in [("a", small(), "kernels move"), ("b", odd, "None: ")] {
+        let path = save(&model, folder.path(), &format!("{name}.onnx"));
+        let out = folder.path().join(format!("{name}.html"));
+        let open = stderr(&["report", arg(&path), "--html", arg(&out)]);
+        assert!(open.contains("give each a value: --bind batch=…"), "{open}");
+        let args = [
+            "report",
+            arg(&path),
+            "--bind",
+            "batch=8",
+            "--html",
+            arg(&out),
+        ];
+        assert!(stdout(&args, 0).contains(".html: "));
+        let page = fs::read_to_string(&out).expect("the page");
+        assert!(page.contains(kernels), "{name}");
+        assert!(page.contains("<td>Add</td>") && page.contains("8×4"));
+        assert!(!page.contains("src=") && !page.contains("href=") && !page.contains("@import"));
+        assert_eq!(page.matches("</script>").count(), 2);
+        assert!(!page.contains("<b>{{"));
+    }
+    assert_eq!(
+        listing(folder.path()),
+        ["a.html", "a.onnx", "b.html", "b.onnx"]
+    );
+}

@@ -1,0 +1,224 @@
+//! `optimize`, `check` and `run` on files that are well.
+
+// Each test binary uses a part of it.
+#[allow(dead_code)]
+mod program;
+
+use onnx::file::Model;
+use onnx::npy;
+use onnx::tensor::{Tensor, Values};
+use program::{arg, floats, listing, model, move_outside, node, save, small, stdout};
+use serde_json::Value;
+use std::fs;
+
+#[test]
+fn a_better_file_is_written_and_told_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let text = stdout(&["optimize", arg(&path), "-o", arg(&out)], 0);
+    let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(joined.contains("operators 4 2 −50%"), "{text}");
+    for part in [
+        "m.onnx → ",
+        "worst error",
+        "fold-constants ×1",
+        "verified in 4 runs (seed 0, batch=1;",
+        "counted at x [1, 4]",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "no colours in a pipe");
+    let first = fs::read(&out).expect("written");
+    let json = stdout(&["optimize", arg(&path), "-o", arg(&out), "--json"], 0);
+    assert_eq!(fs::read(&out).expect("written"), first, "the same bytes");
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["verified"], true);
+    assert_eq!(json["before"]["operators"], 4);
+    assert_eq!(json["after"]["operators"], 2);
+    assert_eq!(json["after"]["file_bytes"], first.len());
+    assert_eq!(json["shapes"]["x"], serde_json::json!([1, 4]));
+    assert_eq!(listing(folder.path()), ["m.onnx", "t.onnx"]);
+    let same = stdout(&["check", arg(&path), arg(&out)], 0);
+    assert!(same.contains("they give the same in 4 runs"), "{same}");
+}
+
+#[test]
+fn options_are_heeded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let optimize = |options: &[&str]| -> Value {
+        let mut args = vec!["optimize", arg(&path), "-o", arg(&out), "--json"];
+        args.extend(options);
+        serde_json::from_str(&stdout(&args, 0)).expect("JSON")
+    };
+    let without = optimize(&["--without", "fold-constants,remove-no-op"]);
+    assert_eq!(without["after"]["operators"], 4);
+    let unproven = optimize(&["--no-verify"]);
+    assert_eq!(unproven["verified"], false);
+    assert_eq!(unproven["before"]["worst_error"], Value::Null);
+    let bound = optimize(&["--bind", "batch=7", "--seeds", "1"]);
+    assert_eq!(bound["shapes"]["x"], serde_json::json!([7, 4]));
+    assert_eq!(bound["runs"].as_array().expect("runs").len(), 3);
+    optimize(&["--target", "ort-cpu"]);
+    let stamped = Model::read(&out).expect("read").proto.metadata_props;
+    assert_eq!(stamped[0].value, "ort-cpu");
+    let rules = stdout(&["optimize", "--list-rules"], 0);
+    assert!(rules.lines().any(|rule| rule == "fold-constants"));
+    // Inputs of the user's own.
+    let x = Tensor::new(&[2, 4], Values::F32(vec![1.0; 8]));
+    let npy = folder.path().join("x.npy");
+    fs::write(&npy, npy::npy(&x).expect("encoded")).expect("written");
+    let given = optimize(&["--inputs", arg(&npy)]);
+    assert_eq!(given["shapes"]["x"], serde_json::json!([2, 4]));
+}
+
+#[test]
+fn external_data_moves_with_the_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut outside = model(
+        vec![
+            node("Identity", &["x"], "i"),
+            node("MatMul", &["i", "w"], "y"),
+        ],
+        vec![floats("w", &[64, 64], -0.5)],
+        64,
+    );
+    if let Some(graph) = &mut outside.graph {
+        let bytes = graph.initializer[0].raw_data.clone().expect("bytes");
+        fs::write(folder.path().join("w.bin"), bytes).expect("written");
+        move_outside(&mut graph.initializer[0], "w.bin");
+    }
+    let path = save(&outside, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let json = stdout(&["optimize", arg(&path), "-o", arg(&out), "--json"], 0);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["after"]["operators"], 1);
+    assert_eq!(
+        listing(folder.path()),
+        ["m.onnx", "t.onnx", "t.onnx.data", "w.bin"]
+    );
+    let data = |name: &str| fs::read(folder.path().join(name)).expect("read");
+    assert_eq!(data("t.onnx.data"), data("w.bin"));
+    stdout(&["check", arg(&path), arg(&out)], 0);
+}
+
+#[test]
+fn nodes_out_of_order_are_sorted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut reversed = small();
+    if let Some(graph) = &mut reversed.graph {
+        graph.node.reverse();
+    }
+    let path = save(&reversed, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let text = stdout(&["optimize", arg(&path), "-o", arg(&out)], 0);
+    assert!(
+        text.contains("nodes were out of order and have been sorted"),
+        "{text}"
+    );
+    let check = stdout(&["check", arg(&path)], 3);
+    assert!(check.contains("which is computed later"), "{check}");
+}
+
+#[test]
+fn operators_without_a_meaning_are_kept_and_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut odd = model(
+        vec![
+            node("Identity", &["x"], "i"),
+            node("Mystery", &["i"], "m"),
+            node("Relu", &["m"], "y"),
+        ],
+        Vec::new(),
+        4,
+    );
+    odd.opset_import.push(onnx::proto::OperatorSetIdProto {
+        domain: "somewhere".to_string(),
+        version: 1,
+    });
+    if let Some(graph) = &mut odd.graph {
+        graph.node[1].domain = "somewhere".to_string();
+        graph.value_info = vec![program::port("m", 4)];
+    }
+    let path = save(&odd, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let text = stdout(&["optimize", arg(&path), "-o", arg(&out)], 0);
+    assert!(
+        text.contains(
+            "kept as they are, since their meaning is not known here: somewhere.Mystery ×1"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("compared before and after, not across: Mystery → `m`"),
+        "{text}"
+    );
+    let graph = Model::read(&out)
+        .expect("read")
+        .proto
+        .graph
+        .expect("a graph");
+    let names: Vec<&str> = graph.node.iter().map(|n| n.op_type.as_str()).collect();
+    assert_eq!(names, ["Mystery", "Relu"]);
+}
+
+#[test]
+fn a_model_runs_on_given_and_made_up_inputs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let (x, out) = (folder.path().join("x.npz"), folder.path().join("y.npz"));
+    let tensor = Tensor::new(&[1, 4], Values::F32(vec![-1.0, 0.0, 1.0, 2.0]));
+    let file = fs::File::create(&x).expect("created");
+    npy::write_npz([("x", &tensor)], file).expect("written");
+    let text = stdout(
+        &["run", arg(&path), "--inputs", arg(&x), "--out", arg(&out)],
+        0,
+    );
+    assert!(text.contains("y  float  [1, 4]  from 1.0"), "{text}");
+    let read = npy::read_npz(&fs::read(&out).expect("written")).expect("an archive");
+    // w is 0.5, 0.75, 1, 1.25, and is added twice.
+    let wanted = Tensor::new(&[1, 4], Values::F32(vec![1.0, 1.5, 3.0, 4.5]));
+    assert_eq!(read, [("y".to_string(), wanted)]);
+    let made = |seed: &str| {
+        stdout(
+            &["run", arg(&path), "--random", seed, "--bind", "batch=3"],
+            0,
+        )
+    };
+    assert!(made("1").contains("[3, 4]"));
+    assert_eq!(made("1"), made("1"));
+    assert_ne!(made("1"), made("2"));
+}
+
+#[test]
+fn files_that_differ_are_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let mut changed = small();
+    if let Some(graph) = &mut changed.graph {
+        graph.initializer = vec![floats("w", &[4], 0.75)];
+    }
+    let other = save(&changed, folder.path(), "n.onnx");
+    let text = stdout(&["check", arg(&path), arg(&other)], 3);
+    assert!(
+        text.contains("they differ: `y` differs (seed 0, batch=1)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn shells_get_completions() {
+    for (shell, part) in [
+        ("bash", "complete -F _shorthaul"),
+        ("zsh", "#compdef shorthaul"),
+        ("fish", "complete -c shorthaul"),
+    ] {
+        let script = stdout(&["completions", shell], 0);
+        assert!(
+            script.contains(part) && script.contains("optimize"),
+            "{shell}"
+        );
+    }
+}
