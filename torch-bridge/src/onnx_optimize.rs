@@ -2,7 +2,7 @@
 
 use crate::onnx::OnnxFailure;
 use ::onnx::file::{self, Model};
-use ::onnx::optimize::{self, Options};
+use ::onnx::optimize::{self as optimizing, Options};
 use ::onnx::rewrite::Target;
 use ::onnx::{npy, rewrite, verify};
 use pyo3::exceptions::PyValueError;
@@ -68,7 +68,7 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
         verifying: request.verify.then_some(verifying),
     };
     let mut optimized =
-        optimize::optimize(&model, &options, &mut |_| {}).map_err(|error| error.to_string())?;
+        optimizing::optimize(&model, &options, &mut |_| {}).map_err(|error| error.to_string())?;
     let summary = &mut optimized.summary;
     let bytes = match &request.out {
         Some(out) => {

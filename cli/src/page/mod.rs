@@ -279,7 +279,7 @@ fn kernel_section(kernels: &Result<Report, String>) -> String {
              <td data-v=\"{moved}\" class=\"bar\" style=\"--w:{bar:.1}%\">{}</td>{}\
              <td data-v=\"{}\">{}</td></tr>",
             escaped(&kernel.name),
-            escaped(&kernel.path.to_string()),
+            escaped(kernel.path),
             escaped(&kernel.origin),
             cell(kernel.bytes_read),
             cell(kernel.bytes_written),
