@@ -249,3 +249,22 @@ fn other_commands_refuse_too() {
     let usage = shorthaul(&["optimize", arg(&path)]);
     assert_eq!(usage.status.code(), Some(2));
 }
+
+#[test]
+fn a_witness_that_is_not_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let target = folder.path().join("t.onnx");
+    for option in [&["--oracle", "ort"][..], &["--measure"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_shorthaul"))
+            .args(["optimize", arg(&path), "-o", arg(&target)])
+            .args(option)
+            .env_clear()
+            .output()
+            .expect("the program starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("`pip install onnxruntime`"), "{text}");
+        assert_eq!(listing(folder.path()), ["m.onnx"]);
+    }
+}
