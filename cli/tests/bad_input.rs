@@ -260,6 +260,7 @@ fn a_witness_that_is_not_there() {
             .args(["optimize", arg(&path), "-o", arg(&target)])
             .args(option)
             .env_clear()
+            .env("PATH", folder.path())
             .output()
             .expect("the program starts");
         let text = String::from_utf8_lossy(&output.stderr);
