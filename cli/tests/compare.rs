@@ -139,6 +139,7 @@ fn the_page_needs_nothing_from_elsewhere() {
         assert!(!page.contains("src=") && !page.contains("href=") && !page.contains("@import"));
         assert_eq!(page.matches("</script>").count(), 2);
         assert!(!page.contains("<b>{{"));
+        assert_eq!(page.contains("&lt;/script&gt;&lt;b&gt;"), name == "b");
     }
     assert_eq!(
         listing(folder.path()),

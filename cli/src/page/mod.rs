@@ -37,7 +37,7 @@ pub fn page(
         .replace("{{kernels}}", &kernel_section(kernels))
         // What comes from the file comes last, so that nothing in it is taken for a place.
         .replace("{{script}}", include_str!("page.js"))
-        .replacen("{{data}}", &data.replace("</", "<\\/"), 1)
+        .replacen("{{data}}", &data.replace('<', "\\u003c"), 1)
         .replacen("{{picture}}", &picture, 1)
 }
 

@@ -15,12 +15,13 @@ const zoom = (factor, px, py) => {
   show();
 };
 const top_ = () => {
-  const s = Math.min(1, Math.max(0.35, graph.clientWidth / whole.w));
+  // What stands in the boxes can be read.
+  const s = Math.min(1, Math.max(0.85, graph.clientWidth / whole.w));
   const first = svg.querySelector(".b");
   let x = (whole.w - graph.clientWidth / s) / 2;
   if (first && whole.w * s > graph.clientWidth) {
     const at = first.transform.baseVal[0].matrix;
-    x = at.e + 60 - graph.clientWidth / s / 2;
+    x = at.e + first.firstChild.width.baseVal.value / 2 - graph.clientWidth / s / 2;
   }
   view = { x, y: -46 / s, s };
   show();
