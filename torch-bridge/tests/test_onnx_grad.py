@@ -254,6 +254,38 @@ def test_layer_norm_of_everything():
     assert_gradients(model, ids, torch.randn(2, 12), "mse", F.mse_loss)
 
 
+def test_convolutions_over_positions_whose_number_is_open():
+    """Strides that leave a rest for some sizes and none for others, in one file for all sizes."""
+
+    class Open(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+            self.b = nn.Conv2d(8, 8, 3, padding=1)
+            self.c = nn.Conv2d(8, 4, 1, stride=2)
+
+        def forward(self, x):
+            return self.c(F.avg_pool2d(F.silu(self.b(F.silu(self.a(x)))), 2)).mean((2, 3))
+
+    torch.manual_seed(0)
+    model, sizes = Open().double(), [torch.export.Dim(n, min=12, max=64) for n in ("h", "w")]
+    x = torch.randn(2, 3, 17, 20, dtype=torch.float64)
+    file = exported(model, x, dynamic={2: sizes[0], 3: sizes[1]})
+    data = shorthaul.onnx.grad(file, loss="mse", wrt=["a.weight", "b.weight", "c.weight", "x0"])
+    for shape in [(2, 3, 17, 20), (2, 3, 23, 15), (2, 3, 16, 30)]:
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        target = torch.randn(2, 4, dtype=torch.float64)
+        found = run(data, {"x0": x, "target": target})
+        model.zero_grad()
+        F.mse_loss(model(x), target).backward()
+        for name, wanted in {
+            "x0": x.grad,
+            **{n: p.grad for n, p in model.named_parameters()},
+        }.items():
+            if f"{name}.grad" in found:
+                torch.testing.assert_close(found[f"{name}.grad"], wanted, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("smoothing", [0.1, 1.0])
 def test_labels_are_smoothed_as_in_pytorch(smoothing):
     torch.manual_seed(0)

@@ -83,9 +83,11 @@ class ConvTranspose(OpRun):
 
 
 def exported(model, *inputs, dynamic=True, names=None, outputs=None):
-    """The bytes of the model as ONNX, with a dynamic first dimension."""
+    """The bytes of the model as ONNX, with a dynamic first dimension, or those that are named."""
     buffer = io.BytesIO()
-    shapes = tuple({0: torch.export.Dim("batch")} if dynamic else None for _ in inputs)
+    if dynamic is True:
+        dynamic = {0: torch.export.Dim("batch")}
+    shapes = tuple(dynamic or None for _ in inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

@@ -399,7 +399,8 @@ impl Nodes<'_> {
         let var = |d: usize| Symbol::new(format!("i{d}"));
         let mut rest = e.clone();
         let mut sum: Option<String> = None;
-        for d in 0..rank {
+        // Sizes may be multiplied and divided; positions may not.
+        for d in (0..rank).filter(|d| e.mentions(&var(*d))) {
             let Some((terms, _)) = e.as_affine() else {
                 return Err(Refusal(format!("the position `{e}` is not affine")));
             };
