@@ -34,6 +34,7 @@ mod targets;
 mod transposes;
 #[cfg(test)]
 pub(crate) mod trial;
+mod wide_groups;
 
 pub use patch::Patch;
 pub use scope::{Constants, Names, Scope, Surroundings};
@@ -77,6 +78,7 @@ const RULES: &[&[Rule]] = &[
     clips::RULES,
     stacked::RULES,
     local_response::RULES,
+    wide_groups::RULES,
     transposes::RULES,
 ];
 
