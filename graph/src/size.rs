@@ -3,6 +3,7 @@
 //! A [`SymExpr`] is used for container shapes (`batch`, `3*seq`), map ranges and memlet
 //! indices (`2*oh + r - 1`, where `oh` and `r` are map parameters). Two expressions are equal
 //! exactly when their canonical forms are, so equality never runs algebra.
+//! Numbers are `i64` and wrap, as the integers of a model do.
 //! This file never knows what a symbol stands for.
 
 use std::collections::BTreeMap;
@@ -154,7 +155,8 @@ impl SymExpr {
             if let Some(r) = rest.as_const() {
                 return whole
                     + SymExpr::constant(
-                        r.div_euclid(d) - i64::from(d < 0 && r.rem_euclid(d) != 0),
+                        r.wrapping_div_euclid(d)
+                            - i64::from(d < 0 && r.wrapping_rem_euclid(d) != 0),
                     );
             }
             let q = Atom::FloorDiv(Box::new(rest), Box::new(divisor.clone()));
@@ -216,8 +218,8 @@ impl SymExpr {
     fn split_multiples(&self, d: i64) -> (SymExpr, SymExpr) {
         let (mut whole, mut rest) = (SymExpr::default(), SymExpr::default());
         for (atoms, c) in &self.terms {
-            if c % d == 0 {
-                whole.terms.push((atoms.clone(), c / d));
+            if c.wrapping_rem(d) == 0 {
+                whole.terms.push((atoms.clone(), c.wrapping_div(d)));
             } else {
                 rest.terms.push((atoms.clone(), *c));
             }
@@ -244,10 +246,10 @@ impl SymExpr {
                 let at = left.iter().position(|a| a == f)?;
                 left.remove(at);
             }
-            if c % d != 0 {
+            if c.wrapping_rem(*d) != 0 {
                 return None;
             }
-            *map.entry(left).or_insert(0) += c / d;
+            *map.entry(left).or_insert(0) += c.wrapping_div(*d);
         }
         Some(Self::from_map(map))
     }
@@ -322,25 +324,27 @@ impl SymExpr {
         for (atoms, c) in &self.terms {
             let mut product = *c;
             for atom in atoms {
-                product *= match atom {
+                let factor = match atom {
                     Atom::Symbol(s) => value_of(s).ok_or_else(|| SizeError::Unbound(s.clone()))?,
                     Atom::FloorDiv(a, b) | Atom::Mod(a, b) => {
                         let (x, y) = (a.eval_with(value_of)?, b.eval_with(value_of)?);
                         if y == 0 {
                             return Err(SizeError::DivisionByZero(self.to_string()));
                         }
-                        let q = x.div_euclid(y) - i64::from(y < 0 && x.rem_euclid(y) != 0);
+                        let q = x.wrapping_div_euclid(y)
+                            - i64::from(y < 0 && x.wrapping_rem_euclid(y) != 0);
                         if matches!(atom, Atom::FloorDiv(..)) {
                             q
                         } else {
-                            x - q * y
+                            x.wrapping_sub(q.wrapping_mul(y))
                         }
                     }
                     Atom::Min(a, b) => a.eval_with(value_of)?.min(b.eval_with(value_of)?),
                     Atom::Max(a, b) => a.eval_with(value_of)?.max(b.eval_with(value_of)?),
                 };
+                product = product.wrapping_mul(factor);
             }
-            sum += product;
+            sum = product.wrapping_add(sum);
         }
         Ok(sum)
     }
@@ -388,7 +392,8 @@ impl Add for SymExpr {
         }
         let mut map: BTreeMap<Vec<Atom>, i64> = self.terms.into_iter().collect();
         for (atoms, c) in other.terms {
-            *map.entry(atoms).or_insert(0) += c;
+            let sum = map.entry(atoms).or_insert(0);
+            *sum = sum.wrapping_add(c);
         }
         SymExpr::from_map(map)
     }
@@ -405,7 +410,7 @@ impl Neg for SymExpr {
     type Output = SymExpr;
     fn neg(mut self) -> SymExpr {
         for (_, c) in &mut self.terms {
-            *c = -*c;
+            *c = c.wrapping_neg();
         }
         self
     }
@@ -420,7 +425,8 @@ impl Mul for SymExpr {
                 let mut atoms = a.clone();
                 atoms.extend(b.iter().cloned());
                 atoms.sort();
-                *map.entry(atoms).or_insert(0) += x * y;
+                let sum = map.entry(atoms).or_insert(0i64);
+                *sum = sum.wrapping_add(x.wrapping_mul(*y));
             }
         }
         SymExpr::from_map(map)

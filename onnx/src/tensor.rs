@@ -387,6 +387,19 @@ pub fn sizes(dims: &[i64]) -> Result<(Vec<usize>, usize), String> {
     Ok((shape, n))
 }
 
+/// A result of more elements is refused before memory is asked for.
+const MAX_RESULT: usize = 1 << 33;
+
+/// The number of elements of a result of sizes `shape`.
+///
+/// # Errors
+/// It is more than is ever computed.
+pub fn room(shape: &[usize]) -> Result<usize, String> {
+    let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
+    let n = n.filter(|n| *n <= MAX_RESULT);
+    n.ok_or_else(|| format!("a result of sizes {shape:?} is too large to be computed"))
+}
+
 /// Elements from little-endian bytes.
 pub fn of_raw(element: Element, bytes: &[u8]) -> Values {
     fn each<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {

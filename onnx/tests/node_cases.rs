@@ -401,3 +401,110 @@ fn report(verdicts: &BTreeMap<&str, Verdict>) {
     assert!(lost.is_empty(), "no longer passed: {lost:?}");
     assert_eq!(wrong, 0, "wrong cases are printed above");
 }
+
+/// Numbers that files should not have in most places.
+const ODD: [i64; 7] = [-1, 0, 1, 7, -9, i64::MIN, i64::MAX];
+
+/// Ways to damage a case: an integer of an attribute or an input, the sizes of an input, an absent input.
+fn damaged(case: &Case) -> Vec<(ModelProto, Named)> {
+    let mut all = Vec::new();
+    let nodes = case.model.graph.as_ref().unwrap().node.len();
+    for n in 0..nodes {
+        let node = &case.model.graph.as_ref().unwrap().node[n];
+        for a in 0..node.attribute.len() {
+            for odd in ODD {
+                let mut model = case.model.clone();
+                let attribute = &mut model.graph.as_mut().unwrap().node[n].attribute[a];
+                match attribute.ints.len() {
+                    0 if attribute.i.is_none() => continue,
+                    0 => attribute.i = Some(odd),
+                    len => attribute.ints[odd.unsigned_abs() as usize % len] = odd,
+                }
+                all.push((model, case.inputs.clone()));
+            }
+        }
+        for i in 0..node.input.len() {
+            let mut model = case.model.clone();
+            model.graph.as_mut().unwrap().node[n].input[i].clear();
+            all.push((model, case.inputs.clone()));
+        }
+    }
+    for (name, x) in &case.inputs {
+        let mut others = vec![
+            vec![1; x.shape.len() + 1],
+            vec![0; x.shape.len()],
+            vec![2, 3],
+        ];
+        others.push(Vec::new());
+        others.push([&[1][..], &x.shape].concat());
+        others.push(x.shape.iter().rev().copied().collect());
+        for shape in others {
+            let n: usize = shape.iter().product();
+            if n > 0 && x.is_empty() {
+                continue;
+            }
+            let values = x.values.pick((0..n).map(|i| i % x.len()));
+            let mut inputs = case.inputs.clone();
+            inputs.insert(name.clone(), Tensor::new(&shape, values));
+            all.push((case.model.clone(), inputs));
+        }
+        let Some(ints) = x.to_i64().filter(|v| !v.is_empty()) else {
+            continue;
+        };
+        for odd in ODD {
+            let mut ints = ints.clone();
+            let at = odd.unsigned_abs() as usize % ints.len();
+            ints[at] = odd;
+            let mut inputs = case.inputs.clone();
+            inputs.extend(Tensor::of_ints(x.element(), &x.shape, &ints).map(|x| (name.clone(), x)));
+            all.push((case.model.clone(), inputs));
+        }
+    }
+    all
+}
+
+#[test]
+#[ignore = "reads the cases in the folder that SHORTHAUL_NODE_CASES names"]
+fn damaged_node_cases_do_not_panic() {
+    let folder = std::env::var_os("SHORTHAUL_NODE_CASES").map(PathBuf::from);
+    let folder = folder.expect("SHORTHAUL_NODE_CASES names no folder");
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .expect("the folder of cases")
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    entries.sort();
+    let (mut n, mut panics) = (0, Vec::new());
+    let mut by_operator: BTreeMap<String, usize> = BTreeMap::new();
+    for at in entries {
+        let Ok(case) = read(&at) else { continue };
+        // Two cases of an operator show what more of them would.
+        let seen = by_operator
+            .entry(operators(&at).unwrap_or_default())
+            .or_default();
+        *seen += 1;
+        if *seen > 2 {
+            continue;
+        }
+        for (model, inputs) in damaged(&case) {
+            let case = Case {
+                model,
+                inputs,
+                outputs: Vec::new(),
+                is_rounded: false,
+            };
+            n += 1;
+            let done = std::panic::catch_unwind(|| {
+                let _ = evaluated(&case, Precision::AsStored);
+                WAYS.map(|way| inferred(&case, way).is_ok())
+            });
+            if done.is_err() {
+                panics.push(at.file_name().unwrap().to_os_string());
+                break;
+            }
+        }
+    }
+    assert!(
+        panics.is_empty(),
+        "of {n} damaged cases panicked: {panics:?}"
+    );
+}

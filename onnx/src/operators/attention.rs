@@ -337,11 +337,11 @@ fn attention<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let n_rows = q.length as i64;
     let bias = |b: usize, h: usize, row: usize, column: usize| {
         let length = lengths.as_ref().map(|l| l[b]);
-        let offset = length.map_or(past_length as i64, |n| n - n_rows);
-        let ahead = column as i64 - row as i64 - offset;
+        let offset = length.map_or(past_length as i64, |n| n.saturating_sub(n_rows));
+        let ahead = (column as i64 - row as i64).saturating_sub(offset);
         let out = (causal && ahead > 0)
             || ahead > right
-            || -ahead > left
+            || ahead.saturating_neg() > left
             || length.is_some_and(|n| column as i64 >= n);
         match &mask {
             _ if out => R::neg_infinity(),

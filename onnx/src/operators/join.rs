@@ -156,7 +156,8 @@ fn split(call: &Call) -> Result<Vec<Tensor>, String> {
     };
     let parts = match call.ints_of("split", 1)? {
         Some(parts) => crate::tensor::sizes(&parts)?.0,
-        None => even_sizes(size, n),
+        None if n == call.node.output.len() => even_sizes(size, n),
+        None => return Err(format!("it has not {n} outputs")),
     };
     if parts.iter().sum::<usize>() != size {
         return Err(format!("{parts:?} are not the parts of {size}"));
@@ -242,6 +243,8 @@ fn kept(size: &SymExpr, start: &SymExpr, end: &SymExpr, step: i64) -> Option<Sym
 fn position(size: &SymExpr, bound: &SymExpr) -> Option<SymExpr> {
     if bound.as_const().is_some_and(|b| b >= FAR) {
         Some(size.clone())
+    } else if bound.as_const().is_some_and(|b| b <= -FAR) {
+        Some(SymExpr::constant(0))
     } else if is_at_least(bound, 0) {
         Some(smaller(size, bound))
     } else if is_at_least(&-bound.clone(), 1) {
@@ -295,7 +298,10 @@ fn cuts(call: &Call, rank: usize) -> Result<Cuts<i64>, String> {
         return Err("its starts, ends, axes and steps do not fit together".to_string());
     }
     let places: Option<Vec<usize>> = axes.iter().map(|d| axis(*d, rank)).collect();
-    let places = places.ok_or_else(|| format!("axes {axes:?} are not of {rank} dimensions"))?;
+    let differ = |p: &Vec<usize>| (1..p.len()).all(|n| !p[..n].contains(&p[n]));
+    let places = places
+        .filter(differ)
+        .ok_or_else(|| format!("axes {axes:?} are not some of {rank} dimensions"))?;
     Ok(Cuts {
         axes: places,
         starts,

@@ -253,7 +253,7 @@ impl<'a> Inference<'a> {
 /// An axis as a position among `rank` dimensions; negative ones count from the end.
 pub fn axis(axis: i64, rank: usize) -> Option<usize> {
     let at = if axis < 0 { axis + rank as i64 } else { axis };
-    usize::try_from(at).ok().filter(|at| *at < rank.max(1))
+    usize::try_from(at).ok().filter(|at| *at < rank)
 }
 
 /// Sizes that several shapes broadcast to; a size that cannot be decided becomes unknown. `None` if
@@ -364,6 +364,8 @@ pub fn symbolic_elements(
     cx: &Inference,
     outputs: &[Fact],
 ) -> Option<Vec<SymExpr>> {
+    // What could become large is not computed.
+    outputs.first()?.len().filter(|n| *n <= MAX_ELEMENTS)?;
     match operator.symbolic {
         Symbolic::No => None,
         Symbolic::Own(own) => own(cx),
@@ -419,13 +421,9 @@ fn pointwise_elements(
 ) -> Option<Vec<SymExpr>> {
     let shape = output.sizes()?;
     let n: usize = shape.iter().product();
-    if n > MAX_ELEMENTS
-        || !output
-            .element
-            .is_some_and(|e| e.is_int() || e == Element::Bool)
-    {
-        return None;
-    }
+    output
+        .element
+        .filter(|e| e.is_int() || *e == Element::Bool)?;
     let mut operands = Vec::new();
     for at in 0..cx.inputs.len() {
         let from = cx.fact(at)?.sizes()?;

@@ -3,7 +3,7 @@
 use super::strided::{View, taken};
 use super::{Call, Inference, Operator, Symbolic, axis, broadcast};
 use crate::fact::Fact;
-use crate::tensor::{Tensor, sizes};
+use crate::tensor::{Tensor, room, sizes};
 use graph::SymExpr;
 
 pub const ROWS: &[Operator] = &[
@@ -102,16 +102,15 @@ fn reshape(call: &Call) -> Result<Vec<Tensor>, String> {
             *size = *from as i64;
         }
     }
-    let rest: i64 = to.iter().filter(|n| **n != -1).product();
+    let given = to.iter().filter(|n| **n != -1);
+    let rest = given.fold(1i64, |p, n| p.saturating_mul(*n));
     for size in to.iter_mut().filter(|n| **n == -1) {
         *size = if rest == 0 { 0 } else { x.len() as i64 / rest };
     }
-    let fits = to.iter().all(|n| *n >= 0) && to.iter().product::<i64>() == x.len() as i64;
-    if !fits {
-        return Err(format!("{:?} cannot take the shape {to:?}", x.shape));
+    match sizes(&to) {
+        Ok((shape, n)) if n == x.len() => Ok(vec![x.reshaped(&shape)]),
+        _ => Err(format!("{:?} cannot take the shape {to:?}", x.shape)),
     }
-    let shape: Vec<usize> = to.iter().map(|n| *n as usize).collect();
-    Ok(vec![x.reshaped(&shape)])
 }
 
 fn infer_squeeze(cx: &Inference) -> Option<Vec<Fact>> {
@@ -159,11 +158,14 @@ fn with_ones<T: Clone>(from: &[T], axes: &[i64], one: T) -> Option<Vec<T>> {
     let mut at: Vec<usize> = axes.iter().map(|d| axis(*d, rank)).collect::<Option<_>>()?;
     at.sort_unstable();
     at.dedup();
+    if at.len() != axes.len() {
+        return None;
+    }
     let mut shape = from.to_vec();
     for d in &at {
         shape.insert(*d, one.clone());
     }
-    (at.len() == axes.len()).then_some(shape)
+    Some(shape)
 }
 
 fn infer_unsqueeze(cx: &Inference) -> Option<Vec<Fact>> {
@@ -267,8 +269,9 @@ fn tile(call: &Call) -> Result<Vec<Tensor>, String> {
     for (d, times) in times.iter().enumerate() {
         view.shape.extend([*times, x.shape[d]]);
         view.strides.extend([0, whole.strides[d]]);
-        shape.push((times * x.shape[d]) as i64);
+        shape.push(times.saturating_mul(x.shape[d]) as i64);
     }
     let (shape, _) = sizes(&shape)?;
+    room(&shape)?;
     Ok(vec![taken(x, &view).reshaped(&shape)])
 }

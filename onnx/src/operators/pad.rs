@@ -78,8 +78,8 @@ fn sources(n: usize, (begin, end): (i64, i64), mode: &str) -> Result<Vec<Option<
     let high = n.saturating_sub(end.saturating_neg().max(0)).clamp(low, n);
     let (begin, end, n) = (begin.max(0), end.max(0), high - low);
     let all = begin.checked_add(end).and_then(|p| p.checked_add(n));
-    let all = all.filter(|all| *all < 1 << 40);
-    let all = all.ok_or_else(|| format!("pads {begin} and {end} do not fit in memory"))?;
+    let all = all.filter(|all| *all < 1 << 30);
+    let all = all.ok_or_else(|| format!("pads {begin} and {end} are too large"))?;
     let source = |at: i64| {
         let at = at - begin;
         let inside = match mode {
@@ -123,9 +123,10 @@ fn selected(
         lines(v, 0, shape, sources, &fill, &mut to);
         Some(T::wrap(to))
     }
+    let shape: Vec<usize> = sources.iter().map(Vec::len).collect();
+    crate::tensor::room(&shape)?;
     let values = each_type!(&*x.values, v => each(v, &x.shape, sources, fill));
     let values = values.ok_or("its fill value is of another type")?;
-    let shape: Vec<usize> = sources.iter().map(Vec::len).collect();
     Ok(Tensor::new(&shape, values))
 }
 

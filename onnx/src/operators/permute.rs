@@ -47,7 +47,9 @@ pub fn permuted(x: &Tensor, order: &[usize]) -> Tensor {
 }
 
 fn block(attributes: crate::attributes::Attributes) -> Option<i64> {
-    attributes.int("blocksize").filter(|b| *b > 0)
+    attributes
+        .int("blocksize")
+        .filter(|b| (1..1 << 20).contains(b))
 }
 
 fn infer_to_space(cx: &Inference) -> Option<Vec<Fact>> {
@@ -77,7 +79,7 @@ fn infer_to_depth(cx: &Inference) -> Option<Vec<Fact>> {
 /// The four sizes of an image and the block size.
 fn image(call: &Call) -> Result<([usize; 4], usize), String> {
     let x = call.input(0)?;
-    let b = block(call.attributes).ok_or("its block size is missing or not positive")?;
+    let b = block(call.attributes).ok_or("its block size is missing or no size")?;
     let shape = x.shape.as_slice().try_into();
     let shape = shape.map_err(|_| format!("{:?} is no image", x.shape))?;
     Ok((shape, b as usize))

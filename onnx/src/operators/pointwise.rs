@@ -77,7 +77,9 @@ pub fn joined(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
         (1, y) => Ok(y),
         _ => Err(format!("{a:?} and {b:?} do not broadcast")),
     };
-    (0..rank).map(size).collect()
+    let shape: Vec<usize> = (0..rank).map(size).collect::<Result<_, _>>()?;
+    crate::tensor::room(&shape)?;
+    Ok(shape)
 }
 
 /// `f` of two operands' elements with broadcasting.

@@ -137,7 +137,8 @@ fn marked(axes: Option<Vec<i64>>, rank: usize, keeps_if_empty: bool) -> Option<A
     }
     let mut marks = vec![axes.is_empty(); rank];
     for d in axes {
-        if let Some(mark) = marks.get_mut(axis(d, rank)?) {
+        // A scalar has an axis 0, which is no dimension.
+        if let Some(mark) = marks.get_mut(axis(d, rank.max(1))?) {
             *mark = true;
         }
     }

@@ -248,8 +248,7 @@ fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
     let outer: usize = indices.shape[..at].iter().product();
     let mut shape = indices.shape.clone();
     shape.insert(at, depth);
-    let sizes: Vec<i64> = shape.iter().map(|n| *n as i64).collect();
-    crate::tensor::sizes(&sizes)?;
+    crate::tensor::room(&shape)?;
     let mut on = Vec::with_capacity(outer * depth * inner);
     for o in 0..outer {
         for i in 0..depth {

@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::same_type;
 use crate::stored::Stored;
-use crate::tensor::{Tensor, Values, sizes};
+use crate::tensor::{Tensor, Values, room, sizes};
 use graph::SymExpr;
 use std::sync::Arc;
 
@@ -118,7 +118,8 @@ fn infer_constant_of(cx: &Inference) -> Option<Vec<Fact>> {
 }
 
 fn constant_of(call: &Call) -> Result<Vec<Tensor>, String> {
-    let (shape, n) = sizes(&call.ints(0)?)?;
+    let (shape, _) = sizes(&call.ints(0)?)?;
+    let n = room(&shape)?;
     let value = match call.attributes.tensor("value") {
         Some(value) => Tensor::of_proto(value)?,
         None => Tensor::new(&[1], Values::F32(vec![0.0])),
@@ -179,7 +180,7 @@ fn range(call: &Call) -> Result<Vec<Tensor>, String> {
     let scalar = |at: usize| call.input(at)?.scalar().ok_or_else(refuse);
     let (start, limit, delta) = (scalar(0)?, scalar(1)?, scalar(2)?);
     let n = n_steps(start, limit, delta).ok_or_else(refuse)?;
-    let (_, n) = sizes(&[n])?;
+    let n = room(&sizes(&[n])?.0)?;
     let made = if element.is_float() {
         let at = |i: usize| start + i as f64 * delta;
         let values: Vec<f64> = (0..n).map(at).collect();

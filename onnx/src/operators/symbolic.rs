@@ -57,7 +57,10 @@ pub fn neg(x: &[&SymExpr]) -> Decided {
 
 pub fn abs(x: &[&SymExpr]) -> Decided {
     let x = *x.first()?;
-    Some(larger(x, &-x.clone()))
+    match x.as_const() {
+        Some(x) => Some(SymExpr::constant(x.wrapping_abs())),
+        None => Some(larger(x, &-x.clone())),
+    }
 }
 
 pub fn not(x: &[&SymExpr]) -> Decided {
@@ -107,14 +110,36 @@ pub fn greater_or_equal(x: &[&SymExpr]) -> Decided {
 /// The comparison, if it comes out the same for the least and the greatest difference.
 fn compare(x: &[&SymExpr], holds: fn(i64) -> bool) -> Decided {
     let [a, b] = x else { return None };
-    let difference = (*a).clone() - (*b).clone();
-    let low = least(&difference).map_or(-1, i64::signum);
-    let high = least(&-difference).map_or(1, |n| -n.signum());
+    let (low, high) = match (a.as_const(), b.as_const()) {
+        (Some(a), Some(b)) => (a.cmp(&b) as i64, a.cmp(&b) as i64),
+        _ => {
+            let low = |a, b| least(&difference(a, b)?).map(i64::signum);
+            (low(a, b).unwrap_or(-1), low(b, a).map_or(1, |sign| -sign))
+        }
+    };
     // The sign lies between the two.
     let first = holds(low);
     (low..=high)
         .all(|s| holds(s) == first)
         .then(|| truth(first))
+}
+
+/// Numbers from here on may wrap around in a difference.
+const LARGE: u64 = 1 << 40;
+
+/// `a - b`, if no number in it comes near the ends of its type.
+fn difference(a: &SymExpr, b: &SymExpr) -> Option<SymExpr> {
+    let mut terms = a.terms().iter().chain(b.terms());
+    let small = terms.all(|(_, factor)| factor.unsigned_abs() < LARGE);
+    small.then(|| a.clone() - b.clone())
+}
+
+/// Whether `a` is never below `b`.
+fn reaches(a: &SymExpr, b: &SymExpr) -> bool {
+    match (a.as_const(), b.as_const()) {
+        (Some(a), Some(b)) => a >= b,
+        _ => difference(a, b).is_some_and(|d| is_at_least(&d, 0)),
+    }
 }
 
 /// The side a constant condition takes, or both where they are the same.
@@ -180,9 +205,9 @@ fn truth(value: bool) -> SymExpr {
 
 /// The smaller of two, decided where one never is the larger.
 pub fn smaller(a: &SymExpr, b: &SymExpr) -> SymExpr {
-    if is_at_least(&(b.clone() - a.clone()), 0) {
+    if reaches(b, a) {
         a.clone()
-    } else if is_at_least(&(a.clone() - b.clone()), 0) {
+    } else if reaches(a, b) {
         b.clone()
     } else {
         a.min_with(b)
@@ -191,9 +216,9 @@ pub fn smaller(a: &SymExpr, b: &SymExpr) -> SymExpr {
 
 /// The larger of two, decided where one never is the smaller.
 pub fn larger(a: &SymExpr, b: &SymExpr) -> SymExpr {
-    if is_at_least(&(a.clone() - b.clone()), 0) {
+    if reaches(a, b) {
         a.clone()
-    } else if is_at_least(&(b.clone() - a.clone()), 0) {
+    } else if reaches(b, a) {
         b.clone()
     } else {
         a.max_with(b)

@@ -33,7 +33,7 @@ struct Dimension {
 fn dimensions(attributes: Attributes, n: usize) -> Result<Vec<Dimension>, String> {
     let ints = |name: &str, len: usize, default: i64| match attributes.ints(name) {
         None => Ok(vec![default; len]),
-        Some(v) if v.len() == len && v.iter().all(|v| v.abs() < 1 << 31) => Ok(v.to_vec()),
+        Some(v) if v.len() == len && v.iter().all(|v| v.unsigned_abs() < 1 << 31) => Ok(v.to_vec()),
         Some(v) => Err(format!("{name} {v:?} do not fit {n} dimensions")),
     };
     let (strides, dilations) = (ints("strides", n, 1)?, ints("dilations", n, 1)?);
@@ -167,7 +167,7 @@ fn transposed<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
     if bias.as_ref().is_some_and(|b| b.len() != shape[1]) {
         return Err("its bias does not fit".to_string());
     }
-    let mut y = vec![R::zero(); shape.iter().product()];
+    let mut y = vec![R::zero(); crate::tensor::room(&shape)?];
     let block =
         (BLOCK / (taps * n_windows).max(1)).clamp(1, filters.div_ceil(threads::count()).max(1));
     let mut pieces = Vec::new();

@@ -69,7 +69,7 @@ impl Windows {
         if padding != Padding::Explicit || pads.is_empty() {
             pads = vec![0; 2 * n];
         }
-        if pads.len() != 2 * n || pads.iter().any(|p| p.abs() > 1 << 31) {
+        if pads.len() != 2 * n || pads.iter().any(|p| p.unsigned_abs() > 1 << 31) {
             return Err(format!("pads {pads:?} do not fit {n} dimensions"));
         }
         Ok(Windows {
