@@ -8,7 +8,7 @@ use onnx::evaluate::Values;
 use onnx::file::{self, Model};
 use onnx::npy;
 use onnx::tensor::Tensor;
-use onnx::verify::Oracle;
+use onnx::verify::{Oracle, OracleError};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,8 @@ impl OnnxRuntime {
         }
     }
 
-    fn run(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>> {
+    /// The outputs, or what ONNX Runtime says against it.
+    fn run(&self, model: &Model, feeds: &[Values]) -> Result<Result<Vec<Vec<Tensor>>>> {
         let folder = Folder::new()?;
         let path = folder.path("model.onnx");
         file::write(model, &path)?;
@@ -90,12 +91,14 @@ impl OnnxRuntime {
         for (input, output) in inputs.iter().zip(&outputs) {
             args.extend([input.as_path(), output.as_path()]);
         }
-        self.call(&args)?;
+        if let Err(refused) = self.call(&args) {
+            return Ok(Err(refused));
+        }
         let read = |path: &PathBuf| -> Result<Vec<Tensor>> {
             let arrays = npy::read_npz(&fs::read(path)?).map_err(anyhow::Error::msg)?;
             Ok(arrays.into_iter().map(|(_, tensor)| tensor).collect())
         };
-        outputs.iter().map(read).collect()
+        outputs.iter().map(read).collect::<Result<_>>().map(Ok)
     }
 }
 
@@ -104,8 +107,11 @@ impl Oracle for OnnxRuntime {
         "ONNX Runtime"
     }
 
-    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, String> {
-        self.run(model, feeds).map_err(|error| format!("{error:#}"))
+    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+        match self.run(model, feeds) {
+            Ok(said) => said.map_err(|error| OracleError::Refused(format!("{error:#}"))),
+            Err(error) => Err(OracleError::Unasked(format!("{error:#}"))),
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub fn prove(
         progress("rewriting");
         let rewritten = rewrite::rewrite(&model.proto, &model.folder, &options);
         progress("comparing");
-        let difference = match checker.check(&rewritten.model) {
+        let difference = match judged(checker.check(&rewritten.model))? {
             Ok(evidence) => {
                 return Ok(Proof {
                     rewritten,
@@ -88,6 +88,16 @@ pub fn prove(
     }
 }
 
+/// A verdict; a witness that could not be asked is none, and no rewrite is to blame for it.
+fn judged(
+    verdict: Result<Evidence, VerifyError>,
+) -> Result<Result<Evidence, VerifyError>, ProveError> {
+    match verdict {
+        Err(unasked @ VerifyError::Unasked { .. }) => Err(ProveError::Original(unasked)),
+        verdict => Ok(verdict),
+    }
+}
+
 /// The application with which the difference begins.
 fn guilty(
     model: &Model,
@@ -107,7 +117,7 @@ fn guilty(
     checker.check(&with(0).model).map_err(ProveError::Itself)?;
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
-        match checker.check(&with(middle).model) {
+        match judged(checker.check(&with(middle).model))? {
             Ok(_) => good = middle,
             Err(_) => bad = middle,
         }

@@ -43,8 +43,19 @@ pub trait Oracle: fmt::Debug {
     /// The outputs of a model for each set of inputs, in the order of the model.
     ///
     /// # Errors
-    /// A sentence: it refuses the model or its inputs, or it is not there.
-    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, String>;
+    /// See [`OracleError`].
+    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, OracleError>;
+}
+
+/// Why an oracle says nothing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum OracleError {
+    /// It refuses the model or its inputs.
+    #[error("{0}")]
+    Refused(String),
+    /// It could not be asked: no file could be written, or it could not be started.
+    #[error("{0}")]
+    Unasked(String),
 }
 
 /// How to verify.
@@ -108,6 +119,14 @@ pub enum VerifyError {
         /// Its name.
         oracle: String,
         /// What it says.
+        what: String,
+    },
+    /// The other program could not be asked, which says nothing about the model.
+    #[error("{oracle} could not be asked: {what}")]
+    Unasked {
+        /// Its name.
+        oracle: String,
+        /// What stood in the way.
         what: String,
     },
     /// They do not have the same outputs.
@@ -233,9 +252,10 @@ impl<'m> Checker<'m> {
             })
             .collect();
         let outputs = oracle.outputs(model, &feeds);
-        outputs.map_err(|what| VerifyError::Oracle {
-            oracle: oracle.name().to_string(),
-            what,
+        let oracle = oracle.name().to_string();
+        outputs.map_err(|error| match error {
+            OracleError::Refused(what) => VerifyError::Oracle { oracle, what },
+            OracleError::Unasked(what) => VerifyError::Unasked { oracle, what },
         })
     }
 
