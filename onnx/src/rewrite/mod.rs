@@ -28,6 +28,7 @@ mod reshapes;
 mod scale_bias;
 mod scope;
 mod shape_arithmetic;
+mod sizes_between;
 mod stacked;
 mod target;
 mod targets;
@@ -69,6 +70,7 @@ const RULES: &[&[Rule]] = &[
     shape_arithmetic::RULES,
     broadcasting::RULES,
     reshapes::RULES,
+    sizes_between::RULES,
     pieces::RULES,
     batch_norm::RULES,
     scale_bias::RULES,
