@@ -118,12 +118,13 @@ def optimize(
     ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``. ``out``: where to write;
     without it the result has the bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
     ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
-    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or on
-    ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
+    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or
+    on ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
     that one folding may add.
 
     A rewrite that makes a difference is dropped and named in the summary. Raises
-    :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or written.
+    :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or
+    written.
     """
     request = _Request(
         path=None,
