@@ -12,7 +12,7 @@ use crate::attributes::{Attributes, bodies, is_standard};
 use crate::evaluate::{function_of, label, qualified, reads};
 use crate::fact::Fact;
 use crate::functions::specialized;
-use crate::infer::{Facts, Functions, Opsets, Walk, complete, declared};
+use crate::infer::{Facts, Functions, Opsets, Walk, complete, declared, give_sizes};
 use crate::operators::Unknowns;
 use crate::proto::{Dimension, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::stored::{External, Stored};
@@ -86,6 +86,7 @@ pub fn cost(model: &ModelProto, folder: &Arc<Path>, shapes: &BTreeMap<String, Ve
         top: 0,
     };
     let mut facts = Facts::default();
+    give_sizes(graph, &unknowns);
     for info in &graph.input {
         let mut fact = declared(info, &unknowns);
         if let Some(shape) = shapes.get(&info.name) {

@@ -256,7 +256,11 @@ fn sound(model: &Model) -> Result<(Model, bool), OptimizeError> {
     let Ok(proto) = check::sorted(model.proto.clone()) else {
         return Err(unsound(check::errors(model)));
     };
-    let was_sorted = proto != model.proto;
+    let order = |proto: &ModelProto| -> Vec<Option<String>> {
+        let nodes = proto.graph.iter().flat_map(|g| &g.node);
+        nodes.map(|n| n.output.first().cloned()).collect()
+    };
+    let was_sorted = order(&proto) != order(&model.proto);
     let model = model.with(proto);
     let problems = check::errors(&model);
     if problems.is_empty() {
@@ -298,27 +302,33 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
     shapes.retain(|name, _| is_input(name));
     let count = |model: &Model| cost(&model.proto, &model.folder, &shapes);
     let errors = evidence.worst();
+    let encoded = prost::Message::encoded_len(&after.proto) as u64;
     Summary {
         fired,
         dropped: Vec::new(),
         kept: kept(&before.proto),
         cuts: evidence.cuts.clone(),
         runs: evidence.runs.clone(),
-        before: figures(before, &count(before), errors.map(|e| e.0)),
-        after: figures(after, &count(after), errors.map(|e| e.1)),
+        before: figures(
+            before,
+            &count(before),
+            before.n_bytes as u64,
+            errors.map(|e| e.0),
+        ),
+        after: figures(after, &count(after), encoded, errors.map(|e| e.1)),
         shapes,
         was_sorted: false,
     }
 }
 
-fn figures(model: &Model, cost: &Cost, worst_error: Option<f64>) -> Figures {
+fn figures(model: &Model, cost: &Cost, file_bytes: u64, worst_error: Option<f64>) -> Figures {
     Figures {
         operators: n_nodes(&model.proto),
         multiply_adds: cost.multiply_adds,
         bytes_moved: cost.bytes_moved,
         peak_bytes: cost.peak_bytes,
         n_unknown: cost.n_unknown,
-        file_bytes: prost::Message::encoded_len(&model.proto) as u64 + external_bytes(model),
+        file_bytes: file_bytes + external_bytes(model),
         worst_error,
         milliseconds: None,
     }

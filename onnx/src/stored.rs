@@ -181,6 +181,10 @@ pub fn dense(sparse: &SparseTensorProto, folder: &Path) -> Result<Tensor, String
         decode(tensor, folder)
     };
     let (shape, n) = sizes(&sparse.dims)?;
+    const MOST_ELEMENTS: usize = 1 << 30;
+    if n > MOST_ELEMENTS {
+        return Err(format!("its {n} elements are too many to write out"));
+    }
     let (values, indices) = (
         part(&sparse.values, "values")?,
         part(&sparse.indices, "indices")?,
@@ -253,6 +257,9 @@ impl External {
         let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
         let available = path.metadata().map_err(cannot)?.len();
         let (_, n) = sizes(&proto.dims)?;
+        if proto.data_type == Element::String.number() {
+            return Err("text cannot be in another file".to_string());
+        }
         let each = Element::of_number(proto.data_type).and_then(Element::bytes);
         let offset = number("offset")?.unwrap_or(0);
         let length = match (number("length")?, each) {

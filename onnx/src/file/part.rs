@@ -53,9 +53,14 @@ impl Part {
         Ok(part)
     }
 
+    /// Waits until its bytes are on disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
     /// Gives the file its name, once its bytes are on disk.
     pub(super) fn finish(&self, path: &Path) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()?;
+        self.sync()?;
         let _paths = unfinished();
         fs::rename(&self.path, path)
     }

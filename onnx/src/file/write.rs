@@ -6,7 +6,7 @@
 
 use super::Model;
 use super::part::Part;
-use crate::proto::{GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+use crate::proto::{AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use crate::stored::External;
 use prost::Message;
 use prost::encoding::{encode_varint, encoded_len_varint};
@@ -72,13 +72,20 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
     let (proto, ranges) = placed(model, path, &data_name)?;
     let mut n_external = 0;
     if !ranges.is_empty() {
+        replaceable(&data_path).map_err(target)?;
+    }
+    for range in &ranges {
+        range.refuse_to_lose(model, path, &data_path)?;
+    }
+    if !ranges.is_empty() {
         n_external = copy(&ranges, &data_part.path, path)?;
     }
     let n_bytes = File::create(&part.path)
         .map(|file| BufWriter::with_capacity(1 << 20, file))
         .and_then(|mut file| encode(&proto, &mut file))
         .map_err(target)?;
-    // The data first: the old model never meets the new data without the new model following at once.
+    // The data first, the model at once after it: both are on disk before either gets its name.
+    part.sync().map_err(target)?;
     if !ranges.is_empty() {
         data_part.finish(&data_path).map_err(target)?;
     }
@@ -157,6 +164,33 @@ struct Range {
     name: String,
 }
 
+impl Range {
+    /// A file that holds elements of a model which stays is not replaced: only a model that is itself
+    /// replaced may lose its data.
+    fn refuse_to_lose(&self, model: &Model, path: &Path, data: &Path) -> Result<(), WriteError> {
+        let Source::File(from) = &self.source else {
+            return Ok(());
+        };
+        let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
+            (Ok(a), Ok(b)) => a == b,
+            _ => false,
+        };
+        let lost = same(&from.path, path) || (same(&from.path, data) && !same(&model.path, path));
+        match lost {
+            false => Ok(()),
+            true => Err(WriteError::Data {
+                path: path.to_path_buf(),
+                name: self.name.clone(),
+                what: format!(
+                    "{} reads its elements from {}, which would be replaced; choose another target",
+                    model.path.display(),
+                    from.path.display()
+                ),
+            }),
+        }
+    }
+}
+
 /// The model with its external tensors pointing to `data_name`, and what goes there.
 fn placed(
     model: &Model,
@@ -170,34 +204,39 @@ fn placed(
         known: BTreeMap::new(),
         end: 0,
     };
-    if let Some(graph) = &mut proto.graph {
-        let data = |name: &str, what: String| WriteError::Data {
-            path: path.to_path_buf(),
-            name: name.to_string(),
-            what,
+    let data = |name: &str, what: String| WriteError::Data {
+        path: path.to_path_buf(),
+        name: name.to_string(),
+        what,
+    };
+    let mut place = |tensor: &mut TensorProto| {
+        let name = tensor.name.clone();
+        let external = External::of(tensor, &model.folder).map_err(|what| data(&name, what))?;
+        let source = match (external, &tensor.raw_data) {
+            (Some(external), _) => Source::File(external),
+            (None, Some(raw)) if too_large && raw.len() >= LARGE => Source::Memory(raw.clone()),
+            _ => return Ok(()),
         };
-        each_tensor(graph, &mut |tensor| {
-            let name = tensor.name.clone();
-            let external = External::of(tensor, &model.folder).map_err(|what| data(&name, what))?;
-            let source = match (external, &tensor.raw_data) {
-                (Some(external), _) => Source::File(external),
-                (None, Some(raw)) if too_large && raw.len() >= LARGE => Source::Memory(raw.clone()),
-                _ => return Ok(()),
-            };
-            let (offset, length) = places.add(source, &name);
-            tensor.raw_data = None;
-            tensor.data_location = 1;
-            let entry = |key: &str, value: String| StringStringEntryProto {
-                key: key.to_string(),
-                value,
-            };
-            tensor.external_data = vec![
-                entry("location", data_name.to_string()),
-                entry("offset", offset.to_string()),
-                entry("length", length.to_string()),
-            ];
-            Ok(())
-        })?;
+        let (offset, length) = places.add(source, &name);
+        tensor.raw_data = None;
+        tensor.data_location = 1;
+        let entry = |key: &str, value: String| StringStringEntryProto {
+            key: key.to_string(),
+            value,
+        };
+        tensor.external_data = vec![
+            entry("location", data_name.to_string()),
+            entry("offset", offset.to_string()),
+            entry("length", length.to_string()),
+        ];
+        Ok(())
+    };
+    if let Some(graph) = &mut proto.graph {
+        each_tensor(graph, &mut place)?;
+    }
+    for function in &mut proto.functions {
+        let own = function.node.iter_mut().flat_map(|n| &mut n.attribute);
+        each_attribute(own.chain(&mut function.attribute_proto), &mut place)?;
     }
     Ok((proto, places.ranges))
 }
@@ -242,7 +281,20 @@ fn each_tensor(
     for tensor in &mut graph.initializer {
         f(tensor)?;
     }
-    for attribute in graph.node.iter_mut().flat_map(|n| &mut n.attribute) {
+    for sparse in &mut graph.sparse_initializer {
+        for tensor in sparse.values.iter_mut().chain(&mut sparse.indices) {
+            f(tensor)?;
+        }
+    }
+    each_attribute(graph.node.iter_mut().flat_map(|n| &mut n.attribute), f)
+}
+
+/// The same for attributes.
+fn each_attribute<'a>(
+    attributes: impl Iterator<Item = &'a mut AttributeProto>,
+    f: &mut dyn FnMut(&mut TensorProto) -> Result<(), WriteError>,
+) -> Result<(), WriteError> {
+    for attribute in attributes {
         for tensor in attribute.t.iter_mut().chain(&mut attribute.tensors) {
             f(tensor)?;
         }

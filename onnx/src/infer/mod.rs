@@ -14,7 +14,7 @@ use crate::operators::{self, Call, Inference, Unknowns, shared};
 use crate::proto::{Dimension, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
-use graph::{SymExpr, Symbol};
+use graph::SymExpr;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -91,6 +91,11 @@ impl Facts {
         }
     }
 
+    /// Whether nothing is known: so around the graph of a model.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty() && self.outer.as_ref().is_none_or(|o| o.is_empty())
+    }
+
     /// What is known of a value; of an unknown name, nothing.
     pub fn get(&self, name: &str) -> Option<&Fact> {
         let outer = || self.outer.as_ref()?.get(name);
@@ -127,6 +132,9 @@ impl Walk<'_> {
         outer: &Facts,
     ) -> Facts {
         let mut facts = Facts::inside(outer);
+        if outer.is_empty() {
+            give_sizes(body, self.unknowns);
+        }
         for info in &body.input {
             facts.set(&info.name, declared(info, self.unknowns));
         }
@@ -276,6 +284,17 @@ pub fn is_dequantized(node: &NodeProto) -> bool {
     node.op_type == "DequantizeLinear"
 }
 
+/// Tells which sizes the inputs of a model name.
+pub(crate) fn give_sizes(graph: &GraphProto, unknowns: &Unknowns) {
+    let types = graph.input.iter().filter_map(|i| i.r#type.as_ref());
+    let shapes = types.filter_map(|t| t.tensor_type.as_ref()?.shape.as_ref());
+    for dim in shapes.flat_map(|s| &s.dim) {
+        if let Some(Dimension::DimParam(name)) = &dim.value {
+            unknowns.give(name);
+        }
+    }
+}
+
 /// What the file says of a value.
 pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
     let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
@@ -284,7 +303,7 @@ pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
     };
     let size = |dim: &crate::proto::DimensionProto| match &dim.value {
         Some(Dimension::DimValue(n)) if *n >= 0 => SymExpr::constant(*n),
-        Some(Dimension::DimParam(name)) if !name.is_empty() => SymExpr::symbol(Symbol::new(name)),
+        Some(Dimension::DimParam(name)) if !name.is_empty() => unknowns.named(name),
         _ => unknowns.size(),
     };
     let shape = tensor

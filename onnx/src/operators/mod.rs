@@ -50,7 +50,8 @@ use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::proto::NodeProto;
 use crate::tensor::{Tensor, Values};
 use graph::{SymExpr, Symbol};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// An operator.
@@ -160,18 +161,34 @@ pub fn names() -> Vec<&'static str> {
 
 /// Symbols that stand for sizes nothing is known of.
 #[derive(Debug, Default)]
-pub struct Unknowns(Cell<usize>);
+pub struct Unknowns {
+    count: Cell<usize>,
+    given: RefCell<BTreeSet<String>>,
+}
 
 impl Unknowns {
     /// A size of which nothing is known; never equal to another.
     pub fn size(&self) -> SymExpr {
-        self.0.set(self.0.get() + 1);
-        SymExpr::symbol(Symbol::new(format!("?{}", self.0.get())))
+        self.count.set(self.count.get() + 1);
+        SymExpr::symbol(Symbol::new(format!("?{}", self.count.get())))
+    }
+
+    /// From now on that name stands for a size of an input of the model, which is at least 1.
+    pub fn give(&self, name: &str) {
+        self.given.borrow_mut().insert(name.to_string());
+    }
+
+    /// A size that the file names. Only sizes of the model's inputs are known to be at least 1: what
+    /// a file calls `nz` inside may be 0, and is nothing but equal to itself.
+    pub fn named(&self, name: &str) -> SymExpr {
+        let is_given = self.given.borrow().contains(name) && !name.starts_with('?');
+        let prefix = if is_given { "" } else { "?:" };
+        SymExpr::symbol(Symbol::new(format!("{prefix}{name}")))
     }
 
     /// How many there are so far.
     pub fn count(&self) -> usize {
-        self.0.get()
+        self.count.get()
     }
 }
 
@@ -250,7 +267,7 @@ impl<'a> Inference<'a> {
     }
 }
 
-/// An axis as a position among `rank` dimensions; negative ones count from the end.
+/// An axis as a position among `rank` dimensions; negative ones count from the end. A scalar has none.
 pub fn axis(axis: i64, rank: usize) -> Option<usize> {
     let at = if axis < 0 { axis + rank as i64 } else { axis };
     usize::try_from(at).ok().filter(|at| *at < rank)

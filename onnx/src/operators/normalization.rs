@@ -88,6 +88,9 @@ fn real_batch<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     if call.opset < 9 && call.attributes.int("spatial") == Some(0) {
         return Err("statistics of single positions (spatial = 0) are not supported".to_string());
     }
+    if call.opset < 14 && call.node.output.iter().skip(1).any(|o| !o.is_empty()) {
+        return Err("the form for training of old operator sets is not supported".to_string());
+    }
     let [scale, bias, mut mean, mut variance] =
         [1, 2, 3, 4].map(|at| vector::<R>(call, at, channels));
     let (scale, bias) = (scale?, bias?);

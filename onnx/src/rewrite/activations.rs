@@ -17,6 +17,7 @@ use super::noop::same_sizes;
 use super::patch::{Patch, node, text};
 use super::scope::Scope;
 use crate::attributes::{Attributes, is_standard};
+use crate::element::Element;
 use crate::proto::NodeProto;
 
 pub const RULES: &[Rule] = &[
@@ -44,7 +45,10 @@ pub const RULES: &[Rule] = &[
 
 /// Node `n` and `taken` become `node`.
 fn instead(scope: &Scope, n: usize, taken: Taken, node: NodeProto) -> Option<Patch> {
-    if !is_closed(scope, &taken, n) {
+    // Numbers of one element may have more dimensions than `x`, and then the result had them too.
+    let x = scope.fact(node.input.first()?)?;
+    let y = scope.fact(scope.node(n).output.first()?)?;
+    if !same_sizes(x, y) || !is_closed(scope, &taken, n) {
         return None;
     }
     let mut patch = Patch::exchange(scope, n, node);
@@ -143,6 +147,10 @@ fn hard_swish(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let product = product(scope, n)?;
     product.factors.iter().find_map(|x| {
+        let element = scope.fact(x)?.element?;
+        if !element.is_float() || (element == Element::BF16 && scope.opset() < 22) {
+            return None;
+        }
         let mut taken = product.taken.clone();
         let gate = beside(&product, x)?;
         let is = match scope.made_by(gate, "HardSigmoid") {

@@ -32,7 +32,8 @@ fn affine(scope: &Scope, n: usize) -> Option<Affine> {
     let node = scope.node(n);
     let a = Attributes::of(node);
     let of_batch = a.flag("training_mode") || scope.opset() < 7 || a.int("spatial") == Some(0);
-    let others = node.output.iter().skip(1).any(|o| scope.is_used(o));
+    // Before version 14 further outputs, read or not, mean statistics of the batch.
+    let others = node.output.iter().skip(1).any(|o| !o.is_empty());
     if !scope.is(n, "BatchNormalization") || of_batch || others {
         return None;
     }

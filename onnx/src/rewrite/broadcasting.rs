@@ -127,18 +127,36 @@ fn drop_expansion(scope: &Scope, n: usize) -> Option<Patch> {
     {
         return None;
     }
+    let mut patch = Patch {
+        remove: vec![n],
+        ..Patch::default()
+    };
     if is_expand {
-        return Patch::forward(scope, n, scope.input(n, 0)?);
+        read_instead(scope, &mut patch, value, scope.input(n, 0)?);
+        return Some(patch);
     }
     let fill = match Attributes::of(node).tensor("value") {
         Some(proto) => decode(proto, Path::new(".")).ok()?.reshaped(&[]),
         None => Tensor::new(&[], Values::F32(vec![0.0])),
     };
-    let mut patch = Patch::default();
     let name = patch.constant(scope, value, fill);
-    patch.remove.push(n);
-    patch.replace.push((value.clone(), name));
+    read_instead(scope, &mut patch, value, &name);
     Some(patch)
+}
+
+/// The readers of `value` read `name`. They are part of the patch: each was looked at with its other
+/// operands as they are, which another patch must not change in the same sweep.
+fn read_instead(scope: &Scope, patch: &mut Patch, value: &str, name: &str) {
+    let mut readers = scope.readers(value).to_vec();
+    readers.dedup();
+    for r in readers {
+        let mut reader = scope.node(r).clone();
+        for input in reader.input.iter_mut().filter(|i| *i == value) {
+            *input = name.to_string();
+        }
+        patch.remove.push(r);
+        patch.insert.push(reader);
+    }
 }
 
 /// Whether a reader gives the same sizes if `value` has the sizes `small` instead of its own.

@@ -93,6 +93,9 @@ fn multiply<'a>(scope: &Scope<'a>, n: usize, product: &mut Product<'a>) -> bool 
     true
 }
 
+/// Nodes of one product; the rest of a longer one is a factor of its own.
+const MAX_FACTORS: usize = 16;
+
 fn factor<'a>(scope: &Scope<'a>, n: usize, name: &'a str, product: &mut Product<'a>) {
     if let Some(number) = scope.scalar(name) {
         product.number *= number;
@@ -101,7 +104,8 @@ fn factor<'a>(scope: &Scope<'a>, n: usize, name: &'a str, product: &mut Product<
     let inner = scope
         .producer(name)
         .filter(|_| scope.sole_reader(name) == Some(n));
-    if !inner.is_some_and(|m| multiply(scope, m, product)) {
+    let is_long = product.taken.len() >= MAX_FACTORS;
+    if is_long || !inner.is_some_and(|m| multiply(scope, m, product)) {
         product.factors.push(name);
     }
 }

@@ -216,7 +216,7 @@ impl Run<'_> {
             }
             dead::remove(body, &mut constants, replaceable);
         }
-        if self.around.inputs_are_constant {
+        if self.around.inputs_are_constant && path.is_empty() {
             declare(body, &constants);
         }
         let place: BTreeMap<&str, usize> = order

@@ -41,8 +41,12 @@ struct Core<'a> {
 
 /// The value under a root, and whether the root divides: `Sqrt(v)`, `Pow(v, ±0.5)`, `1 / Sqrt(v)`.
 fn root<'a>(scope: &Scope<'a>, name: &'a str, taken: &mut Taken) -> Option<(&'a str, bool)> {
+    const MOST_NODES: usize = 8;
     let n = scope.producer(name)?;
     taken.insert(n);
+    if taken.len() > MOST_NODES {
+        return None;
+    }
     if scope.is(n, "Sqrt") {
         return Some((scope.input(n, 0)?, false));
     }

@@ -91,7 +91,11 @@ fn into_window(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let kernel = a.ints("kernel_shape")?;
     let smaller = pads.iter().zip(kernel.iter().cycle()).all(|(p, k)| p < k);
-    if !smaller || a.flag("ceil_mode") || pads.len() != 2 * kernel.len() {
+    // A dilated window may meet nothing but padding.
+    let dilated = a
+        .ints("dilations")
+        .is_some_and(|d| d.iter().any(|d| *d != 1));
+    if dilated || !smaller || a.flag("ceil_mode") || pads.len() != 2 * kernel.len() {
         return None;
     }
     let legal = if scope.is(n, "AveragePool") && scope.opset() >= 7 {

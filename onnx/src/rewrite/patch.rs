@@ -22,6 +22,9 @@ pub struct Patch {
     pub constants: Vec<(String, Tensor)>,
     /// Readers of the first value read the second from now on.
     pub replace: Vec<(String, String)>,
+    /// Values that keep their name but not their elements: nothing else may begin to read them in the
+    /// same sweep.
+    pub changed: Vec<String>,
 }
 
 impl Patch {
@@ -78,6 +81,7 @@ impl Patch {
         // What stands for an output of the body takes its name.
         let renamed = self.replace.iter().filter(|(old, _)| scope.is_output(old));
         gone.extend(renamed.map(|(_, new)| new.as_str()));
+        gone.extend(self.changed.iter().map(String::as_str));
         gone
     }
 

@@ -9,6 +9,7 @@ use super::patch::{Patch, may_stand_for};
 use super::scope::Scope;
 use crate::attributes::bodies;
 use crate::infer::is_random;
+use crate::operators;
 use crate::proto::{AttributeProto, NodeProto};
 use prost::Message;
 
@@ -25,7 +26,7 @@ pub const RULES: &[Rule] = &[
 
 fn repeated(scope: &Scope, n: usize) -> Option<Patch> {
     let node = scope.node(n);
-    if is_random(node) || bodies(node).next().is_some() {
+    if is_random(node) || bodies(node).next().is_some() || !is_function(scope, n) {
         return None;
     }
     // Candidates read the same first input; nodes without inputs are folded instead.
@@ -48,6 +49,14 @@ fn repeated(scope: &Scope, n: usize) -> Option<Patch> {
         replace,
         ..Patch::default()
     })
+}
+
+/// Whether a node is known to be a function of its inputs: what has no meaning here may be random, and
+/// so may what a local function does; a Dropout in training is.
+fn is_function(scope: &Scope, n: usize) -> bool {
+    let mode = scope.input(n, 2).filter(|_| scope.is(n, "Dropout"));
+    let in_training = mode.is_some_and(|mode| scope.scalar(mode) != Some(0.0));
+    operators::find(scope.node(n)).is_some() && !in_training
 }
 
 fn same(a: &NodeProto, b: &NodeProto) -> bool {

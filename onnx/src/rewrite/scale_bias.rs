@@ -175,6 +175,7 @@ fn through_movement(scope: &Scope, n: usize) -> Option<Patch> {
         }
         let mut value = step.x;
         let mut reader = n;
+        let mut changed = vec![value.to_string()];
         for _ in 0..MAX_DISTANCE {
             let p = scope.producer(value)?;
             if scope.sole_user(p) != Some(reader) {
@@ -182,11 +183,15 @@ fn through_movement(scope: &Scope, n: usize) -> Option<Patch> {
             }
             match passes(&scope.node(p).op_type).filter(|_| is_standard(scope.node(p))) {
                 Some(Passes::PositiveFactor) if factor < 0.0 => return None,
-                Some(_) => (value, reader) = (scope.input(p, 0)?, p),
+                Some(_) => {
+                    (value, reader) = (scope.input(p, 0)?, p);
+                    changed.push(value.to_string());
+                }
                 None if reader == n => return None,
                 None => {
                     let mut patch = Product::of(scope, p)?.then(scope, &by, &[n], p)?;
                     patch.replace = vec![(scope.node(n).output[0].clone(), step.x.to_string())];
+                    patch.changed = changed;
                     return Some(patch);
                 }
             }

@@ -51,11 +51,10 @@ pub(super) fn errors(
     if reference.len() != old.len() {
         return Err("the original has other sizes in float64".to_string());
     }
-    let finite = |v: &&f64| v.is_finite();
-    let scale = reference
-        .iter()
-        .filter(finite)
-        .fold(0.0f64, |m, v| m.max(v.abs()));
+    // Elements that both give exactly, such as what a mask fills in, say nothing of the others' size.
+    let pairs = reference.iter().zip(old.iter().zip(&new));
+    let inexact = pairs.filter(|(r, (a, b))| r.is_finite() && !(a == b && a == r));
+    let scale = inexact.fold(0.0f64, |m, (r, _)| m.max(r.abs()));
     let scale = if scale > 0.0 { scale } else { 1.0 };
     error.before = distance(&old, reference) / scale;
     error.after = distance(&new, reference) / scale;

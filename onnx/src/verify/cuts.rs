@@ -49,8 +49,12 @@ impl<'m> Cuts<'m> {
             .iter()
             .filter(|i| !is_computed_with(graph, &i.name));
         cuts.opaque.extend(other.map(|i| i.name.as_str()));
+        let needed = needed(graph);
         // Nodes stand after what they read, so one walk is enough.
-        for node in &graph.node {
+        for (n, node) in graph.node.iter().enumerate() {
+            if !needed.contains(&n) {
+                continue;
+            }
             let opaque = evaluate::reads(node)
                 .into_iter()
                 .any(|r| cuts.opaque.contains(r));
@@ -117,8 +121,7 @@ impl<'m> Cuts<'m> {
                     .iter()
                     .any(|o| !o.is_empty() && cut.output.contains(o))
             };
-            // One that nobody needs may be gone; then nothing of it is compared.
-            let twin = after.node.iter().find(same).unwrap_or(cut);
+            let twin = after.node.iter().find(same).ok_or_else(changed)?;
             let (old, new) = (reads(cut), reads(twin));
             if old.len() != new.len() || anonymous(cut) != anonymous(twin) {
                 return Err(changed());
@@ -147,6 +150,19 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
     let training = node.op_type == "Dropout" && Attributes::of(node).int("is_test") == Some(0);
     let known = operators::find(node).is_some() || evaluate::is_control(node);
     inner && known && !is_random(node) && !training
+}
+
+/// Positions of the nodes that outputs depend on.
+fn needed(graph: &GraphProto) -> BTreeSet<usize> {
+    let mut names: BTreeSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+    let mut needed = BTreeSet::new();
+    for (n, node) in graph.node.iter().enumerate().rev() {
+        if node.output.iter().any(|o| names.contains(o.as_str())) {
+            needed.insert(n);
+            names.extend(evaluate::reads(node));
+        }
+    }
+    needed
 }
 
 /// Whether a standard operator gives a sequence or an optional value.

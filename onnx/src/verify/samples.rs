@@ -37,9 +37,16 @@ pub struct Attempt {
     sizes: BTreeMap<String, i64>,
     /// Whether integers are all zero: what fits any lookup.
     zeros: bool,
+    /// Whether floats are all above zero: what fits logarithms and roots.
+    positive: bool,
 }
 
 impl Attempt {
+    /// Whether floats are all above zero.
+    pub fn is_positive(&self) -> bool {
+        self.positive
+    }
+
     /// For people: seed, sizes, what is planted.
     pub fn describe(&self, seed: usize, planted: Planted) -> String {
         let sizes: Vec<String> = self
@@ -81,6 +88,8 @@ pub struct Sampler {
     preset: BTreeMap<String, i64>,
     /// Sizes that worked for dimensions other than the first, and whether integers had to be zero.
     settled: Option<(i64, bool)>,
+    /// Whether floats had to be above zero.
+    positive: bool,
 }
 
 /// Values that are tried for dynamic sizes; small ones first, then what convolutional networks need.
@@ -156,6 +165,7 @@ impl Sampler {
             n_first,
             preset: options.sizes.clone(),
             settled: None,
+            positive: false,
         }
     }
 
@@ -204,11 +214,19 @@ impl Sampler {
                 let attempt = Attempt {
                     sizes: sizes.collect(),
                     zeros,
+                    positive: self.positive,
                 };
                 if !attempts.contains(&attempt) {
                     attempts.push(attempt);
                 }
             }
+        }
+        if !self.positive {
+            let all = attempts.clone().into_iter();
+            attempts.extend(all.map(|attempt| Attempt {
+                positive: true,
+                ..attempt
+            }));
         }
         attempts
     }
@@ -221,6 +239,7 @@ impl Sampler {
             .and_then(|name| attempt.sizes.get(name));
         if self.settled.is_none() {
             self.settled = Some((size.copied().unwrap_or(1), attempt.zeros));
+            self.positive = attempt.positive;
         }
     }
 
@@ -261,15 +280,14 @@ impl Sampler {
             let value = |symbol: &Symbol| bindings.get(symbol).copied().or(any);
             let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval_with(&value)).collect();
             let sizes = sizes.map_err(|_| unknown())?;
-            let Some(sizes) = sizes
-                .iter()
-                .map(|n| usize::try_from(*n).ok())
-                .collect::<Option<Vec<_>>>()
-            else {
+            let Some(sizes) = tensor_sizes(&sizes) else {
                 return Ok(None);
             };
             let bound = if attempt.zeros { Some(1) } else { given.bound };
             let mut tensor = random.tensor(element, &sizes, bound);
+            if attempt.positive {
+                tensor = magnitudes(tensor);
+            }
             if given.by.is_none() {
                 tensor = plant(tensor, planted, &mut random);
             }
@@ -355,7 +373,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
             "Gather" | "GatherElements" if node.input.get(1).is_some_and(|i| i == name) => {
                 let shape = facts.get(&node.input[0]).and_then(|f| f.shape.clone());
                 let at = Attributes::of(node).int("axis").unwrap_or(0);
-                shape.and_then(|s| s[axis(at, s.len())?].as_const())
+                shape.and_then(|s| s.get(axis(at, s.len())?)?.as_const())
             }
             "Cast" | "Reshape" | "Unsqueeze" | "Squeeze" | "Identity" | "Flatten" | "Expand"
             | "Slice" | "Transpose" | "Concat"
@@ -373,6 +391,23 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
         };
     }
     least
+}
+
+/// Sizes of a tensor that is not too large to be made up.
+fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {
+    const MOST_ELEMENTS: usize = 1 << 30;
+    let (shape, n) = crate::tensor::sizes(sizes).ok()?;
+    (n <= MOST_ELEMENTS).then_some(shape)
+}
+
+fn magnitudes(tensor: Tensor) -> Tensor {
+    match tensor.to_f64() {
+        Some(values) if tensor.element().is_float() => {
+            let values: Vec<f64> = values.iter().map(|v| v.abs()).collect();
+            Tensor::floats(tensor.element(), &tensor.shape, &values).unwrap_or(tensor)
+        }
+        _ => tensor,
+    }
 }
 
 fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {

@@ -245,7 +245,8 @@ impl<'a> Product<'a> {
         };
         let a = Attributes::of(node);
         let last = !from_end || a.int("axis").unwrap_or(-1) == -1;
-        let others = node.output.iter().skip(1).any(|o| scope.is_used(o));
+        // Of BatchNormalization before version 14 they mean statistics of the batch.
+        let others = node.output.iter().skip(1).any(|o| !o.is_empty());
         if !last || others || a.flag("training_mode") || a.int("spatial") == Some(0) {
             return None;
         }
