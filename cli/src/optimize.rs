@@ -122,12 +122,15 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         verifying: (!args.no_verify).then_some(verifying),
     };
     let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
+    // Whatever can fail fails before the target is replaced.
+    let timed = timed
+        .map(|(clock, options)| verify::made_up(&model, 0, &options).map(|feeds| (clock, feeds)))
+        .transpose()?;
     progress.stage("writing");
     let written = file::write(&optimized.model, out)?;
     optimized.summary.after.file_bytes = written.n_bytes + written.n_external;
-    if let Some((clock, options)) = timed {
+    if let Some((clock, feeds)) = timed {
         progress.stage("measuring");
-        let feeds = verify::made_up(&model, 0, &options)?;
         let (before, after) = clock.measure(path, out, &feeds)?;
         optimized.summary.before.milliseconds = Some(before);
         optimized.summary.after.milliseconds = Some(after);

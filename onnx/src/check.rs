@@ -9,7 +9,7 @@ use crate::evaluate::{function_of, label, qualified, reads};
 use crate::file::{Model, NEWEST_IR};
 use crate::infer::Opsets;
 use crate::operators;
-use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored::External;
 use crate::tensor::Tensor;
 use serde::Serialize;
@@ -64,6 +64,12 @@ pub fn problems(model: &Model) -> Vec<Problem> {
         graph_problems(graph, &around, "", &mut list);
         unused(graph, &mut list);
     }
+    if let Some(circle) = calls_in_a_circle(proto) {
+        list.error(
+            "functions".to_string(),
+            format!("they call each other in a circle: {circle}"),
+        );
+    }
     for function in &proto.functions {
         let around = Around {
             model: proto,
@@ -87,6 +93,36 @@ pub fn problems(model: &Model) -> Vec<Problem> {
         }
     }
     list.finish()
+}
+
+/// Functions that call each other without end, as text.
+fn calls_in_a_circle(model: &ModelProto) -> Option<String> {
+    fn calls<'m>(model: &'m ModelProto, nodes: &'m [NodeProto], into: &mut Vec<&'m FunctionProto>) {
+        for node in nodes {
+            into.extend(function_of(model, node));
+            for body in bodies(node) {
+                calls(model, &body.node, into);
+            }
+        }
+    }
+    // A function is done when all that it calls is: what is never done is in a circle or calls one.
+    let mut open: Vec<&FunctionProto> = model.functions.iter().collect();
+    loop {
+        let before = open.len();
+        let still = open.clone();
+        open.retain(|f| {
+            let mut called = Vec::new();
+            calls(model, &f.node, &mut called);
+            called
+                .iter()
+                .any(|c| still.iter().any(|s| std::ptr::eq(*s, *c)))
+        });
+        if open.len() == before {
+            break;
+        }
+    }
+    let names: Vec<&str> = open.iter().map(|f| f.name.as_str()).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// The errors among [`problems`].

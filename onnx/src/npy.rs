@@ -95,7 +95,7 @@ impl Header {
     fn tensor(&self, data: &[u8]) -> Result<Tensor, String> {
         let each = match self.kind {
             Kind::Plain(element) => element.bytes().unwrap_or(1),
-            Kind::Unicode(n) => 4 * n,
+            Kind::Unicode(n) => 4usize.checked_mul(n).ok_or("its texts are too long")?,
             Kind::Text(n) => n,
         };
         let n = self.shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
@@ -107,8 +107,12 @@ impl Header {
                 data.len()
             ));
         }
+        const MOST_EMPTY: usize = 1 << 24;
+        if each == 0 && n.is_none_or(|n| n > MOST_EMPTY) {
+            return Err("it has too many empty texts".to_string());
+        }
         let mut data = data.to_vec();
-        if self.is_big_endian {
+        if self.is_big_endian && each > 0 {
             let width = if matches!(self.kind, Kind::Unicode(_)) {
                 4
             } else {

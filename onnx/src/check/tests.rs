@@ -166,3 +166,26 @@ fn what_nothing_depends_on_is_a_note() {
     assert_eq!(found[0].severity, Severity::Note);
     assert!(errors(&unused).is_empty());
 }
+
+#[test]
+fn functions_that_call_each_other_in_a_circle() {
+    let function = |name: &str, calls: &str| FunctionProto {
+        name: name.to_string(),
+        domain: "own".to_string(),
+        input: vec!["a".to_string()],
+        output: vec!["b".to_string()],
+        node: vec![NodeProto {
+            domain: "own".to_string(),
+            ..node(calls, &["a"], "b")
+        }],
+        opset_import: vec![OperatorSetIdProto {
+            domain: "own".to_string(),
+            version: 1,
+        }],
+        ..Default::default()
+    };
+    let mut circular = model();
+    circular.proto.functions = vec![function("f", "g"), function("g", "f")];
+    let text = format!("{:?}", errors(&circular));
+    assert!(text.contains("in a circle: f, g"), "{text}");
+}

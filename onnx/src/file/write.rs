@@ -393,3 +393,91 @@ fn tensor_len(tensor: &TensorProto) -> u64 {
     });
     without_raw(tensor).encoded_len() as u64 + raw
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::{Trial, reals};
+
+    /// A model in `folder` whose weight is in `data` beside it.
+    fn external(folder: &Path, name: &str, data: &str) -> Model {
+        let trial = Trial::new(17).input("x", "n 4").node("y = Mul(x, w)");
+        let mut proto = trial.output("y", "n 4").model().proto;
+        let mut weight = reals(&[4]).to_proto("w");
+        let bytes = weight.raw_data.take().expect("elements");
+        fs::write(folder.join(data), &bytes).expect("written");
+        let entry = |key: &str, value: &str| StringStringEntryProto {
+            key: key.to_string(),
+            value: value.to_string(),
+        };
+        weight.data_location = 1;
+        weight.external_data = vec![entry("location", data)];
+        proto.graph.get_or_insert_default().initializer.push(weight);
+        fs::write(folder.join(name), proto.encode_to_vec()).expect("written");
+        Model::read(folder.join(name)).expect("a model")
+    }
+
+    fn weight(path: &Path) -> Vec<u8> {
+        let model = Model::read(path).expect("a model");
+        let tensor = &model.proto.graph.as_ref().expect("a graph").initializer[0];
+        crate::tensor::raw(
+            &crate::stored::decode(tensor, &model.folder)
+                .expect("elements")
+                .values,
+        )
+    }
+
+    #[test]
+    fn data_that_another_model_reads_is_not_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        // As after `mv model.onnx old.onnx`.
+        let old = external(folder.path(), "old.onnx", "model.onnx.data");
+        let error = write(&old, &at("model.onnx"))
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("would be replaced"), "{error}");
+        let error = write(&old, &at("model.onnx.data"))
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("would be replaced"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2);
+        assert_eq!(
+            weight(&at("old.onnx")),
+            crate::tensor::raw(&reals(&[4]).values)
+        );
+    }
+
+    #[test]
+    fn a_model_is_written_elsewhere_and_in_its_own_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let model = external(folder.path(), "model.onnx", "model.onnx.data");
+        write(&model, &at("new.onnx")).expect("written");
+        assert_eq!(weight(&at("new.onnx")), weight(&at("model.onnx")));
+        assert!(at("new.onnx.data").exists());
+        write(&model, &at("model.onnx")).expect("written");
+        assert_eq!(weight(&at("new.onnx")), weight(&at("model.onnx")));
+    }
+
+    #[test]
+    fn the_same_model_gives_the_same_bytes_and_reads_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
+        let model = trial.node("y = Mul(x, w)").output("y", "n 4").model();
+        for name in ["a.onnx", "b.onnx"] {
+            let written = write(&model, &at(name)).expect("written");
+            let length = fs::metadata(at(name)).expect("there").len();
+            assert_eq!((written.n_bytes, written.n_external), (length, 0));
+        }
+        assert_eq!(
+            fs::read(at("a.onnx")).expect("read"),
+            fs::read(at("b.onnx")).expect("read")
+        );
+        assert_eq!(
+            Model::read(at("a.onnx")).expect("a model").proto,
+            model.proto
+        );
+    }
+}

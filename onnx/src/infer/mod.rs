@@ -14,7 +14,7 @@ use crate::operators::{self, Call, Inference, Unknowns, shared};
 use crate::proto::{Dimension, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
-use graph::SymExpr;
+use graph::{SymExpr, Symbol};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -136,7 +136,8 @@ impl Walk<'_> {
             give_sizes(body, self.unknowns);
         }
         for info in &body.input {
-            facts.set(&info.name, declared(info, self.unknowns));
+            let fact = stated(info, self.unknowns, &|name| self.unknowns.named(name));
+            facts.set(&info.name, fact);
         }
         for sparse in &body.sparse_initializer {
             if let Some(values) = &sparse.values {
@@ -295,15 +296,23 @@ pub(crate) fn give_sizes(graph: &GraphProto, unknowns: &Unknowns) {
     }
 }
 
-/// What the file says of a value.
+/// What the file says of an input of the model.
 pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
+    stated(info, unknowns, &|name| match name.starts_with('?') {
+        true => unknowns.size(),
+        false => SymExpr::symbol(Symbol::new(name)),
+    })
+}
+
+/// What the file says of a value, whose sizes `named` gives by their names.
+fn stated(info: &ValueInfoProto, unknowns: &Unknowns, named: &dyn Fn(&str) -> SymExpr) -> Fact {
     let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
     let Some(tensor) = tensor else {
         return Fact::default();
     };
     let size = |dim: &crate::proto::DimensionProto| match &dim.value {
         Some(Dimension::DimValue(n)) if *n >= 0 => SymExpr::constant(*n),
-        Some(Dimension::DimParam(name)) if !name.is_empty() => unknowns.named(name),
+        Some(Dimension::DimParam(name)) if !name.is_empty() => named(name),
         _ => unknowns.size(),
     };
     let shape = tensor
@@ -315,7 +324,7 @@ pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
 
 /// Adds what the file declares where nothing is known.
 pub(crate) fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
-    let stated = declared(info, unknowns);
+    let stated = stated(info, unknowns, &|name| unknowns.named(name));
     fact.element = fact.element.or(stated.element);
     match (&mut fact.shape, stated.shape) {
         (Some(known), Some(stated)) if known.len() == stated.len() => {

@@ -28,7 +28,7 @@ pub fn remove(body: &mut GraphProto, constants: &mut Constants, replaceable: boo
     let inputs: BTreeSet<&String> = body.input.iter().map(|i| &i.name).collect();
     let goes: Vec<String> = constants
         .keys()
-        .filter(|name| !used.contains(*name) && !(replaceable && inputs.contains(name)))
+        .filter(|name| !(used.contains(*name) || replaceable && inputs.contains(name)))
         .cloned()
         .collect();
     for name in goes {

@@ -74,6 +74,13 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
     let shared: Vec<&str> = outputs(graph_a)
         .filter(|name| in_b.contains(name) && !unknown.contains(name) && !cuts.is_opaque(name))
         .collect();
+    if shared.is_empty() {
+        let names = |graph| outputs(graph).collect::<Vec<_>>().join(", ");
+        return Err(VerifyError::Outputs {
+            before: names(graph_a),
+            after: names(&graph_b),
+        });
+    }
     let mut sampler = Sampler::new(a, &cuts, options);
     let mut comparison = Comparison {
         n_values: shared.len(),

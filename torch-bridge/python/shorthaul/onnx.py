@@ -63,7 +63,7 @@ def grad(
                 label_smoothing=label_smoothing,
             )
     try:
-        names = list(wrt) if wrt else None
+        names = None if wrt is None else list(wrt)
         return _native.training_graph(
             os.fspath(model), loss, optimizer, names, mode, label_smoothing
         )

@@ -1,0 +1,291 @@
+//! What verification finds, and what it lets pass.
+
+use super::*;
+use crate::rewrite::trial::{Trial, real, reals};
+
+fn checked(before: &Trial, after: &Trial) -> Result<Evidence, VerifyError> {
+    let model = before.model();
+    Checker::new(&model, &Options::default())?.check(&after.model().proto)
+}
+
+fn scaled(by: f32) -> Trial {
+    let trial = Trial::new(17).input("x", "n 8").constant("c", real(by));
+    trial.node("y = Mul(x, c)").output("y", "n 8")
+}
+
+#[test]
+fn a_few_roundings_pass_and_a_thousandth_does_not() {
+    let evidence = checked(&scaled(1.5), &scaled(1.5 + 3e-7)).expect("the same");
+    let (before, after) = evidence.worst().expect("an output");
+    assert!(before < 1e-7 && after > 1e-7, "{before} {after}");
+    let error = checked(&scaled(1.5), &scaled(1.5015)).expect_err("not the same");
+    assert!(error.to_string().contains("`y` differs"), "{error}");
+}
+
+#[test]
+fn sizes_are_real_and_differ_between_seeds() {
+    let trial = Trial::new(17).input("x", "batch seq 4").node("y = Relu(x)");
+    let trial = trial.output("y", "batch seq 4");
+    let runs = checked(&trial, &trial).expect("the same").runs;
+    assert_eq!(runs[0], "seed 0, batch=1 seq=5");
+    assert_eq!(runs[1], "seed 1, batch=2 seq=10");
+    assert!(
+        runs[2].ends_with("with NaN") && runs[3].ends_with("with infinities"),
+        "{runs:?}"
+    );
+}
+
+#[test]
+fn a_size_taken_for_another_is_found() {
+    let reshape = |target: [i64; 3]| {
+        let trial = Trial::new(17).input("x", "batch seq 4").ints("to", &target);
+        trial.node("y = Reshape(x, to)").output("y", "a b c")
+    };
+    assert!(checked(&reshape([0, -1, 4]), &reshape([-1, 5, 4])).is_err());
+}
+
+#[test]
+fn what_happens_to_nan_and_infinity_counts() {
+    let x = || Trial::new(17).input("x", "n 8");
+    let relu = x().node("y = Relu(x)").output("y", "n 8");
+    // (x + |x|) / 2: infinity - infinity is NaN.
+    let sums = x()
+        .constant("half", real(0.5))
+        .node("a = Abs(x)")
+        .node("b = Add(x, a)");
+    let sums = sums.node("y = Mul(b, half)").output("y", "n 8");
+    let error = checked(&relu, &sums)
+        .expect_err("infinities differ")
+        .to_string();
+    assert!(
+        error.contains("with infinities") && error.contains("NaN"),
+        "{error}"
+    );
+    // Where(x > 0, x, 0) makes 0 of NaN.
+    let select = x().constant("zero", real(0.0)).node("p = Greater(x, zero)");
+    let select = select.node("y = Where(p, x, zero)").output("y", "n 8");
+    let error = checked(&relu, &select)
+        .expect_err("NaN differs")
+        .to_string();
+    assert!(error.contains("with NaN"), "{error}");
+}
+
+#[test]
+fn at_unknown_operators_models_are_cut_and_both_sides_compared() {
+    let model = |scale: f32, after: &str| {
+        let trial = Trial::new(17).input("x", "n 4").constant("c", real(scale));
+        let trial = trial.node("a = Mul(x, c)").node("b = somewhere.Thing(a)");
+        let mut model = trial
+            .node(&format!("y = {after}(b)"))
+            .output("y", "n 4")
+            .model();
+        if let Some(graph) = &mut model.proto.graph {
+            let shape = crate::rewrite::trial::value("b", crate::element::Element::F32, "n 4");
+            graph.value_info.push(shape);
+        }
+        model
+    };
+    let original = model(1.5, "Exp");
+    let checker = Checker::new(&original, &Options::default()).expect("it runs");
+    let evidence = checker.check(&model(1.5, "Exp").proto).expect("the same");
+    assert_eq!(evidence.cuts.len(), 1);
+    let before = checker
+        .check(&model(2.5, "Exp").proto)
+        .expect_err("before the cut");
+    assert!(matches!(before, VerifyError::Differs { output, .. } if output == "a"));
+    let after = checker
+        .check(&model(1.5, "Tanh").proto)
+        .expect_err("after the cut");
+    assert!(matches!(after, VerifyError::Differs { output, .. } if output == "y"));
+}
+
+fn cut_trial(middle: &str, scale: f32) -> Trial {
+    let trial = Trial::new(21).input("x", "n 4").constant("c", real(scale));
+    let trial = trial.node("a = Mul(x, c)").node(middle);
+    trial.node("y = Exp(b)").output("y", "n 4")
+}
+
+#[test]
+fn what_an_unknown_operator_gives_is_made_up_in_the_sizes_of_what_it_reads() {
+    let trial = cut_trial("b = somewhere.Thing(a)", 1.5);
+    assert_eq!(checked(&trial, &trial).expect("the same").cuts.len(), 1);
+    let other = cut_trial("b = somewhere.Thing(a)", 1.25);
+    assert!(matches!(
+        checked(&trial, &other),
+        Err(VerifyError::Differs { .. })
+    ));
+}
+
+#[test]
+fn an_unknown_operator_that_changed_is_a_difference() {
+    let trial = cut_trial("b = somewhere.Thing(a, a)", 1.5);
+    for changed in [
+        "b = elsewhere.Thing(a, a)",
+        "b = somewhere.Thing(a)",
+        "b = somewhere.Thing(a, )",
+    ] {
+        let error = checked(&trial, &cut_trial(changed, 1.5)).expect_err("changed");
+        assert!(matches!(error, VerifyError::Changed { .. }), "{error}");
+    }
+}
+
+#[test]
+fn sequences_cut_until_tensors_come_back() {
+    let model = |scale: f32| {
+        let trial = Trial::new(21).input("x", "n 4").constant("c", real(scale));
+        let trial = trial
+            .node("a = Mul(x, c)")
+            .node("s = SequenceConstruct(a, x)");
+        let trial = trial
+            .ints("zero", &[0])
+            .node("b = SequenceAt(s, zero)")
+            .node("y = Exp(b)");
+        trial.output("y", "n 4")
+    };
+    assert_eq!(
+        checked(&model(1.5), &model(1.5))
+            .expect("the same")
+            .cuts
+            .len(),
+        2
+    );
+    assert!(checked(&model(1.5), &model(1.25)).is_err());
+}
+
+#[test]
+fn what_cannot_be_read_is_compared_bit_by_bit() {
+    let model = |bits: u8| {
+        let trial = Trial::new(21).input("x", "4").constant("scale", real(0.5));
+        let trial = trial
+            .node("w = DequantizeLinear(q, scale)")
+            .node("y = Add(x, w)");
+        let mut model = trial.output("y", "4").model();
+        let nibbles = crate::proto::TensorProto {
+            dims: vec![4],
+            data_type: 22,
+            name: "q".to_string(),
+            raw_data: Some(bytes::Bytes::from(vec![bits, 0x21])),
+            ..Default::default()
+        };
+        model
+            .proto
+            .graph
+            .as_mut()
+            .expect("a graph")
+            .initializer
+            .push(nibbles);
+        model
+    };
+    let original = model(0x43);
+    let checker = Checker::new(&original, &Options::default()).expect("it runs");
+    assert!(checker.check(&model(0x43).proto).is_ok());
+    let error = checker.check(&model(0x44).proto).expect_err("other bits");
+    assert!(matches!(error, VerifyError::Changed { .. }), "{error}");
+}
+
+#[test]
+fn inputs_with_a_default_get_other_values_too() {
+    let model = |replaceable: bool| {
+        let trial = Trial::new(21).input("x", "n 4").constant("w", reals(&[4]));
+        let trial = if replaceable {
+            trial.input("w", "4")
+        } else {
+            trial
+        };
+        trial.node("y = Mul(x, w)").output("y", "n 4")
+    };
+    let folded = Trial::new(21)
+        .input("x", "n 4")
+        .input("w", "4")
+        .constant("v", reals(&[4]));
+    let folded = folded
+        .constant("w", reals(&[4]))
+        .node("y = Mul(x, v)")
+        .output("y", "n 4");
+    assert!(checked(&model(true), &model(true)).is_ok());
+    assert!(checked(&model(true), &folded).is_err());
+}
+
+#[test]
+fn sparse_initializers_are_what_they_stand_for() {
+    let model = |at: i64| {
+        let trial = Trial::new(21)
+            .input("x", "2 3")
+            .node("y = Add(x, w)")
+            .output("y", "2 3");
+        let mut model = trial.model();
+        let sparse = crate::proto::SparseTensorProto {
+            values: Some(reals(&[2]).to_proto("w")),
+            indices: Some(Tensor::ints(&[0, at]).to_proto("")),
+            dims: vec![2, 3],
+        };
+        model
+            .proto
+            .graph
+            .as_mut()
+            .expect("a graph")
+            .sparse_initializer
+            .push(sparse);
+        model
+    };
+    let original = model(4);
+    let checker = Checker::new(&original, &Options::default()).expect("it runs");
+    assert!(checker.check(&model(4).proto).is_ok());
+    assert!(checker.check(&model(5).proto).is_err());
+    assert!(matches!(
+        checker.check(&model(6).proto),
+        Err(VerifyError::Rewritten { .. })
+    ));
+}
+
+#[test]
+fn a_mask_does_not_hide_what_is_beside_it() {
+    let model = |scale: f32| {
+        let trial = Trial::new(17)
+            .input("x", "n 8")
+            .constant("low", real(-3.4e38));
+        let trial = trial.constant("c", real(scale)).constant("zero", real(0.0));
+        let trial = trial.node("m = Greater(x, zero)").node("a = Mul(x, c)");
+        trial.node("y = Where(m, a, low)").output("y", "n 8")
+    };
+    assert!(checked(&model(1.5), &model(1.5)).is_ok());
+    assert!(checked(&model(1.5), &model(1.515)).is_err());
+}
+
+#[test]
+fn inputs_that_make_everything_nan_are_no_proof() {
+    let model = |scale: f32| {
+        let trial = Trial::new(17).input("x", "n 64").constant("c", real(scale));
+        let trial = trial
+            .node("l = Log(x)")
+            .node("m = MatMul(l, w)")
+            .node("y = Mul(m, c)");
+        trial.constant("w", reals(&[64, 4])).output("y", "n 4")
+    };
+    assert!(checked(&model(1.5), &model(1.5)).is_ok());
+    assert!(checked(&model(1.5), &model(2.5)).is_err());
+}
+
+#[test]
+fn an_unknown_operator_that_nobody_needs_is_no_cut() {
+    let trial = Trial::new(17).input("x", "n 4").node("a = Exp(x)");
+    let trial = trial
+        .node("b = somewhere.Thing(a)")
+        .node("y = Relu(x)")
+        .output("y", "n 4");
+    let after = Trial::new(17)
+        .input("x", "n 4")
+        .node("y = Relu(x)")
+        .output("y", "n 4");
+    assert!(checked(&trial, &after).expect("the same").cuts.is_empty());
+}
+
+#[test]
+fn a_model_that_does_not_run_is_no_difference() {
+    let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[3]));
+    let trial = trial.node("y = Add(x, w)").output("y", "n 4");
+    assert!(matches!(
+        checked(&trial, &trial),
+        Err(VerifyError::Original { .. })
+    ));
+}
