@@ -5,9 +5,10 @@
 use super::proto::TensorProto;
 use bytes::Bytes;
 use graph::{DType, Tensor, Values};
+use onnx::stored::External;
 use std::borrow::Cow;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Names of `TensorProto.DataType` by number, for messages.
 const TYPE_NAMES: [&str; 29] = [
@@ -105,7 +106,7 @@ impl Stored {
             ));
         };
         let elements = if proto.data_location == 1 {
-            external(proto, folder, n_bytes as u64)?
+            external(proto, folder)?
         } else if let Some(raw) = &proto.raw_data {
             if raw.len() != n_bytes {
                 return Err(format!(
@@ -201,59 +202,14 @@ fn typed(proto: &TensorProto, dtype: DType) -> Elements {
     }
 }
 
-/// Finds external data and checks that it is there and long enough.
-fn external(proto: &TensorProto, folder: &Path, n_bytes: u64) -> Result<Elements, String> {
-    let entry = |key: &str| {
-        proto
-            .external_data
-            .iter()
-            .find(|e| e.key == key)
-            .map(|e| &e.value)
-    };
-    let number = |key: &str| match entry(key) {
-        None => Ok(None),
-        Some(text) => text
-            .parse::<u64>()
-            .map(Some)
-            .map_err(|_| format!("its external data has {key} `{text}`, which is no size")),
-    };
-    let location = entry("location").ok_or("its external data has no location")?;
-    let relative = Path::new(location);
-    let inside = relative
-        .components()
-        .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
-    if !inside || location.is_empty() {
-        return Err(format!(
-            "its external data is at `{location}`; only paths below the model's folder are read"
-        ));
-    }
-    let path = folder.join(relative);
-    let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let real = path.canonicalize().map_err(cannot)?;
-    if !real.starts_with(folder.canonicalize().map_err(cannot)?) {
-        return Err(format!(
-            "its external data `{location}` is a link that leaves the model's folder"
-        ));
-    }
-    let offset = number("offset")?.unwrap_or(0);
-    if let Some(length) = number("length")?
-        && length != n_bytes
-    {
-        return Err(format!(
-            "it takes {n_bytes} bytes, but {length} are stored in `{location}`"
-        ));
-    }
-    let available = real.metadata().map_err(cannot)?.len();
-    if offset
-        .checked_add(n_bytes)
-        .is_none_or(|end| end > available)
-    {
-        return Err(format!(
-            "its {n_bytes} bytes at offset {offset} reach beyond the end of {} ({available} bytes)",
-            path.display()
-        ));
-    }
-    Ok(Elements::External { path: real, offset })
+/// Where the elements are in another file, which is there and long enough.
+fn external(proto: &TensorProto, folder: &Path) -> Result<Elements, String> {
+    let found = External::of(proto, folder)?;
+    let found = found.ok_or("its external data has no location")?;
+    Ok(Elements::External {
+        path: found.path,
+        offset: found.offset,
+    })
 }
 
 fn decode(bytes: &[u8], dtype: DType) -> Values {
