@@ -5,6 +5,7 @@ mod barrier;
 pub mod cache;
 pub mod compile;
 pub mod contraction;
+pub mod cuda;
 mod emit;
 pub mod features;
 pub mod host_threads;

@@ -91,6 +91,19 @@ impl Module {
         }
     }
 
+    /// The address of `symbol`, valid while this module is loaded.
+    pub(crate) fn symbol(&self, symbol: &str) -> Result<*mut c_void, LoadError> {
+        // SAFETY: only the address is taken; whoever calls it knows its signature.
+        let found = unsafe { self.library.get::<*mut c_void>(symbol) };
+        match found {
+            Ok(entry) => Ok(*entry),
+            Err(_) => Err(LoadError::MissingSymbol {
+                path: self.path.clone(),
+                symbol: symbol.to_string(),
+            }),
+        }
+    }
+
     /// The shared library's file; another process may have trimmed it since.
     pub fn path(&self) -> &Path {
         &self.path

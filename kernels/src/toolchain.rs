@@ -28,13 +28,25 @@ pub enum ToolchainError {
         /// One clause per candidate: what was run and how it failed.
         tried: Vec<String>,
     },
+    /// Every candidate for C++ was missing or broken.
+    #[error(
+        "no working C++ compiler was found; tried {}. Install g++ (for example `apt install g++`), \
+         or set SHORTHAUL_CXX to a C++ compiler",
+        tried.join("; ")
+    )]
+    NoCxx {
+        /// One clause per candidate: what was run and how it failed.
+        tried: Vec<String>,
+    },
     /// The compiler the user named does not work; no other is tried.
     #[error(
-        "SHORTHAUL_CC is '{setting}' but {problem}; set it to a C compiler \
+        "{variable} is '{setting}' but {problem}; set it to a compiler \
          (gcc or clang, arguments allowed) or unset it"
     )]
     Explicit {
-        /// The value of `SHORTHAUL_CC`.
+        /// `SHORTHAUL_CC` or `SHORTHAUL_CXX`.
+        variable: &'static str,
+        /// Its value.
         setting: String,
         /// What is wrong with it.
         problem: String,
@@ -102,10 +114,19 @@ pub struct Search {
 }
 
 impl Search {
-    /// Reads the search settings from the environment.
+    /// Reads the search settings for a C compiler from the environment.
     pub fn from_environment() -> Self {
+        Self::of_variable("SHORTHAUL_CC")
+    }
+
+    /// Reads the search settings for a C++ compiler from the environment.
+    pub fn cxx_from_environment() -> Self {
+        Self::of_variable("SHORTHAUL_CXX")
+    }
+
+    fn of_variable(variable: &str) -> Self {
         Search {
-            explicit: env::var("SHORTHAUL_CC")
+            explicit: env::var(variable)
                 .ok()
                 .filter(|text| !text.trim().is_empty()),
             path: env::var_os("PATH").unwrap_or_default(),
@@ -117,15 +138,7 @@ impl Search {
 /// Finds the first working compiler in the search order.
 pub fn find(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError> {
     if let Some(setting) = &search.explicit {
-        let explicit_error = |problem: String| ToolchainError::Explicit {
-            setting: setting.clone(),
-            problem,
-        };
-        let words = shlex::split(setting)
-            .filter(|words| !words.is_empty())
-            .ok_or_else(|| explicit_error("its quotes are not closed".into()))?;
-        let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        return probe_command(&words, search, cache).map_err(explicit_error);
+        return find_explicit("SHORTHAUL_CC", setting, search, cache);
     }
     let mut tried = Vec::new();
     for name in ["cc", "gcc", "clang"] {
@@ -141,6 +154,40 @@ pub fn find(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError>
             Err(ToolchainError::NotFound { tried })
         }
     }
+}
+
+/// Finds a C++ compiler: `SHORTHAUL_CXX`, `c++`, `g++`, `clang++`. It is asked for with `-x c++`.
+pub fn find_cxx(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError> {
+    if let Some(setting) = &search.explicit {
+        return find_explicit("SHORTHAUL_CXX", setting, search, cache);
+    }
+    let mut tried = Vec::new();
+    for name in ["c++", "g++", "clang++"] {
+        match probe_command(&[OsString::from(name)], search, cache) {
+            Ok(toolchain) => return Ok(toolchain),
+            Err(problem) => tried.push(format!("{name} ({problem})")),
+        }
+    }
+    Err(ToolchainError::NoCxx { tried })
+}
+
+/// The compiler that the user named in `variable`.
+fn find_explicit(
+    variable: &'static str,
+    setting: &str,
+    search: &Search,
+    cache: &Cache,
+) -> Result<Toolchain, ToolchainError> {
+    let explicit_error = |problem: String| ToolchainError::Explicit {
+        variable,
+        setting: setting.to_string(),
+        problem,
+    };
+    let words = shlex::split(setting)
+        .filter(|words| !words.is_empty())
+        .ok_or_else(|| explicit_error("its quotes are not closed".into()))?;
+    let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+    probe_command(&words, search, cache).map_err(explicit_error)
 }
 
 /// Looks for the `ziglang` wheel in each Python; the wheel's program is then

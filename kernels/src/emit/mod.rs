@@ -14,7 +14,7 @@ mod index;
 mod leaf;
 mod merge;
 mod reduce;
-mod scalar;
+pub(crate) mod scalar;
 mod schedule;
 mod text;
 mod values;

@@ -1,0 +1,342 @@
+//! Executes CUDA text on the CPU: every thread of a block is a fiber, every access is checked.
+//!
+//! Owns the compilation of kernels as C++ (system compiler, cached) and the running of launches with
+//! orders of blocks and threads drawn from a seed. Found are: accesses out of bounds, reads of what
+//! was never written, races (by happens-before, so in any order of execution), misaligned vectors,
+//! barriers and warp exchanges that not all threads reach, loops without end that touch memory,
+//! outputs left unwritten. A fault never ends the process: the fibers' stacks are abandoned, which
+//! loses nothing because kernels own nothing. Not found are faults in registers: an index outside a
+//! local array, a division of integers by zero.
+//!
+//! Never judges values: that is the caller's comparison.
+
+mod fault;
+mod memory;
+mod native;
+
+use std::ffi::{CString, NulError};
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
+use graph::DType;
+
+use crate::cache::{Cache, CacheError, CacheSettings, Key, Kind};
+use crate::cuda::{Arg, Kernel, Launch, ParamType, element_type, prelude};
+use crate::progress::Silent;
+use crate::run::{LoadError, Module};
+use crate::toolchain::{self, Search, Toolchain, ToolchainError};
+
+pub use fault::{Access, Fault, FaultKind};
+pub use memory::Memory;
+
+/// Why a launch could not be emulated, or what was found in it.
+#[derive(Debug, thiserror::Error)]
+pub enum EmulateError {
+    /// The kernel did what a GPU would not forgive; all faults found are listed.
+    #[error("{}", fault_lines(.0))]
+    Faults(Vec<Fault>),
+    /// The text is not C++ with the names of the prelude.
+    #[error("the C++ compiler refused the kernels {names}:\n{complaint}")]
+    Refused {
+        /// The kernels' names.
+        names: String,
+        /// The compiler's first lines; lines are those of the kernel's text.
+        complaint: String,
+    },
+    /// The launch does not fit the kernel.
+    #[error("launch of kernel {kernel} (of {origin}): {problem}")]
+    Launch {
+        /// The kernel.
+        kernel: String,
+        /// The part of the model it computes.
+        origin: String,
+        /// What does not fit.
+        problem: String,
+    },
+    /// A launch names a kernel that the emulator does not have.
+    #[error("launch of kernel number {0}, but there are only {1}")]
+    NoKernel(usize, usize),
+    /// There is no C++ compiler.
+    #[error(transparent)]
+    Toolchain(#[from] ToolchainError),
+    /// The cache cannot be written.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The compiler or a file failed.
+    #[error("compiling kernels for the emulator: {0}")]
+    Io(#[from] io::Error),
+    /// The compiled file cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A name with a zero byte.
+    #[error("a name holds a zero byte: {0}")]
+    Name(#[from] NulError),
+}
+
+fn fault_lines(faults: &[Fault]) -> String {
+    let lines: Vec<String> = faults.iter().map(Fault::to_string).collect();
+    lines.join("\n")
+}
+
+/// How a launch is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Draws the order of blocks and, anew after every round, of threads; 0 keeps the natural one.
+    pub seed: u64,
+    /// Checked accesses after which the launch counts as endless.
+    pub step_limit: u64,
+    /// Outputs may keep elements that no launch has written yet.
+    pub partial_outputs: bool,
+}
+
+impl Settings {
+    /// The usual checks in the order of that seed.
+    pub fn of_seed(seed: u64) -> Self {
+        Settings {
+            seed,
+            step_limit: 2_000_000_000,
+            partial_outputs: false,
+        }
+    }
+}
+
+/// Compiled kernels, ready to be launched. Launches of one emulator run one after another.
+pub struct Emulator {
+    kernels: Vec<Kernel>,
+    native: native::Native,
+}
+
+impl Emulator {
+    /// Compiles `kernels` into one file with the C++ compiler and the cache that the environment
+    /// names (`SHORTHAUL_CXX`, `SHORTHAUL_CACHE_DIR`).
+    pub fn from_environment(kernels: &[Kernel]) -> Result<Self, EmulateError> {
+        let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
+        let toolchain = toolchain::find_cxx(&Search::cxx_from_environment(), &cache)?;
+        Self::compile(kernels, &toolchain, &cache)
+    }
+
+    /// Compiles `kernels` into one file, or takes it from the cache.
+    pub fn compile(
+        kernels: &[Kernel],
+        toolchain: &Toolchain,
+        cache: &Cache,
+    ) -> Result<Self, EmulateError> {
+        for kernel in kernels {
+            if kernel.threads == 0 || kernel.threads > 1024 || kernel.threads % 32 != 0 {
+                return Err(launch_error(
+                    kernel,
+                    format!("{} threads, but a block is 32, 64, … 1024", kernel.threads),
+                ));
+            }
+        }
+        let source = source(kernels);
+        let key = Key::of(&[
+            "cuda emulator",
+            toolchain.identity(),
+            &FLAGS.join("\0"),
+            &source,
+        ]);
+        let path = match cache.find(Kind::Library, &key) {
+            Some(path) => path,
+            None => {
+                let library = build(kernels, &source, toolchain, cache)?;
+                cache.write(Kind::Library, &key, &library)?
+            }
+        };
+        let module = Arc::new(Module::load(&path)?);
+        Ok(Emulator {
+            kernels: kernels.to_vec(),
+            native: native::Native::new(module),
+        })
+    }
+
+    /// Runs one launch. Buffers keep their elements and the knowledge of which were written from
+    /// launch to launch. Costs about 0.1 ms a block of 128 threads and more with its accesses.
+    pub fn run(
+        &self,
+        launch: &Launch,
+        memory: &mut Memory,
+        settings: &Settings,
+    ) -> Result<(), EmulateError> {
+        let kernel = self
+            .kernels
+            .get(launch.kernel)
+            .ok_or(EmulateError::NoKernel(launch.kernel, self.kernels.len()))?;
+        check_launch(kernel, launch, memory)?;
+        let mut faults = self.native.run(kernel, launch, memory, settings)?;
+        if faults.is_empty() && !settings.partial_outputs {
+            faults = unwritten(kernel, launch, memory);
+        }
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(EmulateError::Faults(faults))
+        }
+    }
+}
+
+fn unwritten(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Vec<Fault> {
+    let outputs = kernel.params.iter().zip(&launch.args);
+    outputs
+        .filter_map(|(param, arg)| match (param.ty, arg) {
+            (ParamType::Out(_), Arg::Buffer(idx)) => {
+                let (n, first) = memory.unwritten(*idx)?;
+                let array = memory.buffers[*idx].name.clone();
+                Some(Fault {
+                    kernel: kernel.name.clone(),
+                    origin: kernel.origin.clone(),
+                    block: 0,
+                    thread: 0,
+                    kind: FaultKind::Unwritten { array, n, first },
+                })
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn launch_error(kernel: &Kernel, problem: String) -> EmulateError {
+    EmulateError::Launch {
+        kernel: kernel.name.clone(),
+        origin: kernel.origin.clone(),
+        problem,
+    }
+}
+
+/// Arguments fit parameters, and no buffer that is written has a second name: the device compiler
+/// takes parameters for distinct memory.
+fn check_launch(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(), EmulateError> {
+    let refuse = |problem: String| Err(launch_error(kernel, problem));
+    if kernel.params.len() != launch.args.len() {
+        return refuse(format!(
+            "{} parameters, {} arguments",
+            kernel.params.len(),
+            launch.args.len()
+        ));
+    }
+    let n_blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
+    if n_blocks == 0 || n_blocks > u64::from(u32::MAX) {
+        return refuse(format!("a grid of {:?} blocks", launch.grid));
+    }
+    for (param, arg) in kernel.params.iter().zip(&launch.args) {
+        let written = matches!(param.ty, ParamType::Out(_));
+        match (param.ty, arg) {
+            (ParamType::In(dtype) | ParamType::Out(dtype), Arg::Buffer(idx)) => {
+                let Some(buffer) = memory.buffers.get(*idx) else {
+                    return refuse(format!("no buffer number {idx} for {}", param.name));
+                };
+                if buffer.dtype != dtype {
+                    let found = buffer.dtype.name();
+                    return refuse(format!(
+                        "{} is of {}, the buffer {} of {found}",
+                        param.name,
+                        dtype.name(),
+                        buffer.name
+                    ));
+                }
+                let uses = launch.args.iter().filter(|&other| other == arg).count();
+                if written && uses > 1 {
+                    return refuse(format!(
+                        "the buffer {} is written and passed twice",
+                        buffer.name
+                    ));
+                }
+            }
+            (ParamType::Scalar(_), Arg::Scalar(_)) => {}
+            _ => {
+                return refuse(format!(
+                    "the argument for {} is of another sort",
+                    param.name
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `-O1`: the checks dominate, and compiling costs more than running.
+const FLAGS: [&str; 9] = [
+    "-x",
+    "c++",
+    "-std=gnu++17",
+    "-O1",
+    "-w",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-strict-aliasing",
+    "-shared",
+];
+
+fn build(
+    kernels: &[Kernel],
+    source: &str,
+    toolchain: &Toolchain,
+    cache: &Cache,
+) -> Result<Vec<u8>, EmulateError> {
+    let folder = cache.work_folder()?;
+    fs::write(folder.path().join("kernels.cpp"), source)?;
+    let output = toolchain
+        .process()
+        .current_dir(folder.path())
+        .args(FLAGS)
+        .args(["-o", "kernels.so", "kernels.cpp", "-lm"])
+        .output()?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = complaint.lines().take(20).collect();
+        let names: Vec<&str> = kernels.iter().map(|kernel| &*kernel.name).collect();
+        return Err(EmulateError::Refused {
+            names: names.join(", "),
+            complaint: lines.join("\n"),
+        });
+    }
+    Ok(fs::read(folder.path().join("kernels.so"))?)
+}
+
+/// The whole C++ file: prelude, kernels, and for each a function that takes its arguments apart.
+fn source(kernels: &[Kernel]) -> String {
+    let mut text = prelude::host();
+    for kernel in kernels {
+        let name = &kernel.name;
+        text.push_str(&format!("#line 1 \"{name}\"\n{}\n", kernel.text));
+        let args: Vec<String> = kernel
+            .params
+            .iter()
+            .enumerate()
+            .map(|(i, param)| argument(i, param.ty))
+            .collect();
+        text.push_str(&format!(
+            "static void sh_call_{name}(const sh_arg *a) {{ {name}({}); }}\n\
+             extern \"C\" void sh_run_{name}(sh_launch *l) {{ sh_run(l, sh_call_{name}); }}\n",
+            args.join(", ")
+        ));
+    }
+    text
+}
+
+fn argument(i: usize, ty: ParamType) -> String {
+    match ty {
+        ParamType::In(dtype) => format!(
+            "sh_in<{0}>{{sh_view_of(a[{i}], sizeof({0}))}}",
+            element_type(dtype)
+        ),
+        ParamType::Out(dtype) => format!(
+            "sh_out<{0}>{{sh_view_of(a[{i}], sizeof({0}))}}",
+            element_type(dtype)
+        ),
+        ParamType::Scalar(dtype) => format!("*(const {}*)&a[{i}].bits", element_type(dtype)),
+    }
+}
+
+fn c_name(name: &str) -> Result<CString, NulError> {
+    CString::new(name)
+}
+
+fn scalar_bits(dtype: DType, value: graph::Scalar) -> u64 {
+    match dtype {
+        DType::F64 => value.as_f64().to_bits(),
+        DType::F32 => u64::from((value.as_f64() as f32).to_bits()),
+        _ => value.as_i64() as u64,
+    }
+}

@@ -1,0 +1,174 @@
+//! The buffers that emulated launches work on.
+//!
+//! Owns their bytes, which of their elements were ever written, and the conversion from and to
+//! numbers. Never knows of kernels.
+
+use graph::{DType, Tensor, Values};
+
+use crate::memory::AlignedBuffer;
+
+/// Named buffers, each its own block: nothing written to one is seen in another.
+#[derive(Default)]
+pub struct Memory {
+    pub(super) buffers: Vec<DeviceBuffer>,
+}
+
+/// A block of elements of one type.
+pub(super) struct DeviceBuffer {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) n_elements: usize,
+    pub(super) bytes: AlignedBuffer,
+    /// A byte per element: 1 once it was written.
+    pub(super) initialized: Vec<u8>,
+}
+
+impl Memory {
+    /// A buffer with a tensor's elements, row-major, rounded to its type; the index is for arguments.
+    pub fn add(&mut self, name: &str, tensor: &Tensor) -> usize {
+        let idx = self.add_unwritten(name, tensor.dtype, tensor.len());
+        self.set(idx, tensor);
+        idx
+    }
+
+    /// A buffer of `n` elements that hold nothing: reading one before it is written is a fault.
+    pub fn add_unwritten(&mut self, name: &str, dtype: DType, n: usize) -> usize {
+        let mut bytes = vec![0xff_u8; n * dtype.bytes()];
+        // One byte keeps empty buffers simple.
+        bytes.push(0);
+        self.buffers.push(DeviceBuffer {
+            name: name.to_string(),
+            dtype,
+            n_elements: n,
+            bytes: AlignedBuffer::from_slice(&bytes).unwrap_or_default(),
+            initialized: vec![0; n],
+        });
+        self.buffers.len() - 1
+    }
+
+    /// Overwrites a buffer; elements beyond the shorter of the two stay as they are.
+    pub fn set(&mut self, buffer: usize, tensor: &Tensor) {
+        let buffer = &mut self.buffers[buffer];
+        let size = buffer.dtype.bytes();
+        let n = tensor.len().min(buffer.n_elements);
+        let bytes = buffer.bytes.as_mut_slice::<u8>();
+        for (i, place) in bytes.chunks_exact_mut(size).take(n).enumerate() {
+            match &tensor.values {
+                Values::Float(v) => encode_float(buffer.dtype, v[i], place),
+                Values::Int(v) => encode_int(buffer.dtype, v[i], place),
+            }
+        }
+        buffer.initialized[..n].fill(1);
+    }
+
+    /// A buffer's elements.
+    pub fn values(&self, buffer: usize) -> Vec<f64> {
+        let buffer = &self.buffers[buffer];
+        buffer
+            .bytes
+            .as_slice::<u8>()
+            .chunks_exact(buffer.dtype.bytes())
+            .take(buffer.n_elements)
+            .map(|place| decode(buffer.dtype, place))
+            .collect()
+    }
+
+    /// A buffer's elements as integers, exact for every integer type.
+    pub fn integers(&self, buffer: usize) -> Vec<i64> {
+        let buffer = &self.buffers[buffer];
+        buffer
+            .bytes
+            .as_slice::<u8>()
+            .chunks_exact(buffer.dtype.bytes())
+            .take(buffer.n_elements)
+            .map(|place| decode_int(buffer.dtype, place))
+            .collect()
+    }
+
+    /// How many elements were never written, and the first of them.
+    pub fn unwritten(&self, buffer: usize) -> Option<(usize, usize)> {
+        let initialized = &self.buffers[buffer].initialized;
+        let first = initialized.iter().position(|&known| known == 0)?;
+        let n = initialized.iter().filter(|&&known| known == 0).count();
+        Some((n, first))
+    }
+}
+
+fn encode_float(dtype: DType, value: f64, place: &mut [u8]) {
+    match dtype {
+        DType::F64 => place.copy_from_slice(&value.to_le_bytes()),
+        DType::F32 => place.copy_from_slice(&(value as f32).to_le_bytes()),
+        DType::BF16 => {
+            let bits = (dtype.round(value) as f32).to_bits() >> 16;
+            place.copy_from_slice(&(bits as u16).to_le_bytes());
+        }
+        DType::F16 => place.copy_from_slice(&f16_bits(dtype.round(value)).to_le_bytes()),
+        _ => encode_int(dtype, value as i64, place),
+    }
+}
+
+fn encode_int(dtype: DType, value: i64, place: &mut [u8]) {
+    if dtype.is_float() {
+        encode_float(dtype, value as f64, place);
+    } else {
+        let n = place.len();
+        place.copy_from_slice(&value.to_le_bytes()[..n]);
+    }
+}
+
+fn decode(dtype: DType, place: &[u8]) -> f64 {
+    match dtype {
+        DType::F64 => f64::from_bits(bits(place)),
+        DType::F32 => f64::from(f32::from_bits(bits(place) as u32)),
+        DType::BF16 => f64::from(f32::from_bits((bits(place) as u32) << 16)),
+        DType::F16 => f16_value(bits(place) as u16),
+        _ => decode_int(dtype, place) as f64,
+    }
+}
+
+fn decode_int(dtype: DType, place: &[u8]) -> i64 {
+    match dtype {
+        DType::Bool | DType::U8 => i64::from(place[0]),
+        DType::I8 => i64::from(place[0] as i8),
+        DType::I16 => i64::from(bits(place) as i16),
+        DType::I32 => i64::from(bits(place) as i32),
+        DType::I64 => bits(place) as i64,
+        _ => decode(dtype, place) as i64,
+    }
+}
+
+fn bits(place: &[u8]) -> u64 {
+    place
+        .iter()
+        .rev()
+        .fold(0, |all, &byte| all << 8 | u64::from(byte))
+}
+
+/// The bits of a number that is one of half precision.
+fn f16_bits(value: f64) -> u16 {
+    let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
+    let a = value.abs();
+    if a.is_nan() {
+        return 0x7e00;
+    }
+    if a.is_infinite() {
+        return sign | 0x7c00;
+    }
+    // Below the smallest normal number, steps of 2^-24.
+    if a < 2f64.powi(-14) {
+        return sign | (a * 2f64.powi(24)) as u16;
+    }
+    let exponent = (a.to_bits() >> 52) as i64 - 1023 + 15;
+    sign | (exponent as u16) << 10 | (a.to_bits() >> 42 & 0x3ff) as u16
+}
+
+fn f16_value(bits: u16) -> f64 {
+    let sign = if bits & 0x8000 != 0 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+    match exponent {
+        0 => sign * fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => sign * f64::INFINITY,
+        31 => f64::NAN,
+        e => sign * (1024.0 + fraction) * 2f64.powi(e - 25),
+    }
+}

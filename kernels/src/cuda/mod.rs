@@ -1,0 +1,146 @@
+//! The GPU back end: CUDA text, its execution on the CPU, its compilation by NVRTC.
+//!
+//! Owns the vocabulary that emission, emulation and compilation share: architectures, kernels,
+//! launches. Emitted text uses only the names of the prelude ([`prelude`]), which mean intrinsics on
+//! a device and checked memory and fibers on the host; so the very text that NVRTC compiles is
+//! executed in the ordinary test run:
+//!
+//! ```no_run
+//! use graph::{DType, Tensor};
+//! use kernels::cuda::emulate::{Emulator, Memory, Settings};
+//! use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+//!
+//! let kernel = Kernel {
+//!     name: "twice".into(),
+//!     text: "SH_KERNEL(twice, 64, 1)(SH_IN(float) x, SH_OUT(float) y) {\n\
+//!            const int i = SH_BID * 64 + SH_TID;\n y[i] = 2.0f * x[i];\n}\n".into(),
+//!     params: vec![
+//!         Param { name: "x".into(), ty: ParamType::In(DType::F32) },
+//!         Param { name: "y".into(), ty: ParamType::Out(DType::F32) },
+//!     ],
+//!     threads: 64,
+//!     min_blocks: 1,
+//!     origin: "example".into(),
+//! };
+//! let emulator = Emulator::from_environment(&[kernel])?; // Batch about 50: compiling dominates.
+//! let mut memory = Memory::default();
+//! let x = memory.add("x", &Tensor::zeros(DType::F32, &[128]));
+//! let y = memory.add_unwritten("y", DType::F32, 128);
+//! let launch = Launch {
+//!     kernel: 0,
+//!     grid: [2, 1, 1],
+//!     dynamic_shared_bytes: 0,
+//!     args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+//! };
+//! for seed in 0..3 {
+//!     emulator.run(&launch, &mut memory, &Settings::of_seed(seed))?;
+//! }
+//! let result = memory.values(y); // Vec<f64>
+//! # Ok::<(), kernels::cuda::emulate::EmulateError>(())
+//! ```
+//!
+//! Never decides what a kernel computes.
+
+use graph::{DType, Scalar};
+
+pub mod emulate;
+pub mod prelude;
+
+/// A GPU architecture that code is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arch {
+    /// Ampere (A100).
+    Sm80,
+    /// Ada (L4, RTX 40).
+    Sm89,
+    /// Hopper (H100, H200) with its own instructions.
+    Sm90a,
+}
+
+impl Arch {
+    /// All of them.
+    pub const ALL: [Arch; 3] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a];
+
+    /// As compilers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+            Arch::Sm89 => "sm_89",
+            Arch::Sm90a => "sm_90a",
+        }
+    }
+}
+
+/// One emitted kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kernel {
+    /// Its C name, unique in a program.
+    pub name: String,
+    /// Its text without the prelude: `SH_KERNEL(name, threads, min_blocks)(…) { … }` and helpers.
+    pub text: String,
+    /// Parameters in order.
+    pub params: Vec<Param>,
+    /// Threads of a block, a multiple of 32 up to 1024.
+    pub threads: u32,
+    /// Blocks that must fit one multiprocessor (bounds the registers).
+    pub min_blocks: u32,
+    /// The part of the model it computes, for messages.
+    pub origin: String,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// Its C name.
+    pub name: String,
+    /// What is passed.
+    pub ty: ParamType,
+}
+
+/// What a parameter takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParamType {
+    /// A buffer that is only read in the whole launch.
+    In(DType),
+    /// A buffer that is written, perhaps also read.
+    Out(DType),
+    /// A number: `long long` for I64, `float` for F32 and so on.
+    Scalar(DType),
+}
+
+/// One launch of a kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// Index of the kernel among those of the program.
+    pub kernel: usize,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Bytes of the shared pool that `SH_DYNAMIC` names.
+    pub dynamic_shared_bytes: u32,
+    /// One argument per parameter.
+    pub args: Vec<Arg>,
+}
+
+/// An argument of a launch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arg {
+    /// Index of a buffer of the memory launched on.
+    Buffer(usize),
+    /// A number.
+    Scalar(Scalar),
+}
+
+/// The element type in CUDA text; `bool` is a byte that is 0 or 1.
+pub fn element_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool | DType::U8 => "unsigned char",
+        DType::I8 => "signed char",
+        DType::I16 => "short",
+        DType::I32 => "int",
+        DType::I64 => "long long",
+        DType::F16 => "sh_f16",
+        DType::BF16 => "sh_bf16",
+        DType::F32 => "float",
+        DType::F64 => "double",
+    }
+}

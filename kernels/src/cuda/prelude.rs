@@ -1,0 +1,29 @@
+//! The text before emitted kernels: the names of the prelude, for a device or for the host.
+//!
+//! Owns its assembly. Neither form includes a header (the host's does for `ucontext` where the CPU is
+//! not an x86-64), so both compile in milliseconds. The host form takes the functions of tasklet
+//! expressions from the CPU's prelude, the device form NVIDIA's.
+
+use crate::emit::scalar::INTEGER_SUPPORT;
+
+/// What NVRTC compiles kernels with.
+pub fn device() -> String {
+    let integers = INTEGER_SUPPORT.replace("static inline", "SH_FN");
+    [
+        include_str!("prelude/device.h"),
+        include_str!("prelude/both.h"),
+        &integers,
+    ]
+    .concat()
+}
+
+/// What the emulator compiles kernels with.
+pub fn host() -> String {
+    [
+        crate::prelude::MATH,
+        include_str!("prelude/host.h"),
+        include_str!("prelude/both.h"),
+        INTEGER_SUPPORT,
+    ]
+    .concat()
+}

@@ -1,0 +1,79 @@
+/* What is written once for the device and for the host; follows device.h or host.h. */
+#define SH_WARP (SH_TID / 32)
+#define SH_LANE (SH_TID % 32)
+
+SH_FN float sh_to_float(float x) { return x; }
+template <class T> struct sh_from;
+template <> struct sh_from<float> { static SH_FN_MEMBER float of(float f) { return f; } };
+template <> struct sh_from<sh_bf16> { static SH_FN_MEMBER sh_bf16 of(float f) { return sh_bf16_of(f); } };
+template <> struct sh_from<sh_f16> { static SH_FN_MEMBER sh_f16 of(float f) { return sh_f16_of(f); } };
+/* To the nearest, ties to even. */
+template <class T> SH_FN T sh_from_float(float f) { return sh_from<T>::of(f); }
+
+/* The n-th uniform number in [0, 1) under a key by Philox 4x32-10: word n % 4 of counter n / 4. */
+SH_FN float sh_uniform(sh_u64 key, sh_u64 n) {
+  const sh_u64 at = n / 4;
+  sh_u32 c0 = (sh_u32)at, c1 = (sh_u32)(at >> 32), c2 = 0, c3 = 0;
+  sh_u32 k0 = (sh_u32)key, k1 = (sh_u32)(key >> 32);
+  SH_UNROLL
+  for (int round = 0; round < 10; round++) {
+    const sh_u64 p0 = (sh_u64)0xd2511f53u * c0, p1 = (sh_u64)0xcd9e8d57u * c2;
+    c0 = (sh_u32)(p1 >> 32) ^ c1 ^ k0;
+    c1 = (sh_u32)p1;
+    c2 = (sh_u32)(p0 >> 32) ^ c3 ^ k1;
+    c3 = (sh_u32)p0;
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  const sh_u32 low = n & 1 ? c1 : c0, high = n & 1 ? c3 : c2;
+  return (float)((n & 2 ? high : low) >> 8) * 0x1p-24f;
+}
+
+/* Reductions over a block, to every thread, in a fixed order. Each may be used again at once. */
+struct sh_sum { template <class T> static SH_FN_MEMBER T of(T a, T b) { return a + b; } };
+struct sh_prod { template <class T> static SH_FN_MEMBER T of(T a, T b) { return a * b; } };
+struct sh_largest {
+  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }
+};
+struct sh_smallest {
+  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
+};
+template <class F, int THREADS, int K, class T> SH_FN void sh_block_reduce(T (&v)[K]) {
+  constexpr int n_warps = THREADS / 32;
+  static_assert(THREADS % 32 == 0 && n_warps <= 32, "whole warps, at most 1024 threads");
+  SH_UNROLL
+  for (int k = 0; k < K; k++) {
+    SH_UNROLL
+    for (int mask = 16; mask > 0; mask >>= 1) v[k] = F::of(v[k], sh_shuffle_xor(v[k], mask));
+  }
+  if constexpr (n_warps > 1) {
+    SH_SHARED(T, partial, n_warps * K);
+    /* A call before may still be read. */
+    SH_SYNC();
+    if (SH_LANE == 0) {
+      SH_UNROLL
+      for (int k = 0; k < K; k++) partial[SH_WARP * K + k] = v[k];
+    }
+    SH_SYNC();
+    SH_UNROLL
+    for (int k = 0; k < K; k++) {
+      T total = partial[k];
+      for (int w = 1; w < n_warps; w++) total = F::template of<T>(total, partial[w * K + k]);
+      v[k] = total;
+    }
+  }
+}
+#define SH_BLOCK_REDUCTION(name, F)                                          \
+  template <int THREADS, int K, class T> SH_FN void name(T (&v)[K]) {       \
+    sh_block_reduce<F, THREADS, K>(v);                                       \
+  }                                                                          \
+  template <int THREADS, class T> SH_FN T name(T v) {                        \
+    T one[1] = {v};                                                          \
+    sh_block_reduce<F, THREADS, 1>(one);                                     \
+    return one[0];                                                           \
+  }
+SH_BLOCK_REDUCTION(sh_block_sum, sh_sum)
+SH_BLOCK_REDUCTION(sh_block_prod, sh_prod)
+SH_BLOCK_REDUCTION(sh_block_max, sh_largest)
+SH_BLOCK_REDUCTION(sh_block_min, sh_smallest)
+#undef SH_BLOCK_REDUCTION

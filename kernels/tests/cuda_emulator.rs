@@ -1,0 +1,346 @@
+//! The emulator of CUDA text: sound kernels pass under several orders of execution, and each planted
+//! fault is found while its sound twin is not blamed.
+
+use graph::{DType, Tensor};
+use kernels::cuda::emulate::{Access, EmulateError, Emulator, FaultKind, Memory, Settings};
+use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+
+const N: usize = 256;
+
+/// A kernel of 128 threads from `x` to `y`, both of 256 floats.
+fn kernel(name: &str, body: &str) -> Kernel {
+    Kernel {
+        name: name.into(),
+        text: format!(
+            "SH_KERNEL({name}, 128, 1)(SH_IN(float) x, SH_OUT(float) y) {{\n{body}\n}}\n"
+        ),
+        params: vec![
+            Param {
+                name: "x".into(),
+                ty: ParamType::In(DType::F32),
+            },
+            Param {
+                name: "y".into(),
+                ty: ParamType::Out(DType::F32),
+            },
+        ],
+        threads: 128,
+        min_blocks: 1,
+        origin: "planted".into(),
+    }
+}
+
+fn input() -> Tensor {
+    Tensor::from_f64(DType::F32, &[N], (0..N).map(|i| i as f64).collect())
+}
+
+/// Runs a kernel of two blocks under several seeds; the outputs, or the faults' kinds.
+fn run(emulator: &Emulator, idx: usize) -> Result<Vec<f64>, Vec<FaultKind>> {
+    let mut last = Vec::new();
+    for seed in 0..4 {
+        let mut memory = Memory::default();
+        let x = memory.add("input", &input());
+        let y = memory.add_unwritten("output", DType::F32, N);
+        let launch = Launch {
+            kernel: idx,
+            grid: [2, 1, 1],
+            dynamic_shared_bytes: 4096,
+            args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+        };
+        match emulator.run(&launch, &mut memory, &Settings::of_seed(seed)) {
+            Ok(()) => last = memory.values(y),
+            Err(EmulateError::Faults(faults)) => {
+                return Err(faults.into_iter().map(|fault| fault.kind).collect());
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    Ok(last)
+}
+
+const I: &str = "const int i = SH_BID * 128 + SH_TID;\n";
+
+fn reverse(barrier: &str) -> String {
+    format!("{I}SH_SHARED(float, s, 128);\ns[SH_TID] = x[i];\n{barrier}\ny[i] = s[127 - SH_TID];")
+}
+
+fn reversed(i: usize) -> f64 {
+    (i / 128 * 128 + 127 - i % 128) as f64
+}
+
+#[test]
+fn sound_kernels_compute() {
+    let kernels = [
+        kernel("reversed", &reverse("SH_SYNC();")),
+        kernel(
+            "sums",
+            &format!("{I}y[i] = sh_block_sum<128>(x[i]) + sh_block_max<128>(x[i]);"),
+        ),
+        kernel(
+            "pairs",
+            &format!(
+                "{I}SH_DYNAMIC(pool);\nSH_CARVE(float, s, pool, 1024, 128);\ns[SH_TID] = x[i];\n\
+                 SH_WARP_SYNC();\nfloat v[2] = {{s[SH_TID ^ 1], sh_shuffle_down(x[i], 1)}};\n\
+                 sh_block_sum<128, 2>(v);\ny[i] = s[SH_TID ^ 1] + 0.0f * v[1] + v[0];"
+            ),
+        ),
+        kernel(
+            "vectors",
+            "if (SH_TID < 32) {\nsh_vec<float, 4> v = sh_load<4>(x, SH_BID * 128 + 4 * SH_TID);\n\
+             SH_UNROLL\nfor (int k = 0; k < 4; k++) v[k] = sh_exp(0.0f * v[k]);\n\
+             sh_store<4>(y, SH_BID * 128 + 4 * SH_TID, v);\n}",
+        ),
+        kernel(
+            "random",
+            &format!("{I}y[i] = sh_uniform(0x123456789abcull, 1000000007ull * i);"),
+        ),
+    ];
+    let emulator = Emulator::from_environment(&kernels).unwrap();
+    let expected: [&dyn Fn(usize) -> f64; 5] = [
+        &reversed,
+        &|i| {
+            (0..128).map(|t| (i / 128 * 128 + t) as f64).sum::<f64>() + (i / 128 * 128 + 127) as f64
+        },
+        &|i| (i ^ 1) as f64 + (0..128).map(|t| (i / 128 * 128 + t) as f64).sum::<f64>(),
+        &|_| 1.0,
+        &|i| {
+            f64::from(graph::philox::uniform(
+                0x1234_5678_9abc,
+                1_000_000_007 * i as u64,
+            ))
+        },
+    ];
+    for (idx, expected) in expected.iter().enumerate() {
+        let found = run(&emulator, idx).unwrap();
+        let expected: Vec<f64> = (0..N).map(expected).collect();
+        assert_eq!(found, expected, "{}", kernels[idx].name);
+    }
+}
+
+/// Every fault planted in one kernel, and what must be found of it.
+#[test]
+fn planted_faults_are_found() {
+    type Found = fn(&FaultKind) -> bool;
+    let planted: Vec<(&str, String, Found)> = vec![
+        (
+            "removed_barrier",
+            reverse(""),
+            |kind| matches!(kind, FaultKind::Race { array, .. } | FaultKind::Uninitialized { array, .. } if array == "s"),
+        ),
+        (
+            "second_use_without_barrier",
+            reverse("SH_SYNC();") + "\ns[SH_TID] = 0.0f;",
+            |kind| {
+                matches!(kind, FaultKind::Race { array, access: Access::Write, other_access: Access::Read, .. } if array == "s")
+                    || matches!(kind, FaultKind::Race { array, access: Access::Read, .. } if array == "s")
+            },
+        ),
+        (
+            "off_by_one",
+            format!("{I}y[i] = x[i + 1];"),
+            |kind| matches!(kind, FaultKind::OutOfBounds { array, element: 256, n: 256, access: Access::Read } if array == "input"),
+        ),
+        (
+            "write_outside",
+            format!("{I}y[i] = 0.0f;\nif (i == 255) y[-1] = 0.0f;"),
+            |kind| {
+                matches!(
+                    kind,
+                    FaultKind::OutOfBounds {
+                        element: -1,
+                        access: Access::Write,
+                        ..
+                    }
+                )
+            },
+        ),
+        (
+            "shared_outside",
+            format!("{I}SH_SHARED(float, s, 127);\ns[SH_TID] = 0.0f;\ny[i] = x[i];"),
+            |kind| matches!(kind, FaultKind::OutOfBounds { array, element: 127, .. } if array == "s"),
+        ),
+        (
+            "unwritten_output",
+            format!("{I}if (i != 77) y[i] = x[i];"),
+            |kind| {
+                matches!(
+                    kind,
+                    FaultKind::Unwritten {
+                        n: 1,
+                        first: 77,
+                        ..
+                    }
+                )
+            },
+        ),
+        (
+            "unwritten_read",
+            format!("{I}y[i] += x[i];"),
+            |kind| matches!(kind, FaultKind::Uninitialized { array, .. } if array == "output"),
+        ),
+        (
+            "divergent_barrier",
+            format!("{I}y[i] = x[i];\nif (SH_TID < 64) SH_SYNC();"),
+            |kind| matches!(kind, FaultKind::DivergentBarrier { line: 4, threads } if threads == "0-63 barrier@4, 64-127 ended"),
+        ),
+        (
+            "two_barriers",
+            format!("{I}y[i] = x[i];\nif (SH_TID < 64)\n SH_SYNC();\nelse\n SH_SYNC();"),
+            |kind| matches!(kind, FaultKind::DivergentBarrier { threads, .. } if threads == "0-63 barrier@5, 64-127 barrier@7"),
+        ),
+        (
+            "missing_lane",
+            format!("{I}y[i] = x[i];\nif (SH_TID != 40) y[i] = sh_shuffle_xor(x[i], 1);"),
+            |kind| matches!(kind, FaultKind::MissingLanes { line: 4, threads } if threads.contains("40 ended")),
+        ),
+        (
+            "misaligned_vector",
+            format!("{I}y[i] = sh_load<2>(x, i - (SH_TID == 127))[0];"),
+            |kind| matches!(kind, FaultKind::Misaligned { array, width: 2, .. } if array == "input"),
+        ),
+        (
+            "threads_collide",
+            format!("{I}y[i] = x[i];\ny[SH_BID * 128] = x[i];"),
+            |kind| matches!(kind, FaultKind::Race { array, .. } if array == "output"),
+        ),
+        (
+            "blocks_collide",
+            format!("{I}y[i] = x[i];\nif (SH_TID == 0) y[SH_BID ? 5 : 250] = 0.0f;"),
+            |kind| matches!(kind, FaultKind::Race { array, .. } if array == "output"),
+        ),
+        (
+            "no_warp_barrier",
+            format!("{I}SH_SHARED(float, s, 128);\ns[SH_TID] = x[i];\ny[i] = s[SH_TID ^ 1];"),
+            |kind| matches!(kind, FaultKind::Race { array, .. } | FaultKind::Uninitialized { array, .. } if array == "s"),
+        ),
+        (
+            "pool_too_small",
+            format!(
+                "{I}SH_DYNAMIC(pool);\nSH_CARVE(float, s, pool, 4000, 128);\ns[SH_TID] = 0.0f;\ny[i] = x[i];"
+            ),
+            |kind| matches!(kind, FaultKind::SharedTooLarge { array, bytes: 4512 } if array == "s"),
+        ),
+    ];
+    let kernels: Vec<Kernel> = planted
+        .iter()
+        .map(|(name, body, _)| kernel(name, body))
+        .collect();
+    let emulator = Emulator::from_environment(&kernels).unwrap();
+    for (idx, (name, _, is_it)) in planted.iter().enumerate() {
+        let faults = run(&emulator, idx).expect_err(name);
+        assert!(faults.iter().any(is_it), "{name}: {faults:?}");
+    }
+}
+
+#[test]
+fn a_loop_without_end_is_ended_and_the_next_launch_is_sound() {
+    let kernels = [
+        kernel("endless", &format!("{I}while (x[0] == 0.0f) y[i] = 1.0f;")),
+        kernel("sound", &format!("{I}y[i] = x[i];")),
+    ];
+    let emulator = Emulator::from_environment(&kernels).unwrap();
+    let mut memory = Memory::default();
+    let x = memory.add("input", &input());
+    let y = memory.add_unwritten("output", DType::F32, N);
+    let mut launch = Launch {
+        kernel: 0,
+        grid: [2, 1, 1],
+        dynamic_shared_bytes: 0,
+        args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+    };
+    let settings = Settings {
+        step_limit: 100_000,
+        ..Settings::of_seed(1)
+    };
+    let error = emulator.run(&launch, &mut memory, &settings).unwrap_err();
+    assert!(matches!(&error, EmulateError::Faults(faults) if faults[0].kind == FaultKind::Endless));
+    assert!(
+        error.to_string().contains("kernel endless (of planted)"),
+        "{error}"
+    );
+    launch.kernel = 1;
+    emulator.run(&launch, &mut memory, &settings).unwrap();
+    assert_eq!(memory.values(y), input().to_f64());
+}
+
+#[test]
+fn launches_that_do_not_fit_and_texts_that_do_not_compile_are_refused() {
+    let sound = kernel("fits", &format!("{I}y[i] = x[i];"));
+    let emulator = Emulator::from_environment(std::slice::from_ref(&sound)).unwrap();
+    let mut memory = Memory::default();
+    let x = memory.add("input", &input());
+    let launch = Launch {
+        kernel: 0,
+        grid: [1, 1, 1],
+        dynamic_shared_bytes: 0,
+        args: vec![Arg::Buffer(x), Arg::Buffer(x)],
+    };
+    let error = emulator.run(&launch, &mut memory, &Settings::of_seed(0));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("written and passed twice")
+    );
+
+    let broken = kernel("broken", "y[0] = undeclared;");
+    let error = Emulator::from_environment(&[broken])
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.contains("broken:2:") && error.contains("undeclared"),
+        "{error}"
+    );
+    let odd = Kernel {
+        threads: 48,
+        ..sound
+    };
+    assert!(Emulator::from_environment(&[odd]).is_err());
+}
+
+/// Half-precision conversions of the prelude are those of the graph, for every f16 and many floats.
+#[test]
+fn half_precision_rounds_to_nearest_even() {
+    for (dtype, name) in [(DType::F16, "sh_f16"), (DType::BF16, "sh_bf16")] {
+        let text = format!(
+            "SH_KERNEL(round_{name}, 128, 1)(SH_IN(float) x, SH_OUT({name}) y, SH_OUT(float) z) {{\n\
+             {I}y[i] = sh_from_float<{name}>(x[i]);\nz[i] = sh_to_float(y[i]);\n}}\n"
+        );
+        let param = |name: &str, ty| Param {
+            name: name.into(),
+            ty,
+        };
+        let kernel = Kernel {
+            name: format!("round_{name}"),
+            text,
+            params: vec![
+                param("x", ParamType::In(DType::F32)),
+                param("y", ParamType::Out(dtype)),
+                param("z", ParamType::Out(DType::F32)),
+            ],
+            ..kernel("x", "")
+        };
+        let values: Vec<f64> = (0..1024_u32)
+            .map(|i| f64::from(f32::from_bits(0x3000_0000 + i * 0x7_9e37 + i % 3)))
+            .map(|v| if v > 1.0 { -v } else { v })
+            .collect();
+        let mut memory = Memory::default();
+        let x = memory.add("x", &Tensor::from_f64(DType::F32, &[1024], values.clone()));
+        let y = memory.add_unwritten("y", dtype, 1024);
+        let z = memory.add_unwritten("z", DType::F32, 1024);
+        let launch = Launch {
+            kernel: 0,
+            grid: [8, 1, 1],
+            dynamic_shared_bytes: 0,
+            args: vec![Arg::Buffer(x), Arg::Buffer(y), Arg::Buffer(z)],
+        };
+        let emulator = Emulator::from_environment(&[kernel]).unwrap();
+        emulator
+            .run(&launch, &mut memory, &Settings::of_seed(0))
+            .unwrap();
+        let expected: Vec<f64> = values.iter().map(|&v| dtype.round(v)).collect();
+        assert_eq!(memory.values(y), expected, "{name}");
+        assert_eq!(memory.values(z), expected, "{name}");
+    }
+}
