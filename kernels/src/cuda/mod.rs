@@ -43,8 +43,12 @@
 
 use graph::{DType, Scalar};
 
+mod emit;
 pub mod emulate;
+pub mod execute;
+pub mod lower;
 pub mod prelude;
+mod schedule;
 
 /// A GPU architecture that code is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,17 +7,17 @@
 //!
 //! Never compiles, never plans buffers, and knows operators by no name.
 
-mod body;
+pub(crate) mod body;
 mod epilogue;
 mod frame;
-mod index;
+pub(crate) mod index;
 mod leaf;
-mod merge;
+pub(crate) mod merge;
 mod reduce;
 pub(crate) mod scalar;
 mod schedule;
-mod text;
-mod values;
+pub(crate) mod text;
+pub(crate) mod values;
 
 use crate::lower::LowerError;
 use body::{Body, Kernel};
@@ -87,7 +87,7 @@ pub(crate) fn emit_map(
 }
 
 /// Merges nests; loops around a single sequence of nests become outer loops.
-fn prepared(mut kernel: Kernel) -> Kernel {
+pub(crate) fn prepared(mut kernel: Kernel) -> Kernel {
     kernel.phases = merge::merge_nests(kernel.phases);
     while let [only] = kernel.phases.as_mut_slice()
         && let Body::Phases(inner) = &mut only.body

@@ -1,0 +1,180 @@
+//! A whole CUDA program on host tensors, through the emulator.
+//!
+//! Owns which buffer of the emulator's memory each container is, and the order of elements that
+//! layouts ask for. Each container has memory of its own, so the emulator sees every element that is
+//! read before it was written. Never emits, never plans.
+
+use super::emulate::{EmulateError, Emulator, Memory, Settings};
+use super::lower::{CudaProgram, Placed};
+use super::{Arg, Launch};
+use crate::plan::{self, Buffer};
+use graph::{ContainerId, Graph, Lifetime, Tensor};
+use std::collections::BTreeMap;
+
+/// Kernels in one C++ file: compiling dominates, and many files compile no faster.
+const BATCH: usize = 50;
+
+/// A program compiled for the host.
+pub struct HostProgram<'p> {
+    graph: &'p Graph,
+    program: &'p CudaProgram,
+    batches: Vec<Emulator>,
+    /// What reshapes made, by the container whose bytes it is.
+    roots: BTreeMap<ContainerId, ContainerId>,
+}
+
+/// Compiles a program for the host.
+///
+/// # Errors
+/// No C++ compiler, or a text that it refuses.
+pub fn compile<'p>(
+    graph: &'p Graph,
+    program: &'p CudaProgram,
+) -> Result<HostProgram<'p>, EmulateError> {
+    let batches = program.kernels.chunks(BATCH);
+    let mut roots = BTreeMap::new();
+    for node in graph.single_state().into_iter().flat_map(|s| &s.nodes) {
+        if let Some((from, to)) = plan::alias(node) {
+            let root = roots.get(&from).copied().unwrap_or(from);
+            roots.insert(to, root);
+        }
+    }
+    Ok(HostProgram {
+        graph,
+        program,
+        batches: batches
+            .map(Emulator::from_environment)
+            .collect::<Result<_, _>>()?,
+        roots,
+    })
+}
+
+impl HostProgram<'_> {
+    /// Runs every launch on the graph's inputs, in row-major order, and gives the graph's outputs;
+    /// `seed` decides the order of blocks and threads.
+    ///
+    /// # Errors
+    /// Faults of a kernel, each with its name, block and thread.
+    pub fn run(&self, inputs: &[Tensor], seed: u64) -> Result<Vec<Tensor>, EmulateError> {
+        let mut memory = Memory::default();
+        let mut buffers = BTreeMap::new();
+        for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
+            let buffer = memory.add(&self.name(*id), &self.laid_out(*id, tensor));
+            buffers.insert(self.root(*id), buffer);
+        }
+        let settings = Settings {
+            partial_outputs: true,
+            ..Settings::of_seed(seed)
+        };
+        for placed in &self.program.launches {
+            let args = placed
+                .args
+                .iter()
+                .filter_map(|b| self.buffer(*b, &mut memory, &mut buffers))
+                .map(Arg::Buffer)
+                .collect();
+            let launch = Launch {
+                kernel: placed.kernel % BATCH,
+                grid: [placed.grid, 1, 1],
+                dynamic_shared_bytes: 0,
+                args,
+            };
+            self.emulator(placed).run(&launch, &mut memory, &settings)?;
+        }
+        let outputs = self.graph.outputs.iter().map(|o| o.container);
+        Ok(outputs
+            .map(|id| {
+                let place = Buffer::Container(id);
+                let buffer = self.buffer(place, &mut memory, &mut buffers);
+                self.row_major(id, &memory, buffer.unwrap_or_default())
+            })
+            .collect())
+    }
+
+    fn emulator(&self, placed: &Placed) -> &Emulator {
+        &self.batches[placed.kernel / BATCH]
+    }
+
+    fn name(&self, id: ContainerId) -> String {
+        self.graph.container(id).name.clone()
+    }
+
+    fn root(&self, id: ContainerId) -> ContainerId {
+        self.roots.get(&id).copied().unwrap_or(id)
+    }
+
+    /// The buffer of a container, made where it is met first.
+    fn buffer(
+        &self,
+        place: Buffer,
+        memory: &mut Memory,
+        buffers: &mut BTreeMap<ContainerId, usize>,
+    ) -> Option<usize> {
+        let Buffer::Container(id) = place else {
+            return None;
+        };
+        let root = self.root(id);
+        let made = || {
+            let c = self.graph.container(root);
+            match &c.lifetime {
+                Lifetime::Constant(t) => memory.add(&c.name, &self.laid_out(root, t)),
+                _ => memory.add_unwritten(&c.name, c.dtype, self.positions(root).len()),
+            }
+        };
+        Some(*buffers.entry(root).or_insert_with(made))
+    }
+
+    /// Position in memory of each element in row-major order.
+    fn positions(&self, id: ContainerId) -> Vec<usize> {
+        let c = self.graph.container(id);
+        let shape: Vec<i64> = c.shape.iter().filter_map(|s| s.as_const()).collect();
+        let strides = c.layout.strides(&shape);
+        let position = |flat: i64| {
+            let (mut rest, mut at) = (flat, 0);
+            for d in (0..shape.len()).rev() {
+                at += rest % shape[d] * strides[d];
+                rest /= shape[d];
+            }
+            at as usize
+        };
+        (0..shape.iter().product()).map(position).collect()
+    }
+
+    fn laid_out(&self, id: ContainerId, t: &Tensor) -> Tensor {
+        let positions = self.positions(id);
+        let shape = [positions.len()];
+        if t.dtype.is_float() {
+            let mut data = vec![0.0; positions.len()];
+            let elements = t.to_f64();
+            positions
+                .iter()
+                .zip(elements)
+                .for_each(|(p, x)| data[*p] = x);
+            Tensor::from_f64(t.dtype, &shape, data)
+        } else {
+            let mut data = vec![0; positions.len()];
+            let elements = t.to_i64();
+            positions
+                .iter()
+                .zip(elements)
+                .for_each(|(p, x)| data[*p] = x);
+            Tensor::from_i64(t.dtype, &shape, data)
+        }
+    }
+
+    fn row_major(&self, id: ContainerId, memory: &Memory, buffer: usize) -> Tensor {
+        let c = self.graph.container(id);
+        let sizes = c.shape.iter().filter_map(|s| s.as_const());
+        let shape: Vec<usize> = sizes.map(|n| n as usize).collect();
+        let positions = self.positions(id);
+        if c.dtype.is_float() {
+            let all = memory.values(buffer);
+            let data = positions.iter().map(|p| all[*p]).collect();
+            Tensor::from_f64(c.dtype, &shape, data)
+        } else {
+            let all = memory.integers(buffer);
+            let data = positions.iter().map(|p| all[*p]).collect();
+            Tensor::from_i64(c.dtype, &shape, data)
+        }
+    }
+}
