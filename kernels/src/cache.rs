@@ -88,16 +88,19 @@ pub enum Kind {
     Probe,
     /// A measured table, for example of tuning.
     Table,
+    /// Machine code for a GPU.
+    Cubin,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::Library, Kind::Probe, Kind::Table];
+    const ALL: [Kind; 4] = [Kind::Library, Kind::Probe, Kind::Table, Kind::Cubin];
 
     fn folder(self) -> &'static str {
         match self {
             Kind::Library => "lib",
             Kind::Probe => "probe",
             Kind::Table => "table",
+            Kind::Cubin => "cubin",
         }
     }
 
@@ -105,6 +108,7 @@ impl Kind {
         match self {
             Kind::Library => "so",
             Kind::Probe | Kind::Table => "txt",
+            Kind::Cubin => "cubin",
         }
     }
 }

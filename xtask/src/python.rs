@@ -45,6 +45,21 @@ impl Venv {
         }
         command
     }
+
+    /// The folder of NVRTC, which PyTorch's packages bring.
+    pub fn nvrtc_folder(&self) -> Result<PathBuf> {
+        const ASK: &str = "import glob, os, sysconfig\n\
+             root = sysconfig.get_paths()['purelib']\n\
+             found = sorted(glob.glob(os.path.join(root, 'nvidia', '*', 'lib', 'libnvrtc.so*')))\n\
+             print(os.path.dirname(found[-1]) if found else '')";
+        let mut python = self.python();
+        let done = python.args(["-c", ASK]).output()?;
+        let folder = String::from_utf8_lossy(&done.stdout).trim().to_string();
+        if folder.is_empty() {
+            bail!("the Python environment has no libnvrtc.so: is its PyTorch a CPU build?");
+        }
+        Ok(PathBuf::from(folder))
+    }
 }
 
 /// Makes the environment if there is none and installs the pinned packages if they changed.

@@ -129,6 +129,16 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let done = run_shown(test.env("SHORTHAUL_NODE_CASES", &cases))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
+    steps.run("nvrtc", || {
+        let folder = venv.nvrtc_folder()?;
+        let mut test = cargo(root);
+        test.args(["test", "-p", "shorthaul-kernels", "--test", "cuda_nvrtc"]);
+        let done = run_shown(
+            test.args(["--", "--ignored"])
+                .env("SHORTHAUL_NVRTC", folder),
+        )?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
     let mut built = false;
     steps.run("python package", || {
         python::build_package(root, &venv)?;

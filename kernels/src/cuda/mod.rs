@@ -47,6 +47,7 @@ mod emit;
 pub mod emulate;
 pub mod execute;
 pub mod lower;
+pub mod nvrtc;
 pub mod prelude;
 mod schedule;
 

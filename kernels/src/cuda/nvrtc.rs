@@ -1,0 +1,163 @@
+//! Compiles CUDA text to cubins by NVRTC, the compiler that comes with PyTorch's wheels.
+//!
+//! Owns finding and loading the library at run time, its options, the resource report of each kernel,
+//! the gate on it, and the cache of cubins. No GPU and no driver are needed. Never launches anything.
+
+mod library;
+mod resources;
+
+use std::path::PathBuf;
+
+use crate::cache::{Cache, CacheError, Key, Kind};
+use crate::cuda::{Arch, Kernel, prelude};
+
+pub use library::Nvrtc;
+pub use resources::{GateError, Resources, gate};
+
+/// Why kernels could not be compiled for a GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum NvrtcError {
+    /// No folder held a library that loads.
+    #[error(
+        "NVRTC (libnvrtc.so) was not found; looked in {}. Install the CUDA build of PyTorch or \
+         `pip install nvidia-cuda-nvrtc`, or set SHORTHAUL_NVRTC to the folder of libnvrtc.so",
+        display_folders(.folders)
+    )]
+    NotFound {
+        /// The folders searched.
+        folders: Vec<PathBuf>,
+    },
+    /// The library is there and cannot be used.
+    #[error("{} cannot be used: {problem}; set SHORTHAUL_NVRTC to another folder", path.display())]
+    Unusable {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// This NVRTC does not know the architecture.
+    #[error("NVRTC {version} does not compile for {}; it knows sm_{known}", arch.name())]
+    Unsupported {
+        /// What was asked for.
+        arch: Arch,
+        /// The library's version.
+        version: String,
+        /// What it knows.
+        known: String,
+    },
+    /// NVRTC refused the text.
+    #[error("NVRTC refused the kernels {names} for {}:\n{log}", arch.name())]
+    Refused {
+        /// The kernels with their origins.
+        names: String,
+        /// What was asked for.
+        arch: Arch,
+        /// NVRTC's messages; lines are those of the kernel's text.
+        log: String,
+    },
+    /// A call failed for another reason.
+    #[error("NVRTC failed in {call}: {problem}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// Its message.
+        problem: String,
+    },
+    /// The cubin does not tell its kernels' resources.
+    #[error("the cubin for {} cannot be read: {problem}", arch.name())]
+    Cubin {
+        /// The architecture.
+        arch: Arch,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The cache cannot be written.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+fn display_folders(folders: &[PathBuf]) -> String {
+    if folders.is_empty() {
+        return "the loader's folders".to_string();
+    }
+    let folders: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+    format!("{} and the loader's folders", folders.join(", "))
+}
+
+/// Machine code for one architecture, and what it needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cubin {
+    /// The architecture.
+    pub arch: Arch,
+    /// An ELF file for the driver.
+    pub bytes: Vec<u8>,
+    /// One entry per kernel, in the kernels' order.
+    pub resources: Vec<Resources>,
+    /// NVRTC's and ptxas' messages; empty if there were none.
+    pub log: String,
+}
+
+/// What is passed besides the architecture: line numbers cost nothing at run time, and a kernel uses
+/// few functions of the prelude (177).
+const OPTIONS: [&str; 3] = ["--std=c++17", "--generate-line-info", "--diag-suppress=177"];
+
+/// Compiles `kernels` as one file, or takes the cubin from the cache.
+pub fn compile(
+    kernels: &[Kernel],
+    arch: Arch,
+    nvrtc: &Nvrtc,
+    cache: &Cache,
+) -> Result<Cubin, NvrtcError> {
+    let source = source(kernels);
+    let key = Key::of(&[
+        "cubin",
+        nvrtc.version(),
+        arch.name(),
+        &OPTIONS.join("\0"),
+        &source,
+    ]);
+    let (bytes, log) = match cache.read(Kind::Cubin, &key).and_then(unpack) {
+        Some(known) => known,
+        None => {
+            let (bytes, log) = nvrtc.compile(&source, arch, &OPTIONS, &kernel_names(kernels))?;
+            cache.write(Kind::Cubin, &key, &pack(&bytes, &log))?;
+            (bytes, log)
+        }
+    };
+    let resources =
+        resources::read(&bytes, kernels).map_err(|problem| NvrtcError::Cubin { arch, problem })?;
+    Ok(Cubin {
+        arch,
+        bytes,
+        resources,
+        log,
+    })
+}
+
+fn kernel_names(kernels: &[Kernel]) -> String {
+    let names: Vec<String> = kernels
+        .iter()
+        .map(|kernel| format!("{} (of {})", kernel.name, kernel.origin))
+        .collect();
+    names.join(", ")
+}
+
+fn source(kernels: &[Kernel]) -> String {
+    let mut text = prelude::device();
+    for kernel in kernels {
+        text.push_str(&format!("#line 1 \"{}\"\n{}\n", kernel.name, kernel.text));
+    }
+    text
+}
+
+/// A cache entry: the cubin's length, the cubin, the log.
+fn pack(cubin: &[u8], log: &str) -> Vec<u8> {
+    [&(cubin.len() as u64).to_le_bytes(), cubin, log.as_bytes()].concat()
+}
+
+fn unpack(entry: Vec<u8>) -> Option<(Vec<u8>, String)> {
+    let (length, rest) = entry.split_first_chunk::<8>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let (cubin, log) = rest.split_at_checked(length)?;
+    Some((cubin.to_vec(), String::from_utf8(log.to_vec()).ok()?))
+}
