@@ -7,19 +7,19 @@
 //! The one building block is the batch-reduce micro-kernel of Georganas et al. (arXiv 1906.06440):
 //! a register tile of the output whose accumulators live over a whole nest of reduction loops.
 
-mod access;
+pub(crate) mod access;
 mod blocking;
 mod combine;
 mod depthwise;
 mod driver;
-mod gather;
+pub(crate) mod gather;
 mod generic;
 mod items;
 mod microkernel;
 mod pack;
 mod panels;
 mod stage;
-mod text;
+pub(crate) mod text;
 mod tiles;
 
 use thiserror::Error;
@@ -192,7 +192,7 @@ pub fn emit(
 
 /// Why the fast paths do not apply.
 #[derive(Debug)]
-struct NoFastPath(&'static str);
+pub(crate) struct NoFastPath(pub(crate) &'static str);
 
 fn specialized(
     name: &str,
@@ -276,7 +276,7 @@ fn flops(c: &Contraction) -> u64 {
     2 * c.dims.iter().map(|&d| d as u64).product::<u64>()
 }
 
-fn check(c: &Contraction) -> Result<(), Unsupported> {
+pub(crate) fn check(c: &Contraction) -> Result<(), Unsupported> {
     if let Some((dim, &size)) = c.dims.iter().enumerate().find(|(_, s)| **s < 1) {
         return Err(Unsupported::EmptyDim { dim, size });
     }

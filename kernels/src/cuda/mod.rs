@@ -43,6 +43,7 @@
 
 use graph::{DType, Scalar};
 
+pub mod contraction;
 mod emit;
 pub mod emulate;
 pub mod execute;

@@ -12,6 +12,7 @@ pub fn device() -> String {
     [
         include_str!("prelude/device.h"),
         include_str!("prelude/both.h"),
+        include_str!("prelude/tensor_core.h"),
         &integers,
     ]
     .concat()
@@ -23,6 +24,7 @@ pub fn host() -> String {
         crate::prelude::MATH,
         include_str!("prelude/host.h"),
         include_str!("prelude/both.h"),
+        include_str!("prelude/tensor_core.h"),
         INTEGER_SUPPORT,
     ]
     .concat()

@@ -1,0 +1,190 @@
+//! Contractions on a GPU: from a sum over a product of two operands, with constant sizes, to CUDA text.
+//!
+//! Owns the choice of tiles, the split of the reduction and the text of the kernels: register tiles
+//! of scalar multiply-adds (`simt`) and warp products of 16-bit operands with fp32 sums (`mma`).
+//! Convolutions and their gradients are the same kernels with gathered rows and columns: an address
+//! is a part of the row plus a part of the reduction index, and so is each guarded coordinate, so
+//! the row's part stays in registers over the whole reduction. Never compiles or runs anything.
+
+mod form;
+mod kernel;
+mod stage;
+mod tile;
+
+use super::{Kernel, Param};
+use crate::contraction::{Contraction, Unsupported as Malformed};
+use form::Form;
+use graph::DType;
+use thiserror::Error;
+use tile::Tile;
+
+/// Element types of the operands; sums are fp32, or fp64 if any of them is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Types {
+    /// The left factor.
+    pub a: DType,
+    /// The right factor.
+    pub b: DType,
+    /// The result.
+    pub out: DType,
+}
+
+/// Element-wise work on each finished sum, in registers, before it is rounded and stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Epilogue {
+    /// The function's text: `SH_FN S EPILOGUE(S value, long long at, PARAMS)`, where S is the type of
+    /// the sums (`float`, or `double` with fp64 operands) and `at` the element of `out`, counted from
+    /// the start of its buffer. What it returns is stored there; it is called once for each element,
+    /// those no product reaches included. Every kernel that calls it gets a copy under its own name.
+    pub text: String,
+    /// Its further parameters, which become parameters of the kernel, in order. Names: not `a`, `b`,
+    /// `out`, `sums`.
+    pub params: Vec<Param>,
+}
+
+/// What a kernel's parameter stands for, by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// The left factor.
+    A,
+    /// The right factor.
+    B,
+    /// The result.
+    Out,
+    /// The workspace, read or written as sums.
+    Workspace,
+    /// A parameter of the epilogue, by position.
+    Epilogue(usize),
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Index among [`EmittedContraction::kernels`].
+    pub kernel: usize,
+    /// What its parameters stand for, in order.
+    pub args: Vec<Arg>,
+    /// Blocks.
+    pub grid: u32,
+    /// Bytes of static shared memory a block holds.
+    pub shared_bytes: u32,
+}
+
+/// The CUDA text of a contraction and what running it needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmittedContraction {
+    /// Kernels, without the prelude.
+    pub kernels: Vec<Kernel>,
+    /// Launches in order; each sees what those before wrote.
+    pub launches: Vec<Launch>,
+    /// Bytes of workspace, for sums of parts of the reduction.
+    pub workspace_bytes: u64,
+    /// Multiplications and additions, two per term, borders included.
+    pub flops: u64,
+    /// `simt` or `mma`.
+    pub path: &'static str,
+}
+
+/// Why a contraction cannot be emitted.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Unsupported {
+    /// The description contradicts itself.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The result's positions are not written once each by shifted copies of the loops.
+    #[error("no GPU kernel for this contraction: {reason}; emit its map as plain loops")]
+    Form {
+        /// Which condition fails.
+        reason: &'static str,
+    },
+    /// An element type has no product.
+    #[error(
+        "operand {operand} of a contraction is {dtype:?}; only F32, F64, BF16 and F16 multiply on a GPU"
+    )]
+    Type {
+        /// "a", "b" or "out".
+        operand: &'static str,
+        /// Its type.
+        dtype: DType,
+    },
+    /// More elements than a 32-bit row or column number counts.
+    #[error("a contraction with {count} {what} is too large for one GPU kernel; split it before")]
+    TooLarge {
+        /// "rows", "columns", …
+        what: &'static str,
+        /// How many.
+        count: i64,
+    },
+}
+
+/// Emits kernels whose names begin with `name`.
+///
+/// # Errors
+/// See [`Unsupported`]; nothing is refused later than here.
+pub fn emit(
+    name: &str,
+    c: &Contraction,
+    types: Types,
+    epilogue: Option<&Epilogue>,
+) -> Result<EmittedContraction, Unsupported> {
+    crate::contraction::check(c)?;
+    for (operand, dtype) in [("a", types.a), ("b", types.b), ("out", types.out)] {
+        if !matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16) {
+            return Err(Unsupported::Type { operand, dtype });
+        }
+    }
+    let forms = form::forms(c)?;
+    let mut done = EmittedContraction {
+        kernels: Vec::new(),
+        launches: Vec::new(),
+        workspace_bytes: 0,
+        flops: 2 * c.dims.iter().map(|&d| d as u64).product::<u64>(),
+        path: if tensor_core(types) { "mma" } else { "simt" },
+    };
+    for (i, part) in forms.parts.iter().enumerate() {
+        let tile = Tile::choose(part, tensor_core(types));
+        let job = Job {
+            name: format!("{name}_{i}"),
+            form: part,
+            types,
+            tile,
+            epilogue,
+        };
+        kernel::emit(&job, &mut done);
+    }
+    for (i, zeros) in forms.zeros.iter().enumerate() {
+        let name = format!("{name}_zero{i}");
+        kernel::emit_zeros(&name, zeros, types, epilogue, &mut done);
+    }
+    Ok(done)
+}
+
+/// Whether warp products apply: both factors of the same 16-bit type.
+fn tensor_core(t: Types) -> bool {
+    t.a == t.b && matches!(t.a, DType::BF16 | DType::F16) && t.out != DType::F64
+}
+
+/// One kernel's decisions.
+struct Job<'a> {
+    name: String,
+    form: &'a Form,
+    types: Types,
+    tile: Tile,
+    epilogue: Option<&'a Epilogue>,
+}
+
+impl Types {
+    /// The type of the sums.
+    fn sum(self) -> DType {
+        let any_f64 = [self.a, self.b, self.out].contains(&DType::F64);
+        if any_f64 { DType::F64 } else { DType::F32 }
+    }
+}
+
+fn bytes(t: DType) -> i64 {
+    match t {
+        DType::F64 => 8,
+        DType::BF16 | DType::F16 => 2,
+        _ => 4,
+    }
+}

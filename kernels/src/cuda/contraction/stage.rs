@@ -1,0 +1,291 @@
+//! Text that brings a block of one operand to shared memory: global memory to registers, in 16-byte
+//! loads where its elements lie so, and registers to shared memory after the barrier.
+//!
+//! An item is what a thread loads at a time: one element, two neighbours in the reduction (which
+//! share a 32-bit word under `mma`), or 16 bytes along the rows or along the reduction. Items are
+//! dealt to threads so that one coordinate is the same for all items of a thread.
+
+use super::bytes;
+use super::form::{self, Form, ceil, signed};
+use crate::contraction::access::Access;
+use crate::contraction::text::CText;
+use crate::cuda::element_type;
+use graph::DType;
+
+/// How one operand is staged.
+pub(super) struct Stage<'a> {
+    form: &'a Form,
+    access: &'a Access,
+    /// "a" or "b": prefix of every name.
+    letter: &'static str,
+    dtype: DType,
+    rows: &'a [usize],
+    /// Rows of a block, terms of a step, threads.
+    n_rows: i64,
+    n_terms: i64,
+    threads: i64,
+    /// Words of two terms, for warp products.
+    packed: bool,
+    wide: bool,
+    /// Elements of one load, and whether they lie along the reduction.
+    width: i64,
+    along_k: bool,
+    /// Terms and rows of an item.
+    item_k: i64,
+    item_rows: i64,
+    /// Neighbouring threads take neighbouring terms (else rows).
+    k_fast: bool,
+}
+
+/// The block and the threads an operand is staged for.
+pub(super) struct Block {
+    pub n_rows: i64,
+    pub n_terms: i64,
+    pub threads: i64,
+    pub packed: bool,
+}
+
+impl<'a> Stage<'a> {
+    pub fn new(form: &'a Form, letter: &'static str, dtype: DType, block: &Block) -> Self {
+        let (access, rows) = match letter {
+            "a" => (&form.a, &form.m),
+            _ => (&form.b, &form.n),
+        };
+        let width = 16 / bytes(dtype);
+        let along_k = block.n_terms % width == 0 && form.contiguous(access, &form.k, width);
+        let along_rows = !along_k && form.contiguous(access, rows, width);
+        let pair = if block.packed { 2 } else { 1 };
+        Stage {
+            form,
+            access,
+            letter,
+            dtype,
+            rows,
+            n_rows: block.n_rows,
+            n_terms: block.n_terms,
+            threads: block.threads,
+            packed: block.packed,
+            wide: form.is_wide(),
+            width: if along_k || along_rows { width } else { 1 },
+            along_k,
+            item_k: if along_k { width } else { pair },
+            item_rows: if along_rows { width } else { 1 },
+            k_fast: along_k
+                || (!along_rows && form.k.last().is_some_and(|&d| access.stride(d).abs() == 1)),
+        }
+    }
+
+    fn items(&self) -> i64 {
+        (self.n_rows / self.item_rows) * (self.n_terms / self.item_k)
+    }
+
+    fn items_per_thread(&self) -> i64 {
+        ceil(self.items(), self.threads)
+    }
+
+    /// Items side by side in the fast direction.
+    fn across(&self) -> i64 {
+        if self.k_fast {
+            self.n_terms / self.item_k
+        } else {
+            self.n_rows / self.item_rows
+        }
+    }
+
+    /// First row and first term of item `i` of this thread, within the block.
+    fn place(&self, i: &str) -> (String, String) {
+        let (across, step) = (self.across(), self.threads / self.across());
+        let fast = format!("SH_TID % {across}");
+        let slow = format!("(SH_TID / {across} + {i}*{step})");
+        let (row, k) = if self.k_fast {
+            (slow, fast)
+        } else {
+            (fast, slow)
+        };
+        (
+            format!("({row})*{}", self.item_rows),
+            format!("({k})*{}", self.item_k),
+        )
+    }
+
+    /// Row states of a thread: one, or one for each item.
+    fn n_states(&self) -> i64 {
+        if self.k_fast {
+            self.items_per_thread()
+        } else {
+            1
+        }
+    }
+
+    fn guards(&self) -> impl Iterator<Item = (usize, &crate::contraction::access::Coord)> {
+        self.access.coords.iter().filter(|c| c.guarded).enumerate()
+    }
+
+    /// 32-bit words or elements between rows (`packed`) or terms of shared memory: odd, or four more
+    /// than a multiple of eight, so that a warp's accesses fall into different banks.
+    pub fn pitch(&self) -> i64 {
+        if self.packed {
+            self.n_terms / 2 + 4
+        } else {
+            self.n_rows + 1
+        }
+    }
+
+    pub fn shared_elements(&self) -> i64 {
+        let lines = if self.packed {
+            self.n_rows
+        } else {
+            self.n_terms
+        };
+        self.pitch() * lines
+    }
+
+    /// What stays in registers over the reduction: `block` is the block's position along the rows.
+    pub fn declare(&self, t: &mut CText, block: &str) {
+        let (x, n) = (self.letter, self.n_states());
+        let (f, access) = (self.form, self.access);
+        let index = if self.wide { "long long" } else { "int" };
+        t.line(format!(
+            "{} {x}_v[{}][{}];",
+            element_type(self.dtype),
+            self.items_per_thread(),
+            self.item_rows * self.item_k
+        ));
+        t.line(format!("{index} {x}_row[{n}];"));
+        t.line(format!("bool {x}_in[{n}];"));
+        for (g, _) in self.guards() {
+            t.line(format!("int {x}_at{g}[{n}];"));
+        }
+        t.line("SH_UNROLL");
+        t.line(format!("for (int i = 0; i < {n}; i++) {{"));
+        let (row, _) = self.place("i");
+        t.line(format!("const int row = {block}*{} + {row};", self.n_rows));
+        t.line(format!("{x}_in[i] = row < {};", f.count(self.rows)));
+        let both = |coeff: &dyn Fn(usize) -> i64, wide| {
+            let batch = f.linear("batch", &f.batch, coeff, wide);
+            format!("{batch} + {}", f.linear("row", self.rows, coeff, wide))
+        };
+        let address = both(&|d| access.stride(d), self.wide);
+        let start = form::constant(access);
+        t.line(format!("{x}_row[i] = {} + {address};", signed(start)));
+        for (g, c) in self.guards() {
+            let at = both(&|d| c.coeff(d), false);
+            t.line(format!("{x}_at{g}[i] = {} + {at};", signed(c.offset)));
+        }
+        t.close(1);
+    }
+
+    /// Loads the block whose terms begin at `k0`; terms from `k_end` on are zero.
+    pub fn load(&self, t: &mut CText) {
+        let x = self.letter;
+        let state = if self.k_fast { "i" } else { "0" };
+        let (_, k) = self.place("i");
+        let decodes = if self.along_k { 1 } else { self.item_k };
+        let width = self.width;
+        let index = if self.wide { "long long" } else { "int" };
+        t.line("SH_UNROLL");
+        t.line(format!(
+            "for (int i = 0; i < {}; i++) {{",
+            self.items_per_thread()
+        ));
+        t.line("SH_UNROLL");
+        t.line(format!("for (int h = 0; h < {decodes}; h++) {{"));
+        t.line(format!("const int k = k0 + {k} + h;"));
+        let f = self.form;
+        let step = f.linear("k", &f.k, |d| self.access.stride(d), self.wide);
+        t.line(format!("const {index} at = {x}_row[{state}] + {step};"));
+        let mut within = format!("{}k < k_end && {x}_in[{state}]", self.some_threads());
+        for (g, c) in self.guards() {
+            let moved = f.linear("k", &f.k, |d| c.coeff(d), false);
+            within += &format!(" && (unsigned)({x}_at{g}[{state}] + {moved}) < {}u", c.size);
+        }
+        t.line(format!("if ({within}) {{"));
+        if width > 1 {
+            let ty = element_type(self.dtype);
+            t.line(format!(
+                "const sh_vec<{ty}, {width}> v = sh_load<{width}>({x}, at);"
+            ));
+            t.line("SH_UNROLL");
+            t.line(format!(
+                "for (int e = 0; e < {width}; e++) {x}_v[i][h*{width} + e] = v[e];"
+            ));
+        } else {
+            t.line(format!("{x}_v[i][h] = {x}[at];"));
+        }
+        t.line("} else {");
+        t.line("SH_UNROLL");
+        t.line(format!(
+            "for (int e = 0; e < {width}; e++) {x}_v[i][h*{width} + e] = {}{{}};",
+            element_type(self.dtype)
+        ));
+        t.close(3);
+    }
+
+    /// A condition where fewer items are than threads.
+    fn some_threads(&self) -> String {
+        if self.items() < self.threads {
+            format!("SH_TID < {} && ", self.items())
+        } else {
+            String::new()
+        }
+    }
+
+    /// Stores the loaded block to the array `LETTER_s`.
+    pub fn store(&self, t: &mut CText) {
+        let x = self.letter;
+        let (row, k) = self.place("i");
+        if self.items() < self.threads {
+            t.line(format!("if (SH_TID < {}) {{", self.items()));
+        } else {
+            t.line("{");
+        }
+        t.line("SH_UNROLL");
+        t.line(format!(
+            "for (int i = 0; i < {}; i++) {{",
+            self.items_per_thread()
+        ));
+        t.line(format!("const int row = {row}, k = {k};"));
+        t.line("SH_UNROLL");
+        let pitch = self.pitch();
+        if self.packed {
+            let words = self.item_rows * self.item_k / 2;
+            t.line(format!("for (int e = 0; e < {words}; e++) {{"));
+            let (place, low, high) = if self.item_rows > 1 {
+                (
+                    format!("(row + e)*{pitch} + k/2"),
+                    "e".into(),
+                    format!("e + {}", self.width),
+                )
+            } else {
+                (
+                    format!("row*{pitch} + k/2 + e"),
+                    "2*e".to_string(),
+                    "2*e + 1".to_string(),
+                )
+            };
+            t.line(format!(
+                "{x}_s[{place}] = sh_pack({x}_v[i][{low}], {x}_v[i][{high}]);"
+            ));
+        } else {
+            let n = self.item_rows * self.item_k;
+            t.line(format!("for (int e = 0; e < {n}; e++) {{"));
+            let place = if self.along_k {
+                format!("(k + e)*{pitch} + row")
+            } else {
+                format!("k*{pitch} + row + e")
+            };
+            t.line(format!(
+                "{x}_s[{place}] = {};",
+                self.widened(&format!("{x}_v[i][e]"))
+            ));
+        }
+        t.close(3);
+    }
+
+    fn widened(&self, v: &str) -> String {
+        match self.dtype {
+            DType::BF16 | DType::F16 => format!("sh_to_float({v})"),
+            _ => v.to_string(),
+        }
+    }
+}

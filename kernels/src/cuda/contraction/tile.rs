@@ -1,0 +1,90 @@
+//! Tile sizes and the split of the reduction, from the shape alone, so that a program is emitted the
+//! same way everywhere. Emits no text.
+
+use super::form::{Form, ceil};
+
+/// Blocks that keep the largest known device (132 multiprocessors) busy.
+const FULL_GRID: i64 = 132;
+
+/// Fewest steps of a part of the reduction; below, the combining launch costs more than it brings.
+const LEAST_STEPS: i64 = 8;
+
+/// How a block of threads covers a block of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    /// Rows and columns of a block, terms of a step.
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    /// Rows and columns of a thread (`simt`) or of a warp (`mma`).
+    pub part_m: i64,
+    pub part_n: i64,
+    pub threads: i64,
+    /// Parts of the reduction, each with `k_per_part` terms.
+    pub parts: i64,
+    pub k_per_part: i64,
+}
+
+const fn tile(m: i64, n: i64, k: i64, part_m: i64, part_n: i64, threads: i64) -> Tile {
+    Tile {
+        m,
+        n,
+        k,
+        part_m,
+        part_n,
+        threads,
+        parts: 1,
+        k_per_part: 0,
+    }
+}
+
+/// Register tiles of scalar multiply-adds.
+const SIMT: [Tile; 5] = [
+    tile(128, 128, 8, 8, 8, 256),
+    tile(128, 64, 16, 8, 4, 256),
+    tile(64, 64, 16, 4, 4, 256),
+    tile(32, 32, 16, 4, 4, 64),
+    tile(16, 16, 16, 2, 2, 64),
+];
+
+/// Warp tiles of 16×8 products.
+const MMA: [Tile; 3] = [
+    tile(128, 128, 32, 64, 32, 256),
+    tile(64, 64, 32, 32, 32, 128),
+    tile(32, 32, 32, 32, 16, 64),
+];
+
+impl Tile {
+    /// The largest tile that leaves no half of it idle and fills the device, else the largest whose
+    /// reduction is long enough to be split, else the smallest.
+    pub fn choose(form: &Form, tensor_core: bool) -> Tile {
+        let all: &[Tile] = if tensor_core { &MMA } else { &SIMT };
+        let (m, n, k) = (
+            form.count(&form.m),
+            form.count(&form.n),
+            form.count(&form.k),
+        );
+        let batch = form.count(&form.batch);
+        let fits = |t: &&Tile| 2 * m > t.m && 2 * n > t.n;
+        let blocks = |t: &Tile| batch * ceil(m, t.m) * ceil(n, t.n);
+        let splits = |t: &Tile| k / (t.k * LEAST_STEPS);
+        let full = |t: &&Tile| blocks(t) >= FULL_GRID;
+        let splittable = |t: &&Tile| blocks(t) * splits(t) >= FULL_GRID;
+        let mut chosen = all
+            .iter()
+            .filter(fits)
+            .find(full)
+            .or_else(|| all.iter().filter(fits).find(splittable))
+            .copied()
+            .unwrap_or(all[all.len() - 1]);
+        let wanted = ceil(2 * FULL_GRID, blocks(&chosen));
+        let parts = if blocks(&chosen) < FULL_GRID {
+            wanted.min(splits(&chosen)).max(1)
+        } else {
+            1
+        };
+        chosen.k_per_part = ceil(ceil(k, parts), chosen.k) * chosen.k;
+        chosen.parts = ceil(k, chosen.k_per_part);
+        chosen
+    }
+}
