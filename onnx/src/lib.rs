@@ -15,6 +15,7 @@ pub mod fact;
 pub mod file;
 pub mod functions;
 pub mod infer;
+mod interface;
 pub mod npy;
 pub mod operators;
 pub mod optimize;

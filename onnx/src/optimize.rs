@@ -8,9 +8,10 @@ use crate::check::{self, Problem};
 use crate::cost::{Cost, cost};
 use crate::evaluate::{function_of, is_control, qualified};
 use crate::file::Model;
+use crate::interface;
 use crate::operators;
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
-use crate::rewrite::{self, Rewritten, Target};
+use crate::rewrite::{self, Rewritten, TARGET_KEY, Target};
 use crate::stored::External;
 use crate::verify::{self, Evidence, ProveError};
 use serde::Serialize;
@@ -57,7 +58,7 @@ pub enum OptimizeError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        problem: Problem,
+        problem: String,
     },
 }
 
@@ -164,17 +165,25 @@ impl Summary {
                 self.after.bytes_moved,
             ),
         ];
-        // Sums over different sets of nodes say nothing about each other.
+        // Sums over different sets of nodes say nothing about each other, which is said instead.
         let comparable = self.before.n_unknown == self.after.n_unknown;
         let grown = numbers
             .iter()
             .enumerate()
             .filter(|(n, (_, before, after))| after > before && (*n == 0 || comparable));
-        grown
+        let mut sentences: Vec<String> = grown
             .map(|(_, (what, before, after))| {
                 format!("{what} grows from {before} to {after} bytes")
             })
-            .collect()
+            .collect();
+        if !comparable {
+            sentences.push(format!(
+                "whether memory and bytes moved grow is not known: the sizes of {} nodes do not follow \
+                 before, of {} after",
+                self.before.n_unknown, self.after.n_unknown
+            ));
+        }
+        sentences
     }
 }
 
@@ -218,9 +227,15 @@ pub fn optimize(
     let mut proto = rewritten.model.clone();
     stamp(&mut proto, options.rewriting.target);
     let after = model.with(proto);
+    let broken = |problem: String| OptimizeError::Broken {
+        path: model.path.clone(),
+        problem,
+    };
     if let Some(problem) = check::errors(&after).into_iter().next() {
-        let path = model.path.clone();
-        return Err(OptimizeError::Broken { path, problem });
+        return Err(broken(problem.to_string()));
+    }
+    if let Some(what) = interface::changed(&model.proto, &after.proto) {
+        return Err(broken(format!("{what} is not what it was")));
     }
     let (evidence, dropped) = proof.unwrap_or_default();
     let mut summary = summary(&model, &after, &rewritten, &evidence);
@@ -272,13 +287,12 @@ fn sound(model: &Model) -> Result<(Model, bool), OptimizeError> {
 
 /// Says in the file that it is meant for one runtime.
 fn stamp(proto: &mut ModelProto, target: Target) {
-    const KEY: &str = "shorthaul.target";
     if target == Target::Standard {
         return;
     }
-    proto.metadata_props.retain(|entry| entry.key != KEY);
+    proto.metadata_props.retain(|entry| entry.key != TARGET_KEY);
     proto.metadata_props.push(StringStringEntryProto {
-        key: KEY.to_string(),
+        key: TARGET_KEY.to_string(),
         value: target.to_string(),
     });
 }

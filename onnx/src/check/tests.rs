@@ -51,6 +51,7 @@ fn model() -> Model {
         path: "m.onnx".into(),
         n_bytes: 0,
         folder: Arc::from(Path::new(".")),
+        stamps: Default::default(),
     }
 }
 

@@ -6,9 +6,11 @@
 
 mod damage;
 mod part;
+mod stamps;
 mod write;
 
 pub use part::{abandon, on_abandon};
+pub use stamps::Stamps;
 pub use write::{WriteError, Written, encoded, write, write_bytes};
 
 use crate::proto::ModelProto;
@@ -69,6 +71,8 @@ pub struct Model {
     pub n_bytes: usize,
     /// The folder in which external data is looked for.
     pub folder: Arc<Path>,
+    /// What the files of its external data were when it was read.
+    pub stamps: Stamps,
 }
 
 impl Model {
@@ -88,8 +92,10 @@ impl Model {
     pub fn of_bytes(path: &Path, bytes: Bytes) -> Result<Model, FileError> {
         let n_bytes = bytes.len();
         let proto = decode(path, bytes)?;
-        let folder = Arc::from(folder_of(path));
+        let folder: Arc<Path> = Arc::from(folder_of(path));
+        let stamps = Stamps::of(&proto, &folder);
         Ok(Model {
+            stamps,
             proto,
             path: path.to_path_buf(),
             n_bytes,

@@ -64,6 +64,33 @@ impl Part {
         let _paths = unfinished();
         fs::rename(&self.path, path)
     }
+
+    /// Gives `data` and then this file their names, or neither: the old data is kept until both have.
+    pub(super) fn finish_after(
+        &self,
+        path: &Path,
+        data: &Part,
+        data_path: &Path,
+    ) -> io::Result<()> {
+        self.sync()?;
+        data.sync()?;
+        let name = data_path.file_name().unwrap_or_default().to_string_lossy();
+        let old = Part::beside(data_path, &format!("{name}.old"))?;
+        let had_data = data_path.exists();
+        if had_data {
+            fs::rename(data_path, &old.path)?;
+        }
+        let given = fs::rename(&data.path, data_path).and_then(|()| self.finish(path));
+        if given.is_err() {
+            let _paths = unfinished();
+            // The first error is the one to tell; there is nothing else to do about a second.
+            let _ = match had_data {
+                true => fs::rename(&old.path, data_path),
+                false => fs::remove_file(data_path),
+            };
+        }
+        given
+    }
 }
 
 impl Drop for Part {

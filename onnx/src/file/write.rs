@@ -79,6 +79,7 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
     }
     if !ranges.is_empty() {
         n_external = copy(&ranges, &data_part.path, path)?;
+        unchanged(model, path)?;
     }
     let n_bytes = File::create(&part.path)
         .map(|file| BufWriter::with_capacity(1 << 20, file))
@@ -86,14 +87,30 @@ pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
         .map_err(target)?;
     // The data first, the model at once after it: both are on disk before either gets its name.
     part.sync().map_err(target)?;
-    if !ranges.is_empty() {
-        data_part.finish(&data_path).map_err(target)?;
+    match ranges.is_empty() {
+        true => part.finish(path),
+        false => part.finish_after(path, &data_part, &data_path),
     }
-    part.finish(path).map_err(target)?;
+    .map_err(target)?;
     Ok(Written {
         n_bytes,
         n_external,
     })
+}
+
+/// What was copied is what was read and proven.
+fn unchanged(model: &Model, path: &Path) -> Result<(), WriteError> {
+    match model.stamps.changed() {
+        None => Ok(()),
+        Some(file) => Err(WriteError::Target {
+            path: path.to_path_buf(),
+            error: io::Error::other(format!(
+                "{} was changed while {} was worked on; begin again when it is complete",
+                file.display(),
+                model.path.display()
+            )),
+        }),
+    }
 }
 
 /// Writes bytes to a file, whole or not at all.
@@ -199,11 +216,7 @@ fn placed(
 ) -> Result<(ModelProto, Vec<Range>), WriteError> {
     let mut proto = model.proto.clone();
     let too_large = proto.encoded_len() as u64 > MAX_INSIDE;
-    let mut places = Places {
-        ranges: Vec::new(),
-        known: BTreeMap::new(),
-        end: 0,
-    };
+    let mut places = Places::over(&model.proto, &model.folder);
     let data = |name: &str, what: String| WriteError::Data {
         path: path.to_path_buf(),
         name: name.to_string(),
@@ -241,27 +254,91 @@ fn placed(
     Ok((proto, places.ranges))
 }
 
+/// Where ranges of external data go: those that overlap in a file stay together, each byte once.
 struct Places {
     ranges: Vec<Range>,
-    known: BTreeMap<(PathBuf, u64, u64), u64>,
+    /// For each file its runs of bytes in use, from their first byte to their end.
+    runs: BTreeMap<PathBuf, BTreeMap<u64, u64>>,
+    /// Offsets of the runs that are placed, by file and first byte.
+    placed: BTreeMap<(PathBuf, u64), u64>,
     end: u64,
 }
 
 impl Places {
-    /// Offset and length of a source in the data; a range of a file is there once.
-    fn add(&mut self, source: Source, name: &str) -> (u64, u64) {
-        let length = match &source {
-            Source::File(external) => external.length,
-            Source::Memory(bytes) => bytes.len() as u64,
-        };
-        let offset = self.end.next_multiple_of(ALIGNMENT);
-        if let Source::File(e) = &source {
-            let key = (e.path.clone(), e.offset, e.length);
-            if let Some(offset) = self.known.get(&key) {
-                return (*offset, length);
+    fn over(model: &ModelProto, folder: &Path) -> Places {
+        let mut used: BTreeMap<PathBuf, Vec<(u64, u64)>> = BTreeMap::new();
+        each_stored(model, &mut |tensor| {
+            // What cannot be found is an error where it is placed.
+            if let Ok(Some(e)) = External::of(tensor, folder) {
+                used.entry(e.path)
+                    .or_default()
+                    .push((e.offset, e.offset + e.length));
             }
-            self.known.insert(key, offset);
+        });
+        let joined = |mut ranges: Vec<(u64, u64)>| {
+            ranges.sort_unstable();
+            let mut runs: BTreeMap<u64, u64> = BTreeMap::new();
+            for (start, end) in ranges {
+                match runs.last_entry() {
+                    // Neighbours that only touch are apart, so that each is aligned.
+                    Some(mut last) if start < *last.get() => {
+                        let end = end.max(*last.get());
+                        last.insert(end);
+                    }
+                    _ => {
+                        let known = runs.entry(start).or_insert(end);
+                        *known = end.max(*known);
+                    }
+                }
+            }
+            runs
+        };
+        Places {
+            ranges: Vec::new(),
+            runs: used
+                .into_iter()
+                .map(|(path, ranges)| (path, joined(ranges)))
+                .collect(),
+            placed: BTreeMap::new(),
+            end: 0,
         }
+    }
+
+    /// Offset and length of a source in the data.
+    fn add(&mut self, source: Source, name: &str) -> (u64, u64) {
+        match source {
+            Source::Memory(bytes) => {
+                let length = bytes.len() as u64;
+                (self.append(Source::Memory(bytes), length, name), length)
+            }
+            Source::File(e) => {
+                let (wanted, length) = (e.offset, e.length);
+                let run = self
+                    .runs
+                    .get(&e.path)
+                    .and_then(|runs| runs.range(..=wanted).next_back());
+                let (start, end) = run.map_or((wanted, wanted + length), |(s, e)| (*s, *e));
+                let key = (e.path.clone(), start);
+                let offset = match self.placed.get(&key) {
+                    Some(offset) => *offset,
+                    None => {
+                        let whole = External {
+                            offset: start,
+                            length: end - start,
+                            ..e
+                        };
+                        let offset = self.append(Source::File(whole), end - start, name);
+                        self.placed.insert(key, offset);
+                        offset
+                    }
+                };
+                (offset + (wanted - start), length)
+            }
+        }
+    }
+
+    fn append(&mut self, source: Source, length: u64, name: &str) -> u64 {
+        let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset + length;
         self.ranges.push(Range {
             source,
@@ -269,7 +346,7 @@ impl Places {
             length,
             name: name.to_string(),
         });
-        (offset, length)
+        offset
     }
 }
 
@@ -287,6 +364,43 @@ fn each_tensor(
         }
     }
     each_attribute(graph.node.iter_mut().flat_map(|n| &mut n.attribute), f)
+}
+
+/// Calls `f` on every tensor of a model that may have external data.
+pub(super) fn each_stored(model: &ModelProto, f: &mut dyn FnMut(&TensorProto)) {
+    fn graph(body: &GraphProto, f: &mut dyn FnMut(&TensorProto)) {
+        body.initializer.iter().for_each(&mut *f);
+        for sparse in &body.sparse_initializer {
+            sparse
+                .values
+                .iter()
+                .chain(&sparse.indices)
+                .for_each(&mut *f);
+        }
+        attributes(body.node.iter().flat_map(|n| &n.attribute), f);
+    }
+    fn attributes<'a>(
+        all: impl Iterator<Item = &'a AttributeProto>,
+        f: &mut dyn FnMut(&TensorProto),
+    ) {
+        for attribute in all {
+            attribute
+                .t
+                .iter()
+                .chain(&attribute.tensors)
+                .for_each(&mut *f);
+            for body in attribute.g.iter().chain(&attribute.graphs) {
+                graph(body, f);
+            }
+        }
+    }
+    if let Some(body) = &model.graph {
+        graph(body, f);
+    }
+    for function in &model.functions {
+        let own = function.node.iter().flat_map(|n| &n.attribute);
+        attributes(own.chain(&function.attribute_proto), f);
+    }
 }
 
 /// The same for attributes.
@@ -458,6 +572,69 @@ mod tests {
         assert!(at("new.onnx.data").exists());
         write(&model, &at("model.onnx")).expect("written");
         assert_eq!(weight(&at("new.onnx")), weight(&at("model.onnx")));
+    }
+
+    #[test]
+    fn data_that_changes_after_it_was_read_is_not_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let model = external(folder.path(), "model.onnx", "weights");
+        let file = fs::File::options().write(true).open(at("weights"));
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        file.and_then(|f| f.set_modified(later)).expect("changed");
+        let error = write(&model, &at("new.onnx"))
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("was changed while"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2);
+    }
+
+    #[test]
+    fn bytes_that_two_weights_share_are_written_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let mut model = external(folder.path(), "model.onnx", "weights");
+        let graph = model.proto.graph.get_or_insert_default();
+        let mut half = graph.initializer[0].clone();
+        (half.name, half.dims) = ("half".to_string(), vec![2]);
+        half.external_data.push(StringStringEntryProto {
+            key: "offset".to_string(),
+            value: "8".to_string(),
+        });
+        graph.initializer.push(half);
+        let written = write(&model, &at("new.onnx")).expect("written");
+        assert_eq!(written.n_external, 16);
+        let model = Model::read(at("new.onnx")).expect("a model");
+        let read = |n: usize| {
+            let tensor = &model.proto.graph.as_ref().expect("a graph").initializer[n];
+            crate::tensor::raw(
+                &crate::stored::decode(tensor, &model.folder)
+                    .expect("elements")
+                    .values,
+            )
+        };
+        assert_eq!(read(0)[8..], read(1)[..]);
+    }
+
+    #[test]
+    fn where_the_model_cannot_be_replaced_its_data_is_as_it_was() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for old in [None, Some("old")] {
+            let (data, part) = (at("m.data"), Part::beside(&at("m"), "m").expect("created"));
+            let data_part = Part::beside(&data, "m.data").expect("created");
+            old.map(|text| fs::write(&data, text).expect("written"));
+            // A folder with something in it cannot be replaced by a file.
+            fs::create_dir_all(at("m/full")).expect("created");
+            part.finish_after(&at("m"), &data_part, &data)
+                .expect_err("refused");
+            assert_eq!(fs::read_to_string(&data).ok().as_deref(), old);
+            drop((part, data_part));
+            assert_eq!(
+                fs::read_dir(folder.path()).expect("listed").count(),
+                1 + usize::from(old.is_some())
+            );
+        }
     }
 
     #[test]

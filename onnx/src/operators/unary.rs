@@ -298,9 +298,10 @@ fn classified(call: &Call, f: impl Fn(f64) -> bool) -> Result<Vec<Tensor>, Strin
     Ok(vec![Tensor::new(&x.shape, Values::Bool(truths))])
 }
 
-/// A bound of Clip: attribute, or input.
-fn bound(call: &Call, name: &str, at: usize) -> Result<Option<Tensor>, String> {
-    if let Some(x) = call.attributes.float(name) {
+/// A bound of Clip: attribute, or input. From version 6 to 10 an attribute has a default.
+fn bound(call: &Call, name: &str, at: usize, default: f32) -> Result<Option<Tensor>, String> {
+    let default = (6..11).contains(&call.opset).then_some(default);
+    if let Some(x) = call.attributes.float(name).or(default) {
         let x = Tensor::floats(call.input(0)?.element(), &[], &[f64::from(x)]);
         return Ok(Some(x.ok_or("its bounds are of another type")?));
     }
@@ -312,7 +313,10 @@ fn bound(call: &Call, name: &str, at: usize) -> Result<Option<Tensor>, String> {
 
 fn clip(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
-    let (low, high) = (bound(call, "min", 1)?, bound(call, "max", 2)?);
+    let (low, high) = (
+        bound(call, "min", 1, f32::MIN)?,
+        bound(call, "max", 2, f32::MAX)?,
+    );
     /// Above `high` wins over below `low`; NaN stays.
     fn clipped<T: PartialOrd + Copy>(v: &[T], low: Option<T>, high: Option<T>) -> Vec<T> {
         let raised = |x: T| low.filter(|low| x < *low).unwrap_or(x);

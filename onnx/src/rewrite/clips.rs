@@ -3,7 +3,7 @@
 //! Before: `Relu(Abs(x))`; after: `Abs(x)`: Relu of what is never negative. Before: `f(f(x))`; after:
 //! `f(x)` for Abs, Ceil, Floor, Round, Sign. Before: `Neg(Neg(x))`, `Not(Not(x))`; after: `x`. Before:
 //! `Abs(Neg(x))`; after: `Abs(x)`. Before: `Clip(Relu(x), c, d)` and other pairs of Relu and Clip with
-//! constant bounds; after: one Clip, or Relu where the bounds are 0 and none.
+//! constant bounds; after: one Clip, or Relu where the bounds are 0 and infinity.
 //!
 //! Exact, NaN included. Legal wherever the types are those of the operators; pairs of bounds only if
 //! nobody else reads what is between. Saves a node and a pass over the data.
@@ -13,6 +13,7 @@ use super::pad::is_non_negative;
 use super::patch::{Patch, float, heir, node};
 use super::scope::Scope;
 use crate::attributes::Attributes;
+use crate::proto::NodeProto;
 use crate::tensor::Tensor;
 
 pub const RULES: &[Rule] = &[
@@ -54,73 +55,104 @@ fn repeated(scope: &Scope, n: usize) -> Option<Patch> {
     }
 }
 
-/// The bounds of a Relu or a Clip of floats.
-fn bounds_of(scope: &Scope, n: usize) -> Option<(f64, f64)> {
-    if scope.is(n, "Relu") {
-        return Some((0.0, f64::INFINITY));
-    }
-    if !scope.is(n, "Clip") {
-        return None;
-    }
-    let a = Attributes::of(scope.node(n));
-    let bound = |attribute, at, none: f64| {
-        let given = a.float(attribute).map(f64::from);
-        match (scope.opset() < 11, scope.input(n, at)) {
-            (true, _) => Some(given.unwrap_or(none)),
-            (false, None) => Some(none),
-            (false, Some(name)) => scope.scalar(name),
-        }
-    };
-    let low = bound("min", 1, f64::NEG_INFINITY)?;
-    let high = bound("max", 2, f64::INFINITY)?;
-    (low <= high).then_some((low, high))
+/// What an elementwise step keeps its values between. A side is `None` where Clip is given no bound:
+/// runtimes then take infinity or the largest finite number, as the standard's versions do.
+#[derive(Clone, Copy)]
+struct Bounds {
+    low: Option<f64>,
+    high: Option<f64>,
 }
 
-fn bounds(scope: &Scope, n: usize) -> Option<Patch> {
-    let (low, high) = bounds_of(scope, n)?;
-    let x = scope.input(n, 0)?;
-    let element = scope.fact(x)?.element.filter(|e| e.is_float())?;
-    let mut patch = Patch {
-        remove: vec![n],
-        ..Patch::default()
-    };
-    let inner = scope.producer(x).filter(|p| scope.sole_user(*p) == Some(n));
-    let (low, high, x) = match inner.and_then(|p| Some((p, bounds_of(scope, p)?))) {
-        Some((p, (a, b))) => {
-            patch.remove.push(p);
-            (a.clamp(low, high), b.clamp(low, high), scope.input(p, 0)?)
+impl Bounds {
+    /// Of a Relu or a Clip of floats with constant bounds.
+    fn of(scope: &Scope, n: usize) -> Option<Bounds> {
+        if scope.is(n, "Relu") {
+            let (low, high) = (Some(0.0), Some(f64::INFINITY));
+            return Some(Bounds { low, high });
         }
-        None => (low, high, x),
-    };
-    let is_relu = low == 0.0 && high == f64::INFINITY;
-    if patch.remove.len() == 1 && (!is_relu || scope.is(n, "Relu")) {
-        return None;
+        if !scope.is(n, "Clip") {
+            return None;
+        }
+        let a = Attributes::of(scope.node(n));
+        let bound = |attribute, at, default: f32| {
+            let given = a.float(attribute);
+            match (scope.opset(), scope.input(n, at)) {
+                (..6, _) => Some(given.map(f64::from)),
+                (6..11, _) => Some(Some(f64::from(given.unwrap_or(default)))),
+                (_, None) => Some(None),
+                (_, Some(name)) => scope.scalar(name).map(Some),
+            }
+        };
+        let low = bound("min", 1, f32::MIN)?;
+        let high = bound("max", 2, f32::MAX)?;
+        let (least, most) = Bounds { low, high }.ends();
+        (least <= most).then_some(Bounds { low, high })
     }
-    let old = scope.node(n);
-    let made = if is_relu {
-        node("Relu", &[x], Vec::new())
-    } else if scope.opset() < 11 {
-        node(
-            "Clip",
-            &[x],
-            vec![float("min", low as f32), float("max", high as f32)],
-        )
-    } else {
+
+    fn ends(self) -> (f64, f64) {
+        let low = self.low.unwrap_or(f64::NEG_INFINITY);
+        (low, self.high.unwrap_or(f64::INFINITY))
+    }
+
+    /// These first, then those of `outer`.
+    fn then(self, outer: Bounds) -> Bounds {
+        let ((a, b), (low, high)) = (self.ends(), outer.ends());
+        // Where nothing finite bounds a side, a bound that is not given stays so.
+        let given = |end: f64, one: Option<f64>, other: Option<f64>| {
+            let open = end.is_infinite() && (one.is_none() || other.is_none());
+            (!open).then_some(end)
+        };
+        Bounds {
+            low: given(a.clamp(low, high), self.low, outer.low),
+            high: given(b.clamp(low, high), self.high, outer.high),
+        }
+    }
+
+    /// One node that keeps `x` between them.
+    fn node(self, scope: &Scope, n: usize, x: &str, patch: &mut Patch) -> Option<NodeProto> {
+        if self.low == Some(0.0) && self.high == Some(f64::INFINITY) {
+            return Some(node("Relu", &[x], Vec::new()));
+        }
+        let sides = [("min", self.low), ("max", self.high)];
+        if scope.opset() < 11 {
+            let given = sides.iter().filter_map(|(what, v)| Some((what, (*v)?)));
+            let attributes = given.map(|(what, v)| float(what, v as f32)).collect();
+            return Some(node("Clip", &[x], attributes));
+        }
+        let element = scope.fact(x)?.element.filter(|e| e.is_float())?;
         let mut clip = node("Clip", &[x], Vec::new());
-        let base = old.output.first()?;
-        for (what, value) in [("min", low), ("max", high)] {
-            let name = match value.is_finite() {
-                true => {
+        let base = scope.node(n).output.first()?;
+        for (what, value) in sides {
+            let name = match value {
+                Some(value) => {
                     let tensor = Tensor::floats(element, &[], &[value])?;
                     patch.constant(scope, &format!("{base}_{what}"), tensor)
                 }
-                false => String::new(),
+                None => String::new(),
             };
             clip.input.push(name);
         }
-        clip
+        while clip.input.last().is_some_and(String::is_empty) {
+            clip.input.pop();
+        }
+        Some(clip)
+    }
+}
+
+fn bounds(scope: &Scope, n: usize) -> Option<Patch> {
+    let outer = Bounds::of(scope, n)?;
+    let between = scope.input(n, 0)?;
+    scope.fact(between)?.element.filter(|e| e.is_float())?;
+    let inner = scope
+        .producer(between)
+        .filter(|p| scope.sole_user(*p) == Some(n))?;
+    let both = Bounds::of(scope, inner)?.then(outer);
+    let mut patch = Patch {
+        remove: vec![n, inner],
+        ..Patch::default()
     };
-    patch.insert.push(heir(old, made));
+    let made = both.node(scope, n, scope.input(inner, 0)?, &mut patch)?;
+    patch.insert.push(heir(scope.node(n), made));
     Some(patch)
 }
 
@@ -135,7 +167,9 @@ mod tests {
             .output("y", "N 3")
             .constant("zero", real(0.0))
             .constant("six", real(6.0))
-            .constant("low", real(-1.0));
+            .constant("low", real(-1.0))
+            .constant("most", real(f32::INFINITY))
+            .constant("least", real(f32::NEG_INFINITY));
         for node in nodes {
             model = model.node(node);
         }
@@ -169,7 +203,17 @@ mod tests {
             &["a = Clip(x, low, six)", "y = Relu(a)"],
             "y = Clip(x, y_min, y_max)",
         );
-        one(&["a = Clip(x, low)", "y = Clip(a, zero)"], "y = Relu(x)");
+        one(&["a = Relu(x)", "y = Clip(a, zero, most)"], "y = Relu(x)");
+        // No upper bound means infinity in one runtime, the largest finite number in another.
+        one(
+            &["a = Clip(x, low)", "y = Clip(a, zero)"],
+            "y = Clip(x, y_min)",
+        );
+        one(
+            &["a = Clip(x, , least)", "y = Clip(a, low, six)"],
+            // Both bounds are -1, one constant.
+            "y = Clip(x, y_max, y_max)",
+        );
         chain(13, &["y = Clip(x, low)"]).stays();
     }
 
@@ -178,6 +222,9 @@ mod tests {
         let bounds = vec![float("min", -1.0), float("max", 6.0)];
         let model = chain(9, &["a = Relu(x)"]).with("y = Clip(a)", bounds);
         model.gives(&["y = Clip(x) {min=0, max=6}"]);
+        // From version 6 to 10 a bound that is not given is the largest finite number.
+        let model = chain(9, &["a = Relu(x)"]).with("y = Clip(a)", vec![float("min", 0.0)]);
+        model.gives(&["y = Clip(x) {min=0, max=340282350000000000000000000000000000000}"]);
     }
 
     #[test]

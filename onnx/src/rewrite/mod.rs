@@ -39,7 +39,7 @@ mod wide_groups;
 
 pub use patch::Patch;
 pub use scope::{Constants, Names, Scope, Surroundings};
-pub use target::Target;
+pub use target::{TARGET_KEY, Target};
 
 use crate::attributes::{bodies, bodies_mut};
 use crate::evaluate::captured;

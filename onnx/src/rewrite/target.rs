@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// The entry of a file's metadata that names the runtime it was made for.
+pub const TARGET_KEY: &str = "shorthaul.target";
+
 /// Which operators a rewritten file may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Target {

@@ -81,7 +81,7 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
             after: names(&graph_b),
         });
     }
-    let mut sampler = Sampler::new(a, &cuts, options);
+    let mut sampler = Sampler::new(a, &cuts, options)?;
     let mut comparison = Comparison {
         n_values: shared.len(),
         runs: Vec::new(),

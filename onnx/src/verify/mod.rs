@@ -11,6 +11,7 @@ mod bisect;
 mod compare;
 mod cuts;
 mod divergence;
+mod given;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};
@@ -63,7 +64,8 @@ pub enum OracleError {
 pub struct Options {
     /// Seeds with finite inputs, at least one; one more has NaN, one more infinities.
     pub n_seeds: usize,
-    /// Sizes to use for dynamic sizes instead of those tried here, by name.
+    /// Sizes to use for dynamic sizes instead of those tried here, by name; one the file has no name
+    /// for is called `INPUT.DIMENSION`.
     pub sizes: BTreeMap<String, i64>,
     /// Inputs to use instead of random ones, by name.
     pub inputs: Values,
@@ -92,6 +94,12 @@ pub enum VerifyError {
     Original {
         /// The last reason.
         cause: EvaluateError,
+    },
+    /// Inputs or sizes that were given do not fit the model.
+    #[error("{what}")]
+    Given {
+        /// Which, and what would fit.
+        what: String,
     },
     /// What an operator without a meaning here gives has sizes nobody knows.
     #[error(
@@ -207,10 +215,10 @@ impl<'m> Checker<'m> {
     /// Runs the original on inputs made up for it.
     ///
     /// # Errors
-    /// [`VerifyError::Original`], [`VerifyError::Cut`].
+    /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
     pub fn new(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
         let cuts = Cuts::of(&original.proto);
-        let mut sampler = Sampler::new(original, &cuts, options);
+        let mut sampler = Sampler::new(original, &cuts, options)?;
         let wanted = cuts.wanted(&original.proto);
         let mut runs = Vec::new();
         let plans = (0..options.n_seeds.max(1)).map(|seed| (seed, Planted::Nothing));
@@ -380,10 +388,10 @@ fn program<'a>(
 /// Inputs made up for a model, at sizes it runs with.
 ///
 /// # Errors
-/// [`VerifyError::Original`], [`VerifyError::Cut`].
+/// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
 pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, VerifyError> {
     let cuts = Cuts::of(&model.proto);
-    let mut sampler = Sampler::new(model, &cuts, options);
+    let mut sampler = Sampler::new(model, &cuts, options)?;
     let wanted = cuts.wanted(&model.proto);
     Ok(run(model, &mut sampler, &wanted, seed, Planted::Nothing)?.feeds)
 }

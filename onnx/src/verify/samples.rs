@@ -4,7 +4,7 @@
 //! and 1. The same seed gives the same inputs.
 
 use super::cuts::Cuts;
-use super::{Options, VerifyError};
+use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
 use crate::element::Element;
 use crate::evaluate::{Values, label};
@@ -97,7 +97,10 @@ const TRIED: [i64; 9] = [5, 8, 16, 1, 2, 32, 64, 128, 224];
 
 impl Sampler {
     /// For the inputs of a model and what `cuts` give.
-    pub fn new(model: &Model, cuts: &Cuts, options: &Options) -> Sampler {
+    ///
+    /// # Errors
+    /// [`VerifyError::Given`].
+    pub fn new(model: &Model, cuts: &Cuts, options: &Options) -> Result<Sampler, VerifyError> {
         let empty = GraphProto::default();
         let graph = model.proto.graph.as_ref().unwrap_or(&empty);
         let unknowns = Unknowns::default();
@@ -122,6 +125,8 @@ impl Sampler {
             });
         }
         given.retain(|g: &Given| !cuts.is_opaque(&g.name));
+        let known: Vec<(&str, &Fact)> = given.iter().map(|g| (g.name.as_str(), &g.fact)).collect();
+        let preset = given::preset(graph, &known, &options.inputs, &options.sizes)?;
         for node in &cuts.nodes {
             for output in node
                 .output
@@ -158,15 +163,15 @@ impl Sampler {
         }
         others.retain(|name| !first.contains(name));
         let n_first = first.len();
-        Sampler {
+        Ok(Sampler {
             given,
             fixed: options.inputs.clone(),
             symbols: first.into_iter().chain(others).collect(),
             n_first,
-            preset: options.sizes.clone(),
+            preset,
             settled: None,
             positive: false,
-        }
+        })
     }
 
     /// Whether anything of floats is made up.

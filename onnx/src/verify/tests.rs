@@ -289,3 +289,58 @@ fn a_model_that_does_not_run_is_no_difference() {
         Err(VerifyError::Original { .. })
     ));
 }
+
+#[test]
+fn what_is_given_has_to_fit_the_model() {
+    let trial = Trial::new(17).input("x", "n 4").input("z", "n");
+    let model = trial.node("y = Identity(x)").output("y", "n 4").model();
+    let tensor = |shape: &[usize]| reals(&[shape.iter().product()]).reshaped(shape);
+    let with = |inputs: &[(&str, Tensor)], sizes: &[(&str, i64)]| {
+        let options = Options {
+            inputs: inputs
+                .iter()
+                .map(|(n, t)| (n.to_string(), t.clone()))
+                .collect(),
+            sizes: sizes
+                .iter()
+                .map(|(n, size)| (n.to_string(), *size))
+                .collect(),
+            ..Options::default()
+        };
+        Checker::new(&model, &options).map(|checker| {
+            let evidence = checker.check(&model.proto).expect("the same");
+            (evidence.runs[0].clone(), evidence.shapes["z"].clone())
+        })
+    };
+    // Sizes follow from what is given, and what is said of the run is true.
+    let (run, other) = with(&[("x", tensor(&[7, 4]))], &[]).expect("it fits");
+    assert_eq!((run.as_str(), other), ("seed 0, n=7", vec![7]));
+    assert_eq!(with(&[], &[("n", 6)]).expect("it fits").1, [6]);
+    let refused = |inputs: &[(&str, Tensor)], sizes: &[(&str, i64)]| {
+        with(inputs, sizes).expect_err("refused").to_string()
+    };
+    let whole = Tensor::of_ints(crate::element::Element::I64, &[1, 4], &[0; 4]).expect("made");
+    let cases = [
+        (
+            refused(&[("w", tensor(&[1]))], &[]),
+            "no input `w`; the inputs are x, z",
+        ),
+        (refused(&[("x", whole)], &[]), "and what is given of type"),
+        (refused(&[("x", tensor(&[4]))], &[]), "has 2 dimensions"),
+        (
+            refused(&[("x", tensor(&[4, 2]))], &[]),
+            "dimension 1 of the input `x` (4) has to be 4",
+        ),
+        (
+            refused(&[("x", tensor(&[2, 4]))], &[("n", 3)]),
+            "has to be 3",
+        ),
+        (
+            refused(&[], &[("m", 3)]),
+            "no input has a size `m`; its dynamic sizes are n",
+        ),
+    ];
+    for (error, what) in cases {
+        assert!(error.contains(what), "{error}");
+    }
+}

@@ -1,0 +1,94 @@
+//! What a caller gives for verification, held against what the model declares.
+//!
+//! Owns the refusal of inputs and sizes that do not fit, and the sizes that follow from given inputs,
+//! so that what is said about a run is true of it.
+
+use super::VerifyError;
+use crate::evaluate::Values;
+use crate::fact::Fact;
+use crate::proto::GraphProto;
+use crate::tensor::Tensor;
+use std::collections::BTreeMap;
+
+/// The sizes that hold in every run: those a caller gives, and those of the inputs a caller gives.
+/// `known` are the model's inputs that are made up where nobody gives them, with their names of sizes.
+///
+/// # Errors
+/// [`VerifyError::Given`]: an input or a size the model does not have, another type, sizes that do not
+/// fit the declared ones or each other.
+pub(super) fn preset(
+    graph: &GraphProto,
+    known: &[(&str, &Fact)],
+    inputs: &Values,
+    sizes: &BTreeMap<String, i64>,
+) -> Result<BTreeMap<String, i64>, VerifyError> {
+    let refused = |what: String| VerifyError::Given { what };
+    let sizes_of_inputs = known
+        .iter()
+        .flat_map(|(_, fact)| fact.shape.iter().flatten());
+    let mut names: Vec<&str> = sizes_of_inputs
+        .filter_map(|size| Some(size.as_symbol()?.as_str()))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    if let Some(name) = sizes.keys().find(|name| !names.contains(&name.as_str())) {
+        let which = match names.is_empty() {
+            true => "all sizes of its inputs are fixed".to_string(),
+            false => format!("its dynamic sizes are {}", names.join(", ")),
+        };
+        return Err(refused(format!("no input has a size `{name}`; {which}")));
+    }
+    let mut preset = sizes.clone();
+    for (name, tensor) in inputs {
+        if !graph.input.iter().any(|i| i.name == *name) {
+            let all: Vec<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
+            let all = all.join(", ");
+            return Err(refused(format!(
+                "there is no input `{name}`; the inputs are {all}"
+            )));
+        }
+        if let Some((_, fact)) = known.iter().find(|(known, _)| known == name) {
+            fit(name, tensor, fact, &mut preset).map_err(refused)?;
+        }
+    }
+    Ok(preset)
+}
+
+/// Holds a tensor against what is declared; sizes with a name get their value.
+fn fit(
+    name: &str,
+    tensor: &Tensor,
+    fact: &Fact,
+    preset: &mut BTreeMap<String, i64>,
+) -> Result<(), String> {
+    if let Some(element) = fact.element.filter(|e| *e != tensor.element()) {
+        return Err(format!(
+            "the input `{name}` is of type {element}, and what is given of type {}",
+            tensor.element()
+        ));
+    }
+    let Some(shape) = &fact.shape else {
+        return Ok(());
+    };
+    let given = &tensor.shape;
+    if shape.len() != given.len() {
+        return Err(format!(
+            "the input `{name}` has {} dimensions, and what is given has sizes {given:?}",
+            shape.len()
+        ));
+    }
+    for (d, (size, given)) in shape.iter().zip(given).enumerate() {
+        let given = *given as i64;
+        let wanted = match size.as_symbol() {
+            Some(symbol) => *preset.entry(symbol.as_str().to_string()).or_insert(given),
+            None => size.as_const().unwrap_or(given),
+        };
+        if wanted != given {
+            return Err(format!(
+                "dimension {d} of the input `{name}` ({size}) has to be {wanted}, and what is given \
+                 has {given}"
+            ));
+        }
+    }
+    Ok(())
+}
