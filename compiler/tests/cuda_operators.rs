@@ -1,0 +1,99 @@
+//! Every operator's samples as CUDA text executed on the host: planned and emitted together, they
+//! compute what the operators mean, forward and backward.
+
+use compiler::Step;
+use graph::{Bindings, Graph, Precision, Tensor, interpret};
+use kernels::cuda::{execute, lower};
+use ops::Meaning;
+use ops::check::{Case, append, builder, compare};
+
+type Checked<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Sums of a few dozen terms in single precision, through a division or a logarithm.
+const SINGLE: f64 = 2e-5;
+/// Orders of threads.
+const SEEDS: [u64; 2] = [1, 2];
+
+fn shape(graph: &Graph, id: graph::ContainerId) -> Vec<usize> {
+    let sizes = graph.container(id).shape.iter();
+    sizes
+        .map(|s| s.as_const().expect("sizes are bound") as usize)
+        .collect()
+}
+
+/// All cases as one step: compiling them one by one would take minutes. Inputs are rounded, so that
+/// comparisons and conversions see the same numbers in single precision as in double.
+fn join(cases: &[Case]) -> Checked<(Step, Vec<Tensor>, Vec<String>)> {
+    let mut graph = Graph::new("operators");
+    let (mut given, mut trained, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+    let mut names = Vec::new();
+    for case in cases {
+        let library = case.add_to(&mut graph)?;
+        for mut tensor in case.given() {
+            if case.sample.differentiable && tensor.dtype.is_float() {
+                trained.push(given.len());
+            }
+            tensor.round_to_dtype();
+            given.push(tensor);
+            owners.push(case.name());
+        }
+        for output in library.outputs.iter().flatten() {
+            graph.add_output(*output);
+            names.push(case.name());
+        }
+        let mut nodes = builder(&mut graph);
+        nodes.library(library);
+        append(nodes);
+    }
+    let step = Step::training(&graph, &trained)?;
+    let gradients = step.gradient_inputs.iter();
+    names.extend(gradients.map(|i| format!("gradient of {}", owners[*i])));
+    for (n, output) in step.seeded_outputs.iter().enumerate() {
+        let seed = graph.outputs[*output].container;
+        let shape = shape(&graph, seed);
+        let value = |i| f64::from(graph::philox::uniform(77 + n as u64, i as u64)) * 2.0 - 1.0;
+        let data = (0..shape.iter().product()).map(value).collect();
+        let mut tensor = Tensor::from_f64(graph.container(seed).dtype, &shape, data);
+        tensor.round_to_dtype();
+        given.push(tensor);
+    }
+    Ok((step, given, names))
+}
+
+#[test]
+fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
+    let wanted = std::env::var("OPERATOR_CASE").unwrap_or_default();
+    let mut cases = Case::all()?;
+    cases.retain(|case| case.name().contains(&wanted));
+    let (step, given, names) = join(&cases)?;
+    let none = Bindings::new();
+    let expected = interpret(step.graph(), &given, &none, &Meaning, Precision::Double)?;
+    let plan = step.plan(&none)?;
+    let program = lower::lower(&plan.graph)?;
+    let host = execute::compile(&plan.graph, &program)?;
+    let inputs = given.iter().zip(&plan.graph.inputs);
+    let shaped: Vec<Tensor> = inputs
+        .map(|(t, id)| Tensor {
+            shape: shape(&plan.graph, *id),
+            ..t.clone()
+        })
+        .collect();
+    for seed in SEEDS {
+        let found = host.run(&shaped, seed)?;
+        let results = expected.iter().zip(&found).zip(&names);
+        let failed: Vec<String> = results
+            .filter_map(|((expected, found), name)| {
+                let found = Tensor {
+                    shape: expected.shape.clone(),
+                    ..found.clone()
+                };
+                Some(format!(
+                    "{name}: {}",
+                    compare(expected, &found, SINGLE).err()?
+                ))
+            })
+            .collect();
+        assert!(failed.is_empty(), "seed {seed}:\n{}", failed.join("\n"));
+    }
+    Ok(())
+}
