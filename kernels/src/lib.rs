@@ -1,4 +1,5 @@
-//! Lowering to kernels, buffer planning, C emission, compilation, running.
+//! Lowering to kernels, buffer planning, C and CUDA emission, compilation, running, execution of CUDA text
+//! on the CPU.
 
 pub mod assemble;
 mod barrier;
