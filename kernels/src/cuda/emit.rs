@@ -5,12 +5,13 @@
 //! runs where; that is [`super::schedule`]'s.
 
 use super::schedule::{Leaf, Phase, Scheduled, Spread, points};
+use super::value_text::ValueText;
 use super::{Kernel, Param, ParamType, element_type};
 use crate::emit::index::{Loop, mentions};
 use crate::emit::scalar;
 use crate::emit::text::CText;
-use crate::emit::values::{Address, Effect, Op, ValueId, Values, depth_of_address};
-use graph::{Binary, ContainerId, DType, Reduction};
+use crate::emit::values::{Effect, Op, ValueId, Values, depth_of_address};
+use graph::{ContainerId, DType, Reduction};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stands for the kernel's name in [`Kernel::text`] until it has one.
@@ -411,6 +412,14 @@ impl LeafText<'_> {
         }
     }
 
+    fn text(&self) -> ValueText<'_> {
+        ValueText {
+            values: self.values,
+            extents: &self.printer.s.extents,
+            names: &self.printer.names,
+        }
+    }
+
     fn dtype(&self, id: ValueId) -> DType {
         self.values.get(id).dtype
     }
@@ -442,7 +451,7 @@ impl LeafText<'_> {
     }
 
     fn flush(&self, e: &Effect, register: &str, plain: bool) -> String {
-        let place = self.element(&e.address);
+        let place = self.text().element(&e.address);
         if plain {
             format!("{place} = {register};")
         } else {
@@ -456,8 +465,8 @@ impl LeafText<'_> {
         if self.printer.s.arrays[&id].local && !self.printer.loaded.contains(&id) {
             return;
         }
-        let value = self.operand(e.value);
-        let place = self.element(&e.address);
+        let value = self.text().operand(e.value);
+        let place = self.text().element(&e.address);
         let line = match update {
             Update::Store => format!("{place} = {value};"),
             Update::Memory => format!("{place} = {};", self.combined(e, &place, &value)),
@@ -466,7 +475,7 @@ impl LeafText<'_> {
                 format!("{register} = {};", self.combined(e, &register, &value))
             }
         };
-        let conditions = self.conditions(&e.address);
+        let conditions = self.text().conditions(&e.address);
         if conditions.is_empty() {
             t.line(&line);
         } else {
@@ -474,84 +483,16 @@ impl LeafText<'_> {
         }
     }
 
-    fn conditions(&self, a: &Address) -> Vec<String> {
-        let within = |index: &str, size: i64| format!("((unsigned long){index} < {size}UL)");
-        let extents = &self.printer.s.extents;
-        let mut all: Vec<String> = a
-            .guards
-            .iter()
-            .map(|g| within(&extents.c_text(&g.index), g.size))
-            .collect();
-        if a.fill.is_some() {
-            let gathered = a.gather.iter();
-            all.extend(gathered.map(|(v, _, size)| within(&self.operand(*v), *size)));
-        }
-        all
-    }
-
-    fn element(&self, a: &Address) -> String {
-        let mut offset = self.printer.s.extents.c_text(&a.offset);
-        for (index, stride, _) in &a.gather {
-            offset.push_str(&format!(" + {}*{stride}", self.operand(*index)));
-        }
-        format!("{}[{offset}]", self.printer.names[&a.container])
-    }
-
     fn values_at(&self, depth: usize, t: &mut CText) {
         for (n, value) in self.values.values.iter().enumerate() {
             let constant = matches!(value.op, Op::Const(_));
             if self.values.depth[n] == depth && !constant {
                 let ctype = scalar::value_type(value.dtype);
-                t.line(&format!("const {ctype} t{n} = {};", self.computation(n)));
+                t.line(&format!(
+                    "const {ctype} t{n} = {};",
+                    self.text().computation(n)
+                ));
             }
-        }
-    }
-
-    fn operand(&self, id: ValueId) -> String {
-        match &self.values.get(id).op {
-            Op::Const(s) => scalar::literal(*s, self.dtype(id)),
-            _ => format!("t{}", id.0),
-        }
-    }
-
-    fn computation(&self, n: usize) -> String {
-        let value = &self.values.values[n];
-        let of = |v: &ValueId| self.operand(*v);
-        match &value.op {
-            Op::Const(s) => scalar::literal(*s, value.dtype),
-            Op::Load(a) => self.load(a, value.dtype),
-            Op::Index(e) => self.printer.s.extents.c_text(e),
-            Op::Unary(f, a) => scalar::unary(*f, &of(a), self.dtype(*a)),
-            Op::Binary(Binary::Sub, d, a, b) if d.is_float() && self.is_product(*a) => {
-                // Unrounded, the product would differ from itself where a row's maximum is taken off.
-                scalar::binary(Binary::Sub, &scalar::rounded(&of(a), *d), &of(b), *d)
-            }
-            Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
-            Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),
-            Op::Cast(a) => scalar::cast(&of(a), self.dtype(*a), value.dtype),
-            Op::Uniform(k, n) => format!(
-                "sh_uniform((unsigned long){}, (unsigned long){})",
-                of(k),
-                of(n)
-            ),
-        }
-    }
-
-    fn is_product(&self, a: ValueId) -> bool {
-        matches!(self.values.get(a).op, Op::Binary(Binary::Mul, ..))
-    }
-
-    fn load(&self, a: &Address, dtype: DType) -> String {
-        let conditions = self.conditions(a);
-        let ctype = scalar::value_type(dtype);
-        match a.fill {
-            Some(fill) if !conditions.is_empty() => format!(
-                "{} ? ({ctype}){} : {}",
-                conditions.join(" & "),
-                self.element(a),
-                scalar::literal(fill, dtype)
-            ),
-            _ => self.element(a),
         }
     }
 }

@@ -51,6 +51,7 @@ pub mod lower;
 pub mod nvrtc;
 pub mod prelude;
 mod schedule;
+mod value_text;
 
 /// A GPU architecture that code is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

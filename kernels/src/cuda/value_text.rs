@@ -1,0 +1,95 @@
+//! The C text of single values and elements: what a tasklet computes, where its memlets point.
+//!
+//! Owns the spelling of expressions over the variables `tN` of a [`Values`] table. Never decides where
+//! a value is computed; that is the caller's.
+
+use crate::emit::index::Extents;
+use crate::emit::scalar;
+use crate::emit::values::{Address, Op, ValueId, Values};
+use graph::{Binary, ContainerId, DType};
+use std::collections::BTreeMap;
+
+/// A table of values and the names its text uses.
+#[derive(Clone, Copy)]
+pub(super) struct ValueText<'a> {
+    pub(super) values: &'a Values,
+    pub(super) extents: &'a Extents,
+    /// The C names of containers.
+    pub(super) names: &'a BTreeMap<ContainerId, String>,
+}
+
+impl ValueText<'_> {
+    /// What must hold for the element to exist.
+    pub(super) fn conditions(&self, a: &Address) -> Vec<String> {
+        let within = |index: &str, size: i64| format!("((unsigned long){index} < {size}UL)");
+        let mut all: Vec<String> = a
+            .guards
+            .iter()
+            .map(|g| within(&self.extents.c_text(&g.index), g.size))
+            .collect();
+        if a.fill.is_some() {
+            let gathered = a.gather.iter();
+            all.extend(gathered.map(|(v, _, size)| within(&self.operand(*v), *size)));
+        }
+        all
+    }
+
+    /// The element in memory.
+    pub(super) fn element(&self, a: &Address) -> String {
+        let mut offset = self.extents.c_text(&a.offset);
+        for (index, stride, _) in &a.gather {
+            offset.push_str(&format!(" + {}*{stride}", self.operand(*index)));
+        }
+        format!("{}[{offset}]", self.names[&a.container])
+    }
+
+    /// A value where it is used: its variable or a literal.
+    pub(super) fn operand(&self, id: ValueId) -> String {
+        match &self.values.get(id).op {
+            Op::Const(s) => scalar::literal(*s, self.values.get(id).dtype),
+            _ => format!("t{}", id.0),
+        }
+    }
+
+    /// How the `n`-th value is made.
+    pub(super) fn computation(&self, n: usize) -> String {
+        let value = &self.values.values[n];
+        let of = |v: &ValueId| self.operand(*v);
+        match &value.op {
+            Op::Const(s) => scalar::literal(*s, value.dtype),
+            Op::Load(a) => self.load(a, value.dtype),
+            Op::Index(e) => self.extents.c_text(e),
+            Op::Unary(f, a) => scalar::unary(*f, &of(a), self.values.get(*a).dtype),
+            Op::Binary(Binary::Sub, d, a, b) if d.is_float() && self.is_product(*a) => {
+                // Unrounded, the product would differ from itself where a row's maximum is taken off.
+                scalar::binary(Binary::Sub, &scalar::rounded(&of(a), *d), &of(b), *d)
+            }
+            Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
+            Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),
+            Op::Cast(a) => scalar::cast(&of(a), self.values.get(*a).dtype, value.dtype),
+            Op::Uniform(k, n) => format!(
+                "sh_uniform((unsigned long){}, (unsigned long){})",
+                of(k),
+                of(n)
+            ),
+        }
+    }
+
+    fn is_product(&self, a: ValueId) -> bool {
+        matches!(self.values.get(a).op, Op::Binary(Binary::Mul, ..))
+    }
+
+    fn load(&self, a: &Address, dtype: DType) -> String {
+        let conditions = self.conditions(a);
+        let ctype = scalar::value_type(dtype);
+        match a.fill {
+            Some(fill) if !conditions.is_empty() => format!(
+                "{} ? ({ctype}){} : {}",
+                conditions.join(" & "),
+                self.element(a),
+                scalar::literal(fill, dtype)
+            ),
+            _ => self.element(a),
+        }
+    }
+}
