@@ -1,22 +1,20 @@
 //! Emitted CUDA text, executed on the host, against the reference interpreter.
 //!
 //! Every file of `emission_cases` is a graph of maps in text form. It runs under two orders of threads
-//! on random inputs; all memory holds NaN before. `EMISSION_CASE=name` runs only cases of which the
-//! name contains that.
+//! on random inputs, in the precision it declares and with half-precision containers; all memory holds
+//! NaN before. `EMISSION_CASE=name` runs only cases of which the name contains that.
 
 use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cuda::{execute, lower};
 use std::fs;
 use std::path::PathBuf;
 
-/// Sums of up to a few thousand terms in single precision, and 1-2 ulp of the functions.
-const F32_TOLERANCE: f64 = 2e-5;
-/// The same in double precision.
-const F64_TOLERANCE: f64 = 1e-12;
 /// Orders of threads.
 const SEEDS: [u64; 2] = [1, 2];
 
-fn cases() -> Vec<(String, Graph)> {
+/// All cases as one graph, so that they share the compiler's time; every container is named after its
+/// case. `single` takes the place of `f32` for containers outside of kernels.
+fn joined(single: &str) -> Graph {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
     let mut paths: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
@@ -25,13 +23,34 @@ fn cases() -> Vec<(String, Graph)> {
         .collect();
     paths.sort();
     let wanted = std::env::var("EMISSION_CASE").unwrap_or_default();
-    let named = paths.into_iter().map(|p| {
-        let name = p.file_stem().unwrap().to_string_lossy().into_owned();
-        let text = fs::read_to_string(&p).unwrap();
-        let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
-        (name, graph)
-    });
-    named.filter(|(name, _)| name.contains(&wanted)).collect()
+    let (mut containers, mut nodes) = (String::new(), String::new());
+    let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+    for path in paths {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if !name.contains(&wanted) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for line in text.replace('%', &format!("%{name}_")).lines().skip(1) {
+            let list = |rest: &str| rest.split(", ").map(str::to_string).collect::<Vec<_>>();
+            if let Some(rest) = line.strip_prefix("  inputs ") {
+                inputs.extend(list(rest));
+            } else if let Some(rest) = line.strip_prefix("  outputs ") {
+                outputs.extend(list(rest));
+            } else if line.starts_with("  %") && line.ends_with(" local") {
+                containers += &format!("{line}\n");
+            } else if line.starts_with("  %") {
+                containers += &format!("{}\n", line.replace(": f32[", &format!(": {single}[")));
+            } else if line.starts_with("    ") {
+                nodes += &format!("{line}\n");
+            }
+        }
+    }
+    let (inputs, outputs) = (inputs.join(", "), outputs.join(", "));
+    let text = format!(
+        "graph \"cases\" {{\n{containers}  inputs {inputs}\n  state {{\n{nodes}  }}\n  outputs {outputs}\n}}\n"
+    );
+    graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
 /// Floats in [-2, 2], integers in 0..3, truth values.
@@ -53,12 +72,20 @@ fn input(graph: &Graph, n: usize, id: ContainerId) -> Tensor {
     Tensor::from_i64(c.dtype, &shape, data)
 }
 
-fn compare(expected: &Tensor, found: &Tensor) -> Result<(), String> {
-    let tolerance = match expected.dtype {
-        DType::F64 => F64_TOLERANCE,
-        DType::F32 => F32_TOLERANCE,
+/// Sums of up to a few thousand terms in single precision, and 1-2 ulp of the functions; half
+/// precision: the distance of neighbours, for results are rounded once.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 2e-5,
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
         _ => 0.0,
-    };
+    }
+}
+
+fn compare(expected: &Tensor, found: &Tensor) -> Result<(), String> {
+    let tolerance = tolerance(expected.dtype);
     let (expected, found) = (expected.to_f64(), found.to_f64());
     if expected.len() != found.len() {
         return Err(format!("{} elements of {}", found.len(), expected.len()));
@@ -73,32 +100,92 @@ fn compare(expected: &Tensor, found: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
-fn check(graph: &Graph) -> Result<(), String> {
-    let program = lower::lower(graph).map_err(|e| e.to_string())?;
+/// Outputs that are not what the interpreter computes.
+fn failed(graph: &Graph, precision: Precision) -> Vec<String> {
+    let program = lower::lower(graph).unwrap();
     let inputs: Vec<Tensor> = graph
         .inputs
         .iter()
-        .enumerate()
-        .map(|(n, id)| input(graph, n, *id))
+        .map(|id| input(graph, id.0 as usize, *id))
         .collect();
-    let none = Bindings::new();
-    let expected = interpret(graph, &inputs, &none, &NoLibrary, Precision::Double)
-        .map_err(|e| e.to_string())?;
-    let host = execute::compile(graph, &program).map_err(|e| e.to_string())?;
+    let expected = interpret(graph, &inputs, &Bindings::new(), &NoLibrary, precision).unwrap();
+    let host = execute::compile(graph, &program).unwrap();
+    let mut failed = Vec::new();
     for seed in SEEDS {
-        let found = host.run(&inputs, seed).map_err(|e| e.to_string())?;
-        for (n, (e, f)) in expected.iter().zip(&found).enumerate() {
-            compare(e, f).map_err(|e| format!("seed {seed}, output {n}: {e}"))?;
+        let found = host.run(&inputs, seed).unwrap();
+        for ((output, e), f) in graph.outputs.iter().zip(&expected).zip(&found) {
+            let name = &graph.container(output.container).name;
+            if let Err(problem) = compare(e, f) {
+                failed.push(format!("seed {seed}, {name}: {problem}"));
+            }
         }
     }
-    Ok(())
+    failed
 }
 
 #[test]
 fn emitted_text_computes_what_the_interpreter_does() {
-    let failed: Vec<String> = cases()
-        .iter()
-        .filter_map(|(name, graph)| Some(format!("{name}: {}", check(graph).err()?)))
-        .collect();
+    let failed = failed(&joined("f32"), Precision::Double);
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn half_precision_is_rounded_once() {
+    for single in ["f16", "bf16"] {
+        let failed = failed(&joined(single), Precision::Declared);
+        assert!(failed.is_empty(), "{single}:\n{}", failed.join("\n"));
+    }
+}
+
+/// Conversions between all element types, each exactly as the type rounds.
+#[test]
+fn casts_are_exact() {
+    let name = |from: DType, to: DType| format!("%{from}_as_{to}");
+    let (mut containers, mut tasklets) = (String::new(), String::new());
+    let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+    for from in DType::ALL {
+        containers += &format!("  %{from}: {from}[64] input\n");
+        inputs.push(format!("%{from}"));
+        for to in DType::ALL {
+            let made = name(from, to);
+            containers += &format!("  {made}: {to}[64]\n");
+            tasklets += &format!("      tasklet {made}[i] = $0 from %{from}[i]\n");
+            outputs.push(made);
+        }
+    }
+    let text = format!(
+        "graph \"casts\" {{\n{containers}  inputs {}\n  state {{\n    map [i < 64] {{\n{tasklets}    }}\n  }}\n  outputs {}\n}}\n",
+        inputs.join(", "),
+        outputs.join(", ")
+    );
+    let graph = graph::parse(&text).unwrap();
+    let program = lower::lower(&graph).unwrap();
+    let value = |dtype: DType, i: usize| {
+        let unit = f64::from(graph::philox::uniform(dtype as u64, i as u64));
+        dtype.round(unit * 100.0)
+    };
+    let input = |dtype: DType| {
+        let values = (0..64).map(|i| value(dtype, i));
+        match dtype {
+            DType::Bool => {
+                Tensor::from_i64(dtype, &[64], values.map(|v| (v < 50.0) as i64).collect())
+            }
+            d if d.is_float() => Tensor::from_f64(d, &[64], values.collect()),
+            d => Tensor::from_i64(d, &[64], values.map(|v| v as i64).collect()),
+        }
+    };
+    let inputs: Vec<Tensor> = DType::ALL.into_iter().map(input).collect();
+    let expected = interpret(
+        &graph,
+        &inputs,
+        &Bindings::new(),
+        &NoLibrary,
+        Precision::Declared,
+    );
+    let host = execute::compile(&graph, &program).unwrap();
+    let found = host.run(&inputs, 1).unwrap();
+    for ((e, f), output) in expected.unwrap().iter().zip(&found).zip(&graph.outputs) {
+        let name = &graph.container(output.container).name;
+        assert_eq!(e.to_f64(), f.to_f64(), "{name}");
+    }
 }

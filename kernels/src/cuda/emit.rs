@@ -5,12 +5,14 @@
 //! runs where; that is [`super::schedule`]'s.
 
 use super::schedule::{Leaf, Phase, Scheduled, Spread, points};
-use super::value_text::ValueText;
-use super::{Kernel, Param, ParamType, element_type};
+use super::value_text::{self, ValueText};
+use super::{Emitted, Kernel, Param, ParamType, element_type};
+use crate::emit::body::Array;
 use crate::emit::index::{Loop, mentions};
 use crate::emit::scalar;
 use crate::emit::text::CText;
 use crate::emit::values::{Effect, Op, ValueId, Values, depth_of_address};
+use crate::plan::Buffer;
 use graph::{ContainerId, DType, Reduction};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,12 +21,12 @@ pub(super) const NAME: &str = "@NAME@";
 /// Threads of a block that stores the identity of a reduction.
 const FILL_THREADS: u32 = 256;
 
-/// One launch: a kernel, its blocks, and the containers it is given.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Emitted {
-    pub(super) kernel: Kernel,
-    pub(super) grid: u32,
-    pub(super) args: Vec<ContainerId>,
+/// The launches of one map, in order, and the memory that only they use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Printed {
+    pub(super) launches: Vec<Emitted>,
+    /// Bytes of each workspace; the launches count these from 0.
+    pub(super) workspace_bytes: Vec<usize>,
 }
 
 /// How one effect reaches memory.
@@ -43,23 +45,105 @@ enum Update {
     },
 }
 
+impl Printed {
+    /// Adds the launches of a later part, whose workspaces are others.
+    pub(super) fn append(&mut self, later: Printed) {
+        let first = self.workspace_bytes.len();
+        self.workspace_bytes.extend(later.workspace_bytes);
+        for mut launch in later.launches {
+            for buffer in &mut launch.args {
+                if let Buffer::Workspace(n) = buffer {
+                    *n += first;
+                }
+            }
+            self.launches.push(launch);
+        }
+    }
+}
+
 /// Prints a kernel, preceded by launches that store the identity where its reductions need it.
-pub(super) fn print(s: &Scheduled, origin: &str) -> Vec<Emitted> {
-    let mut printer = Printer::of(s);
+/// Reductions in memory into half-precision containers go to single-precision workspaces, which a
+/// launch after the kernel rounds.
+pub(super) fn print(s: &Scheduled, origin: &str) -> Printed {
+    let is_half = |id: &ContainerId| matches!(s.arrays[id].dtype, DType::F16 | DType::BF16);
+    let combined = Printer::of(s).fills;
+    let widened: Vec<ContainerId> = combined.into_keys().filter(is_half).collect();
+    let mut wide = s.clone();
+    for id in &widened {
+        wide.arrays.insert(
+            *id,
+            Array {
+                dtype: DType::F32,
+                ..s.arrays[id].clone()
+            },
+        );
+    }
+    let buffer = |id: &ContainerId| match widened.iter().position(|w| w == id) {
+        Some(n) => Buffer::Workspace(n),
+        None => Buffer::Container(*id),
+    };
+    let mut printer = Printer::of(&wide);
     let mut t = CText::default();
     printer.body(&mut t);
     let mut launches: Vec<Emitted> = printer
         .fills
         .iter()
         .filter(|(id, _)| !s.arrays[id].local)
-        .map(|(id, r)| fill(s, *id, *r, origin))
+        .map(|(id, r)| fill(&wide.arrays[id], buffer(id), *r, origin))
         .collect();
-    launches.push(printer.frame(&t.finish(), origin));
-    launches
+    launches.push(printer.frame(&t.finish(), &buffer, origin));
+    for id in &widened {
+        launches.push(round(&s.arrays[id], buffer(id), *id, origin));
+    }
+    let bytes = |id: &ContainerId| s.arrays[id].len as usize * DType::F32.bytes();
+    Printed {
+        launches,
+        workspace_bytes: widened.iter().map(bytes).collect(),
+    }
 }
 
-fn fill(s: &Scheduled, id: ContainerId, reduction: Reduction, origin: &str) -> Emitted {
-    let array = &s.arrays[&id];
+/// Rounds sums to the container's type.
+fn round(array: &Array, from: Buffer, to: ContainerId, origin: &str) -> Emitted {
+    let (ctype, n) = (element_type(array.dtype), array.len);
+    let text = format!(
+        "SH_KERNEL({NAME}, {FILL_THREADS}, 1)(SH_IN(float) x0, SH_OUT({ctype}) x1) {{\n  const long p \
+         = (long)SH_BID * {FILL_THREADS} + SH_TID;\n  if (p < {n}) x1[p] = \
+         sh_from_float<{ctype}>(x0[p]);\n}}\n"
+    );
+    let params = vec![
+        Param {
+            name: "x0".to_string(),
+            ty: ParamType::In(DType::F32),
+        },
+        Param {
+            name: "x1".to_string(),
+            ty: ParamType::Out(array.dtype),
+        },
+    ];
+    each_element(text, params, n, vec![from, Buffer::Container(to)], origin)
+}
+
+/// A launch of a thread for each of `n` elements.
+fn each_element(
+    text: String,
+    params: Vec<Param>,
+    n: i64,
+    args: Vec<Buffer>,
+    origin: &str,
+) -> Emitted {
+    let kernel = Kernel {
+        name: NAME.to_string(),
+        text,
+        params,
+        threads: FILL_THREADS,
+        min_blocks: 1,
+        origin: origin.to_string(),
+    };
+    let grid = (n as u64).div_ceil(u64::from(FILL_THREADS));
+    Emitted { kernel, grid, args }
+}
+
+fn fill(array: &Array, buffer: Buffer, reduction: Reduction, origin: &str) -> Emitted {
     let ctype = element_type(array.dtype);
     let identity = scalar::literal(reduction.identity(array.dtype), array.dtype);
     let n = array.len;
@@ -67,23 +151,11 @@ fn fill(s: &Scheduled, id: ContainerId, reduction: Reduction, origin: &str) -> E
         "SH_KERNEL({NAME}, {FILL_THREADS}, 1)(SH_OUT({ctype}) x0) {{\n  const long p = \
          (long)SH_BID * {FILL_THREADS} + SH_TID;\n  if (p < {n}) x0[p] = {identity};\n}}\n"
     );
-    let kernel = Kernel {
-        name: NAME.to_string(),
-        text,
-        params: vec![Param {
-            name: "x0".to_string(),
-            ty: ParamType::Out(array.dtype),
-        }],
-        threads: FILL_THREADS,
-        min_blocks: 1,
-        origin: origin.to_string(),
-    };
-    let grid = (n as u64).div_ceil(u64::from(FILL_THREADS)) as u32;
-    Emitted {
-        kernel,
-        grid,
-        args: vec![id],
-    }
+    let params = vec![Param {
+        name: "x0".to_string(),
+        ty: ParamType::Out(array.dtype),
+    }];
+    each_element(text, params, n, vec![buffer], origin)
 }
 
 struct Printer<'s> {
@@ -259,7 +331,7 @@ impl<'s> Printer<'s> {
         t.close();
     }
 
-    fn frame(&self, body: &str, origin: &str) -> Emitted {
+    fn frame(&self, body: &str, buffer: &dyn Fn(&ContainerId) -> Buffer, origin: &str) -> Emitted {
         let mut params = Vec::new();
         let mut args = Vec::new();
         let mut signature = Vec::new();
@@ -285,7 +357,7 @@ impl<'s> Printer<'s> {
                 name: name.clone(),
                 ty,
             });
-            args.push(*id);
+            args.push(buffer(id));
         }
         let threads = self.s.threads;
         let text = format!(
@@ -301,7 +373,7 @@ impl<'s> Printer<'s> {
                 min_blocks: 1,
                 origin: origin.to_string(),
             },
-            grid: self.s.grid as u32,
+            grid: self.s.grid as u64,
             args,
         }
     }
@@ -453,7 +525,9 @@ impl LeafText<'_> {
     fn flush(&self, e: &Effect, register: &str, plain: bool) -> String {
         let place = self.text().element(&e.address);
         if plain {
-            format!("{place} = {register};")
+            let to = self.printer.s.arrays[&e.address.container].dtype;
+            let value = value_text::cast(register, self.dtype(e.value), to);
+            format!("{place} = {value};")
         } else {
             format!("{place} = {};", self.combined(e, &place, register))
         }
@@ -487,7 +561,7 @@ impl LeafText<'_> {
         for (n, value) in self.values.values.iter().enumerate() {
             let constant = matches!(value.op, Op::Const(_));
             if self.values.depth[n] == depth && !constant {
-                let ctype = scalar::value_type(value.dtype);
+                let ctype = value_text::value_type(value.dtype);
                 t.line(&format!(
                     "const {ctype} t{n} = {};",
                     self.text().computation(n)

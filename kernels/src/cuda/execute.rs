@@ -6,7 +6,7 @@
 
 use super::emulate::{EmulateError, Emulator, Memory, Settings};
 use super::lower::{CudaProgram, Placed};
-use super::{Arg, Launch};
+use super::{Arg, Launch, ParamType};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
 use std::collections::BTreeMap;
@@ -60,18 +60,17 @@ impl HostProgram<'_> {
         let mut buffers = BTreeMap::new();
         for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
             let buffer = memory.add(&self.name(*id), &self.laid_out(*id, tensor));
-            buffers.insert(self.root(*id), buffer);
+            buffers.insert(Buffer::Container(self.root(*id)), buffer);
         }
         let settings = Settings {
             partial_outputs: true,
             ..Settings::of_seed(seed)
         };
         for placed in &self.program.launches {
-            let args = placed
-                .args
-                .iter()
-                .filter_map(|b| self.buffer(*b, &mut memory, &mut buffers))
-                .map(Arg::Buffer)
+            let params = &self.program.kernels[placed.kernel].params;
+            let args = placed.args.iter().zip(params);
+            let args = args
+                .map(|(b, p)| Arg::Buffer(self.buffer(*b, p.ty, &mut memory, &mut buffers)))
                 .collect();
             let launch = Launch {
                 kernel: placed.kernel % BATCH,
@@ -85,8 +84,9 @@ impl HostProgram<'_> {
         Ok(outputs
             .map(|id| {
                 let place = Buffer::Container(id);
-                let buffer = self.buffer(place, &mut memory, &mut buffers);
-                self.row_major(id, &memory, buffer.unwrap_or_default())
+                let ty = ParamType::In(self.graph.container(id).dtype);
+                let buffer = self.buffer(place, ty, &mut memory, &mut buffers);
+                self.row_major(id, &memory, buffer)
             })
             .collect())
     }
@@ -103,25 +103,34 @@ impl HostProgram<'_> {
         self.roots.get(&id).copied().unwrap_or(id)
     }
 
-    /// The buffer of a container, made where it is met first.
+    /// The buffer of a container or workspace, made where it is met first. A workspace holds what
+    /// its first parameter says.
     fn buffer(
         &self,
         place: Buffer,
+        ty: ParamType,
         memory: &mut Memory,
-        buffers: &mut BTreeMap<ContainerId, usize>,
-    ) -> Option<usize> {
-        let Buffer::Container(id) = place else {
-            return None;
+        buffers: &mut BTreeMap<Buffer, usize>,
+    ) -> usize {
+        let place = match place {
+            Buffer::Container(id) => Buffer::Container(self.root(id)),
+            workspace => workspace,
         };
-        let root = self.root(id);
-        let made = || {
-            let c = self.graph.container(root);
-            match &c.lifetime {
-                Lifetime::Constant(t) => memory.add(&c.name, &self.laid_out(root, t)),
-                _ => memory.add_unwritten(&c.name, c.dtype, self.positions(root).len()),
+        let made = || match place {
+            Buffer::Container(root) => {
+                let c = self.graph.container(root);
+                match &c.lifetime {
+                    Lifetime::Constant(t) => memory.add(&c.name, &self.laid_out(root, t)),
+                    _ => memory.add_unwritten(&c.name, c.dtype, self.positions(root).len()),
+                }
+            }
+            Buffer::Workspace(n) => {
+                let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = ty;
+                let n_elements = self.program.workspace_bytes[n] / dtype.bytes();
+                memory.add_unwritten("workspace", dtype, n_elements)
             }
         };
-        Some(*buffers.entry(root).or_insert_with(made))
+        *buffers.entry(place).or_insert_with(made)
     }
 
     /// Position in memory of each element in row-major order.

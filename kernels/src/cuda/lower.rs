@@ -5,9 +5,9 @@
 //! one thread for each result: correct, far from the device's speed.
 
 use super::Kernel;
-use super::emit::{self, Emitted, NAME};
+use super::emit::{self, NAME, Printed};
 use super::schedule;
-use crate::emit::body;
+use crate::emit::body::{self, HalfPrecision};
 use crate::emit::prepared;
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
@@ -22,6 +22,8 @@ pub struct CudaProgram {
     pub kernels: Vec<Kernel>,
     /// Launches in order.
     pub launches: Vec<Placed>,
+    /// Bytes of each [`Buffer::Workspace`].
+    pub workspace_bytes: Vec<usize>,
     /// Where containers live.
     pub memory: MemoryPlan,
     /// What each top-level map became.
@@ -55,12 +57,13 @@ pub struct MapInfo {
 /// Lowers a graph of maps (and reshapes, which become aliases).
 ///
 /// # Errors
-/// See [`LowerError`]; half-precision containers are refused.
+/// See [`LowerError`].
 pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
     let state = graph.single_state().ok_or(LowerError::ControlFlow)?;
     let mut program = CudaProgram {
         kernels: Vec::new(),
         launches: Vec::new(),
+        workspace_bytes: Vec::new(),
         memory: MemoryPlan::default(),
         maps: Vec::new(),
     };
@@ -81,17 +84,19 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
         program.maps.push(MapInfo {
             origin: node.origin.to_string(),
             path,
-            n_launches: emitted.len(),
+            n_launches: emitted.launches.len(),
         });
-        for e in emitted {
+        let first = program.workspace_bytes.len();
+        program.workspace_bytes.extend(emitted.workspace_bytes);
+        for e in emitted.launches {
             let kernel = *known.entry(e.kernel.text.clone()).or_insert_with(|| {
                 program.kernels.push(named(e.kernel, program.kernels.len()));
                 program.kernels.len() - 1
             });
             program.launches.push(Placed {
                 kernel,
-                grid: e.grid,
-                args: e.args.into_iter().map(Buffer::Container).collect(),
+                grid: e.grid as u32,
+                args: e.args.into_iter().map(|b| renumbered(b, first)).collect(),
                 stage: node.stage,
             });
         }
@@ -104,8 +109,16 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
             buffers: l.args.clone(),
         })
         .collect();
-    program.memory = plan::plan_memory(graph, &touches, &[])?;
+    program.memory = plan::plan_memory(graph, &touches, &program.workspace_bytes)?;
     Ok(program)
+}
+
+/// A map's own count of workspaces starts at `first` in the program.
+fn renumbered(buffer: Buffer, first: usize) -> Buffer {
+    match buffer {
+        Buffer::Workspace(n) => Buffer::Workspace(first + n),
+        container => container,
+    }
 }
 
 fn named(mut kernel: Kernel, n: usize) -> Kernel {
@@ -115,14 +128,24 @@ fn named(mut kernel: Kernel, n: usize) -> Kernel {
 }
 
 /// One kernel for a map where its meaning allows, else one for each phase.
-fn emit_map(graph: &Graph, node: &Node) -> Result<Vec<Emitted>, LowerError> {
+fn emit_map(graph: &Graph, node: &Node) -> Result<Printed, LowerError> {
     let origin = node.origin.to_string();
-    let kernel = prepared(body::kernel_of(graph, node, false)?);
+    let kernel = prepared(body::kernel_of(
+        graph,
+        node,
+        false,
+        HalfPrecision::Converted,
+    )?);
     if let Some(scheduled) = schedule::schedule(kernel, false) {
         return Ok(emit::print(&scheduled, &origin));
     }
-    let kernel = prepared(body::kernel_of(graph, node, true)?);
-    let mut emitted = Vec::new();
+    let kernel = prepared(body::kernel_of(
+        graph,
+        node,
+        true,
+        HalfPrecision::Converted,
+    )?);
+    let mut all = Printed::default();
     for phase in &kernel.phases {
         let part = prepared(body::Kernel {
             phases: vec![phase.clone()],
@@ -132,7 +155,7 @@ fn emit_map(graph: &Graph, node: &Node) -> Result<Vec<Emitted>, LowerError> {
             origin: origin.clone(),
         };
         let scheduled = schedule::schedule(part, true).ok_or_else(unsplit)?;
-        emitted.extend(emit::print(&scheduled, &origin));
+        all.append(emit::print(&scheduled, &origin));
     }
-    Ok(emitted)
+    Ok(all)
 }

@@ -41,6 +41,7 @@
 //!
 //! Never decides what a kernel computes.
 
+use crate::plan::Buffer;
 use graph::{DType, Scalar};
 
 pub mod contraction;
@@ -126,6 +127,17 @@ pub struct Launch {
     pub dynamic_shared_bytes: u32,
     /// One argument per parameter.
     pub args: Vec<Arg>,
+}
+
+/// One launch with its kernel, before both have a place in a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emitted {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Blocks, in one direction; not yet held against the device's limit.
+    pub grid: u64,
+    /// What its parameters stand for, in order.
+    pub args: Vec<Buffer>,
 }
 
 /// An argument of a launch.

@@ -3,11 +3,48 @@
 //! Owns the spelling of expressions over the variables `tN` of a [`Values`] table. Never decides where
 //! a value is computed; that is the caller's.
 
+use super::element_type;
 use crate::emit::index::Extents;
 use crate::emit::scalar;
 use crate::emit::values::{Address, Op, ValueId, Values};
-use graph::{Binary, ContainerId, DType};
+use graph::{Binary, ContainerId, DType, Scalar};
 use std::collections::BTreeMap;
+
+/// The C type of a value in a register.
+pub(super) fn value_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 | DType::BF16 => element_type(dtype),
+        d => scalar::value_type(d),
+    }
+}
+
+/// A literal of that type.
+pub(super) fn literal(s: Scalar, dtype: DType) -> String {
+    match dtype {
+        DType::F16 | DType::BF16 => {
+            let single = scalar::literal(s.cast(dtype), DType::F32);
+            format!("sh_from_float<{}>({single})", element_type(dtype))
+        }
+        d => scalar::literal(s, d),
+    }
+}
+
+/// Conversion of a value; half precision through single.
+pub(super) fn cast(text: &str, from: DType, to: DType) -> String {
+    let half = |d| matches!(d, DType::F16 | DType::BF16);
+    if from == to {
+        return text.to_string();
+    }
+    if half(from) {
+        let single = format!("sh_to_float({text})");
+        return cast(&single, DType::F32, to);
+    }
+    if half(to) {
+        let single = scalar::cast(text, from, DType::F32);
+        return format!("sh_from_float<{}>({single})", element_type(to));
+    }
+    scalar::cast(text, from, to)
+}
 
 /// A table of values and the names its text uses.
 #[derive(Clone, Copy)]
@@ -46,7 +83,7 @@ impl ValueText<'_> {
     /// A value where it is used: its variable or a literal.
     pub(super) fn operand(&self, id: ValueId) -> String {
         match &self.values.get(id).op {
-            Op::Const(s) => scalar::literal(*s, self.values.get(id).dtype),
+            Op::Const(s) => literal(*s, self.values.get(id).dtype),
             _ => format!("t{}", id.0),
         }
     }
@@ -66,7 +103,7 @@ impl ValueText<'_> {
             }
             Op::Binary(f, d, a, b) => scalar::binary(*f, &of(a), &of(b), *d),
             Op::Select(c, a, b) => format!("({} ? {} : {})", of(c), of(a), of(b)),
-            Op::Cast(a) => scalar::cast(&of(a), self.values.get(*a).dtype, value.dtype),
+            Op::Cast(a) => cast(&of(a), self.values.get(*a).dtype, value.dtype),
             Op::Uniform(k, n) => format!(
                 "sh_uniform((unsigned long){}, (unsigned long){})",
                 of(k),
@@ -81,13 +118,13 @@ impl ValueText<'_> {
 
     fn load(&self, a: &Address, dtype: DType) -> String {
         let conditions = self.conditions(a);
-        let ctype = scalar::value_type(dtype);
+        let ctype = value_type(dtype);
         match a.fill {
             Some(fill) if !conditions.is_empty() => format!(
                 "{} ? ({ctype}){} : {}",
                 conditions.join(" & "),
                 self.element(a),
-                scalar::literal(fill, dtype)
+                literal(fill, dtype)
             ),
             _ => self.element(a),
         }

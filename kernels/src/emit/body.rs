@@ -98,9 +98,23 @@ pub(crate) struct Kernel {
     pub(crate) extents: Extents,
 }
 
+/// Whether a back end converts half-precision elements where it loads and stores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HalfPrecision {
+    /// Containers of such elements are refused.
+    Refused,
+    /// Loads widen to single precision, stores round; containers local to a kernel are single.
+    Converted,
+}
+
 /// Reads a top-level map. With `promote`, containers local to the kernel are treated as shared ones
 /// (used when the phases become launches of their own).
-pub(crate) fn kernel_of(graph: &Graph, node: &Node, promote: bool) -> Result<Kernel, LowerError> {
+pub(crate) fn kernel_of(
+    graph: &Graph,
+    node: &Node,
+    promote: bool,
+    half: HalfPrecision,
+) -> Result<Kernel, LowerError> {
     let NodeKind::Map(map) = &node.kind else {
         return Err(LowerError::NotAMap {
             origin: node.origin.to_string(),
@@ -110,6 +124,7 @@ pub(crate) fn kernel_of(graph: &Graph, node: &Node, promote: bool) -> Result<Ker
         graph,
         node,
         promote,
+        half,
         rename: BTreeMap::new(),
         outer: BTreeSet::new(),
         point_dims: BTreeMap::new(),
@@ -138,6 +153,7 @@ struct Reader<'g> {
     graph: &'g Graph,
     node: &'g Node,
     promote: bool,
+    half: HalfPrecision,
     /// Map parameters in scope by their names in the graph.
     rename: BTreeMap<Symbol, SymExpr>,
     outer: BTreeSet<Symbol>,
@@ -356,7 +372,8 @@ impl Reader<'_> {
     /// Strides of the container as this kernel sees it; registers it.
     fn array_strides(&mut self, memlet: &Memlet) -> Result<Vec<i64>, LowerError> {
         let container = self.graph.container(memlet.container);
-        if matches!(container.dtype, DType::F16 | DType::BF16) {
+        let is_half = matches!(container.dtype, DType::F16 | DType::BF16);
+        if is_half && self.half == HalfPrecision::Refused {
             return Err(LowerError::UnsupportedDType {
                 dtype: container.dtype,
                 container: container.name.clone(),
@@ -389,8 +406,12 @@ impl Reader<'_> {
             Lifetime::Constant(t) if t.len() == 1 => Some(t.at(0)),
             _ => None,
         };
+        let dtype = match container.dtype {
+            DType::F16 | DType::BF16 if local => DType::F32,
+            dtype => dtype,
+        };
         self.arrays.entry(memlet.container).or_insert(Array {
-            dtype: container.dtype,
+            dtype,
             len: shape.iter().product(),
             local,
             literal,

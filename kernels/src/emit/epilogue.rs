@@ -68,7 +68,12 @@ pub(crate) fn emit_epilogue(
     dims: &Product,
     buffers: Buffers,
 ) -> Result<Option<Epilogue>, LowerError> {
-    let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
+    let mut kernel = super::prepared(body::kernel_of(
+        graph,
+        node,
+        true,
+        body::HalfPrecision::Refused,
+    )?);
     let Some((loops, mut statements)) = only_leaf(&mut kernel) else {
         return Ok(None);
     };

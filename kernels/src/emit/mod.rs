@@ -20,7 +20,7 @@ pub(crate) mod text;
 pub(crate) mod values;
 
 use crate::lower::LowerError;
-use body::{Body, Kernel};
+use body::{Body, HalfPrecision, Kernel};
 use graph::{ContainerId, Graph, Node};
 
 pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
@@ -67,11 +67,11 @@ pub(crate) fn emit_map(
     node: &Node,
     threads: usize,
 ) -> Result<Vec<Emitted>, LowerError> {
-    let kernel = prepared(body::kernel_of(graph, node, false)?);
+    let kernel = prepared(body::kernel_of(graph, node, false, HalfPrecision::Refused)?);
     if let Some(scheduled) = schedule::schedule(kernel, threads) {
         return Ok(vec![frame::print(&scheduled)]);
     }
-    let kernel = prepared(body::kernel_of(graph, node, true)?);
+    let kernel = prepared(body::kernel_of(graph, node, true, HalfPrecision::Refused)?);
     let mut emitted = Vec::new();
     for phase in &kernel.phases {
         let part = prepared(Kernel {

@@ -126,6 +126,14 @@ pub(crate) fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> 
         .fold(depth_of_index(&a.offset, loops), usize::max)
 }
 
+/// The type that values of a container's type are computed in: half precision is for memory only.
+pub(crate) fn arithmetic(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        d => d,
+    }
+}
+
 struct StatementValues<'a> {
     table: &'a mut Values,
     loops: &'a [Loop],
@@ -145,7 +153,11 @@ impl StatementValues<'_> {
             for i in w.expr.inputs() {
                 self.read(s, i, &mut reads);
             }
-            let dtype = self.arrays[&w.place.container].dtype;
+            let dtype = match w.conflict {
+                // Sums of half-precision elements are rounded once, when they are stored.
+                Some(_) => arithmetic(self.arrays[&w.place.container].dtype),
+                None => self.arrays[&w.place.container].dtype,
+            };
             let value = self.typed(&w.expr, dtype, &reads, &read_types);
             let address = self.address(s, &w.place, &mut reads);
             effects.push(Effect {
@@ -177,7 +189,7 @@ impl StatementValues<'_> {
     fn load(&mut self, s: &Statement, place: &Place, reads: &mut [Option<ValueId>]) -> ValueId {
         let array = &self.arrays[&place.container];
         if let Some(literal) = array.literal {
-            return self.constant(literal, array.dtype);
+            return self.constant(literal.cast(array.dtype), arithmetic(array.dtype));
         }
         let address = self.address(s, place, reads);
         if address.gather.is_empty() && address.guards.is_empty() {
@@ -219,7 +231,9 @@ impl StatementValues<'_> {
         if from.dtype == dtype {
             return id;
         }
-        if let Op::Const(s) = from.op {
+        if let Op::Const(s) = from.op
+            && arithmetic(dtype) == dtype
+        {
             return self.constant(s, dtype);
         }
         let depth = self.table.depth_of(id);
@@ -243,9 +257,9 @@ impl StatementValues<'_> {
         reads: &[Option<ValueId>],
         types: &[DType],
     ) -> ValueId {
-        let natural = e.natural_dtype(dtype, types);
+        let natural = arithmetic(e.natural_dtype(dtype, types));
         let id = match e {
-            Expr::Const(s) => return self.constant(*s, dtype),
+            Expr::Const(s) => self.constant(*s, arithmetic(dtype)),
             Expr::In(i) => match reads.get(*i).copied().flatten() {
                 Some(id) => id,
                 // The expression names an input the tasklet lacks; the verifier refuses such graphs.
@@ -264,14 +278,14 @@ impl StatementValues<'_> {
             Expr::Unary(f, a) => {
                 let of = match f {
                     Unary::Not => DType::Bool,
-                    Unary::IsNan => a.natural_dtype(DType::F32, types),
+                    Unary::IsNan => arithmetic(a.natural_dtype(DType::F32, types)),
                     _ => natural,
                 };
                 let a = self.typed(a, of, reads, types);
                 self.operation(Op::Unary(*f, a), natural, &[a])
             }
             Expr::Binary(f, a, b) => {
-                let of = Expr::operand_dtype(*f, (a, b), natural, types);
+                let of = arithmetic(Expr::operand_dtype(*f, (a, b), natural, types));
                 let a = self.typed(a, of, reads, types);
                 let b = self.typed(b, of, reads, types);
                 self.operation(Op::Binary(*f, of, a, b), natural, &[a, b])

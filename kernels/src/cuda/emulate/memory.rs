@@ -61,6 +61,15 @@ impl Memory {
         buffer.initialized[..n].fill(1);
     }
 
+    /// Overwrites the first bytes of a buffer, little-endian.
+    pub fn set_bits(&mut self, buffer: usize, bytes: &[u8]) {
+        let buffer = &mut self.buffers[buffer];
+        let n = (bytes.len() / buffer.dtype.bytes()).min(buffer.n_elements);
+        let room = n * buffer.dtype.bytes();
+        buffer.bytes.as_mut_slice::<u8>()[..room].copy_from_slice(&bytes[..room]);
+        buffer.initialized[..n].fill(1);
+    }
+
     /// A buffer's elements.
     pub fn values(&self, buffer: usize) -> Vec<f64> {
         let buffer = &self.buffers[buffer];
