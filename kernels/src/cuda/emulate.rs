@@ -13,6 +13,7 @@
 mod fault;
 mod memory;
 mod native;
+mod traffic;
 
 use std::ffi::{CString, NulError};
 use std::fs;
@@ -29,6 +30,7 @@ use crate::toolchain::{self, Search, Toolchain, ToolchainError};
 
 pub use fault::{Access, Fault, FaultKind};
 pub use memory::Memory;
+pub use traffic::{Direction, Traffic};
 
 /// Why a launch could not be emulated, or what was found in it.
 #[derive(Debug, thiserror::Error)]
@@ -159,12 +161,34 @@ impl Emulator {
         memory: &mut Memory,
         settings: &Settings,
     ) -> Result<(), EmulateError> {
+        self.execute(launch, memory, settings, None)
+    }
+
+    /// Runs one launch and counts what it moves; see [`Traffic`].
+    pub fn count(
+        &self,
+        launch: &Launch,
+        memory: &mut Memory,
+        settings: &Settings,
+    ) -> Result<Traffic, EmulateError> {
+        let mut counter = traffic::Counter::of(memory);
+        self.execute(launch, memory, settings, Some(&mut counter))?;
+        Ok(counter.finish())
+    }
+
+    fn execute(
+        &self,
+        launch: &Launch,
+        memory: &mut Memory,
+        settings: &Settings,
+        counter: Option<&mut traffic::Counter>,
+    ) -> Result<(), EmulateError> {
         let kernel = self
             .kernels
             .get(launch.kernel)
             .ok_or(EmulateError::NoKernel(launch.kernel, self.kernels.len()))?;
         check_launch(kernel, launch, memory)?;
-        let mut faults = self.native.run(kernel, launch, memory, settings)?;
+        let mut faults = self.native.run(kernel, launch, memory, settings, counter)?;
         if faults.is_empty() && !settings.partial_outputs {
             faults = unwritten(kernel, launch, memory);
         }

@@ -7,6 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::traffic::{AccessMade, Counter};
 use super::{Access, EmulateError, Fault, FaultKind, Memory, Settings, c_name, scalar_bits};
 use crate::cuda::{Arg, Kernel, Launch, ParamType};
 use crate::memory::AlignedBuffer;
@@ -68,6 +69,46 @@ struct NativeLaunch {
     faults: *mut NativeFault,
     block_order: *mut u32,
     block_epochs: *mut u32,
+    count: Option<CountAccess>,
+    counter: *mut c_void,
+}
+
+/// What a launch tells of every access to a buffer: counter, region, place in the text, block, thread,
+/// offset in bytes, bytes, whether it writes.
+type CountAccess =
+    unsafe extern "C" fn(*mut c_void, *const NativeRegion, usize, u32, u32, u64, u32, u32);
+
+/// A counter and where the regions of its launch begin.
+struct Counting<'c> {
+    counter: &'c mut Counter,
+    regions: *const NativeRegion,
+}
+
+unsafe extern "C" fn count_access(
+    counting: *mut c_void,
+    region: *const NativeRegion,
+    site: usize,
+    block: u32,
+    thread: u32,
+    offset: u64,
+    bytes: u32,
+    write: u32,
+) {
+    // SAFETY: the launch hands on what `run` gave it; `region` is one of its regions.
+    let (counting, buffer) = unsafe {
+        let counting = &mut *counting.cast::<Counting>();
+        let buffer = region.offset_from(counting.regions) as usize;
+        (counting, buffer)
+    };
+    counting.counter.add(&AccessMade {
+        buffer,
+        site,
+        block,
+        thread,
+        offset,
+        bytes,
+        write: write != 0,
+    });
 }
 
 /// One launch at a time: a kernel's state is global to its file, and two emulators of equal kernels
@@ -91,6 +132,7 @@ impl Native {
         launch: &Launch,
         memory: &mut Memory,
         settings: &Settings,
+        counter: Option<&mut Counter>,
     ) -> Result<Vec<Fault>, EmulateError> {
         let run = self.module.symbol(&format!("sh_run_{}", kernel.name))?;
         // SAFETY: the emulator's own text defines this symbol with this signature.
@@ -101,6 +143,10 @@ impl Native {
         let n_blocks = launch.grid.iter().map(|&n| n as usize).product();
         let (mut order, mut epochs) = (vec![0_u32; n_blocks], vec![0_u32; n_blocks]);
         let mut faults = vec![NativeFault::EMPTY; FAULT_CAPACITY];
+        let mut counting = counter.map(|counter| Counting {
+            counter,
+            regions: shadow.regions.as_ptr(),
+        });
         let mut native = NativeLaunch {
             grid: launch.grid,
             threads: kernel.threads,
@@ -115,6 +161,10 @@ impl Native {
             faults: faults.as_mut_ptr(),
             block_order: order.as_mut_ptr(),
             block_epochs: epochs.as_mut_ptr(),
+            count: counting.is_some().then_some(count_access as CountAccess),
+            counter: counting
+                .as_mut()
+                .map_or(ptr::null_mut(), |c| ptr::from_mut(c).cast()),
         };
         let guard = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: every pointer leads to memory of the sizes given that outlives the call; checked

@@ -55,6 +55,10 @@ struct sh_launch {
   sh_fault *faults;
   /* Per block in order of execution: its number, and the epoch it began in. */
   sh_u32 *block_order, *block_epochs;
+  /* Told of every access to a buffer, if not null: where in the text, by whom, which bytes. */
+  void (*count)(void *counter, const sh_region *region, const void *site, sh_u32 block, sh_u32 thread,
+                sh_u64 offset, sh_u32 bytes, sh_u32 write);
+  void *counter;
 };
 
 enum sh_state { SH_RUNS, SH_AT_BARRIER, SH_AT_WARP, SH_DONE };
@@ -203,8 +207,10 @@ static inline void sh_check_cell(const sh_view &v, sh_cell &c, sh_i64 i, int wri
   c.r_epoch = epoch;
   c.r_clock = clock;
 }
+/* An access stands where it was written in the kernel: sh_touch knows it by its return address. */
+#define SH_AT_SITE __attribute__((always_inline)) inline
 /* The place of `count` elements of `size` bytes, checked; poison or a sink where they may not be. */
-static char *sh_touch(const sh_view &v, sh_i64 i, int count, int size, int write) {
+static __attribute__((noinline)) char *sh_touch(const sh_view &v, sh_i64 i, int count, int size, int write) {
   alignas(16) static char poison[64], sink[64];
   if (++sh_now.steps > sh_now.launch->step_limit) {
     sh_report(SH_ENDLESS, v.name);
@@ -240,22 +246,25 @@ static char *sh_touch(const sh_view &v, sh_i64 i, int count, int size, int write
     sh_check_cell(v, cell, element, write);
     if (write && !r.is_shared) r.initialized[c] = 1;
   }
+  if (sh_now.launch->count && !r.is_shared)
+    sh_now.launch->count(sh_now.launch->counter, &r, __builtin_return_address(0), sh_block_number(),
+                         sh_now.thread, first, (sh_u32)(end - first), write);
   return r.data + first;
 }
 
 template <class T> struct sh_ref {
   sh_view v;
   sh_i64 i;
-  operator T() const { return *(const T *)sh_touch(v, i, 1, sizeof(T), 0); }
-  T operator=(T x) const { *(T *)sh_touch(v, i, 1, sizeof(T), 1) = x; return x; }
-  T operator=(const sh_ref &x) const { return *this = (T)x; }
-  template <class U> T operator+=(U x) const { return *this = (T)((T)*this + x); }
-  template <class U> T operator-=(U x) const { return *this = (T)((T)*this - x); }
-  template <class U> T operator*=(U x) const { return *this = (T)((T)*this * x); }
+  SH_AT_SITE operator T() const { return *(const T *)sh_touch(v, i, 1, sizeof(T), 0); }
+  SH_AT_SITE T operator=(T x) const { *(T *)sh_touch(v, i, 1, sizeof(T), 1) = x; return x; }
+  SH_AT_SITE T operator=(const sh_ref &x) const { return *this = (T)x; }
+  template <class U> SH_AT_SITE T operator+=(U x) const { return *this = (T)((T)*this + x); }
+  template <class U> SH_AT_SITE T operator-=(U x) const { return *this = (T)((T)*this - x); }
+  template <class U> SH_AT_SITE T operator*=(U x) const { return *this = (T)((T)*this * x); }
 };
 template <class T> struct sh_in {
   sh_view v;
-  T operator[](sh_i64 i) const { return *(const T *)sh_touch(v, i, 1, sizeof(T), 0); }
+  SH_AT_SITE T operator[](sh_i64 i) const { return *(const T *)sh_touch(v, i, 1, sizeof(T), 0); }
 };
 template <class T> struct sh_out {
   sh_view v;
@@ -315,13 +324,13 @@ template <class T, int N> struct alignas(N * sizeof(T)) sh_vec {
   T &operator[](int i) { return v[i]; }
   const T &operator[](int i) const { return v[i]; }
 };
-template <int N, class T, template <class> class P> static sh_vec<T, N> sh_load(P<T> x, sh_i64 i) {
+template <int N, class T, template <class> class P> static SH_AT_SITE sh_vec<T, N> sh_load(P<T> x, sh_i64 i) {
   static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
   sh_vec<T, N> v;
   __builtin_memcpy(&v, sh_touch(x.v, i, N, sizeof(T), 0), sizeof v);
   return v;
 }
-template <int N, class T> static void sh_store(sh_out<T> y, sh_i64 i, const sh_vec<T, N> &v) {
+template <int N, class T> static SH_AT_SITE void sh_store(sh_out<T> y, sh_i64 i, const sh_vec<T, N> &v) {
   static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
   __builtin_memcpy(sh_touch(y.v, i, N, sizeof(T), 1), &v, sizeof v);
 }

@@ -1,0 +1,174 @@
+//! What a launch moves between the device's memory and its multiprocessors, counted.
+//!
+//! Owns the grouping of accesses into those that a warp makes together, and the sectors each such
+//! access touches. Never knows of kernels' meaning or of time.
+
+use super::Memory;
+use std::collections::BTreeMap;
+
+/// Bytes that memory moves at the least.
+const SECTOR_BYTES: u64 = 32;
+const LANES: u32 = 32;
+
+/// Accesses in one direction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Direction {
+    /// Instructions: accesses that the threads of a warp make together.
+    pub instructions: u64,
+    /// Bytes that threads asked for, each time they did.
+    pub bytes: u64,
+    /// Different sectors of 32 bytes that each instruction touched, summed up.
+    pub sectors: u64,
+    /// Bytes of different elements: for loads those that the launch had not written itself before.
+    pub unique_bytes: u64,
+    /// Bytes asked for by the width of a thread's access in bytes (16: full vectors).
+    pub bytes_by_width: BTreeMap<u32, u64>,
+}
+
+/// Global memory traffic of one launch. Shared memory is not counted.
+///
+/// A device executes an access for the active threads of a warp at once; fibers execute it one by one.
+/// Taken together are the accesses of a warp's threads that stand at one place of the compiled text
+/// and are the n-th there of their thread. That is what a device does where threads of a warp take the
+/// same path; where they part (loops of different lengths around the access, or an early end), n-th
+/// accesses are joined that a device may make apart. Copies that the compiler makes of one access
+/// count as places of their own, for all threads alike.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Reads.
+    pub loads: Direction,
+    /// Writes.
+    pub stores: Direction,
+}
+
+impl Traffic {
+    /// Bytes that any kernel computing the same would move: each element once.
+    pub fn unique_bytes(&self) -> u64 {
+        self.loads.unique_bytes + self.stores.unique_bytes
+    }
+
+    /// Bytes that move between the caches and the multiprocessors: whole sectors, as often as asked.
+    pub fn sector_bytes(&self) -> u64 {
+        SECTOR_BYTES * (self.loads.sectors + self.stores.sectors)
+    }
+
+    /// Share of what is moved that had to be: 1 where every sector is used whole and once.
+    pub fn efficiency(&self) -> f64 {
+        self.unique_bytes() as f64 / self.sector_bytes().max(1) as f64
+    }
+
+    /// Adds another launch's traffic.
+    pub fn add(&mut self, other: &Traffic) {
+        let pairs = [
+            (&mut self.loads, &other.loads),
+            (&mut self.stores, &other.stores),
+        ];
+        for (sum, more) in pairs {
+            sum.instructions += more.instructions;
+            sum.bytes += more.bytes;
+            sum.sectors += more.sectors;
+            sum.unique_bytes += more.unique_bytes;
+            for (width, bytes) in &more.bytes_by_width {
+                *sum.bytes_by_width.entry(*width).or_insert(0) += bytes;
+            }
+        }
+    }
+}
+
+/// One access of one thread.
+pub(super) struct AccessMade {
+    /// Index of the buffer.
+    pub(super) buffer: usize,
+    /// Where in the compiled text.
+    pub(super) site: usize,
+    pub(super) block: u32,
+    pub(super) thread: u32,
+    /// Of the first byte.
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+    pub(super) write: bool,
+}
+
+const READ: u8 = 1;
+const WRITTEN: u8 = 2;
+
+/// A warp's n-th access at one place: buffer, direction.
+type Instruction = (u32, usize, u32, usize, bool);
+
+/// Counts one launch.
+pub(super) struct Counter {
+    /// Bits for each element of each buffer, and its size in bytes.
+    elements: Vec<(Vec<u8>, u64)>,
+    block: Option<u32>,
+    /// How often each thread came by each place.
+    visits: BTreeMap<(u32, usize), u32>,
+    /// Sectors of the block's instructions.
+    sectors: BTreeMap<Instruction, Vec<u64>>,
+    traffic: Traffic,
+}
+
+impl Counter {
+    pub(super) fn of(memory: &Memory) -> Self {
+        let buffers = memory.buffers.iter();
+        Counter {
+            elements: buffers
+                .map(|b| (vec![0; b.n_elements], b.dtype.bytes() as u64))
+                .collect(),
+            block: None,
+            visits: BTreeMap::new(),
+            sectors: BTreeMap::new(),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Counts an access; blocks come one after another.
+    pub(super) fn add(&mut self, a: &AccessMade) {
+        if self.block != Some(a.block) {
+            self.end_block();
+            self.block = Some(a.block);
+        }
+        let visit = self.visits.entry((a.thread, a.site)).or_insert(0);
+        let key = (a.thread / LANES, a.site, *visit, a.buffer, a.write);
+        *visit += 1;
+        let sectors = self.sectors.entry(key).or_default();
+        let last = a.offset + u64::from(a.bytes) - 1;
+        for sector in a.offset / SECTOR_BYTES..=last / SECTOR_BYTES {
+            if let Err(at) = sectors.binary_search(&sector) {
+                sectors.insert(at, sector);
+            }
+        }
+        let (known, size) = &mut self.elements[a.buffer];
+        let direction = match a.write {
+            true => &mut self.traffic.stores,
+            false => &mut self.traffic.loads,
+        };
+        let new = if a.write { WRITTEN } else { READ };
+        let old = if a.write { WRITTEN } else { READ | WRITTEN };
+        for element in a.offset / *size..=last / *size {
+            let bits = &mut known[element as usize];
+            if *bits & old == 0 {
+                direction.unique_bytes += *size;
+            }
+            *bits |= new;
+        }
+        direction.bytes += u64::from(a.bytes);
+        *direction.bytes_by_width.entry(a.bytes).or_insert(0) += u64::from(a.bytes);
+    }
+
+    fn end_block(&mut self) {
+        for ((_, _, _, _, write), sectors) in std::mem::take(&mut self.sectors) {
+            let direction = match write {
+                true => &mut self.traffic.stores,
+                false => &mut self.traffic.loads,
+            };
+            direction.instructions += 1;
+            direction.sectors += sectors.len() as u64;
+        }
+        self.visits.clear();
+    }
+
+    pub(super) fn finish(mut self) -> Traffic {
+        self.end_block();
+        self.traffic
+    }
+}
