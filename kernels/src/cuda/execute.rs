@@ -4,7 +4,7 @@
 //! layouts ask for. Each container has memory of its own, so the emulator sees every element that is
 //! read before it was written. Never emits, never plans.
 
-use super::emulate::{EmulateError, Emulator, Memory, Settings};
+use super::emulate::{EmulateError, Emulator, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
 use super::{Arg, Launch, ParamType};
 use crate::plan::{self, Buffer};
@@ -13,6 +13,10 @@ use std::collections::BTreeMap;
 
 /// Kernels in one C++ file: compiling dominates, and many files compile no faster.
 const BATCH: usize = 50;
+
+/// Executes one launch in some way.
+type OneLaunch<'f> =
+    dyn FnMut(&Emulator, &Launch, &mut Memory, &Settings) -> Result<(), EmulateError> + 'f;
 
 /// A program compiled for the host.
 pub struct HostProgram<'p> {
@@ -56,6 +60,30 @@ impl HostProgram<'_> {
     /// # Errors
     /// Faults of a kernel, each with its name, block and thread.
     pub fn run(&self, inputs: &[Tensor], seed: u64) -> Result<Vec<Tensor>, EmulateError> {
+        self.execute(inputs, seed, &mut |emulator, launch, memory, settings| {
+            emulator.run(launch, memory, settings)
+        })
+    }
+
+    /// What each launch moves, in order, on the graph's inputs.
+    ///
+    /// # Errors
+    /// As [`HostProgram::run`].
+    pub fn traffic(&self, inputs: &[Tensor]) -> Result<Vec<Traffic>, EmulateError> {
+        let mut traffic = Vec::new();
+        self.execute(inputs, 0, &mut |emulator, launch, memory, settings| {
+            traffic.push(emulator.count(launch, memory, settings)?);
+            Ok(())
+        })?;
+        Ok(traffic)
+    }
+
+    fn execute(
+        &self,
+        inputs: &[Tensor],
+        seed: u64,
+        one: &mut OneLaunch,
+    ) -> Result<Vec<Tensor>, EmulateError> {
         let mut memory = Memory::default();
         let mut buffers = BTreeMap::new();
         for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
@@ -78,7 +106,7 @@ impl HostProgram<'_> {
                 dynamic_shared_bytes: 0,
                 args,
             };
-            self.emulator(placed).run(&launch, &mut memory, &settings)?;
+            one(self.emulator(placed), &launch, &mut memory, &settings)?;
         }
         let outputs = self.graph.outputs.iter().map(|o| o.container);
         Ok(outputs
