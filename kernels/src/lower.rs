@@ -69,6 +69,19 @@ pub enum LowerError {
         /// Where it is.
         origin: String,
     },
+    /// More blocks than a launch can have.
+    #[error(
+        "{origin}: a launch of {blocks} blocks, but a GPU takes at most {limit}; split the operator's \
+         input"
+    )]
+    Grid {
+        /// Where it is.
+        origin: String,
+        /// Blocks needed.
+        blocks: u64,
+        /// Blocks allowed.
+        limit: u32,
+    },
     /// A contraction that no generator takes.
     #[error("{origin}: {what}")]
     Contraction {

@@ -352,7 +352,7 @@ impl Lowering {
 }
 
 /// Scalar functions a node evaluates `times` over, and combinations of its conflict resolutions.
-fn operations(node: &Node, times: u64) -> u64 {
+pub(crate) fn operations(node: &Node, times: u64) -> u64 {
     match &node.kind {
         NodeKind::Library(_) => 0,
         NodeKind::Map(map) => {
@@ -399,7 +399,7 @@ fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
 }
 
 /// A kernel that begins with a contraction, as the contraction and the rest.
-fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
+pub(crate) fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
     if map.schedule != Schedule::Kernel || !map.params.is_empty() {
         return None;
     }

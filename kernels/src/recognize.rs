@@ -24,6 +24,15 @@ pub struct Recognized {
 
 /// The contraction a top-level or kernel-member map is, if it is one in single precision.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
+    recognize_typed(graph, node, &|dtype| dtype == DType::F32)
+}
+
+/// The same for operands and a result whose types pass `accepts`.
+pub fn recognize_typed(
+    graph: &Graph,
+    node: &Node,
+    accepts: &dyn Fn(DType) -> bool,
+) -> Option<Recognized> {
     let NodeKind::Map(map) = &node.kind else {
         return None;
     };
@@ -35,8 +44,8 @@ pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
     };
     let (a, b, out) = factors(tasklet)?;
     let all = [a, b, out];
-    let single = |m: &&Memlet| graph.container(m.container).dtype == DType::F32;
-    if !all.iter().all(single) || !is_blockable(map, a, b) {
+    let accepted = |m: &&Memlet| accepts(graph.container(m.container).dtype);
+    if !all.iter().all(accepted) || !is_blockable(map, a, b) {
         return None;
     }
     let dims = map

@@ -4,11 +4,12 @@
 mod contraction_cases;
 
 use contraction_cases::{Conv, extent, matmul, plain};
-use graph::{DType, Tensor};
+use graph::{ContainerId, DType, Tensor};
 use kernels::contraction::{Axis, Contraction, Operand};
-use kernels::cuda::contraction::{self as cuda, Arg, EmittedContraction, Epilogue, Types};
+use kernels::cuda::contraction::{self as cuda, Buffers, EmittedContraction, Epilogue, Types};
 use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind, Memory, Settings};
-use kernels::cuda::{Kernel, Launch, Param, ParamType};
+use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+use kernels::plan::Buffer;
 
 const F32: Types = Types {
     a: DType::F32,
@@ -19,6 +20,17 @@ const BF16: Types = Types {
     a: DType::BF16,
     b: DType::BF16,
     out: DType::F32,
+};
+
+const A: Buffer = Buffer::Container(ContainerId(0));
+const B: Buffer = Buffer::Container(ContainerId(1));
+const OUT: Buffer = Buffer::Container(ContainerId(2));
+const BIAS: Buffer = Buffer::Container(ContainerId(3));
+const DONE: Buffer = Buffer::Container(ContainerId(4));
+const BUFFERS: Buffers = Buffers {
+    a: A,
+    b: B,
+    out: OUT,
 };
 
 struct Case {
@@ -35,10 +47,10 @@ fn cases(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) -> (Vec<Case>,
     let mut kernels = Vec::new();
     let mut cases = Vec::new();
     for (i, (label, c, types, epilogue)) in of.into_iter().enumerate() {
-        let emitted = cuda::emit(&format!("k{i}"), &c, types, epilogue.as_ref());
+        let emitted = cuda::emit(&format!("k{i}"), &c, types, BUFFERS, epilogue.as_ref());
         let emitted = emitted.unwrap_or_else(|e| panic!("{label}: {e}"));
         let first = kernels.len();
-        kernels.extend(emitted.kernels.iter().cloned());
+        kernels.extend(emitted.launches.iter().map(|l| l.kernel.clone()));
         cases.push(Case {
             label,
             c,
@@ -94,35 +106,35 @@ fn reference(c: &Contraction, a: &[f64], b: &[f64]) -> Vec<(f64, f64)> {
     }
 }
 
-/// Runs all launches of a case with one seed; the result's elements and those of a and b.
-fn run(case: &Case, emulator: &Emulator, seed: u64) -> Result<[Vec<f64>; 3], EmulateError> {
+/// Runs all launches of a case with one seed; the elements of a, b, the result and what the epilogue
+/// makes of it.
+fn run(case: &Case, emulator: &Emulator, seed: u64) -> Result<[Vec<f64>; 4], EmulateError> {
     let (c, types) = (&case.c, case.types);
     let mut memory = Memory::default();
     let a = memory.add("a", &numbers(types.a, extent(&c.a), 3));
     let b = memory.add("b", &numbers(types.b, extent(&c.b), 5));
     let out = memory.add_unwritten("out", types.out, extent(&c.out));
-    let sums = memory.add_unwritten(
-        "sums",
-        DType::F32,
-        case.emitted.workspace_bytes.div_ceil(4) as usize,
-    );
+    let done = memory.add_unwritten("done", DType::F32, extent(&c.out));
+    let n_sums = case.emitted.workspace_bytes.div_ceil(4) as usize;
+    let sums = memory.add_unwritten("sums", DType::F32, n_sums);
     let bias = memory.add("bias", &numbers(DType::F32, 1024, 9));
     let last = case.emitted.launches.len() - 1;
-    for (i, launch) in case.emitted.launches.iter().enumerate() {
-        let arg = |a_: &Arg| {
-            kernels::cuda::Arg::Buffer(match a_ {
-                Arg::A => a,
-                Arg::B => b,
-                Arg::Out => out,
-                Arg::Workspace => sums,
-                Arg::Epilogue(_) => bias,
+    for (i, emitted) in case.emitted.launches.iter().enumerate() {
+        let arg = |buffer: &Buffer| {
+            Arg::Buffer(match *buffer {
+                A => a,
+                B => b,
+                OUT => out,
+                BIAS => bias,
+                DONE => done,
+                _ => sums,
             })
         };
         let launch = Launch {
-            kernel: case.first + launch.kernel,
-            grid: [launch.grid, 1, 1],
+            kernel: case.first + i,
+            grid: [emitted.grid as u32, 1, 1],
             dynamic_shared_bytes: 0,
-            args: launch.args.iter().map(arg).collect(),
+            args: emitted.args.iter().map(arg).collect(),
         };
         // Each phase of a strided gradient writes its own positions: only the last completes them.
         let settings = Settings {
@@ -131,7 +143,7 @@ fn run(case: &Case, emulator: &Emulator, seed: u64) -> Result<[Vec<f64>; 3], Emu
         };
         emulator.run(&launch, &mut memory, &settings)?;
     }
-    Ok([memory.values(out), memory.values(a), memory.values(b)])
+    Ok([a, b, out, done].map(|buffer| memory.values(buffer)))
 }
 
 /// A sum of n terms in fp32 in any order differs by at most n+1 roundings of 2^-24 of the terms'
@@ -150,7 +162,7 @@ fn check(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) {
     for (cases, seed) in [(&cases, 0), (&cases, 7)] {
         let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
         for case in cases {
-            let [out, a, b] =
+            let [a, b, out, done] =
                 run(case, &emulator, seed).unwrap_or_else(|e| panic!("{}: {e}", case.label));
             let bias = numbers(DType::F32, 1024, 9);
             let mut memory = Memory::default();
@@ -158,23 +170,36 @@ fn check(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) {
             let bias = memory.values(bias);
             let n_terms: i64 = case.c.dims.iter().product::<i64>() / case.c.dims[0].max(1);
             for (i, (sum, magnitude)) in reference(&case.c, &a, &b).into_iter().enumerate() {
-                let (mut want, mut magnitude) = (sum, magnitude);
-                if case.epilogue.is_some() {
-                    want = (3.0 * want + bias[i % 1024]).max(0.0);
-                    magnitude = 3.0 * magnitude + 2.0;
+                let check = |what: &str, found: f64, want: f64, allowed: f64| {
+                    assert!(
+                        (found - want).abs() <= allowed,
+                        "{} ({}), seed {seed}: {what} {i} is {found}, expected {want} within {allowed}",
+                        case.label,
+                        case.emitted.path,
+                    );
+                };
+                let allowed = |types, want| tolerance(types, n_terms.min(4096), magnitude, want);
+                if case.epilogue.as_ref().is_none_or(|e| e.keeps_product) {
+                    check("element", out[i], sum, allowed(case.types, sum));
                 }
-                let error = (out[i] - want).abs();
-                let allowed = tolerance(case.types, n_terms.min(4096), magnitude, want);
-                assert!(
-                    error <= allowed,
-                    "{} ({}), seed {seed}: element {i} is {}, expected {want} within {allowed}",
-                    case.label,
-                    case.emitted.path,
-                    out[i]
-                );
+                if case.epilogue.is_some() {
+                    let want = (3.0 * sum + bias[i % 1024]).max(0.0) + position(&case.c, i);
+                    let unrounded = Types {
+                        out: DType::F32,
+                        ..case.types
+                    };
+                    check("made", done[i], want, 3.0 * allowed(unrounded, want) + 1e-6);
+                }
             }
         }
     }
+}
+
+/// The element's position along the axes of the result, weighted by 1, 10, 100, …
+fn position(c: &Contraction, element: usize) -> f64 {
+    let digits = c.out.axes.iter().zip([1, 10, 100, 1000, 10_000]);
+    let terms = digits.map(|(axis, weight)| element as i64 / axis.stride % axis.size * weight);
+    terms.sum::<i64>() as f64
 }
 
 fn plainly(
@@ -257,14 +282,14 @@ fn long_reductions_are_split_and_types_mix() {
     let large = || matmul([1, 70, 66, 40], "mk", "nk", "mn");
     let of = vec![
         ("long f32".into(), long(), F32, None),
-        ("long bf16".into(), long(), BF16, Some(epilogue())),
+        ("long bf16".into(), long(), BF16, Some(epilogue(2, false))),
         ("f16".into(), large(), half, None),
-        ("mixed".into(), large(), mixed, Some(epilogue())),
+        ("mixed".into(), large(), mixed, Some(epilogue(2, true))),
         (
             "strided gradient with epilogue".into(),
             Conv::square(1, 4, 6, 5, 1, 2).data_gradient(),
             BF16,
-            Some(epilogue()),
+            Some(epilogue(5, true)),
         ),
     ];
     let (split, _) = cases(of[..2].to_vec());
@@ -275,16 +300,29 @@ fn long_reductions_are_split_and_types_mix() {
     check(of);
 }
 
-/// Triples, adds a number that depends on the element, and clips.
-fn epilogue() -> Epilogue {
+/// Triples, adds a number that depends on the element, clips, and adds the element's position.
+fn epilogue(n_axes: usize, keeps_product: bool) -> Epilogue {
+    let (mut along, mut sum) = (String::new(), String::from("0"));
+    for axis in 0..n_axes {
+        along += &format!(", int c{axis}");
+        sum += &format!(" + c{axis}*{}", 10i64.pow(axis as u32));
+    }
+    let param = |name: &str, ty| Param {
+        name: name.into(),
+        ty,
+    };
     Epilogue {
-        text: "SH_FN float EPILOGUE(float value, long long at, SH_IN(float) bias) {\n  \
-               const float v = 3*value + bias[at % 1024];\n  return v > 0 ? v : 0.0f;\n}\n"
-            .into(),
-        params: vec![Param {
-            name: "bias".into(),
-            ty: ParamType::In(DType::F32),
-        }],
+        text: format!(
+            "SH_FN void EPILOGUE(float value, long long at{along}, SH_IN(float) bias, SH_OUT(float) done) {{\n  \
+             const float v = 3*value + bias[at % 1024];\n  \
+             done[at] = (v > 0 ? v : 0.0f) + (float)({sum});\n}}\n"
+        ),
+        params: vec![
+            param("bias", ParamType::In(DType::F32)),
+            param("done", ParamType::Out(DType::F32)),
+        ],
+        args: vec![BIAS, DONE],
+        keeps_product,
     }
 }
 
@@ -320,7 +358,7 @@ fn every_tile_is_right() {
     let (chosen, _) = cases(of.clone());
     let threads: Vec<u32> = chosen
         .iter()
-        .map(|c| c.emitted.kernels[0].threads)
+        .map(|c| c.emitted.launches[0].kernel.threads)
         .collect();
     assert_eq!(threads, [128, 256, 256, 256]);
     check(of);
@@ -365,7 +403,7 @@ fn what_has_no_kernel_is_refused() {
         a: DType::I32,
         ..F32
     };
-    let refused = cuda::emit("k", &c, types, None).expect_err("integers");
+    let refused = cuda::emit("k", &c, types, BUFFERS, None).expect_err("integers");
     assert!(refused.to_string().contains("operand a"), "{refused}");
     // An output position that two dims of both operands reach.
     let both = Operand {
@@ -388,6 +426,6 @@ fn what_has_no_kernel_is_refused() {
         b: grid(),
         out: both,
     };
-    let refused = cuda::emit("k", &c, F32, None).expect_err("a sum along diagonals");
+    let refused = cuda::emit("k", &c, F32, BUFFERS, None).expect_err("a sum along diagonals");
     assert!(refused.to_string().contains("plain loops"), "{refused}");
 }

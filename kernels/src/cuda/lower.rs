@@ -1,19 +1,27 @@
 //! A graph of maps as a CUDA program: kernels, launches, a memory plan.
 //!
-//! Kernels of equal text are kept once. Nothing here decides what is fused: each top-level map
-//! becomes the launches it needs, in the graph's order. Contractions are emitted like any other map,
-//! one thread for each result: correct, far from the device's speed.
+//! Contractions that reuse their operands go to the contraction generator, with the element-wise work
+//! fused to them as an epilogue in registers; all other maps go to the map emitter. Kernels of equal
+//! text are kept once. Nothing here decides what is fused: each top-level map becomes the launches it
+//! needs, in the graph's order.
+
+mod epilogue;
 
 use super::Kernel;
+use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
 use crate::emit::body::{self, HalfPrecision};
 use crate::emit::prepared;
 use crate::lower::LowerError;
+use crate::lowering::{operations, split_epilogue};
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
-use crate::recognize::recognize;
-use graph::{Graph, Node, NodeKind, Stage};
+use crate::recognize::{Recognized, recognize_typed};
+use graph::{ContainerId, DType, Graph, Node, NodeKind, Stage, Storage};
 use std::collections::BTreeMap;
+
+/// Blocks that a launch may have in x on every architecture.
+const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 /// A fused graph as CUDA kernels.
 #[derive(Clone, Debug)]
@@ -22,11 +30,12 @@ pub struct CudaProgram {
     pub kernels: Vec<Kernel>,
     /// Launches in order.
     pub launches: Vec<Placed>,
+    /// Where containers and workspaces live.
+    pub memory: MemoryPlan,
     /// Bytes of each [`Buffer::Workspace`].
     pub workspace_bytes: Vec<usize>,
-    /// Where containers live.
-    pub memory: MemoryPlan,
-    /// What each top-level map became.
+    /// What the top-level maps became, in the launches' order. One whose product reaches memory
+    /// before its other work has an entry for each.
     pub maps: Vec<MapInfo>,
 }
 
@@ -41,6 +50,8 @@ pub struct Placed {
     pub args: Vec<Buffer>,
     /// The pass it belongs to.
     pub stage: Stage,
+    /// Position in [`CudaProgram::maps`].
+    pub map: usize,
 }
 
 /// How a map was made.
@@ -48,10 +59,22 @@ pub struct Placed {
 pub struct MapInfo {
     /// Where its operators came from.
     pub origin: String,
-    /// Which generator wrote it: `loops`, or `direct` for a contraction without blocking.
+    /// The pass it belongs to.
+    pub stage: Stage,
+    /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
+    /// multiply-adds) or `mma` (warp products).
     pub path: &'static str,
+    /// The widest type that it computes with.
+    pub dtype: DType,
     /// Launches it takes.
     pub n_launches: usize,
+    /// Arithmetic operations: multiplications and additions of a contraction, scalar functions of
+    /// other work.
+    pub flops: u64,
+    /// Bytes of the containers it reads from memory, each once and whole; not of what it made itself.
+    pub bytes_read: u64,
+    /// Bytes of the containers it writes to memory, each once and whole.
+    pub bytes_written: u64,
 }
 
 /// Lowers a graph of maps (and reshapes, which become aliases).
@@ -59,72 +82,230 @@ pub struct MapInfo {
 /// # Errors
 /// See [`LowerError`].
 pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
-    let state = graph.single_state().ok_or(LowerError::ControlFlow)?;
-    let mut program = CudaProgram {
-        kernels: Vec::new(),
-        launches: Vec::new(),
-        workspace_bytes: Vec::new(),
-        memory: MemoryPlan::default(),
-        maps: Vec::new(),
+    let nodes = match graph.single_state() {
+        Some(state) => state.nodes.clone(),
+        None => return Err(LowerError::ControlFlow),
     };
-    let mut known: BTreeMap<String, usize> = BTreeMap::new();
-    for node in state.nodes.iter().filter(|n| plan::alias(n).is_none()) {
-        if let NodeKind::Library(l) = &node.kind {
-            return Err(LowerError::Library {
-                op: l.op.clone(),
-                origin: node.origin.to_string(),
-            });
-        }
-        let emitted = emit_map(graph, node)?;
-        let path = if recognize(graph, node).is_some() {
-            "direct"
-        } else {
-            "loops"
+    let mut lowering = Lowering {
+        graph: graph.clone(),
+        program: CudaProgram {
+            kernels: Vec::new(),
+            launches: Vec::new(),
+            memory: MemoryPlan::default(),
+            workspace_bytes: Vec::new(),
+            maps: Vec::new(),
+        },
+        known: BTreeMap::new(),
+    };
+    for node in nodes.iter().filter(|n| plan::alias(n).is_none()) {
+        lowering.node(node)?;
+    }
+    lowering.finish()
+}
+
+struct Lowering {
+    /// Products that reach memory lose their storage `Local` here.
+    graph: Graph,
+    program: CudaProgram,
+    /// Position among the kernels by text.
+    known: BTreeMap<String, usize>,
+}
+
+impl Lowering {
+    fn node(&mut self, node: &Node) -> Result<(), LowerError> {
+        let origin = || node.origin.to_string();
+        let map = match &node.kind {
+            NodeKind::Map(map) => map,
+            NodeKind::Library(l) => {
+                return Err(LowerError::Library {
+                    op: l.op.clone(),
+                    origin: origin(),
+                });
+            }
+            NodeKind::Tasklet(_) => return Err(LowerError::NotAMap { origin: origin() }),
         };
-        program.maps.push(MapInfo {
-            origin: node.origin.to_string(),
-            path,
-            n_launches: emitted.launches.len(),
-        });
-        let first = program.workspace_bytes.len();
-        program.workspace_bytes.extend(emitted.workspace_bytes);
-        for e in emitted.launches {
-            let kernel = *known.entry(e.kernel.text.clone()).or_insert_with(|| {
-                program.kernels.push(named(e.kernel, program.kernels.len()));
-                program.kernels.len() - 1
-            });
-            program.launches.push(Placed {
-                kernel,
-                grid: e.grid as u32,
-                args: e.args.into_iter().map(|b| renumbered(b, first)).collect(),
-                stage: node.stage,
-            });
+        if let Some(found) = self.contraction(node)
+            && let Some(emitted) = emit_contraction(&self.graph, &found, None)
+        {
+            return self.place_contraction(node, emitted, 0);
+        }
+        if let Some((first, rest)) = split_epilogue(node, map)
+            && let Some(found) = self.contraction(&first)
+        {
+            return self.contraction_and_rest(node, &first, &rest, &found);
+        }
+        self.loops(node)
+    }
+
+    /// The contraction that a node is, if tiles serve it better than plain loops.
+    fn contraction(&self, node: &Node) -> Option<Recognized> {
+        let found = recognize_typed(&self.graph, node, &contraction::multiplies)?;
+        let thin = contraction::is_thin(&found.contraction).unwrap_or(true);
+        (!thin).then_some(found)
+    }
+
+    /// The rest as epilogue where that is legal; else it reads the product from memory.
+    fn contraction_and_rest(
+        &mut self,
+        node: &Node,
+        first: &Node,
+        rest: &Node,
+        found: &Recognized,
+    ) -> Result<(), LowerError> {
+        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let epilogue = epilogue::of(&self.graph, rest, found, types(&self.graph, found), escapes)?;
+        if let Some(epilogue) = epilogue
+            && let Some(emitted) = emit_contraction(&self.graph, found, Some(&epilogue))
+        {
+            return self.place_contraction(node, emitted, operations(rest, 1));
+        }
+        match emit_contraction(&self.graph, found, None) {
+            Some(emitted) => {
+                self.graph.container_mut(found.out).storage = Storage::Global;
+                self.place_contraction(first, emitted, 0)?;
+                self.loops(rest)
+            }
+            None => self.loops(node),
         }
     }
-    let touches: Vec<Touches> = program
-        .launches
-        .iter()
-        .map(|l| Touches {
+
+    fn place_contraction(
+        &mut self,
+        node: &Node,
+        emitted: EmittedContraction,
+        more_flops: u64,
+    ) -> Result<(), LowerError> {
+        let workspace = emitted.workspace_bytes as usize;
+        let printed = Printed {
+            launches: emitted.launches,
+            workspace_bytes: (workspace > 0).then_some(workspace).into_iter().collect(),
+        };
+        self.place(node, emitted.path, emitted.flops + more_flops, printed)
+    }
+
+    fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
+        let printed = emit_map(&self.graph, node)?;
+        self.place(node, "loops", operations(node, 1), printed)
+    }
+
+    /// Adds launches, whose count of workspaces goes on from the program's.
+    fn place(
+        &mut self,
+        node: &Node,
+        path: &'static str,
+        flops: u64,
+        printed: Printed,
+    ) -> Result<(), LowerError> {
+        let info = self.info(node, path, flops, printed.launches.len())?;
+        let origin = info.origin.clone();
+        self.program.maps.push(info);
+        let first = self.program.workspace_bytes.len();
+        self.program.workspace_bytes.extend(printed.workspace_bytes);
+        for e in printed.launches {
+            let limit = MOST_BLOCKS;
+            let grid = u32::try_from(e.grid).ok().filter(|n| *n <= limit);
+            let Some(grid) = grid else {
+                return Err(LowerError::Grid {
+                    origin,
+                    blocks: e.grid,
+                    limit,
+                });
+            };
+            let own = |b: &Buffer| match b {
+                Buffer::Workspace(n) => Buffer::Workspace(first + n),
+                container => *container,
+            };
+            let placed = Placed {
+                grid,
+                args: e.args.iter().map(own).collect(),
+                stage: node.stage,
+                map: self.program.maps.len() - 1,
+                kernel: self.kernel(e.kernel, &origin),
+            };
+            self.program.launches.push(placed);
+        }
+        Ok(())
+    }
+
+    /// The position of a kernel of this text.
+    fn kernel(&mut self, mut kernel: Kernel, origin: &str) -> usize {
+        let text = kernel.text.replace(&kernel.name, NAME);
+        if let Some(known) = self.known.get(&text) {
+            return *known;
+        }
+        let n = self.program.kernels.len();
+        kernel.name = format!("sh_k{n}");
+        kernel.text = text.replace(NAME, &kernel.name);
+        kernel.origin = origin.to_string();
+        self.program.kernels.push(kernel);
+        self.known.insert(text, n);
+        n
+    }
+
+    fn info(
+        &self,
+        node: &Node,
+        path: &'static str,
+        flops: u64,
+        n_launches: usize,
+    ) -> Result<MapInfo, LowerError> {
+        let in_memory = |id: &ContainerId| self.graph.container(*id).storage != Storage::Local;
+        let written: Vec<_> = node.writes().into_iter().filter(in_memory).collect();
+        let needed = |id: &ContainerId| in_memory(id) && !written.contains(id);
+        let read: Vec<_> = node.reads().into_iter().filter(needed).collect();
+        let bytes = |ids: &[ContainerId]| -> Result<u64, LowerError> {
+            let each = ids.iter().map(|id| plan::container_bytes(&self.graph, *id));
+            Ok(each.sum::<Result<usize, _>>()? as u64)
+        };
+        let dtypes = read.iter().chain(&written);
+        let dtypes = dtypes.map(|id| self.graph.container(*id).dtype);
+        let width = |t: &DType| (t.is_float(), t.bytes());
+        Ok(MapInfo {
+            origin: node.origin.to_string(),
+            stage: node.stage,
+            path,
+            dtype: dtypes.max_by_key(width).unwrap_or(DType::F32),
+            n_launches,
+            flops,
+            bytes_read: bytes(&read)?,
+            bytes_written: bytes(&written)?,
+        })
+    }
+
+    fn finish(mut self) -> Result<CudaProgram, LowerError> {
+        let touches = self.program.launches.iter().map(|l| Touches {
             stage: l.stage,
             buffers: l.args.clone(),
-        })
-        .collect();
-    program.memory = plan::plan_memory(graph, &touches, &program.workspace_bytes)?;
-    Ok(program)
-}
-
-/// A map's own count of workspaces starts at `first` in the program.
-fn renumbered(buffer: Buffer, first: usize) -> Buffer {
-    match buffer {
-        Buffer::Workspace(n) => Buffer::Workspace(first + n),
-        container => container,
+        });
+        let touches: Vec<Touches> = touches.collect();
+        let workspaces = &self.program.workspace_bytes;
+        self.program.memory = plan::plan_memory(&self.graph, &touches, workspaces)?;
+        Ok(self.program)
     }
 }
 
-fn named(mut kernel: Kernel, n: usize) -> Kernel {
-    kernel.name = format!("sh_k{n}");
-    kernel.text = kernel.text.replace(NAME, &kernel.name);
-    kernel
+/// The contraction's launches; `None` if it has no form that its generator knows, and must be loops.
+fn emit_contraction(
+    graph: &Graph,
+    found: &Recognized,
+    epilogue: Option<&Epilogue>,
+) -> Option<EmittedContraction> {
+    let buffers = Buffers {
+        a: Buffer::Container(found.a),
+        b: Buffer::Container(found.b),
+        out: Buffer::Container(found.out),
+    };
+    let types = types(graph, found);
+    contraction::emit(NAME, &found.contraction, types, buffers, epilogue).ok()
+}
+
+fn types(graph: &Graph, found: &Recognized) -> Types {
+    let dtype = |id| graph.container(id).dtype;
+    Types {
+        a: dtype(found.a),
+        b: dtype(found.b),
+        out: dtype(found.out),
+    }
 }
 
 /// One kernel for a map where its meaning allows, else one for each phase.

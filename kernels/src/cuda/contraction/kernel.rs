@@ -1,20 +1,17 @@
-//! Text of whole kernels: the loop over the reduction around staging and multiplying, the epilogue,
-//! the combination of parts, and zeros where no product reaches.
+//! Text of whole kernels: the frame, and the loop over the reduction around staging and multiplying.
 //!
 //! The loop loads the next block into registers before it multiplies the block in shared memory, so
 //! the loads' latency hides behind the products; two barriers a step keep readers and writers of
-//! shared memory apart. Parts are added in their order: results are the same from run to run.
+//! shared memory apart. What becomes of the sums is [`super::store`]'s.
 
-use super::form::{self, Form, ceil, signed};
+use super::form::ceil;
 use super::stage::{Block, Stage};
-use super::{Arg, EmittedContraction, Epilogue, Job, Launch, Types, bytes, tensor_core};
-use crate::contraction::gather::ZeroFill;
+use super::store::{combine, epilogue_name};
+use super::{EmittedContraction, Epilogue, Job, WORKSPACE, tensor_core};
 use crate::contraction::text::CText;
-use crate::cuda::{Kernel, Param, ParamType, element_type};
+use crate::cuda::{Emitted, Kernel, Param, ParamType, element_type};
+use crate::plan::Buffer;
 use graph::DType;
-
-/// Threads of the combining and the zeroing kernel.
-const ELEMENT_THREADS: i64 = 256;
 
 /// Emits the product and, if its reduction is split, the combination.
 pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
@@ -29,8 +26,8 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     };
     let a = Stage::new(f, "a", job.types.a, &block(tile.m));
     let b = Stage::new(f, "b", job.types.b, &block(tile.n));
-    let epilogue = job.epilogue.filter(|_| !split);
-    let head = product_head(job, epilogue, split);
+    let head = product_head(job, split);
+    let epilogue = job.sink.epilogue.filter(|_| !split);
     let mut t = head.open(&job.name, tile.threads, epilogue);
     let sum = element_type(job.types.sum());
     let staged = if packed { "unsigned" } else { sum };
@@ -68,13 +65,11 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     b.store(&mut t);
     t.line("SH_SYNC(); /* this block is written */");
     t.close(1);
-    store_sums(&mut t, job, epilogue);
+    store_sums(&mut t, job);
     t.close(1);
-    let element = if packed { 4 } else { bytes(job.types.sum()) };
     let size = Size {
-        grid: blocks as u32,
+        grid: blocks as u64,
         threads: tile.threads as u32,
-        shared_bytes: ((a.shared_elements() + b.shared_elements()) * element) as u32,
     };
     head.close(job.name.clone(), t, size, done);
     if split {
@@ -84,30 +79,22 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
 
 /// A kernel's parameters and what they stand for.
 #[derive(Default)]
-struct Head {
+pub(super) struct Head {
     params: Vec<Param>,
-    args: Vec<Arg>,
+    args: Vec<Buffer>,
 }
 
 impl Head {
-    fn of(params: &[(&str, ParamType, Arg)], epilogue: Option<&Epilogue>) -> Self {
-        let mut head = Head::default();
-        for &(name, ty, arg) in params {
-            head.params.push(Param {
-                name: name.to_string(),
-                ty,
-            });
-            head.args.push(arg);
-        }
-        for (i, p) in epilogue.iter().flat_map(|e| &e.params).enumerate() {
-            head.params.push(p.clone());
-            head.args.push(Arg::Epilogue(i));
-        }
-        head
+    pub(super) fn push(&mut self, name: &str, ty: ParamType, buffer: Buffer) {
+        self.params.push(Param {
+            name: name.to_string(),
+            ty,
+        });
+        self.args.push(buffer);
     }
 
     /// Begins the text: the epilogue's function, the kernel up to its opening brace.
-    fn open(&self, name: &str, threads: i64, epilogue: Option<&Epilogue>) -> CText {
+    pub(super) fn open(&self, name: &str, threads: i64, epilogue: Option<&Epilogue>) -> CText {
         let mut t = CText::default();
         if let Some(e) = epilogue {
             t.raw(&e.text.replace("EPILOGUE", &epilogue_name(name)));
@@ -121,36 +108,36 @@ impl Head {
     }
 
     /// Adds the finished kernel and its launch.
-    fn close(self, name: String, text: CText, size: Size, done: &mut EmittedContraction) {
-        done.launches.push(Launch {
-            kernel: done.kernels.len(),
-            args: self.args,
+    pub(super) fn close(
+        self,
+        name: String,
+        text: CText,
+        size: Size,
+        done: &mut EmittedContraction,
+    ) {
+        done.launches.push(Emitted {
+            kernel: Kernel {
+                origin: name.clone(),
+                name,
+                text: text.finish(),
+                params: self.params,
+                threads: size.threads,
+                min_blocks: 1,
+            },
             grid: size.grid,
-            shared_bytes: size.shared_bytes,
-        });
-        done.kernels.push(Kernel {
-            origin: name.clone(),
-            name,
-            text: text.finish(),
-            params: self.params,
-            threads: size.threads,
-            min_blocks: 1,
+            args: self.args,
         });
     }
 }
 
 /// How much of the device a launch takes.
-struct Size {
-    grid: u32,
-    threads: u32,
-    shared_bytes: u32,
+pub(super) struct Size {
+    pub(super) grid: u64,
+    pub(super) threads: u32,
 }
 
-fn epilogue_name(kernel: &str) -> String {
-    format!("{kernel}_epilogue")
-}
-
-fn declaration(p: &Param) -> String {
+/// A parameter as text.
+pub(in crate::cuda) fn declaration(p: &Param) -> String {
     match p.ty {
         ParamType::In(t) => format!("SH_IN({}) {}", element_type(t), p.name),
         ParamType::Out(t) => format!("SH_OUT({}) {}", element_type(t), p.name),
@@ -159,18 +146,17 @@ fn declaration(p: &Param) -> String {
 }
 
 /// The parameters of a product's kernel.
-fn product_head(job: &Job<'_>, epilogue: Option<&Epilogue>, split: bool) -> Head {
-    let result = if split {
-        ("sums", ParamType::Out(job.types.sum()), Arg::Workspace)
+fn product_head(job: &Job<'_>, split: bool) -> Head {
+    let (types, buffers) = (job.types, job.buffers);
+    let mut head = Head::default();
+    head.push("a", ParamType::In(types.a), buffers.a);
+    head.push("b", ParamType::In(types.b), buffers.b);
+    if split {
+        head.push("sums", ParamType::Out(types.sum()), WORKSPACE);
     } else {
-        ("out", ParamType::Out(job.types.out), Arg::Out)
-    };
-    let factors = [
-        ("a", ParamType::In(job.types.a), Arg::A),
-        ("b", ParamType::In(job.types.b), Arg::B),
-        result,
-    ];
-    Head::of(&factors, epilogue)
+        job.sink.head(&mut head, buffers.out);
+    }
+    head
 }
 
 /// Which block of rows, columns, batch and terms this is; returns the number of blocks. Columns go
@@ -285,7 +271,7 @@ fn mma_multiply(t: &mut CText, job: &Job<'_>, (pitch_a, pitch_b): (i64, i64)) {
 }
 
 /// Rounds and stores each sum of the thread, or keeps it for the combination.
-fn store_sums(t: &mut CText, job: &Job<'_>, epilogue: Option<&Epilogue>) {
+fn store_sums(t: &mut CText, job: &Job<'_>) {
     let (f, tile, packed) = (job.form, &job.tile, tensor_core(job.types));
     let (rows, columns) = (tile.part_m, tile.part_n);
     let (n_i, row, n_j, column, sum) = if packed {
@@ -321,118 +307,7 @@ fn store_sums(t: &mut CText, job: &Job<'_>, epilogue: Option<&Epilogue>) {
             "sums[((long long)(part*{batch} + batch)*{m} + m)*{n} + n] = {sum};"
         ));
     } else {
-        store(t, &job.name, &out_address(f), &sum, job.types, epilogue);
+        job.sink.store_sum(t, f, &job.name, &sum);
     }
     t.close(2);
-}
-
-/// The element of `out` for `batch`, `m`, `n`.
-fn out_address(f: &Form) -> String {
-    let wide = f.is_wide();
-    let along = |index, dims| f.linear(index, dims, |d| f.out.stride(d), wide);
-    let start = signed(form::constant(&f.out));
-    let (b, m, n) = (along("batch", &f.batch), along("m", &f.m), along("n", &f.n));
-    format!("{start} + {b} + {m} + {n}")
-}
-
-/// Rounds and stores `value` through the epilogue, whose name is the function and its copy's.
-fn store(
-    t: &mut CText,
-    kernel: &str,
-    at: &str,
-    value: &str,
-    types: Types,
-    epilogue: Option<&Epilogue>,
-) {
-    t.line(format!("const long long at = {at};"));
-    let value = match epilogue {
-        Some(e) => {
-            let more: String = e.params.iter().map(|p| format!(", {}", p.name)).collect();
-            format!("{}({value}, at{more})", epilogue_name(kernel))
-        }
-        None => value.to_string(),
-    };
-    let value = match types.out {
-        DType::F64 => value,
-        DType::F32 => format!("(float){value}"),
-        half => format!("sh_from_float<{}>((float){value})", element_type(half)),
-    };
-    t.line(format!("out[at] = {value};"));
-}
-
-/// Adds the parts in their order, a thread for each element.
-fn combine(job: &Job<'_>, done: &mut EmittedContraction) {
-    let f = job.form;
-    let (m, n, batch) = (f.count(&f.m), f.count(&f.n), f.count(&f.batch));
-    let elements = m * n * batch;
-    let name = format!("{}_combine", job.name);
-    let params = [
-        ("sums", ParamType::In(job.types.sum()), Arg::Workspace),
-        ("out", ParamType::Out(job.types.out), Arg::Out),
-    ];
-    let head = Head::of(&params, job.epilogue);
-    let mut t = head.open(&name, ELEMENT_THREADS, job.epilogue);
-    element_index(&mut t, elements);
-    t.line(format!("{} sum = 0;", element_type(job.types.sum())));
-    t.line(format!(
-        "for (int part = 0; part < {}; part++) sum += sums[(long long)part*{elements} + e];",
-        job.tile.parts
-    ));
-    t.line(format!(
-        "const int n = (int)(e % {n}), m = (int)(e / {n} % {m});"
-    ));
-    t.line(format!("const int batch = (int)(e / {});", m * n));
-    t.line("(void)n, (void)m, (void)batch;");
-    store(
-        &mut t,
-        &name,
-        &out_address(f),
-        "sum",
-        job.types,
-        job.epilogue,
-    );
-    t.close(1);
-    head.close(name, t, element_size(elements), done);
-    let bytes = elements * job.tile.parts * bytes(job.types.sum());
-    done.workspace_bytes = done.workspace_bytes.max(bytes as u64);
-}
-
-fn element_index(t: &mut CText, elements: i64) {
-    t.line(format!(
-        "const long long e = (long long)SH_BID*{ELEMENT_THREADS} + SH_TID;"
-    ));
-    t.line(format!("if (e >= {elements}) return;"));
-}
-
-fn element_size(elements: i64) -> Size {
-    Size {
-        grid: ceil(elements, ELEMENT_THREADS) as u32,
-        threads: ELEMENT_THREADS as u32,
-        shared_bytes: 0,
-    }
-}
-
-/// Writes what the epilogue makes of zero where no product reaches.
-pub(super) fn emit_zeros(
-    name: &str,
-    zeros: &ZeroFill,
-    types: Types,
-    epilogue: Option<&Epilogue>,
-    done: &mut EmittedContraction,
-) {
-    let elements: i64 = zeros.axes.iter().map(|a| a.0).product();
-    let params = [("out", ParamType::Out(types.out), Arg::Out)];
-    let head = Head::of(&params, epilogue);
-    let mut t = head.open(name, ELEMENT_THREADS, epilogue);
-    element_index(&mut t, elements);
-    let mut below = 1;
-    let mut at = zeros.base.to_string();
-    for (size, stride) in zeros.axes.iter().rev() {
-        at += &format!(" + e / {below} % {size}*{}", signed(*stride));
-        below *= size;
-    }
-    let zero = format!("({})0", element_type(types.sum()));
-    store(&mut t, name, &at, &zero, types, epilogue);
-    t.close(1);
-    head.close(name.to_string(), t, element_size(elements), done);
 }

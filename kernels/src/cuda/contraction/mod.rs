@@ -9,12 +9,16 @@
 mod form;
 mod kernel;
 mod stage;
+mod store;
 mod tile;
 
-use super::{Kernel, Param};
+use super::{Emitted, Param};
 use crate::contraction::{Contraction, Unsupported as Malformed};
+use crate::plan::Buffer;
 use form::Form;
 use graph::DType;
+pub(super) use kernel::declaration;
+use store::Sink;
 use thiserror::Error;
 use tile::Tile;
 
@@ -29,54 +33,40 @@ pub struct Types {
     pub out: DType,
 }
 
-/// Element-wise work on each finished sum, in registers, before it is rounded and stored.
+/// The memory of the operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// The left factor.
+    pub a: Buffer,
+    /// The right factor.
+    pub b: Buffer,
+    /// The result.
+    pub out: Buffer,
+}
+
+/// Element-wise work on each finished sum, in registers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Epilogue {
-    /// The function's text: `SH_FN S EPILOGUE(S value, long long at, PARAMS)`, where S is the type of
-    /// the sums (`float`, or `double` with fp64 operands) and `at` the element of `out`, counted from
-    /// the start of its buffer. What it returns is stored there; it is called once for each element,
-    /// those no product reaches included. Every kernel that calls it gets a copy under its own name.
+    /// The function's text: `SH_FN void EPILOGUE(S value, long long at, int c0, int c1, …, PARAMS)`,
+    /// where S is the type of the sums (`float`, or `double` with fp64 operands), `at` the element of
+    /// `out`, counted from the start of its buffer, and `c0` … its position along each axis of
+    /// `out`. It is called once for each element, those no product reaches included, and stores what
+    /// it makes. Every kernel that calls it gets a copy under its own name.
     pub text: String,
     /// Its further parameters, which become parameters of the kernel, in order. Names: not `a`, `b`,
     /// `out`, `sums`.
     pub params: Vec<Param>,
-}
-
-/// What a kernel's parameter stands for, by position.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arg {
-    /// The left factor.
-    A,
-    /// The right factor.
-    B,
-    /// The result.
-    Out,
-    /// The workspace, read or written as sums.
-    Workspace,
-    /// A parameter of the epilogue, by position.
-    Epilogue(usize),
-}
-
-/// One launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// Index among [`EmittedContraction::kernels`].
-    pub kernel: usize,
-    /// What its parameters stand for, in order.
-    pub args: Vec<Arg>,
-    /// Blocks.
-    pub grid: u32,
-    /// Bytes of static shared memory a block holds.
-    pub shared_bytes: u32,
+    /// What is passed for them.
+    pub args: Vec<Buffer>,
+    /// Whether the sum itself is stored to `out` too.
+    pub keeps_product: bool,
 }
 
 /// The CUDA text of a contraction and what running it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmittedContraction {
-    /// Kernels, without the prelude.
-    pub kernels: Vec<Kernel>,
-    /// Launches in order; each sees what those before wrote.
-    pub launches: Vec<Launch>,
+    /// Launches in order; each sees what those before wrote. [`WORKSPACE`] is their workspace.
+    pub launches: Vec<Emitted>,
     /// Bytes of workspace, for sums of parts of the reduction.
     pub workspace_bytes: u64,
     /// Multiplications and additions, two per term, borders included.
@@ -84,6 +74,9 @@ pub struct EmittedContraction {
     /// `simt` or `mma`.
     pub path: &'static str,
 }
+
+/// The workspace of a contraction's launches, until it has a number in a program.
+pub const WORKSPACE: Buffer = Buffer::Workspace(0);
 
 /// Why a contraction cannot be emitted.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -117,6 +110,21 @@ pub enum Unsupported {
     },
 }
 
+/// Fewest rows, columns and terms worth a tile: below, a thread for each result reads as many bytes.
+const LEAST: i64 = 8;
+
+/// Whether a contraction is bound by memory: with fewer than [`LEAST`] rows, columns or terms an
+/// operand is used too few times for tiles to save traffic, and its map in plain loops is better.
+/// Depthwise convolutions (one column for each channel) and products with a vector are such.
+///
+/// # Errors
+/// As [`emit`].
+pub fn is_thin(c: &Contraction) -> Result<bool, Unsupported> {
+    crate::contraction::check(c)?;
+    let thin = |f: &Form| [&f.m, &f.n, &f.k].iter().any(|d| f.count(d) < LEAST);
+    Ok(form::forms(c)?.parts.iter().all(thin))
+}
+
 /// Emits kernels whose names begin with `name`.
 ///
 /// # Errors
@@ -125,38 +133,43 @@ pub fn emit(
     name: &str,
     c: &Contraction,
     types: Types,
+    buffers: Buffers,
     epilogue: Option<&Epilogue>,
 ) -> Result<EmittedContraction, Unsupported> {
     crate::contraction::check(c)?;
     for (operand, dtype) in [("a", types.a), ("b", types.b), ("out", types.out)] {
-        if !matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16) {
+        if !multiplies(dtype) {
             return Err(Unsupported::Type { operand, dtype });
         }
     }
     let forms = form::forms(c)?;
     let mut done = EmittedContraction {
-        kernels: Vec::new(),
         launches: Vec::new(),
         workspace_bytes: 0,
         flops: 2 * c.dims.iter().map(|&d| d as u64).product::<u64>(),
         path: if tensor_core(types) { "mma" } else { "simt" },
     };
     for (i, part) in forms.parts.iter().enumerate() {
-        let tile = Tile::choose(part, tensor_core(types));
         let job = Job {
             name: format!("{name}_{i}"),
             form: part,
             types,
-            tile,
-            epilogue,
+            buffers,
+            tile: Tile::choose(part, tensor_core(types)),
+            sink: Sink::new(c, part.out.base, types, epilogue)?,
         };
         kernel::emit(&job, &mut done);
     }
     for (i, zeros) in forms.zeros.iter().enumerate() {
-        let name = format!("{name}_zero{i}");
-        kernel::emit_zeros(&name, zeros, types, epilogue, &mut done);
+        let sink = Sink::new(c, zeros.base, types, epilogue)?;
+        store::emit_zeros(&format!("{name}_zero{i}"), zeros, &sink, buffers, &mut done);
     }
     Ok(done)
+}
+
+/// Whether values of this type can be factors or results.
+pub fn multiplies(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16)
 }
 
 /// Whether warp products apply: both factors of the same 16-bit type.
@@ -169,13 +182,14 @@ struct Job<'a> {
     name: String,
     form: &'a Form,
     types: Types,
+    buffers: Buffers,
     tile: Tile,
-    epilogue: Option<&'a Epilogue>,
+    sink: Sink<'a>,
 }
 
 impl Types {
     /// The type of the sums.
-    fn sum(self) -> DType {
+    pub fn sum(self) -> DType {
         let any_f64 = [self.a, self.b, self.out].contains(&DType::F64);
         if any_f64 { DType::F64 } else { DType::F32 }
     }
