@@ -29,6 +29,12 @@ pub enum CompileError {
     /// The kernels did not compile.
     #[error(transparent)]
     Compile(#[from] kernels::compile::CompileError),
+    /// NVRTC did not compile the kernels.
+    #[error(transparent)]
+    Nvrtc(#[from] kernels::cuda::nvrtc::NvrtcError),
+    /// The kernels do not load on the device, or there is none.
+    #[error(transparent)]
+    Cuda(#[from] kernels::cuda::CudaError),
     /// The kernels do not fit together.
     #[error(transparent)]
     Assemble(#[from] kernels::assemble::AssembleError),

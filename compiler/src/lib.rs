@@ -2,6 +2,7 @@
 
 mod boundary;
 mod composed;
+pub mod cuda;
 mod error;
 mod executable;
 mod plan;

@@ -3,7 +3,7 @@
 use crate::error::CompileError;
 use crate::executable::Executable;
 use crate::plan::Step;
-use graph::Graph;
+use graph::{Bindings, Graph};
 use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
 use kernels::progress::Progress;
@@ -28,6 +28,11 @@ impl Captured {
     /// The imported graph.
     pub fn graph(&self) -> &Graph {
         &self.imported.graph
+    }
+
+    /// The sizes that the graph was captured with.
+    pub fn hints(&self) -> &Bindings {
+        &self.imported.hints
     }
 
     /// Whether the last input is the seed of random numbers.

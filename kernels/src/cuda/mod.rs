@@ -42,14 +42,21 @@
 //! Never decides what a kernel computes.
 
 use crate::plan::Buffer;
+pub use error::CudaError;
+
 use graph::{DType, Scalar};
 
 pub mod contraction;
+pub mod device;
 mod emit;
 pub mod emulate;
+pub mod emulated;
+mod error;
 pub mod execute;
 pub mod lower;
+pub mod machine;
 pub mod nvrtc;
+pub mod passes;
 pub mod prelude;
 mod schedule;
 mod value_text;

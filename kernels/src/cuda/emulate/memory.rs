@@ -94,6 +94,34 @@ impl Memory {
             .collect()
     }
 
+    /// A buffer with these bytes; `initialized` has a byte per element, 0 for those that hold nothing.
+    pub fn add_bytes(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        bytes: &[u8],
+        initialized: &[u8],
+    ) -> usize {
+        let n = initialized.len().min(bytes.len() / dtype.bytes());
+        let idx = self.add_unwritten(name, dtype, n);
+        let buffer = &mut self.buffers[idx];
+        let n_bytes = n * dtype.bytes();
+        buffer.bytes.as_mut_slice::<u8>()[..n_bytes].copy_from_slice(&bytes[..n_bytes]);
+        buffer.initialized.copy_from_slice(&initialized[..n]);
+        idx
+    }
+
+    /// A buffer's bytes.
+    pub fn bytes(&self, buffer: usize) -> &[u8] {
+        let buffer = &self.buffers[buffer];
+        &buffer.bytes.as_slice()[..buffer.n_elements * buffer.dtype.bytes()]
+    }
+
+    /// A byte per element of a buffer: 0 for those that were never written.
+    pub fn initialized(&self, buffer: usize) -> &[u8] {
+        &self.buffers[buffer].initialized
+    }
+
     /// How many elements were never written, and the first of them.
     pub fn unwritten(&self, buffer: usize) -> Option<(usize, usize)> {
         let initialized = &self.buffers[buffer].initialized;

@@ -1,0 +1,194 @@
+//! The end of the straight line for CUDA: a plan lowered, compiled for a device or for the emulator,
+//! ready to run.
+//!
+//! Owns the choice of architecture and the progress of compilation. Never launches: callers run the
+//! passes on the [`Machine`].
+
+use crate::error::CompileError;
+use crate::plan::{Plan, Step};
+use crate::report::Memory;
+use crate::torch::Captured;
+use graph::Graph;
+use kernels::cache::{Cache, CacheSettings};
+use kernels::cuda::device::{CudaModule, Device};
+use kernels::cuda::emulated::Emulated;
+use kernels::cuda::lower::{CudaProgram, lower};
+use kernels::cuda::machine::Machine;
+use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
+use kernels::cuda::passes::{BATCH, Pass, constants, passes};
+use kernels::cuda::{Arch, CudaError, Kernel};
+use kernels::lowering::KernelInfo;
+use kernels::plan;
+use kernels::progress::{Progress, UnitReady};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What a CUDA program is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaTarget<'a> {
+    /// The emulator on host memory.
+    Emulated {
+        /// Decides the order of blocks and threads.
+        seed: u64,
+    },
+    /// A device.
+    Device {
+        /// Its number.
+        ordinal: usize,
+        /// Folders to look for NVRTC in, such as the wheels' `nvidia/*/lib`.
+        nvrtc: &'a [PathBuf],
+    },
+}
+
+/// A step that runs on a device or in the emulator. Its external buffers are those of
+/// [`crate::Executable`].
+pub struct CudaExecutable {
+    /// What was decided.
+    pub plan: Plan,
+    /// The kernels and where containers live.
+    pub program: CudaProgram,
+    /// Computes the outputs and the saved block.
+    pub forward: Pass,
+    /// Computes the gradients from the saved block.
+    pub backward: Pass,
+    /// Runs both.
+    pub machine: Machine,
+    /// How each kernel was made, in order.
+    pub kernels: Vec<KernelInfo>,
+}
+
+impl Captured {
+    /// CUDA kernels for the sizes the graph was captured with; `wrt` as for [`Captured::compile`].
+    ///
+    /// # Errors
+    /// A graph that has no kernels yet, no NVRTC, no device or one that there is no code for, no memory.
+    pub fn compile_cuda(
+        &self,
+        wrt: &[usize],
+        target: &CudaTarget<'_>,
+        progress: &mut dyn Progress,
+    ) -> Result<CudaExecutable, CompileError> {
+        let graph = self.graph();
+        let step = match wrt {
+            [] => Step::forward(graph)?,
+            _ => Step::training(graph, wrt)?,
+        };
+        CudaExecutable::build(step.plan(self.hints())?, target, progress)
+    }
+}
+
+impl CudaExecutable {
+    /// Lowers, emits and compiles a plan.
+    ///
+    /// # Errors
+    /// As for [`Captured::compile_cuda`].
+    pub fn build(
+        plan: Plan,
+        target: &CudaTarget<'_>,
+        progress: &mut dyn Progress,
+    ) -> Result<CudaExecutable, CompileError> {
+        // A missing device is told before the work.
+        let device = match target {
+            CudaTarget::Emulated { .. } => None,
+            CudaTarget::Device { ordinal, .. } => Some(Device::open(*ordinal)?),
+        };
+        let program = lower(&plan.graph)?;
+        let [forward, backward] =
+            passes(&plan.graph, &program).map_err(|error| CompileError::Lower(error.into()))?;
+        let constants = constants(&plan.graph, &program);
+        let machine = match (target, device) {
+            (CudaTarget::Device { nvrtc, .. }, Some(device)) => {
+                let cubins = cubins(&program.kernels, device.arch(), nvrtc, progress)?;
+                let launches = forward.launches.iter().chain(&backward.launches);
+                let kernels = &program.kernels;
+                let module = CudaModule::load(&device, kernels, &cubins, &constants, launches)?;
+                Machine::Device(module)
+            }
+            (CudaTarget::Emulated { seed }, _) => {
+                let start = Instant::now();
+                let mut ready = |done, total| report(progress, "kernels", done, total, start);
+                let emulated = Emulated::compile(&program.kernels, constants, *seed, &mut ready);
+                Machine::Emulated(emulated.map_err(CudaError::from)?)
+            }
+            (CudaTarget::Device { .. }, None) => return Err(CudaError::NoDriver.into()),
+        };
+        Ok(CudaExecutable {
+            kernels: kernel_infos(&plan.graph, &program),
+            plan,
+            program,
+            forward,
+            backward,
+            machine,
+        })
+    }
+
+    /// Memory of both passes.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            forward_arena_bytes: self.forward.arena_bytes,
+            backward_arena_bytes: self.backward.arena_bytes,
+            saved_bytes: self.forward.saved_bytes,
+            thread_scratch_bytes: 0,
+        }
+    }
+}
+
+fn cubins(
+    kernels: &[Kernel],
+    arch: Arch,
+    folders: &[PathBuf],
+    progress: &mut dyn Progress,
+) -> Result<Vec<Cubin>, CompileError> {
+    let start = Instant::now();
+    let nvrtc = Nvrtc::find(folders)?;
+    let cache = Cache::open(&CacheSettings::from_environment(), progress);
+    let cache = cache.map_err(nvrtc::NvrtcError::from)?;
+    let batches = kernels.chunks(BATCH);
+    let total = batches.len();
+    let mut cubins = Vec::new();
+    for batch in batches {
+        cubins.push(nvrtc::compile(batch, arch, &nvrtc, &cache)?);
+        report(progress, arch.name(), cubins.len(), total, start);
+    }
+    Ok(cubins)
+}
+
+fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, start: Instant) {
+    progress.unit_ready(&UnitReady {
+        name,
+        done,
+        total,
+        seconds: start.elapsed().as_secs_f64(),
+        cached: false,
+    });
+}
+
+/// What each top-level map became, for reports; operations are not counted here.
+fn kernel_infos(graph: &Graph, program: &CudaProgram) -> Vec<KernelInfo> {
+    let state = graph.single_state();
+    let nodes = state.into_iter().flat_map(|s| &s.nodes);
+    let maps = nodes.filter(|n| plan::alias(n).is_none());
+    let mut infos = Vec::new();
+    for (node, map) in maps.zip(&program.maps) {
+        let touched = plan::touched(graph, node);
+        let writes: Vec<_> = node
+            .writes()
+            .into_iter()
+            .filter(|id| touched.contains(id))
+            .collect();
+        let reads = node.reads().into_iter();
+        infos.push(KernelInfo {
+            name: format!("map {}", infos.len()),
+            origin: map.origin.clone(),
+            stage: node.stage,
+            path: map.path,
+            flops: 0,
+            n_launches: map.n_launches,
+            reads: reads
+                .filter(|id| touched.contains(id) && !writes.contains(id))
+                .collect(),
+            writes,
+        });
+    }
+    infos
+}

@@ -1,0 +1,136 @@
+//! CUDA devices through NVIDIA's driver.
+//!
+//! Owns which devices there are, their primary contexts (the ones that PyTorch works in), and what is
+//! known of each. The driver is loaded at run time; without one every call gives an error that says so.
+//! Never allocates a model's memory: that is the caller's.
+
+mod driver;
+mod module;
+
+use super::{Arch, CudaError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use module::CudaModule;
+
+/// One device, with its primary context held for the rest of the process.
+pub struct Device {
+    info: DeviceInfo,
+    arch: Arch,
+    context: driver::Context,
+}
+
+/// What the driver says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number among the visible ones.
+    pub ordinal: usize,
+    /// Such as `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability: before and behind the dot.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Streaming multiprocessors.
+    pub multiprocessors: i32,
+    /// Bytes of shared memory that a block can have.
+    pub shared_bytes: i32,
+    /// Bytes of the second-level cache.
+    pub l2_bytes: i32,
+}
+
+/// The devices opened so far.
+static OPEN: Mutex<BTreeMap<usize, Arc<Device>>> = Mutex::new(BTreeMap::new());
+
+impl Device {
+    /// The device of that number; opened once in a process.
+    ///
+    /// # Errors
+    /// No driver, no such device, an architecture that there is no code for.
+    pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let info = describe(ordinal)?;
+        let arch = arch_for(info.capability).ok_or_else(|| CudaError::UnsupportedArch {
+            ordinal,
+            name: info.name.clone(),
+            major: info.capability.0,
+            minor: info.capability.1,
+        })?;
+        let context = driver::Context::primary(ordinal)?;
+        let device = Arc::new(Device {
+            info,
+            arch,
+            context,
+        });
+        open.insert(ordinal, Arc::clone(&device));
+        Ok(device)
+    }
+
+    /// What the driver says of it.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What its kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+}
+
+/// How many devices are visible, at least 1.
+///
+/// # Errors
+/// No driver, or no device.
+pub fn count() -> Result<usize, CudaError> {
+    driver::count()
+}
+
+/// What the driver says of a device; makes no context.
+///
+/// # Errors
+/// No driver, or no such device.
+pub fn describe(ordinal: usize) -> Result<DeviceInfo, CudaError> {
+    let count = driver::count()?;
+    if ordinal >= count {
+        return Err(CudaError::NoSuchDevice { ordinal, count });
+    }
+    driver::describe(ordinal)
+}
+
+/// The driver's version, such as `13.0`.
+///
+/// # Errors
+/// No driver.
+pub fn driver_version() -> Result<String, CudaError> {
+    driver::version()
+}
+
+/// The newest architecture whose code a device runs: code of 8.0 runs on all of 8.x, code of 9.0a on
+/// 9.0 alone.
+pub fn arch_for(capability: (i32, i32)) -> Option<Arch> {
+    match capability {
+        (8, minor) if minor >= 9 => Some(Arch::Sm89),
+        (8, _) => Some(Arch::Sm80),
+        (9, 0) => Some(Arch::Sm90a),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_run_the_newest_code_that_they_can() {
+        assert_eq!(arch_for((8, 0)), Some(Arch::Sm80));
+        assert_eq!(arch_for((8, 6)), Some(Arch::Sm80));
+        assert_eq!(arch_for((8, 9)), Some(Arch::Sm89));
+        assert_eq!(arch_for((9, 0)), Some(Arch::Sm90a));
+        for unknown in [(7, 5), (9, 1), (10, 0), (12, 0)] {
+            assert_eq!(arch_for(unknown), None);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A CUDA program loaded onto a device.
+//!
+//! Owns the loaded cubins, the kernels and the constants in the device's memory, and the sequence of
+//! launches: no allocation, no copy and no waiting between the first and the last, so that a captured
+//! stream records exactly them. Never compiles.
+#![allow(unsafe_code)]
+
+use super::Device;
+use super::driver::{self, Failure, Function, Module};
+use crate::cuda::machine::{Addresses, check};
+use crate::cuda::nvrtc::Cubin;
+use crate::cuda::passes::{BATCH, Pass, PlacedLaunch};
+use crate::cuda::{CudaError, Kernel};
+use crate::run::BufferRef;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Kernels and constants on one device.
+pub struct CudaModule {
+    device: Arc<Device>,
+    modules: Vec<Module>,
+    kernels: Vec<Loaded>,
+    constants: Vec<u64>,
+    /// Wait after every launch, so that a fault is blamed on its kernel.
+    blocking: bool,
+    /// Whether the devices of the caller's buffers were asked for: once is enough.
+    is_checked: AtomicBool,
+}
+
+struct Loaded {
+    function: Function,
+    threads: u32,
+    name: String,
+    origin: String,
+}
+
+impl CudaModule {
+    /// Loads cubins, one for each [`BATCH`] of `kernels`, and uploads constants. `launches` tell how
+    /// much dynamic shared memory each kernel will be launched with.
+    ///
+    /// # Errors
+    /// Cubins of another architecture, too much shared memory, no memory, a call that fails.
+    pub fn load<'l>(
+        device: &Arc<Device>,
+        kernels: &[Kernel],
+        cubins: &[Cubin],
+        constants: &[Vec<u8>],
+        launches: impl Iterator<Item = &'l PlacedLaunch>,
+    ) -> Result<CudaModule, CudaError> {
+        let mut module = CudaModule {
+            device: Arc::clone(device),
+            modules: Vec::new(),
+            kernels: Vec::new(),
+            constants: Vec::new(),
+            blocking: std::env::var("SHORTHAUL_CUDA_BLOCKING").is_ok_and(|v| v != "0"),
+            is_checked: AtomicBool::new(false),
+        };
+        let ordinal = device.info.ordinal;
+        if let Some(cubin) = cubins.iter().find(|cubin| cubin.arch != device.arch) {
+            return Err(CudaError::WrongArch {
+                ordinal,
+                compiled: cubin.arch,
+                device: device.arch,
+            });
+        }
+        device.context.within(|| {
+            for (batch, cubin) in kernels.chunks(BATCH).zip(cubins) {
+                module.load_batch(batch, cubin)?;
+            }
+            for bytes in constants {
+                module.upload(bytes)?;
+            }
+            module.allow_shared_memory(launches)
+        })??;
+        Ok(module)
+    }
+
+    fn load_batch(&mut self, kernels: &[Kernel], cubin: &Cubin) -> Result<(), CudaError> {
+        let ordinal = self.device.info.ordinal;
+        let refused = |failure: Failure, kernels: &[Kernel]| {
+            let origins: Vec<&str> = kernels.iter().map(|k| k.origin.as_str()).collect();
+            let doing = format!("loading {} bytes of kernels", cubin.bytes.len());
+            match failure.is_out_of_memory() {
+                true => CudaError::OutOfMemory { ordinal, doing },
+                false => CudaError::Load {
+                    ordinal,
+                    origins: shortened(&origins),
+                    problem: failure.problem,
+                },
+            }
+        };
+        let loaded = Module::load(&cubin.bytes).map_err(|f| refused(f, kernels))?;
+        self.modules.push(loaded);
+        for kernel in kernels {
+            let name = CString::new(kernel.name.as_str()).unwrap_or_default();
+            let function = loaded.function(&name);
+            self.kernels.push(Loaded {
+                function: function.map_err(|f| refused(f, std::slice::from_ref(kernel)))?,
+                threads: kernel.threads,
+                name: kernel.name.clone(),
+                origin: kernel.origin.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, bytes: &[u8]) -> Result<(), CudaError> {
+        let ordinal = self.device.info.ordinal;
+        let failed = |failure: Failure| match failure.is_out_of_memory() {
+            true => CudaError::OutOfMemory {
+                ordinal,
+                doing: format!("{} bytes of constants were wanted", bytes.len()),
+            },
+            false => failure.of_call("cuMemcpyHtoD", ordinal),
+        };
+        let address = match bytes.is_empty() {
+            true => 0,
+            false => driver::upload(bytes).map_err(failed)?,
+        };
+        self.constants.push(address);
+        Ok(())
+    }
+
+    /// More than 48 KiB must be allowed before the first launch.
+    fn allow_shared_memory<'l>(
+        &self,
+        launches: impl Iterator<Item = &'l PlacedLaunch>,
+    ) -> Result<(), CudaError> {
+        let mut most = vec![0; self.kernels.len()];
+        for launch in launches {
+            most[launch.kernel] = launch.dynamic_shared_bytes.max(most[launch.kernel]);
+        }
+        let info = &self.device.info;
+        for (kernel, bytes) in self.kernels.iter().zip(most) {
+            if i64::from(bytes) > i64::from(info.shared_bytes) {
+                return Err(CudaError::SharedMemory {
+                    kernel: kernel.name.clone(),
+                    origin: kernel.origin.clone(),
+                    ordinal: info.ordinal,
+                    bytes,
+                    most: info.shared_bytes,
+                });
+            }
+            if bytes > 0 {
+                let allowed = kernel.function.allow_dynamic_shared(bytes);
+                allowed.map_err(|f| f.of_call("cuFuncSetAttribute", info.ordinal))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether to wait after every launch, so that a failure is blamed on its kernel; at first what
+    /// `SHORTHAUL_CUDA_BLOCKING` says. A stream that is being captured is never waited for.
+    pub fn set_blocking(&mut self, blocking: bool) {
+        self.blocking = blocking;
+    }
+
+    /// The device that it is loaded on.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Enqueues the launches of a pass.
+    ///
+    /// # Errors
+    /// Addresses that do not fit, a launch that the driver refuses, a device that had failed before.
+    ///
+    /// # Safety
+    /// As for [`crate::cuda::machine::Machine::run`].
+    pub unsafe fn run(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<(), CudaError> {
+        check(pass, addresses)?;
+        self.device.context.within(|| {
+            self.check_devices(pass, addresses)?;
+            let waits = self.blocking
+                && !driver::is_capturing(stream)
+                    .map_err(|f| f.of_call("cuStreamIsCapturing", self.device.info.ordinal))?;
+            for launch in &pass.launches {
+                let kernel = &self.kernels[launch.kernel];
+                // SAFETY: passed on.
+                let launched = unsafe { self.launch(kernel, launch, stream, addresses) };
+                launched.map_err(|f| self.refused(kernel, f))?;
+                if waits {
+                    driver::wait(stream).map_err(|f| self.failed(kernel, f))?;
+                }
+            }
+            Ok(())
+        })?
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn launch(
+        &self,
+        kernel: &Loaded,
+        launch: &PlacedLaunch,
+        stream: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<(), Failure> {
+        let place = |at: BufferRef| match at {
+            BufferRef::Arena(offset) => addresses.arena + offset as u64,
+            BufferRef::Saved(offset) => addresses.saved + offset as u64,
+            BufferRef::External(slot) => addresses.externals[slot],
+            BufferRef::Constant(n) => self.constants[n],
+        };
+        let mut values: Vec<u64> = launch.args.iter().map(|a| place(a.at)).collect();
+        let pointer = |value: &mut u64| -> *mut c_void { std::ptr::from_mut(value).cast() };
+        let mut args: Vec<*mut c_void> = values.iter_mut().map(pointer).collect();
+        let (grid, shared) = (launch.grid, launch.dynamic_shared_bytes);
+        // SAFETY: every parameter is an address, and the values outlive the call, which copies them.
+        unsafe {
+            kernel
+                .function
+                .launch(grid, kernel.threads, shared, stream, &mut args)
+        }
+    }
+
+    /// The first run asks the driver whose memory the buffers are: a kernel would fail on others' and
+    /// take the whole context with it.
+    fn check_devices(&self, pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
+        if self.is_checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let expected = self.device.info.ordinal;
+        let externals = addresses.externals.iter().zip(&pass.externals);
+        let mut all: Vec<(String, u64)> = Vec::new();
+        for (slot, (address, spec)) in externals.enumerate() {
+            if spec.bytes > 0 {
+                all.push((format!("buffer {slot}"), *address));
+            }
+        }
+        let blocks = [
+            ("the arena", addresses.arena, pass.arena_bytes),
+            ("the saved block", addresses.saved, pass.saved_bytes),
+        ];
+        let used = blocks.iter().filter(|(_, _, bytes)| *bytes > 0);
+        all.extend(used.map(|(name, address, _)| (name.to_string(), *address)));
+        for (buffer, address) in all {
+            let found = match driver::device_of(address) {
+                Some(found) if found == expected => continue,
+                Some(found) => format!("cuda:{found}"),
+                None => "the host".to_string(),
+            };
+            return Err(CudaError::WrongDevice {
+                buffer,
+                found,
+                expected,
+            });
+        }
+        self.is_checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn refused(&self, kernel: &Loaded, failure: Failure) -> CudaError {
+        let (name, origin) = (kernel.name.clone(), kernel.origin.clone());
+        let ordinal = self.device.info.ordinal;
+        if failure.is_context_lost() {
+            return CudaError::FailedEarlier {
+                kernel: name,
+                origin,
+                ordinal,
+                problem: failure.problem,
+            };
+        }
+        if failure.is_out_of_memory() {
+            let doing = format!("launching kernel {name} (of {origin})");
+            return CudaError::OutOfMemory { ordinal, doing };
+        }
+        CudaError::Launch {
+            kernel: name,
+            origin,
+            ordinal,
+            problem: failure.problem,
+        }
+    }
+
+    fn failed(&self, kernel: &Loaded, failure: Failure) -> CudaError {
+        CudaError::Failed {
+            kernel: kernel.name.clone(),
+            origin: kernel.origin.clone(),
+            ordinal: self.device.info.ordinal,
+            problem: failure.problem,
+        }
+    }
+}
+
+impl Drop for CudaModule {
+    fn drop(&mut self) {
+        let release = || {
+            // SAFETY: whoever drops the module launches nothing more; both calls wait for what was
+            // launched. After a lost context they fail, and then there is nothing left to release.
+            unsafe {
+                for address in self.constants.iter().filter(|address| **address != 0) {
+                    let _ = driver::free(*address);
+                }
+                for module in &self.modules {
+                    let _ = module.unload();
+                }
+            }
+        };
+        let _ = self.device.context.within(release);
+    }
+}
+
+fn shortened(origins: &[&str]) -> String {
+    const SHOWN: usize = 4;
+    let mut text = origins[..origins.len().min(SHOWN)].join(", ");
+    if origins.len() > SHOWN {
+        text.push_str(&format!(" and {} more", origins.len() - SHOWN));
+    }
+    text
+}

@@ -1,0 +1,204 @@
+//! A CUDA program on host memory, in the places that it has on a device.
+//!
+//! Owns the run of a pass by the emulator over the caller's buffers, arena and saved block: the same
+//! launches, offsets and order as on a device, so what two buffers share there they share here. Each
+//! launch works on copies, so every access is checked and a faulty launch writes nothing. Slow: for
+//! tests and dry runs. Never plans, never emits.
+#![allow(unsafe_code)]
+
+use super::emulate::{EmulateError, Emulator, Memory, Settings};
+use super::machine::{Addresses, check};
+use super::passes::{Argument, BATCH, Pass, PlacedLaunch};
+use super::{Arg, CudaError, Kernel, Launch, ParamType};
+use crate::run::BufferRef;
+use std::collections::BTreeMap;
+
+/// Kernels compiled for the host, and their constants.
+pub struct Emulated {
+    kernels: Vec<Kernel>,
+    batches: Vec<Emulator>,
+    constants: Vec<Vec<u8>>,
+    settings: Settings,
+}
+
+/// The bytes of each block that hold something: the arena at first nothing.
+type Written = BTreeMap<Block, Vec<u8>>;
+
+/// A block of the caller's memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Block {
+    Arena,
+    Saved,
+    External(usize),
+}
+
+impl Emulated {
+    /// Compiles kernels for the host; `ready` is told of each file. `seed` decides the order of
+    /// blocks and threads.
+    ///
+    /// # Errors
+    /// No C++ compiler, or a text that it refuses.
+    pub fn compile(
+        kernels: &[Kernel],
+        constants: Vec<Vec<u8>>,
+        seed: u64,
+        ready: &mut dyn FnMut(usize, usize),
+    ) -> Result<Emulated, EmulateError> {
+        let total = kernels.len().div_ceil(BATCH);
+        let mut batches = Vec::new();
+        for batch in kernels.chunks(BATCH) {
+            batches.push(Emulator::from_environment(batch)?);
+            ready(batches.len(), total);
+        }
+        Ok(Emulated {
+            kernels: kernels.to_vec(),
+            batches,
+            constants,
+            settings: Settings {
+                partial_outputs: true,
+                ..Settings::of_seed(seed)
+            },
+        })
+    }
+
+    /// Runs a pass.
+    ///
+    /// # Errors
+    /// Addresses that do not fit, or a fault of a kernel with its name, block and thread.
+    ///
+    /// # Safety
+    /// As for [`super::machine::Machine::run`], with addresses of host memory.
+    pub unsafe fn run(&self, pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
+        check(pass, addresses)?;
+        let mut written = at_start(pass);
+        for launch in &pass.launches {
+            // SAFETY: passed on; the places were planned within the stated sizes.
+            unsafe { self.launch(launch, addresses, &mut written)? };
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn launch(
+        &self,
+        launch: &PlacedLaunch,
+        addresses: &Addresses<'_>,
+        written: &mut Written,
+    ) -> Result<(), CudaError> {
+        let kernel = &self.kernels[launch.kernel];
+        let mut memory = Memory::default();
+        let mut buffers: BTreeMap<BufferRef, usize> = BTreeMap::new();
+        let mut args = Vec::new();
+        let params = launch.args.iter().zip(&kernel.params);
+        for (argument, param) in params.clone() {
+            let (ParamType::In(dtype) | ParamType::Out(dtype)) = param.ty else {
+                continue;
+            };
+            let known = buffers.get(&argument.at).filter(|_| argument.bytes > 0);
+            let buffer = match known {
+                Some(buffer) => *buffer,
+                None => {
+                    // SAFETY: passed on.
+                    let bytes = unsafe { self.bytes(argument, addresses) };
+                    let holds = holds(argument, dtype.bytes(), written);
+                    memory.add_bytes(&argument.name, dtype, bytes, &holds)
+                }
+            };
+            buffers.insert(argument.at, buffer);
+            args.push(Arg::Buffer(buffer));
+        }
+        let call = Launch {
+            kernel: launch.kernel % BATCH,
+            grid: launch.grid,
+            dynamic_shared_bytes: launch.dynamic_shared_bytes,
+            args: args.clone(),
+        };
+        self.batches[launch.kernel / BATCH].run(&call, &mut memory, &self.settings)?;
+        for ((argument, param), arg) in params.zip(args) {
+            if let (ParamType::Out(dtype), Arg::Buffer(buffer)) = (param.ty, arg) {
+                let bytes = memory.bytes(buffer);
+                if let Some(place) = address(argument, addresses) {
+                    // SAFETY: the place has `argument.bytes` bytes, and `memory` is our own.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+                }
+                note(argument, dtype.bytes(), memory.initialized(buffer), written);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn bytes<'a>(&'a self, argument: &Argument, addresses: &Addresses<'a>) -> &'a [u8] {
+        match (argument.at, address(argument, addresses)) {
+            (BufferRef::Constant(n), _) => &self.constants[n],
+            // SAFETY: the caller vouches for the sizes; nobody writes while the copy is made.
+            (_, Some(start)) if argument.bytes > 0 => unsafe {
+                std::slice::from_raw_parts(start, argument.bytes)
+            },
+            _ => &[],
+        }
+    }
+}
+
+/// Where an argument starts; `None` for constants.
+fn address(argument: &Argument, addresses: &Addresses<'_>) -> Option<*mut u8> {
+    let address = match argument.at {
+        BufferRef::Arena(offset) => addresses.arena + offset as u64,
+        BufferRef::Saved(offset) => addresses.saved + offset as u64,
+        BufferRef::External(slot) => addresses.externals[slot],
+        BufferRef::Constant(_) => return None,
+    };
+    Some(address as usize as *mut u8)
+}
+
+/// What holds something before the first launch: all but the arena and what the pass is to write.
+/// The saved block is the forward pass's to write, which is the one that writes it at all.
+fn at_start(pass: &Pass) -> Written {
+    let saves = pass.launches.iter().any(|launch| launch.writes_saved);
+    let mut written = Written::new();
+    written.insert(Block::Arena, vec![0; pass.arena_bytes]);
+    written.insert(Block::Saved, vec![u8::from(!saves); pass.saved_bytes]);
+    for (slot, spec) in pass.externals.iter().enumerate() {
+        let holds = u8::from(!spec.written);
+        written.insert(Block::External(slot), vec![holds; spec.bytes]);
+    }
+    written
+}
+
+fn range(argument: &Argument) -> Option<(Block, std::ops::Range<usize>)> {
+    let (block, start) = match argument.at {
+        BufferRef::Arena(offset) => (Block::Arena, offset),
+        BufferRef::Saved(offset) => (Block::Saved, offset),
+        BufferRef::External(slot) => (Block::External(slot), 0),
+        BufferRef::Constant(_) => return None,
+    };
+    Some((block, start..start + argument.bytes))
+}
+
+/// A byte per element: whether it holds something.
+fn holds(argument: &Argument, size: usize, written: &Written) -> Vec<u8> {
+    let of_block = range(argument).and_then(|(block, range)| written.get(&block)?.get(range));
+    match of_block {
+        Some(bytes) => {
+            let elements = bytes.chunks_exact(size);
+            elements
+                .map(|e| e.iter().copied().min().unwrap_or(0))
+                .collect()
+        }
+        None => vec![1; argument.bytes / size],
+    }
+}
+
+fn note(argument: &Argument, size: usize, elements: &[u8], written: &mut Written) {
+    let Some((block, range)) = range(argument) else {
+        return;
+    };
+    let Some(bytes) = written.get_mut(&block).and_then(|b| b.get_mut(range)) else {
+        return;
+    };
+    for (place, element) in bytes.chunks_exact_mut(size).zip(elements) {
+        place.fill(*element);
+    }
+}

@@ -1,0 +1,200 @@
+//! What can go wrong when a CUDA program is loaded or launched.
+//!
+//! Owns the error type of devices and of the emulator's runs, and its sentences.
+
+use super::Arch;
+use super::emulate::EmulateError;
+
+/// Why kernels could not be loaded, or did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "this machine has no CUDA driver (libcuda.so.1 is not found); install NVIDIA's driver, or keep \
+         the model on the CPU"
+    )]
+    NoDriver,
+    /// The driver found no device.
+    #[error(
+        "the CUDA driver offers no device{}; run on a machine with an NVIDIA GPU, or keep the model on \
+         the CPU",
+        of_visible(.visible)
+    )]
+    NoDevice {
+        /// `CUDA_VISIBLE_DEVICES`, where it is set.
+        visible: Option<String>,
+    },
+    /// A device number that does not exist.
+    #[error("there is no device cuda:{ordinal}; the driver offers {count}")]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A device that there is no code for.
+    #[error(
+        "cuda:{ordinal} ({name}) has compute capability {major}.{minor}; Shorthaul compiles for {}. \
+         Use such a device, keep the model on the CPU, or pass fallback=\"eager\"",
+        arches()
+    )]
+    UnsupportedArch {
+        /// The device.
+        ordinal: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability, before the dot.
+        major: i32,
+        /// Behind the dot.
+        minor: i32,
+    },
+    /// Machine code of another architecture.
+    #[error("the kernels were compiled for {}, cuda:{ordinal} is {}", compiled.name(), device.name())]
+    WrongArch {
+        /// The device.
+        ordinal: usize,
+        /// Of the cubins.
+        compiled: Arch,
+        /// Of the device.
+        device: Arch,
+    },
+    /// The device has no memory left.
+    #[error(
+        "cuda:{ordinal} ran out of memory: {doing}. Use a smaller batch, or free memory that PyTorch \
+         keeps (`torch.cuda.empty_cache()`)"
+    )]
+    OutOfMemory {
+        /// The device.
+        ordinal: usize,
+        /// What needed memory.
+        doing: String,
+    },
+    /// The driver refused machine code.
+    #[error("cuda:{ordinal} does not load the kernels of {origins}: {problem}")]
+    Load {
+        /// The device.
+        ordinal: usize,
+        /// The parts of the model.
+        origins: String,
+        /// The driver's words.
+        problem: String,
+    },
+    /// A kernel wants more shared memory than a block can have.
+    #[error(
+        "kernel {kernel} (of {origin}) needs {bytes} bytes of shared memory, a block on cuda:{ordinal} \
+         has at most {most}"
+    )]
+    SharedMemory {
+        /// The kernel.
+        kernel: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// Bytes asked for.
+        bytes: u32,
+        /// Bytes there are.
+        most: i32,
+    },
+    /// A launch was refused.
+    #[error("kernel {kernel} (of {origin}) did not start on cuda:{ordinal}: {problem}")]
+    Launch {
+        /// The kernel.
+        kernel: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// The driver's words.
+        problem: String,
+    },
+    /// A kernel failed while it ran; seen where launches wait.
+    #[error(
+        "kernel {kernel} (of {origin}) failed on cuda:{ordinal}: {problem}. The device takes no more \
+         work from this process: start it again. Please report the model"
+    )]
+    Failed {
+        /// The kernel.
+        kernel: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// The driver's words.
+        problem: String,
+    },
+    /// Something enqueued earlier had failed.
+    #[error(
+        "cuda:{ordinal} had failed before kernel {kernel} (of {origin}) was launched: {problem}. Some \
+         kernel enqueued earlier, Shorthaul's or PyTorch's, did it; set SHORTHAUL_CUDA_BLOCKING=1 and \
+         CUDA_LAUNCH_BLOCKING=1 and run again to learn which. The device takes no more work from this \
+         process"
+    )]
+    FailedEarlier {
+        /// The kernel that could not be launched.
+        kernel: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// The driver's words.
+        problem: String,
+    },
+    /// Memory of another device.
+    #[error("{buffer} is in memory of {found}, but the kernels run on cuda:{expected}")]
+    WrongDevice {
+        /// Which buffer.
+        buffer: String,
+        /// Where it is.
+        found: String,
+        /// Where it must be.
+        expected: usize,
+    },
+    /// Another call of the driver failed.
+    #[error("the CUDA driver failed in {call} on cuda:{ordinal}: {problem}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The device.
+        ordinal: usize,
+        /// The driver's words.
+        problem: String,
+    },
+    /// The number of external buffers is wrong.
+    #[error("the program takes {expected} buffers, {found} were given")]
+    ExternalCount {
+        /// Slots of the program.
+        expected: usize,
+        /// Buffers given.
+        found: usize,
+    },
+    /// A buffer without an address.
+    #[error("{buffer} needs {bytes} bytes, none were given")]
+    NoMemory {
+        /// Which buffer.
+        buffer: String,
+        /// Bytes needed.
+        bytes: usize,
+    },
+    /// A buffer at an address that vectors cannot be read from.
+    #[error(
+        "{buffer} must start at a multiple of {} bytes",
+        super::passes::ALIGNMENT
+    )]
+    Misaligned {
+        /// Which buffer.
+        buffer: String,
+    },
+    /// The emulator found a fault, or cannot run.
+    #[error(transparent)]
+    Emulate(#[from] EmulateError),
+}
+
+fn of_visible(value: &Option<String>) -> String {
+    let given = value.as_ref();
+    given.map_or_else(String::new, |v| format!(" (CUDA_VISIBLE_DEVICES is `{v}`)"))
+}
+
+fn arches() -> String {
+    Arch::ALL.map(Arch::name).join(", ")
+}

@@ -1,0 +1,88 @@
+//! What runs a pass: a device through the driver, or the emulator on host memory.
+//!
+//! Owns the one way to call both, the addresses of a call and the checks on them. Never plans.
+#![allow(unsafe_code)]
+
+use super::CudaError;
+use super::device::CudaModule;
+use super::emulated::Emulated;
+use super::passes::{ALIGNMENT, Pass};
+
+/// Where the memory of a call lies: addresses of the device's memory, or of the host's for the
+/// emulator.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses<'a> {
+    /// One per slot of [`Pass::externals`]; 0 for those that the pass does not touch.
+    pub externals: &'a [u64],
+    /// At least [`Pass::arena_bytes`]; 0 if there are none.
+    pub arena: u64,
+    /// At least [`Pass::saved_bytes`]; 0 if there are none.
+    pub saved: u64,
+}
+
+/// Kernels that can be launched.
+pub enum Machine {
+    /// On the CPU, checked and slow.
+    Emulated(Emulated),
+    /// On a GPU.
+    Device(CudaModule),
+}
+
+impl Machine {
+    /// Enqueues the launches of a pass on a stream of the device (its handle as an integer; 0 is the
+    /// default stream), without waiting and without allocating, so that a stream that is being captured
+    /// takes them too; or executes them, in the emulator, which has no streams.
+    ///
+    /// # Errors
+    /// Addresses that do not fit the pass; a launch that the driver refuses; a fault in the emulator.
+    ///
+    /// # Safety
+    /// Every external address leads to as many bytes as its slot's [`crate::run::ExternalSpec`] says,
+    /// on this machine, writable where it says so; arena and saved block have the stated sizes; all stay
+    /// allocated and untouched by others until the stream has done the launches. The stream belongs to
+    /// the device's primary context.
+    pub unsafe fn run(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<(), CudaError> {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Machine::Emulated(emulated) => emulated.run(pass, addresses),
+                Machine::Device(module) => module.run(pass, stream, addresses),
+            }
+        }
+    }
+}
+
+/// That there is a well-aligned address for everything that a pass touches.
+pub(super) fn check(pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
+    let (found, expected) = (addresses.externals.len(), pass.externals.len());
+    if found != expected {
+        return Err(CudaError::ExternalCount { expected, found });
+    }
+    let externals = addresses.externals.iter().zip(&pass.externals);
+    for (slot, (address, spec)) in externals.enumerate() {
+        one(&|| format!("buffer {slot}"), *address, spec.bytes)?;
+    }
+    one(&|| "the arena".into(), addresses.arena, pass.arena_bytes)?;
+    one(
+        &|| "the saved block".into(),
+        addresses.saved,
+        pass.saved_bytes,
+    )
+}
+
+fn one(name: &dyn Fn() -> String, address: u64, bytes: usize) -> Result<(), CudaError> {
+    match bytes {
+        0 => Ok(()),
+        _ if address == 0 => Err(CudaError::NoMemory {
+            buffer: name(),
+            bytes,
+        }),
+        _ if address % ALIGNMENT != 0 => Err(CudaError::Misaligned { buffer: name() }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,131 @@
+/* A CUDA driver without a device: records the calls that Shorthaul makes and fails where a test asks.
+
+   Device memory is the host's. A call is recorded as one line. mock_fail(call, code, after) lets the
+   call fail with a code once it was made `after` times more. */
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char log_text[1 << 16];
+static size_t log_bytes;
+static char fail_call[64];
+static int fail_code, fail_after;
+static int device_count = 2, major = 9, minor = 0, pointer_device;
+static int capturing;
+static void *current;
+static char contexts[8];
+
+struct function { char name[64]; };
+static struct function functions[64];
+static int n_functions;
+
+static int note(const char *call, const char *format, ...) {
+    va_list args;
+    log_bytes += snprintf(log_text + log_bytes, sizeof log_text - log_bytes, "%s", call);
+    va_start(args, format);
+    log_bytes += vsnprintf(log_text + log_bytes, sizeof log_text - log_bytes, format, args);
+    va_end(args);
+    log_bytes += snprintf(log_text + log_bytes, sizeof log_text - log_bytes, "\n");
+    if (fail_code && !strcmp(call, fail_call) && fail_after-- == 0) {
+        int code = fail_code;
+        fail_code = 0;
+        return code;
+    }
+    return 0;
+}
+
+const char *mock_log(void) { return log_text; }
+void mock_reset(void) {
+    log_bytes = 0, log_text[0] = 0, fail_code = 0, device_count = 2, major = 9, minor = 0;
+    pointer_device = 0, capturing = 0, n_functions = 0;
+}
+void mock_fail(const char *call, int code, int after) {
+    snprintf(fail_call, sizeof fail_call, "%s", call);
+    fail_code = code, fail_after = after;
+}
+void mock_device(int count, int a, int b) { device_count = count, major = a, minor = b; }
+void mock_pointer_device(int ordinal) { pointer_device = ordinal; }
+void mock_capturing(int is) { capturing = is; }
+void mock_current(int ordinal) { current = ordinal < 0 ? NULL : &contexts[ordinal]; }
+
+int cuInit(unsigned flags) { return note("cuInit", " %u", flags); }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGetCount(int *n) { *n = device_count; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int n, int device) {
+    snprintf(name, n, "Mock %d", device);
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *n, int device) { (void)device; *n = 1 << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+    (void)device;
+    *value = which == 75 ? major : which == 76 ? minor : which == 97 ? 232448 : 132;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = &contexts[device];
+    return note("cuDevicePrimaryCtxRetain", " %d", device);
+}
+int cuCtxGetCurrent(void **context) { *context = current; return 0; }
+int cuCtxPushCurrent_v2(void *context) {
+    current = context;
+    return note("cuCtxPushCurrent", " %d", (int)((char *)context - contexts));
+}
+int cuCtxPopCurrent_v2(void **context) {
+    *context = current, current = NULL;
+    return note("cuCtxPopCurrent", "");
+}
+int cuModuleLoadData(void **module, const void *image) {
+    *module = (void *)image;
+    return note("cuModuleLoadData", " %.8s", (const char *)image);
+}
+int cuModuleUnload(void *module) { (void)module; return note("cuModuleUnload", ""); }
+int cuModuleGetFunction(struct function **function, void *module, const char *name) {
+    (void)module;
+    *function = &functions[n_functions++];
+    snprintf((*function)->name, sizeof (*function)->name, "%s", name);
+    return note("cuModuleGetFunction", " %s", name);
+}
+int cuFuncGetAttribute(int *value, int which, struct function *function) {
+    (void)which, (void)function;
+    *value = 32;
+    return 0;
+}
+int cuFuncSetAttribute(struct function *function, int which, int value) {
+    return note("cuFuncSetAttribute", " %s %d %d", function->name, which, value);
+}
+int cuMemAlloc_v2(uint64_t *address, size_t n) {
+    *address = (uint64_t)(uintptr_t)malloc(n);
+    return note("cuMemAlloc", " %zu", n);
+}
+int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); return note("cuMemFree", ""); }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n) {
+    memcpy((void *)(uintptr_t)to, from, n);
+    return note("cuMemcpyHtoD", " %zu", n);
+}
+int cuPointerGetAttribute(void *value, int which, uint64_t address) {
+    (void)which, (void)address;
+    *(int *)value = pointer_device;
+    return pointer_device < 0 ? 1 : 0;
+}
+int cuStreamIsCapturing(void *stream, int *status) { (void)stream; *status = capturing; return 0; }
+int cuStreamSynchronize(void *stream) { return note("cuStreamSynchronize", " %zu", (size_t)stream); }
+int cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
+    (void)extra;
+    /* The kernels of the tests have two parameters. */
+    return note("cuLaunchKernel", " %s grid %u %u %u block %u %u %u shared %u stream %zu args %llx %llx",
+                f->name, gx, gy, gz, bx, by, bz, shared, (size_t)stream,
+                *(unsigned long long *)params[0], *(unsigned long long *)params[1]);
+}
+int cuGetErrorName(int code, const char **text) {
+    *text = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : code == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR_INVALID_VALUE";
+    return 0;
+}
+int cuGetErrorString(int code, const char **text) {
+    *text = code == 2 ? "out of memory" : "as the test asked";
+    return 0;
+}
