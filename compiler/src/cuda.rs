@@ -8,7 +8,6 @@ use crate::error::CompileError;
 use crate::plan::{Plan, Step};
 use crate::report::Memory;
 use crate::torch::Captured;
-use graph::Graph;
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::device::{CudaModule, Device};
 use kernels::cuda::emulated::Emulated;
@@ -16,9 +15,9 @@ use kernels::cuda::lower::{CudaProgram, lower};
 use kernels::cuda::machine::Machine;
 use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
 use kernels::cuda::passes::{BATCH, Pass, constants, passes};
-use kernels::cuda::{Arch, CudaError, Kernel};
+use kernels::cuda::{Arch, CudaError, Kernel, ParamType};
 use kernels::lowering::KernelInfo;
-use kernels::plan;
+use kernels::plan::Buffer;
 use kernels::progress::{Progress, UnitReady};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -113,7 +112,7 @@ impl CudaExecutable {
             (CudaTarget::Device { .. }, None) => return Err(CudaError::NoDriver.into()),
         };
         Ok(CudaExecutable {
-            kernels: kernel_infos(&plan.graph, &program),
+            kernels: kernel_infos(&program),
             plan,
             program,
             forward,
@@ -163,32 +162,39 @@ fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, st
     });
 }
 
-/// What each top-level map became, for reports; operations are not counted here.
-fn kernel_infos(graph: &Graph, program: &CudaProgram) -> Vec<KernelInfo> {
-    let state = graph.single_state();
-    let nodes = state.into_iter().flat_map(|s| &s.nodes);
-    let maps = nodes.filter(|n| plan::alias(n).is_none());
-    let mut infos = Vec::new();
-    for (node, map) in maps.zip(&program.maps) {
-        let touched = plan::touched(graph, node);
-        let writes: Vec<_> = node
-            .writes()
-            .into_iter()
-            .filter(|id| touched.contains(id))
-            .collect();
-        let reads = node.reads().into_iter();
-        infos.push(KernelInfo {
-            name: format!("map {}", infos.len()),
+/// What each map became, for reports.
+fn kernel_infos(program: &CudaProgram) -> Vec<KernelInfo> {
+    let maps = program.maps.iter().enumerate();
+    maps.map(|(n, map)| {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let mut names = Vec::new();
+        for launch in program.launches.iter().filter(|l| l.map == n) {
+            let kernel = &program.kernels[launch.kernel];
+            names.push(kernel.name.clone());
+            for (buffer, param) in launch.args.iter().zip(&kernel.params) {
+                let Buffer::Container(id) = buffer else {
+                    continue;
+                };
+                let list = match param.ty {
+                    ParamType::Out(_) => &mut writes,
+                    _ => &mut reads,
+                };
+                if !list.contains(id) {
+                    list.push(*id);
+                }
+            }
+        }
+        reads.retain(|id| !writes.contains(id));
+        KernelInfo {
+            name: names.join("+"),
             origin: map.origin.clone(),
-            stage: node.stage,
+            stage: map.stage,
             path: map.path,
-            flops: 0,
+            flops: map.flops,
             n_launches: map.n_launches,
-            reads: reads
-                .filter(|id| touched.contains(id) && !writes.contains(id))
-                .collect(),
+            reads,
             writes,
-        });
-    }
-    infos
+        }
+    })
+    .collect()
 }

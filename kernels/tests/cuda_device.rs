@@ -133,6 +133,7 @@ fn launch(kernel: usize, grid: u32, shared: u32, args: [BufferRef; 2]) -> Placed
             })
             .to_vec(),
         writes_saved: false,
+        origin: format!("layers.{kernel} (net.py:{})", kernel + 3),
     }
 }
 

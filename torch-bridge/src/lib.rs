@@ -3,6 +3,8 @@
 //! Owns the boundary between Python and the compiler: a captured graph comes in as text, a program
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
+mod built;
+mod cuda;
 mod onnx;
 mod onnx_optimize;
 mod program;
@@ -27,6 +29,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.py().get_type::<UnsupportedOperators>(),
     )?;
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cuda_devices, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::nvrtc_version, m)?)?;
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
     m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;
     m.add_function(wrap_pyfunction!(onnx_optimize::optimize, m)?)?;

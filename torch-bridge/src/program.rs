@@ -3,21 +3,19 @@
 //! Data comes as addresses of contiguous tensors that the Python side keeps alive and of the sizes
 //! that `inputs`, `outputs` and the `*_bytes` attributes state. The interpreter lock is released
 //! while kernels are compiled and run.
-#![allow(unsafe_code)]
 
+use crate::built::{Blocks, Built, Times};
+use compiler::CompileError;
+use compiler::cuda::CudaTarget;
 use compiler::graph::{ContainerId, Graph};
 use compiler::importer::torch::ImportError;
-use compiler::kernels;
-use compiler::kernels::memory::Buffer;
-use compiler::kernels::pool::Pool;
 use compiler::kernels::progress::{Progress, UnitReady};
-use compiler::kernels::run::RunError;
-use compiler::report::{Memory, Report};
+use compiler::report::Report;
 use compiler::torch::Captured;
-use compiler::{CompileError, Executable};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
+use std::path::PathBuf;
 use std::ptr::null_mut;
 
 create_exception!(
@@ -39,8 +37,7 @@ type Spec = (String, Vec<i64>, &'static str);
 /// Kernels for the forward and, where gradients are wanted, the backward pass.
 #[pyclass(frozen, module = "shorthaul._native")]
 pub struct Program {
-    executable: Executable,
-    threads: usize,
+    built: Built,
     /// Slots: the model's inputs, gradients of outputs, the model's outputs, gradients of inputs.
     n_seeds: usize,
     #[pyo3(get)]
@@ -86,32 +83,73 @@ impl Program {
             let executable = captured
                 .compile(&requires_grad, threads, &mut listener)
                 .map_err(Failure::Compile)?;
-            Ok((captured.uses_seed(), executable))
+            let built = Built::Cpu(Box::new(executable), threads);
+            Ok((captured.uses_seed(), built))
         });
-        let (uses_seed, executable) = built.map_err(|failure: Failure| failure.into_python(py))?;
-        Program::new(executable, uses_seed, threads)
+        let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
+        Program::new(built, uses_seed)
+    }
+
+    /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the
+    /// emulator on the host's memory where it is `None`. `nvrtc` are folders to look for NVRTC in.
+    #[staticmethod]
+    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None))]
+    fn compile_cuda(
+        py: Python<'_>,
+        graph_json: &str,
+        constants: Vec<Vec<u8>>,
+        requires_grad: Vec<usize>,
+        device: Option<usize>,
+        nvrtc: Vec<PathBuf>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Program> {
+        let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+        let target = match device {
+            Some(ordinal) => CudaTarget::Device {
+                ordinal,
+                nvrtc: &nvrtc,
+            },
+            None => CudaTarget::Emulated { seed: 1 },
+        };
+        let built = py.detach(|| {
+            let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
+            let mut listener = Listener { progress };
+            let executable = captured
+                .compile_cuda(&requires_grad, &target, &mut listener)
+                .map_err(Failure::Compile)?;
+            Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
+        });
+        let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
+        Program::new(built, uses_seed)
+    }
+
+    /// The CUDA text of every kernel, as `(name, origin, text)`; empty for the CPU.
+    fn cuda_kernels(&self) -> Vec<(String, String, String)> {
+        self.built.cuda_kernels()
     }
 
     /// Bytes that live from the forward to the backward pass.
     #[getter]
     fn saved_bytes(&self) -> usize {
-        self.executable.forward.parts().saved_bytes
+        self.built.memory().saved_bytes
     }
 
     /// Bytes that the forward pass needs while it runs.
     #[getter]
     fn forward_scratch_bytes(&self) -> usize {
-        self.executable.forward.parts().arena_bytes
+        self.built.memory().forward_arena_bytes
     }
 
     /// Bytes that the backward pass needs while it runs.
     #[getter]
     fn backward_scratch_bytes(&self) -> usize {
-        self.executable.backward.parts().arena_bytes
+        self.built.memory().backward_arena_bytes
     }
 
-    /// Computes the outputs and the saved block. With `timed`, gives the launches' names and seconds.
-    #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false))]
+    /// Computes the outputs and the saved block. With `timed`, gives the launches' names and seconds,
+    /// on the CPU. CUDA kernels are enqueued on `stream`.
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false, stream=0))]
     fn forward(
         &self,
         py: Python<'_>,
@@ -120,6 +158,7 @@ impl Program {
         saved: usize,
         scratch: usize,
         timed: bool,
+        stream: u64,
     ) -> PyResult<Times> {
         expect("input", inputs.len(), self.inputs.len())?;
         expect("output", outputs.len(), self.outputs.len())?;
@@ -127,8 +166,8 @@ impl Program {
         slots.extend(std::iter::repeat_n(null_mut(), self.n_seeds));
         slots.extend(addresses(&outputs));
         slots.extend(std::iter::repeat_n(null_mut(), self.grad_inputs.len()));
-        let blocks = (Address(scratch as *mut u8), Address(saved as *mut u8));
-        self.run(py, &self.executable.forward, slots, blocks, timed)
+        let blocks = Blocks::new(slots, scratch, saved);
+        self.built.run(py, false, blocks, timed, stream)
     }
 
     /// Computes the gradients of the inputs named by `grad_inputs`.
@@ -136,7 +175,7 @@ impl Program {
     /// `reads` are the inputs of `backward_reads`, `output_reads` the outputs of
     /// `backward_output_reads`, as they were in the forward pass.
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false))]
+    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false, stream=0))]
     fn backward(
         &self,
         py: Python<'_>,
@@ -147,6 +186,7 @@ impl Program {
         grads: Vec<usize>,
         scratch: usize,
         timed: bool,
+        stream: u64,
     ) -> PyResult<Times> {
         expect("output gradient", grad_outputs.len(), self.n_seeds)?;
         expect("input to read", reads.len(), self.backward_reads.len())?;
@@ -171,47 +211,32 @@ impl Program {
             slots[first_output + at] = address;
         }
         slots.extend(addresses(&grads));
-        let blocks = (Address(scratch as *mut u8), Address(saved as *mut u8));
-        self.run(py, &self.executable.backward, slots, blocks, timed)
+        let blocks = Blocks::new(slots, scratch, saved);
+        self.built.run(py, true, blocks, timed, stream)
     }
 
     /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
     fn report(&self) -> PyResult<String> {
-        let (forward, backward) = (
-            self.executable.forward.parts(),
-            self.executable.backward.parts(),
-        );
-        let memory = Memory {
-            forward_arena_bytes: forward.arena_bytes,
-            backward_arena_bytes: backward.arena_bytes,
-            saved_bytes: forward.saved_bytes,
-            thread_scratch_bytes: forward
-                .thread_scratch_bytes
-                .max(backward.thread_scratch_bytes),
-        };
-        let report = Report::new(&self.executable.plan, &self.executable.kernels, memory);
+        let built = &self.built;
+        let report = Report::new(built.plan(), built.kernels(), built.memory());
         serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
     }
 }
 
 impl Program {
-    fn new(executable: Executable, uses_seed: bool, threads: usize) -> PyResult<Program> {
-        let step = &executable.plan.step;
-        let graph = &executable.plan.bound;
+    fn new(built: Built, uses_seed: bool) -> PyResult<Program> {
+        let step = &built.plan().step;
+        let graph = &built.plan().bound;
         let n_seeds = step.seeded_outputs.len();
         let n_inputs = step.n_inputs;
         let specs = |ids: &[ContainerId]| -> PyResult<Vec<Spec>> {
             ids.iter().map(|id| spec(graph, *id)).collect()
         };
         let outputs: Vec<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-        let backward = executable.backward.parts();
-        let is_read = |slot: &usize| {
-            let external = backward.externals.get(*slot);
-            external.is_some_and(|e| e.bytes > 0)
-        };
+        let backward = built.externals(true);
+        let is_read = |slot: &usize| backward.get(*slot).is_some_and(|e| e.bytes > 0);
         let first_output = n_inputs + n_seeds;
         Ok(Program {
-            threads,
             n_seeds,
             inputs: specs(&graph.inputs[..n_inputs])?,
             outputs: specs(&outputs[..step.n_outputs])?,
@@ -222,81 +247,10 @@ impl Program {
             backward_output_reads: (0..step.n_outputs)
                 .filter(|i| is_read(&(first_output + i)))
                 .collect(),
-            executable,
-        })
-    }
-
-    fn run(
-        &self,
-        py: Python<'_>,
-        program: &compiler::kernels::run::Program,
-        slots: Vec<*mut u8>,
-        (scratch, saved): (Address, Address),
-        timed: bool,
-    ) -> PyResult<Times> {
-        let slots: Vec<Address> = slots.into_iter().map(Address).collect();
-        py.detach(move || {
-            // Whole values, so that the closure captures the wrappers and not their raw pointers.
-            let (slots, scratch, saved) = (slots, scratch, saved);
-            let pool = Pool::global();
-            // A program of fewer threads than another's leaves the rest of them asleep.
-            if pool.threads() < self.threads {
-                pool.set_threads(self.threads);
-            }
-            let failed = |error: RunError| CompileFailure::new_err(error.to_string());
-            let slots: Vec<*mut u8> = slots.into_iter().map(|a| a.0).collect();
-            // SAFETY: the package passes contiguous tensors of the shapes and dtypes in `inputs` and
-            // `outputs`, and blocks of the stated sizes from PyTorch's allocator, which aligns them
-            // to 64 bytes; it keeps them alive and untouched during the call. Slots that a pass does
-            // not touch may be null.
-            unsafe {
-                if timed {
-                    return run_timed(program, &slots, scratch.0, saved.0, pool).map_err(failed);
-                }
-                program
-                    .run_raw(&slots, scratch.0, saved.0, pool)
-                    .map_err(failed)?;
-            }
-            Ok(Vec::new())
+            built,
         })
     }
 }
-
-/// Launches with the seconds they took.
-type Times = Vec<(String, f64)>;
-
-/// As `run_raw`, with the time of each launch.
-///
-/// # Safety
-/// As `run_raw`.
-unsafe fn run_timed(
-    program: &compiler::kernels::run::Program,
-    slots: &[*mut u8],
-    scratch: *mut u8,
-    saved: *mut u8,
-    pool: &Pool,
-) -> Result<Times, RunError> {
-    let parts = program.parts();
-    let lend = |start: *mut u8, bytes: usize| match bytes {
-        0 => Buffer::none(),
-        // SAFETY: the caller vouches for the sizes.
-        _ => unsafe { Buffer::from_raw(start, bytes, true) },
-    };
-    let sized = slots.iter().zip(&parts.externals);
-    let externals: Vec<Buffer> = sized.map(|(slot, spec)| lend(*slot, spec.bytes)).collect();
-    let arena = lend(scratch, parts.arena_bytes);
-    let times = program.run_timed(&externals, arena, lend(saved, parts.saved_bytes), pool)?;
-    let seconds = |t: kernels::run::LaunchTime<'_>| (t.name.to_string(), t.time.as_secs_f64());
-    Ok(times.into_iter().map(seconds).collect())
-}
-
-/// An address that the caller vouches for.
-#[derive(Clone, Copy)]
-struct Address(*mut u8);
-// SAFETY: an address is plain data; who may touch what it points to is the caller's promise.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
 
 fn addresses(list: &[usize]) -> Vec<*mut u8> {
     list.iter().map(|a| *a as *mut u8).collect()

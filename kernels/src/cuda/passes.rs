@@ -24,7 +24,7 @@ pub struct Argument {
     pub at: BufferRef,
     /// Its size in bytes.
     pub bytes: usize,
-    /// The container, or the kernel whose workspace it is.
+    /// The container or workspace.
     pub name: String,
 }
 
@@ -41,6 +41,8 @@ pub struct PlacedLaunch {
     pub args: Vec<Argument>,
     /// Whether it writes to the saved block.
     pub writes_saved: bool,
+    /// The part of the model that it computes; kernels of equal text serve several.
+    pub origin: String,
 }
 
 /// One pass: its launches in order, and the memory that they need.
@@ -91,12 +93,13 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
             dynamic_shared_bytes: 0,
             args: Vec::new(),
             writes_saved: false,
+            origin: program.maps[launch.map].origin.clone(),
         };
         for (buffer, param) in launch.args.iter().zip(&kernel.params) {
             let Some(at) = memory.place(*buffer) else {
                 continue;
             };
-            let argument = argument(graph, *buffer, at)?;
+            let argument = argument(graph, program, *buffer, at)?;
             let written = matches!(param.ty, ParamType::Out(_));
             if let BufferRef::External(slot) = at {
                 let spec = &mut pass.externals[slot];
@@ -111,13 +114,18 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
     Ok(pass)
 }
 
-fn argument(graph: &Graph, buffer: Buffer, at: BufferRef) -> Result<Argument, PlanError> {
+fn argument(
+    graph: &Graph,
+    program: &CudaProgram,
+    buffer: Buffer,
+    at: BufferRef,
+) -> Result<Argument, PlanError> {
     let (bytes, name) = match buffer {
         Buffer::Container(id) => (
             plan::container_bytes(graph, id)?,
             graph.container(id).name.clone(),
         ),
-        Buffer::Workspace(n) => (0, format!("workspace {n}")),
+        Buffer::Workspace(n) => (program.workspace_bytes[n], format!("workspace {n}")),
     };
     Ok(Argument { at, bytes, name })
 }

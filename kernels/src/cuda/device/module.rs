@@ -184,9 +184,9 @@ impl CudaModule {
                 let kernel = &self.kernels[launch.kernel];
                 // SAFETY: passed on.
                 let launched = unsafe { self.launch(kernel, launch, stream, addresses) };
-                launched.map_err(|f| self.refused(kernel, f))?;
+                launched.map_err(|f| self.refused(kernel, launch, f))?;
                 if waits {
-                    driver::wait(stream).map_err(|f| self.failed(kernel, f))?;
+                    driver::wait(stream).map_err(|f| self.failed(kernel, launch, f))?;
                 }
             }
             Ok(())
@@ -256,8 +256,8 @@ impl CudaModule {
         Ok(())
     }
 
-    fn refused(&self, kernel: &Loaded, failure: Failure) -> CudaError {
-        let (name, origin) = (kernel.name.clone(), kernel.origin.clone());
+    fn refused(&self, kernel: &Loaded, launch: &PlacedLaunch, failure: Failure) -> CudaError {
+        let (name, origin) = (kernel.name.clone(), launch.origin.clone());
         let ordinal = self.device.info.ordinal;
         if failure.is_context_lost() {
             return CudaError::FailedEarlier {
@@ -279,10 +279,10 @@ impl CudaModule {
         }
     }
 
-    fn failed(&self, kernel: &Loaded, failure: Failure) -> CudaError {
+    fn failed(&self, kernel: &Loaded, launch: &PlacedLaunch, failure: Failure) -> CudaError {
         CudaError::Failed {
             kernel: kernel.name.clone(),
-            origin: kernel.origin.clone(),
+            origin: launch.origin.clone(),
             ordinal: self.device.info.ordinal,
             problem: failure.problem,
         }

@@ -1,0 +1,211 @@
+//! What a program is made of, kernels for the CPU or CUDA kernels, and the call of either.
+//!
+//! Owns the addresses of a call and the one place where they are handed to kernels. The interpreter
+//! lock is released meanwhile.
+#![allow(unsafe_code)]
+
+use crate::program::CompileFailure;
+use compiler::cuda::CudaExecutable;
+use compiler::kernels::cuda::machine::Addresses;
+use compiler::kernels::lowering::KernelInfo;
+use compiler::kernels::memory::Buffer;
+use compiler::kernels::pool::Pool;
+use compiler::kernels::run::{ExternalSpec, LaunchTime, Program, RunError};
+use compiler::report::Memory;
+use compiler::{Executable, Plan};
+use pyo3::prelude::*;
+
+/// Launches with the seconds they took.
+pub type Times = Vec<(String, f64)>;
+
+/// Compiled kernels of both passes.
+pub enum Built {
+    /// For the CPU, with the number of threads.
+    Cpu(Box<Executable>, usize),
+    /// For a device or the emulator.
+    Cuda(Box<CudaExecutable>),
+}
+
+impl Built {
+    /// What was decided.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Built::Cpu(executable, _) => &executable.plan,
+            Built::Cuda(executable) => &executable.plan,
+        }
+    }
+
+    /// How each kernel was made.
+    pub fn kernels(&self) -> &[KernelInfo] {
+        match self {
+            Built::Cpu(executable, _) => &executable.kernels,
+            Built::Cuda(executable) => &executable.kernels,
+        }
+    }
+
+    /// What a pass asks of each of the caller's buffers.
+    pub fn externals(&self, backward: bool) -> &[ExternalSpec] {
+        match (self, backward) {
+            (Built::Cpu(executable, _), false) => &executable.forward.parts().externals,
+            (Built::Cpu(executable, _), true) => &executable.backward.parts().externals,
+            (Built::Cuda(executable), false) => &executable.forward.externals,
+            (Built::Cuda(executable), true) => &executable.backward.externals,
+        }
+    }
+
+    /// Memory of both passes.
+    pub fn memory(&self) -> Memory {
+        match self {
+            Built::Cpu(executable, _) => {
+                let (forward, backward) = (executable.forward.parts(), executable.backward.parts());
+                Memory {
+                    forward_arena_bytes: forward.arena_bytes,
+                    backward_arena_bytes: backward.arena_bytes,
+                    saved_bytes: forward.saved_bytes,
+                    thread_scratch_bytes: forward
+                        .thread_scratch_bytes
+                        .max(backward.thread_scratch_bytes),
+                }
+            }
+            Built::Cuda(executable) => executable.memory(),
+        }
+    }
+
+    /// Name, origin and text of every CUDA kernel.
+    pub fn cuda_kernels(&self) -> Vec<(String, String, String)> {
+        let Built::Cuda(executable) = self else {
+            return Vec::new();
+        };
+        let kernels = executable.program.kernels.iter();
+        kernels
+            .map(|k| (k.name.clone(), k.origin.clone(), k.text.clone()))
+            .collect()
+    }
+
+    /// Runs a pass on the CPU, or enqueues it on a stream.
+    pub fn run(
+        &self,
+        py: Python<'_>,
+        backward: bool,
+        blocks: Blocks,
+        timed: bool,
+        stream: u64,
+    ) -> PyResult<Times> {
+        py.detach(move || {
+            // The whole value, so that the closure captures it and not its raw pointers.
+            let blocks = blocks;
+            match self {
+                Built::Cpu(executable, threads) => {
+                    let program = match backward {
+                        true => &executable.backward,
+                        false => &executable.forward,
+                    };
+                    let times = run_cpu(program, *threads, &blocks, timed);
+                    times.map_err(|error| CompileFailure::new_err(error.to_string()))
+                }
+                Built::Cuda(executable) => {
+                    run_cuda(executable, backward, &blocks, stream)?;
+                    Ok(Vec::new())
+                }
+            }
+        })
+    }
+}
+
+fn run_cpu(
+    program: &Program,
+    threads: usize,
+    blocks: &Blocks,
+    timed: bool,
+) -> Result<Times, RunError> {
+    let pool = Pool::global();
+    // A program of fewer threads than another's leaves the rest of them asleep.
+    if pool.threads() < threads {
+        pool.set_threads(threads);
+    }
+    let slots: Vec<*mut u8> = blocks.slots.iter().map(|a| a.0).collect();
+    // SAFETY: the package passes contiguous tensors of the shapes and dtypes in `inputs` and
+    // `outputs`, and blocks of the stated sizes from PyTorch's allocator, which aligns them to 64
+    // bytes; it keeps them alive and untouched during the call. Slots that a pass does not touch may
+    // be null.
+    unsafe {
+        if timed {
+            return run_timed(program, &slots, blocks, pool);
+        }
+        program.run_raw(&slots, blocks.scratch.0, blocks.saved.0, pool)?;
+    }
+    Ok(Vec::new())
+}
+
+fn run_cuda(
+    executable: &CudaExecutable,
+    backward: bool,
+    blocks: &Blocks,
+    stream: u64,
+) -> PyResult<()> {
+    let pass = match backward {
+        true => &executable.backward,
+        false => &executable.forward,
+    };
+    let externals: Vec<u64> = blocks.slots.iter().map(|a| a.0 as usize as u64).collect();
+    let addresses = Addresses {
+        externals: &externals,
+        arena: blocks.scratch.0 as usize as u64,
+        saved: blocks.saved.0 as usize as u64,
+    };
+    // SAFETY: as for the CPU, with tensors on the program's device. PyTorch's allocator gives memory
+    // of a stream back to that stream alone, so it stays theirs until the launches are done.
+    let done = unsafe { executable.machine.run(pass, stream, &addresses) };
+    done.map_err(|error| CompileFailure::new_err(error.to_string()))
+}
+
+/// As `run_raw`, with the time of each launch.
+///
+/// # Safety
+/// As `run_raw`.
+unsafe fn run_timed(
+    program: &Program,
+    slots: &[*mut u8],
+    blocks: &Blocks,
+    pool: &Pool,
+) -> Result<Times, RunError> {
+    let parts = program.parts();
+    let lend = |start: *mut u8, bytes: usize| match bytes {
+        0 => Buffer::none(),
+        // SAFETY: the caller vouches for the sizes.
+        _ => unsafe { Buffer::from_raw(start, bytes, true) },
+    };
+    let sized = slots.iter().zip(&parts.externals);
+    let externals: Vec<Buffer> = sized.map(|(slot, spec)| lend(*slot, spec.bytes)).collect();
+    let arena = lend(blocks.scratch.0, parts.arena_bytes);
+    let saved = lend(blocks.saved.0, parts.saved_bytes);
+    let times = program.run_timed(&externals, arena, saved, pool)?;
+    let seconds = |t: LaunchTime<'_>| (t.name.to_string(), t.time.as_secs_f64());
+    Ok(times.into_iter().map(seconds).collect())
+}
+
+/// The memory of one call.
+pub struct Blocks {
+    slots: Vec<Address>,
+    scratch: Address,
+    saved: Address,
+}
+
+impl Blocks {
+    /// Addresses that the caller vouches for.
+    pub fn new(slots: Vec<*mut u8>, scratch: usize, saved: usize) -> Blocks {
+        Blocks {
+            slots: slots.into_iter().map(Address).collect(),
+            scratch: Address(scratch as *mut u8),
+            saved: Address(saved as *mut u8),
+        }
+    }
+}
+
+/// An address that the caller vouches for.
+#[derive(Clone, Copy)]
+struct Address(*mut u8);
+// SAFETY: an address is plain data; who may touch what it points to is the caller's promise.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
