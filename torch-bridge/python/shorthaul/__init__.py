@@ -5,9 +5,10 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
-from . import _threads
+from . import _threads, cuda
 from ._errors import (
     CaptureError,
+    CapturingError,
     CompileError,
     InputError,
     OutOfRange,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "CapturingError",
     "CompileError",
     "InputError",
     "OutOfRange",
@@ -31,6 +33,7 @@ __all__ = [
     "Report",
     "ShorthaulError",
     "Unsupported",
+    "cuda",
     "module",
     "report",
 ]

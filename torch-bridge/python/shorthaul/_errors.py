@@ -48,5 +48,9 @@ class CompileError(ShorthaulError):
     """The graph was understood, but no kernels could be made from it."""
 
 
+class CapturingError(ShorthaulError):
+    """Something that must happen before a CUDA graph is captured was left to the capture."""
+
+
 class RecompileWarning(UserWarning):
     """A module is compiled again, or no longer, because its inputs or mode keep changing."""

@@ -1,6 +1,6 @@
 """The operators through which PyTorch sees a compiled program.
 
-Owns ``torch.ops.shorthaul.forward`` and ``.backward``: their schemas, CPU implementations,
+Owns ``torch.ops.shorthaul.forward`` and ``.backward``: their schemas, implementations,
 fake implementations and autograd registration. Both are functional: they allocate what they
 return (results from PyTorch's allocator, saved blocks from the program's own) and write nothing
 else. Never decides what to compile.
@@ -17,7 +17,7 @@ import weakref
 import torch
 
 from ._errors import ShorthaulError
-from ._program import Program
+from ._program import Program, TensorSpec
 
 _programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -51,24 +51,30 @@ def register(program: Program) -> int:
     return handle
 
 
-def _bytes(n: int) -> torch.Tensor:
-    return torch.empty(n, dtype=torch.uint8)
+def _bytes(program: Program, n: int) -> torch.Tensor:
+    return torch.empty(n, dtype=torch.uint8, device=program.place.device)
+
+
+def _empty(program: Program, spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(spec.shape, dtype=spec.dtype, device=program.place.device)
 
 
 def _forward_results(program: Program, saved: torch.Tensor) -> list[torch.Tensor]:
-    outputs = [torch.empty(spec.shape, dtype=spec.dtype) for spec in program.user_outputs]
-    return [*outputs, _bytes(program.state_bytes), saved]
+    outputs = [_empty(program, spec) for spec in program.user_outputs]
+    return [*outputs, _bytes(program, program.state_bytes), saved]
 
 
 def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     owner = _programs[program]
-    for position, bound in owner.bounds:
-        bound.check(inputs[position])
-    results = _forward_results(owner, owner.blocks.lend(owner.saved_bytes))
+    # On a device the answer would have to be waited for; there, what lies outside reads NaN.
+    if not owner.place.is_cuda:
+        for position, bound in owner.bounds:
+            bound.check(inputs[position])
+    results = _forward_results(owner, owner.lend(owner.saved_bytes))
     *outputs, state, saved = results
     state_ptr = state.data_ptr()
     user_ptrs = iter([output.data_ptr() for output in outputs])
-    scratch = owner.blocks.lend(owner.forward_scratch_bytes)
+    scratch = owner.lend(owner.forward_scratch_bytes)
     times = owner.native.forward(
         [tensor.data_ptr() for tensor in inputs],
         [
@@ -78,6 +84,7 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
         saved.data_ptr(),
         scratch.data_ptr(),
         timings is not None,
+        owner.place.stream(),
     )
     _note("forward", times)
     return results
@@ -85,7 +92,7 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
 
 def _forward_fake(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     owner = _programs[program]
-    return _forward_results(owner, _bytes(owner.saved_bytes))
+    return _forward_results(owner, _bytes(owner, owner.saved_bytes))
 
 
 def _backward(
@@ -98,10 +105,10 @@ def _backward(
     owner = _programs[program]
     grads = _grads(owner)
     given = [
-        _as_program_wants(grad, spec)
+        _as_program_wants(owner, grad, spec)
         for grad, spec in zip(grad_outputs, owner.differentiable_outputs, strict=True)
     ]
-    scratch = owner.blocks.lend(owner.backward_scratch_bytes)
+    scratch = owner.lend(owner.backward_scratch_bytes)
     times = owner.native.backward(
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
@@ -110,20 +117,22 @@ def _backward(
         [grad.data_ptr() for grad in grads],
         scratch.data_ptr(),
         timings is not None,
+        owner.place.stream(),
     )
     _note("backward", times)
     return grads
 
 
-def _as_program_wants(grad: torch.Tensor | None, spec) -> torch.Tensor:
+def _as_program_wants(
+    program: Program, grad: torch.Tensor | None, spec: TensorSpec
+) -> torch.Tensor:
     if grad is None:
-        return torch.zeros(spec.shape, dtype=spec.dtype)
-    return grad.to(spec.dtype).contiguous()
+        return _empty(program, spec).zero_()
+    return program.place.aligned(grad.to(spec.dtype))
 
 
 def _grads(program: Program) -> list[torch.Tensor]:
-    specs = (program.inputs[i] for i in program.grad_inputs)
-    return [torch.empty(spec.shape, dtype=spec.dtype) for spec in specs]
+    return [_empty(program, program.inputs[i]) for i in program.grad_inputs]
 
 
 def _backward_fake(grad_outputs, reads, output_reads, saved, program: int) -> list[torch.Tensor]:
@@ -157,7 +166,7 @@ def _differentiate(ctx, grads):
         for i, grad in zip(program.grad_inputs, computed, strict=True):
             result[i] = grad
         for i in program.zero_inputs:
-            result[i] = torch.zeros(program.inputs[i].shape, dtype=program.inputs[i].dtype)
+            result[i] = _empty(program, program.inputs[i]).zero_()
     return result, None
 
 
@@ -168,8 +177,9 @@ def _refuse_twice(ctx, grads):
     )
 
 
-_library.impl("forward", _forward, "CPU")
-_library.impl("backward", _backward, "CPU")
+for _key in ("CPU", "CUDA"):
+    _library.impl("forward", _forward, _key)
+    _library.impl("backward", _backward, _key)
 torch.library.register_fake("shorthaul::forward", _forward_fake, lib=_library)
 torch.library.register_fake("shorthaul::backward", _backward_fake, lib=_library)
 torch.library.register_autograd(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _native
+from . import _native, cuda
 from ._bounds import Bound
 from ._capture import Captured
 from ._errors import CompileError, Unsupported
 from ._memory import Blocks
+from ._place import Place
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
@@ -43,6 +44,7 @@ class Program:
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     uses_seed: bool
+    place: Place
     user_outputs: list[TensorSpec] = field(default_factory=list)
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
@@ -87,6 +89,16 @@ class Program:
             self.user_outputs[i] for i in self.differentiable_user_outputs
         ]
 
+    def lend(self, n_bytes: int) -> torch.Tensor:
+        """A block of ``n_bytes`` bytes with arbitrary contents, where kernels can use it.
+
+        On a device it is PyTorch's allocator's: given back early, it is used again only by what
+        follows on the same stream.
+        """
+        if self.place.is_cuda:
+            return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
+        return self.blocks.lend(n_bytes)
+
     def _user_output_idxs(self) -> list[int]:
         return [i for i, output in enumerate(self.captured.outputs) if output.kind == "user"]
 
@@ -102,22 +114,29 @@ class Program:
         return [self.state_view(state, i) for i, offset in positions if offset is not None]
 
 
-def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
-    """Makes a program; ``requires_grad`` has one entry per captured input.
+def compile_program(captured: Captured, requires_grad: list[bool], place: Place) -> Program:
+    """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
     fed = [
         w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
     ]
+    wrt = [i for i, wanted in enumerate(fed) if wanted]
     try:
-        native = _native.Program.compile(
-            captured.json,
-            captured.constants,
-            [i for i, wanted in enumerate(fed) if wanted],
-            torch.get_num_threads(),
-            _progress(),
-        )
+        if place.runs_cuda_text:
+            native = _native.Program.compile_cuda(
+                captured.json,
+                captured.constants,
+                wrt,
+                place.device.index if place.is_cuda else None,
+                cuda.nvrtc_folders(),
+                _progress(),
+            )
+        else:
+            native = _native.Program.compile(
+                captured.json, captured.constants, wrt, torch.get_num_threads(), _progress()
+            )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
     except _native.CompileFailure as error:
@@ -130,7 +149,7 @@ def compile_program(captured: Captured, requires_grad: list[bool]) -> Program:
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.outputs
     ]
-    program = Program(captured, native, inputs, outputs, native.uses_seed)
+    program = Program(captured, native, inputs, outputs, native.uses_seed, place)
     read = _differentiably_read(captured.document)
     names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
     program.zero_inputs = [

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import _native, _operators
+from . import _autocast, _native, _operators
 from ._capture import Captured, capture
 from ._errors import (
     CaptureError,
@@ -36,6 +36,7 @@ from ._errors import (
     Unsupported,
 )
 from ._guards import Guards, watching
+from ._place import BACKENDS, named_tensors, place_of
 from ._program import Program, compile_program
 
 log = logging.getLogger("shorthaul")
@@ -49,15 +50,18 @@ class Options:
 
     fallback: str = "error"
     max_programs: int = 8
+    backend: str = "auto"
 
     def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend is one of {BACKENDS}, not {self.backend!r}")
         if self.fallback not in _FALLBACKS:
             raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
         if self.max_programs < 1:
             raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
 
 
-def module(model=None, /, *, fallback: str = "error", max_programs: int = 8):
+def module(model=None, /, *, fallback: str = "error", max_programs: int = 8, backend: str = "auto"):
     """Compiles ``model`` on its first call, and again for new shapes, dtypes or modes.
 
     ``model`` is an ``nn.Module`` (a compiled module that shares its parameters is returned) or a
@@ -67,10 +71,15 @@ def module(model=None, /, *, fallback: str = "error", max_programs: int = 8):
     ``Unsupported`` or ``CaptureError``; ``"eager"`` says so once and runs it through PyTorch.
     ``max_programs``: how many programs one module may have; further shapes run through PyTorch,
     said aloud once.
+    ``backend``: ``"auto"`` runs where the tensors are, on the CPU or on a CUDA device;
+    ``"cuda-emulated"`` executes the CUDA kernels of a model of CPU tensors on the CPU, slowly and
+    with every access checked, for tests and dry runs.
     """
-    options = Options(fallback, max_programs)
+    options = Options(fallback, max_programs, backend)
     if model is None:
-        return functools.partial(module, fallback=fallback, max_programs=max_programs)
+        return functools.partial(
+            module, fallback=fallback, max_programs=max_programs, backend=backend
+        )
     if isinstance(model, type):
         return _decorate(model, options)
     return _wrap(model, options)
@@ -214,7 +223,8 @@ class Runner:
 
     def _call_for(self, owner, args, kwargs) -> tuple[Call | None, list[Any]]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), _mode_key())
+        mode = (torch.is_grad_enabled(), _autocast.key(), torch.get_num_threads())
+        key = (self._structure_of(owner).key(), spec, _leaf_keys(leaves), mode)
         found = self._made_for(key)
         if not found:
             with self.lock:
@@ -275,30 +285,31 @@ class Runner:
         warnings.warn(message, RecompileWarning, stacklevel=7)
 
     def _compile(self, owner, args, kwargs, leaves) -> tuple[Guards, Call]:
-        if torch.is_autocast_enabled("cpu"):
+        place = place_of(named_tensors(leaves, self.structure.slots), self.options.backend)
+        if _autocast.requested(place.device) and not place.runs_cuda_text:
             raise CompileError(
-                "autocast is not supported yet; leave the `torch.autocast` region around this "
-                "module"
+                "autocast is not supported yet on the CPU; leave the `torch.autocast` region "
+                "around this module"
             )
-        _check_devices(leaves, self.structure)
+        place.refuse_capture(type(owner).__name__)
         if any(isinstance(leaf, torch.Tensor) and not leaf.numel() for leaf in leaves):
             self._say(f"{type(owner).__name__} runs through PyTorch where an input is empty")
             return Guards(), None
         supported = _supported()
         try:
-            return self._compile_within(supported, owner, args, kwargs, leaves)
+            return self._compile_within(supported, place, owner, args, kwargs, leaves)
         except Unsupported as error:
             # A rule that refuses a case of its operator leaves it to PyTorch's decomposition.
             refused = {target.split(" ")[0] for target, _ in error.operators} & supported
             if not refused:
                 raise
             try:
-                return self._compile_within(supported - refused, owner, args, kwargs, leaves)
+                return self._compile_within(supported - refused, place, owner, args, kwargs, leaves)
             except (Unsupported, CaptureError):
                 raise error from None
 
-    def _compile_within(self, supported, owner, args, kwargs, leaves) -> tuple[Guards, Call]:
-        captured, guards = self._capture(supported, owner, args, kwargs, leaves)
+    def _compile_within(self, supported, place, owner, args, kwargs, leaves) -> tuple[Guards, Call]:
+        captured, guards = self._capture(supported, place, owner, args, kwargs, leaves)
         grad = torch.is_grad_enabled()
         inputs = [self.structure.tensor(spec, leaves) for spec in captured.inputs]
         requires_grad = [grad and tensor.requires_grad for tensor in inputs]
@@ -308,14 +319,15 @@ class Runner:
                     f"forward writes input {output.user_idx} in place, and that input requires "
                     f"a gradient; write to a copy"
                 )
-        program = compile_program(captured, requires_grad)
+        program = compile_program(captured, requires_grad, place)
         return guards, Call(captured, program, any(requires_grad))
 
-    def _capture(self, supported, owner, args, kwargs, leaves) -> tuple[Captured, Guards]:
-        bare = _bare(owner, self.forward)
+    def _capture(self, supported, place, owner, args, kwargs, leaves) -> tuple[Captured, Guards]:
+        bare = _bare(owner, _autocast.casting(self.forward, place.device))
         try:
             with (
                 _traced(),
+                _autocast.suspended(place.device),
                 self.structure.parameters_as_such(),
                 watching(bare, owner) as guards,
             ):
@@ -383,7 +395,12 @@ class Structure:
         tensors = [tensors[name] for tensors, name in self.slots.values()]
         return (
             tuple([state["training"] for state in self.states]),
-            tuple([None if t is None else (t.dtype, t.shape, t.requires_grad) for t in tensors]),
+            tuple(
+                [
+                    None if t is None else (t.dtype, t.shape, t.requires_grad, t.device)
+                    for t in tensors
+                ]
+            ),
             len({id(t) for t in tensors}),
         )
 
@@ -447,11 +464,15 @@ class Call:
         tensors = [structure.tensor(spec, leaves) for spec in self.specs]
         if self.written:
             _refuse_overlap(leaves, self.written)
-        inputs = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+        place = self.program.place
+        if place.runs_cuda_text:
+            inputs = [place.aligned(tensor) for tensor in tensors]
+        else:
+            inputs = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         for i in self.kept:
             inputs[i] = inputs[i].clone()
         if self.program.uses_seed:
-            inputs.append(torch.empty((), dtype=torch.int64).random_(2**62))
+            inputs.append(place.seed())
         *outputs, state, _saved = torch.ops.shorthaul.forward(inputs, self.handle)
         if self.program.state_bytes:
             self._write_state(structure, leaves, state)
@@ -511,7 +532,7 @@ def _leaf_keys(leaves: list[Any]) -> tuple:
     keys = []
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            keys.append((leaf.dtype, leaf.shape, leaf.requires_grad, leaf.device.type))
+            keys.append((leaf.dtype, leaf.shape, leaf.requires_grad, leaf.device))
         elif leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
             keys.append((type(leaf), leaf))
         else:
@@ -522,27 +543,6 @@ def _leaf_keys(leaves: list[Any]) -> tuple:
                 "arrays)"
             )
     return tuple(keys)
-
-
-def _mode_key() -> tuple:
-    return (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
-
-
-def _check_devices(leaves: list[Any], structure: Structure) -> None:
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor) and (
-            leaf.device.type != "cpu" or leaf.layout != torch.strided
-        ):
-            raise InputError(
-                f"argument {i} is a {leaf.layout} tensor on {leaf.device}; Shorthaul takes "
-                f"dense tensors on the CPU"
-            )
-    for name, (tensors, key) in structure.slots.items():
-        if tensors[key] is not None and tensors[key].device.type != "cpu":
-            raise InputError(
-                f"`{name}` is on {tensors[key].device}; Shorthaul runs on the CPU: move the "
-                f"model with `.cpu()`"
-            )
 
 
 def _describe(leaves: list[Any]) -> str:

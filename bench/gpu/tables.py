@@ -1,0 +1,212 @@
+"""Measured tables that a cost model reads: products, attention, memory-bound kernels.
+
+Each item is checked before it is timed. Products: shapes of the networks that Shorthaul is built
+for, in the layouts of forward, data gradient and weight gradient, with the epilogues that
+cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's back ends. Memory-
+bound: groups over working sets up to 1 GiB, with the bytes that must move.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from measuring import Bench, check, parse, without_tf32
+from results import Results
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+#: (rows, outputs, inputs) of products: BERT-large at B=8 L=512, then ResNet-50's 1×1 convolutions
+#: at B=64, then a square.
+PRODUCTS = [
+    (4096, 1024, 1024),
+    (4096, 3072, 1024),
+    (4096, 4096, 1024),
+    (4096, 1024, 4096),
+    (200704, 64, 64),
+    (200704, 256, 64),
+    (50176, 512, 128),
+    (12544, 1024, 256),
+    (3136, 2048, 512),
+    (8192, 8192, 8192),
+]
+#: (batch, heads, length, head size).
+ATTENTION = [(8, 16, 512, 64), (96, 16, 128, 64), (2, 16, 2048, 64)]
+BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+MEGABYTES = (1, 16, 256, 1024)
+
+
+class Product(nn.Module):
+    """``[m, k] × [n, k]ᵀ`` with an epilogue."""
+
+    def __init__(self, n: int, k: int, epilogue: str):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, k) * k**-0.5)
+        self.bias = nn.Parameter(torch.zeros(n)) if epilogue != "none" else None
+        self.is_gelu = epilogue == "bias_gelu"
+
+    def forward(self, x):
+        y = F.linear(x, self.weight, self.bias)
+        return F.gelu(y, approximate="tanh") if self.is_gelu else y
+
+
+def product(bench: Bench, shape: tuple[int, int, int], epilogue: str, dtype) -> dict[str, Any]:
+    """Forward of a product with an epilogue, and its two gradients as products of their own."""
+    m, n, k = shape
+    torch.manual_seed(0)
+    model = Product(n, k, epilogue).to(bench.device)
+    x = torch.randn(m, k, device=bench.device)
+    with without_tf32():
+        verdict = check(bench, model, (x,), dtype)
+    if not verdict["ok"]:
+        return verdict
+    compiled = bench.module(model)
+
+    def run(called):
+        def call():
+            with torch.no_grad(), bench.autocast(dtype):
+                called(x)
+
+        return call
+
+    half, weight = x.to(dtype), model.weight.detach().to(dtype)
+    grad = torch.randn(m, n, device=bench.device, dtype=dtype)
+    calls: dict[str, Callable | str] = {
+        "shorthaul": run(compiled),
+        "eager": run(model),
+        "library_nt": lambda: half @ weight.t(),
+        "library_data_gradient": lambda: grad @ weight,
+        "library_weight_gradient": lambda: grad.t() @ half,
+    }
+    if epilogue == "bias_gelu":
+        bias = model.bias.detach().to(dtype)
+        calls["library_fused"] = lambda: torch.ops.aten._addmm_activation(
+            bias, half, weight.t(), use_gelu=True
+        )
+    return {**verdict, "flop": 2.0 * m * n * k, "times": bench.interleaved(calls)}
+
+
+def attention(bench: Bench, shape: tuple[int, int, int, int], dtype) -> dict[str, Any]:
+    """Forward and backward of attention by each of PyTorch's back ends."""
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(shape, device=bench.device, dtype=dtype).requires_grad_() for _ in range(3)
+    )
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double()).detach()
+    grad = torch.randn_like(q)
+    calls: dict[str, Callable | str] = {}
+    errors = {}
+    for name in BACKENDS:
+        backend = getattr(SDPBackend, name)
+
+        def call(backend=backend):
+            with sdpa_kernel(backend):
+                output = F.scaled_dot_product_attention(q, k, v)
+            torch.autograd.grad(output, (q, k, v), grad)
+            return output
+
+        try:
+            errors[name] = (call().double() - exact).abs().max().item()
+            calls[name.lower()] = call
+        except RuntimeError as error:
+            calls[name.lower()] = str(error).splitlines()[0]
+    return {"errors": errors, "times": bench.interleaved(calls)}
+
+
+class ResidualNorm(nn.Module):
+    """Bias, residual and LayerNorm: what stands between the products of an encoder layer."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x, residual):
+        return self.norm(x + self.bias + residual)
+
+
+class Softmax(nn.Module):
+    """Rows of scores."""
+
+    def forward(self, x):
+        return x.softmax(-1)
+
+
+class Gelu(nn.Module):
+    """Element by element."""
+
+    def forward(self, x):
+        return F.gelu(x)
+
+
+#: Module, number of inputs, and the elements per element of an input that forward and backward must
+#: move: inputs, outputs, their gradients, each once.
+MEMORY_BOUND = {
+    "gelu": (lambda width: Gelu(), 1, 5),
+    "softmax": (lambda width: Softmax(), 1, 5),
+    "layer_norm": (nn.LayerNorm, 1, 5),
+    "bias_residual_layer_norm": (ResidualNorm, 2, 8),
+}
+
+
+def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> dict[str, Any]:
+    """Forward and backward of a group at one size of its input, against eager and compilers."""
+    make, n_inputs, moves = MEMORY_BOUND[kind]
+    rows = max(n_bytes // (width * dtype.itemsize), 1)
+    torch.manual_seed(0)
+    model = make(width).to(bench.device)
+    small = tuple(torch.randn(min(rows, 256), width, device=bench.device) for _ in range(n_inputs))
+    verdict = check(bench, model, tuple(x.requires_grad_() for x in small))
+    if not verdict["ok"]:
+        return verdict
+    model = model.to(dtype)
+    inputs = tuple(
+        torch.randn(rows, width, device=bench.device, dtype=dtype).requires_grad_()
+        for _ in range(n_inputs)
+    )
+    grad = torch.randn(rows, width, device=bench.device, dtype=dtype)
+
+    def run(called):
+        def call():
+            leaves = (*inputs, *called.parameters())
+            torch.autograd.grad(called(*inputs), leaves, grad)
+
+        return call
+
+    variants = bench.variants(model)
+    calls = {name: v if isinstance(v, str) else run(v) for name, v in variants.items()}
+    moved = float(moves * rows * width * dtype.itemsize)
+    return {**verdict, "bytes": moved, "times": bench.interleaved(calls, graph=True)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 1 if anything was wrong."""
+    options = parse(__doc__.splitlines()[0], "results/tables.json").parse_args(arguments)
+    bench, dry = Bench(options.dry_run, options.rounds), options.dry_run
+    results = Results(options.out, "tables", vars(options))
+    half = torch.float32 if dry else torch.bfloat16
+
+    def item(name, measure):
+        if options.only in name:
+            results.item(name, measure)
+
+    for shape in [(16, 16, 16)] if dry else PRODUCTS:
+        for epilogue in ("none", "bias", "bias_gelu"):
+            name = f"product {'x'.join(map(str, shape))} {epilogue}"
+            item(name, lambda s=shape, e=epilogue: product(bench, s, e, half))
+    for shape in [(1, 2, 8, 8)] if dry else ATTENTION:
+        name = f"attention {'x'.join(map(str, shape))}"
+        item(name, lambda s=shape: attention(bench, s, half))
+    sizes = [(1 << 10, 32)] if dry else [(mb << 20, 1024) for mb in MEGABYTES]
+    for kind in MEMORY_BOUND:
+        for n_bytes, width in sizes:
+            name = f"{kind} {n_bytes} bytes of rows of {width}"
+            item(name, lambda k=kind, b=n_bytes, w=width: memory_bound(bench, k, b, w, half))
+    return 0 if results.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
