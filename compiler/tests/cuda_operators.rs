@@ -3,7 +3,10 @@
 
 use compiler::Step;
 use graph::{Bindings, Graph, Precision, Tensor, interpret};
-use kernels::cuda::{execute, lower};
+use kernels::cache::{Cache, CacheSettings};
+use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
+use kernels::cuda::{Arch, execute, lower};
+use kernels::progress::Silent;
 use ops::Meaning;
 use ops::check::{Case, append, builder, compare};
 
@@ -95,5 +98,19 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
             .collect();
         assert!(failed.is_empty(), "seed {seed}:\n{}", failed.join("\n"));
     }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn emitted_kernels_keep_to_registers() -> Checked<()> {
+    let (step, _, _) = join(&Case::all()?)?;
+    let program = lower::lower(&step.plan(&Bindings::new())?.graph)?;
+    let nvrtc = Nvrtc::find(&[])?;
+    let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
+    let threads = std::thread::available_parallelism()?.get();
+    let cubins = compile_all(&program.kernels, Arch::Sm90a, &nvrtc, &cache, threads)?;
+    let refused = gate(&program.kernels, &cubins);
+    assert!(refused.is_empty(), "{refused:#?}");
     Ok(())
 }

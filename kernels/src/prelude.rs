@@ -6,7 +6,13 @@
 /// Mathematics: `sh_NAME(float) -> float` and `sh_NAME_f64(double) -> double` for
 /// every function of tasklet expressions, written to vectorize inside
 /// `#pragma omp simd` loops.
-pub const MATH: &str = include_str!("prelude/math.h");
+pub const MATH: &str = concat!(
+    include_str!("prelude/math.h"),
+    include_str!("prelude/trigonometry.h")
+);
+
+/// The part of [`MATH`] that GPU kernels use too.
+pub(crate) const TRIGONOMETRY: &str = include_str!("prelude/trigonometry.h");
 
 /// `float sh_philox_uniform(sh_u64 key, sh_u64 counter)`; needs [`MATH`] before it.
 pub const PHILOX: &str = include_str!("prelude/philox.h");
@@ -14,5 +20,6 @@ pub const PHILOX: &str = include_str!("prelude/philox.h");
 /// [`MATH`] and [`PHILOX`]: what an emitted file starts with.
 pub const ALL: &str = concat!(
     include_str!("prelude/math.h"),
+    include_str!("prelude/trigonometry.h"),
     include_str!("prelude/philox.h")
 );

@@ -96,7 +96,7 @@ fn kernels_become_cubins_for_every_architecture() {
         let found = (sum.stack_bytes, sum.static_shared_bytes);
         assert_eq!(found, (0, shared), "{arch:?}");
         assert!((8..=64).contains(&sum.registers), "{arch:?}: {sum:?}");
-        assert_eq!(gate(&kernels[1..], &alone), []);
+        assert_eq!(gate(&kernels[1..], &[alone]), []);
         assert_eq!(
             compile(&kernels, arch, &nvrtc, &cache).unwrap(),
             cubin,
@@ -119,7 +119,7 @@ fn stack_frames_are_refused_with_the_kernel_and_its_origin() {
         ),
     ];
     let cubin = compile(&kernels, Arch::Sm80, &nvrtc, &cache).unwrap();
-    let errors = gate(&kernels, &cubin);
+    let errors = gate(&kernels, &[cubin]);
     assert!(
         matches!(&errors[..], [GateError::Stack { kernel, bytes: 64.., .. }] if kernel == "indexed"),
         "{errors:?}"

@@ -132,7 +132,16 @@ fn run_python(root: &Path, steps: &mut Steps) {
     steps.run("nvrtc", || {
         let folder = venv.nvrtc_folder()?;
         let mut test = cargo(root);
-        test.args(["test", "-p", "shorthaul-kernels", "--test", "cuda_nvrtc"]);
+        test.args([
+            "test",
+            "-p",
+            "shorthaul-kernels",
+            "-p",
+            "shorthaul-compiler",
+        ]);
+        for file in ["cuda_nvrtc", "cuda_nvrtc_networks", "cuda_operators"] {
+            test.args(["--test", file]);
+        }
         let done = run_shown(
             test.args(["--", "--ignored"])
                 .env("SHORTHAUL_NVRTC", folder),

@@ -7,6 +7,9 @@ mod library;
 mod resources;
 
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::cuda::{Arch, Kernel, prelude};
@@ -93,13 +96,22 @@ pub struct Cubin {
     pub bytes: Vec<u8>,
     /// One entry per kernel, in the kernels' order.
     pub resources: Vec<Resources>,
-    /// NVRTC's and ptxas' messages; empty if there were none.
+    /// NVRTC's and ptxas' messages without what ptxas tells of every kernel; empty if there were none.
     pub log: String,
 }
 
-/// What is passed besides the architecture: line numbers cost nothing at run time, and a kernel uses
-/// few functions of the prelude (177).
-const OPTIONS: [&str; 3] = ["--std=c++17", "--generate-line-info", "--diag-suppress=177"];
+/// What is passed besides the architecture: line numbers cost nothing at run time, ptxas tells what
+/// each kernel needs, and a kernel uses few functions of the prelude (177).
+const OPTIONS: [&str; 4] = [
+    "--std=c++17",
+    "--generate-line-info",
+    "--ptxas-options=-v",
+    "--diag-suppress=177",
+];
+
+/// Bytes of kernels' text in one file: reading the prelude costs as much as compiling a small kernel,
+/// while few large files leave threads idle at the end.
+const BATCH_BYTES: usize = 12_000;
 
 /// Compiles `kernels` as one file, or takes the cubin from the cache.
 pub fn compile(
@@ -124,14 +136,67 @@ pub fn compile(
             (bytes, log)
         }
     };
-    let resources =
-        resources::read(&bytes, kernels).map_err(|problem| NvrtcError::Cubin { arch, problem })?;
+    let (told, log) = resources::told(&log);
+    let resources = resources::read(&bytes, kernels, &told)
+        .map_err(|problem| NvrtcError::Cubin { arch, problem })?;
     Ok(Cubin {
         arch,
         bytes,
         resources,
         log,
     })
+}
+
+/// Compiles a program's kernels, or takes them from the cache, in several files at a time on `threads`
+/// threads. The cubins follow the kernels' order: each holds the next `resources.len()` of them.
+///
+/// # Errors
+/// Of the first kernels that fail, as [`compile`].
+pub fn compile_all(
+    kernels: &[Kernel],
+    arch: Arch,
+    nvrtc: &Nvrtc,
+    cache: &Cache,
+    threads: usize,
+) -> Result<Vec<Cubin>, NvrtcError> {
+    let batches = batches(kernels);
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<Option<Result<Cubin, NvrtcError>>>> =
+        Mutex::new(batches.iter().map(|_| None).collect());
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(batch) = batches.get(at) else { break };
+            let cubin = compile(batch, arch, nvrtc, cache);
+            let mut done = done.lock().unwrap_or_else(|broken| broken.into_inner());
+            done[at] = Some(cubin);
+        }
+    };
+    thread::scope(|scope| {
+        let helpers = threads.clamp(1, batches.len().max(1)) - 1;
+        for _ in 0..helpers {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let done = done
+        .into_inner()
+        .unwrap_or_else(|broken| broken.into_inner());
+    done.into_iter().flatten().collect()
+}
+
+/// Neighbours with about [`BATCH_BYTES`] of text together.
+fn batches(kernels: &[Kernel]) -> Vec<&[Kernel]> {
+    let mut batches = Vec::new();
+    let (mut first, mut bytes) = (0, 0);
+    for (at, kernel) in kernels.iter().enumerate() {
+        bytes += kernel.text.len();
+        if bytes >= BATCH_BYTES || at + 1 == kernels.len() {
+            batches.push(&kernels[first..=at]);
+            (first, bytes) = (at + 1, 0);
+        }
+    }
+    batches
 }
 
 fn kernel_names(kernels: &[Kernel]) -> String {

@@ -1,8 +1,8 @@
 //! What each kernel of a cubin needs of a multiprocessor, read from the ELF file itself.
 //!
-//! Owns the reading of `.nv.info.NAME`, `.nv.shared.NAME` and the kernels' symbols, and the gate that
-//! refuses what must not happen: spills and stack frames (registers in memory), warnings of ptxas
-//! with numbers C75xx (a wgmma that waits). Spills live in the stack frame, so its size covers both.
+//! Owns the reading of `.nv.info.NAME`, `.nv.shared.NAME` and the kernels' symbols, of spills and
+//! compilation times in ptxas' messages, and the gate that refuses what must not happen: spills and
+//! stack frames (registers in memory), warnings of ptxas with numbers C75xx (a wgmma that waits).
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,10 @@ pub struct Resources {
     pub registers: u32,
     /// Bytes of a thread's stack frame, spilled registers included.
     pub stack_bytes: u32,
+    /// Bytes of a thread's registers written to the frame for want of registers.
+    pub spill_store_bytes: u32,
+    /// Bytes of a thread's registers read back.
+    pub spill_load_bytes: u32,
     /// Bytes of shared memory declared in the text, without the dynamic pool; on Hopper with the 1024
     /// that the system keeps.
     pub static_shared_bytes: u32,
@@ -54,8 +58,19 @@ pub enum GateError {
     },
 }
 
-/// All that is wrong with a cubin of `kernels`; empty if nothing is.
-pub fn gate(kernels: &[Kernel], cubin: &Cubin) -> Vec<GateError> {
+/// All that is wrong with the cubins of `kernels`, in the kernels' order; empty if nothing is.
+pub fn gate(kernels: &[Kernel], cubins: &[Cubin]) -> Vec<GateError> {
+    let mut errors = Vec::new();
+    let mut rest = kernels;
+    for cubin in cubins {
+        let (own, others) = rest.split_at(cubin.resources.len().min(rest.len()));
+        errors.extend(gate_one(own, cubin));
+        rest = others;
+    }
+    errors
+}
+
+fn gate_one(kernels: &[Kernel], cubin: &Cubin) -> Vec<GateError> {
     let mut errors = Vec::new();
     for (kernel, resources) in kernels.iter().zip(&cubin.resources) {
         if resources.stack_bytes > 0 {
@@ -90,6 +105,46 @@ pub fn gate(kernels: &[Kernel], cubin: &Cubin) -> Vec<GateError> {
     errors
 }
 
+/// What ptxas tells of one kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spills {
+    store_bytes: u32,
+    load_bytes: u32,
+}
+
+/// Spills by kernel from ptxas' messages, and the messages that are none of these.
+pub(super) fn told(log: &str) -> (BTreeMap<String, Spills>, String) {
+    let mut spills = BTreeMap::new();
+    let mut rest = Vec::new();
+    let mut kernel = None;
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Function properties for ") {
+            kernel = Some(name.trim().to_string());
+        } else if let Some((store_bytes, load_bytes)) = spill_bytes(line) {
+            let found = Spills {
+                store_bytes,
+                load_bytes,
+            };
+            spills.extend(kernel.take().map(|name| (name, found)));
+        } else if !line.starts_with("ptxas info") {
+            rest.push(line);
+        }
+    }
+    (spills, rest.join("\n").trim().to_string())
+}
+
+/// Of `… 0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads`.
+fn spill_bytes(line: &str) -> Option<(u32, u32)> {
+    let before = |what: &str| {
+        let words = line[..line.find(what)?].split_whitespace();
+        words.last()?.parse().ok()
+    };
+    Some((
+        before(" bytes spill stores")?,
+        before(" bytes spill loads")?,
+    ))
+}
+
 /// A section of an ELF file.
 struct Section<'a> {
     kind: u32,
@@ -109,7 +164,11 @@ const FRAME_BYTES: u8 = 0x11;
 const SIZED: u8 = 4;
 
 /// The resources of `kernels`, in their order.
-pub(super) fn read(cubin: &[u8], kernels: &[Kernel]) -> Result<Vec<Resources>, String> {
+pub(super) fn read(
+    cubin: &[u8],
+    kernels: &[Kernel],
+    told: &BTreeMap<String, Spills>,
+) -> Result<Vec<Resources>, String> {
     let sections = sections(cubin).ok_or("it is not a 64-bit ELF file")?;
     let symbols = sections
         .get(".symtab")
@@ -134,11 +193,16 @@ pub(super) fn read(cubin: &[u8], kernels: &[Kernel]) -> Result<Vec<Resources>, S
                 .or(text.map(|section| section.info >> 24))
                 .ok_or_else(|| format!("it does not tell the registers of {name}"))?;
             let shared = sections.get(format!(".nv.shared.{name}").as_str());
+            let spills = told
+                .get(name)
+                .ok_or_else(|| format!("ptxas does not tell the spills of {name}"))?;
             Ok(Resources {
                 kernel: name.clone(),
                 registers,
                 stack_bytes: frame
                     .ok_or_else(|| format!("it does not tell the frame of {name}"))?,
+                spill_store_bytes: spills.store_bytes,
+                spill_load_bytes: spills.load_bytes,
                 static_shared_bytes: shared.map_or(0, |section| section.size as u32),
             })
         })
@@ -224,4 +288,26 @@ fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
     let rest = bytes.get(at..)?;
     let end = rest.iter().position(|&byte| byte == 0)?;
     std::str::from_utf8(&rest[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spills_are_read_from_messages_and_warnings_kept() {
+        let log = "ptxas info    : 24 bytes gmem\n\
+                   ptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
+                   ptxas info    : Function properties for k\n\
+                   ptxas         .     824 bytes stack frame, 1116 bytes spill stores, 1144 bytes spill loads\n\
+                   ptxas info    : Used 32 registers, used 0 barriers\n\
+                   ptxas warning : (C7510) Potential Performance Loss";
+        let (spills, rest) = told(log);
+        let k = Spills {
+            store_bytes: 1116,
+            load_bytes: 1144,
+        };
+        assert_eq!(spills, BTreeMap::from([("k".to_string(), k)]));
+        assert_eq!(rest, "ptxas warning : (C7510) Potential Performance Loss");
+    }
 }

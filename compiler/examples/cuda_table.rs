@@ -1,0 +1,174 @@
+//! Compiles every kernel of three training steps by NVRTC for every architecture and prints what each
+//! needs: registers, spills, stack frame, shared memory, launches, bytes moved.
+//! `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table > bench/results/DATE-cuda-kernels.md`
+//!
+//! Bytes are those of the containers and workspaces that the launches of a kernel are given, each once
+//! and whole per launch. Compilation is of an empty cache; the time is the processor's, which does not
+//! depend on what else runs.
+
+use compiler::Step;
+use graph::{Bindings, Graph, Lifetime};
+use kernels::cache::Cache;
+use kernels::cuda::lower::{CudaProgram, Placed, lower};
+use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
+use kernels::cuda::{Arch, ParamType};
+use kernels::plan::{Buffer, container_bytes};
+use models::convolutional::{mobilenet_v2, resnet};
+use models::transformer::{Encoder, encoder_layer};
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let nvrtc = Nvrtc::find(&[])?;
+    let threads = std::thread::available_parallelism()?.get();
+    println!("# CUDA kernels of training steps\n");
+    println!(
+        "NVRTC {}, {threads} threads; `cargo run --release --example cuda_table`. Each kernel's \
+         registers, stack bytes and static shared bytes are for sm_80 / sm_89 / sm_90a, one number \
+         where they are equal; shared bytes on the last with the 1024 that the system keeps. Spills are the bytes stored and loaded \
+         of all three. MB are of all launches of a step. Compilation is of an empty cache; its time \
+         is shared out among the threads.\n",
+        nvrtc.version()
+    );
+    for (name, graph) in networks()? {
+        network(name, &graph, &nvrtc, threads)?;
+    }
+    Ok(())
+}
+
+/// Time that all threads of this process have run, as Linux counts it in hundredths of a second.
+fn processor_seconds() -> Result<f64, Box<dyn Error>> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    let ticks: Vec<f64> = ticks.map(str::parse).collect::<Result<_, _>>()?;
+    Ok(ticks.iter().sum::<f64>() / 100.0)
+}
+
+fn networks() -> Result<Vec<(&'static str, Graph)>, ops::OpError> {
+    Ok(vec![
+        (
+            "ResNet-50, batch 8, 224 x 224, f32",
+            resnet(8, 224, [3, 4, 6, 3])?,
+        ),
+        (
+            "MobileNetV2, batch 8, 224 x 224, f32",
+            mobilenet_v2(8, 224)?,
+        ),
+        (
+            "a layer of BERT-large, batch 8, 512 positions, f32",
+            encoder_layer(Encoder::bert_large(8, 512))?,
+        ),
+    ])
+}
+
+/// Forward and backward for all parameters; running statistics are none.
+fn program(graph: &Graph) -> Result<(CudaProgram, Graph), Box<dyn Error>> {
+    let is_trained = |position: &usize| {
+        let c = graph.container(graph.inputs[*position]);
+        c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
+    };
+    let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
+    let plan = Step::training(graph, &trained)?.plan(&Bindings::new())?;
+    Ok((lower(&plan.graph)?, plan.graph))
+}
+
+fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(), Box<dyn Error>> {
+    let (program, graph) = program(graph)?;
+    println!("## {name}\n");
+    let folder = tempfile::tempdir()?;
+    let cache = Cache::at(folder.path(), 1 << 30)?;
+    let mut resources: Vec<Vec<Resources>> = vec![Vec::new(); program.kernels.len()];
+    for arch in Arch::ALL {
+        let begin = processor_seconds()?;
+        let cubins = compile_all(&program.kernels, arch, nvrtc, &cache, threads)?;
+        let seconds = processor_seconds()? - begin;
+        let refused = gate(&program.kernels, &cubins);
+        let told = cubins.iter().flat_map(|cubin| &cubin.resources);
+        for (all, own) in resources.iter_mut().zip(told) {
+            all.push(own.clone());
+        }
+        println!(
+            "- {}: {} kernels in {} files, compiled in {seconds:.1} s of processor time; refused by the gate: {}",
+            arch.name(),
+            program.kernels.len(),
+            cubins.len(),
+            refused.len()
+        );
+        for error in refused {
+            println!("  - {error}");
+        }
+    }
+    totals(&program, &graph)?;
+    println!("\n| kernel | of | path | registers | spills | stack | shared | launches | MB |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for (at, own) in resources.iter().enumerate() {
+        row(&program, &graph, at, own)?;
+    }
+    println!();
+    Ok(())
+}
+
+fn totals(program: &CudaProgram, graph: &Graph) -> Result<(), Box<dyn Error>> {
+    let mut bytes = 0;
+    for launch in &program.launches {
+        bytes += moved(program, graph, launch)?;
+    }
+    let flops: u64 = program.maps.iter().map(|m| m.flops).sum();
+    println!(
+        "- {} launches of {} maps, {:.1} MB moved, {:.1} GFLOP",
+        program.launches.len(),
+        program.maps.len(),
+        bytes as f64 / 1e6,
+        flops as f64 / 1e9
+    );
+    Ok(())
+}
+
+/// Bytes of a launch's buffers.
+fn moved(program: &CudaProgram, graph: &Graph, launch: &Placed) -> Result<usize, Box<dyn Error>> {
+    let mut bytes = 0;
+    let params = &program.kernels[launch.kernel].params;
+    for (buffer, param) in launch.args.iter().zip(params) {
+        bytes += match (buffer, param.ty) {
+            (_, ParamType::Scalar(_)) => 0,
+            (Buffer::Container(id), _) => container_bytes(graph, *id)?,
+            (Buffer::Workspace(n), _) => program.workspace_bytes[*n],
+        };
+    }
+    Ok(bytes)
+}
+
+fn row(
+    program: &CudaProgram,
+    graph: &Graph,
+    at: usize,
+    own: &[Resources],
+) -> Result<(), Box<dyn Error>> {
+    let kernel = &program.kernels[at];
+    let launches = || program.launches.iter().filter(|l| l.kernel == at);
+    let mut bytes = 0;
+    for launch in launches() {
+        bytes += moved(program, graph, launch)?;
+    }
+    let path = launches()
+        .next()
+        .map_or("", |launch| program.maps[launch.map].path);
+    let each = |f: &dyn Fn(&Resources) -> u32| {
+        let all: Vec<String> = own.iter().map(|r| f(r).to_string()).collect();
+        let same = all.iter().all(|text| *text == all[0]);
+        if same { all[0].clone() } else { all.join("/") }
+    };
+    let spilled = own.iter().map(|r| r.spill_store_bytes + r.spill_load_bytes);
+    println!(
+        "| {} | {} | {path} | {} | {} | {} | {} | {} | {:.1} |",
+        kernel.name,
+        kernel.origin,
+        each(&|r| r.registers),
+        spilled.sum::<u32>(),
+        each(&|r| r.stack_bytes),
+        each(&|r| r.static_shared_bytes),
+        launches().count(),
+        bytes as f64 / 1e6
+    );
+    Ok(())
+}
