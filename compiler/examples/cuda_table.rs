@@ -1,20 +1,21 @@
-//! Compiles every kernel of three training steps by NVRTC for every architecture and prints what each
+//! Compiles every kernel of four training steps by NVRTC for every architecture and prints what each
 //! needs: registers, spills, stack frame, shared memory, launches, bytes moved.
 //! `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table > bench/results/DATE-cuda-kernels.md`
+//! A word after `cuda_table` keeps the networks whose name holds it.
 //!
 //! Bytes are those of the containers and workspaces that the launches of a kernel are given, each once
 //! and whole per launch. Compilation is of an empty cache; the time is the processor's, which does not
 //! depend on what else runs.
 
 use compiler::Step;
-use graph::{Bindings, Graph, Lifetime};
+use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
 use kernels::cuda::{Arch, ParamType};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2, resnet};
-use models::transformer::{Encoder, encoder_layer};
+use models::transformer::{Encoder, encoder_layer_of};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,7 +30,11 @@ fn main() -> Result<(), Box<dyn Error>> {
          is shared out among the threads.\n",
         nvrtc.version()
     );
+    let wanted = std::env::args().nth(1).unwrap_or_default();
     for (name, graph) in networks()? {
+        if !name.contains(&wanted) {
+            continue;
+        }
         network(name, &graph, &nvrtc, threads)?;
     }
     Ok(())
@@ -56,7 +61,11 @@ fn networks() -> Result<Vec<(&'static str, Graph)>, ops::OpError> {
         ),
         (
             "a layer of BERT-large, batch 8, 512 positions, f32",
-            encoder_layer(Encoder::bert_large(8, 512))?,
+            encoder_layer_of(Encoder::bert_large(8, 512), DType::F32)?,
+        ),
+        (
+            "a layer of BERT-large, batch 8, 512 positions, bf16",
+            encoder_layer_of(Encoder::bert_large(8, 512), DType::BF16)?,
         ),
     ])
 }

@@ -1,18 +1,18 @@
-//! Every kernel of three large training steps compiled for Hopper by NVRTC: no spills, no stack frames,
+//! Every kernel of four large training steps compiled for Hopper by NVRTC: no spills, no stack frames,
 //! no warnings of ptxas that cost speed.
 //!
 //! Ignored in a plain `cargo test`; `cargo xtask test` runs it with `SHORTHAUL_NVRTC` set to the folder
 //! of PyTorch's wheel. All architectures and numbers: `cargo run --example cuda_table`.
 
 use compiler::Step;
-use graph::{Bindings, Graph, Lifetime};
+use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::lower::lower;
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
 use kernels::cuda::{Arch, Kernel};
 use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2, resnet};
-use models::transformer::{Encoder, encoder_layer};
+use models::transformer::{Encoder, encoder_layer_of};
 
 /// All parameters are trained; running statistics are none.
 fn kernels(graph: &Graph) -> Vec<Kernel> {
@@ -32,7 +32,8 @@ fn kernels_of_networks_keep_to_registers() {
     let networks = [
         resnet(8, 224, [3, 4, 6, 3]),
         mobilenet_v2(8, 224),
-        encoder_layer(Encoder::bert_large(8, 512)),
+        encoder_layer_of(Encoder::bert_large(8, 512), DType::F32),
+        encoder_layer_of(Encoder::bert_large(8, 512), DType::BF16),
     ];
     let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent).expect("a cache");

@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct Net {
     /// The graph so far; nodes are added by [`Net::finish`].
     pub graph: Graph,
+    /// The type of parameters made from now on: `f32`, unless changed.
+    pub dtype: DType,
     nodes: Vec<Node>,
     updates: Vec<Output>,
 }
@@ -46,6 +48,7 @@ impl Net {
     pub fn new(name: &str) -> Self {
         Net {
             graph: Graph::new(name),
+            dtype: DType::F32,
             nodes: Vec::new(),
             updates: Vec::new(),
         }
@@ -61,7 +64,7 @@ impl Net {
     pub fn parameter(&mut self, name: &str, shape: &[i64]) -> ContainerId {
         let shape = shape.iter().map(|n| SymExpr::constant(*n)).collect();
         self.graph
-            .add_input(name, DType::F32, shape, Lifetime::Parameter)
+            .add_input(name, self.dtype, shape, Lifetime::Parameter)
     }
 
     /// The finished graph with its results.

@@ -37,8 +37,17 @@ impl Encoder {
 /// # Errors
 /// `hidden` is not divisible by `heads`.
 pub fn encoder_layer(e: Encoder) -> Result<Graph, OpError> {
+    encoder_layer_of(e, DType::F32)
+}
+
+/// The same with parameters and activations of `dtype`.
+///
+/// # Errors
+/// `hidden` is not divisible by `heads`.
+pub fn encoder_layer_of(e: Encoder, dtype: DType) -> Result<Graph, OpError> {
     let mut net = Net::new("encoder_layer");
-    let x = net.input("x", DType::F32, &sizes(&[e.batch, e.length, e.hidden]));
+    net.dtype = dtype;
+    let x = net.input("x", dtype, &sizes(&[e.batch, e.length, e.hidden]));
     let context = attention(&mut net, x, e)?;
     let a = net.linear("attention.output.dense", context, e.hidden)?;
     let sum = || Expr::In(0).add(Expr::In(1));
