@@ -7,30 +7,40 @@
 use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cuda::{execute, lower};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Orders of threads.
 const SEEDS: [u64; 2] = [1, 2];
 
-/// All cases as one graph, so that they share the compiler's time; every container is named after its
-/// case. `single` takes the place of `f32` for containers outside of kernels.
-fn joined(single: &str) -> Graph {
+/// The wanted cases' files and texts.
+fn files() -> Vec<(PathBuf, String)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
+    let wanted = std::env::var("EMISSION_CASE").unwrap_or_default();
     let mut paths: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
         .map(|e| e.unwrap().path())
         .filter(|p| p.extension().is_some_and(|e| e == "graph"))
+        .filter(|p| stem(p).contains(&wanted))
         .collect();
     paths.sort();
-    let wanted = std::env::var("EMISSION_CASE").unwrap_or_default();
+    let read = |p: PathBuf| {
+        let text = fs::read_to_string(&p).unwrap();
+        (p, text)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap().to_string_lossy().into_owned()
+}
+
+/// All cases as one graph, so that they share the compiler's time; every container is named after its
+/// case. `single` takes the place of `f32` for containers outside of kernels.
+fn joined(single: &str) -> Graph {
     let (mut containers, mut nodes) = (String::new(), String::new());
     let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
-    for path in paths {
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if !name.contains(&wanted) {
-            continue;
-        }
-        let text = fs::read_to_string(&path).unwrap();
+    for (path, text) in files() {
+        let name = stem(&path);
         for line in text.replace('%', &format!("%{name}_")).lines().skip(1) {
             let list = |rest: &str| rest.split(", ").map(str::to_string).collect::<Vec<_>>();
             if let Some(rest) = line.strip_prefix("  inputs ") {
@@ -51,6 +61,34 @@ fn joined(single: &str) -> Graph {
         "graph \"cases\" {{\n{containers}  inputs {inputs}\n  state {{\n{nodes}  }}\n  outputs {outputs}\n}}\n"
     );
     graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// Characteristic cases have a text beside them, `NAME.cu`; `SHORTHAUL_UPDATE=1` writes the texts anew,
+/// `EMISSION_CASE=name` prints those of any case.
+#[test]
+fn kernels_look_as_before() {
+    let mut changed = Vec::new();
+    for (path, text) in files() {
+        let path = path.with_extension("cu");
+        let asked = std::env::var_os("EMISSION_CASE").is_some();
+        if !(path.exists() || asked) {
+            continue;
+        }
+        let program = lower::lower(&graph::parse(&text).unwrap()).unwrap();
+        let kernels: Vec<&str> = program.kernels.iter().map(|k| k.text.as_str()).collect();
+        let mut text = kernels.join("\n");
+        for launch in &program.launches {
+            text += &format!("/* sh_k{} on {} blocks */\n", launch.kernel, launch.grid);
+        }
+        if asked {
+            println!("{text}");
+        } else if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
+            fs::write(&path, &text).unwrap();
+        } else if fs::read_to_string(&path).unwrap() != text {
+            changed.push(format!("{} is now:\n{text}", path.display()));
+        }
+    }
+    assert!(changed.is_empty(), "{}", changed.join("\n"));
 }
 
 /// Floats in [-2, 2], integers in 0..3, truth values.

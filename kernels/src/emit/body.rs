@@ -443,12 +443,12 @@ impl Reader<'_> {
     }
 }
 
-const RESERVED: [&str; 40] = [
+const RESERVED: [&str; 48] = [
     "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
     "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register",
     "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef",
     "union", "unsigned", "void", "volatile", "while", "asm", "buf", "scratch", "tid", "nt",
-    "typeof",
+    "typeof", "base", "elem", "lane", "live", "part", "point", "step", "first",
 ];
 
 /// A C identifier that cannot meet one the emitter makes itself (`t3`, `x0`, `p`).
@@ -458,7 +458,9 @@ fn c_identifier(name: &str) -> String {
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .collect();
     let generated = clean.len() > 1
-        && clean.starts_with(['t', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u'])
+        && clean.starts_with([
+            't', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u', 'h', 'o', 'v', 'w',
+        ])
         && clean[1..].chars().all(|c| c.is_ascii_digit());
     let digit = clean.starts_with(|c: char| c.is_ascii_digit());
     let double = clean.starts_with("sh_") || clean.starts_with("ix_") || clean.starts_with('_');

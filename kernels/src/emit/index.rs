@@ -30,6 +30,32 @@ impl Extents {
         self.0.get(var).copied().unwrap_or(1)
     }
 
+    /// The number of values of a variable, if it has one.
+    pub(crate) fn known(&self, var: &Symbol) -> Option<i64> {
+        self.0.get(var).copied()
+    }
+
+    /// A bound on the magnitude of the expression and of all that is computed on the way to it.
+    pub(crate) fn magnitude(&self, e: &SymExpr) -> i64 {
+        let mut sum = 0i64;
+        for (atoms, c) in e.terms() {
+            let mut product = c.saturating_abs();
+            for atom in atoms {
+                let (lo, hi) = self.atom_interval(atom);
+                let own = lo.saturating_abs().max(hi.saturating_abs());
+                let within = match atom {
+                    Atom::Symbol(_) => 0,
+                    Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Min(a, b) | Atom::Max(a, b) => {
+                        self.magnitude(a).max(self.magnitude(b))
+                    }
+                };
+                product = product.saturating_mul(own.max(1)).max(within);
+            }
+            sum = sum.saturating_add(product);
+        }
+        sum
+    }
+
     /// Smallest and largest value of an expression (a superset, by interval arithmetic).
     pub(crate) fn interval(&self, e: &SymExpr) -> (i64, i64) {
         let mut sum = (0i64, 0i64);

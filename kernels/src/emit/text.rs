@@ -15,6 +15,11 @@ impl CText {
         self.text.push('\n');
     }
 
+    /// Lines of another text, inside what is open.
+    pub(crate) fn lines(&mut self, text: &str) {
+        text.lines().for_each(|l| self.line(l));
+    }
+
     /// `head {`, and what follows is inside.
     pub(crate) fn open(&mut self, head: &str) {
         let space = if head.is_empty() { "" } else { " " };

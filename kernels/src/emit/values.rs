@@ -39,6 +39,19 @@ pub(crate) enum Op {
     Uniform(ValueId, ValueId),
 }
 
+impl Op {
+    /// The values it is made of.
+    pub(crate) fn operands(&self) -> Vec<ValueId> {
+        match self {
+            Op::Const(_) | Op::Index(_) => Vec::new(),
+            Op::Load(a) => a.gather.iter().map(|(v, ..)| *v).collect(),
+            Op::Unary(_, a) | Op::Cast(a) => vec![*a],
+            Op::Binary(_, _, a, b) | Op::Uniform(a, b) => vec![*a, *b],
+            Op::Select(a, b, c) => vec![*a, *b, *c],
+        }
+    }
+}
+
 /// One value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Value {
@@ -91,6 +104,18 @@ impl Values {
     /// The value.
     pub(crate) fn get(&self, id: ValueId) -> &Value {
         &self.values[id.0]
+    }
+
+    /// The value and all that it is made of.
+    pub(crate) fn needed(&self, id: ValueId) -> BTreeSet<usize> {
+        let mut needed = BTreeSet::new();
+        let mut open = vec![id];
+        while let Some(id) = open.pop() {
+            if needed.insert(id.0) {
+                open.extend(self.get(id).op.operands());
+            }
+        }
+        needed
     }
 
     /// The depth at which the value changes.

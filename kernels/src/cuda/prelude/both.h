@@ -38,16 +38,19 @@ struct sh_largest {
 struct sh_smallest {
   template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
 };
-template <class F, int THREADS, int K, class T> SH_FN void sh_block_reduce(T (&v)[K]) {
-  constexpr int n_warps = THREADS / 32;
-  static_assert(THREADS % 32 == 0 && n_warps <= 32, "whole warps, at most 1024 threads");
+/* Over each GROUP of neighbouring threads: a power of two up to 32, or whole warps. */
+template <class F, int GROUP, int THREADS, int K, class T> SH_FN void sh_group_reduce(T (&v)[K]) {
+  constexpr int n_warps = GROUP / 32;
+  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "whole warps, at most 1024 threads");
+  static_assert(THREADS % GROUP == 0 && (GROUP % 32 == 0 || 32 % GROUP == 0), "whole groups");
   SH_UNROLL
   for (int k = 0; k < K; k++) {
     SH_UNROLL
-    for (int mask = 16; mask > 0; mask >>= 1) v[k] = F::of(v[k], sh_shuffle_xor(v[k], mask));
+    for (int mask = (GROUP < 32 ? GROUP : 32) / 2; mask > 0; mask >>= 1)
+      v[k] = F::of(v[k], sh_shuffle_xor(v[k], mask));
   }
   if constexpr (n_warps > 1) {
-    SH_SHARED(T, partial, n_warps * K);
+    SH_SHARED(T, partial, THREADS / 32 * K);
     /* A call before may still be read. */
     SH_SYNC();
     if (SH_LANE == 0) {
@@ -55,25 +58,37 @@ template <class F, int THREADS, int K, class T> SH_FN void sh_block_reduce(T (&v
       for (int k = 0; k < K; k++) partial[SH_WARP * K + k] = v[k];
     }
     SH_SYNC();
+    const int first = SH_WARP / n_warps * n_warps;
     SH_UNROLL
     for (int k = 0; k < K; k++) {
-      T total = partial[k];
-      for (int w = 1; w < n_warps; w++) total = F::template of<T>(total, partial[w * K + k]);
+      T total = partial[first * K + k];
+      for (int w = 1; w < n_warps; w++) total = F::template of<T>(total, partial[(first + w) * K + k]);
       v[k] = total;
     }
   }
 }
-#define SH_BLOCK_REDUCTION(name, F)                                          \
-  template <int THREADS, int K, class T> SH_FN void name(T (&v)[K]) {       \
-    sh_block_reduce<F, THREADS, K>(v);                                       \
-  }                                                                          \
-  template <int THREADS, class T> SH_FN T name(T v) {                        \
-    T one[1] = {v};                                                          \
-    sh_block_reduce<F, THREADS, 1>(one);                                     \
-    return one[0];                                                           \
+#define SH_REDUCTION(name, F)                                                       \
+  template <int GROUP, int THREADS, int K, class T> SH_FN void sh_group_##name(T (&v)[K]) { \
+    sh_group_reduce<F, GROUP, THREADS, K>(v);                                       \
+  }                                                                                 \
+  template <int THREADS, int K, class T> SH_FN void sh_block_##name(T (&v)[K]) {    \
+    sh_group_reduce<F, THREADS, THREADS, K>(v);                                     \
+  }                                                                                 \
+  template <int THREADS, class T> SH_FN T sh_block_##name(T v) {                    \
+    T one[1] = {v};                                                                 \
+    sh_group_reduce<F, THREADS, THREADS, 1>(one);                                   \
+    return one[0];                                                                  \
   }
-SH_BLOCK_REDUCTION(sh_block_sum, sh_sum)
-SH_BLOCK_REDUCTION(sh_block_prod, sh_prod)
-SH_BLOCK_REDUCTION(sh_block_max, sh_largest)
-SH_BLOCK_REDUCTION(sh_block_min, sh_smallest)
-#undef SH_BLOCK_REDUCTION
+SH_REDUCTION(sum, sh_sum)
+SH_REDUCTION(prod, sh_prod)
+SH_REDUCTION(max, sh_largest)
+SH_REDUCTION(min, sh_smallest)
+#undef SH_REDUCTION
+
+/* N times the same. */
+template <class T, int N> SH_FN sh_vec<T, N> sh_splat(T x) {
+  sh_vec<T, N> v;
+  SH_UNROLL
+  for (int i = 0; i < N; i++) v[i] = x;
+  return v;
+}

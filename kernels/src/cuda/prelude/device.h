@@ -10,7 +10,7 @@ typedef long long sh_i64;
   extern "C" __global__ void __launch_bounds__(threads, min_blocks) name
 #define SH_IN(T) const T *__restrict__
 #define SH_OUT(T) T *__restrict__
-#define SH_SHARED(T, name, n) __shared__ T name[n]
+#define SH_SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define SH_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 #define SH_CARVE(T, name, pool, byte_offset, n) T *const name = reinterpret_cast<T *>((pool) + (byte_offset))
 #define SH_TID ((int)threadIdx.x)
@@ -109,18 +109,16 @@ SH_FN sh_f16 sh_f16_of(float f) {
   return x;
 }
 
-/* N elements that move together: 2, 4, 8 or 16 bytes. */
-template <class T, int N> struct alignas(N * sizeof(T)) sh_vec {
+/* N elements that move together, in pieces of 2, 4, 8 or 16 bytes. */
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) sh_vec {
   T v[N];
   __device__ __forceinline__ T &operator[](int i) { return v[i]; }
   __device__ __forceinline__ const T &operator[](int i) const { return v[i]; }
 };
 template <int N, class T> SH_FN sh_vec<T, N> sh_load(const T *x, sh_i64 i) {
-  static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
   return *reinterpret_cast<const sh_vec<T, N> *>(x + i);
 }
 template <int N, class T> SH_FN void sh_store(T *y, sh_i64 i, const sh_vec<T, N> &v) {
-  static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
   *reinterpret_cast<sh_vec<T, N> *>(y + i) = v;
 }
 
@@ -128,3 +126,5 @@ template <class T> SH_FN T sh_shuffle_xor(T v, int mask) { return __shfl_xor_syn
 template <class T> SH_FN T sh_shuffle_down(T v, int d) { return __shfl_down_sync(0xffffffffu, v, d); }
 template <class T> SH_FN T sh_shuffle(T v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 SH_FN unsigned sh_ballot(int p) { return __ballot_sync(0xffffffffu, p); }
+/* The place of the lowest bit that is set. */
+SH_FN int sh_lowest(unsigned bits) { return __ffs((int)bits) - 1; }

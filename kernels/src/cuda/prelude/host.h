@@ -319,20 +319,30 @@ SH_FN sh_f16 sh_f16_of(float f) {
   return {(unsigned short)(sign | ((a - (112u << 23) + 0xfffu + (a >> 13 & 1u)) >> 13))};
 }
 
-template <class T, int N> struct alignas(N * sizeof(T)) sh_vec {
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) sh_vec {
   T v[N];
   T &operator[](int i) { return v[i]; }
   const T &operator[](int i) const { return v[i]; }
 };
+/* Pieces of at most 16 bytes. */
+template <int N, class T> struct sh_pieces {
+  enum { each = N * sizeof(T) < 16 ? N : (int)(16 / sizeof(T)) };
+  static SH_AT_SITE void load(sh_vec<T, N> &v, const sh_view &x, sh_i64 i) {
+    for (int at = 0; at < N; at += each)
+      __builtin_memcpy(&v.v[at], sh_touch(x, i + at, each, sizeof(T), 0), each * sizeof(T));
+  }
+  static SH_AT_SITE void store(const sh_vec<T, N> &v, const sh_view &y, sh_i64 i) {
+    for (int at = 0; at < N; at += each)
+      __builtin_memcpy(sh_touch(y, i + at, each, sizeof(T), 1), &v.v[at], each * sizeof(T));
+  }
+};
 template <int N, class T, template <class> class P> static SH_AT_SITE sh_vec<T, N> sh_load(P<T> x, sh_i64 i) {
-  static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
   sh_vec<T, N> v;
-  __builtin_memcpy(&v, sh_touch(x.v, i, N, sizeof(T), 0), sizeof v);
+  sh_pieces<N, T>::load(v, x.v, i);
   return v;
 }
 template <int N, class T> static SH_AT_SITE void sh_store(sh_out<T> y, sh_i64 i, const sh_vec<T, N> &v) {
-  static_assert(N * sizeof(T) <= 16, "a vector has at most 16 bytes");
-  __builtin_memcpy(sh_touch(y.v, i, N, sizeof(T), 1), &v, sizeof v);
+  sh_pieces<N, T>::store(v, y.v, i);
 }
 
 static void sh_block_barrier(int line) {
@@ -395,6 +405,8 @@ template <class V> static auto sh_shuffle_down(V v, int d, int line = __builtin_
 template <class V> static auto sh_shuffle(V v, int lane, int line = __builtin_LINE()) {
   return sh_from_lane(v, lane & 31, line);
 }
+/* The place of the lowest bit that is set. */
+static int sh_lowest(unsigned bits) { return __builtin_ctz(bits); }
 static unsigned sh_ballot(int p, int line = __builtin_LINE()) {
   const sh_u64 word = p != 0;
   sh_u64(*all)[8] = sh_meet(line, &word, 1);
