@@ -14,7 +14,10 @@ use crate::unit::{
     Definition, bytes, definition, elements, expression_cost, is_contraction, is_movement, points,
     unit, unit_tasklet_mut,
 };
-use graph::{ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, SymExpr, Symbol, Tasklet};
+use graph::{
+    Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, Reduction, SymExpr,
+    Symbol, Tasklet, Unary,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most operations a tasklet may grow to, so that recomputation stays cheaper than memory.
@@ -250,13 +253,42 @@ fn replace_input(
         tasklet.inputs.iter_mut().for_each(follow);
         tasklet.outputs.iter_mut().for_each(|(m, _)| follow(m));
     }
-    let value = if converts { value.cast(stored) } else { value };
+    let rounds = matches!(stored, DType::F16 | DType::BF16)
+        && !matches!(def.expr, Expr::In(_))
+        && is_decided_by(tasklet, position);
+    let value = if converts || rounds {
+        value.cast(stored)
+    } else {
+        value
+    };
     for (_, expr) in &mut tasklet.outputs {
         *expr = expr.map_leaves(&|leaf| (*leaf == Expr::In(position)).then(|| value.clone()));
     }
     simplify_expressions(graph, tasklet);
     tidy_inputs(tasklet);
     Ok(())
+}
+
+/// Whether comparisons or an order decide by an input's value. Then it must be the number that the
+/// container would hold: computed again without rounding it would not equal the maximum that was taken
+/// of it elsewhere. Other arithmetic is better off without the rounding.
+fn is_decided_by(tasklet: &Tasklet, position: usize) -> bool {
+    let holds = |e: &Expr| e.inputs().contains(&position);
+    tasklet.outputs.iter().any(|(m, expr)| {
+        let mut decides =
+            holds(expr) && matches!(m.conflict, Some(Reduction::Max | Reduction::Min));
+        expr.visit(&mut |e| {
+            decides |= match e {
+                Expr::Binary(f, a, b) => {
+                    let orders = f.is_predicate() || matches!(f, Binary::Max | Binary::Min);
+                    orders && (holds(a) || holds(b))
+                }
+                Expr::Unary(Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round, a) => holds(a),
+                _ => false,
+            };
+        });
+        decides
+    })
 }
 
 /// Gives the moved read the guard of the read it replaces: possible when being outside the moved

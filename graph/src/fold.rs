@@ -286,7 +286,7 @@ fn select(c: &Expr, a: &Arc<Expr>, b: &Arc<Expr>, types: &Types<'_>) -> Option<E
 fn cast(d: DType, a: &Expr, types: &Types<'_>) -> Option<Expr> {
     // A choice between a truth value and a number has a type, but values of both kinds.
     let of_kind = types.kind(a).is_some();
-    if types.dtype(a) == Some(d) && of_kind {
+    if types.dtype(a) == Some(d) && of_kind && is_rounded(d, a) {
         return Some(a.clone());
     }
     let Expr::Cast(inner, x) = a else { return None };
@@ -294,6 +294,22 @@ fn cast(d: DType, a: &Expr, types: &Types<'_>) -> Option<Expr> {
         .dtype(x)
         .is_some_and(|from| from != DType::Bool && holds_all_of(*inner, from));
     lossless.then(|| Expr::Cast(d, x.clone()))
+}
+
+/// Whether an expression of type `d` has only values of that type: arithmetic of half precision is done
+/// in single precision, and a cast behind it is where it is rounded.
+fn is_rounded(d: DType, e: &Expr) -> bool {
+    if !matches!(d, DType::F16 | DType::BF16) {
+        return true;
+    }
+    match e {
+        Expr::In(_) | Expr::Cast(..) => true,
+        Expr::Unary(Unary::Neg | Unary::Abs | Unary::Sign, a) => is_rounded(d, a),
+        Expr::Binary(Binary::Max | Binary::Min, a, b) | Expr::Select(_, a, b) => {
+            is_rounded(d, a) && is_rounded(d, b)
+        }
+        _ => false,
+    }
 }
 
 /// Whether every value of `from` is a value of `to`.

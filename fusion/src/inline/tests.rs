@@ -46,6 +46,26 @@ fn a_definition_takes_the_place_of_every_read() {
 }
 
 #[test]
+fn what_decides_is_rounded_as_it_would_have_been_stored() {
+    let one = |reader: &str| {
+        let vectors = VECTORS.replace("f32", "bf16");
+        let definition = "map [i < 4] { tasklet %t[i] = $0 + 1.0 from %x[i] }";
+        let reader = format!("map [j < 4] {{ tasklet %y[j] = {reader} from %t[j] }}");
+        inlined(&vectors, &format!("{definition}\n{reader}")).unwrap()
+    };
+    assert!(
+        one("$0 * 2.0").contains("($0 + 1.0) * 2.0"),
+        "{}",
+        one("$0 * 2.0")
+    );
+    assert!(
+        one("max($0, 0.0)").contains("max(bf16($0 + 1.0), 0.0)"),
+        "{}",
+        one("max($0, 0.0)")
+    );
+}
+
+#[test]
 fn products_read_arithmetic_from_memory_but_movement_directly() {
     let matrices = "%x: f32[4, 3] input
          %w: f32[4, 5] input
