@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from against_eager import assert_close, step
 from shorthaul import _place
-from shorthaul.module import runner_of
+from shorthaul._autocast import casting
+from shorthaul._capture import capture
+from shorthaul._program import compile_program
+from shorthaul.module import Call, Structure, runner_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 #: Nobody waits for a whole network in an interpreter of GPU threads.
@@ -183,6 +187,55 @@ def test_autocast_is_part_of_a_programs_key():
     assert compiled(x).dtype == torch.float32
     with torch.autocast("cpu"), pytest.raises(shorthaul.CompileError, match="autocast"):
         shorthaul.module(nn.Linear(8, 4))(x)
+
+
+SUPPORTED = frozenset(shorthaul._native.supported_targets())
+
+
+def captured_on_cuda(make, shape, monkeypatch, dtype=None):
+    """What capture makes of a model on a CUDA device, which PyTorch can pretend to have."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    device = torch.device("cuda", 0)
+    with FakeTensorMode(), device:
+        model, x = make(), torch.empty(shape)
+    if dtype:
+        with torch.autocast("cuda", dtype):
+            forward = casting(type(model).forward, device)
+        model.__class__ = type("Cast", (type(model),), {"forward": forward})
+    return capture(model, (x,), supported=SUPPORTED)
+
+
+@pytest.mark.parametrize("model", [linear, ConvNet, Attention])
+def test_a_model_on_cuda_is_captured_as_on_the_cpu(model, monkeypatch):
+    shape = {linear: (4, 6), ConvNet: (BATCH, 3, 4, 4), Attention: (BATCH, 5, 8)}[model]
+    there = captured_on_cuda(model, shape, monkeypatch)
+    here = capture(model(), (torch.empty(shape),), supported=SUPPORTED)
+    assert there.json.replace("cuda:0", "cpu") == here.json
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model", [linear, ConvNet, Attention])
+def test_what_autocast_makes_on_cuda_runs(model, dtype, monkeypatch):
+    """The casts of CUDA's lists, which are others than the CPU's, in the emulator."""
+    shape = {linear: (4, 6), ConvNet: (BATCH, 3, 4, 4), Attention: (BATCH, 5, 8)}[model]
+    captured = captured_on_cuda(model, shape, monkeypatch, dtype)
+    origins = [node["origin"]["source"] for node in captured.document["nodes"]]
+    assert all(source and "eval_with_key" not in source for source in origins), origins
+    own, x = model(), torch.randn(shape)
+    wanted = [spec.kind == "parameter" for spec in captured.inputs]
+    program = compile_program(captured, wanted, _place.Place(torch.device("cpu"), True))
+    y = Call(captured, program, True)(Structure(own), [x])
+    exact = copy.deepcopy(own).double()
+    reference = exact(x.double())
+    grad = torch.rand(y.shape).to(y.dtype)
+    y.backward(grad)
+    reference.backward(grad.double())
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(y.double(), reference, rtol=0, atol=tolerance * 2)
+    for p, q in zip(own.parameters(), exact.parameters(), strict=True):
+        scale = q.grad.abs().max().item() + 1
+        torch.testing.assert_close(p.grad.double(), q.grad, rtol=0, atol=tolerance * scale)
 
 
 def test_class_labels_are_checked_in_the_emulator():

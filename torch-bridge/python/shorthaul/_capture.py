@@ -51,7 +51,7 @@ from torch.utils import _pytree as pytree
 from ._bounds import Bound, bounds_of
 from ._errors import CaptureError
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
-from ._regions import inline_regions, stops_gradient
+from ._regions import inline_regions, keep_origins, stops_gradient
 
 log = logging.getLogger("shorthaul")
 
@@ -159,6 +159,7 @@ def capture(
     start = time.perf_counter()
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
     inline_regions(exported.graph_module)
+    keep_origins(exported.graph_module)
     export_seconds = time.perf_counter() - start
     functional = functionalize(exported.graph)
     if functional is None or not _is_within(functional, supported):

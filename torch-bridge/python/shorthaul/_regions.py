@@ -1,13 +1,15 @@
-"""Parts of ``forward`` that run under ``torch.no_grad``, as ``torch.export`` hands them over.
+"""Parts of ``forward`` under ``torch.no_grad`` or autocast, as ``torch.export`` hands them over.
 
-Owns putting such sub-graphs back where they are called, with a mark on each operator whose results
-no gradient may pass. The mark survives PyTorch's decompositions. Never detaches anything itself.
+Owns putting sub-graphs without gradients back where they are called, with a mark on each operator
+whose results no gradient may pass; the mark survives PyTorch's decompositions. Those with autocast
+stay for PyTorch to decompose into casts, and are run so that their operators keep their origins.
+Never detaches or casts anything itself.
 """
 
 from __future__ import annotations
 
 from torch import fx
-from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
 
 #: Where the mark stands in a node's metadata; PyTorch carries what is under "custom" along.
 _MARK = "shorthaul_gradient"
@@ -16,6 +18,18 @@ _MARK = "shorthaul_gradient"
 def stops_gradient(node: fx.Node) -> bool:
     """Whether the operator ran where gradients were off."""
     return not (node.meta.get("custom") or {}).get(_MARK, True)
+
+
+def keep_origins(module: fx.GraphModule) -> None:
+    """Lets the bodies of autocast regions run node by node, each under its own metadata.
+
+    Called as a function, a body is traced anew with the lines of its generated code for origins.
+    """
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is wrap_with_autocast:
+            body = getattr(module, node.args[4].target)
+            keep_origins(body)
+            body.forward = fx.Interpreter(body).run
 
 
 def inline_regions(module: fx.GraphModule) -> None:
