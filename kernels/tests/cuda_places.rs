@@ -1,0 +1,160 @@
+//! A CUDA program in the places of its memory plan: both passes in the emulator, on one arena and one
+//! saved block whose bytes several containers share, against the interpreter.
+#![allow(unsafe_code)]
+
+use graph::{Bindings, DType, Graph, NoLibrary, Precision, Tensor, interpret};
+use kernels::cuda::emulate::{EmulateError, FaultKind};
+use kernels::cuda::emulated::Emulated;
+use kernels::cuda::lower::lower;
+use kernels::cuda::machine::{Addresses, Machine};
+use kernels::cuda::passes::{Pass, constants, passes};
+use kernels::cuda::{CudaError, ParamType};
+use kernels::run::BufferRef;
+
+const ROWS: usize = 6;
+const COLUMNS: usize = 40;
+
+/// Two sums of rows, one saved for the backward pass, arrays that live one after another, a constant.
+const STEP: &str = "graph \"step\" {
+  %x: f32[6, 40] input
+  %k: f32[3] constant [0.5, 2.0, -1.0]
+  %a: f32[6, 40]
+  %s: f32[6]
+  %b: f32[6, 40]
+  %r: f32[6]
+  %y: f32[6, 40]
+  %c: f32[6, 40]
+  %g: f32[6]
+  %d: f32[6, 40]
+  inputs %x
+  state {
+    map [i < 6, j < 40] { tasklet %a[i, j] = exp($0) from %x[i, j] }
+    map [i < 6, j < 40] { tasklet %s[i] (sum) = $0 from %a[i, j] }
+    map [i < 6, j < 40] { tasklet %b[i, j] = $0 / $1 from %a[i, j], %s[i] }
+    map [i < 6, j < 40] { tasklet %r[i] (sum) = $0 * $0 from %b[i, j] }
+    map [i < 6, j < 40] { tasklet %y[i, j] = $0 * $1 + $2 from %b[i, j], %r[i], %k[1] }
+    map [i < 6, j < 40] !backward { tasklet %c[i, j] = $0 * $1 from %x[i, j], %s[i] }
+    map [i < 6, j < 40] !backward { tasklet %g[i] (sum) = $0 from %c[i, j] }
+    map [i < 6, j < 40] !backward { tasklet %d[i, j] = $0 - $1 from %c[i, j], %g[i] }
+  }
+  outputs %y, %d
+}
+";
+
+fn step() -> Graph {
+    graph::parse(STEP).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn built(graph: &Graph) -> (Machine, [Pass; 2]) {
+    let program = lower(graph).unwrap();
+    let passes = passes(graph, &program).unwrap();
+    let constants = constants(graph, &program);
+    let emulated = Emulated::compile(&program.kernels, constants, 3, &mut |_, _| {});
+    (Machine::Emulated(emulated.unwrap()), passes)
+}
+
+/// Memory aligned as PyTorch aligns it, full of NaN.
+fn block(bytes: usize) -> Vec<u128> {
+    vec![u128::MAX; bytes.div_ceil(16) + 1]
+}
+
+#[test]
+fn both_passes_compute_in_shared_memory_what_the_graph_means() {
+    let graph = step();
+    let n = ROWS * COLUMNS;
+    let x: Vec<f32> = (0..n as u64)
+        .map(|i| graph::philox::uniform(1, i) - 0.5)
+        .collect();
+    let data = x.iter().map(|v| f64::from(*v)).collect();
+    let given = [Tensor::from_f64(DType::F32, &[ROWS, COLUMNS], data)];
+    let none = Bindings::new();
+    let expected = interpret(&graph, &given, &none, &NoLibrary, Precision::Double).unwrap();
+    let (machine, [forward, backward]) = built(&graph);
+    let all = 4 * n * 4;
+    assert!(
+        forward.arena_bytes < all,
+        "arrays share bytes: {}",
+        forward.arena_bytes
+    );
+    assert!(forward.saved_bytes >= 4 * ROWS && backward.arena_bytes > 0);
+    let (mut y, mut d) = (vec![0.0_f32; n], vec![0.0_f32; n]);
+    let externals = [
+        x.as_ptr() as u64,
+        y.as_mut_ptr() as u64,
+        d.as_mut_ptr() as u64,
+    ];
+    assert!(externals.iter().all(|address| address % 16 == 0));
+    let arena = block(forward.arena_bytes.max(backward.arena_bytes));
+    let saved = block(forward.saved_bytes);
+    let addresses = Addresses {
+        externals: &externals,
+        arena: arena.as_ptr() as u64,
+        saved: saved.as_ptr() as u64,
+    };
+    for pass in [&forward, &backward] {
+        // SAFETY: every block has the size that the passes state.
+        unsafe { machine.run(pass, 0, &addresses) }.unwrap();
+    }
+    for (found, expected) in [&y, &d].iter().zip(&expected) {
+        for (a, b) in found.iter().zip(expected.to_f64()) {
+            assert!(
+                (f64::from(*a) - b).abs() <= 2e-5 * b.abs().max(1.0),
+                "{a} is not {b}"
+            );
+        }
+    }
+    let short = Addresses {
+        externals: &externals[1..],
+        ..addresses
+    };
+    // SAFETY: refused before anything is read.
+    let refused = unsafe { machine.run(&forward, 0, &short) };
+    let count = |e: &CudaError| {
+        matches!(
+            e,
+            CudaError::ExternalCount {
+                expected: 3,
+                found: 2
+            }
+        )
+    };
+    assert!(refused.is_err_and(|e| count(&e)));
+}
+
+/// A plan that gave two live containers the same bytes would compute with the wrong ones: here a reader
+/// is sent to bytes that no launch has written.
+#[test]
+fn a_place_that_nothing_was_written_to_is_found() {
+    let graph = step();
+    let (machine, [mut forward, _]) = built(&graph);
+    forward.arena_bytes += 4096;
+    let read_from_arena =
+        |a: &&mut kernels::cuda::passes::Argument| matches!(a.at, BufferRef::Arena(_));
+    let program = lower(&graph).unwrap();
+    let moved = forward.launches.iter_mut().find_map(|launch| {
+        let params = &program.kernels[launch.kernel].params;
+        let reads = launch.args.iter_mut().zip(params);
+        let mut reads = reads.filter(|(_, p)| matches!(p.ty, ParamType::In(_)));
+        reads.find_map(|(a, _)| Some(a).filter(read_from_arena))
+    });
+    moved.expect("a launch reads from the arena").at = BufferRef::Arena(forward.arena_bytes - 2048);
+    let (x, y, d) = (block(960), block(960), block(960));
+    let (arena, saved) = (block(forward.arena_bytes), block(forward.saved_bytes));
+    let externals = [x.as_ptr() as u64, y.as_ptr() as u64, d.as_ptr() as u64];
+    let addresses = Addresses {
+        externals: &externals,
+        arena: arena.as_ptr() as u64,
+        saved: saved.as_ptr() as u64,
+    };
+    // SAFETY: every block has the size that the pass states.
+    let found = unsafe { machine.run(&forward, 0, &addresses) };
+    let Err(CudaError::Emulate(EmulateError::Faults(faults))) = found else {
+        panic!("no fault was found");
+    };
+    assert!(
+        faults
+            .iter()
+            .all(|f| matches!(f.kind, FaultKind::Uninitialized { .. })),
+        "{faults:?}"
+    );
+}
