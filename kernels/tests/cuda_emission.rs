@@ -4,7 +4,7 @@
 //! on random inputs, in the precision it declares and with half-precision containers; all memory holds
 //! NaN before. `EMISSION_CASE=name` runs only cases of which the name contains that.
 
-use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Tensor, interpret};
+use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Scalar, Tensor, interpret};
 use kernels::cuda::{execute, lower};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -175,6 +175,46 @@ fn half_precision_is_rounded_once() {
     }
 }
 
+/// What integer types end at, on both sides, and what no integer is.
+const EDGES: [f64; 36] = [
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    -1.0,
+    -1.5,
+    127.9,
+    128.0,
+    -128.0,
+    -129.0,
+    255.0,
+    255.9,
+    256.0,
+    -255.5,
+    32767.5,
+    32768.0,
+    -32769.0,
+    65536.0,
+    8388607.0,
+    -16777215.0,
+    2147483647.0,
+    2147483648.0,
+    -2147483648.0,
+    -2147483904.0,
+    4294967296.0,
+    4294969344.0,
+    9007199254740991.0,
+    4611686018427387904.0,
+    9223372036854774784.0,
+    9223372036854775808.0,
+    -9223372036854775808.0,
+    -9223372036854777856.0,
+    1e30,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::NAN,
+];
+
 /// Conversions between all element types, each exactly as the type rounds.
 #[test]
 fn casts_are_exact() {
@@ -198,18 +238,17 @@ fn casts_are_exact() {
     );
     let graph = graph::parse(&text).unwrap();
     let program = lower::lower(&graph).unwrap();
-    let value = |dtype: DType, i: usize| {
-        let unit = f64::from(graph::philox::uniform(dtype as u64, i as u64));
-        dtype.round(unit * 100.0)
-    };
     let input = |dtype: DType| {
-        let values = (0..64).map(|i| value(dtype, i));
-        match dtype {
-            DType::Bool => {
-                Tensor::from_i64(dtype, &[64], values.map(|v| (v < 50.0) as i64).collect())
-            }
-            d if d.is_float() => Tensor::from_f64(d, &[64], values.collect()),
-            d => Tensor::from_i64(d, &[64], values.map(|v| v as i64).collect()),
+        let drawn = (EDGES.len()..64).map(|i| {
+            let unit = f64::from(graph::philox::uniform(dtype as u64, i as u64));
+            unit * 600.0 - 300.0
+        });
+        let values = EDGES.into_iter().chain(drawn);
+        if dtype.is_float() {
+            Tensor::from_f64(dtype, &[64], values.map(|v| dtype.round(v)).collect())
+        } else {
+            let held = |v: f64| Scalar::Int(v as i64).cast(dtype).as_i64();
+            Tensor::from_i64(dtype, &[64], values.map(held).collect())
         }
     };
     let inputs: Vec<Tensor> = DType::ALL.into_iter().map(input).collect();
@@ -224,6 +263,14 @@ fn casts_are_exact() {
     let found = host.run(&inputs, 1).unwrap();
     for ((e, f), output) in expected.unwrap().iter().zip(&found).zip(&graph.outputs) {
         let name = &graph.container(output.container).name;
-        assert_eq!(e.to_f64(), f.to_f64(), "{name}");
+        if e.dtype.is_float() {
+            let pairs = e.to_f64().into_iter().zip(f.to_f64());
+            for (i, (e, f)) in pairs.enumerate() {
+                let same = e.to_bits() == f.to_bits() || e.is_nan() && f.is_nan();
+                assert!(same, "{name}: element {i} is {f}, expected {e}");
+            }
+        } else {
+            assert_eq!(e.to_i64(), f.to_i64(), "{name}");
+        }
     }
 }

@@ -29,7 +29,9 @@ pub(super) fn literal(s: Scalar, dtype: DType) -> String {
     }
 }
 
-/// Conversion of a value; half precision through single.
+/// Conversion of a value; half precision through single. To integers by one function of the prelude,
+/// since what C leaves undefined (negative numbers to unsigned types, what is out of range, NaN) differs
+/// between devices and hosts.
 pub(super) fn cast(text: &str, from: DType, to: DType) -> String {
     let half = |d| matches!(d, DType::F16 | DType::BF16);
     if from == to {
@@ -43,7 +45,13 @@ pub(super) fn cast(text: &str, from: DType, to: DType) -> String {
         let single = scalar::cast(text, from, DType::F32);
         return format!("sh_from_float<{}>({single})", element_type(to));
     }
-    scalar::cast(text, from, to)
+    match to {
+        DType::I64 if from.is_float() => format!("sh_to_long({text})"),
+        DType::I8 | DType::U8 | DType::I16 | DType::I32 if from.is_float() => {
+            format!("({})sh_to_long({text})", value_type(to))
+        }
+        _ => scalar::cast(text, from, to),
+    }
 }
 
 /// A table of values and the names its text uses.

@@ -10,6 +10,17 @@ template <> struct sh_from<sh_f16> { static SH_FN_MEMBER sh_f16 of(float f) { re
 /* To the nearest, ties to even. */
 template <class T> SH_FN T sh_from_float(float f) { return sh_from<T>::of(f); }
 
+/* Towards zero; NaN becomes 0, what is beyond the last number that one. Narrower integers are its low
+ * bits: devices clamp there, and CPUs do what they please. */
+template <class T> SH_FN long sh_truncated(T x) {
+  constexpr long last = 0x7fffffffffffffffl;
+  if (x != x) return 0;
+  if (x >= (T)0x1p63) return last;
+  return x < (T)-0x1p63 ? -last - 1 : (long)x;
+}
+SH_FN long sh_to_long(float x) { return sh_truncated(x); }
+SH_FN long sh_to_long(double x) { return sh_truncated(x); }
+
 /* The n-th uniform number in [0, 1) under a key by Philox 4x32-10: word n % 4 of counter n / 4. */
 SH_FN float sh_uniform(sh_u64 key, sh_u64 n) {
   const sh_u64 at = n / 4;
