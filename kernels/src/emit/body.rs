@@ -443,13 +443,20 @@ impl Reader<'_> {
     }
 }
 
-const RESERVED: [&str; 48] = [
-    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else",
-    "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register",
-    "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef",
-    "union", "unsigned", "void", "volatile", "while", "asm", "buf", "scratch", "tid", "nt",
-    "typeof", "base", "elem", "lane", "live", "part", "point", "step", "first",
-];
+/// Keywords of C and of C++ (whose compilers read CUDA text), macros that GNU compilers define, and
+/// names that emitted functions have.
+const RESERVED: &str = "\
+    auto break case char const continue default do double else enum extern float for goto if \
+    inline int long register restrict return short signed sizeof static struct switch typedef \
+    union unsigned void volatile while asm typeof \
+    alignas alignof and and_eq bitand bitor bool catch class compl concept const_cast consteval \
+    constexpr constinit co_await co_return co_yield decltype delete dynamic_cast explicit export \
+    false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq private \
+    protected public reinterpret_cast requires static_assert static_cast template this \
+    thread_local throw true try typeid typename using virtual wchar_t char8_t char16_t char32_t \
+    xor xor_eq \
+    linux unix i386 \
+    buf scratch tid nt at value base elem lane live part point step first";
 
 /// A C identifier that cannot meet one the emitter makes itself (`t3`, `x0`, `p`).
 fn c_identifier(name: &str) -> String {
@@ -459,16 +466,18 @@ fn c_identifier(name: &str) -> String {
         .collect();
     let generated = clean.len() > 1
         && clean.starts_with([
-            't', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u', 'h', 'o', 'v', 'w',
+            't', 'x', 'a', 'l', 'g', 'p', 's', 'b', 'u', 'h', 'o', 'v', 'w', 'c',
         ])
         && clean[1..].chars().all(|c| c.is_ascii_digit());
     let digit = clean.starts_with(|c: char| c.is_ascii_digit());
-    let double = clean.starts_with("sh_") || clean.starts_with("ix_") || clean.starts_with('_');
+    let double = ["sh_", "SH_", "ix_", "_"]
+        .iter()
+        .any(|p| clean.starts_with(p));
     if generated
         || digit
         || double
         || clean.len() == 1 && "ptxg".contains(&clean)
-        || RESERVED.contains(&clean.as_str())
+        || RESERVED.split(' ').any(|word| word == clean)
         || clean.is_empty()
     {
         return format!("i_{clean}");
