@@ -88,6 +88,7 @@ fn check(graph: &Graph, tolerance: Tolerance, least: &[(&str, usize)]) {
         assert!(found >= *n, "{found} maps are {path}: {:#?}", program.maps);
     }
     let host = execute::compile(&plan.graph, &program).expect("compiles");
+    assert_eq!(given.len(), plan.graph.inputs.len());
     let shaped: Vec<Tensor> = given
         .iter()
         .zip(&plan.graph.inputs)
@@ -98,6 +99,7 @@ fn check(graph: &Graph, tolerance: Tolerance, least: &[(&str, usize)]) {
         .collect();
     for seed in SEEDS {
         let found = host.run(&shaped, seed).expect("no fault");
+        assert_eq!(expected.len(), found.len());
         for (n, (expected, found)) in expected.iter().zip(&found).enumerate() {
             let name = &graph_name(step.graph(), n);
             close(name, &expected.to_f64(), &found.to_f64(), tolerance);

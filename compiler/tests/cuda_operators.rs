@@ -74,6 +74,7 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
     let plan = step.plan(&none)?;
     let program = lower::lower(&plan.graph)?;
     let host = execute::compile(&plan.graph, &program)?;
+    assert_eq!(given.len(), plan.graph.inputs.len());
     let inputs = given.iter().zip(&plan.graph.inputs);
     let shaped: Vec<Tensor> = inputs
         .map(|(t, id)| Tensor {
@@ -83,6 +84,7 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
         .collect();
     for seed in SEEDS {
         let found = host.run(&shaped, seed)?;
+        assert_eq!((expected.len(), names.len()), (found.len(), found.len()));
         let results = expected.iter().zip(&found).zip(&names);
         let failed: Vec<String> = results
             .filter_map(|((expected, found), name)| {

@@ -151,6 +151,10 @@ fn failed(graph: &Graph, precision: Precision) -> Vec<String> {
     let mut failed = Vec::new();
     for seed in SEEDS {
         let found = host.run(&inputs, seed).unwrap();
+        assert_eq!(
+            (expected.len(), found.len()),
+            (graph.outputs.len(), graph.outputs.len())
+        );
         for ((output, e), f) in graph.outputs.iter().zip(&expected).zip(&found) {
             let name = &graph.container(output.container).name;
             if let Err(problem) = compare(e, f) {

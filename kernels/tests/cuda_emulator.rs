@@ -1,9 +1,9 @@
 //! The emulator of CUDA text: sound kernels pass under several orders of execution, and each planted
 //! fault is found while its sound twin is not blamed.
 
-use graph::{DType, Tensor};
+use graph::{DType, Scalar, Tensor};
 use kernels::cuda::emulate::{Access, EmulateError, Emulator, FaultKind, Memory, Settings};
-use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+use kernels::cuda::{Arch, Arg, Kernel, Launch, Param, ParamType, element_type};
 
 const N: usize = 256;
 
@@ -220,6 +220,65 @@ fn planted_faults_are_found() {
             ),
             |kind| matches!(kind, FaultKind::SharedTooLarge { array, bytes: 4512 } if array == "s"),
         ),
+        (
+            "halves_of_a_warp_in_two_calls",
+            format!("{I}y[i] = SH_LANE < 16 ? sh_block_sum<128>(x[i]) : sh_block_sum<128>(2 * x[i]);"),
+            |kind| matches!(kind, FaultKind::MissingLanes { line: 3, threads } if threads.starts_with("0-15 warp@3, 16-31 warp@3")),
+        ),
+        (
+            "two_barriers_on_a_line",
+            format!("{I}y[i] = x[i];\nif (SH_TID < 64) SH_SYNC(); else SH_SYNC();"),
+            |kind| matches!(kind, FaultKind::DivergentBarrier { threads, .. } if threads == "0-63 barrier@4, 64-127 barrier@4"),
+        ),
+        (
+            "misaligned_scalar",
+            format!(
+                "{I}SH_DYNAMIC(pool);\nSH_CARVE(float, s, pool, 2, 128);\ns[SH_TID] = 0.0f;\ny[i] = x[i];"
+            ),
+            |kind| matches!(kind, FaultKind::Misaligned { array, width: 1, .. } if array == "s"),
+        ),
+        (
+            "sum_of_another_block",
+            format!("{I}y[i] = sh_block_sum<64>(x[i]);"),
+            |kind| matches!(kind, FaultKind::BlockSize { threads: 64 }),
+        ),
+        (
+            "arrays_of_two_branches",
+            format!(
+                "{I}if (SH_BID == 0) {{ SH_SHARED(float, s, 30 * 256); s[SH_TID] = x[i]; y[i] = s[SH_TID]; }}\n\
+                 else {{ SH_SHARED(float, r, 30 * 256); r[SH_TID] = x[i]; y[i] = r[SH_TID]; }}"
+            ),
+            |kind| matches!(kind, FaultKind::SharedTooLarge { bytes: 65536, .. }),
+        ),
+        (
+            "carve_of_more_than_addresses",
+            format!(
+                "{I}SH_DYNAMIC(pool);\nSH_CARVE(float, s, pool, 0, 0x4000000000000001ll);\n\
+                 s[SH_TID] = 0.0f;\ny[i] = x[i];"
+            ),
+            |kind| matches!(kind, FaultKind::SharedTooLarge { array, .. } if array == "s"),
+        ),
+        (
+            "name_that_another_begins",
+            format!(
+                "{I}y[i] = x[i];\nSH_SHARED(float, s1, 4);\nSH_SHARED(float, s10, 4);\n\
+                 if (i) return;\nfor (int k = 1; k < 4; k++) s1[-k] = 0.0f;\ns10[-1] = 0.0f;"
+            ),
+            |kind| matches!(kind, FaultKind::OutOfBounds { array, .. } if array == "s10"),
+        ),
+        (
+            "deadlock_when_the_list_is_full",
+            format!(
+                "{I}y[i] = x[i];\nif (i) return;\n{}SH_SYNC();",
+                (0..11)
+                    .map(|n| format!(
+                        "{{ SH_SHARED(float, s_{n}_, 4); for (int k = 0; k < {}; k++) s_{n}_[-1] = 0.0f; }}\n",
+                        if n < 10 { 3 } else { 2 }
+                    ))
+                    .collect::<String>()
+            ),
+            |kind| matches!(kind, FaultKind::OutOfBounds { array, .. } if array == "s_10_"),
+        ),
     ];
     let kernels: Vec<Kernel> = planted
         .iter()
@@ -294,9 +353,174 @@ fn launches_that_do_not_fit_and_texts_that_do_not_compile_are_refused() {
     );
     let odd = Kernel {
         threads: 48,
-        ..sound
+        ..sound.clone()
     };
     assert!(Emulator::from_environment(&[odd]).is_err());
+    let double = Kernel {
+        threads: 256,
+        ..sound.clone()
+    };
+    let more = Kernel {
+        min_blocks: 2,
+        ..sound
+    };
+    for (other, what) in [(double, "threads"), (more, "min_blocks")] {
+        let error = Emulator::from_environment(&[other]).err().unwrap();
+        let said = format!("the text has other {what}");
+        assert!(error.to_string().contains(&said), "{error}");
+    }
+}
+
+/// What a device would not launch, and what it would.
+#[test]
+fn launches_are_held_to_the_limits_of_the_device() {
+    let sound = kernel(
+        "large",
+        &format!("{I}if (SH_BID == 0) y[i] = x[i]; else y[i] = 0.0f;"),
+    );
+    let pool = kernel(
+        "pool",
+        &format!(
+            "{I}SH_DYNAMIC(pool);\nSH_CARVE(float, s, pool, 240 * 1024, 64);\n\
+             SH_SHARED(float, r, 1024);\nr[SH_TID] = 0.0f;\ny[i] = x[i];"
+        ),
+    );
+    let emulator = Emulator::from_environment(&[sound, pool]).unwrap();
+    let run = |kernel, grid, dynamic_shared_bytes, arch| {
+        let mut memory = Memory::default();
+        let x = memory.add("input", &input());
+        let y = memory.add_unwritten("output", DType::F32, N);
+        let launch = Launch {
+            kernel,
+            grid,
+            dynamic_shared_bytes,
+            args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+        };
+        let settings = Settings {
+            arch,
+            ..Settings::of_seed(1)
+        };
+        emulator.run(&launch, &mut memory, &settings)
+    };
+    let of_size = |grid, bytes| run(0, grid, bytes, Arch::Sm90a);
+    assert!(of_size([2, 1, 1], 227 << 10).is_ok());
+    let refused = [
+        ([2, 1, 1], (227 << 10) + 1),
+        ([1 << 31, 1, 1], 0),
+        ([1, 65536, 1], 0),
+        ([1, 1, 65536], 0),
+        ([1, 0, 1], 0),
+        ([u32::MAX; 3], 0),
+        ([1 << 20, 1 << 12, 1], 0),
+    ];
+    for (grid, bytes) in refused {
+        let error = of_size(grid, bytes).unwrap_err();
+        assert!(
+            matches!(error, EmulateError::Launch { .. }),
+            "{grid:?}: {error}"
+        );
+    }
+    // On other devices blocks have less.
+    for (arch, most) in [(Arch::Sm80, 163), (Arch::Sm89, 99)] {
+        assert!(run(0, [2, 1, 1], most << 10, arch).is_ok());
+        let error = run(0, [2, 1, 1], (most + 1) << 10, arch).unwrap_err();
+        assert!(error.to_string().contains(arch.name()), "{error}");
+    }
+    let faults = |bytes| match run(1, [2, 1, 1], bytes, Arch::Sm90a) {
+        Err(EmulateError::Faults(faults)) => faults,
+        other => panic!("{other:?}"),
+    };
+    // Beyond the pool's end, and static and dynamic memory together.
+    assert!(matches!(
+        &faults(200 << 10)[0].kind,
+        FaultKind::SharedTooLarge { array, .. } if array == "s"
+    ));
+    let together = kernel(
+        "together",
+        &format!("{I}SH_SHARED(float, r, 1024);\nr[SH_TID] = 0.0f;\ny[i] = x[i];"),
+    );
+    let emulator = Emulator::from_environment(&[together]).unwrap();
+    for (bytes, fits) in [(223 << 10, true), (224 << 10, false)] {
+        let mut memory = Memory::default();
+        let x = memory.add("input", &input());
+        let y = memory.add_unwritten("output", DType::F32, N);
+        let launch = Launch {
+            kernel: 0,
+            grid: [2, 1, 1],
+            dynamic_shared_bytes: bytes,
+            args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+        };
+        let found = emulator.run(&launch, &mut memory, &Settings::of_seed(1));
+        assert_eq!(found.is_ok(), fits, "{bytes}: {found:?}");
+    }
+}
+
+#[test]
+fn scalars_arrive_in_their_type() {
+    let types = [
+        (DType::BF16, Scalar::Float(1.5), 1.5),
+        (DType::F16, Scalar::Float(-0.1), DType::F16.round(-0.1)),
+        (DType::F32, Scalar::Int(3), 3.0),
+        (DType::F64, Scalar::Float(0.1), f64::from(0.1_f32)),
+        (DType::U8, Scalar::Int(-1), 255.0),
+        (DType::Bool, Scalar::Int(7), 1.0),
+        (DType::I64, Scalar::Float(-2.5), -2.0),
+    ];
+    let kernels = types.map(|(dtype, ..)| {
+        let ty = element_type(dtype);
+        let half = matches!(dtype, DType::F16 | DType::BF16);
+        let number = if half { "sh_to_float(v)" } else { "(float)v" };
+        let name = format!("scalar_{dtype}");
+        let param = |name: &str, ty| Param {
+            name: name.into(),
+            ty,
+        };
+        Kernel {
+            text: format!(
+                "SH_KERNEL({name}, 128, 1)({ty} v, SH_OUT(float) y) {{\n{I}y[i] = {number};\n}}\n"
+            ),
+            params: vec![
+                param("v", ParamType::Scalar(dtype)),
+                param("y", ParamType::Out(DType::F32)),
+            ],
+            ..kernel(&name, "")
+        }
+    });
+    let emulator = Emulator::from_environment(&kernels).unwrap();
+    for (idx, (dtype, given, expected)) in types.into_iter().enumerate() {
+        let mut memory = Memory::default();
+        let y = memory.add_unwritten("output", DType::F32, 128);
+        let launch = Launch {
+            kernel: idx,
+            grid: [1, 1, 1],
+            dynamic_shared_bytes: 0,
+            args: vec![Arg::Scalar(given), Arg::Buffer(y)],
+        };
+        emulator
+            .run(&launch, &mut memory, &Settings::of_seed(0))
+            .unwrap();
+        assert_eq!(memory.values(y), vec![expected; 128], "{dtype}");
+    }
+}
+
+#[test]
+fn buffers_without_memory_are_refused() {
+    let emulator = Emulator::from_environment(&[kernel("fits", &format!("{I}y[i] = x[i];"))]);
+    let mut memory = Memory::default();
+    let x = memory.add_unwritten("endless", DType::F32, usize::MAX / 8);
+    let y = memory.add_unwritten("output", DType::F32, N);
+    let launch = Launch {
+        kernel: 0,
+        grid: [2, 1, 1],
+        dynamic_shared_bytes: 0,
+        args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+    };
+    memory.set(x, &input());
+    let error = emulator
+        .unwrap()
+        .run(&launch, &mut memory, &Settings::of_seed(0))
+        .unwrap_err();
+    assert!(error.to_string().contains("no memory"), "{error}");
 }
 
 /// Half-precision conversions of the prelude are those of the graph, around every number of the types.

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use graph::DType;
 
 use crate::cache::{Cache, CacheError, CacheSettings, Key, Kind};
-use crate::cuda::{Arg, Kernel, Launch, ParamType, element_type, prelude};
+use crate::cuda::{Arch, Arg, Kernel, Launch, ParamType, element_type, prelude};
 use crate::progress::Silent;
 use crate::run::{LoadError, Module};
 use crate::toolchain::{self, Search, Toolchain, ToolchainError};
@@ -59,6 +59,14 @@ pub enum EmulateError {
     /// A launch names a kernel that the emulator does not have.
     #[error("launch of kernel number {0}, but there are only {1}")]
     NoKernel(usize, usize),
+    /// A program was given another number of inputs than it has.
+    #[error("{given} inputs are given, the graph has {wanted}")]
+    Inputs {
+        /// How many were given.
+        given: usize,
+        /// How many the graph has.
+        wanted: usize,
+    },
     /// There is no C++ compiler.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
@@ -76,6 +84,22 @@ pub enum EmulateError {
     Name(#[from] NulError),
 }
 
+impl EmulateError {
+    /// The same, blamed on the part of the model that a launch computes: a kernel of which several
+    /// parts have the same text knows only the first.
+    #[must_use]
+    pub fn of_launch(mut self, launched: &str) -> Self {
+        match &mut self {
+            EmulateError::Faults(faults) => faults
+                .iter_mut()
+                .for_each(|fault| fault.origin = launched.to_string()),
+            EmulateError::Launch { origin, .. } => *origin = launched.to_string(),
+            _ => {}
+        }
+        self
+    }
+}
+
 fn fault_lines(faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(Fault::to_string).collect();
     lines.join("\n")
@@ -90,15 +114,18 @@ pub struct Settings {
     pub step_limit: u64,
     /// Outputs may keep elements that no launch has written yet.
     pub partial_outputs: bool,
+    /// The device whose limits launches are held to.
+    pub arch: Arch,
 }
 
 impl Settings {
-    /// The usual checks in the order of that seed.
+    /// The usual checks in the order of that seed, on Hopper.
     pub fn of_seed(seed: u64) -> Self {
         Settings {
             seed,
             step_limit: 2_000_000_000,
             partial_outputs: false,
+            arch: Arch::Sm90a,
         }
     }
 }
@@ -187,7 +214,8 @@ impl Emulator {
             .kernels
             .get(launch.kernel)
             .ok_or(EmulateError::NoKernel(launch.kernel, self.kernels.len()))?;
-        check_launch(kernel, launch, memory)?;
+        check_size(kernel, launch, settings.arch)?;
+        check_arguments(kernel, launch, memory)?;
         let mut faults = self.native.run(kernel, launch, memory, settings, counter)?;
         if faults.is_empty() && !settings.partial_outputs {
             faults = unwritten(kernel, launch, memory);
@@ -228,9 +256,40 @@ fn launch_error(kernel: &Kernel, problem: String) -> EmulateError {
     }
 }
 
+/// Most blocks of a launch in x, y and z, on every architecture.
+const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+/// The device would take the launch.
+fn check_size(kernel: &Kernel, launch: &Launch, arch: Arch) -> Result<(), EmulateError> {
+    let refuse = |problem: String| Err(launch_error(kernel, problem));
+    let (bytes, most) = (launch.dynamic_shared_bytes, arch.shared_bytes());
+    if bytes > most {
+        return refuse(format!(
+            "{bytes} bytes of dynamic shared memory, but a block on {} has {most} in all",
+            arch.name()
+        ));
+    }
+    let mut sizes = launch.grid.iter().zip(MOST_BLOCKS);
+    if sizes.any(|(&n, most)| n == 0 || n > most) {
+        return refuse(format!(
+            "a grid of {:?} blocks, but the least is 1 and the most {MOST_BLOCKS:?}",
+            launch.grid
+        ));
+    }
+    // Below 2^63 by the limits above.
+    let n_blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
+    if n_blocks > u64::from(u32::MAX) {
+        return refuse(format!(
+            "a grid of {:?} blocks, more than are emulated",
+            launch.grid
+        ));
+    }
+    Ok(())
+}
+
 /// Arguments fit parameters, and no buffer that is written has a second name: the device compiler
 /// takes parameters for distinct memory.
-fn check_launch(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(), EmulateError> {
+fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(), EmulateError> {
     let refuse = |problem: String| Err(launch_error(kernel, problem));
     if kernel.params.len() != launch.args.len() {
         return refuse(format!(
@@ -239,10 +298,6 @@ fn check_launch(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(),
             launch.args.len()
         ));
     }
-    let n_blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
-    if n_blocks == 0 || n_blocks > u64::from(u32::MAX) {
-        return refuse(format!("a grid of {:?} blocks", launch.grid));
-    }
     for (param, arg) in kernel.params.iter().zip(&launch.args) {
         let written = matches!(param.ty, ParamType::Out(_));
         match (param.ty, arg) {
@@ -250,6 +305,12 @@ fn check_launch(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<(),
                 let Some(buffer) = memory.buffers.get(*idx) else {
                     return refuse(format!("no buffer number {idx} for {}", param.name));
                 };
+                if buffer.is_missing {
+                    return refuse(format!(
+                        "there was no memory for the buffer {}",
+                        buffer.name
+                    ));
+                }
                 if buffer.dtype != dtype {
                     let found = buffer.dtype.name();
                     return refuse(format!(
@@ -324,6 +385,15 @@ fn source(kernels: &[Kernel]) -> String {
     for kernel in kernels {
         let name = &kernel.name;
         text.push_str(&format!("#line 1 \"{name}\"\n{}\n", kernel.text));
+        // What the text asks for is what a device launches with.
+        for (what, n) in [
+            ("threads", kernel.threads),
+            ("min_blocks", kernel.min_blocks),
+        ] {
+            text.push_str(&format!(
+                "static_assert(sh_{what}_of_{name} == {n}, \"the text has other {what}\");\n"
+            ));
+        }
         let args: Vec<String> = kernel
             .params
             .iter()
@@ -361,6 +431,11 @@ fn scalar_bits(dtype: DType, value: graph::Scalar) -> u64 {
     match dtype {
         DType::F64 => value.as_f64().to_bits(),
         DType::F32 => u64::from((value.as_f64() as f32).to_bits()),
-        _ => value.as_i64() as u64,
+        DType::F16 | DType::BF16 => {
+            let mut bytes = [0; 2];
+            memory::encode_float(dtype, value.as_f64(), &mut bytes);
+            u64::from(u16::from_le_bytes(bytes))
+        }
+        _ => value.cast(dtype).as_i64() as u64,
     }
 }

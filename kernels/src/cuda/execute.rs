@@ -4,7 +4,7 @@
 //! layouts ask for. Each container has memory of its own, so the emulator sees every element that is
 //! read before it was written. Never emits, never plans.
 
-use super::emulate::{EmulateError, Emulator, Memory, Settings, Traffic};
+use super::emulate::{EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
 use super::{Arg, Launch, ParamType};
 use crate::plan::{self, Buffer};
@@ -58,7 +58,8 @@ impl HostProgram<'_> {
     /// `seed` decides the order of blocks and threads.
     ///
     /// # Errors
-    /// Faults of a kernel, each with its name, block and thread.
+    /// Another number of inputs; faults of a kernel, each with its name, block and thread, and with the
+    /// part of the model that its launch computes; elements of outputs that no launch wrote.
     pub fn run(&self, inputs: &[Tensor], seed: u64) -> Result<Vec<Tensor>, EmulateError> {
         self.execute(inputs, seed, &mut |emulator, launch, memory, settings| {
             emulator.run(launch, memory, settings)
@@ -84,6 +85,12 @@ impl HostProgram<'_> {
         seed: u64,
         one: &mut OneLaunch,
     ) -> Result<Vec<Tensor>, EmulateError> {
+        if inputs.len() != self.graph.inputs.len() {
+            return Err(EmulateError::Inputs {
+                given: inputs.len(),
+                wanted: self.graph.inputs.len(),
+            });
+        }
         let mut memory = Memory::default();
         let mut buffers = BTreeMap::new();
         for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
@@ -106,17 +113,61 @@ impl HostProgram<'_> {
                 dynamic_shared_bytes: 0,
                 args,
             };
-            one(self.emulator(placed), &launch, &mut memory, &settings)?;
+            let done = one(self.emulator(placed), &launch, &mut memory, &settings);
+            done.map_err(|error| error.of_launch(self.origin(placed)))?;
         }
-        let outputs = self.graph.outputs.iter().map(|o| o.container);
-        Ok(outputs
-            .map(|id| {
-                let place = Buffer::Container(id);
-                let ty = ParamType::In(self.graph.container(id).dtype);
-                let buffer = self.buffer(place, ty, &mut memory, &mut buffers);
-                self.row_major(id, &memory, buffer)
-            })
+        let outputs = self.graph.outputs.iter().map(|o| {
+            let id = o.container;
+            let ty = ParamType::In(self.graph.container(id).dtype);
+            let place = Buffer::Container(id);
+            (id, self.buffer(place, ty, &mut memory, &mut buffers))
+        });
+        let outputs: Vec<(ContainerId, usize)> = outputs.collect();
+        let unwritten = outputs
+            .iter()
+            .filter_map(|(id, buffer)| Some(self.unwritten(*id, memory.unwritten(*buffer)?)));
+        let faults: Vec<Fault> = unwritten.collect();
+        if !faults.is_empty() {
+            return Err(EmulateError::Faults(faults));
+        }
+        let tensors = outputs.into_iter();
+        Ok(tensors
+            .map(|(id, buffer)| self.row_major(id, &memory, buffer))
             .collect())
+    }
+
+    /// Elements of one of the graph's outputs that no launch wrote (how many, the first), blamed on
+    /// the last that could.
+    fn unwritten(&self, id: ContainerId, (n, first): (usize, usize)) -> Fault {
+        let place = self.rooted(Buffer::Container(id));
+        let writes = |placed: &&Placed| {
+            let params = &self.program.kernels[placed.kernel].params;
+            let mut args = placed.args.iter().zip(params);
+            args.any(|(b, p)| self.rooted(*b) == place && matches!(p.ty, ParamType::Out(_)))
+        };
+        let placed = self.program.launches.iter().rev().find(writes);
+        let (kernel, origin) = match placed {
+            Some(placed) => {
+                let kernel = &self.program.kernels[placed.kernel];
+                (kernel.name.clone(), self.origin(placed).to_string())
+            }
+            None => ("none".to_string(), "nothing that is launched".to_string()),
+        };
+        Fault {
+            kernel,
+            origin,
+            block: 0,
+            thread: 0,
+            kind: FaultKind::Unwritten {
+                array: self.name(id),
+                n,
+                first,
+            },
+        }
+    }
+
+    fn origin(&self, placed: &Placed) -> &str {
+        &self.program.maps[placed.map].origin
     }
 
     fn emulator(&self, placed: &Placed) -> &Emulator {
@@ -131,6 +182,13 @@ impl HostProgram<'_> {
         self.roots.get(&id).copied().unwrap_or(id)
     }
 
+    fn rooted(&self, place: Buffer) -> Buffer {
+        match place {
+            Buffer::Container(id) => Buffer::Container(self.root(id)),
+            workspace => workspace,
+        }
+    }
+
     /// The buffer of a container or workspace, made where it is met first. A workspace holds what
     /// its first parameter says.
     fn buffer(
@@ -140,10 +198,7 @@ impl HostProgram<'_> {
         memory: &mut Memory,
         buffers: &mut BTreeMap<Buffer, usize>,
     ) -> usize {
-        let place = match place {
-            Buffer::Container(id) => Buffer::Container(self.root(id)),
-            workspace => workspace,
-        };
+        let place = self.rooted(place);
         let made = || match place {
             Buffer::Container(root) => {
                 let c = self.graph.container(root);

@@ -23,19 +23,19 @@
 //!     origin: "example".into(),
 //! };
 //! let emulator = Emulator::from_environment(&[kernel])?; // Batch about 50: compiling dominates.
-//! let mut memory = Memory::default();
-//! let x = memory.add("x", &Tensor::zeros(DType::F32, &[128]));
-//! let y = memory.add_unwritten("y", DType::F32, 128);
-//! let launch = Launch {
-//!     kernel: 0,
-//!     grid: [2, 1, 1],
-//!     dynamic_shared_bytes: 0,
-//!     args: vec![Arg::Buffer(x), Arg::Buffer(y)],
-//! };
 //! for seed in 0..3 {
+//!     let mut memory = Memory::default(); // A fresh one, or what an earlier run wrote counts as written.
+//!     let x = memory.add("x", &Tensor::zeros(DType::F32, &[128]));
+//!     let y = memory.add_unwritten("y", DType::F32, 128);
+//!     let launch = Launch {
+//!         kernel: 0,
+//!         grid: [2, 1, 1],
+//!         dynamic_shared_bytes: 0,
+//!         args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+//!     };
 //!     emulator.run(&launch, &mut memory, &Settings::of_seed(seed))?;
+//!     let result = memory.values(y); // Vec<f64>
 //! }
-//! let result = memory.values(y); // Vec<f64>
 //! # Ok::<(), kernels::cuda::emulate::EmulateError>(())
 //! ```
 //!
@@ -82,6 +82,15 @@ impl Arch {
             Arch::Sm80 => "sm_80",
             Arch::Sm89 => "sm_89",
             Arch::Sm90a => "sm_90a",
+        }
+    }
+
+    /// Bytes of shared memory that a block can have, static and dynamic together.
+    pub fn shared_bytes(self) -> u32 {
+        match self {
+            Arch::Sm80 => 163 << 10,
+            Arch::Sm89 => 99 << 10,
+            Arch::Sm90a => 227 << 10,
         }
     }
 }

@@ -32,6 +32,7 @@ pub fn host() -> String {
         include_str!("prelude/both.h"),
         include_str!("prelude/tensor_core.h"),
         INTEGER_SUPPORT,
+        include_str!("prelude/calls.h"),
     ]
     .concat()
 }

@@ -64,13 +64,13 @@ pub enum FaultKind {
         /// The earlier access.
         other_access: Access,
     },
-    /// A vector whose address is not a multiple of its size.
+    /// An element or vector whose address is not a multiple of its size.
     Misaligned {
         /// The buffer or shared array.
         array: String,
-        /// The vector's first element.
+        /// The element, or the vector's first.
         element: i64,
-        /// Elements of the vector.
+        /// Elements of the vector, 1 for a single one.
         width: i64,
     },
     /// Threads wait at a barrier that others wait for elsewhere or have left behind.
@@ -95,6 +95,11 @@ pub enum FaultKind {
         array: String,
         /// Bytes needed with it.
         bytes: i64,
+    },
+    /// A function of the prelude made for blocks of another size.
+    BlockSize {
+        /// Threads that it was made for.
+        threads: i64,
     },
     /// Elements of an output that were not written when the launch had ended.
     Unwritten {
@@ -162,6 +167,11 @@ impl fmt::Display for FaultKind {
             FaultKind::Misaligned {
                 array,
                 element,
+                width: 1,
+            } => write!(f, "{array}[{element}] is not aligned"),
+            FaultKind::Misaligned {
+                array,
+                element,
                 width,
             } => write!(
                 f,
@@ -184,6 +194,12 @@ impl fmt::Display for FaultKind {
                 write!(
                     f,
                     "shared array {array} needs {bytes} bytes with what is before it"
+                )
+            }
+            FaultKind::BlockSize { threads } => {
+                write!(
+                    f,
+                    "reduction over a block of {threads} threads, which this one is not"
                 )
             }
             FaultKind::Unwritten { array, n, first } => {

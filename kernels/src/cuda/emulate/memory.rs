@@ -21,6 +21,29 @@ pub(super) struct DeviceBuffer {
     pub(super) bytes: AlignedBuffer,
     /// A byte per element: 1 once it was written.
     pub(super) initialized: Vec<u8>,
+    /// There was no memory for it.
+    pub(super) is_missing: bool,
+}
+
+impl DeviceBuffer {
+    /// `None` without the memory for it.
+    fn unwritten(name: &str, dtype: DType, n: usize) -> Option<Self> {
+        // One byte more keeps empty buffers simple.
+        let n_bytes = n.checked_mul(dtype.bytes())?.checked_add(1)?;
+        let mut bytes = AlignedBuffer::zeroed(n_bytes)?;
+        let mut initialized = Vec::new();
+        initialized.try_reserve_exact(n).ok()?;
+        initialized.resize(n, 0);
+        bytes.as_mut_slice::<u8>().fill(0xff);
+        Some(DeviceBuffer {
+            name: name.to_string(),
+            dtype,
+            n_elements: n,
+            bytes,
+            initialized,
+            is_missing: false,
+        })
+    }
 }
 
 impl Memory {
@@ -31,18 +54,18 @@ impl Memory {
         idx
     }
 
-    /// A buffer of `n` elements that hold nothing: reading one before it is written is a fault.
+    /// A buffer of `n` elements that hold nothing: reading one before it is written is a fault. Where
+    /// the system has no memory for it, launches on it are refused.
     pub fn add_unwritten(&mut self, name: &str, dtype: DType, n: usize) -> usize {
-        let mut bytes = vec![0xff_u8; n * dtype.bytes()];
-        // One byte keeps empty buffers simple.
-        bytes.push(0);
-        self.buffers.push(DeviceBuffer {
+        let buffer = DeviceBuffer::unwritten(name, dtype, n);
+        self.buffers.push(buffer.unwrap_or_else(|| DeviceBuffer {
             name: name.to_string(),
             dtype,
-            n_elements: n,
-            bytes: AlignedBuffer::from_slice(&bytes).unwrap_or_default(),
-            initialized: vec![0; n],
-        });
+            n_elements: 0,
+            bytes: AlignedBuffer::default(),
+            initialized: Vec::new(),
+            is_missing: true,
+        }));
         self.buffers.len() - 1
     }
 
@@ -131,7 +154,7 @@ impl Memory {
     }
 }
 
-fn encode_float(dtype: DType, value: f64, place: &mut [u8]) {
+pub(super) fn encode_float(dtype: DType, value: f64, place: &mut [u8]) {
     match dtype {
         DType::F64 => place.copy_from_slice(&value.to_le_bytes()),
         DType::F32 => place.copy_from_slice(&(value as f32).to_le_bytes()),

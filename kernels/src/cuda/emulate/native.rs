@@ -59,6 +59,7 @@ struct NativeLaunch {
     grid: [u32; 3],
     threads: u32,
     dynamic_bytes: u32,
+    shared_limit: u32,
     fault_capacity: u32,
     n_faults: u32,
     stack_bytes: u32,
@@ -151,6 +152,7 @@ impl Native {
             grid: launch.grid,
             threads: kernel.threads,
             dynamic_bytes: launch.dynamic_shared_bytes,
+            shared_limit: settings.arch.shared_bytes(),
             fault_capacity: FAULT_CAPACITY as u32,
             n_faults: 0,
             stack_bytes: STACK_BYTES as u32,
@@ -346,6 +348,7 @@ impl NativeFault {
                 threads: text(&self.note),
             },
             7 => FaultKind::Endless,
+            9 => FaultKind::BlockSize { threads: self.n },
             _ => FaultKind::SharedTooLarge {
                 array,
                 bytes: self.n,

@@ -54,6 +54,7 @@ template <class F, int GROUP, int THREADS, int K, class T> SH_FN void sh_group_r
   constexpr int n_warps = GROUP / 32;
   static_assert(THREADS % 32 == 0 && THREADS <= 1024, "whole warps, at most 1024 threads");
   static_assert(THREADS % GROUP == 0 && (GROUP % 32 == 0 || 32 % GROUP == 0), "whole groups");
+  SH_BLOCK_IS(THREADS);
   SH_UNROLL
   for (int k = 0; k < K; k++) {
     SH_UNROLL

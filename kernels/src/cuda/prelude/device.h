@@ -20,6 +20,7 @@ typedef long long sh_i64;
 #define SH_N_BLOCKS ((int)gridDim.x)
 #define SH_SYNC() __syncthreads()
 #define SH_WARP_SYNC() __syncwarp()
+#define SH_BLOCK_IS(n)
 #define SH_UNROLL _Pragma("unroll")
 
 /* The spellings of the C emitter. */

@@ -4,7 +4,9 @@
  * nothing that would need a destructor) and the launch ends. */
 
 #define SH_FN_MEMBER inline
-#define SH_KERNEL(name, threads, min_blocks) static void name
+#define SH_KERNEL(name, threads, min_blocks)                                        \
+  enum { sh_threads_of_##name = threads, sh_min_blocks_of_##name = min_blocks };    \
+  static void name
 #define SH_IN(T) sh_in<T>
 #define SH_OUT(T) sh_out<T>
 #define SH_SHARED(T, name, n)               \
@@ -17,13 +19,14 @@
 #define SH_BID_Y (sh_now.block[1])
 #define SH_BID_Z (sh_now.block[2])
 #define SH_N_BLOCKS ((int)sh_now.launch->grid[0])
-#define SH_SYNC() sh_block_barrier(__LINE__)
-#define SH_WARP_SYNC() sh_warp_barrier(__LINE__)
+#define SH_SYNC() sh_block_barrier(sh_place{__COUNTER__ + 1, __LINE__})
+#define SH_WARP_SYNC() sh_warp_barrier(sh_place{__COUNTER__ + 1, __LINE__})
+#define SH_BLOCK_IS(n) sh_block_is(n)
 #define SH_UNROLL
 
 enum sh_fault_kind {
   SH_OUT_OF_BOUNDS = 1, SH_UNINITIALIZED, SH_RACE, SH_MISALIGNED, SH_DIVERGENT_BARRIER,
-  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE
+  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE, SH_BLOCK_SIZE
 };
 struct sh_fault {
   sh_u32 kind, thread, other_thread, block, other_block, write, other_write, line;
@@ -48,7 +51,7 @@ struct sh_region {
 };
 struct sh_arg { sh_region *region; sh_u64 bits; };
 struct sh_launch {
-  sh_u32 grid[3], threads, dynamic_bytes, fault_capacity, n_faults, stack_bytes;
+  sh_u32 grid[3], threads, dynamic_bytes, shared_limit, fault_capacity, n_faults, stack_bytes;
   sh_u64 seed, step_limit;
   char *stacks;
   const sh_arg *args;
@@ -62,14 +65,17 @@ struct sh_launch {
 };
 
 enum sh_state { SH_RUNS, SH_AT_BARRIER, SH_AT_WARP, SH_DONE };
-struct sh_fiber { void *sp; sh_state state; int line; };
+/* A place of the text where threads meet: threads meet only where it is the same for all. */
+struct sh_place { int id, line; };
+/* `meets` is where a fiber waits, `call` the kernel's call of a function of the prelude it is in. */
+struct sh_fiber { void *sp; sh_state state; sh_place meets, call; };
 struct sh_warp { sh_u64 exchange[2][32][8]; sh_u32 arrived, generation, clock; };
 struct sh_site { const char *name; sh_u32 epoch; sh_u64 at; };
 enum { SH_SHARED_BYTES = 227 * 1024, SH_STATIC_BYTES = 48 * 1024 };
 
 static struct {
   int thread, block[3];
-  sh_u32 epoch, block_first, at_barrier, n_done, ended;
+  sh_u32 epoch, launch_first, block_first, at_barrier, n_done, ended;
   sh_u64 static_used, steps;
   sh_launch *launch;
   void (*kernel)(const sh_arg *);
@@ -147,11 +153,12 @@ static sh_fault *sh_report(sh_u32 kind, const char *name) {
   for (sh_u32 i = 0; i < l->n_faults; i++) {
     const char *a = l->faults[i].name, *b = name;
     while (*a && *a == *b) a++, b++;
-    alike += l->faults[i].kind == kind && !*a;
+    alike += l->faults[i].kind == kind && !*a && !*b;
   }
   if (alike >= 3) return &dropped;
   if (l->n_faults == l->fault_capacity) {
-    sh_end_launch();
+    /* Where it has ended, no fiber runs that could be left. */
+    if (!sh_now.ended) sh_end_launch();
     return &dropped;
   }
   sh_fault *f = &l->faults[l->n_faults++];
@@ -226,7 +233,7 @@ static __attribute__((noinline)) char *sh_touch(const sh_view &v, sh_i64 i, int 
   }
   const sh_region &r = *v.region;
   const sh_u64 first = v.start + (sh_u64)i * size, end = first + (sh_u64)count * size;
-  if (count > 1 && ((sh_u64)(r.data + first) % ((sh_u64)count * size))) {
+  if ((sh_u64)(r.data + first) % ((sh_u64)count * size)) {
     sh_fault *f = sh_report(SH_MISALIGNED, v.name);
     f->element = i;
     f->n = count;
@@ -276,19 +283,22 @@ static sh_view sh_view_of(const sh_arg &a, int size) {
   return {a.region, 0, (sh_i64)(a.region->bytes / size), a.region->name};
 }
 template <class T> static sh_out<T> sh_shared_at(sh_site &site, sh_i64 n) {
-  if (site.epoch < sh_now.block_first) {
-    site.epoch = sh_now.block_first;
+  /* What any block reaches counts for all. */
+  if (site.epoch < sh_now.launch_first) {
+    site.epoch = sh_now.launch_first;
     site.at = (sh_now.static_used + 15) / 16 * 16;
     sh_now.static_used = site.at + n * sizeof(T);
   }
-  if (sh_now.static_used > SH_STATIC_BYTES) {
-    sh_report(SH_SHARED_TOO_LARGE, site.name)->n = (sh_i64)sh_now.static_used;
+  if (sh_now.static_used > SH_STATIC_BYTES ||
+      sh_now.static_used + sh_now.launch->dynamic_bytes > sh_now.launch->shared_limit) {
+    sh_report(SH_SHARED_TOO_LARGE, site.name)->n = (sh_i64)sh_now.static_used + sh_now.launch->dynamic_bytes;
     sh_end_launch();
   }
   return {{&sh_static_region, site.at, n, site.name}};
 }
 template <class T> static sh_out<T> sh_carve(const char *name, sh_u64 at, sh_i64 n) {
-  if (at + n * sizeof(T) > sh_now.launch->dynamic_bytes) {
+  const sh_u64 room = sh_now.launch->dynamic_bytes;
+  if (room > SH_SHARED_BYTES || n < 0 || at > room || (sh_u64)n > (room - at) / sizeof(T)) {
     sh_report(SH_SHARED_TOO_LARGE, name)->n = (sh_i64)(at + n * sizeof(T));
     sh_end_launch();
   }
@@ -345,13 +355,22 @@ template <int N, class T> static SH_AT_SITE void sh_store(sh_out<T> y, sh_i64 i,
   sh_pieces<N, T>::store(v, y.v, i);
 }
 
-static void sh_block_barrier(int line) {
+/* A function of the prelude that the kernel calls: threads meet in it only if they came by one call.
+ * Functions of the kernel's own text are not told apart by their calls. */
+struct sh_call {
+  explicit sh_call(sh_place at) { sh_now.fibers[sh_now.thread].call = at; }
+  ~sh_call() { sh_now.fibers[sh_now.thread].call = {0, 0}; }
+};
+static bool sh_alike(const sh_fiber &a, const sh_fiber &b) {
+  return a.meets.id == b.meets.id && a.meets.line == b.meets.line && a.call.id == b.call.id;
+}
+static void sh_block_barrier(sh_place at) {
   sh_fiber *f = sh_now.fibers;
   const sh_u32 n = sh_now.launch->threads;
   f[sh_now.thread].state = SH_AT_BARRIER;
-  f[sh_now.thread].line = line;
+  f[sh_now.thread].meets = at;
   bool alike = ++sh_now.at_barrier == n;
-  for (sh_u32 i = 0; alike && i < n; i++) alike = f[i].line == line;
+  for (sh_u32 i = 1; alike && i < n; i++) alike = sh_alike(f[i], f[0]);
   if (!alike) return sh_to_scheduler();
   sh_now.at_barrier = 0;
   sh_now.epoch++;
@@ -359,27 +378,28 @@ static void sh_block_barrier(int line) {
   for (sh_u32 i = 0; i < n / 32; i++) sh_now.warps[i].clock = 0;
 }
 /* Waits for the warp; afterwards every lane's words stand in the result. */
-static sh_u64 (*sh_meet(int line, const sh_u64 *words, int n))[8] {
+static sh_u64 (*sh_meet(sh_place at, const sh_u64 *words, int n))[8] {
   sh_warp &w = sh_now.warps[sh_now.thread / 32];
-  const sh_u32 slot = w.generation & 1, first = sh_now.thread / 32 * 32;
+  const sh_u32 slot = w.generation & 1;
+  sh_fiber *lanes = sh_now.fibers + sh_now.thread / 32 * 32;
   for (int i = 0; i < n; i++) w.exchange[slot][sh_now.thread % 32][i] = words[i];
   sh_now.fibers[sh_now.thread].state = SH_AT_WARP;
-  sh_now.fibers[sh_now.thread].line = line;
+  sh_now.fibers[sh_now.thread].meets = at;
   bool alike = ++w.arrived == 32;
-  for (int i = 0; alike && i < 32; i++) alike = sh_now.fibers[first + i].line == line;
+  for (int i = 1; alike && i < 32; i++) alike = sh_alike(lanes[i], lanes[0]);
   if (!alike) {
     sh_to_scheduler();
   } else {
     w.arrived = 0;
     w.generation++;
-    for (int i = 0; i < 32; i++) sh_now.fibers[first + i].state = SH_RUNS;
+    for (int i = 0; i < 32; i++) lanes[i].state = SH_RUNS;
   }
   return w.exchange[slot];
 }
-static void sh_warp_barrier(int line) {
+static void sh_warp_barrier(sh_place at) {
   sh_warp &w = sh_now.warps[sh_now.thread / 32];
   const sh_u32 before = w.generation;
-  sh_meet(line, nullptr, 0);
+  sh_meet(at, nullptr, 0);
   /* Once for the warp: whoever runs first afterwards. */
   static sh_u32 counted[32];
   if (counted[sh_now.thread / 32] != before + 1) w.clock++;
@@ -390,7 +410,7 @@ template <class V, class T = typename sh_plain<V>::type> static T sh_from_lane(V
   sh_u64 word = 0;
   __builtin_memcpy(&word, &v, sizeof v);
   const int own = sh_now.thread % 32;
-  sh_u64(*all)[8] = sh_meet(line, &word, 1);
+  sh_u64(*all)[8] = sh_meet({0, line}, &word, 1);
   T result;
   __builtin_memcpy(&result, all[lane < 0 ? own : lane], sizeof result);
   return result;
@@ -409,10 +429,17 @@ template <class V> static auto sh_shuffle(V v, int lane, int line = __builtin_LI
 static int sh_lowest(unsigned bits) { return __builtin_ctz(bits); }
 static unsigned sh_ballot(int p, int line = __builtin_LINE()) {
   const sh_u64 word = p != 0;
-  sh_u64(*all)[8] = sh_meet(line, &word, 1);
+  sh_u64(*all)[8] = sh_meet({0, line}, &word, 1);
   unsigned bits = 0;
   for (int i = 0; i < 32; i++) bits |= (unsigned)all[i][0] << i;
   return bits;
+}
+/* A function of the prelude made for blocks of n threads. */
+static void sh_block_is(int n) {
+  if (sh_now.launch->threads != (sh_u32)n) {
+    sh_report(SH_BLOCK_SIZE, "")->n = n;
+    sh_end_launch();
+  }
 }
 
 static void sh_entry() {
@@ -437,7 +464,9 @@ template <class I> static void sh_permute(I *order, sh_u32 n, sh_u64 seed, sh_u6
     order[j] = t;
   }
 }
-/* Appends runs of threads in one state at one line: " 0-31 barrier@4, 32-63 ended". */
+/* Where a fiber waits, as a line: of the kernel's text even if it waits inside of the prelude. */
+static int sh_line(const sh_fiber &f) { return f.call.id ? f.call.line : f.meets.line; }
+/* Appends runs of threads in one state at one place: " 0-31 barrier@4, 32-63 ended". */
 static void sh_dump(char *note, int room) {
   static const char *const names[] = {"runs", "barrier@", "warp@", "ended"};
   int at = 0;
@@ -452,13 +481,13 @@ static void sh_dump(char *note, int room) {
   const int n = (int)sh_now.launch->threads;
   for (int i = 0, end; i < n; i = end) {
     const sh_fiber &f = sh_now.fibers[i];
-    for (end = i + 1; end < n && sh_now.fibers[end].state == f.state && sh_now.fibers[end].line == f.line;) end++;
+    for (end = i + 1; end < n && sh_now.fibers[end].state == f.state && sh_alike(sh_now.fibers[end], f);) end++;
     put(i ? ", " : "");
     number(i);
     if (end - 1 > i) put("-"), number(end - 1);
     put(" ");
     put(names[f.state]);
-    if (f.state == SH_AT_BARRIER || f.state == SH_AT_WARP) number(f.line);
+    if (f.state == SH_AT_BARRIER || f.state == SH_AT_WARP) number(sh_line(f));
   }
   note[at] = 0;
 }
@@ -471,18 +500,17 @@ static void sh_stuck() {
   }
   sh_now.ended = 1;
   sh_fault *f = sh_report(in_warp ? SH_MISSING_LANES : SH_DIVERGENT_BARRIER, "");
-  f->line = (sh_u32)sh_now.fibers[sh_now.thread].line;
+  f->line = (sh_u32)sh_line(sh_now.fibers[sh_now.thread]);
   sh_dump(f->note, sizeof f->note);
 }
 static void sh_run_block(sh_u64 &random) {
   sh_launch *l = sh_now.launch;
   unsigned short order[1024];
   sh_now.at_barrier = sh_now.n_done = 0;
-  sh_now.static_used = 0;
   for (sh_u32 i = 0; i < l->threads / 32; i++) sh_now.warps[i].arrived = sh_now.warps[i].clock = 0;
   for (sh_u32 i = 0; i < l->threads; i++) {
     char *top = l->stacks + (sh_u64)(i + 1) * l->stack_bytes;
-    sh_now.fibers[i] = {sh_fresh((int)i, top, sh_entry), SH_RUNS, 0};
+    sh_now.fibers[i] = {sh_fresh((int)i, top, sh_entry), SH_RUNS, {0, 0}, {0, 0}};
   }
   while (sh_now.n_done < l->threads && !sh_now.ended) {
     bool progress = false;
@@ -502,6 +530,8 @@ static void sh_run(sh_launch *l, void (*kernel)(const sh_arg *)) {
   sh_now.launch = l;
   sh_now.kernel = kernel;
   sh_now.steps = sh_now.ended = 0;
+  sh_now.static_used = 0;
+  sh_now.launch_first = sh_now.epoch + 1;
   sh_now.scheduler = nullptr;
   /* Epochs go on from launch to launch, so what earlier ones left in shared memory is old. */
   sh_permute(l->block_order, n, l->seed, random);

@@ -1,4 +1,4 @@
-/* Warp products of 16-bit operands; follows common.h. On the host the lanes exchange their registers
+/* Warp products of 16-bit operands; follows both.h. On the host the lanes exchange their registers
    through shuffles, so a lane that does not take part is found as a deadlock. */
 
 /* Two neighbours of the reduction in one word, the first in the low half. */
