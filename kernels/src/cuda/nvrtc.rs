@@ -6,7 +6,7 @@
 mod library;
 mod resources;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -28,6 +28,16 @@ pub enum NvrtcError {
     )]
     NotFound {
         /// The folders searched.
+        folders: Vec<PathBuf>,
+    },
+    /// `SHORTHAUL_NVRTC` names folders without it.
+    #[error(
+        "SHORTHAUL_NVRTC names {}, where no libnvrtc.so is; set it to the folder of libnvrtc.so, or \
+         unset it",
+        paths(.folders)
+    )]
+    NotInFolders {
+        /// The folders named.
         folders: Vec<PathBuf>,
     },
     /// The library is there and cannot be used.
@@ -83,8 +93,24 @@ fn display_folders(folders: &[PathBuf]) -> String {
     if folders.is_empty() {
         return "the loader's folders".to_string();
     }
+    format!("{} and the loader's folders", paths(folders))
+}
+
+fn paths(folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
-    format!("{} and the loader's folders", folders.join(", "))
+    folders.join(", ")
+}
+
+impl NvrtcError {
+    /// Whether the loader knows no such file, as opposed to one that does not load.
+    fn is_absence_of(&self, name: &Path) -> bool {
+        match self {
+            NvrtcError::Unusable { problem, .. } => {
+                problem.contains("No such file") && problem.contains(&*name.to_string_lossy())
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Machine code for one architecture, and what it needs.
@@ -123,7 +149,7 @@ pub fn compile(
     let source = source(kernels);
     let key = Key::of(&[
         "cubin",
-        nvrtc.version(),
+        nvrtc.identity(),
         arch.name(),
         &OPTIONS.join("\0"),
         &source,

@@ -4,15 +4,24 @@
 #![allow(unsafe_code)]
 
 use std::env;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::error::Error;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
 use super::NvrtcError;
+use crate::cache::Key;
 use crate::cuda::Arch;
+
+const LIBRARY: &str = "libnvrtc.so";
+const BUILTINS: &str = "libnvrtc-builtins.so";
+/// What the system's loader is asked for, in this order.
+const LOADER_NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", LIBRARY];
 
 type Program = *mut c_void;
 type Status = c_int;
@@ -48,6 +57,7 @@ interface! {
 pub struct Nvrtc {
     interface: Interface,
     version: String,
+    identity: String,
     archs: Vec<i32>,
     path: PathBuf,
     _library: Library,
@@ -58,37 +68,53 @@ pub struct Nvrtc {
 impl Nvrtc {
     /// Loads NVRTC from the folder that `SHORTHAUL_NVRTC` names, else from the first of `folders`
     /// (such as the wheels' `nvidia/*/lib`) that has it, else by the system's loader.
+    ///
+    /// # Errors
+    /// None is there, or one is and cannot be used; a folder named explicitly is never passed over.
     pub fn find(folders: &[PathBuf]) -> Result<Nvrtc, NvrtcError> {
         let explicit = env::var_os("SHORTHAUL_NVRTC").filter(|value| !value.is_empty());
-        let folders: Vec<PathBuf> = match explicit {
-            Some(list) => env::split_paths(&list).collect(),
-            None => folders.to_vec(),
-        };
-        for folder in &folders {
-            if let Some(path) = newest(folder, "libnvrtc.so") {
-                return Nvrtc::load(&path, newest(folder, "libnvrtc-builtins.so").as_deref());
-            }
-        }
-        for name in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
-            match Nvrtc::load(Path::new(name), None) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(_) => continue,
-            }
-        }
-        Err(NvrtcError::NotFound { folders })
+        let explicit = explicit.map(|list| env::split_paths(&list).collect());
+        Nvrtc::search(explicit, folders, &LOADER_NAMES.map(Path::new))
     }
 
-    fn load(path: &Path, builtins: Option<&Path>) -> Result<Nvrtc, NvrtcError> {
+    fn search(
+        explicit: Option<Vec<PathBuf>>,
+        folders: &[PathBuf],
+        loader_names: &[&Path],
+    ) -> Result<Nvrtc, NvrtcError> {
+        if let Some(explicit) = explicit {
+            return match explicit.iter().find_map(|folder| newest(folder, LIBRARY)) {
+                Some(path) => Nvrtc::load(&path),
+                None => Err(NvrtcError::NotInFolders { folders: explicit }),
+            };
+        }
+        if let Some(path) = folders.iter().find_map(|folder| newest(folder, LIBRARY)) {
+            return Nvrtc::load(&path);
+        }
+        let mut unusable = None;
+        for name in loader_names {
+            match Nvrtc::load(name) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(error) if error.is_absence_of(name) => {}
+                Err(error) => unusable = unusable.or(Some(error)),
+            }
+        }
+        let folders = folders.to_vec();
+        Err(unusable.unwrap_or(NvrtcError::NotFound { folders }))
+    }
+
+    fn load(path: &Path) -> Result<Nvrtc, NvrtcError> {
         let unusable = |problem: libloading::Error| NvrtcError::Unusable {
             path: path.to_path_buf(),
-            problem: problem.to_string(),
+            // The loader's own words are the error's source.
+            problem: match problem.source() {
+                Some(source) => format!("{problem}: {source}"),
+                None => problem.to_string(),
+            },
         };
-        // SAFETY: NVIDIA's libraries; loading them runs only their own constructors.
-        let (builtins, library) = unsafe {
-            let builtins = builtins.map(|path| Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL));
-            let library = Library::open(Some(path), RTLD_NOW | RTLD_LOCAL).map_err(unusable)?;
-            (builtins.transpose().map_err(unusable)?, library)
-        };
+        // SAFETY: NVIDIA's library; loading it runs only its own constructors.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(unusable)?;
         let interface = Interface::of(&library).map_err(unusable)?;
         let (mut major, mut minor, mut n_archs) = (0, 0, 0);
         // SAFETY: the pointers lead to numbers, the last to as many as the call before said.
@@ -105,19 +131,34 @@ impl Nvrtc {
             )?;
             archs
         };
+        let version = format!("{major}.{minor}");
+        // Its file of built-in functions, which it opens by name at the first compilation.
+        let stem = format!("{BUILTINS}.{version}");
+        let builtins = path.parent().and_then(|folder| newest(folder, &stem));
+        // SAFETY: as above.
+        let builtins =
+            builtins.map(|path| unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) });
+        let file = loaded_file(&interface).unwrap_or_else(|| path.to_path_buf());
         Ok(Nvrtc {
             interface,
-            version: format!("{major}.{minor}"),
+            identity: format!("{version} {}", content(&file).unwrap_or_default()),
+            version,
             archs,
-            path: path.to_path_buf(),
+            path: file,
             _library: library,
-            _builtins: builtins,
+            _builtins: builtins.transpose().map_err(unusable)?,
         })
     }
 
     /// Such as `13.2`.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// Tells apart all that compile differently: the version, and what its file holds (builds of one
+    /// version differ).
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// The library's file.
@@ -246,14 +287,132 @@ impl Interface {
     }
 }
 
-/// The last of a folder's files, by name, that begin with `stem`; not the variants with another stem.
+/// The file that the library was loaded from.
+fn loaded_file(interface: &Interface) -> Option<PathBuf> {
+    let address = interface.version as *const c_void;
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the address is one of the library's, which is loaded, and so is its name.
+    unsafe {
+        if libc::dladdr(address, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let name = info.assume_init().dli_fname;
+        (!name.is_null()).then(|| {
+            let name = CStr::from_ptr(name).to_bytes();
+            PathBuf::from(OsStr::from_bytes(name))
+        })
+    }
+}
+
+/// A file's length and a hash of samples of it: the whole has 100 MB.
+fn content(file: &Path) -> io::Result<String> {
+    const SAMPLES: u64 = 64;
+    const SAMPLE_BYTES: usize = 4096;
+    let mut opened = fs::File::open(file)?;
+    let length = opened.metadata()?.len();
+    let mut samples = Vec::new();
+    for n in 0..SAMPLES {
+        let start = length.saturating_sub(SAMPLE_BYTES as u64) * n / (SAMPLES - 1);
+        opened.seek(SeekFrom::Start(start))?;
+        let sample = &mut Read::by_ref(&mut opened).take(SAMPLE_BYTES as u64);
+        sample.read_to_end(&mut samples)?;
+    }
+    Ok(format!("{length} {}", Key::of(&[samples])))
+}
+
+/// The newest of a folder's files that are called `stem`, or `stem` with a version behind it.
 fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
-    let mut found: Vec<PathBuf> = fs::read_dir(folder)
-        .ok()?
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(stem))
-        .map(|entry| entry.path())
-        .collect();
-    found.sort();
-    found.pop()
+    let files = fs::read_dir(folder).ok()?.flatten();
+    let versions = files.filter_map(|entry| {
+        let name = entry.file_name();
+        let numbers = name.to_str()?.strip_prefix(stem)?;
+        let numbers: Option<Vec<u64>> = match numbers.strip_prefix('.') {
+            Some(numbers) => numbers.split('.').map(|n| n.parse().ok()).collect(),
+            None => numbers.is_empty().then(Vec::new),
+        };
+        Some((numbers?, entry.path()))
+    });
+    versions.max().map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in files {
+            fs::write(folder.path().join(file), "no library").unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn versions_are_numbers() {
+        let folder = folder(&[
+            "libnvrtc.so.12.9",
+            "libnvrtc.so.12.10",
+            "libnvrtc.so",
+            "libnvrtc.so.old",
+            "libnvrtc.so.9",
+            "libnvrtc-builtins.so.12.9",
+            "libnvrtc-builtins.so.12.10.7",
+            "libnvrtc-builtins.so.13.0",
+        ]);
+        let found =
+            |stem: &str| newest(folder.path(), stem).map(|p| p.file_name().unwrap().to_owned());
+        assert_eq!(found(LIBRARY).unwrap(), "libnvrtc.so.12.10");
+        let builtins = |version| found(&format!("{BUILTINS}.{version}"));
+        assert_eq!(builtins("12.10").unwrap(), "libnvrtc-builtins.so.12.10.7");
+        assert_eq!(builtins("12.1"), None);
+        assert_eq!(builtins("13.0").unwrap(), "libnvrtc-builtins.so.13.0");
+    }
+
+    #[test]
+    fn an_explicit_folder_is_not_passed_over() {
+        let (empty, damaged) = (folder(&[]), folder(&["libnvrtc.so.13"]));
+        let path = |folder: &tempfile::TempDir| folder.path().to_path_buf();
+        let search = |explicit: &tempfile::TempDir| {
+            let others = [path(&damaged)];
+            let found = Nvrtc::search(Some(vec![path(explicit)]), &others, &[]);
+            found.err().unwrap()
+        };
+        let error = search(&empty);
+        assert!(
+            matches!(&error, NvrtcError::NotInFolders { folders } if folders[0] == empty.path())
+        );
+        assert!(matches!(search(&damaged), NvrtcError::Unusable { .. }));
+    }
+
+    #[test]
+    fn what_the_loader_finds_and_cannot_use_is_told() {
+        let folder = folder(&["libnvrtc.so.13"]);
+        let (absent, damaged) = (
+            folder.path().join("libnvrtc.so.14"),
+            folder.path().join("libnvrtc.so.13"),
+        );
+        let search = |names: &[&Path]| Nvrtc::search(None, &[], names).err().unwrap();
+        let error = search(&[&absent, &damaged, &absent]);
+        assert!(matches!(&error, NvrtcError::Unusable { path, .. } if *path == damaged));
+        assert!(error.to_string().contains("too short"), "{error}");
+        let error = search(&[&absent, Path::new("libnvrtc-that-is-nowhere.so")]);
+        assert!(matches!(error, NvrtcError::NotFound { .. }), "{error}");
+    }
+
+    #[test]
+    fn files_of_other_content_are_told_apart() {
+        let folder = folder(&["a", "b", "c"]);
+        let path = |name| folder.path().join(name);
+        let mut bytes = vec![7; 1 << 20];
+        fs::write(path("a"), &bytes).unwrap();
+        fs::write(path("b"), &bytes).unwrap();
+        bytes[(1 << 20) - 5] = 8;
+        fs::write(path("c"), &bytes).unwrap();
+        let of = |name| content(&path(name)).unwrap();
+        assert_eq!(of("a"), of("b"));
+        assert_ne!(of("a"), of("c"));
+        fs::write(path("b"), &bytes[..1 << 19]).unwrap();
+        assert_ne!(of("a"), of("b"));
+        assert!(content(&path("absent")).is_err());
+    }
 }
