@@ -21,6 +21,8 @@ mod sizes;
 mod style;
 mod summary;
 mod tensors;
+#[cfg(feature = "tract")]
+mod tract;
 mod units;
 
 use answer::Answer;

@@ -196,12 +196,7 @@ pub fn attend<R: Real>(
         };
         let keys = matrix(k.head(shared), columns, k.size)?;
         let mut to = matrix_mut(&mut scores, rows, columns)?;
-        multiply_here(
-            matrix(q.head(at), rows, q.size)?,
-            keys.t(),
-            R::zero(),
-            &mut to,
-        );
+        multiply_here(matrix(q.head(at), rows, q.size)?, keys.t(), &mut to);
         scores.iter_mut().for_each(|x| *x *= how.scale);
         keep(0, &scores);
         if how.softcap != R::zero() {
@@ -228,7 +223,7 @@ pub fn attend<R: Real>(
         keep(3, &scores);
         let values = matrix(v.head(shared), columns, v.size)?;
         let mut y = matrix_mut(y, rows, v.size)?;
-        multiply_here(matrix(&scores, rows, columns)?, values, R::zero(), &mut y);
+        multiply_here(matrix(&scores, rows, columns)?, values, &mut y);
         Ok(())
     };
     let problem = std::sync::Mutex::new(None);

@@ -1,9 +1,10 @@
 //! Convolutions: Conv and ConvInteger.
 //!
-//! A window of one element is a product without copies; a window over one channel is a loop along
-//! rows; all others copy the taps of a block of windows (a few MB) and multiply.
+//! A product of the weights with what the windows read, which is copied block by block as the product
+//! packs it (`blocks.rs`); a window over one channel is a loop along rows.
 
-use super::products::{centered, matrix, matrix_mut, multiply, multiply_here};
+use super::blocks::{self, Packed, Right, pack_row};
+use super::products::{LEAST, centered, matrix, matrix_mut};
 use super::real::{Real, in_real};
 use super::threads;
 use super::windows::{Placed, Windows};
@@ -12,16 +13,13 @@ use crate::element::Element;
 use crate::fact::Fact;
 use crate::tensor::{Tensor, Values};
 use graph::SymExpr;
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
-use std::sync::Mutex;
+use ndarray::{ArrayViewMut2, Axis};
+use std::ops::Range;
 
 pub const ROWS: &[Operator] = &[
     Operator::new("Conv", infer_conv, conv),
     Operator::new("ConvInteger", infer_integer, conv_integer),
 ];
-
-/// Elements of a block of copied taps.
-const BLOCK: usize = 1 << 19;
 
 /// Sizes of a convolution's output, from its input's and its weights'.
 pub fn output_shape(cx: &Inference, x: usize, w: usize) -> Option<Vec<SymExpr>> {
@@ -137,7 +135,6 @@ pub fn real_conv<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
 }
 
 fn convolve<R: Real>(plan: &Plan, x: &[R], w: &[R], y: &mut [R]) -> Result<(), String> {
-    let n_windows = plan.windows.n_windows();
     if y.is_empty() || plan.taps() == 0 {
         return Ok(());
     }
@@ -145,82 +142,94 @@ fn convolve<R: Real>(plan: &Plan, x: &[R], w: &[R], y: &mut [R]) -> Result<(), S
         depthwise(plan, x, w, y);
         return Ok(());
     }
-    let blocks = n_windows / 128;
-    if plan.batch * plan.groups * blocks.max(1) >= threads::count() {
-        return in_blocks(plan, x, w, y);
-    }
-    let mut copied = Vec::new();
-    let in_len = plan.channels * plan.windows.input.iter().product::<usize>();
-    let (taps, filters) = (plan.taps(), plan.filters);
-    for (at, y) in y.chunks_mut(filters * n_windows).enumerate() {
-        let x = &x[at * in_len..][..in_len];
-        let w = &w[at % plan.groups * filters * taps..][..filters * taps];
-        let y = matrix_mut(y, filters, n_windows)?;
-        let columns = if plan.is_product() {
-            x
-        } else {
-            copied.resize(taps * n_windows, R::zero());
-            threads::runs(&mut copied, n_windows, 1 << 16, |tap, row| {
-                copy_tap(plan, x, tap, 0, row);
-            });
-            &copied
-        };
-        let columns = matrix(columns, taps, n_windows)?;
-        multiply(matrix(w, filters, taps)?, columns, R::zero(), y);
-    }
-    Ok(())
-}
-
-/// A block of windows of one group of one image at a time, over the threads.
-fn in_blocks<R: Real>(plan: &Plan, x: &[R], w: &[R], y: &mut [R]) -> Result<(), String> {
     let n_windows = plan.windows.n_windows();
     let in_len = plan.channels * plan.windows.input.iter().product::<usize>();
     let (taps, filters) = (plan.taps(), plan.filters);
-    let least = n_windows.div_ceil(threads::count()).next_multiple_of(16);
-    let block = match plan.is_product() {
-        true => least,
-        false => (BLOCK / taps).next_multiple_of(16).min(least),
+    // Few windows would be copied by every thread for a few filters: then each takes some filters.
+    let by_filters = n_windows < LEAST_WINDOWS;
+    let n_threads = match plan.batch * plan.groups * filters * taps * n_windows {
+        n if n < LEAST => 1,
+        _ => threads::count(),
     };
-    let mut pieces: Vec<(usize, usize, ArrayViewMut2<R>)> = Vec::new();
+    let share = |n: usize| n.div_ceil(n_threads).next_multiple_of(16);
+    let mut pieces: Vec<Piece<R>> = Vec::new();
     for (at, y) in y.chunks_mut(filters * n_windows).enumerate() {
-        let mut rest = matrix_mut(y, filters, n_windows)?;
+        let all = matrix_mut(y, filters, n_windows)?;
+        let (axis, size) = match by_filters {
+            true => (Axis(0), share(filters)),
+            false => (Axis(1), share(n_windows)),
+        };
+        let mut rest = all;
         let mut first = 0;
-        while rest.ncols() > block {
-            let (piece, more) = rest.split_at(Axis(1), block);
-            pieces.push((at, first, piece));
-            first += block;
+        while rest.len_of(axis) > size {
+            let (y, more) = rest.split_at(axis, size);
+            pieces.push(Piece { at, first, y });
+            first += size;
             rest = more;
         }
-        pieces.push((at, first, rest));
+        pieces.push(Piece { at, first, y: rest });
     }
-    let problem = Mutex::new(None);
-    let piece = |copied: &mut Vec<R>, (at, first, mut y): (usize, usize, ArrayViewMut2<R>)| {
-        let x = &x[at * in_len..][..in_len];
-        let w = matrix(
-            &w[at % plan.groups * filters * taps..][..filters * taps],
-            filters,
-            taps,
-        )?;
-        let n = y.ncols();
-        let columns: ArrayView2<R> = if plan.is_product() {
-            let all = matrix(x, taps, n_windows)?;
-            all.slice_move(ndarray::s![.., first..first + n])
-        } else {
-            copied.resize(taps * n, R::zero());
-            for (tap, row) in copied.chunks_mut(n).enumerate() {
-                copy_tap(plan, x, tap, first, row);
-            }
-            matrix(copied, taps, n)?
+    threads::each(pieces.into_iter(), Packed::default, |packed, mut piece| {
+        let (filter, window) = match by_filters {
+            true => (piece.first, 0),
+            false => (0, piece.first),
         };
-        multiply_here(w, columns, R::zero(), &mut y);
-        Ok(())
-    };
-    threads::each(pieces.into_iter(), Vec::new, |copied, job| {
-        if let (Err(what), Ok(mut problem)) = (piece(copied, job), problem.lock()) {
-            *problem = Some(what);
-        }
+        let x = &x[piece.at * in_len..][..in_len];
+        let from = piece.at % plan.groups * filters + filter;
+        let n_filters = piece.y.nrows();
+        let weights = &w[from * taps..][..n_filters * taps];
+        // Of that length by the line above.
+        let Ok(weights) = matrix(weights, n_filters, taps) else {
+            return;
+        };
+        let mut taps = Taps {
+            plan,
+            x,
+            window,
+            row: Vec::new(),
+        };
+        blocks::multiply(weights, &mut taps, &mut piece.y, packed);
     });
-    problem.into_inner().ok().flatten().map_or(Ok(()), Err)
+    Ok(())
+}
+
+/// From that many windows on, threads share the windows, below it the filters.
+const LEAST_WINDOWS: usize = 256;
+
+/// Some filters, or some windows, of one group of one image.
+struct Piece<'y, R> {
+    /// Number of image times groups, plus the group.
+    at: usize,
+    first: usize,
+    y: ArrayViewMut2<'y, R>,
+}
+
+/// What the windows of one group of one image read: a column for each window from `window` on.
+struct Taps<'a, R> {
+    plan: &'a Plan,
+    x: &'a [R],
+    window: usize,
+    row: Vec<R>,
+}
+
+impl<R: Real> Right<R> for Taps<'_, R> {
+    #[inline(always)]
+    fn pack(&mut self, rows: Range<usize>, columns: Range<usize>, width: usize, panels: &mut [R]) {
+        let first = self.window + columns.start;
+        if self.plan.is_product() {
+            let n_windows = self.plan.windows.n_windows();
+            for (at, tap) in rows.clone().enumerate() {
+                let row = &self.x[tap * n_windows + first..][..columns.len()];
+                pack_row(row, at, rows.len(), width, panels);
+            }
+            return;
+        }
+        self.row.resize(columns.len(), R::zero());
+        for (at, tap) in rows.clone().enumerate() {
+            copy_tap(self.plan, self.x, tap, first, &mut self.row);
+            pack_row(&self.row, at, rows.len(), width, panels);
+        }
+    }
 }
 
 /// What tap `tap` of a group's taps reads in windows `first..first + row.len()`; zero outside.

@@ -230,7 +230,6 @@ fn merged<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
         multiply(
             matrix(&vx, batch * length, *inner)?,
             matrix(&vw, *rows, *width)?,
-            R::zero(),
             to,
         );
     }

@@ -1,5 +1,6 @@
 //! Products of matrices: MatMul, Gemm, MatMulInteger, and the product all others are made of.
 
+use super::blocks::{self, Matrix, Packed};
 use super::movement::Broadcast;
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator, broadcast, threads};
@@ -19,24 +20,26 @@ pub const ROWS: &[Operator] = &[
 ];
 
 /// Products of fewer multiplications are not worth a thread.
-const LEAST: usize = 1 << 18;
+pub const LEAST: usize = 1 << 18;
 
-/// `c = a·b + beta·c` on this thread.
-pub fn multiply_here<R: Real>(
-    a: ArrayView2<R>,
-    b: ArrayView2<R>,
-    beta: R,
-    c: &mut ArrayViewMut2<R>,
-) {
-    general_mat_mul(R::one(), &a, &b, beta, c);
+/// Rows from which on packing the right operand pays.
+const LEAST_ROWS: usize = 4;
+
+/// `c = a·b` on this thread.
+pub fn multiply_here<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, c: &mut ArrayViewMut2<R>) {
+    if c.nrows() >= LEAST_ROWS && c.row(0).as_slice().is_some() && a.ncols() > 0 {
+        blocks::multiply(a, &mut Matrix(b), c, &mut Packed::default());
+    } else {
+        general_mat_mul(R::one(), &a, &b, R::zero(), c);
+    }
 }
 
-/// `c = a·b + beta·c`, rows or columns of `c` over the threads, whichever are more.
-pub fn multiply<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, beta: R, mut c: ArrayViewMut2<R>) {
+/// `c = a·b`, rows or columns of `c` over the threads, whichever are more.
+pub fn multiply<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, mut c: ArrayViewMut2<R>) {
     let (m, n) = c.dim();
     let n_threads = threads::count();
     if n_threads < 2 || m.max(n) < 16 || m * n * a.ncols() < LEAST {
-        return multiply_here(a, b, beta, &mut c);
+        return multiply_here(a, b, &mut c);
     }
     let (axis, size) = if m >= n { (Axis(0), m) } else { (Axis(1), n) };
     // A multiple of the widest register tile.
@@ -49,11 +52,11 @@ pub fn multiply<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, beta: R, mut c: Arr
             if axis == Axis(0) {
                 let end = at * run + c.nrows();
                 let a = a.slice(ndarray::s![at * run..end, ..]);
-                multiply_here(a, b, beta, &mut c);
+                multiply_here(a, b, &mut c);
             } else {
                 let end = at * run + c.ncols();
                 let b = b.slice(ndarray::s![.., at * run..end]);
-                multiply_here(a, b, beta, &mut c);
+                multiply_here(a, b, &mut c);
             }
         },
     );
@@ -202,7 +205,7 @@ fn real_matmul<R: Real>(a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
     if batch.one {
         let rows = y.len() / n;
         let (va, vb) = (matrix(&va, rows, k)?, matrix(&vb, k, n)?);
-        multiply(va, vb, R::zero(), matrix_mut(&mut y, rows, n)?);
+        multiply(va, vb, matrix_mut(&mut y, rows, n)?);
     } else {
         let operands = |at: usize| {
             let (a, b) = (batch.a.at(at) * m * k, batch.b.at(at) * k * n);
@@ -228,7 +231,7 @@ pub fn each_product<'a, R: Real>(
     if n_products < threads::count() {
         for (at, y) in y.chunks_mut((m * n).max(1)).enumerate() {
             let (a, b) = operands(at)?;
-            multiply(a, b, R::zero(), matrix_mut(y, m, n)?);
+            multiply(a, b, matrix_mut(y, m, n)?);
         }
         return Ok(());
     }
@@ -238,7 +241,7 @@ pub fn each_product<'a, R: Real>(
     let problem = std::sync::Mutex::new(None);
     threads::runs(y, m * n, least, |at, y| {
         let done = operands(at).and_then(|(a, b)| {
-            multiply_here(a, b, R::zero(), &mut matrix_mut(y, m, n)?);
+            multiply_here(a, b, &mut matrix_mut(y, m, n)?);
             Ok(())
         });
         if let (Err(what), Ok(mut problem)) = (done, problem.lock()) {
@@ -379,7 +382,7 @@ pub fn real_gemm<R: Real>(call: &Call) -> Result<Tensor, String> {
     let shape = [ma.nrows(), mb.ncols()];
     let mut y = vec![R::zero(); shape[0] * shape[1]];
     if ma.ncols() > 0 {
-        multiply(ma, mb, R::zero(), matrix_mut(&mut y, shape[0], shape[1])?);
+        multiply(ma, mb, matrix_mut(&mut y, shape[0], shape[1])?);
     }
     let scale = |name: &str| R::of(f64::from(call.attributes.float(name).unwrap_or(1.0)));
     let (alpha, beta) = (scale("alpha"), scale("beta"));

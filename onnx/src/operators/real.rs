@@ -10,6 +10,7 @@ use std::borrow::Cow;
 /// `f32` or `f64`.
 pub trait Real:
     num_traits::Float
+    + super::blocks::Lanes
     + ndarray::LinalgScalar
     + std::ops::AddAssign
     + std::ops::MulAssign

@@ -270,12 +270,7 @@ fn layer<R: Real>(call: &Call, cell: Cell) -> Result<Vec<Tensor>, String> {
         let mut projected = vec![R::zero(); steps * batch * width];
         if !projected.is_empty() && sizes.input > 0 {
             let to = matrix_mut(&mut projected, steps * batch, width)?;
-            multiply(
-                matrix(&x, steps * batch, sizes.input)?,
-                w.t(),
-                R::zero(),
-                to,
-            );
+            multiply(matrix(&x, steps * batch, sizes.input)?, w.t(), to);
         }
         let mut h = sizes.state::<R>(call.optional(5), d)?;
         let mut c = match cell {
@@ -336,7 +331,7 @@ impl<R: Real> Direction<'_, R> {
         }
         let r = matrix(self.r, width, hidden)?;
         let to = matrix_mut(&mut recurrent, batch, width)?;
-        multiply(matrix(h, batch, hidden)?, r.t(), R::zero(), to);
+        multiply(matrix(h, batch, hidden)?, r.t(), to);
         let mut next = h.to_vec();
         for b in 0..batch {
             let Some(step) = at(b) else { continue };

@@ -187,12 +187,7 @@ fn transposed<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
         let w = matrix(w, channels, filters * taps)?;
         let w = w.slice(ndarray::s![.., first * taps..(first + n) * taps]);
         copied.resize(n * taps * n_windows, R::zero());
-        multiply_here(
-            w.t(),
-            x,
-            R::zero(),
-            &mut matrix_mut(copied, n * taps, n_windows)?,
-        );
+        multiply_here(w.t(), x, &mut matrix_mut(copied, n * taps, n_windows)?);
         for (n, y) in y.chunks_mut(image).enumerate() {
             if let Some(bias) = &bias {
                 y.fill(bias[at % groups * filters + first + n]);

@@ -1,0 +1,286 @@
+//! The product all others are made of: blocks that fit the caches, in the widest vectors of the machine.
+//!
+//! Right operands are packed, into panels of two vectors' columns that fit the first cache; left ones
+//! are read where they are. (Goto, van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
+//! 2008, with the operands' parts exchanged.) What is packed may come from a matrix or from the windows of
+//! a convolution. Never starts a thread.
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+use pulp::{Arch, Simd, WithSimd};
+use std::ops::Range;
+
+/// Rows of a right operand that are packed at once.
+const DEPTH: usize = 256;
+/// Elements of a right operand that are packed at once: half of a second cache.
+const PACKED: usize = 1 << 18;
+/// Elements between cache lines, at most.
+const LINE: usize = 16;
+/// Elements of a tile: of 8 rows and two of the widest vectors.
+const TILE: usize = 8 * 2 * 16;
+
+/// A number that vectors are made of.
+pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign {
+    /// A vector of them.
+    type Vector<S: Simd>: Copy;
+
+    /// As many equal ones.
+    fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
+
+    /// `a·b + c`.
+    fn multiply_add<S: Simd>(
+        simd: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+
+    /// Elements as vectors; those that fill none are left out.
+    fn vectors<S: Simd>(elements: &[Self]) -> &[Self::Vector<S>];
+
+    /// The same, to be written.
+    fn vectors_mut<S: Simd>(elements: &mut [Self]) -> &mut [Self::Vector<S>];
+
+    /// How many elements a vector has.
+    fn width<S: Simd>() -> usize;
+}
+
+macro_rules! lanes {
+    ($real:ty, $vector:ident, $splat:ident, $multiply_add:ident, $as:ident, $as_mut:ident, $width:ident) => {
+        impl Lanes for $real {
+            type Vector<S: Simd> = S::$vector;
+
+            #[inline(always)]
+            fn splat<S: Simd>(simd: S, x: $real) -> S::$vector {
+                simd.$splat(x)
+            }
+
+            #[inline(always)]
+            fn multiply_add<S: Simd>(
+                simd: S,
+                a: S::$vector,
+                b: S::$vector,
+                c: S::$vector,
+            ) -> S::$vector {
+                simd.$multiply_add(a, b, c)
+            }
+
+            #[inline(always)]
+            fn vectors<S: Simd>(elements: &[$real]) -> &[S::$vector] {
+                S::$as(elements).0
+            }
+
+            #[inline(always)]
+            fn vectors_mut<S: Simd>(elements: &mut [$real]) -> &mut [S::$vector] {
+                S::$as_mut(elements).0
+            }
+
+            fn width<S: Simd>() -> usize {
+                S::$width
+            }
+        }
+    };
+}
+
+lanes!(
+    f32,
+    f32s,
+    splat_f32s,
+    mul_add_e_f32s,
+    as_simd_f32s,
+    as_mut_simd_f32s,
+    F32_LANES
+);
+lanes!(
+    f64,
+    f64s,
+    splat_f64s,
+    mul_add_e_f64s,
+    as_simd_f64s,
+    as_mut_simd_f64s,
+    F64_LANES
+);
+
+/// A right operand `[depth, columns]` that can be packed.
+pub trait Right<R> {
+    /// Copies rows `rows` and columns `columns` into panels of `width` columns, one after the other, each
+    /// row by row; columns that fill no panel are followed by zeros.
+    fn pack(&mut self, rows: Range<usize>, columns: Range<usize>, width: usize, panels: &mut [R]);
+}
+
+/// A matrix where it is.
+pub struct Matrix<'a, R>(pub ArrayView2<'a, R>);
+
+impl<R: Lanes> Right<R> for Matrix<'_, R> {
+    #[inline(always)]
+    fn pack(&mut self, rows: Range<usize>, columns: Range<usize>, width: usize, panels: &mut [R]) {
+        let block = self.0.slice(ndarray::s![rows.clone(), columns.clone()]);
+        if block.column(0).as_slice().is_some() && block.ncols() > 1 {
+            panels.fill(R::zero());
+            for (at, column) in block.columns().into_iter().enumerate() {
+                let from = at / width * width * rows.len() + at % width;
+                let places = panels[from..].iter_mut().step_by(width);
+                places.zip(column).for_each(|(to, x)| *to = *x);
+            }
+            return;
+        }
+        for (at, row) in block.rows().into_iter().enumerate() {
+            match row.as_slice() {
+                Some(row) => pack_row(row, at, rows.len(), width, panels),
+                None => pack_row(&row.to_vec(), at, rows.len(), width, panels),
+            }
+        }
+    }
+}
+
+/// Copies a row, the one at `at` of `depth`, into its places in panels. Inlined, so that whole pieces are a
+/// few of the widest moves.
+#[inline(always)]
+pub fn pack_row<R: Lanes>(row: &[R], at: usize, depth: usize, width: usize, panels: &mut [R]) {
+    let pieces = row.chunks_exact(width);
+    let last = pieces.remainder();
+    let mut places = panels.chunks_exact_mut(width * depth);
+    for (piece, panel) in pieces.zip(&mut places) {
+        panel[at * width..][..width].copy_from_slice(piece);
+    }
+    if let (false, Some(panel)) = (last.is_empty(), places.next()) {
+        let (to, rest) = panel[at * width..][..width].split_at_mut(last.len());
+        to.copy_from_slice(last);
+        rest.fill(R::zero());
+    }
+}
+
+/// Memory that products need, kept between them.
+#[derive(Debug)]
+pub struct Packed<R>(Vec<R>);
+
+impl<R> Default for Packed<R> {
+    fn default() -> Packed<R> {
+        Packed(Vec::new())
+    }
+}
+
+/// `c = a·b`; the rows of `c` are contiguous, and `a` has columns.
+pub fn multiply<R: Lanes>(
+    a: ArrayView2<R>,
+    b: &mut impl Right<R>,
+    c: &mut ArrayViewMut2<R>,
+    packed: &mut Packed<R>,
+) {
+    let a = a.as_standard_layout();
+    let product = Product {
+        a: a.view(),
+        b,
+        c,
+        packed,
+    };
+    Arch::new().dispatch(product);
+}
+
+struct Product<'p, 'c, R, B> {
+    a: ArrayView2<'p, R>,
+    b: &'p mut B,
+    c: &'p mut ArrayViewMut2<'c, R>,
+    packed: &'p mut Packed<R>,
+}
+
+impl<R: Lanes, B: Right<R>> WithSimd for Product<'_, '_, R, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // Half of the registers hold a tile's sums.
+        if S::REGISTER_COUNT >= 32 {
+            self.run::<S, 8>(simd);
+        } else {
+            self.run::<S, 4>(simd);
+        }
+    }
+}
+
+impl<R: Lanes, B: Right<R>> Product<'_, '_, R, B> {
+    #[inline(always)]
+    fn run<S: Simd, const M: usize>(self, simd: S) {
+        let (depth, n_columns) = (self.a.ncols(), self.c.ncols());
+        let width = 2 * R::width::<S>();
+        let most = (PACKED / DEPTH / width * width).max(width);
+        let space = &mut self.packed.0;
+        space.resize(
+            DEPTH * most.min(n_columns.next_multiple_of(width)) + LINE,
+            R::zero(),
+        );
+        let skip = space
+            .as_ptr()
+            .align_offset(LINE * size_of::<f32>())
+            .min(LINE);
+        let space = &mut space[skip..];
+        for first in (0..n_columns).step_by(most) {
+            let columns = first..(first + most).min(n_columns);
+            for from in (0..depth).step_by(DEPTH) {
+                let rows = from..(from + DEPTH).min(depth);
+                let n_packed = rows.len() * columns.len().next_multiple_of(width);
+                let panels = &mut space[..n_packed];
+                self.b.pack(rows.clone(), columns.clone(), width, panels);
+                let a = self.a.slice(ndarray::s![.., rows]);
+                let mut c = self.c.slice_mut(ndarray::s![.., columns.clone()]);
+                block::<S, R, M>(simd, a, panels, from > 0, &mut c);
+            }
+        }
+    }
+}
+
+/// The product with what is packed: tile by tile, `M` rows of the left operand staying in the first cache.
+#[inline(always)]
+fn block<S: Simd, R: Lanes, const M: usize>(
+    simd: S,
+    a: ArrayView2<R>,
+    panels: &[R],
+    adds: bool,
+    c: &mut ArrayViewMut2<R>,
+) {
+    let (n_rows, depth) = a.dim();
+    let width = 2 * R::width::<S>();
+    let mut sums = [R::zero(); TILE];
+    for first in (0..n_rows).step_by(M) {
+        let n = M.min(n_rows - first);
+        // Below the last row it is read again; nobody looks at those sums.
+        let rows: [&[R]; M] = std::array::from_fn(|m| {
+            let row = a.row(first + m.min(n - 1)).to_slice();
+            row.unwrap_or(&[])
+        });
+        for (at, panel) in panels.chunks_exact(depth * width).enumerate() {
+            tile::<S, R, M>(simd, rows, panel, &mut sums[..M * width]);
+            for (m, sums) in sums.chunks_exact(width).take(n).enumerate() {
+                let mut row = c.row_mut(first + m);
+                let Some(row) = row.as_slice_mut() else {
+                    continue;
+                };
+                let end = row.len().min((at + 1) * width);
+                let row = &mut row[at * width..end];
+                if adds {
+                    row.iter_mut().zip(sums).for_each(|(c, sum)| *c += *sum);
+                } else {
+                    row.copy_from_slice(&sums[..row.len()]);
+                }
+            }
+        }
+    }
+}
+
+/// `M` rows times a panel of two vectors' columns.
+#[inline(always)]
+fn tile<S: Simd, R: Lanes, const M: usize>(simd: S, rows: [&[R]; M], panel: &[R], out: &mut [R]) {
+    let (pairs, _) = R::vectors::<S>(panel).as_chunks::<2>();
+    let rows = rows.map(|row| &row[..pairs.len()]);
+    let mut sums = [[R::splat(simd, R::zero()); 2]; M];
+    for (k, [b0, b1]) in pairs.iter().enumerate() {
+        for m in 0..M {
+            let a = R::splat(simd, rows[m][k]);
+            sums[m] = [
+                R::multiply_add(simd, a, *b0, sums[m][0]),
+                R::multiply_add(simd, a, *b1, sums[m][1]),
+            ];
+        }
+    }
+    let (out, _) = R::vectors_mut::<S>(out).as_chunks_mut::<2>();
+    out.iter_mut().zip(sums).for_each(|(out, sums)| *out = sums);
+}
