@@ -14,11 +14,12 @@ use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
 use crate::infer::Opsets;
 use crate::operators::{self, Call};
-use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto};
+use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored;
 use crate::tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// The number format floats are computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,12 @@ pub struct Program<'m> {
     folder: &'m Path,
     opsets: Opsets,
     precision: Precision,
+    /// Initializers of the graph that were read, where all of them may be kept.
+    kept: Option<Vec<OnceLock<Tensor>>>,
 }
+
+/// Bytes of decoded initializers that a program keeps from run to run, if all of them fit.
+const MOST_KEPT: usize = 256 << 20;
 
 /// Named tensors.
 pub type Values = BTreeMap<String, Tensor>;
@@ -85,7 +91,32 @@ impl<'m> Program<'m> {
             folder,
             opsets,
             precision,
+            kept: None,
         })
+    }
+
+    /// The same, which reads initializers once for all runs if there is room for them.
+    #[must_use]
+    pub fn keeping(self) -> Program<'m> {
+        let initializers = &self.graph.initializer;
+        let widest = |t: &TensorProto| {
+            let n = crate::tensor::sizes(&t.dims).map_or(0, |(_, n)| n);
+            let each = match Element::of_number(t.data_type) {
+                Some(element) if element.is_float() && self.precision == Precision::Float64 => 8,
+                element => element.and_then(Element::bytes).unwrap_or(16),
+            };
+            n.saturating_mul(each)
+        };
+        let total = initializers
+            .iter()
+            .fold(0usize, |sum, t| sum.saturating_add(widest(t)));
+        let kept = (total <= MOST_KEPT).then(|| vec![OnceLock::new(); initializers.len()]);
+        Program { kept, ..self }
+    }
+
+    /// Whether initializers are read once for all runs.
+    pub fn keeps(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// The values called `wanted`, given `feeds`. A node all of whose outputs are fed does not run, so
@@ -179,7 +210,21 @@ impl<'m> Program<'m> {
 
     fn initializer(&self, body: &GraphProto, at: usize) -> Result<Tensor, EvaluateError> {
         let proto = &body.initializer[at];
-        stored::decode(proto, self.folder).map_err(|what| unreadable(&proto.name, &what))
+        let decode =
+            || stored::decode(proto, self.folder).map_err(|what| unreadable(&proto.name, &what));
+        // Bodies inside are decoded anew.
+        let kept = self
+            .kept
+            .as_ref()
+            .filter(|_| std::ptr::eq(body, self.graph));
+        let Some(place) = kept.and_then(|kept| kept.get(at)) else {
+            return decode();
+        };
+        if let Some(tensor) = place.get() {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.widened(decode()?);
+        Ok(place.get_or_init(|| tensor).clone())
     }
 
     /// The outputs of a node; fewer than it names if the last ones are optional.

@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod blocks;
 mod cast;
 mod convolution;
 mod einsum;
@@ -36,7 +37,7 @@ mod shape;
 mod softmax;
 mod strided;
 pub(crate) mod symbolic;
-mod threads;
+pub(crate) mod threads;
 mod transposed_convolution;
 mod unary;
 mod windows;

@@ -7,6 +7,11 @@ use crate::tensor::{Tensor, room, sizes};
 use graph::SymExpr;
 
 pub const ROWS: &[Operator] = &[
+    // An optional value that holds a tensor is that tensor here; where it may be absent, models are cut.
+    Operator::new("Optional", same, |call| Ok(vec![call.input(0)?.clone()])),
+    Operator::new("OptionalGetElement", same, |call| {
+        Ok(vec![call.input(0)?.clone()])
+    }),
     Operator::new("Identity", same, |call| Ok(vec![call.input(0)?.clone()]))
         .symbolic(Symbolic::Moves(&[])),
     Operator::new("Reshape", infer_reshape, reshape).symbolic(Symbolic::Moves(&[0])),

@@ -43,6 +43,25 @@ pub fn each<T: Send, S>(
     });
 }
 
+/// What `work` makes of every piece, in order; on several threads only `if_side_by_side`.
+pub fn map_if<T: Send, U: Send>(
+    if_side_by_side: bool,
+    pieces: Vec<T>,
+    work: impl Fn(T) -> U + Sync,
+) -> Vec<U> {
+    if !if_side_by_side {
+        return pieces.into_iter().map(work).collect();
+    }
+    let mut made: Vec<Option<U>> = pieces.iter().map(|_| None).collect();
+    let places = pieces.into_iter().zip(&mut made);
+    each(
+        places,
+        || (),
+        |(), (piece, place)| *place = Some(work(piece)),
+    );
+    made.into_iter().flatten().collect()
+}
+
 /// Calls `work` with the number of each run of `each` elements of `out`, on several threads if `out`
 /// has at least `least` elements.
 pub fn runs<T: Send>(

@@ -55,13 +55,26 @@ pub fn prove(
     verifying: &Options,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Proof, ProveError> {
-    progress("running the original");
-    let checker = Checker::new(model, verifying).map_err(ProveError::Original)?;
+    progress("running the original and rewriting");
     let mut options = rewriting.clone();
+    // What is rewritten first does not depend on what the original gives.
+    let (checker, first) = std::thread::scope(|scope| {
+        let rewriting = scope.spawn(|| rewrite::rewrite(&model.proto, &model.folder, rewriting));
+        let checker = Checker::new(model, verifying);
+        let rewritten = rewriting.join();
+        (
+            checker,
+            rewritten.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        )
+    });
+    let checker = checker.map_err(ProveError::Original)?;
+    let mut first = Some(first);
     let mut dropped: Vec<Dropped> = Vec::new();
     loop {
-        progress("rewriting");
-        let rewritten = rewrite::rewrite(&model.proto, &model.folder, &options);
+        let rewritten = first.take().unwrap_or_else(|| {
+            progress("rewriting");
+            rewrite::rewrite(&model.proto, &model.folder, &options)
+        });
         progress("comparing");
         let difference = match judged(checker.check(&rewritten.model))? {
             Ok(evidence) => {

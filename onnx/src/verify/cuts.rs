@@ -58,7 +58,8 @@ impl<'m> Cuts<'m> {
             let opaque = evaluate::reads(node)
                 .into_iter()
                 .any(|r| cuts.opaque.contains(r));
-            if (is_known(&functions, node) && !opaque) || node.output.is_empty() {
+            let known = is_known(&functions, node) && !is_sequence(node);
+            if (known && !opaque) || node.output.is_empty() {
                 continue;
             }
             cuts.nodes.push(node);
@@ -84,6 +85,26 @@ impl<'m> Cuts<'m> {
             .chain(read)
             .filter(|name| !self.opaque.contains(name));
         known.map(str::to_string).collect()
+    }
+
+    /// The first cut, with its position among the model's nodes, that another model computes under the same
+    /// name by another node.
+    pub fn changed<'o>(
+        &self,
+        model: &'m GraphProto,
+        other: &'o GraphProto,
+    ) -> Option<(usize, &'m NodeProto, &'o NodeProto)> {
+        self.nodes.iter().find_map(|cut| {
+            let shares = |n: &&NodeProto| {
+                let mut outputs = n.output.iter().filter(|o| !o.is_empty());
+                outputs.any(|o| cut.output.contains(o))
+            };
+            let twin = other.node.iter().find(shares)?;
+            let at = model.node.iter().position(|n| std::ptr::eq(n, *cut))?;
+            let differs =
+                anonymous(cut) != anonymous(twin) || reads(cut).len() != reads(twin).len();
+            differs.then_some((at, *cut, twin))
+        })
     }
 
     /// Whether nothing can be computed with a value.
@@ -176,9 +197,9 @@ fn is_sequence(node: &NodeProto) -> bool {
             | "SequenceInsert"
             | "SequenceMap"
             | "SplitToSequence"
-            | "Optional"
     );
-    makes && is_standard(node)
+    let is_absent = op == "Optional" && node.input.iter().all(String::is_empty);
+    (makes || is_absent) && is_standard(node)
 }
 
 /// Whether a value is declared as a tensor of a type that is computed with, or not declared at all.

@@ -121,7 +121,45 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
             break;
         }
     }
+    if let Some(changed) = cuts.changed(graph_a, &graph_b) {
+        comparison.first = Some(earlier(graph_a, &shared, comparison.first, changed));
+    }
     Ok(comparison)
+}
+
+/// A node without a meaning here that is another one in the second model, unless what differs by its
+/// numbers comes before it.
+fn earlier(
+    graph: &GraphProto,
+    shared: &[&str],
+    found: Option<Divergence>,
+    (at, a, b): (usize, &NodeProto, &NodeProto),
+) -> Divergence {
+    let computes = |name: &str| {
+        let gives = |n: &NodeProto| n.output.iter().any(|o| o == name);
+        graph.node.iter().position(gives)
+    };
+    if let Some(found) = found
+        && computes(&found.value).is_some_and(|n| n < at)
+    {
+        return found;
+    }
+    let described = |node: &NodeProto| Computed {
+        node: label(node),
+        inputs: node.input.iter().map(|i| (i.clone(), None)).collect(),
+    };
+    let before = |name: &&&str| computes(name).is_some_and(|n| n < at);
+    let n_same = shared.iter().take_while(before).count();
+    Divergence {
+        value: a.output.first().cloned().unwrap_or_default(),
+        run: "not run: the operator is not known here".to_string(),
+        what: "the node, its attributes or the number of its inputs are not the same".to_string(),
+        element: None,
+        a: described(a),
+        b: described(b),
+        n_same,
+        last_same: n_same.checked_sub(1).map(|n| shared[n].to_string()),
+    }
 }
 
 /// Names that the nodes of a graph give, in order.
@@ -138,7 +176,9 @@ fn run(
     seed: usize,
 ) -> Result<(String, Values, Vec<Tensor>), VerifyError> {
     let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-    let run = super::run(model, sampler, &names, seed, Planted::Nothing)?;
+    let programs = super::Programs::of(model)?;
+    let (run, attempt) = super::run(&programs, sampler, &names, seed, Planted::Nothing)?;
+    sampler.settle(&attempt);
     Ok((run.described, run.feeds, run.stored))
 }
 
