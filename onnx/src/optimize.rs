@@ -187,6 +187,30 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// What grew by the largest factor, and the factor: the file, peak memory or bytes moved. `None` if the
+    /// last two cannot be compared. What was nothing and is something grew without bound.
+    pub fn most_growth(&self) -> Option<(&'static str, f64)> {
+        let factor = |before: u64, after: u64| match (before, after) {
+            (_, 0) => 0.0,
+            (0, _) => f64::INFINITY,
+            (before, after) => after as f64 / before as f64,
+        };
+        let (before, after) = (&self.before, &self.after);
+        let factors = [
+            ("the file", factor(before.file_bytes, after.file_bytes)),
+            ("peak memory", factor(before.peak_bytes, after.peak_bytes)),
+            (
+                "the number of bytes moved",
+                factor(before.bytes_moved, after.bytes_moved),
+            ),
+        ];
+        let comparable = before.n_unknown == after.n_unknown;
+        let largest = factors.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        largest.filter(|_| comparable)
+    }
+}
+
 /// A model made better, not yet written.
 #[derive(Clone, Debug)]
 pub struct Optimized {

@@ -1,6 +1,7 @@
 //! Activations that exporters took apart, and element-wise steps that undo or repeat each other.
 //!
-//! - `gelu` (opset 20): `x/2 · (1 + erf(x/√2))` and the tanh form, factors in any order → Gelu.
+//! - `gelu` (opset 20): `x/2 · (1 + erf(x/√2))` and the tanh form, factors in any order → Gelu. For ONNX
+//!   Runtime and older sets → its own Gelu and FastGelu.
 //! - `hard-swish` (opset 14): `x · clip(x + 3, 0, 6) / 6`, `x · HardSigmoid(x)` → HardSwish.
 //! - `swish` (opset 24): `x · Sigmoid(x)` → Swish.
 //! - `repeated-step`: `Relu(Relu(x))` → `Relu(x)`, the same for others whose second use changes nothing;
@@ -11,11 +12,11 @@
 //! Legal where nothing else reads a step and constants are those of the formula to `f32`'s digits.
 //! Saves passes over memory.
 
-use super::Rule;
 use super::matching::{Product, Taken, is_close, is_closed, product, take, with_number};
 use super::noop::same_sizes;
 use super::patch::{Patch, node, text};
 use super::scope::Scope;
+use super::{Rule, Target};
 use crate::attributes::{Attributes, is_standard};
 use crate::element::Element;
 use crate::proto::NodeProto;
@@ -66,7 +67,8 @@ fn beside<'a>(product: &Product<'a>, x: &str) -> Option<&'a str> {
 }
 
 fn gelu(scope: &Scope, n: usize) -> Option<Patch> {
-    if scope.opset() < 20 {
+    let has_gelu = scope.opset() >= 20;
+    if !has_gelu && scope.around().target == Target::Standard {
         return None;
     }
     let product = product(scope, n).filter(|p| is_close(p.number, 0.5))?;
@@ -77,14 +79,20 @@ fn gelu(scope: &Scope, n: usize) -> Option<Patch> {
         if one != 1.0 {
             return None;
         }
-        let attributes = if is_erf(scope, inner, x, &mut taken) {
-            Vec::new()
-        } else if is_tanh(scope, inner, x, &mut taken)? {
-            vec![text("approximate", "tanh")]
-        } else {
+        let is_exact = is_erf(scope, inner, x, &mut taken);
+        if !is_exact && !is_tanh(scope, inner, x, &mut taken)? {
             return None;
+        }
+        let made = match (has_gelu, is_exact) {
+            (true, true) => node("Gelu", &[x], Vec::new()),
+            (true, false) => node("Gelu", &[x], vec![text("approximate", "tanh")]),
+            (false, _) if scope.fact(x)?.element != Some(Element::F32) => return None,
+            (false, is_exact) => NodeProto {
+                domain: super::fused::DOMAIN.to_string(),
+                ..node(if is_exact { "Gelu" } else { "FastGelu" }, &[x], Vec::new())
+            },
         };
-        instead(scope, n, taken, node("Gelu", &[x], attributes))
+        instead(scope, n, taken, made)
     })
 }
 

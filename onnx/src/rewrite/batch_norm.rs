@@ -198,6 +198,44 @@ mod tests {
         assert_eq!(shared(5).run().0.len(), 0);
     }
 
+    /// Weights that a node makes, of one value.
+    fn generated(n: usize) -> Trial {
+        trial(15, n)
+            .input("x", "N 64 5 5")
+            .output("y", &format!("N {n} 3 3"))
+            .ints("sizes", &[n as i64, 64, 3, 3])
+            .constant("half", Tensor::new(&[1], Values::F32(vec![0.5])))
+    }
+
+    #[test]
+    fn weights_that_a_node_makes_are_not_stored() {
+        let scaled = generated(64)
+            .node("w = ConstantOfShape(sizes)")
+            .node("a = Conv(x, w)")
+            .node(&format!("y = {NORM}"));
+        // Zeros remain zeros.
+        scaled.gives(&[
+            "w_1 = ConstantOfShape([64, 64, 3, 3])",
+            "y = Conv(x, w_1, w_bias)",
+        ]);
+        let by_channel = generated(64)
+            .constant("each", reals(&[64, 1, 1, 1]))
+            .node("w = Expand(each, sizes)")
+            .node("a = Conv(x, w)")
+            .node(&format!("y = {NORM}"));
+        by_channel.gives(&[
+            "w_2 = Expand(w_1, [64, 64, 3, 3])",
+            "y = Conv(x, w_2, w_bias)",
+        ]);
+        // By input channel they are no longer few.
+        let of_input = generated(64)
+            .constant("each", reals(&[64, 1, 1]))
+            .node("w = Expand(each, sizes)")
+            .node("a = Conv(x, w)")
+            .node(&format!("y = {NORM}"));
+        of_input.stays();
+    }
+
     fn before(pads: &[i64], shifts: bool) -> Trial {
         let mut model = trial(15, 4);
         if !shifts {

@@ -7,13 +7,19 @@
 
 mod activations;
 mod agnostic;
+mod attention;
 mod batch_norm;
 mod branches;
 mod broadcasting;
+mod channel_norms;
 mod clips;
 mod dead;
+mod described;
 mod fold;
+mod fused;
+mod gemm;
 mod inline;
+mod local_functions;
 mod local_response;
 mod matching;
 mod min_cut;
@@ -37,6 +43,7 @@ mod transposes;
 pub(crate) mod trial;
 mod wide_groups;
 
+pub use described::about;
 pub use patch::Patch;
 pub use scope::{Constants, Names, Scope, Surroundings};
 pub use target::{TARGET_KEY, Target};
@@ -74,8 +81,12 @@ const RULES: &[&[Rule]] = &[
     pieces::RULES,
     batch_norm::RULES,
     scale_bias::RULES,
+    gemm::RULES,
+    attention::RULES,
     normalizations::RULES,
+    channel_norms::RULES,
     activations::RULES,
+    fused::RULES,
     pad::RULES,
     clips::RULES,
     stacked::RULES,
@@ -178,7 +189,53 @@ pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rew
     }
     let applied = run.applied;
     inline::remove_unused(&mut model);
+    let applied = rewrite_functions(&mut model, &around, folder, options, applied);
+    if options.target != Target::Standard {
+        fused::import(&mut model);
+    }
     Rewritten { model, applied }
+}
+
+/// Rewrites the bodies of functions that stay; gives what fired so far and there.
+fn rewrite_functions(
+    model: &mut ModelProto,
+    around: &Surroundings,
+    folder: &Arc<Path>,
+    options: &Options,
+    mut applied: Vec<Application>,
+) -> Vec<Application> {
+    for n in 0..model.functions.len() {
+        let function = &model.functions[n];
+        let Some(mut body) = local_functions::body(model, function, around) else {
+            continue;
+        };
+        let path = format!("{}.{}/", function.domain, function.name);
+        let names = Names::default();
+        names.take(&body);
+        let before = applied.len();
+        let mut run = Run {
+            options,
+            around: &Surroundings {
+                opsets: &Opsets::of(&function.opset_import),
+                functions: around.functions,
+                names: &names,
+                unknowns: around.unknowns,
+                target: around.target,
+                inputs_are_constant: true,
+                fold_limit: around.fold_limit,
+            },
+            folder,
+            applied,
+        };
+        run.body(&mut body, &Facts::default(), &path);
+        applied = run.applied;
+        if applied.len() > before {
+            let function = &mut model.functions[n];
+            function.node = body.node;
+            function.value_info = body.value_info;
+        }
+    }
+    applied
 }
 
 struct Run<'a> {
@@ -194,6 +251,9 @@ const MAX_SWEEPS: usize = 200;
 impl Run<'_> {
     fn body(&mut self, body: &mut GraphProto, outer: &Facts, path: &str) {
         let order: Vec<String> = body.initializer.iter().map(|t| t.name.clone()).collect();
+        let at_first: BTreeSet<String> = order.iter().cloned().collect();
+        // Such a body holds constants as nodes.
+        let lifts = self.around.inputs_are_constant && !path.is_empty();
         let stored = |proto: crate::proto::TensorProto| {
             (
                 proto.name.clone(),
@@ -204,6 +264,9 @@ impl Run<'_> {
             .into_iter()
             .map(stored)
             .collect();
+        if lifts {
+            local_functions::lift(body, &mut constants, self.folder);
+        }
         let replaceable = !self.around.inputs_are_constant;
         dead::remove(body, &mut constants, replaceable);
         for _ in 0..MAX_SWEEPS {
@@ -238,6 +301,9 @@ impl Run<'_> {
             .into_iter()
             .map(|(_, stored)| stored.proto().clone())
             .collect();
+        if lifts {
+            local_functions::lower(body, &at_first);
+        }
         drop_stale_types(body);
     }
 

@@ -1,7 +1,7 @@
 //! Nodes that change nothing.
 //!
 //! Before: `y = Identity(x)`; after: readers of `y` read `x`. What counts: Identity; Dropout outside of
-//! training; Cast to the type a value has; Transpose in order; Reshape, Flatten, Expand, Squeeze and
+//! training; OptionalGetElement of the Optional of a tensor; Cast to the type a value has; Transpose in order; Reshape, Flatten, Expand, Squeeze and
 //! Unsqueeze to the sizes a value has, symbols included; Concat, Sum, Max, Min, Mean of one; Slice and
 //! Pad of nothing; `x + -0`, `x - 0`, `x * 1`, `x / 1`, `x ^ 1` of x's type and sizes. Not `x + 0`, nor
 //! `x - -0`, of floats: they turn -0 into 0, which a division tells apart.
@@ -29,6 +29,9 @@ fn noop(scope: &Scope, n: usize) -> Option<Patch> {
 fn stands_for<'a>(scope: &Scope<'a>, n: usize) -> Option<&'a str> {
     let node = scope.node(n);
     let x = scope.input(n, 0)?;
+    if node.op_type == "OptionalGetElement" {
+        return scope.input(scope.made_by(x, "Optional")?, 0);
+    }
     let output = scope.fact(node.output.first()?)?;
     let a = Attributes::of(node);
     let only = || node.input.len() == 1;
@@ -168,6 +171,12 @@ mod tests {
         backwards.stays();
         // As much cropped as added.
         around(|t| t.ints("pads", &[0, -1, 0, 1]).node("b = Pad(a, pads)")).stays();
+    }
+
+    #[test]
+    fn what_is_wrapped_and_unwrapped_is_what_it_was() {
+        around(|t| t.node("o = Optional(a)").node("b = OptionalGetElement(o)")).gives(&ALONE);
+        around(|t| t.node("b = OptionalGetElement(a)")).stays();
     }
 
     #[test]

@@ -32,11 +32,15 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// `x / sqrt(mean(x²) + ε)` over `axes`.
-struct Core<'a> {
-    x: &'a str,
-    axes: Vec<usize>,
-    epsilon: f64,
-    taken: Taken,
+pub struct Core<'a> {
+    /// What is normalized.
+    pub x: &'a str,
+    /// The axes the mean is over, in order.
+    pub axes: Vec<usize>,
+    /// What is added to the mean.
+    pub epsilon: f64,
+    /// The nodes of it.
+    pub taken: Taken,
 }
 
 /// The value under a root, and whether the root divides: `Sqrt(v)`, `Pow(v, ±0.5)`, `1 / Sqrt(v)`.
@@ -65,7 +69,8 @@ fn root<'a>(scope: &Scope<'a>, name: &'a str, taken: &mut Taken) -> Option<(&'a 
     Some((value, !inverse))
 }
 
-fn core<'a>(scope: &Scope<'a>, n: usize) -> Option<Core<'a>> {
+/// The normalization that ends at node `n`.
+pub fn core<'a>(scope: &Scope<'a>, n: usize) -> Option<Core<'a>> {
     let mut taken = Taken::from([n]);
     let (a, b) = (scope.input(n, 0)?, scope.input(n, 1)?);
     let (x, under) = if scope.is(n, "Div") {

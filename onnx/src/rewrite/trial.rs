@@ -100,6 +100,12 @@ impl Trial {
         self.model.graph.get_or_insert_default()
     }
 
+    /// In that version of the file format.
+    pub fn version(mut self, version: i64) -> Trial {
+        self.model.ir_version = Some(version);
+        self
+    }
+
     /// Only these rules.
     pub fn only(mut self, rules: &[&'static str]) -> Trial {
         self.rules = Some(rules.to_vec());

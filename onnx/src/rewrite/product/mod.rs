@@ -5,7 +5,7 @@
 
 mod rebuild;
 
-pub use rebuild::Affine;
+pub use rebuild::{Affine, is_matrix_product};
 
 use super::scope::Scope;
 use crate::attributes::{Attributes, is_standard};
@@ -45,14 +45,50 @@ pub struct Product<'a> {
     trans_b: bool,
 }
 
-/// A constant operand, given by an initializer or by one value repeated.
+/// A constant operand, given by an initializer or made by a node of few values.
 #[derive(Clone)]
 struct Constant<'a> {
     name: &'a str,
     element: Element,
     shape: Vec<usize>,
-    /// The shape operand of the `ConstantOfShape` that makes it.
-    repeated: Option<(&'a str, f64)>,
+    generated: Option<Generated<'a>>,
+}
+
+/// Values that a node repeats, so that the file does not store them.
+#[derive(Clone)]
+struct Generated<'a> {
+    /// The sizes, as an operand.
+    shape: &'a str,
+    /// Of `ConstantOfShape` one; of `Expand` one for each position of the first dimension.
+    values: Vec<f64>,
+}
+
+impl<'a> Generated<'a> {
+    fn of(scope: &Scope<'a>, name: &'a str, shape: &[usize]) -> Option<Generated<'a>> {
+        if let Some(n) = scope.made_by(name, "ConstantOfShape") {
+            let value = Attributes::of(scope.node(n)).tensor("value");
+            let value = match value {
+                Some(value) => Tensor::of_proto(value).ok()?.scalar()?,
+                None => 0.0,
+            };
+            return Some(Generated {
+                shape: scope.input(n, 0)?,
+                values: vec![value],
+            });
+        }
+        let n = scope.made_by(name, "Expand")?;
+        let (from, to) = (scope.input(n, 0)?, scope.input(n, 1)?);
+        let (first, rest) = scope
+            .fact(from)?
+            .sizes()?
+            .split_first()
+            .map(|(f, r)| (*f, r.to_vec()))?;
+        let fits = Some(&first) == shape.first()
+            && rest.len() + 1 == shape.len()
+            && rest.iter().all(|d| *d == 1);
+        let values = scope.constant(from).filter(|_| fits)?.to_f64()?;
+        Some(Generated { shape: to, values })
+    }
 }
 
 /// The element of channel `n` of a vector where one element stands for all.
@@ -64,23 +100,13 @@ impl<'a> Constant<'a> {
     fn of(scope: &Scope<'a>, name: &'a str) -> Option<Constant<'a>> {
         let fact = scope.fact(name)?;
         let (element, shape) = (fact.element?, fact.sizes()?);
-        let repeated = match fact.constant {
-            Some(_) => None,
-            None => {
-                let n = scope.made_by(name, "ConstantOfShape")?;
-                let value = Attributes::of(scope.node(n)).tensor("value");
-                let value = match value {
-                    Some(value) => Tensor::of_proto(value).ok()?.scalar()?,
-                    None => 0.0,
-                };
-                Some((scope.input(n, 0)?, value))
-            }
-        };
-        element.is_float().then_some(Constant {
+        let generated = Generated::of(scope, name, &shape);
+        let known = fact.constant.is_some() || generated.is_some();
+        (element.is_float() && known).then_some(Constant {
             name,
             element,
             shape,
-            repeated,
+            generated,
         })
     }
 
@@ -89,10 +115,15 @@ impl<'a> Constant<'a> {
     }
 
     fn values(&self, scope: &Scope) -> Option<Vec<f64>> {
-        match self.repeated {
-            Some((_, value)) => Some(vec![value; self.len()]),
-            None => scope.constant(self.name)?.to_f64(),
-        }
+        let Some(generated) = &self.generated else {
+            return scope.constant(self.name)?.to_f64();
+        };
+        let run = self.len() / generated.values.len().max(1);
+        let runs = generated
+            .values
+            .iter()
+            .map(|v| std::iter::repeat_n(*v, run));
+        Some(runs.flatten().collect())
     }
 
     /// Bytes the file loses when one node no longer reads it.
@@ -336,6 +367,17 @@ impl<'a> Product<'a> {
             Kind::Gemm if self.trans_b => n / self.n_in,
             Kind::Gemm | Kind::MatMul => n % self.n_channels,
             Kind::Norm => n,
+        }
+    }
+
+    /// How many elements of the weights, one after the other, have the same output channel.
+    fn channel_run(&self) -> usize {
+        let window: usize = self.weight.shape.iter().skip(2).product();
+        match self.kind {
+            Kind::Conv => window * self.weight.shape[1],
+            Kind::ConvTranspose => window,
+            Kind::Gemm if self.trans_b => self.n_in,
+            Kind::Gemm | Kind::MatMul | Kind::Norm => 1,
         }
     }
 

@@ -75,8 +75,10 @@ impl Product<'_> {
             None
         } else {
             let mut values = self.weight.values(scope)?;
-            for (n, value) in values.iter_mut().enumerate() {
-                *value *= alpha * at(&by.scale, self.out_channel(n));
+            let run = self.channel_run();
+            for (n, values) in values.chunks_mut(run).enumerate() {
+                let factor = alpha * at(&by.scale, self.out_channel(n * run));
+                values.iter_mut().for_each(|value| *value *= factor);
             }
             Some(values)
         };
@@ -187,19 +189,17 @@ impl Product<'_> {
             outputs: vec![scope.node(outputs).output.first()?.clone()],
         };
         self.add_nodes(scope, &mut patch, operands, keeps_alpha)?;
-        let made = patch
-            .insert
-            .iter()
-            .filter(|n| n.op_type != "ConstantOfShape");
+        let made = patch.insert.iter();
+        let made = made.filter(|n| !matches!(n.op_type.as_str(), "ConstantOfShape" | "Expand"));
         (made.count() < patch.remove.len()).then_some(patch)
     }
 
-    /// Adds changed weights; where the old ones are one value repeated, so are the new ones.
+    /// Adds changed weights; where the old ones are few values repeated, so are the new ones if they can
+    /// be.
     fn add_weights(&self, scope: &Scope, patch: &mut Patch, values: &[f64]) -> Option<String> {
         let first = *values.first()?;
-        if let Some((shape, _)) = self.weight.repeated
-            && values.iter().all(|v| *v == first)
-        {
+        let shape = self.weight.generated.as_ref().map(|g| g.shape);
+        if let (Some(shape), true) = (shape, values.iter().all(|v| *v == first)) {
             let value = rounded(self.element(), &[1], &[first])?;
             let value = AttributeProto {
                 name: "value".to_string(),
@@ -209,6 +209,19 @@ impl Product<'_> {
             };
             let repeated = node("ConstantOfShape", &[shape], vec![value]);
             return Some(patch.node(scope, self.weight.name, repeated));
+        }
+        let run = self.channel_run();
+        let by_channel = || values.chunks(run).all(|c| c.iter().all(|v| *v == c[0]));
+        if let (Some(shape), Kind::Conv, true) = (shape, self.kind, scope.opset() >= 8)
+            && by_channel()
+        {
+            let each: Vec<f64> = values.chunks(run).map(|c| c[0]).collect();
+            let mut sizes = vec![1; self.weight.shape.len()];
+            sizes[0] = self.n_channels;
+            let each = rounded(self.element(), &sizes, &each)?;
+            let each = patch.constant(scope, self.weight.name, each);
+            let expanded = node("Expand", &[&each, shape], Vec::new());
+            return Some(patch.node(scope, self.weight.name, expanded));
         }
         let tensor = rounded(self.element(), &self.weight.shape, values)?;
         Some(patch.constant(scope, self.weight.name, tensor))
