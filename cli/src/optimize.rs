@@ -44,7 +44,8 @@ pub struct Optimize {
     /// Runs with finite made-up inputs; one more has NaN, one more infinities
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     seeds: u8,
-    /// Have another program run both files besides: ort (ONNX Runtime, through a Python that has it)
+    /// Have another program run both files besides: ort (ONNX Runtime, through a Python that has it),
+    /// tract (where this program was built with it)
     #[arg(long, value_name = "WHO", value_enum, conflicts_with = "no_verify")]
     oracle: Option<Witness>,
     /// Time both files in ONNX Runtime with all its optimizations, through a Python that has it
@@ -59,6 +60,10 @@ pub struct Optimize {
     /// Print the names of the rules and end
     #[arg(long)]
     list_rules: bool,
+    /// Write nothing if the file, the peak memory or the bytes moved are more than this factor of the
+    /// original's
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    max_growth: Option<f64>,
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
@@ -68,6 +73,29 @@ pub struct Optimize {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Witness {
     Ort,
+    Tract,
+}
+
+impl Witness {
+    fn find(self) -> Result<Arc<dyn verify::Oracle>> {
+        match self {
+            Witness::Ort => Ok(Arc::new(OnnxRuntime::find()?)),
+            Witness::Tract => tract(),
+        }
+    }
+}
+
+#[cfg(feature = "tract")]
+fn tract() -> Result<Arc<dyn verify::Oracle>> {
+    Ok(Arc::new(crate::tract::Tract))
+}
+
+#[cfg(not(feature = "tract"))]
+fn tract() -> Result<Arc<dyn verify::Oracle>> {
+    anyhow::bail!(
+        "this program was built without tract, which takes minutes to build: \
+         `cargo install --path cli --features tract`, or ask `--oracle ort`"
+    )
 }
 
 const HELP: &str = "\
@@ -81,13 +109,44 @@ Examples:
 The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
 difference is dropped and named in the summary. Otherwise the target stays as it was.";
 
+/// A line for each rule: its name and what it does.
+fn rules() -> String {
+    let names = rewrite::rule_names();
+    let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let line = |name: &&str| format!("{name:width$}  {}\n", rewrite::about(name));
+    names.iter().map(line).collect()
+}
+
+/// Refuses a model that grew beyond a factor.
+fn held(summary: &optimize::Summary, most: Option<f64>) -> Result<()> {
+    let Some(most) = most else { return Ok(()) };
+    match summary.most_growth() {
+        Some((what, factor)) if factor > most => anyhow::bail!(
+            "{what} would be {factor:.3} of the original's, and --max-growth allows {most}; nothing is written"
+        ),
+        Some(_) => Ok(()),
+        None => anyhow::bail!(
+            "whether memory and bytes moved grow is not known, so that --max-growth cannot be held; nothing \
+             is written"
+        ),
+    }
+}
+
+/// A factor of at least 0.
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(factor),
+        _ => Err(format!("`{text}` is no factor")),
+    }
+}
+
 /// Rewrites, verifies, writes; gives the summary.
 ///
 /// # Errors
 /// The file cannot be read, verified or written; the target then is as it was.
 pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     if args.list_rules {
-        return Ok(Answer::yes(rewrite::rule_names().join("\n") + "\n"));
+        return Ok(Answer::yes(rules()));
     }
     let path = args.path.as_deref().context("give a model")?;
     let out = args
@@ -105,10 +164,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         n_seeds: usize::from(args.seeds),
         sizes: args.bind.iter().cloned().collect(),
         inputs,
-        oracle: match args.oracle {
-            Some(Witness::Ort) => Some(Arc::new(OnnxRuntime::find()?)),
-            None => None,
-        },
+        oracle: args.oracle.map(Witness::find).transpose()?,
     };
     let clock = args.measure.then(OnnxRuntime::find).transpose()?;
     let timed = clock.map(|clock| (clock, verifying.clone()));
@@ -122,6 +178,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         verifying: (!args.no_verify).then_some(verifying),
     };
     let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
+    held(&optimized.summary, args.max_growth)?;
     // Whatever can fail fails before the target is replaced.
     let timed = timed
         .map(|(clock, options)| verify::made_up(&model, 0, &options).map(|feeds| (clock, feeds)))

@@ -4,7 +4,8 @@
 #[allow(dead_code)]
 mod program;
 
-use program::{arg, floats, listing, node, save, small, stderr, stdout};
+use onnx::proto::{AttributeProto, OperatorSetIdProto, attribute_type};
+use program::{arg, floats, listing, model, node, save, small, stderr, stdout};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,6 +82,39 @@ fn bisect_finds_the_first_difference() {
     );
     let same = stdout(&["bisect", arg(&a), arg(&a)], 0);
     assert!(same.starts_with("4 values are the same"), "{same}");
+}
+
+#[test]
+fn bisect_compares_nodes_without_a_meaning_by_their_attributes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let custom = |alpha: f32, last: &str, name: &str| {
+        let mut unknown = node("Mystery", &["r"], "m");
+        unknown.domain = "own".to_string();
+        unknown.attribute = vec![AttributeProto {
+            name: "alpha".to_string(),
+            r#type: attribute_type::FLOAT,
+            f: Some(alpha),
+            ..Default::default()
+        }];
+        let nodes = vec![node("Relu", &["x"], "r"), unknown, node(last, &["m"], "y")];
+        let mut made = model(nodes, Vec::new(), 4);
+        made.opset_import.push(OperatorSetIdProto {
+            domain: "own".to_string(),
+            version: 1,
+        });
+        save(&made, folder.path(), name)
+    };
+    let a = custom(1.0, "Abs", "a.onnx");
+    let b = custom(2.0, "Neg", "b.onnx");
+    let json = stdout(&["bisect", arg(&a), arg(&b), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["first"]["value"], "m");
+    assert_eq!(json["first"]["last_same"], "r");
+    // What differs before it is found before it.
+    let c = custom(1.0, "Neg", "c.onnx");
+    let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["first"]["value"], "y");
 }
 
 #[test]

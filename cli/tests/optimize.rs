@@ -7,7 +7,7 @@ mod program;
 use onnx::file::Model;
 use onnx::npy;
 use onnx::tensor::{Tensor, Values};
-use program::{arg, floats, listing, model, move_outside, node, save, small, stdout};
+use program::{arg, floats, listing, model, move_outside, node, save, small, stderr, stdout};
 use serde_json::Value;
 use std::fs;
 
@@ -65,7 +65,16 @@ fn options_are_heeded() {
     let stamped = Model::read(&out).expect("read").proto.metadata_props;
     assert_eq!(stamped[0].value, "ort-cpu");
     let rules = stdout(&["optimize", "--list-rules"], 0);
-    assert!(rules.lines().any(|rule| rule == "fold-constants"));
+    let line = rules
+        .lines()
+        .find(|rule| rule.starts_with("fold-constants "));
+    assert!(line.is_some_and(|l| l.ends_with("become initializers, up to --fold-limit")));
+    // Nothing shrinks to nothing.
+    fs::remove_file(&out).expect("removed");
+    let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];
+    assert!(stderr(&grown).contains("--max-growth allows 0; nothing is written"));
+    assert!(!out.exists());
+    optimize(&["--max-growth", "1.5"]);
     // Inputs of the user's own.
     let x = Tensor::new(&[2, 4], Values::F32(vec![1.0; 8]));
     let npy = folder.path().join("x.npy");
