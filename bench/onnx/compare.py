@@ -76,6 +76,12 @@ def _parse() -> argparse.Namespace:
     add("--timeout", type=float, default=300.0, help="seconds for one optimizer on one file")
     add("--quick", action="store_true", help=f"only {', '.join(QUICK)}, and no timing")
     add("--no-timing", action="store_true", help="skip the time in ONNX Runtime")
+    add(
+        "--decide",
+        type=float,
+        default=30.0,
+        help="seconds of further rounds for a file that may have become slower (default: 30)",
+    )
     add("--keep", type=Path, help="keep the optimized files in this folder")
     add("--results", type=Path, default=HERE.parent / "results", help="folder of page and JSON")
     options = parser.parse_args()
@@ -130,7 +136,8 @@ def compare_file(entry: dict, present: list, options: argparse.Namespace) -> dic
     if not options.no_timing and "failed" not in result["original"]:
         models = [f"{name}={path}" for name, path in good.items()]
         if entry["runtime"] == "onnxruntime":
-            result["timing"] = _child("time_models.py", json.dumps(entry), *models)
+            seconds = options.decide
+            result["timing"] = _child("time_models.py", json.dumps(entry), seconds, *models)
     if not options.keep:
         shutil.rmtree(work)
     return result

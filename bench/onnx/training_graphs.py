@@ -2,7 +2,7 @@
 
 Owns the networks, the two ways to a training graph, and the measurement: both graphs take the same
 step of Adam on the same batch, their losses are compared, then they run in turns. Run it with a
-Python that has torch, torchvision, onnxruntime, onnxsim and shorthaul:
+Python that has torch, torchvision, onnxruntime and onnxsim, and the program `shorthaul`:
 
     python bench/onnx/training_graphs.py --out bench/results/training-graphs.json
 """
@@ -12,20 +12,23 @@ import io
 import json
 import platform
 import statistics
+import subprocess
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import onnxsim
-import shorthaul.onnx
 import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+
+PROGRAM = Path(__file__).resolve().parents[2] / "target" / "release" / "shorthaul"
 
 
 class Attending(nn.Module):
@@ -182,13 +185,16 @@ class Step:
         return found
 
 
-def ours(exported, names, feeds, threads):
+def ours(program, exported, names, feeds, threads):
     """Our graph of the file, with the inputs of its first step."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+        path, out = Path(folder) / "model.onnx", Path(folder) / "train.onnx"
         onnx.save(exported, path)
-        data = shorthaul.onnx.grad(path, loss="loss", optimizer="adam", wrt=names)
-    model = onnx.load_from_string(data)
+        command = [program, "grad", path, "-o", out, "--loss", "loss", "--optimizer", "adam"]
+        run = subprocess.run([*command, "--wrt", ",".join(names)], capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(run.stderr.strip())
+        model = onnx.load(out)
     initial = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     given = {"lr": np.float32(1e-3), "step": np.float32(1), **feeds}
     for value in model.graph.input:
@@ -238,7 +244,7 @@ def compare(name, options):
     make, shape, batch = NETWORKS[name]
     exported, names, feeds = forward_file(make, shape, options.batch or batch)
     steps, row = {}, {"network": name, "batch": options.batch or batch, "graphs": {}}
-    for tool, build in [("shorthaul", ours), ("onnxsim", theirs)]:
+    for tool, build in [("shorthaul", partial(ours, options.shorthaul)), ("onnxsim", theirs)]:
         start = time.perf_counter()
         try:
             model, step, loss = build(exported, names, feeds, options.threads)
@@ -269,6 +275,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each graph in each round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shorthaul", type=Path, default=PROGRAM, help="the program")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -288,7 +295,7 @@ def main():
             "python": platform.python_version(),
             **{m.__name__: m.__version__ for m in (torch, onnx, onnxruntime, onnxsim)},
         }
-        how = {k: v for k, v in vars(options).items() if k not in ("out", "networks")}
+        how = {k: v for k, v in vars(options).items() if k not in ("out", "networks", "shorthaul")}
         result = {"versions": versions, "machine": platform.processor(), **how, "results": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
