@@ -144,12 +144,12 @@ def check(
     model: nn.Module,
     inputs: tuple,
     dtype: torch.dtype = torch.float32,
-    compiled: nn.Module | None = None,
+    casts: contextlib.AbstractContextManager | None = None,
 ) -> dict[str, Any]:
     """Shorthaul's and eager's results of one step against eager's in float64.
 
     A tensor may be no farther from float64 than twice eager's own, plus the resolution of ``dtype``
-    relative to the largest value.
+    relative to the largest value. Both run within ``casts``, by default autocast to ``dtype``.
     """
     exact_model = copy.deepcopy(model).double()
     exact_inputs = tuple(
@@ -160,9 +160,9 @@ def check(
     generator = torch.Generator().manual_seed(7)
     grad = (torch.rand(output.shape, generator=generator, dtype=torch.float64) - 0.3).to(output)
     exact = results_of(exact_model, exact_inputs, grad)
-    with bench.autocast(dtype):
+    with bench.autocast(dtype) if casts is None else casts:
         eager = results_of(copy.deepcopy(model), inputs, grad)
-        found = results_of(compiled or bench.module(copy.deepcopy(model)), inputs, grad)
+        found = results_of(bench.module(copy.deepcopy(model)), inputs, grad)
     rows, ok = {}, True
     for name, reference in exact.items():
         error = (found[name].double() - reference).abs().max().item()

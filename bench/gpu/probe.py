@@ -7,6 +7,7 @@ backward, against float64. Times nothing of Shorthaul's; ``tables`` and ``layer`
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,14 @@ from measuring import Bench, check, parse, without_tf32
 from results import Results
 from torch import nn
 
-#: torch's types that modules are checked in; parameters stay float32 and are cast by autocast.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: What modules are checked in: parameters and inputs of the type, or float32 ones under autocast.
+MODES = (
+    (torch.float32, "parameters"),
+    (torch.bfloat16, "parameters"),
+    (torch.float16, "parameters"),
+    (torch.bfloat16, "autocast"),
+    (torch.float16, "autocast"),
+)
 
 
 class Apply(nn.Module):
@@ -127,19 +134,20 @@ def main(arguments: list[str] | None = None) -> int:
     for measure in ceilings:
         if options.only in measure.__name__:
             results.item(measure.__name__, lambda measure=measure: measure(bench))
-    dtypes = DTYPES[:1] if options.dry_run else DTYPES
-    for dtype in dtypes:
+    for dtype, mode in MODES[:1] if options.dry_run else MODES:
         torch.manual_seed(0)
         for name, model, inputs in cases(8 if options.dry_run else 64):
-            name = f"{name} {str(dtype).removeprefix('torch.')}"
+            name = f"{name} {str(dtype).removeprefix('torch.')} {mode}"
             if options.only not in name:
                 continue
-            model = model.to(bench.device)
-            inputs = tuple(x.detach().to(bench.device).requires_grad_() for x in inputs)
+            given = dtype if mode == "parameters" else torch.float32
+            model = model.to(bench.device, given)
+            inputs = tuple(x.detach().to(bench.device, given).requires_grad_() for x in inputs)
+            casts = bench.autocast(dtype) if mode == "autocast" else contextlib.nullcontext()
 
-            def checked(model=model, inputs=inputs, dtype=dtype):
+            def checked(model=model, inputs=inputs, dtype=dtype, casts=casts):
                 with without_tf32():
-                    return check(bench, model, inputs, dtype)
+                    return check(bench, model, inputs, dtype, casts)
 
             results.item(name, checked)
     return 0 if results.ok else 1

@@ -8,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char log_text[1 << 16];
+static char log_text[1 << 20];
 static size_t log_bytes;
 static char fail_call[64];
 static int fail_code, fail_after;
 static int device_count = 2, major = 9, minor = 0, pointer_device;
-static int capturing;
+static int capturing, n_params = 2;
 static void *current;
 static char contexts[8];
 
 struct function { char name[64]; };
-static struct function functions[64];
+static struct function functions[4096];
 static int n_functions;
 
 static int note(const char *call, const char *format, ...) {
@@ -47,6 +47,8 @@ void mock_fail(const char *call, int code, int after) {
 }
 void mock_device(int count, int a, int b) { device_count = count, major = a, minor = b; }
 void mock_pointer_device(int ordinal) { pointer_device = ordinal; }
+/* How many arguments of a launch are recorded; a kernel has at least as many. */
+void mock_params(int n) { n_params = n; }
 void mock_capturing(int is) { capturing = is; }
 void mock_current(int ordinal) { current = ordinal < 0 ? NULL : &contexts[ordinal]; }
 
@@ -115,10 +117,12 @@ int cuStreamSynchronize(void *stream) { return note("cuStreamSynchronize", " %zu
 int cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     (void)extra;
-    /* The kernels of the tests have two parameters. */
-    return note("cuLaunchKernel", " %s grid %u %u %u block %u %u %u shared %u stream %zu args %llx %llx",
-                f->name, gx, gy, gz, bx, by, bz, shared, (size_t)stream,
-                *(unsigned long long *)params[0], *(unsigned long long *)params[1]);
+    char args[256] = "";
+    for (int i = 0; i < n_params; i++)
+        snprintf(args + strlen(args), sizeof args - strlen(args), " %llx",
+                 *(unsigned long long *)params[i]);
+    return note("cuLaunchKernel", " %s grid %u %u %u block %u %u %u shared %u stream %zu args%s", f->name,
+                gx, gy, gz, bx, by, bz, shared, (size_t)stream, args);
 }
 int cuGetErrorName(int code, const char **text) {
     *text = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"

@@ -1,0 +1,110 @@
+"""From a module to launches on a stream, with NVRTC's machine code and a driver that records calls.
+
+The recording driver of the kernels' tests is compiled here and loaded under the driver's name, in a
+process of its own: a process keeps the driver that it finds first. Tensors are the host's, and no
+kernel runs.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from shorthaul import cuda
+
+SOURCE = Path(__file__).resolve().parents[2] / "kernels/tests/mock_libcuda.c"
+
+SCRIPT = """
+import ctypes, sys, torch
+from torch import nn
+driver = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+driver.mock_log.restype = ctypes.c_char_p
+import shorthaul
+from shorthaul import _native, cuda
+from shorthaul._autocast import casting
+from shorthaul._capture import capture
+supported = frozenset(_native.supported_targets())
+
+info = cuda.info()
+assert info.driver == "13.0" and [d.arch for d in info.devices] == ["sm_90a"] * 2, info
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(nn.functional.gelu(self.norm(self.conv(x))).mean((2, 3)))
+
+with torch.autocast("cpu", torch.bfloat16):
+    Net.forward = casting(Net.forward, torch.device("cpu"))
+captured = capture(Net(), (torch.randn(2, 3, 8, 8),), supported=supported)
+wrt = [i for i, spec in enumerate(captured.inputs) if spec.kind == "parameter"]
+arguments = (captured.json, captured.constants, wrt)
+program = _native.Program.compile_cuda(*arguments, 1, cuda.nvrtc_folders())
+log = driver.mock_log().decode().splitlines()
+names = [name for name, _, text in program.cuda_kernels()]
+loaded = [line.split()[1] for line in log if line.startswith("cuModuleGetFunction")]
+assert loaded == names and names, (loaded, names)
+assert "cuDevicePrimaryCtxRetain 1" in log and any("\\x7fELF" in line for line in log)
+
+driver.mock_reset()
+driver.mock_params(1)
+driver.mock_pointer_device(1)
+def block(n): return torch.empty(n + 1, dtype=torch.uint8)
+def memory(specs): return [torch.zeros(s, dtype=getattr(torch, t)) for _, s, t in specs]
+inputs, outputs = memory(program.inputs), memory(program.outputs)
+saved = block(program.saved_bytes)
+scratch = block(max(program.forward_scratch_bytes, program.backward_scratch_bytes))
+at = lambda tensors: [t.data_ptr() for t in tensors]
+program.forward(at(inputs), at(outputs), saved.data_ptr(), scratch.data_ptr(), stream=4242)
+forward = driver.mock_log().decode().splitlines()
+grads = memory([program.inputs[i] for i in program.grad_inputs])
+given = memory([program.outputs[i] for i in program.differentiable_outputs])
+reads = [inputs[i] for i in program.backward_reads]
+again = [outputs[i] for i in program.backward_output_reads]
+program.backward(at(given), at(reads), at(again), saved.data_ptr(), at(grads), scratch.data_ptr(),
+                 stream=4242)
+both = driver.mock_log().decode().splitlines()
+for calls in (forward, both[len(forward):]):
+    assert calls[0] == "cuCtxPushCurrent 1" and calls[-1] == "cuCtxPopCurrent", calls
+    launches = calls[1:-1]
+    assert launches and all(c.startswith("cuLaunchKernel") for c in launches), calls
+    assert all(" stream 4242 " in c for c in launches), calls
+
+driver.mock_pointer_device(0)
+try:
+    program = _native.Program.compile_cuda(*arguments, 1, cuda.nvrtc_folders())
+    program.forward(at(inputs), at(outputs), saved.data_ptr(), scratch.data_ptr())
+except _native.CompileFailure as error:
+    assert "is in memory of cuda:0, but the kernels run on cuda:1" in str(error), error
+else:
+    raise AssertionError("memory of another device was taken")
+driver.mock_device(2, 12, 0)
+try:
+    _native.Program.compile_cuda(*arguments, 0, cuda.nvrtc_folders())
+except _native.CompileFailure as error:
+    assert "compute capability 12.0" in str(error), error
+else:
+    raise AssertionError("an unknown architecture was taken")
+print("launches", len(both) - 4)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device's own driver is there")
+def test_a_program_is_compiled_loaded_and_launched(tmp_path):
+    compiler = shutil.which("cc")
+    nvrtc = cuda.info().nvrtc
+    if compiler is None or nvrtc is None:
+        pytest.skip("needs a C compiler and NVRTC")
+    library = tmp_path / "libcuda.so"
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so"]
+    subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, library], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert int(run.stdout.split()[-1]) >= 6
