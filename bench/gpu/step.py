@@ -3,7 +3,7 @@
 A step is zero_grad, forward, loss, backward, fused SGD or AdamW, with bf16 autocast and float32
 parameters. Each network first trains some steps on fixed batches in every variant; a curve that
 leaves eager's, by more than eager's own runs in float32 and bf16 leave each other, is wrong and
-not timed. Convolutional networks run channels_last.
+not timed. PyTorch runs convolutional networks channels_last; Shorthaul chooses layouts itself.
 """
 
 from __future__ import annotations
@@ -54,15 +54,23 @@ DRY = {
 class Training:
     """One variant of a network in training."""
 
-    def __init__(self, bench: Bench, network: Network, called: nn.Module, dtype: torch.dtype):
+    def __init__(
+        self,
+        bench: Bench,
+        network: Network,
+        called: nn.Module,
+        dtype: torch.dtype,
+        batches: list[tuple],
+    ):
         self.bench, self.network, self.called, self.dtype = bench, network, called, dtype
+        self.batches = batches
         self.optimizer = torch.optim.SGD(called.parameters(), lr=0.01, momentum=0.9)
 
-    def step(self, inputs: tuple) -> torch.Tensor:
-        """The loss before the step, not waited for."""
+    def step(self, n: int = 0) -> torch.Tensor:
+        """The loss before the step on the n-th batch, not waited for."""
         self.optimizer.zero_grad()
         with self.bench.autocast(self.dtype):
-            output = self.called(*inputs)
+            output = self.called(*self.batches[n % len(self.batches)])
         loss = self.network.example.loss(output.float())
         loss.backward()
         self.optimizer.step()
@@ -76,16 +84,18 @@ def measure(bench: Bench, network: Network) -> dict[str, Any]:
     batches = [
         tuple(x.to(bench.device) for x in network.example.inputs(network.batch)) for _ in range(4)
     ]
-    if batches[0][0].dim() == 4 and not bench.is_dry:
-        model = model.to(memory_format=torch.channels_last)
-        batches = [tuple(x.to(memory_format=torch.channels_last) for x in b) for b in batches]
     half = torch.float32 if bench.is_dry else torch.bfloat16
     trainings: dict[str, Training | str] = {}
     for name, called in bench.variants(model).items():
-        missing = isinstance(called, str)
-        trainings[name] = called if missing else Training(bench, network, called, half)
-    float32 = Training(bench, network, copy.deepcopy(model), torch.float32)
-    curves = {"eager_float32": curve(float32, batches)}
+        if isinstance(called, str):
+            trainings[name] = called
+            continue
+        given = batches
+        if name != "shorthaul" and batches[0][0].dim() == 4:
+            called, given = channels_last(called), [tuple(map(channels_last, b)) for b in batches]
+        trainings[name] = Training(bench, network, called, half, given)
+    float32 = Training(bench, network, copy.deepcopy(model), torch.float32, batches)
+    curves = {"eager_float32": curve(float32)}
     peaks = {}
     for name, training in trainings.items():
         if isinstance(training, str):
@@ -94,23 +104,25 @@ def measure(bench: Bench, network: Network) -> dict[str, Any]:
             gc.collect()
             torch.cuda.reset_peak_memory_stats()
         before = 0 if bench.is_dry else torch.cuda.memory_allocated()
-        curves[name] = curve(training, batches)
+        curves[name] = curve(training)
         if not bench.is_dry:
             peaks[name] = torch.cuda.max_memory_allocated() - before
     verdict = {"ok": fits(curves), "losses": curves, "peak_bytes": peaks}
     if not verdict["ok"]:
         return verdict
-    calls = {
-        name: t if isinstance(t, str) else (lambda t=t: t.step(batches[0]))
-        for name, t in trainings.items()
-    }
+    calls = {name: t if isinstance(t, str) else t.step for name, t in trainings.items()}
     return {**verdict, "times": bench.interleaved(calls)}
 
 
-def curve(training: Training, batches: list[tuple]) -> list[float]:
+def channels_last(value):
+    """A module or tensor with images stored pixel by pixel."""
+    return value.to(memory_format=torch.channels_last)
+
+
+def curve(training: Training) -> list[float]:
     """The losses of a network's steps."""
-    steps = range(training.network.steps)
-    return [float(loss) for loss in [training.step(batches[i % len(batches)]) for i in steps]]
+    losses = [training.step(n) for n in range(training.network.steps)]
+    return [float(loss) for loss in losses]
 
 
 def fits(curves: dict[str, list[float]]) -> bool:

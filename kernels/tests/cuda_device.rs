@@ -196,7 +196,6 @@ fn kernels_are_loaded_once_and_launched_in_order_on_the_stream_given() {
     let module = load(1).unwrap();
     let loading = mock.log();
     let wanted = [
-        "cuCtxPushCurrent 1",
         "cuModuleLoadData MOCK-ELF",
         "cuModuleGetFunction sh_k0",
         "cuModuleGetFunction sh_k1",
@@ -229,10 +228,22 @@ fn kernels_are_loaded_once_and_launched_in_order_on_the_stream_given() {
         ["cuCtxPopCurrent"],
         "nothing is allocated, copied or waited for"
     );
+}
+
+#[test]
+fn dropped_kernels_are_unloaded_at_the_next_load_and_not_in_a_capture() {
+    let mock = Mock::new();
+    drop(load(1).unwrap());
     mock.call0("mock_reset");
-    drop(module);
-    let released: Vec<String> = mock.log();
-    assert!(released.contains(&"cuMemFree".into()) && released.contains(&"cuModuleUnload".into()));
+    drop(load(1).unwrap());
+    let released = ["cuCtxSynchronize", "cuMemFree", "cuModuleUnload"];
+    assert_eq!(mock.log()[1..4], released);
+    let last = mock.log().pop();
+    assert_eq!(
+        last.as_deref(),
+        Some("cuCtxPopCurrent"),
+        "dropping calls nothing"
+    );
 }
 
 #[test]
@@ -262,6 +273,8 @@ fn running_out_of_memory_says_where_and_what_to_do() {
     mock.fail("cuMemAlloc", 2, 0);
     let message = load(0).err().unwrap().to_string();
     assert!(message.contains("4 bytes of constants"), "{message}");
+    mock.call0("mock_reset");
+    load(0).unwrap();
     let released = mock.log();
     assert!(
         released.contains(&"cuModuleUnload".into()),

@@ -79,6 +79,7 @@ int cuCtxPopCurrent_v2(void **context) {
     *context = current, current = NULL;
     return note("cuCtxPopCurrent", "");
 }
+int cuCtxSynchronize(void) { return note("cuCtxSynchronize", ""); }
 int cuModuleLoadData(void **module, const void *image) {
     *module = (void *)image;
     return note("cuModuleLoadData", " %.8s", (const char *)image);

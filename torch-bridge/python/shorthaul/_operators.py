@@ -16,6 +16,7 @@ import weakref
 
 import torch
 
+from . import _native
 from ._errors import ShorthaulError
 from ._program import Program, TensorSpec
 
@@ -75,7 +76,8 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     state_ptr = state.data_ptr()
     user_ptrs = iter([output.data_ptr() for output in outputs])
     scratch = owner.lend(owner.forward_scratch_bytes)
-    times = owner.native.forward(
+    times = _launch(
+        owner.native.forward,
         [tensor.data_ptr() for tensor in inputs],
         [
             next(user_ptrs) if offset is None else state_ptr + offset
@@ -88,6 +90,14 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     )
     _note("forward", times)
     return results
+
+
+def _launch(native, *arguments):
+    """Calls the native half; what the driver or the emulator refuses is an error of Shorthaul's."""
+    try:
+        return native(*arguments)
+    except _native.CompileFailure as error:
+        raise ShorthaulError(str(error)) from None
 
 
 def _forward_fake(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
@@ -109,7 +119,8 @@ def _backward(
         for grad, spec in zip(grad_outputs, owner.differentiable_outputs, strict=True)
     ]
     scratch = owner.lend(owner.backward_scratch_bytes)
-    times = owner.native.backward(
+    times = _launch(
+        owner.native.backward,
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
         [tensor.data_ptr() for tensor in output_reads],

@@ -343,6 +343,12 @@ pub(super) fn is_capturing(stream: u64) -> Result<bool, Failure> {
     Ok(status != Status::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
+/// Waits until the current context has done everything.
+pub(super) fn wait_for_all() -> Result<(), Failure> {
+    // SAFETY: a context is current.
+    checked(unsafe { sys::cuCtxSynchronize() })
+}
+
 /// Waits until a stream is done.
 pub(super) fn wait(stream: u64) -> Result<(), Failure> {
     // SAFETY: a stream of the current context.

@@ -9,7 +9,7 @@ mod module;
 
 use super::{Arch, CudaError};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use module::CudaModule;
 
@@ -18,6 +18,8 @@ pub struct Device {
     info: DeviceInfo,
     arch: Arch,
     context: driver::Context,
+    /// What waits to be given back to the driver.
+    dropped: Mutex<module::Dropped>,
 }
 
 /// What the driver says of a device.
@@ -64,6 +66,7 @@ impl Device {
             info,
             arch,
             context,
+            dropped: Mutex::default(),
         });
         open.insert(ordinal, Arc::clone(&device));
         Ok(device)
@@ -72,6 +75,10 @@ impl Device {
     /// What the driver says of it.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn dropped(&self) -> MutexGuard<'_, module::Dropped> {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What its kernels are compiled for.

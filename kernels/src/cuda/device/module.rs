@@ -64,7 +64,9 @@ impl CudaModule {
                 device: device.arch,
             });
         }
+        let before = std::mem::take(&mut *device.dropped());
         device.context.within(|| {
+            before.release();
             for (batch, cubin) in kernels.chunks(BATCH).zip(cubins) {
                 module.load_batch(batch, cubin)?;
             }
@@ -289,21 +291,41 @@ impl CudaModule {
     }
 }
 
-impl Drop for CudaModule {
-    fn drop(&mut self) {
-        let release = || {
-            // SAFETY: whoever drops the module launches nothing more; both calls wait for what was
-            // launched. After a lost context they fail, and then there is nothing left to release.
-            unsafe {
-                for address in self.constants.iter().filter(|address| **address != 0) {
-                    let _ = driver::free(*address);
-                }
-                for module in &self.modules {
-                    let _ = module.unload();
-                }
+/// What dropped modules held on a device.
+#[derive(Default)]
+pub(super) struct Dropped {
+    modules: Vec<Module>,
+    constants: Vec<u64>,
+}
+
+impl Dropped {
+    /// Gives it back to the driver, with the context current. Failures leave nothing to do: after a
+    /// lost context there is nothing left to give back.
+    fn release(self) {
+        if self.modules.is_empty() {
+            return;
+        }
+        // Their last launches may still be under way.
+        let _ = driver::wait_for_all();
+        // SAFETY: nobody can launch kernels of a dropped module, and what was launched is done.
+        unsafe {
+            for address in self.constants.iter().filter(|address| **address != 0) {
+                let _ = driver::free(*address);
             }
-        };
-        let _ = self.device.context.within(release);
+            for module in &self.modules {
+                let _ = module.unload();
+            }
+        }
+    }
+}
+
+impl Drop for CudaModule {
+    /// Python may drop a program at any time, also while a stream is captured, when nothing may be
+    /// unloaded. So the next load on the device does it.
+    fn drop(&mut self) {
+        let mut dropped = self.device.dropped();
+        dropped.modules.append(&mut self.modules);
+        dropped.constants.append(&mut self.constants);
     }
 }
 
