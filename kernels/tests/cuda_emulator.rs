@@ -503,6 +503,43 @@ fn scalars_arrive_in_their_type() {
     }
 }
 
+/// A view that begins in the middle of a vector is refused before it traps; its elements are read.
+#[test]
+fn arguments_less_aligned_than_the_kernel_needs_are_refused() {
+    let kernels = [
+        kernel(
+            "vectors",
+            &format!("{I}y[i] = sh_load<4>(x, i / 4 * 4)[i % 4];"),
+        ),
+        kernel("elements", &format!("{I}y[i] = x[i];")),
+    ];
+    assert_eq!([0, 1].map(|n| kernels[0].alignment(n)), [16, 4]);
+    let emulator = Emulator::from_environment(&kernels).unwrap();
+    let run = |kernel, bytes| {
+        let mut memory = Memory::default();
+        let x = memory.add("view", &input());
+        let y = memory.add_unwritten("output", DType::F32, N);
+        memory.place(x, bytes);
+        let launch = Launch {
+            kernel,
+            grid: [2, 1, 1],
+            dynamic_shared_bytes: 0,
+            args: vec![Arg::Buffer(x), Arg::Buffer(y)],
+        };
+        emulator.run(&launch, &mut memory, &Settings::of_seed(1))?;
+        assert_eq!(memory.values(y), input().to_f64());
+        Ok::<(), EmulateError>(())
+    };
+    for (kernel, bytes) in [(0, 0), (0, 16), (0, 48), (1, 4), (1, 60)] {
+        run(kernel, bytes).unwrap_or_else(|e| panic!("{kernel}, {bytes}: {e}"));
+    }
+    for (kernel, bytes, needed) in [(0, 4, 16), (0, 8, 16), (1, 2, 4)] {
+        let error = run(kernel, bytes).unwrap_err().to_string();
+        let said = format!("x needs an address that is a multiple of {needed}");
+        assert!(error.contains(&said), "{error}");
+    }
+}
+
 #[test]
 fn buffers_without_memory_are_refused() {
     let emulator = Emulator::from_environment(&[kernel("fits", &format!("{I}y[i] = x[i];"))]);

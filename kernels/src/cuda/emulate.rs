@@ -298,7 +298,7 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
             launch.args.len()
         ));
     }
-    for (param, arg) in kernel.params.iter().zip(&launch.args) {
+    for (n, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
         let written = matches!(param.ty, ParamType::Out(_));
         match (param.ty, arg) {
             (ParamType::In(dtype) | ParamType::Out(dtype), Arg::Buffer(idx)) => {
@@ -318,6 +318,14 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
                         param.name,
                         dtype.name(),
                         buffer.name
+                    ));
+                }
+                let alignment = kernel.alignment(n);
+                if buffer.start % alignment != 0 {
+                    return refuse(format!(
+                        "{} needs an address that is a multiple of {alignment}, the buffer {} lies {} \
+                         bytes behind a multiple of 64",
+                        param.name, buffer.name, buffer.start
                     ));
                 }
                 let uses = launch.args.iter().filter(|&other| other == arg).count();

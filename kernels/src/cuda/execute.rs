@@ -6,6 +6,7 @@
 
 use super::emulate::{EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
+use super::passes::ALIGNMENT;
 use super::{Arg, Launch, ParamType};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
@@ -95,6 +96,8 @@ impl HostProgram<'_> {
         let mut buffers = BTreeMap::new();
         for (id, tensor) in self.graph.inputs.iter().zip(inputs) {
             let buffer = memory.add(&self.name(*id), &self.laid_out(*id, tensor));
+            // No kernel may need more than launches promise.
+            memory.place(buffer, ALIGNMENT as usize);
             buffers.insert(Buffer::Container(self.root(*id)), buffer);
         }
         let settings = Settings {
@@ -199,7 +202,10 @@ impl HostProgram<'_> {
         buffers: &mut BTreeMap<Buffer, usize>,
     ) -> usize {
         let place = self.rooted(place);
-        let made = || match place {
+        if let Some(known) = buffers.get(&place) {
+            return *known;
+        }
+        let buffer = match place {
             Buffer::Container(root) => {
                 let c = self.graph.container(root);
                 match &c.lifetime {
@@ -213,7 +219,9 @@ impl HostProgram<'_> {
                 memory.add_unwritten("workspace", dtype, n_elements)
             }
         };
-        *buffers.entry(place).or_insert_with(made)
+        memory.place(buffer, ALIGNMENT as usize);
+        buffers.insert(place, buffer);
+        buffer
     }
 
     /// Position in memory of each element in row-major order.

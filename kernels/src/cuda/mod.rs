@@ -112,6 +112,24 @@ pub struct Kernel {
     pub origin: String,
 }
 
+impl Kernel {
+    /// Bytes of which the address passed for the `n`-th parameter must be a multiple: those of an
+    /// element, or of the widest vector that the text loads from it or stores to it.
+    pub fn alignment(&self, n: usize) -> usize {
+        let param = &self.params[n];
+        let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = param.ty;
+        let accesses = ["sh_load<", "sh_store<"].into_iter();
+        let widths = accesses.flat_map(|name| self.text.split(name).skip(1));
+        let widths = widths.filter_map(|access| {
+            let (width, rest) = access.split_once(">(")?;
+            let (of, _) = rest.split_once(',')?;
+            (of == param.name).then(|| width.parse().ok())?
+        });
+        // Wider ones move in pieces of 16 bytes.
+        (dtype.bytes() * widths.max().unwrap_or(1)).min(16)
+    }
+}
+
 /// A parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Param {

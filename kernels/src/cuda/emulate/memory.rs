@@ -18,7 +18,9 @@ pub(super) struct DeviceBuffer {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) n_elements: usize,
-    pub(super) bytes: AlignedBuffer,
+    /// Its elements begin `start` bytes behind the block's begin, a multiple of 64.
+    bytes: AlignedBuffer,
+    pub(super) start: usize,
     /// A byte per element: 1 once it was written.
     pub(super) initialized: Vec<u8>,
     /// There was no memory for it.
@@ -27,9 +29,10 @@ pub(super) struct DeviceBuffer {
 
 impl DeviceBuffer {
     /// `None` without the memory for it.
-    fn unwritten(name: &str, dtype: DType, n: usize) -> Option<Self> {
+    fn unwritten(name: &str, dtype: DType, n: usize, start: usize) -> Option<Self> {
         // One byte more keeps empty buffers simple.
-        let n_bytes = n.checked_mul(dtype.bytes())?.checked_add(1)?;
+        let n_bytes = n.checked_mul(dtype.bytes())?.checked_add(start)?;
+        let n_bytes = n_bytes.checked_add(1)?;
         let mut bytes = AlignedBuffer::zeroed(n_bytes)?;
         let mut initialized = Vec::new();
         initialized.try_reserve_exact(n).ok()?;
@@ -40,9 +43,29 @@ impl DeviceBuffer {
             dtype,
             n_elements: n,
             bytes,
+            start,
             initialized,
             is_missing: false,
         })
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.n_elements * self.dtype.bytes()
+    }
+
+    /// The elements' bytes.
+    fn content(&self) -> &[u8] {
+        &self.bytes.as_slice()[self.start..][..self.n_bytes()]
+    }
+
+    fn content_mut(&mut self) -> &mut [u8] {
+        let n = self.n_bytes();
+        &mut self.bytes.as_mut_slice()[self.start..][..n]
+    }
+
+    /// Where the first element lies.
+    pub(super) fn address(&self) -> *mut u8 {
+        self.bytes.as_ptr().wrapping_add(self.start)
     }
 }
 
@@ -57,16 +80,32 @@ impl Memory {
     /// A buffer of `n` elements that hold nothing: reading one before it is written is a fault. Where
     /// the system has no memory for it, launches on it are refused.
     pub fn add_unwritten(&mut self, name: &str, dtype: DType, n: usize) -> usize {
-        let buffer = DeviceBuffer::unwritten(name, dtype, n);
+        let buffer = DeviceBuffer::unwritten(name, dtype, n, 0);
         self.buffers.push(buffer.unwrap_or_else(|| DeviceBuffer {
             name: name.to_string(),
             dtype,
             n_elements: 0,
             bytes: AlignedBuffer::default(),
+            start: 0,
             initialized: Vec::new(),
             is_missing: true,
         }));
         self.buffers.len() - 1
+    }
+
+    /// Moves a buffer with what it holds to `bytes` (modulo 64) behind a multiple of 64, where it lies at
+    /// first.
+    pub fn place(&mut self, buffer: usize, bytes: usize) {
+        let old = &mut self.buffers[buffer];
+        let start = bytes % 64;
+        let moved = DeviceBuffer::unwritten(&old.name, old.dtype, old.n_elements, start);
+        let Some(mut moved) = moved.filter(|_| !old.is_missing) else {
+            old.is_missing = true;
+            return;
+        };
+        moved.content_mut().copy_from_slice(old.content());
+        moved.initialized.copy_from_slice(&old.initialized);
+        *old = moved;
     }
 
     /// Overwrites a buffer; elements beyond the shorter of the two stay as they are.
@@ -74,11 +113,12 @@ impl Memory {
         let buffer = &mut self.buffers[buffer];
         let size = buffer.dtype.bytes();
         let n = tensor.len().min(buffer.n_elements);
-        let bytes = buffer.bytes.as_mut_slice::<u8>();
-        for (i, place) in bytes.chunks_exact_mut(size).take(n).enumerate() {
+        let dtype = buffer.dtype;
+        let places = buffer.content_mut().chunks_exact_mut(size);
+        for (i, place) in places.take(n).enumerate() {
             match &tensor.values {
-                Values::Float(v) => encode_float(buffer.dtype, v[i], place),
-                Values::Int(v) => encode_int(buffer.dtype, v[i], place),
+                Values::Float(v) => encode_float(dtype, v[i], place),
+                Values::Int(v) => encode_int(dtype, v[i], place),
             }
         }
         buffer.initialized[..n].fill(1);
@@ -89,7 +129,7 @@ impl Memory {
         let buffer = &mut self.buffers[buffer];
         let n = (bytes.len() / buffer.dtype.bytes()).min(buffer.n_elements);
         let room = n * buffer.dtype.bytes();
-        buffer.bytes.as_mut_slice::<u8>()[..room].copy_from_slice(&bytes[..room]);
+        buffer.content_mut()[..room].copy_from_slice(&bytes[..room]);
         buffer.initialized[..n].fill(1);
     }
 
@@ -97,10 +137,8 @@ impl Memory {
     pub fn values(&self, buffer: usize) -> Vec<f64> {
         let buffer = &self.buffers[buffer];
         buffer
-            .bytes
-            .as_slice::<u8>()
+            .content()
             .chunks_exact(buffer.dtype.bytes())
-            .take(buffer.n_elements)
             .map(|place| decode(buffer.dtype, place))
             .collect()
     }
@@ -109,10 +147,8 @@ impl Memory {
     pub fn integers(&self, buffer: usize) -> Vec<i64> {
         let buffer = &self.buffers[buffer];
         buffer
-            .bytes
-            .as_slice::<u8>()
+            .content()
             .chunks_exact(buffer.dtype.bytes())
-            .take(buffer.n_elements)
             .map(|place| decode_int(buffer.dtype, place))
             .collect()
     }
@@ -128,16 +164,17 @@ impl Memory {
         let n = initialized.len().min(bytes.len() / dtype.bytes());
         let idx = self.add_unwritten(name, dtype, n);
         let buffer = &mut self.buffers[idx];
+        // Fewer than asked for where memory ran out.
+        let n = n.min(buffer.n_elements);
         let n_bytes = n * dtype.bytes();
-        buffer.bytes.as_mut_slice::<u8>()[..n_bytes].copy_from_slice(&bytes[..n_bytes]);
+        buffer.content_mut()[..n_bytes].copy_from_slice(&bytes[..n_bytes]);
         buffer.initialized.copy_from_slice(&initialized[..n]);
         idx
     }
 
     /// A buffer's bytes.
     pub fn bytes(&self, buffer: usize) -> &[u8] {
-        let buffer = &self.buffers[buffer];
-        &buffer.bytes.as_slice()[..buffer.n_elements * buffer.dtype.bytes()]
+        self.buffers[buffer].content()
     }
 
     /// A byte per element of a buffer: 0 for those that were never written.

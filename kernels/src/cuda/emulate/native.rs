@@ -207,7 +207,7 @@ impl Shadow {
                 .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
             let name = c_name(&buffer.name)?;
             shadow.regions.push(NativeRegion {
-                data: buffer.bytes.as_ptr(),
+                data: buffer.address(),
                 bytes: (buffer.n_elements * buffer.dtype.bytes()) as u64,
                 granule: buffer.dtype.bytes() as u32,
                 is_shared: 0,
