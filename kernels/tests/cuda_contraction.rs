@@ -1,14 +1,19 @@
 //! Contractions as CUDA kernels, executed by the emulator in several orders of threads, against
 //! plain sums in f64 over small shapes of every kind; planted faults are found.
+//!
+//! Each runs on numbers whose sums are exact in any order, so that every rounding is seen, and on
+//! numbers that need every bit of their type, so that a loss of bits is.
 
 mod contraction_cases;
 
 use contraction_cases::{Conv, extent, matmul, plain};
 use graph::{ContainerId, DType, Tensor};
+use kernels::cache::Cache;
 use kernels::contraction::{Axis, Contraction, Operand};
 use kernels::cuda::contraction::{self as cuda, Buffers, EmittedContraction, Epilogue, Types};
 use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind, Memory, Settings};
-use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
+use kernels::cuda::{Arch, Arg, Kernel, Launch, Param, ParamType};
 use kernels::plan::Buffer;
 
 const F32: Types = Types {
@@ -33,6 +38,9 @@ const BUFFERS: Buffers = Buffers {
     out: OUT,
 };
 
+/// What is emitted: label, contraction, types, epilogue, tile (by the shape if none).
+type Wanted = (String, Contraction, Types, Option<Epilogue>, Option<usize>);
+
 struct Case {
     label: String,
     c: Contraction,
@@ -43,11 +51,12 @@ struct Case {
     first: usize,
 }
 
-fn cases(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) -> (Vec<Case>, Vec<Kernel>) {
+fn cases(of: Vec<Wanted>) -> (Vec<Case>, Vec<Kernel>) {
     let mut kernels = Vec::new();
     let mut cases = Vec::new();
-    for (i, (label, c, types, epilogue)) in of.into_iter().enumerate() {
-        let emitted = cuda::emit(&format!("k{i}"), &c, types, BUFFERS, epilogue.as_ref());
+    for (i, (label, c, types, epilogue, tile)) in of.into_iter().enumerate() {
+        let (name, also) = (format!("k{i}"), epilogue.as_ref());
+        let emitted = cuda::emit_in_tiles(&name, &c, types, BUFFERS, also, tile);
         let emitted = emitted.unwrap_or_else(|e| panic!("{label}: {e}"));
         let first = kernels.len();
         kernels.extend(emitted.launches.iter().map(|l| l.kernel.clone()));
@@ -63,16 +72,23 @@ fn cases(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) -> (Vec<Case>,
     (cases, kernels)
 }
 
-/// Numbers in [-1, 1] with a fixed pattern.
-fn numbers(dtype: DType, n: usize, salt: u64) -> Tensor {
-    let mut state = salt;
-    let mut next = || {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        ((state >> 33) % 2001) as f64 / 1000.0 - 1.0
+/// What the operands hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    /// Multiples of 1/8 in [-1, 1]: sums of thousands of their products are exact in single precision.
+    Exact,
+    /// Any in [-1, 1], as the type rounds them.
+    Any,
+}
+
+/// Numbers with a fixed pattern.
+fn numbers(sort: Numbers, dtype: DType, n: usize, salt: u64) -> Tensor {
+    let unit = |i| f64::from(graph::philox::uniform(salt, i as u64)) * 2.0 - 1.0;
+    let number = |i| match sort {
+        Numbers::Exact => (unit(i) * 8.0).round() / 8.0,
+        Numbers::Any => dtype.round(unit(i) * (1.0 - unit(i + n) * 2f64.powi(-30))),
     };
-    Tensor::from_f64(dtype, &[n], (0..n).map(|_| next()).collect())
+    Tensor::from_f64(dtype, &[n], (0..n).map(number).collect())
 }
 
 fn address(op: &Operand, at: &[i64]) -> Option<usize> {
@@ -87,16 +103,25 @@ fn address(op: &Operand, at: &[i64]) -> Option<usize> {
     Some(sum as usize)
 }
 
-/// The definition: each element's sum and the sum of its terms' magnitudes, and the most terms.
-fn reference(c: &Contraction, a: &[f64], b: &[f64]) -> Vec<(f64, f64)> {
-    let mut out = vec![(0.0, 0.0); extent(&c.out)];
+/// An element of the definition: a sum, of its terms' magnitudes too, and how many terms there are.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    value: f64,
+    magnitude: f64,
+    n_terms: u32,
+}
+
+fn reference(c: &Contraction, a: &[f64], b: &[f64]) -> Vec<Sum> {
+    let mut out = vec![Sum::default(); extent(&c.out)];
     let mut at = vec![0i64; c.dims.len()];
     loop {
         if let (Some(x), Some(y), Some(z)) =
             (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
         {
-            out[z].0 += a[x] * b[y];
-            out[z].1 += (a[x] * b[y]).abs();
+            let term = a[x] * b[y];
+            out[z].value += term;
+            out[z].magnitude += term.abs();
+            out[z].n_terms += 1;
         }
         let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
             return out;
@@ -108,28 +133,44 @@ fn reference(c: &Contraction, a: &[f64], b: &[f64]) -> Vec<(f64, f64)> {
 
 /// Runs all launches of a case with one seed; the elements of a, b, the result and what the epilogue
 /// makes of it.
-fn run(case: &Case, emulator: &Emulator, seed: u64) -> Result<[Vec<f64>; 4], EmulateError> {
+fn run(
+    case: &Case,
+    emulator: &Emulator,
+    sort: Numbers,
+    seed: u64,
+) -> Result<[Vec<f64>; 4], EmulateError> {
     let (c, types) = (&case.c, case.types);
     let mut memory = Memory::default();
-    let a = memory.add("a", &numbers(types.a, extent(&c.a), 3));
-    let b = memory.add("b", &numbers(types.b, extent(&c.b), 5));
+    let a = memory.add("a", &numbers(sort, types.a, extent(&c.a), 3));
+    let b = memory.add("b", &numbers(sort, types.b, extent(&c.b), 5));
     let out = memory.add_unwritten("out", types.out, extent(&c.out));
     let done = memory.add_unwritten("done", DType::F32, extent(&c.out));
-    let n_sums = case.emitted.workspace_bytes.div_ceil(4) as usize;
-    let sums = memory.add_unwritten("sums", DType::F32, n_sums);
-    let bias = memory.add("bias", &numbers(DType::F32, 1024, 9));
+    let sum = types.sum();
+    let n_sums = case.emitted.workspace_bytes as usize / sum.bytes();
+    let sums = memory.add_unwritten("sums", sum, n_sums);
+    let bias = memory.add("bias", &numbers(sort, DType::F32, 1024, 9));
+    let number = |buffer: &Buffer| match *buffer {
+        A => a,
+        B => b,
+        OUT => out,
+        BIAS => bias,
+        DONE => done,
+        _ => sums,
+    };
+    // Where nothing is aligned better than it must be.
+    let mut alignments = [1; 6];
+    for emitted in &case.emitted.launches {
+        for (n, buffer) in emitted.args.iter().enumerate() {
+            let needed = &mut alignments[number(buffer)];
+            *needed = emitted.kernel.alignment(n).max(*needed);
+        }
+    }
+    for (buffer, alignment) in alignments.into_iter().enumerate() {
+        memory.place(buffer, alignment);
+    }
     let last = case.emitted.launches.len() - 1;
     for (i, emitted) in case.emitted.launches.iter().enumerate() {
-        let arg = |buffer: &Buffer| {
-            Arg::Buffer(match *buffer {
-                A => a,
-                B => b,
-                OUT => out,
-                BIAS => bias,
-                DONE => done,
-                _ => sums,
-            })
-        };
+        let arg = |buffer: &Buffer| Arg::Buffer(number(buffer));
         let launch = Launch {
             kernel: case.first + i,
             grid: [emitted.grid as u32, 1, 1],
@@ -146,49 +187,62 @@ fn run(case: &Case, emulator: &Emulator, seed: u64) -> Result<[Vec<f64>; 4], Emu
     Ok([a, b, out, done].map(|buffer| memory.values(buffer)))
 }
 
-/// A sum of n terms in fp32 in any order differs by at most n+1 roundings of 2^-24 of the terms'
-/// magnitudes (products of 16-bit numbers are exact); what is stored in 16 bits is rounded once more.
-fn tolerance(types: Types, n_terms: i64, magnitude: f64, value: f64) -> f64 {
-    let stored = match types.out {
+/// Half the distance of neighbours relative to a number.
+fn roundoff(dtype: DType) -> f64 {
+    match dtype {
         DType::BF16 => 2f64.powi(-8),
-        DType::F16 => 2f64.powi(-10),
-        _ => 2f64.powi(-22),
-    };
-    (n_terms + 2) as f64 * 2f64.powi(-24) * magnitude + stored * value.abs() + 1e-30
+        DType::F16 => 2f64.powi(-11),
+        DType::F32 => 2f64.powi(-24),
+        _ => 2f64.powi(-53),
+    }
 }
 
-fn check(of: Vec<(String, Contraction, Types, Option<Epilogue>)>) {
+impl Sum {
+    /// A sum in any order, of products that are rounded too: n roundings of the terms' magnitudes,
+    /// to first order. Of the definition's own sum as many in double precision.
+    fn allowed(&self, types: Types) -> f64 {
+        let each = roundoff(types.sum()) + roundoff(DType::F64);
+        f64::from(self.n_terms + 1) * each * self.magnitude
+    }
+}
+
+fn check(of: Vec<Wanted>) {
     let (cases, kernels) = cases(of);
-    for (cases, seed) in [(&cases, 0), (&cases, 7)] {
-        let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
-        for case in cases {
+    let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
+    for (sort, seed) in [(Numbers::Exact, 0), (Numbers::Any, 7)] {
+        for case in &cases {
             let [a, b, out, done] =
-                run(case, &emulator, seed).unwrap_or_else(|e| panic!("{}: {e}", case.label));
-            let bias = numbers(DType::F32, 1024, 9);
-            let mut memory = Memory::default();
-            let bias = memory.add("bias", &bias);
-            let bias = memory.values(bias);
-            let n_terms: i64 = case.c.dims.iter().product::<i64>() / case.c.dims[0].max(1);
-            for (i, (sum, magnitude)) in reference(&case.c, &a, &b).into_iter().enumerate() {
+                run(case, &emulator, sort, seed).unwrap_or_else(|e| panic!("{}: {e}", case.label));
+            let bias = numbers(sort, DType::F32, 1024, 9).to_f64();
+            for (i, sum) in reference(&case.c, &a, &b).into_iter().enumerate() {
                 let check = |what: &str, found: f64, want: f64, allowed: f64| {
+                    let near = match sort {
+                        Numbers::Exact => found == want,
+                        Numbers::Any => (found - want).abs() <= allowed,
+                    };
                     assert!(
-                        (found - want).abs() <= allowed,
-                        "{} ({}), seed {seed}: {what} {i} is {found}, expected {want} within {allowed}",
-                        case.label,
-                        case.emitted.path,
+                        near,
+                        "{} ({}), {sort:?}: {what} {i} is {found}, expected {want} within {allowed}",
+                        case.label, case.emitted.path,
                     );
                 };
-                let allowed = |types, want| tolerance(types, n_terms.min(4096), magnitude, want);
+                let (types, allowed) = (case.types, sum.allowed(case.types));
                 if case.epilogue.as_ref().is_none_or(|e| e.keeps_product) {
-                    check("element", out[i], sum, allowed(case.types, sum));
+                    let stored = roundoff(types.out) * (sum.value.abs() + allowed);
+                    let want = match sort {
+                        Numbers::Exact => types.out.round(sum.value),
+                        Numbers::Any => sum.value,
+                    };
+                    // Below the least normal number of half precision, neighbours keep their distance.
+                    check("element", out[i], want, allowed + stored + 2f64.powi(-25));
                 }
                 if case.epilogue.is_some() {
-                    let want = (3.0 * sum + bias[i % 1024]).max(0.0) + position(&case.c, i);
-                    let unrounded = Types {
-                        out: DType::F32,
-                        ..case.types
-                    };
-                    check("made", done[i], want, 3.0 * allowed(unrounded, want) + 1e-6);
+                    let (bias, place) = (bias[i % 1024], position(&case.c, i));
+                    let v = 3.0 * sum.value + bias;
+                    // Rounded three times: tripled, with the bias, with the position.
+                    let size = 3.0 * sum.value.abs() + bias.abs() + place;
+                    let rounded = 3.0 * roundoff(DType::F32) * size;
+                    check("made", done[i], v.max(0.0) + place, 3.0 * allowed + rounded);
                 }
             }
         }
@@ -202,11 +256,10 @@ fn position(c: &Contraction, element: usize) -> f64 {
     terms.sum::<i64>() as f64
 }
 
-fn plainly(
-    types: Types,
-    of: Vec<(String, Contraction)>,
-) -> Vec<(String, Contraction, Types, Option<Epilogue>)> {
-    of.into_iter().map(|(l, c)| (l, c, types, None)).collect()
+fn plainly(types: Types, of: Vec<(String, Contraction)>) -> Vec<Wanted> {
+    of.into_iter()
+        .map(|(l, c)| (l, c, types, None, None))
+        .collect()
 }
 
 fn products() -> Vec<(String, Contraction)> {
@@ -280,16 +333,30 @@ fn long_reductions_are_split_and_types_mix() {
         ..F32
     };
     let large = || matmul([1, 70, 66, 40], "mk", "nk", "mn");
-    let of = vec![
-        ("long f32".into(), long(), F32, None),
-        ("long bf16".into(), long(), BF16, Some(epilogue(2, false))),
-        ("f16".into(), large(), half, None),
-        ("mixed".into(), large(), mixed, Some(epilogue(2, true))),
+    let strided = Conv::square(1, 4, 6, 5, 1, 2).data_gradient();
+    let of: Vec<Wanted> = vec![
+        ("long f32".into(), long(), F32, None, None),
+        (
+            "long bf16".into(),
+            long(),
+            BF16,
+            Some(epilogue(2, false)),
+            None,
+        ),
+        ("f16".into(), large(), half, None, None),
+        (
+            "mixed".into(),
+            large(),
+            mixed,
+            Some(epilogue(2, true)),
+            None,
+        ),
         (
             "strided gradient with epilogue".into(),
-            Conv::square(1, 4, 6, 5, 1, 2).data_gradient(),
+            strided,
             BF16,
             Some(epilogue(5, true)),
+            None,
         ),
     ];
     let (split, _) = cases(of[..2].to_vec());
@@ -326,42 +393,121 @@ fn epilogue(n_axes: usize, keeps_product: bool) -> Epilogue {
     }
 }
 
+/// Operands of every sum's type and of mixed ones.
+const TYPES: [Types; 6] = [
+    F32,
+    BF16,
+    Types {
+        a: DType::F16,
+        b: DType::F16,
+        out: DType::F16,
+    },
+    Types {
+        a: DType::F64,
+        b: DType::F64,
+        out: DType::F64,
+    },
+    Types {
+        a: DType::F64,
+        b: DType::F32,
+        out: DType::F32,
+    },
+    Types {
+        a: DType::F32,
+        b: DType::BF16,
+        out: DType::BF16,
+    },
+];
+
+/// Every tile with every type, over more than one block in each direction, with ends inside of blocks;
+/// with operands that lie along the reduction and across it; split reductions; wide addresses.
+fn tiles() -> Vec<Wanted> {
+    let mut all = Vec::new();
+    for types in TYPES {
+        for tile in 0..cuda::n_tiles(types) {
+            let (batch, a, b) = [(1, "mk", "nk"), (3, "km", "kn")][tile % 2];
+            let skipped = usize::from(tile > 0 && cuda::n_tiles(types) == 3);
+            let size = [136, 136, 72, 40, 24][tile + skipped];
+            let dims = [batch, size, size + 8, 24];
+            let (a, b) = match batch {
+                1 => (a.to_string(), b.to_string()),
+                _ => (format!("b{a}"), format!("b{b}")),
+            };
+            let out = if batch == 1 { "mn" } else { "bmn" };
+            let c = matmul(dims, &a, &b, out);
+            all.push((
+                format!("{types:?}, tile {tile}"),
+                c,
+                types,
+                None,
+                Some(tile),
+            ));
+        }
+        let last = cuda::n_tiles(types) - 1;
+        let long = matmul([1, 9, 12, 700], "mk", "kn", "mn");
+        all.push((format!("{types:?}, split"), long, types, None, Some(last)));
+        all.push((format!("{types:?}, wide"), wide(), types, None, None));
+    }
+    all
+}
+
+/// A product over one of three planes that lie 2^30 elements apart: the others are not there.
+fn wide() -> Contraction {
+    let mut c = matmul([1, 20, 24, 32], "mk", "kn", "mn");
+    c.dims.push(3);
+    c.a.axes.push(Axis {
+        size: 1,
+        stride: 1 << 30,
+        terms: vec![(c.dims.len() - 1, 1)],
+        offset: -1,
+        guarded: true,
+    });
+    c
+}
+
 #[test]
 fn every_tile_is_right() {
-    // Large enough for each tile by rows, columns and batch; few terms keep the emulator quick.
-    let of = vec![
-        (
-            "64x64 bf16".into(),
-            matmul([132, 33, 34, 16], "bmk", "bnk", "bmn"),
-            BF16,
-            None,
-        ),
-        (
-            "128x64 f32".into(),
-            matmul([132, 65, 33, 4], "bmk", "bkn", "bmn"),
-            F32,
-            None,
-        ),
-        (
-            "128x128 f32".into(),
-            matmul([132, 65, 66, 4], "bkm", "bkn", "bmn"),
-            F32,
-            None,
-        ),
-        (
-            "128x128 bf16".into(),
-            matmul([132, 65, 66, 8], "bkm", "bkn", "bmn"),
-            BF16,
-            None,
-        ),
-    ];
-    let (chosen, _) = cases(of.clone());
-    let threads: Vec<u32> = chosen
-        .iter()
-        .map(|c| c.emitted.launches[0].kernel.threads)
-        .collect();
-    assert_eq!(threads, [128, 256, 256, 256]);
+    let of = tiles();
+    let wide: Vec<&Wanted> = of.iter().filter(|w| w.0.ends_with("wide")).collect();
+    for case in cases(wide.into_iter().cloned().collect()).0 {
+        let text = &case.emitted.launches[0].kernel.text;
+        assert!(text.contains("long long a_row"), "{}: {text}", case.label);
+    }
     check(of);
+}
+
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn every_tile_becomes_a_cubin_without_spills() {
+    let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Cache::at(folder.path(), 1 << 30).expect("a cache");
+    let (_, kernels) = cases(tiles());
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    for arch in Arch::ALL {
+        let cubins = compile_all(&kernels, arch, &nvrtc, &cache, threads).expect("compiles");
+        assert_eq!(gate(&kernels, &cubins), []);
+    }
+}
+
+#[test]
+fn tiles_are_chosen_by_the_shape() {
+    let chosen = |types, [a, b, out]: [&str; 3], dims| {
+        let c = matmul(dims, a, b, out);
+        let emitted = cuda::emit("k", &c, types, BUFFERS, None).expect("emits");
+        emitted.launches[0].kernel.clone()
+    };
+    let many = [132, 65, 66, 8];
+    for (types, threads) in [(F32, 256), (BF16, 256)] {
+        let kernel = chosen(types, ["bkm", "bkn", "bmn"], many);
+        assert_eq!(kernel.threads, threads, "{types:?}");
+        assert!(kernel.text.contains("block_m*128"), "{}", kernel.text);
+    }
+    let smaller = chosen(BF16, ["bmk", "bnk", "bmn"], [132, 33, 34, 16]);
+    assert!(smaller.text.contains("block_m*64"), "{}", smaller.text);
+    let oblong = chosen(F32, ["bmk", "bkn", "bmn"], [132, 65, 33, 4]);
+    assert!(oblong.text.contains("block_m*128"), "{}", oblong.text);
+    assert!(oblong.text.contains("block_n*64"), "{}", oblong.text);
 }
 
 #[test]
@@ -373,6 +519,7 @@ fn removed_barriers_are_found() {
                 matmul([1, 40, 40, 100], "mk", "kn", "mn"),
                 types,
                 None,
+                None,
             );
             let (cases, mut kernels) = cases(vec![of]);
             let text = &mut kernels[0].text;
@@ -383,7 +530,7 @@ fn removed_barriers_are_found() {
                 .to_string();
             *text = text.replacen(&line, "", 1);
             let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
-            match run(&cases[0], &emulator, 1) {
+            match run(&cases[0], &emulator, Numbers::Exact, 1) {
                 Err(EmulateError::Faults(faults)) => assert!(
                     faults
                         .iter()
@@ -392,6 +539,23 @@ fn removed_barriers_are_found() {
                 ),
                 other => panic!("{types:?} without «{comment}»: {:?}", other.is_ok()),
             }
+        }
+    }
+}
+
+/// Kernels with vector loads need whole vectors; those without take what begins anywhere.
+#[test]
+fn kernels_say_what_alignment_they_need() {
+    for types in TYPES {
+        for (terms, vectors) in [(64, true), (63, false)] {
+            let c = matmul([1, 37, 41, terms], "mk", "nk", "mn");
+            let emitted = cuda::emit("k", &c, types, BUFFERS, None).expect("emits");
+            let kernel = &emitted.launches[0].kernel;
+            for (n, dtype) in [types.a, types.b].into_iter().enumerate() {
+                let needed = if vectors { 16 } else { dtype.bytes() };
+                assert_eq!(kernel.alignment(n), needed, "{types:?}, {terms} terms");
+            }
+            assert_eq!(kernel.alignment(2), types.out.bytes());
         }
     }
 }
@@ -405,6 +569,9 @@ fn what_has_no_kernel_is_refused() {
     };
     let refused = cuda::emit("k", &c, types, BUFFERS, None).expect_err("integers");
     assert!(refused.to_string().contains("operand a"), "{refused}");
+    let huge = matmul([1 << 28, 1 << 28, 8, 4], "bmk", "bkn", "bmn");
+    let refused = cuda::emit("k", &huge, F32, BUFFERS, None).expect_err("too many");
+    assert!(refused.to_string().contains("too large"), "{refused}");
     // An output position that two dims of both operands reach.
     let both = Operand {
         axes: vec![Axis {

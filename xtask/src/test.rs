@@ -139,7 +139,12 @@ fn run_python(root: &Path, steps: &mut Steps) {
             "-p",
             "shorthaul-compiler",
         ]);
-        for file in ["cuda_nvrtc", "cuda_nvrtc_networks", "cuda_operators"] {
+        for file in [
+            "cuda_nvrtc",
+            "cuda_contraction",
+            "cuda_nvrtc_networks",
+            "cuda_operators",
+        ] {
             test.args(["--test", file]);
         }
         let done = run_shown(

@@ -100,12 +100,12 @@ pub enum Unsupported {
         /// Its type.
         dtype: DType,
     },
-    /// More elements than a 32-bit row or column number counts.
+    /// More rows, columns, … than a 32-bit number counts, or more multiplications than a 64-bit one.
     #[error("a contraction with {count} {what} is too large for one GPU kernel; split it before")]
     TooLarge {
         /// "rows", "columns", …
         what: &'static str,
-        /// How many.
+        /// How many, or the largest number.
         count: i64,
     },
 }
@@ -125,7 +125,7 @@ pub fn is_thin(c: &Contraction) -> Result<bool, Unsupported> {
     Ok(form::forms(c)?.parts.iter().all(thin))
 }
 
-/// Emits kernels whose names begin with `name`.
+/// Emits kernels whose names begin with `name`, with tiles chosen by the shape.
 ///
 /// # Errors
 /// See [`Unsupported`]; nothing is refused later than here.
@@ -135,6 +135,27 @@ pub fn emit(
     types: Types,
     buffers: Buffers,
     epilogue: Option<&Epilogue>,
+) -> Result<EmittedContraction, Unsupported> {
+    emit_in_tiles(name, c, types, buffers, epilogue, None)
+}
+
+/// How many tiles [`emit`] chooses from.
+pub fn n_tiles(types: Types) -> usize {
+    tile::count(tensor_core(types))
+}
+
+/// As [`emit`]; in the `tile`-th of the tiles, the largest being the first, if there is one. What
+/// would not choose that tile is slower in it and as right.
+///
+/// # Errors
+/// As [`emit`].
+pub fn emit_in_tiles(
+    name: &str,
+    c: &Contraction,
+    types: Types,
+    buffers: Buffers,
+    epilogue: Option<&Epilogue>,
+    tile: Option<usize>,
 ) -> Result<EmittedContraction, Unsupported> {
     crate::contraction::check(c)?;
     for (operand, dtype) in [("a", types.a), ("b", types.b), ("out", types.out)] {
@@ -149,13 +170,15 @@ pub fn emit(
         flops: 2 * c.dims.iter().map(|&d| d as u64).product::<u64>(),
         path: if tensor_core(types) { "mma" } else { "simt" },
     };
+    let is_packed = tensor_core(types);
     for (i, part) in forms.parts.iter().enumerate() {
+        let given = tile.and_then(|n| Tile::nth(n, part, is_packed));
         let job = Job {
             name: format!("{name}_{i}"),
             form: part,
             types,
             buffers,
-            tile: Tile::choose(part, tensor_core(types)),
+            tile: given.unwrap_or_else(|| Tile::choose(part, is_packed)),
             sink: Sink::new(c, part.out.base, types, epilogue)?,
         };
         kernel::emit(&job, &mut done);

@@ -54,37 +54,59 @@ const MMA: [Tile; 3] = [
     tile(32, 32, 32, 32, 16, 64),
 ];
 
+fn all(tensor_core: bool) -> &'static [Tile] {
+    if tensor_core { &MMA } else { &SIMT }
+}
+
+/// How many tiles there are.
+pub(super) fn count(tensor_core: bool) -> usize {
+    all(tensor_core).len()
+}
+
 impl Tile {
+    /// The `n`-th, whether it fits or not.
+    pub fn nth(n: usize, form: &Form, tensor_core: bool) -> Option<Tile> {
+        all(tensor_core).get(n).map(|tile| tile.split(form))
+    }
+
     /// The largest tile that leaves no half of it idle and fills the device, else the largest whose
     /// reduction is long enough to be split, else the smallest.
     pub fn choose(form: &Form, tensor_core: bool) -> Tile {
-        let all: &[Tile] = if tensor_core { &MMA } else { &SIMT };
-        let (m, n, k) = (
-            form.count(&form.m),
-            form.count(&form.n),
-            form.count(&form.k),
-        );
-        let batch = form.count(&form.batch);
+        let all = all(tensor_core);
+        let (m, n) = (form.count(&form.m), form.count(&form.n));
         let fits = |t: &&Tile| 2 * m > t.m && 2 * n > t.n;
-        let blocks = |t: &Tile| batch * ceil(m, t.m) * ceil(n, t.n);
-        let splits = |t: &Tile| k / (t.k * LEAST_STEPS);
-        let full = |t: &&Tile| blocks(t) >= FULL_GRID;
-        let splittable = |t: &&Tile| blocks(t) * splits(t) >= FULL_GRID;
-        let mut chosen = all
+        let full = |t: &&Tile| t.blocks(form) >= FULL_GRID;
+        let splittable = |t: &&Tile| t.blocks(form) * t.splits(form) >= FULL_GRID;
+        let chosen = all
             .iter()
             .filter(fits)
             .find(full)
             .or_else(|| all.iter().filter(fits).find(splittable))
-            .copied()
-            .unwrap_or(all[all.len() - 1]);
-        let wanted = ceil(2 * FULL_GRID, blocks(&chosen));
-        let parts = if blocks(&chosen) < FULL_GRID {
-            wanted.min(splits(&chosen)).max(1)
+            .unwrap_or(&all[all.len() - 1]);
+        chosen.split(form)
+    }
+
+    /// With the reduction in as many parts as fill the device.
+    fn split(mut self, form: &Form) -> Tile {
+        let k = form.count(&form.k);
+        let blocks = self.blocks(form);
+        let parts = if blocks < FULL_GRID {
+            ceil(2 * FULL_GRID, blocks).min(self.splits(form)).max(1)
         } else {
             1
         };
-        chosen.k_per_part = ceil(ceil(k, parts), chosen.k) * chosen.k;
-        chosen.parts = ceil(k, chosen.k_per_part);
-        chosen
+        self.k_per_part = ceil(ceil(k, parts), self.k) * self.k;
+        self.parts = ceil(k, self.k_per_part);
+        self
+    }
+
+    fn blocks(&self, form: &Form) -> i64 {
+        let (m, n) = (form.count(&form.m), form.count(&form.n));
+        form.count(&form.batch) * ceil(m, self.m) * ceil(n, self.n)
+    }
+
+    /// Most parts of the reduction.
+    fn splits(&self, form: &Form) -> i64 {
+        form.count(&form.k) / (self.k * LEAST_STEPS)
     }
 }
