@@ -110,54 +110,76 @@ fn input(graph: &Graph, n: usize, id: ContainerId) -> Tensor {
     Tensor::from_i64(c.dtype, &shape, data)
 }
 
-/// Sums of up to a few thousand terms in single precision, and 1-2 ulp of the functions; half
-/// precision: the distance of neighbours, for results are rounded once.
-fn tolerance(dtype: DType) -> f64 {
+/// Error of what is computed before it is rounded to an element, relative to the largest element of
+/// an output: sums of up to a few thousand terms in single precision, and 1-2 ulp of the functions.
+fn computed(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
-        DType::F32 => 2e-5,
-        DType::F16 => 2f64.powi(-10),
-        DType::BF16 => 2f64.powi(-7),
+        _ if dtype.is_float() => 2e-5,
         _ => 0.0,
     }
 }
 
-fn compare(expected: &Tensor, found: &Tensor) -> Result<(), String> {
-    let tolerance = tolerance(expected.dtype);
+/// Half the distance between neighbours of a number in half precision, the error of rounding once.
+fn rounded(dtype: DType, x: f64) -> f64 {
+    let (digits, least) = match dtype {
+        DType::F16 => (11, -14.0),
+        DType::BF16 => (8, -126.0),
+        _ => return 0.0,
+    };
+    let exponent = x.abs().log2().floor().max(least);
+    exponent.exp2() * 2f64.powi(-digits)
+}
+
+/// Outputs made of what was stored before, in memory that has half precision.
+const FROM_MEMORY: [&str; 2] = ["epilogue_product_kept_y", "saved_for_backward_"];
+
+/// `expected` is not rounded, unless `slack` says that it is: then the other neighbour will do too.
+fn compare(expected: &Tensor, found: &Tensor, slack: f64) -> Result<(), String> {
+    let dtype = expected.dtype;
     let (expected, found) = (expected.to_f64(), found.to_f64());
     if expected.len() != found.len() {
         return Err(format!("{} elements of {}", found.len(), expected.len()));
     }
+    let sizes = expected.iter().map(|e| e.abs()).filter(|e| e.is_finite());
+    let computed = computed(dtype) * sizes.fold(0.0, f64::max);
     for (n, (e, f)) in expected.iter().zip(&found).enumerate() {
         let same = e == f || e.is_nan() && f.is_nan();
-        let near = (e - f).abs() <= tolerance * e.abs().max(1.0);
-        if !(same || near) {
-            return Err(format!("element {n} is {f}, expected {e}"));
+        let allowed = computed + slack * rounded(dtype, e.abs().max(f.abs()));
+        if !(same || (e - f).abs() <= allowed) {
+            return Err(format!("element {n} is {f}, expected {e} within {allowed}"));
         }
     }
     Ok(())
 }
 
 /// Outputs that are not what the interpreter computes.
-fn failed(graph: &Graph, precision: Precision) -> Vec<String> {
+fn failed(graph: &Graph) -> Vec<String> {
     let program = lower::lower(graph).unwrap();
     let inputs: Vec<Tensor> = graph
         .inputs
         .iter()
         .map(|id| input(graph, id.0 as usize, *id))
         .collect();
-    let expected = interpret(graph, &inputs, &Bindings::new(), &NoLibrary, precision).unwrap();
+    let none = Bindings::new();
+    let by = |precision| interpret(graph, &inputs, &none, &NoLibrary, precision).unwrap();
+    let (unrounded, stored) = (by(Precision::Double), by(Precision::Declared));
     let host = execute::compile(graph, &program).unwrap();
     let mut failed = Vec::new();
     for seed in SEEDS {
         let found = host.run(&inputs, seed).unwrap();
         assert_eq!(
-            (expected.len(), found.len()),
+            (unrounded.len(), found.len()),
             (graph.outputs.len(), graph.outputs.len())
         );
-        for ((output, e), f) in graph.outputs.iter().zip(&expected).zip(&found) {
+        for (n, (output, f)) in graph.outputs.iter().zip(&found).enumerate() {
             let name = &graph.container(output.container).name;
-            if let Err(problem) = compare(e, f) {
+            let from_memory = FROM_MEMORY.iter().any(|of| name.starts_with(of));
+            let (e, slack) = match from_memory {
+                true => (&stored[n], 2.0),
+                false => (&unrounded[n], 1.0),
+            };
+            if let Err(problem) = compare(e, f, slack) {
                 failed.push(format!("seed {seed}, {name}: {problem}"));
             }
         }
@@ -167,14 +189,14 @@ fn failed(graph: &Graph, precision: Precision) -> Vec<String> {
 
 #[test]
 fn emitted_text_computes_what_the_interpreter_does() {
-    let failed = failed(&joined("f32"), Precision::Double);
+    let failed = failed(&joined("f32"));
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]
 fn half_precision_is_rounded_once() {
     for single in ["f16", "bf16"] {
-        let failed = failed(&joined(single), Precision::Declared);
+        let failed = failed(&joined(single));
         assert!(failed.is_empty(), "{single}:\n{}", failed.join("\n"));
     }
 }
