@@ -18,6 +18,7 @@ pub fn device() -> String {
         crate::prelude::TRIGONOMETRY,
         include_str!("prelude/both.h"),
         include_str!("prelude/tensor_core.h"),
+        include_str!("prelude/tile_memory.h"),
         &integers,
     ]
     .concat()
@@ -31,6 +32,7 @@ pub fn host() -> String {
         include_str!("prelude/host.h"),
         include_str!("prelude/both.h"),
         include_str!("prelude/tensor_core.h"),
+        include_str!("prelude/tile_memory.h"),
         INTEGER_SUPPORT,
         include_str!("prelude/calls.h"),
     ]

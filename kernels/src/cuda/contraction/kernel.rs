@@ -1,8 +1,9 @@
 //! Text of whole kernels: the frame, and the loop over the reduction around staging and multiplying.
 //!
-//! The loop loads the next block into registers before it multiplies the block in shared memory, so
-//! the loads' latency hides behind the products; two barriers a step keep readers and writers of
-//! shared memory apart. What becomes of the sums is [`super::store`]'s.
+//! The loop begins the loads of the next block before it multiplies the block in shared memory, so
+//! their latency hides behind the products. Scalar products load to registers, and two barriers a
+//! step keep readers and writers of shared memory apart; warp products have two blocks in shared
+//! memory and need one barrier. What becomes of the sums is [`super::store`]'s.
 
 use super::form::ceil;
 use super::stage::{Block, Stage};
@@ -31,40 +32,21 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     let mut t = head.open(&job.name, tile.threads, epilogue);
     let sum = element_type(job.types.sum());
     let staged = if packed { "unsigned" } else { sum };
-    for s in [("a", &a), ("b", &b)] {
-        t.line(format!(
-            "SH_SHARED({staged}, {}_s, {});",
-            s.0,
-            s.1.shared_elements()
-        ));
+    let n_blocks = if packed { 2 } else { 1 };
+    for (x, stage) in [("a", &a), ("b", &b)] {
+        let elements = n_blocks * stage.shared_elements();
+        t.line(format!("SH_SHARED({staged}, {x}_s, {elements});"));
     }
     let blocks = block_position(&mut t, job);
     a.declare(&mut t, "block_m");
     b.declare(&mut t, "block_n");
-    let parts = (tile.part_m, tile.part_n);
     if packed {
-        mma_declare(&mut t, parts, tile.n);
+        mma_declare(&mut t, job, (&a, &b));
+        mma_loop(&mut t, job, (&a, &b));
     } else {
-        simt_declare(&mut t, parts, tile.n, sum);
+        simt_declare(&mut t, (tile.part_m, tile.part_n), tile.n, sum);
+        simt_loop(&mut t, job, (&a, &b));
     }
-    t.line(format!("for (int k0 = k_begin;; k0 += {}) {{", tile.k));
-    t.line("if (k0 < k_end) {");
-    a.load(&mut t);
-    b.load(&mut t);
-    t.close(1);
-    t.line("if (k0 > k_begin) {");
-    if packed {
-        mma_multiply(&mut t, job, (a.pitch(), b.pitch()));
-    } else {
-        simt_multiply(&mut t, job, (a.pitch(), b.pitch()));
-    }
-    t.close(1);
-    t.line("if (k0 >= k_end) break;");
-    t.line("if (k0 > k_begin) SH_SYNC(); /* the block before is read */");
-    a.store(&mut t);
-    b.store(&mut t);
-    t.line("SH_SYNC(); /* this block is written */");
-    t.close(1);
     store_sums(&mut t, job);
     t.close(1);
     let size = Size {
@@ -223,18 +205,79 @@ fn simt_multiply(t: &mut CText, job: &Job<'_>, (pitch_a, pitch_b): (i64, i64)) {
     t.close(2);
 }
 
-fn mma_declare(t: &mut CText, (rows, columns): (i64, i64), n: i64) {
+fn simt_loop(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) {
+    t.line(format!("for (int k0 = k_begin;; k0 += {}) {{", job.tile.k));
+    t.line("if (k0 < k_end) {");
+    a.load(t, "k0", "0");
+    b.load(t, "k0", "0");
+    t.close(1);
+    t.line("if (k0 > k_begin) {");
+    simt_multiply(t, job, (a.pitch(), b.pitch()));
+    t.close(1);
+    t.line("if (k0 >= k_end) break;");
+    t.line("if (k0 > k_begin) SH_SYNC(); /* the block before is read */");
+    a.store(t, "0");
+    b.store(t, "0");
+    t.line("SH_SYNC(); /* this block is written */");
+    t.close(1);
+}
+
+fn mma_declare(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) {
+    let (rows, columns, n) = (job.tile.part_m, job.tile.part_n, job.tile.n);
     let across = n / columns;
     t.line(format!(
         "const int warp_m = SH_WARP / {across}*{rows}, warp_n = SH_WARP % {across}*{columns};"
     ));
     t.line("const int lane_m = SH_LANE / 4, lane_k = SH_LANE % 4;");
+    for (x, stage, first) in [("a", a, "warp_m"), ("b", b, "warp_n")] {
+        let (block, lane) = (stage.word(first, "0"), stage.matrix_row());
+        t.line(format!("const int {x}_lane = {block} + {lane};"));
+    }
     let products = rows / 16 * (columns / 8);
     t.line(format!("float acc[{products}][4];"));
     clear(t, products, 4);
 }
 
-fn mma_multiply(t: &mut CText, job: &Job<'_>, (pitch_a, pitch_b): (i64, i64)) {
+fn mma_loop(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) {
+    let next = ["a", "b"].map(|x| format!("{x}_next"));
+    let both = |t: &mut CText, k0: &str, to: [&str; 2]| {
+        a.load(t, k0, to[0]);
+        b.load(t, k0, to[1]);
+    };
+    both(t, "k_begin", ["0", "0"]);
+    t.line("sh_copy_commit();");
+    a.store(t, "0");
+    b.store(t, "0");
+    t.line("sh_copy_wait<0>();");
+    t.line("SH_SYNC(); /* the first block is written */");
+    t.line("int block = 0;");
+    let step = job.tile.k;
+    t.line(format!(
+        "for (int k0 = k_begin; k0 < k_end; k0 += {step}) {{"
+    ));
+    for (x, stage) in [("a", a), ("b", b)] {
+        let size = stage.shared_elements();
+        t.line(format!(
+            "const int {x}_now = block*{size}, {x}_next = {size} - {x}_now;"
+        ));
+    }
+    t.line(format!("const bool more = k0 + {step} < k_end;"));
+    t.line("if (more) {");
+    both(t, &format!("k0 + {step}"), [&next[0], &next[1]]);
+    t.close(1);
+    t.line("sh_copy_commit();");
+    mma_multiply(t, job, (a, b));
+    t.line("if (more) {");
+    a.store(t, &next[0]);
+    b.store(t, &next[1]);
+    t.close(1);
+    t.line("sh_copy_wait<0>();");
+    t.line("SH_SYNC(); /* the next block is written, this one is read */");
+    t.line("block = 1 - block;");
+    t.close(1);
+}
+
+fn mma_multiply(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) {
     let tile = &job.tile;
     let (rows, columns) = (tile.part_m / 16, tile.part_n / 8);
     let mma = if job.types.a == DType::BF16 {
@@ -242,32 +285,33 @@ fn mma_multiply(t: &mut CText, job: &Job<'_>, (pitch_a, pitch_b): (i64, i64)) {
     } else {
         "sh_mma_f16"
     };
+    let load = |stage: &Stage<'_>| match stage.by_terms() {
+        true => "sh_ldmatrix_trans",
+        false => "sh_ldmatrix",
+    };
     t.line("SH_UNROLL");
-    t.line(format!("for (int k = 0; k < {}; k += 8) {{", tile.k / 2));
-    t.line(format!("unsigned x[{rows}][4], y[{columns}][2];"));
+    t.line(format!("for (int k = 0; k < {}; k += 16) {{", tile.k));
+    t.line(format!("unsigned x[{rows}][4], y[{}][4];", columns / 2));
+    t.line("SH_UNROLL");
+    t.line(format!(
+        "for (int i = 0; i < {rows}; i++) {}(x[i], a_s, a_now + a_lane + {});",
+        load(a),
+        a.word("i*16", "k")
+    ));
+    t.line("SH_UNROLL");
+    t.line(format!(
+        "for (int j = 0; j < {}; j++) {}(y[j], b_s, b_now + b_lane + {});",
+        columns / 2,
+        load(b),
+        b.word("j*16", "k")
+    ));
     t.line("SH_UNROLL");
     t.line(format!("for (int i = 0; i < {rows}; i++) {{"));
-    t.line("SH_UNROLL");
-    t.line("for (int e = 0; e < 4; e++) {");
-    t.line(format!(
-        "x[i][e] = a_s[(warp_m + i*16 + lane_m + e % 2*8)*{pitch_a} + k + lane_k + e / 2*4];"
-    ));
-    t.close(2);
     t.line("SH_UNROLL");
     t.line(format!("for (int j = 0; j < {columns}; j++) {{"));
-    t.line("SH_UNROLL");
-    t.line("for (int e = 0; e < 2; e++) {");
-    t.line(format!(
-        "y[j][e] = b_s[(warp_n + j*8 + lane_m)*{pitch_b} + k + lane_k + e*4];"
-    ));
-    t.close(2);
-    t.line("SH_UNROLL");
-    t.line(format!("for (int i = 0; i < {rows}; i++) {{"));
-    t.line("SH_UNROLL");
-    t.line(format!(
-        "for (int j = 0; j < {columns}; j++) {mma}(acc[i*{columns} + j], x[i], y[j]);"
-    ));
-    t.close(2);
+    t.line("const unsigned pair[2] = {y[j/2][j%2*2], y[j/2][j%2*2 + 1]};");
+    t.line(format!("{mma}(acc[i*{columns} + j], x[i], pair);"));
+    t.close(3);
 }
 
 /// Rounds and stores each sum of the thread, or keeps it for the combination.

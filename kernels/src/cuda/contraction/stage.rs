@@ -1,9 +1,13 @@
 //! Text that brings a block of one operand to shared memory: global memory to registers, in 16-byte
-//! loads where its elements lie so, and registers to shared memory after the barrier.
+//! loads where its elements lie so, and registers to shared memory after the barrier. Under `mma`, 16
+//! bytes are copied without a register between.
 //!
 //! An item is what a thread loads at a time: one element, two neighbours in the reduction (which
 //! share a 32-bit word under `mma`), or 16 bytes along the rows or along the reduction. Items are
 //! dealt to threads so that one coordinate is the same for all items of a thread.
+//!
+//! In shared memory a scalar operand lies term by term; one of warp products row by row, its terms in
+//! words of two, or, where memory holds its rows side by side, term by term in words of two rows.
 
 use super::bytes;
 use super::form::{self, Form, ceil, signed};
@@ -68,7 +72,11 @@ impl<'a> Stage<'a> {
             wide: form.is_wide(),
             width: if along_k || along_rows { width } else { 1 },
             along_k,
-            item_k: if along_k { width } else { pair },
+            item_k: match (along_k, along_rows) {
+                (true, _) => width,
+                (_, true) => 1,
+                _ => pair,
+            },
             item_rows: if along_rows { width } else { 1 },
             k_fast: along_k
                 || (!along_rows && form.k.last().is_some_and(|&d| access.stride(d).abs() == 1)),
@@ -121,21 +129,32 @@ impl<'a> Stage<'a> {
         self.access.coords.iter().filter(|c| c.guarded).enumerate()
     }
 
-    /// 32-bit words or elements between rows (`packed`) or terms of shared memory: odd, or four more
+    /// Whether shared memory holds the operand term by term.
+    pub fn by_terms(&self) -> bool {
+        !self.packed || self.item_rows > 1
+    }
+
+    /// Whether 16 bytes go to shared memory without a register between.
+    fn is_copied(&self) -> bool {
+        self.packed && self.width > 1
+    }
+
+    /// 32-bit words (`packed`) or elements between rows or terms of shared memory: odd, or four more
     /// than a multiple of eight, so that a warp's accesses fall into different banks.
     pub fn pitch(&self) -> i64 {
-        if self.packed {
-            self.n_terms / 2 + 4
-        } else {
-            self.n_rows + 1
+        match (self.packed, self.by_terms()) {
+            (true, true) => self.n_rows / 2 + 4,
+            (true, false) => self.n_terms / 2 + 4,
+            (false, _) => self.n_rows + 1,
         }
     }
 
+    /// Words or elements of one block in shared memory.
     pub fn shared_elements(&self) -> i64 {
-        let lines = if self.packed {
-            self.n_rows
-        } else {
+        let lines = if self.by_terms() {
             self.n_terms
+        } else {
+            self.n_rows
         };
         self.pitch() * lines
     }
@@ -145,12 +164,14 @@ impl<'a> Stage<'a> {
         let (x, n) = (self.letter, self.n_states());
         let (f, access) = (self.form, self.access);
         let index = if self.wide { "long long" } else { "int" };
-        t.line(format!(
-            "{} {x}_v[{}][{}];",
-            element_type(self.dtype),
-            self.items_per_thread(),
-            self.item_rows * self.item_k
-        ));
+        if !self.is_copied() {
+            t.line(format!(
+                "{} {x}_v[{}][{}];",
+                element_type(self.dtype),
+                self.items_per_thread(),
+                self.item_rows * self.item_k
+            ));
+        }
         t.line(format!("{index} {x}_row[{n}];"));
         t.line(format!("bool {x}_in[{n}];"));
         for (g, _) in self.guards() {
@@ -175,31 +196,39 @@ impl<'a> Stage<'a> {
         t.close(1);
     }
 
-    /// Loads the block whose terms begin at `k0`; terms from `k_end` on are zero.
-    pub fn load(&self, t: &mut CText) {
-        let x = self.letter;
+    /// Begins the loads of the block whose terms begin at `k0`; terms from `k_end` on are zero. What is
+    /// copied goes to shared memory from `to` on.
+    pub fn load(&self, t: &mut CText, k0: &str, to: &str) {
         let state = if self.k_fast { "i" } else { "0" };
-        let (_, k) = self.place("i");
-        let decodes = if self.along_k { 1 } else { self.item_k };
-        let width = self.width;
-        let index = if self.wide { "long long" } else { "int" };
+        let (row, k) = self.place("i");
+        let x = self.letter;
         t.line("SH_UNROLL");
         t.line(format!(
             "for (int i = 0; i < {}; i++) {{",
             self.items_per_thread()
         ));
+        if self.is_copied() {
+            self.position(t, &format!("{k0} + {k}"), state);
+            let pitch = self.pitch();
+            let place = if self.by_terms() {
+                format!("({k})*{pitch} + ({row})/2")
+            } else {
+                format!("({row})*{pitch} + ({k})/2")
+            };
+            let copy = format!("sh_copy_async({x}_s, {to} + {place}, {x}, at, within);");
+            t.line(match self.items() < self.threads {
+                true => format!("if (SH_TID < {}) {copy}", self.items()),
+                false => copy,
+            });
+            t.close(1);
+            return;
+        }
+        let decodes = if self.along_k { 1 } else { self.item_k };
+        let width = self.width;
         t.line("SH_UNROLL");
         t.line(format!("for (int h = 0; h < {decodes}; h++) {{"));
-        t.line(format!("const int k = k0 + {k} + h;"));
-        let f = self.form;
-        let step = f.linear("k", &f.k, |d| self.access.stride(d), self.wide);
-        t.line(format!("const {index} at = {x}_row[{state}] + {step};"));
-        let mut within = format!("{}k < k_end && {x}_in[{state}]", self.some_threads());
-        for (g, c) in self.guards() {
-            let moved = f.linear("k", &f.k, |d| c.coeff(d), false);
-            within += &format!(" && (unsigned)({x}_at{g}[{state}] + {moved}) < {}u", c.size);
-        }
-        t.line(format!("if ({within}) {{"));
+        self.position(t, &format!("{k0} + {k} + h"), state);
+        t.line("if (within) {");
         if width > 1 {
             let ty = element_type(self.dtype);
             t.line(format!(
@@ -221,6 +250,21 @@ impl<'a> Stage<'a> {
         t.close(3);
     }
 
+    /// Declares `at`, the element of term `k`, and whether it is there.
+    fn position(&self, t: &mut CText, k: &str, state: &str) {
+        let (x, f) = (self.letter, self.form);
+        let index = if self.wide { "long long" } else { "int" };
+        t.line(format!("const int k = {k};"));
+        let step = f.linear("k", &f.k, |d| self.access.stride(d), self.wide);
+        t.line(format!("const {index} at = {x}_row[{state}] + {step};"));
+        let mut within = format!("{}k < k_end && {x}_in[{state}]", self.some_threads());
+        for (g, c) in self.guards() {
+            let moved = f.linear("k", &f.k, |d| c.coeff(d), false);
+            within += &format!(" && (unsigned)({x}_at{g}[{state}] + {moved}) < {}u", c.size);
+        }
+        t.line(format!("const bool within = {within};"));
+    }
+
     /// A condition where fewer items are than threads.
     fn some_threads(&self) -> String {
         if self.items() < self.threads {
@@ -230,8 +274,11 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Stores the loaded block to the array `LETTER_s`.
-    pub fn store(&self, t: &mut CText) {
+    /// Stores what was loaded to registers to the array `LETTER_s` from `to` on.
+    pub fn store(&self, t: &mut CText, to: &str) {
+        if self.is_copied() {
+            return;
+        }
         let x = self.letter;
         let (row, k) = self.place("i");
         if self.items() < self.threads {
@@ -245,41 +292,53 @@ impl<'a> Stage<'a> {
             self.items_per_thread()
         ));
         t.line(format!("const int row = {row}, k = {k};"));
-        t.line("SH_UNROLL");
         let pitch = self.pitch();
         if self.packed {
-            let words = self.item_rows * self.item_k / 2;
-            t.line(format!("for (int e = 0; e < {words}; e++) {{"));
-            let (place, low, high) = if self.item_rows > 1 {
-                (
-                    format!("(row + e)*{pitch} + k/2"),
-                    "e".into(),
-                    format!("e + {}", self.width),
-                )
-            } else {
-                (
-                    format!("row*{pitch} + k/2 + e"),
-                    "2*e".to_string(),
-                    "2*e + 1".to_string(),
-                )
-            };
             t.line(format!(
-                "{x}_s[{place}] = sh_pack({x}_v[i][{low}], {x}_v[i][{high}]);"
+                "{x}_s[{to} + row*{pitch} + k/2] = sh_pack({x}_v[i][0], {x}_v[i][1]);"
             ));
-        } else {
-            let n = self.item_rows * self.item_k;
-            t.line(format!("for (int e = 0; e < {n}; e++) {{"));
-            let place = if self.along_k {
-                format!("(k + e)*{pitch} + row")
-            } else {
-                format!("k*{pitch} + row + e")
-            };
-            t.line(format!(
-                "{x}_s[{place}] = {};",
-                self.widened(&format!("{x}_v[i][e]"))
-            ));
+            t.close(2);
+            return;
         }
+        t.line("SH_UNROLL");
+        let n = self.item_rows * self.item_k;
+        t.line(format!("for (int e = 0; e < {n}; e++) {{"));
+        let place = if self.along_k {
+            format!("(k + e)*{pitch} + row")
+        } else {
+            format!("k*{pitch} + row + e")
+        };
+        let value = self.widened(&format!("{x}_v[i][e]"));
+        t.line(format!("{x}_s[{to} + {place}] = {value};"));
         t.close(3);
+    }
+
+    /// The word of shared memory where this lane's row of four 8x8 matrices begins, relative to the
+    /// block and the first of 16 rows and 16 terms. Matrices count by rows first for the left
+    /// factor, as its registers do, and by terms first for the right one.
+    pub fn matrix_row(&self) -> String {
+        let (inner, outer) = ("SH_LANE / 8 % 2", "SH_LANE / 16");
+        let (row, term) = if self.letter == "a" {
+            (inner, outer)
+        } else {
+            (outer, inner)
+        };
+        let pitch = self.pitch();
+        if self.by_terms() {
+            format!("(SH_LANE % 8 + {term}*8)*{pitch} + {row}*4")
+        } else {
+            format!("(SH_LANE % 8 + {row}*8)*{pitch} + {term}*4")
+        }
+    }
+
+    /// The word of row `row` and term `term` of a block, both multiples of 8.
+    pub fn word(&self, row: &str, term: &str) -> String {
+        let pitch = self.pitch();
+        if self.by_terms() {
+            format!("({term})*{pitch} + ({row})/2")
+        } else {
+            format!("({row})*{pitch} + ({term})/2")
+        }
     }
 
     fn widened(&self, v: &str) -> String {
