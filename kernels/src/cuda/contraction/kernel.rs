@@ -14,6 +14,10 @@ use crate::cuda::{Emitted, Kernel, Param, ParamType, element_type};
 use crate::plan::Buffer;
 use graph::DType;
 
+/// Threads of a multiprocessor that run warp products at a time: each has 128 registers. More blocks
+/// hide what one waits for.
+const WARP_THREADS: i64 = 512;
+
 /// Emits the product and, if its reduction is split, the combination.
 pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     let (f, tile) = (job.form, &job.tile);
@@ -29,15 +33,24 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     let b = Stage::new(f, "b", job.types.b, &block(tile.n));
     let head = product_head(job, split);
     let epilogue = job.sink.epilogue.filter(|_| !split);
-    let mut t = head.open(&job.name, tile.threads, epilogue);
+    let size = Size {
+        grid: n_blocks(job) as u64,
+        threads: tile.threads,
+        min_blocks: if packed {
+            WARP_THREADS / tile.threads
+        } else {
+            1
+        },
+    };
+    let mut t = head.open(&job.name, &size, epilogue);
     let sum = element_type(job.types.sum());
     let staged = if packed { "unsigned" } else { sum };
-    let n_blocks = if packed { 2 } else { 1 };
+    let n_buffers = if packed { 2 } else { 1 };
     for (x, stage) in [("a", &a), ("b", &b)] {
-        let elements = n_blocks * stage.shared_elements();
+        let elements = n_buffers * stage.shared_elements();
         t.line(format!("SH_SHARED({staged}, {x}_s, {elements});"));
     }
-    let blocks = block_position(&mut t, job);
+    block_position(&mut t, job);
     a.declare(&mut t, "block_m");
     b.declare(&mut t, "block_n");
     if packed {
@@ -49,10 +62,6 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
     }
     store_sums(&mut t, job);
     t.close(1);
-    let size = Size {
-        grid: blocks as u64,
-        threads: tile.threads as u32,
-    };
     head.close(job.name.clone(), t, size, done);
     if split {
         combine(job, done);
@@ -76,14 +85,16 @@ impl Head {
     }
 
     /// Begins the text: the epilogue's function, the kernel up to its opening brace.
-    pub(super) fn open(&self, name: &str, threads: i64, epilogue: Option<&Epilogue>) -> CText {
+    pub(super) fn open(&self, name: &str, size: &Size, epilogue: Option<&Epilogue>) -> CText {
         let mut t = CText::default();
         if let Some(e) = epilogue {
             t.raw(&e.text.replace("EPILOGUE", &epilogue_name(name)));
         }
         let params: Vec<String> = self.params.iter().map(declaration).collect();
         t.line(format!(
-            "SH_KERNEL({name}, {threads}, 1)({}) {{",
+            "SH_KERNEL({name}, {}, {})({}) {{",
+            size.threads,
+            size.min_blocks,
             params.join(", ")
         ));
         t
@@ -103,8 +114,8 @@ impl Head {
                 name,
                 text: text.finish(),
                 params: self.params,
-                threads: size.threads,
-                min_blocks: 1,
+                threads: size.threads as u32,
+                min_blocks: size.min_blocks as u32,
             },
             grid: size.grid,
             args: self.args,
@@ -115,7 +126,9 @@ impl Head {
 /// How much of the device a launch takes.
 pub(super) struct Size {
     pub(super) grid: u64,
-    pub(super) threads: u32,
+    pub(super) threads: i64,
+    /// Blocks that a multiprocessor must have registers for.
+    pub(super) min_blocks: i64,
 }
 
 /// A parameter as text.
@@ -141,9 +154,14 @@ fn product_head(job: &Job<'_>, split: bool) -> Head {
     head
 }
 
-/// Which block of rows, columns, batch and terms this is; returns the number of blocks. Columns go
-/// fastest, so blocks that run together share rows.
-fn block_position(t: &mut CText, job: &Job<'_>) -> i64 {
+fn n_blocks(job: &Job<'_>) -> i64 {
+    let (f, tile) = (job.form, &job.tile);
+    ceil(f.count(&f.n), tile.n) * ceil(f.count(&f.m), tile.m) * f.count(&f.batch) * tile.parts
+}
+
+/// Which block of rows, columns, batch and terms this is. Columns go fastest, so blocks that run
+/// together share rows.
+fn block_position(t: &mut CText, job: &Job<'_>) {
     let (f, tile) = (job.form, &job.tile);
     let n = ceil(f.count(&f.n), tile.n);
     let m = ceil(f.count(&f.m), tile.m);
@@ -159,7 +177,6 @@ fn block_position(t: &mut CText, job: &Job<'_>) -> i64 {
         "const int k_end = k_begin + {0} < {k} ? k_begin + {0} : {k};",
         tile.k_per_part
     ));
-    n * m * batch * tile.parts
 }
 
 fn simt_declare(t: &mut CText, (rows, columns): (i64, i64), n: i64, sum: &str) {

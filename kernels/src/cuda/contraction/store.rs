@@ -143,7 +143,7 @@ pub(super) fn combine(job: &Job<'_>, done: &mut EmittedContraction) {
     let mut head = Head::default();
     head.push("sums", ParamType::In(sum), WORKSPACE);
     job.sink.head(&mut head, job.buffers.out);
-    let mut t = head.open(&name, ELEMENT_THREADS, job.sink.epilogue);
+    let mut t = head.open(&name, &element_size(elements), job.sink.epilogue);
     element_index(&mut t, elements);
     t.line(format!("{} sum = 0;", element_type(sum)));
     t.line(format!(
@@ -172,7 +172,8 @@ fn element_index(t: &mut CText, elements: i64) {
 fn element_size(elements: i64) -> Size {
     Size {
         grid: ceil(elements, ELEMENT_THREADS) as u64,
-        threads: ELEMENT_THREADS as u32,
+        threads: ELEMENT_THREADS,
+        min_blocks: 1,
     }
 }
 
@@ -187,7 +188,7 @@ pub(super) fn emit_zeros(
     let elements: i64 = zeros.axes.iter().map(|a| a.0).product();
     let mut head = Head::default();
     sink.head(&mut head, buffers.out);
-    let mut t = head.open(name, ELEMENT_THREADS, sink.epilogue);
+    let mut t = head.open(name, &element_size(elements), sink.epilogue);
     element_index(&mut t, elements);
     let mut below = 1;
     let mut at = zeros.base.to_string();
