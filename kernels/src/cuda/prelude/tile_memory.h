@@ -76,7 +76,7 @@ static void sh_ldmatrix_host(unsigned (&r)[4], sh_out<unsigned> x, int at, bool 
   const sh_vec<unsigned, 4> row = sh_load<4>(x, at);
   const sh_u64 words[2] = {row[0] | (sh_u64)row[1] << 32, row[2] | (sh_u64)row[3] << 32};
   const int g = sh_now.thread % 32 / 4, t = sh_now.thread % 4;
-  sh_u64(*all)[8] = sh_meet(line, words, 2);
+  sh_u64(*all)[8] = sh_meet({0, line}, words, 2);
   auto number = [&](int matrix, int i, int j) { return (unsigned)(all[matrix * 8 + i][j / 4] >> j % 4 * 16 & 0xffffu); };
   for (int m = 0; m < 4; m++)
     r[m] = transposed ? number(m, 2 * t, g) | number(m, 2 * t + 1, g) << 16
