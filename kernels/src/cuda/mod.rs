@@ -114,11 +114,11 @@ pub struct Kernel {
 
 impl Kernel {
     /// Bytes of which the address passed for the `n`-th parameter must be a multiple: those of an
-    /// element, or of the widest vector that the text loads from it or stores to it.
+    /// element, or of the widest vector that the text loads, copies or stores.
     pub fn alignment(&self, n: usize) -> usize {
         let param = &self.params[n];
         let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = param.ty;
-        let accesses = ["sh_load<", "sh_store<"].into_iter();
+        let accesses = ["sh_load<", "sh_copy_async<", "sh_store<"].into_iter();
         let widths = accesses.flat_map(|name| self.text.split(name).skip(1));
         let widths = widths.filter_map(|access| {
             let (width, rest) = access.split_once(">(")?;

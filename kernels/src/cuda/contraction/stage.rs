@@ -215,7 +215,8 @@ impl<'a> Stage<'a> {
             } else {
                 format!("({row})*{pitch} + ({k})/2")
             };
-            let copy = format!("sh_copy_async({x}_s, {to} + {place}, {x}, at, within);");
+            let width = self.width;
+            let copy = format!("sh_copy_async<{width}>({x}, at, within, {x}_s, {to} + {place});");
             t.line(match self.items() < self.threads {
                 true => format!("if (SH_TID < {}) {copy}", self.items()),
                 false => copy,

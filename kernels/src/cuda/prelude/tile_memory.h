@@ -3,8 +3,9 @@
    complete only when it is waited for, and until then its words count as unwritten. */
 
 #ifdef __CUDACC_RTC__
-/* 16 bytes from element `i` of `from` to word `at` of `to`, or zeros where they are not valid. */
-template <class T> SH_FN void sh_copy_async(unsigned *to, int at, const T *from, sh_i64 i, bool valid) {
+/* N elements, 16 bytes, from element `i` of `from` to word `at` of `to`, or zeros where not valid. */
+template <int N, class T> SH_FN void sh_copy_async(const T *from, sh_i64 i, bool valid, unsigned *to, int at) {
+  static_assert(N * sizeof(T) == 16, "copies have 16 bytes");
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"((unsigned)__cvta_generic_to_shared(to + at)),
                   "l"(__cvta_generic_to_global(from + (valid ? i : 0))), "r"(valid ? 16 : 0)
@@ -37,7 +38,9 @@ static sh_copies &sh_own_copies() {
   if (own.block != sh_now.block_first) own.block = sh_now.block_first, own.n = own.n_groups = 0;
   return own;
 }
-template <class T> static SH_AT_SITE void sh_copy_async(sh_out<unsigned> to, int at, sh_in<T> from, sh_i64 i, bool valid) {
+template <int N, class T>
+static SH_AT_SITE void sh_copy_async(sh_in<T> from, sh_i64 i, bool valid, sh_out<unsigned> to, int at) {
+  static_assert(N * sizeof(T) == 16, "copies have 16 bytes");
   sh_copies &own = sh_own_copies();
   if (own.n == SH_COPIES) {
     sh_report(SH_ENDLESS, "copies never waited for");
@@ -45,7 +48,7 @@ template <class T> static SH_AT_SITE void sh_copy_async(sh_out<unsigned> to, int
   }
   sh_copy &c = own.copies[own.n++];
   c = {to, at, {}};
-  if (valid) __builtin_memcpy(&c.data, sh_touch(from.v, i, 16 / sizeof(T), sizeof(T), 0), 16);
+  if (valid) __builtin_memcpy(&c.data, sh_touch(from.v, i, N, sizeof(T), 0), 16);
   __builtin_memset(sh_touch(to.v, at, 4, 4, 1), 0xff, 16);
   if (at >= 0 && at <= to.v.n - 4)
     for (int b = 0; b < 16; b++) to.v.region->cells[to.v.start + (sh_u64)at * 4 + b].w_epoch = 0;
