@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use graph::{Bindings, DType, Graph, NoLibrary, Precision, Tensor, interpret};
-use kernels::cuda::emulate::{EmulateError, FaultKind};
+use kernels::cuda::emulate::{EmulateError, Fault, FaultKind};
 use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::lower;
 use kernels::cuda::machine::{Addresses, Machine};
@@ -29,12 +29,12 @@ const STEP: &str = "graph \"step\" {
   inputs %x
   state {
     map [i < 6, j < 40] { tasklet %a[i, j] = exp($0) from %x[i, j] }
-    map [i < 6, j < 40] { tasklet %s[i] (sum) = $0 from %a[i, j] }
+    map [i < 6, j < 40] @\"divisor\" { tasklet %s[i] (sum) = $0 from %a[i, j] }
     map [i < 6, j < 40] { tasklet %b[i, j] = $0 / $1 from %a[i, j], %s[i] }
     map [i < 6, j < 40] { tasklet %r[i] (sum) = $0 * $0 from %b[i, j] }
     map [i < 6, j < 40] { tasklet %y[i, j] = $0 * $1 + $2 from %b[i, j], %r[i], %k[1] }
     map [i < 6, j < 40] !backward { tasklet %c[i, j] = $0 * $1 from %x[i, j], %s[i] }
-    map [i < 6, j < 40] !backward { tasklet %g[i] (sum) = $0 from %c[i, j] }
+    map [i < 6, j < 40] @\"gradient\" !backward { tasklet %g[i] (sum) = $0 from %c[i, j] }
     map [i < 6, j < 40] !backward { tasklet %d[i, j] = $0 - $1 from %c[i, j], %g[i] }
   }
   outputs %y, %d
@@ -126,8 +126,9 @@ fn both_passes_compute_in_shared_memory_what_the_graph_means() {
 #[test]
 fn a_place_that_nothing_was_written_to_is_found() {
     let graph = step();
-    let (machine, [mut forward, _]) = built(&graph);
+    let (machine, [mut forward, mut backward]) = built(&graph);
     forward.arena_bytes += 4096;
+    backward.arena_bytes += 4096;
     let read_from_arena =
         |a: &&mut kernels::cuda::passes::Argument| matches!(a.at, BufferRef::Arena(_));
     let program = lower(&graph).unwrap();
@@ -138,23 +139,34 @@ fn a_place_that_nothing_was_written_to_is_found() {
         reads.find_map(|(a, _)| Some(a).filter(read_from_arena))
     });
     moved.expect("a launch reads from the arena").at = BufferRef::Arena(forward.arena_bytes - 2048);
+    let gradient = backward.launches.iter_mut();
+    let mut gradient = gradient.filter(|launch| launch.origin.contains("gradient"));
+    let sums = gradient.next_back().expect("a launch for the gradient");
+    let kernel = &program.kernels[sums.kernel];
+    assert!(
+        kernel.origin.contains("divisor"),
+        "of equal text: {}",
+        kernel.origin
+    );
+    sums.args[0].at = BufferRef::Arena(backward.arena_bytes - 2048);
     let (x, y, d) = (block(960), block(960), block(960));
-    let (arena, saved) = (block(forward.arena_bytes), block(forward.saved_bytes));
+    let arena = block(forward.arena_bytes.max(backward.arena_bytes));
+    let saved = block(forward.saved_bytes);
     let externals = [x.as_ptr() as u64, y.as_ptr() as u64, d.as_ptr() as u64];
     let addresses = Addresses {
         externals: &externals,
         arena: arena.as_ptr() as u64,
         saved: saved.as_ptr() as u64,
     };
-    // SAFETY: every block has the size that the pass states.
-    let found = unsafe { machine.run(&forward, 0, &addresses) };
-    let Err(CudaError::Emulate(EmulateError::Faults(faults))) = found else {
-        panic!("no fault was found");
-    };
-    assert!(
-        faults
-            .iter()
-            .all(|f| matches!(f.kind, FaultKind::Uninitialized { .. })),
-        "{faults:?}"
-    );
+    for (pass, origin) in [(&forward, ""), (&backward, "gradient")] {
+        // SAFETY: every block has the size that the pass states.
+        let found = unsafe { machine.run(pass, 0, &addresses) };
+        let Err(CudaError::Emulate(EmulateError::Faults(faults))) = found else {
+            panic!("no fault was found");
+        };
+        let is_it = |f: &Fault| {
+            matches!(f.kind, FaultKind::Uninitialized { .. }) && f.origin.contains(origin)
+        };
+        assert!(faults.iter().all(is_it), "{faults:?}");
+    }
 }

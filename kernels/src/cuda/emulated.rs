@@ -102,7 +102,12 @@ impl Emulated {
                     // SAFETY: passed on.
                     let bytes = unsafe { self.bytes(argument, addresses) };
                     let holds = holds(argument, dtype.bytes(), written);
-                    memory.add_bytes(&argument.name, dtype, bytes, &holds)
+                    let buffer = memory.add_bytes(&argument.name, dtype, bytes, &holds);
+                    // As well aligned as where it comes from.
+                    if let Some(start) = address(argument, addresses) {
+                        memory.place(buffer, start as usize);
+                    }
+                    buffer
                 }
             };
             buffers.insert(argument.at, buffer);
@@ -114,7 +119,8 @@ impl Emulated {
             dynamic_shared_bytes: launch.dynamic_shared_bytes,
             args: args.clone(),
         };
-        self.batches[launch.kernel / BATCH].run(&call, &mut memory, &self.settings)?;
+        let done = self.batches[launch.kernel / BATCH].run(&call, &mut memory, &self.settings);
+        done.map_err(|error| error.of_launch(&launch.origin))?;
         for ((argument, param), arg) in params.zip(args) {
             if let (ParamType::Out(dtype), Arg::Buffer(buffer)) = (param.ty, arg) {
                 let bytes = memory.bytes(buffer);

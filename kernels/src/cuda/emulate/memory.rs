@@ -98,6 +98,9 @@ impl Memory {
     pub fn place(&mut self, buffer: usize, bytes: usize) {
         let old = &mut self.buffers[buffer];
         let start = bytes % 64;
+        if start == old.start {
+            return;
+        }
         let moved = DeviceBuffer::unwritten(&old.name, old.dtype, old.n_elements, start);
         let Some(mut moved) = moved.filter(|_| !old.is_missing) else {
             old.is_missing = true;
