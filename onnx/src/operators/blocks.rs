@@ -284,3 +284,56 @@ fn tile<S: Simd, R: Lanes, const M: usize>(simd: S, rows: [&[R]; M], panel: &[R]
     let (out, _) = R::vectors_mut::<S>(out).as_chunks_mut::<2>();
     out.iter_mut().zip(sums).for_each(|(out, sums)| *out = sums);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::{Array2, s};
+
+    fn numbers(rows: usize, columns: usize) -> Array2<f64> {
+        Array2::from_shape_fn((rows, columns), |(i, j)| {
+            ((i * 37 + j * 101) % 97) as f64 - 48.0
+        })
+    }
+
+    fn product(a: ArrayView2<f64>, b: ArrayView2<f64>) -> Array2<f64> {
+        let mut c = Array2::from_elem((a.nrows(), b.ncols()), f64::NAN);
+        multiply(a, &mut Matrix(b), &mut c.view_mut(), &mut Packed::default());
+        c
+    }
+
+    #[test]
+    fn products_of_any_sizes_are_exact_where_numbers_are_whole() {
+        for (m, k, n) in [
+            (1, 1, 1),
+            (3, 5, 2),
+            (8, 256, 16),
+            (9, 257, 33),
+            (17, 700, 1100),
+        ] {
+            let (a, b) = (numbers(m, k), numbers(k, n));
+            let expected = a.dot(&b);
+            assert_eq!(product(a.view(), b.view()), expected, "{m} {k} {n}");
+            // Operands that lie the other way.
+            let (at, bt) = (a.t().to_owned(), b.t().to_owned());
+            assert_eq!(product(at.t(), bt.t()), expected, "{m} {k} {n}, turned");
+            let narrow = |x: &Array2<f64>| x.mapv(|x| x as f32);
+            let (a, b) = (narrow(&a).mapv(|x| x % 8.0), narrow(&b).mapv(|x| x % 8.0));
+            let mut c = Array2::zeros((m, n));
+            let (mut right, mut kept) = (Matrix(b.view()), Packed::default());
+            multiply(a.view(), &mut right, &mut c.view_mut(), &mut kept);
+            assert_eq!(c, a.dot(&b), "{m} {k} {n} in f32");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_product_have_the_roundings_of_the_whole() {
+        let scaled = |x: Array2<f64>| x.mapv(|x| x / 7.0);
+        let (a, b) = (scaled(numbers(37, 600)), scaled(numbers(600, 90)));
+        let whole = product(a.view(), b.view());
+        let right = product(a.view(), b.slice(s![.., 32..]));
+        assert_eq!(right, whole.slice(s![.., 32..]));
+        let below = product(a.slice(s![16.., ..]), b.view());
+        assert_eq!(below, whole.slice(s![16.., ..]));
+    }
+}

@@ -27,7 +27,23 @@ const LEAST_ROWS: usize = 4;
 
 /// `c = a·b` on this thread.
 pub fn multiply_here<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, c: &mut ArrayViewMut2<R>) {
-    if c.nrows() >= LEAST_ROWS && c.row(0).as_slice().is_some() && a.ncols() > 0 {
+    multiply_piece(a, b, c, is_packed(c));
+}
+
+/// Whether a product is worth packing its right operand.
+fn is_packed<R>(c: &ArrayViewMut2<R>) -> bool {
+    c.nrows() >= LEAST_ROWS && c.row(0).as_slice().is_some()
+}
+
+/// One thread's part of a product. How it is computed is decided for the whole, so that its roundings do not
+/// depend on how many parts there are.
+fn multiply_piece<R: Real>(
+    a: ArrayView2<R>,
+    b: ArrayView2<R>,
+    c: &mut ArrayViewMut2<R>,
+    packed: bool,
+) {
+    if packed && a.ncols() > 0 {
         blocks::multiply(a, &mut Matrix(b), c, &mut Packed::default());
     } else {
         general_mat_mul(R::one(), &a, &b, R::zero(), c);
@@ -41,6 +57,7 @@ pub fn multiply<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, mut c: ArrayViewMut
     if n_threads < 2 || m.max(n) < 16 || m * n * a.ncols() < LEAST {
         return multiply_here(a, b, &mut c);
     }
+    let packed = is_packed(&c);
     let (axis, size) = if m >= n { (Axis(0), m) } else { (Axis(1), n) };
     // A multiple of the widest register tile.
     let run = size.div_ceil(n_threads).next_multiple_of(16);
@@ -52,11 +69,11 @@ pub fn multiply<R: Real>(a: ArrayView2<R>, b: ArrayView2<R>, mut c: ArrayViewMut
             if axis == Axis(0) {
                 let end = at * run + c.nrows();
                 let a = a.slice(ndarray::s![at * run..end, ..]);
-                multiply_here(a, b, &mut c);
+                multiply_piece(a, b, &mut c, packed);
             } else {
                 let end = at * run + c.ncols();
                 let b = b.slice(ndarray::s![.., at * run..end]);
-                multiply_here(a, b, &mut c);
+                multiply_piece(a, b, &mut c, packed);
             }
         },
     );
