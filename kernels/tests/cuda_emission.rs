@@ -5,62 +5,20 @@
 //! NaN before. `EMISSION_CASE=name` runs only cases of which the name contains that.
 
 use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Scalar, Tensor, interpret};
+use graph_cases::{files, joined};
 use kernels::cuda::{execute, lower};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+mod graph_cases;
 
 /// Orders of threads.
 const SEEDS: [u64; 2] = [1, 2];
 
 /// The wanted cases' files and texts.
-fn files() -> Vec<(PathBuf, String)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
+fn cases() -> Vec<(PathBuf, String)> {
     let wanted = std::env::var("EMISSION_CASE").unwrap_or_default();
-    let mut paths: Vec<PathBuf> = fs::read_dir(folder)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| p.extension().is_some_and(|e| e == "graph"))
-        .filter(|p| stem(p).contains(&wanted))
-        .collect();
-    paths.sort();
-    let read = |p: PathBuf| {
-        let text = fs::read_to_string(&p).unwrap();
-        (p, text)
-    };
-    paths.into_iter().map(read).collect()
-}
-
-fn stem(path: &Path) -> String {
-    path.file_stem().unwrap().to_string_lossy().into_owned()
-}
-
-/// All cases as one graph, so that they share the compiler's time; every container is named after its
-/// case. `single` takes the place of `f32` for containers outside of kernels.
-fn joined(single: &str) -> Graph {
-    let (mut containers, mut nodes) = (String::new(), String::new());
-    let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
-    for (path, text) in files() {
-        let name = stem(&path);
-        for line in text.replace('%', &format!("%{name}_")).lines().skip(1) {
-            let list = |rest: &str| rest.split(", ").map(str::to_string).collect::<Vec<_>>();
-            if let Some(rest) = line.strip_prefix("  inputs ") {
-                inputs.extend(list(rest));
-            } else if let Some(rest) = line.strip_prefix("  outputs ") {
-                outputs.extend(list(rest));
-            } else if line.starts_with("  %") && line.ends_with(" local") {
-                containers += &format!("{line}\n");
-            } else if line.starts_with("  %") {
-                containers += &format!("{}\n", line.replace(": f32[", &format!(": {single}[")));
-            } else if line.starts_with("    ") {
-                nodes += &format!("{line}\n");
-            }
-        }
-    }
-    let (inputs, outputs) = (inputs.join(", "), outputs.join(", "));
-    let text = format!(
-        "graph \"cases\" {{\n{containers}  inputs {inputs}\n  state {{\n{nodes}  }}\n  outputs {outputs}\n}}\n"
-    );
-    graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    files("emission_cases", &wanted)
 }
 
 /// Characteristic cases have a text beside them, `NAME.cu`; `SHORTHAUL_UPDATE=1` writes the texts anew,
@@ -68,7 +26,7 @@ fn joined(single: &str) -> Graph {
 #[test]
 fn kernels_look_as_before() {
     let mut changed = Vec::new();
-    for (path, text) in files() {
+    for (path, text) in cases() {
         let path = path.with_extension("cu");
         let asked = std::env::var_os("EMISSION_CASE").is_some();
         if !(path.exists() || asked) {
@@ -189,14 +147,14 @@ fn failed(graph: &Graph) -> Vec<String> {
 
 #[test]
 fn emitted_text_computes_what_the_interpreter_does() {
-    let failed = failed(&joined("f32"));
+    let failed = failed(&joined(&cases(), "f32"));
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]
 fn half_precision_is_rounded_once() {
     for single in ["f16", "bf16"] {
-        let failed = failed(&joined(single));
+        let failed = failed(&joined(&cases(), single));
         assert!(failed.is_empty(), "{single}:\n{}", failed.join("\n"));
     }
 }

@@ -1,8 +1,15 @@
-//! The emulator's counts of memory traffic, on kernels of which the traffic is known.
+//! The emulator's counts of memory traffic: on kernels of which the traffic is known, and of emitted
+//! kernels at realistic rows, held by a snapshot.
 
-use graph::{DType, Tensor};
-use kernels::cuda::emulate::{Emulator, Memory, Settings, Traffic};
-use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+use graph::{ContainerId, DType, Graph, Tensor};
+use graph_cases::{files, joined};
+use kernels::cuda::emulate::{Direction, Emulator, Memory, Settings, Traffic};
+use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType, execute, lower};
+use kernels::plan::Buffer;
+use std::fs;
+use std::path::PathBuf;
+
+mod graph_cases;
 
 /// Elements of `x`; `y` has as many.
 const N: usize = 4096;
@@ -104,4 +111,90 @@ fn known_traffic_is_counted() {
     );
     assert_eq!(loads(8), (warps, warps * 64, warps * 2, warps * 64));
     assert_eq!(loads(9), whole);
+}
+
+/// Floats in [0, 1); integers that name 2000 rows in no order, some twice.
+fn input(graph: &Graph, id: ContainerId) -> Tensor {
+    let c = graph.container(id);
+    let sizes = c.shape.iter().map(|s| s.as_const().unwrap() as usize);
+    let shape: Vec<usize> = sizes.collect();
+    let unit = |i: usize| f64::from(graph::philox::uniform(u64::from(id.0), i as u64));
+    let all = 0..shape.iter().product::<usize>();
+    if c.dtype.is_float() {
+        return Tensor::from_f64(
+            c.dtype,
+            &shape,
+            all.map(|i| c.dtype.round(unit(i))).collect(),
+        );
+    }
+    Tensor::from_i64(
+        c.dtype,
+        &shape,
+        all.map(|i| (unit(i) * 2000.0) as i64).collect(),
+    )
+}
+
+/// Shares of bytes by the width of accesses: `16:95% 4:5%`.
+fn widths(d: &Direction) -> String {
+    let all = d.bytes_by_width.iter().rev();
+    let share = all.map(|(w, b)| format!("{w}:{}%", (100 * b + d.bytes / 2) / d.bytes.max(1)));
+    share.collect::<Vec<_>>().join(" ")
+}
+
+/// For every map of `traffic_cases` the bytes of its containers, the bytes of sectors its launches
+/// move, and the ratio of the two; then each launch. Rows are as long as in networks, and fewer.
+#[test]
+fn emitted_kernels_move_what_they_must() {
+    let wanted = std::env::var("TRAFFIC_CASE").unwrap_or_default();
+    let graph = joined(&files("traffic_cases", &wanted), "f32");
+    let program = lower::lower(&graph).unwrap();
+    let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(&graph, *id)).collect();
+    let host = execute::compile(&graph, &program).unwrap();
+    let traffic = host.traffic(&inputs).unwrap();
+    let mut text = String::new();
+    for (map, info) in program.maps.iter().enumerate() {
+        let own = || {
+            let launches = program.launches.iter().zip(&traffic);
+            launches.filter(|(l, _)| l.map == map)
+        };
+        let moved: u64 = own().map(|(_, t)| t.sector_bytes()).sum();
+        let floor = info.bytes_read + info.bytes_written;
+        let mut lines = String::new();
+        let mut name = String::new();
+        for (launch, t) in own() {
+            let kernel = &program.kernels[launch.kernel];
+            let outs = kernel.params.iter().zip(&launch.args);
+            let outs = outs.filter(|(p, _)| matches!(p.ty, ParamType::Out(_)));
+            let outs: Vec<String> = outs
+                .map(|(_, b)| match b {
+                    Buffer::Container(id) => graph.container(*id).name.clone(),
+                    Buffer::Workspace(_) => "workspace".to_string(),
+                })
+                .collect();
+            name = outs.first().cloned().unwrap_or_default();
+            lines += &format!(
+                "  {} x {} threads: efficiency {:.3}, loads {} KiB ({}), stores {} KiB ({}) to {}\n",
+                launch.grid,
+                kernel.threads,
+                t.efficiency(),
+                t.loads.sectors * 32 / 1024,
+                widths(&t.loads),
+                t.stores.sectors * 32 / 1024,
+                widths(&t.stores),
+                outs.join(", ")
+            );
+        }
+        let ratio = floor as f64 / moved as f64;
+        let (floor, moved) = (floor / 1024, moved / 1024);
+        text += &format!("{name}: floor {floor} KiB, moved {moved} KiB, ratio {ratio:.3}\n{lines}");
+    }
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traffic_cases/traffic.txt");
+    if !wanted.is_empty() {
+        println!("{text}");
+    } else if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
+        fs::write(&path, &text).unwrap();
+    } else {
+        let before = fs::read_to_string(&path).unwrap_or_default();
+        assert!(before == text, "{} is now:\n{text}", path.display());
+    }
 }

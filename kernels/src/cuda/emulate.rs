@@ -5,8 +5,8 @@
 //! was never written, races (by happens-before, so in any order of execution), misaligned vectors,
 //! barriers and warp exchanges that not all threads reach, loops without end that touch memory,
 //! outputs left unwritten. A fault never ends the process: the fibers' stacks are abandoned, which
-//! loses nothing because kernels own nothing. Not found are faults in registers: an index outside a
-//! local array, a division of integers by zero.
+//! loses nothing because kernels own nothing. Divisions of integers by zero are found where the
+//! processor traps them (x86-64). Not found is an index outside a local array.
 //!
 //! Never judges values: that is the caller's comparison.
 
@@ -14,6 +14,7 @@ mod fault;
 mod memory;
 mod native;
 mod traffic;
+mod trap;
 
 use std::ffi::{CString, NulError};
 use std::fs;
@@ -160,16 +161,34 @@ impl Emulator {
             }
         }
         let source = source(kernels);
+        Self::from_source(kernels, &source, toolchain, cache)
+    }
+
+    /// As [`Emulator::from_environment`], with fibers switched by the C library as on CPUs other than
+    /// x86-64: slower by a system call at each switch.
+    pub fn with_portable_fibers(kernels: &[Kernel]) -> Result<Self, EmulateError> {
+        let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
+        let toolchain = toolchain::find_cxx(&Search::cxx_from_environment(), &cache)?;
+        let source = format!("#define SH_PORTABLE_FIBERS 1\n{}", source(kernels));
+        Self::from_source(kernels, &source, &toolchain, &cache)
+    }
+
+    fn from_source(
+        kernels: &[Kernel],
+        source: &str,
+        toolchain: &Toolchain,
+        cache: &Cache,
+    ) -> Result<Self, EmulateError> {
         let key = Key::of(&[
             "cuda emulator",
             toolchain.identity(),
             &FLAGS.join("\0"),
-            &source,
+            source,
         ]);
         let path = match cache.find(Kind::Library, &key) {
             Some(path) => path,
             None => {
-                let library = build(kernels, &source, toolchain, cache)?;
+                let library = build(kernels, source, toolchain, cache)?;
                 cache.write(Kind::Library, &key, &library)?
             }
         };

@@ -89,6 +89,8 @@ pub enum FaultKind {
     },
     /// The launch made more accesses to memory than its limit.
     Endless,
+    /// A division of integers by zero, or one whose quotient is too large; the launch ended there.
+    DividedByZero,
     /// More shared memory than the launch asked for or the device has.
     SharedTooLarge {
         /// The array that does not fit.
@@ -190,6 +192,7 @@ impl fmt::Display for FaultKind {
             FaultKind::Endless => {
                 f.write_str("more accesses to memory than the limit: a loop without end?")
             }
+            FaultKind::DividedByZero => f.write_str("an integer is divided by zero"),
             FaultKind::SharedTooLarge { array, bytes } => {
                 write!(
                     f,

@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::traffic::{AccessMade, Counter};
+use super::trap;
 use super::{Access, EmulateError, Fault, FaultKind, Memory, Settings, c_name, scalar_bits};
 use crate::cuda::{Arg, Kernel, Launch, ParamType};
 use crate::memory::AlignedBuffer;
@@ -168,10 +169,13 @@ impl Native {
                 .as_mut()
                 .map_or(ptr::null_mut(), |c| ptr::from_mut(c).cast()),
         };
+        let divided = self.module.symbol("sh_divided_by_zero")?;
+        // SAFETY: as above.
+        let divided: unsafe extern "C" fn() = unsafe { std::mem::transmute(divided) };
         let guard = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: every pointer leads to memory of the sizes given that outlives the call; checked
         // accesses stay inside; the lock makes the file's global state ours.
-        unsafe { run(&mut native) };
+        trap::during(divided, || unsafe { run(&mut native) });
         drop(guard);
         let n_faults = native.n_faults as usize;
         Ok(faults[..n_faults.min(FAULT_CAPACITY)]
@@ -349,6 +353,7 @@ impl NativeFault {
             },
             7 => FaultKind::Endless,
             9 => FaultKind::BlockSize { threads: self.n },
+            10 => FaultKind::DividedByZero,
             _ => FaultKind::SharedTooLarge {
                 array,
                 bytes: self.n,

@@ -26,7 +26,7 @@
 
 enum sh_fault_kind {
   SH_OUT_OF_BOUNDS = 1, SH_UNINITIALIZED, SH_RACE, SH_MISALIGNED, SH_DIVERGENT_BARRIER,
-  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE, SH_BLOCK_SIZE
+  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE, SH_BLOCK_SIZE, SH_DIVIDED_BY_ZERO
 };
 struct sh_fault {
   sh_u32 kind, thread, other_thread, block, other_block, write, other_write, line;
@@ -88,7 +88,7 @@ static sh_cell sh_static_cells[SH_STATIC_BYTES], sh_dynamic_cells[SH_SHARED_BYTE
 static sh_region sh_static_region = {sh_static_data, SH_STATIC_BYTES, 1, 1, sh_static_cells, nullptr, "static"};
 static sh_region sh_dynamic_region = {sh_dynamic_data, SH_SHARED_BYTES, 1, 1, sh_dynamic_cells, nullptr, "dynamic"};
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SH_PORTABLE_FIBERS)
 extern "C" __attribute__((visibility("hidden"))) void sh_switch(void **save, void *to);
 asm(R"(
 .text
@@ -167,6 +167,13 @@ static sh_fault *sh_report(sh_u32 kind, const char *name) {
   f->block = sh_block_number();
   sh_text(f->name, sizeof f->name, name);
   return f;
+}
+
+/* The processor trapped in a fiber; the caller is a signal handler on the fiber's stack, which is
+ * abandoned with it. */
+extern "C" void sh_divided_by_zero() {
+  sh_report(SH_DIVIDED_BY_ZERO, "");
+  sh_end_launch();
 }
 
 struct sh_pool {};
