@@ -4,9 +4,12 @@
 //! with `SHORTHAUL_NVRTC` set to the folder of PyTorch's wheel.
 
 use graph::DType;
+use graph_cases::{files, joined};
 use kernels::cache::Cache;
 use kernels::cuda::nvrtc::{GateError, Nvrtc, NvrtcError, compile, gate};
-use kernels::cuda::{Arch, Kernel, Param, ParamType};
+use kernels::cuda::{Arch, Kernel, Param, ParamType, lower};
+
+mod graph_cases;
 
 fn kernel(name: &str, body: &str) -> Kernel {
     let param = |name: &str, ty| Param {
@@ -141,4 +144,29 @@ fn errors_name_the_kernel_and_its_line() {
         text.contains("broken(3): error") && text.contains("undeclared"),
         "{text}"
     );
+}
+
+/// Kernels of the emission and traffic cases, in half and in single precision.
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn emitted_kernels_keep_to_registers() {
+    let nvrtc = Nvrtc::find(&[]).unwrap();
+    let (_folder, cache) = fresh();
+    for (folder, single) in [
+        ("traffic_cases", "f32"),
+        ("emission_cases", "f32"),
+        ("emission_cases", "bf16"),
+    ] {
+        let graph = joined(&files(folder, ""), single);
+        let program = lower::lower(&graph).unwrap();
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            let cubin = compile(&program.kernels, arch, &nvrtc, &cache).unwrap();
+            let errors = gate(&program.kernels, std::slice::from_ref(&cubin));
+            assert!(errors.is_empty(), "{folder} {arch:?}: {errors:?}");
+            for (kernel, r) in program.kernels.iter().zip(&cubin.resources) {
+                let head = kernel.text.lines().next().unwrap_or_default();
+                println!("{arch:?} {} registers: {head}", r.registers);
+            }
+        }
+    }
 }

@@ -109,6 +109,7 @@ fn known_traffic_is_counted() {
         loads(7),
         (8 * warps, warps * 1024, 8 * 32 * warps, warps * 1024)
     );
+    assert_eq!(found[7].loads.block_sectors, 32 * warps);
     assert_eq!(loads(8), (warps, warps * 64, warps * 2, warps * 64));
     assert_eq!(loads(9), whole);
 }
@@ -141,8 +142,9 @@ fn widths(d: &Direction) -> String {
     share.collect::<Vec<_>>().join(" ")
 }
 
-/// For every map of `traffic_cases` the bytes of its containers, the bytes of sectors its launches
-/// move, and the ratio of the two; then each launch. Rows are as long as in networks, and fewer.
+/// For every map of `traffic_cases` the bytes of its containers, and their share of the bytes that its
+/// launches move: sectors once for each block, and for each instruction. Then each launch. Rows are as
+/// long as in networks, and fewer.
 #[test]
 fn emitted_kernels_move_what_they_must() {
     let wanted = std::env::var("TRAFFIC_CASE").unwrap_or_default();
@@ -184,12 +186,18 @@ fn emitted_kernels_move_what_they_must() {
                 outs.join(", ")
             );
         }
-        let ratio = floor as f64 / moved as f64;
-        let (floor, moved) = (floor / 1024, moved / 1024);
-        text += &format!("{name}: floor {floor} KiB, moved {moved} KiB, ratio {ratio:.3}\n{lines}");
+        let beyond: u64 = own().map(|(_, t)| t.block_bytes()).sum();
+        let ratio = |bytes| floor as f64 / bytes as f64;
+        text += &format!(
+            "{name}: floor {} KiB, of sectors by block {:.3}, by instruction {:.3}\n{lines}",
+            floor / 1024,
+            ratio(beyond),
+            ratio(moved)
+        );
     }
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traffic_cases/traffic.txt");
     if !wanted.is_empty() {
+        program.kernels.iter().for_each(|k| println!("{}", k.text));
         println!("{text}");
     } else if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
         fs::write(&path, &text).unwrap();

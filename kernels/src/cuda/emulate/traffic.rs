@@ -19,6 +19,9 @@ pub struct Direction {
     pub bytes: u64,
     /// Different sectors of 32 bytes that each instruction touched, summed up.
     pub sectors: u64,
+    /// Different sectors that each block touched, summed up: what moves if a multiprocessor's cache
+    /// holds what the threads of a block meet again.
+    pub block_sectors: u64,
     /// Bytes of different elements: for loads those that the launch had not written itself before.
     pub unique_bytes: u64,
     /// Bytes asked for by the width of a thread's access in bytes (16: full vectors).
@@ -52,6 +55,11 @@ impl Traffic {
         SECTOR_BYTES * (self.loads.sectors + self.stores.sectors)
     }
 
+    /// Bytes that move beyond the multiprocessors' own caches: sectors once for each block.
+    pub fn block_bytes(&self) -> u64 {
+        SECTOR_BYTES * (self.loads.block_sectors + self.stores.block_sectors)
+    }
+
     /// Share of what is moved that had to be: 1 where every sector is used whole and once.
     pub fn efficiency(&self) -> f64 {
         self.unique_bytes() as f64 / self.sector_bytes().max(1) as f64
@@ -67,6 +75,7 @@ impl Traffic {
             sum.instructions += more.instructions;
             sum.bytes += more.bytes;
             sum.sectors += more.sectors;
+            sum.block_sectors += more.block_sectors;
             sum.unique_bytes += more.unique_bytes;
             for (width, bytes) in &more.bytes_by_width {
                 *sum.bytes_by_width.entry(*width).or_insert(0) += bytes;
@@ -92,8 +101,8 @@ pub(super) struct AccessMade {
 const READ: u8 = 1;
 const WRITTEN: u8 = 2;
 
-/// A warp's n-th access at one place: buffer, direction.
-type Instruction = (u32, usize, u32, usize, bool);
+/// Warp, place in the text, how many times the thread was there before, buffer, direction, sector.
+type Touch = (u32, usize, u32, usize, bool, u64);
 
 /// Counts one launch.
 pub(super) struct Counter {
@@ -101,9 +110,9 @@ pub(super) struct Counter {
     elements: Vec<(Vec<u8>, u64)>,
     block: Option<u32>,
     /// How often each thread came by each place.
-    visits: BTreeMap<(u32, usize), u32>,
-    /// Sectors of the block's instructions.
-    sectors: BTreeMap<Instruction, Vec<u64>>,
+    visits: Vec<Vec<(usize, u32)>>,
+    /// What the block touched.
+    touches: Vec<Touch>,
     traffic: Traffic,
 }
 
@@ -115,8 +124,8 @@ impl Counter {
                 .map(|b| (vec![0; b.n_elements], b.dtype.bytes() as u64))
                 .collect(),
             block: None,
-            visits: BTreeMap::new(),
-            sectors: BTreeMap::new(),
+            visits: vec![Vec::new(); 1024],
+            touches: Vec::new(),
             traffic: Traffic::default(),
         }
     }
@@ -127,15 +136,22 @@ impl Counter {
             self.end_block();
             self.block = Some(a.block);
         }
-        let visit = self.visits.entry((a.thread, a.site)).or_insert(0);
-        let key = (a.thread / LANES, a.site, *visit, a.buffer, a.write);
-        *visit += 1;
-        let sectors = self.sectors.entry(key).or_default();
-        let last = a.offset + u64::from(a.bytes) - 1;
-        for sector in a.offset / SECTOR_BYTES..=last / SECTOR_BYTES {
-            if let Err(at) = sectors.binary_search(&sector) {
-                sectors.insert(at, sector);
+        let visits = &mut self.visits[a.thread as usize];
+        let visit = match visits.iter_mut().find(|(site, _)| *site == a.site) {
+            Some((_, n)) => {
+                *n += 1;
+                *n
             }
+            None => {
+                visits.push((a.site, 0));
+                0
+            }
+        };
+        let last = a.offset + u64::from(a.bytes) - 1;
+        let warp = a.thread / LANES;
+        for sector in a.offset / SECTOR_BYTES..=last / SECTOR_BYTES {
+            self.touches
+                .push((warp, a.site, visit, a.buffer, a.write, sector));
         }
         let (known, size) = &mut self.elements[a.buffer];
         let direction = match a.write {
@@ -156,15 +172,33 @@ impl Counter {
     }
 
     fn end_block(&mut self) {
-        for ((_, _, _, _, write), sectors) in std::mem::take(&mut self.sectors) {
-            let direction = match write {
-                true => &mut self.traffic.stores,
-                false => &mut self.traffic.loads,
-            };
-            direction.instructions += 1;
-            direction.sectors += sectors.len() as u64;
+        let mut touches = std::mem::take(&mut self.touches);
+        touches.sort_unstable();
+        touches.dedup();
+        let mut before = None;
+        for (warp, site, visit, buffer, write, _) in &touches {
+            let instruction = Some((*warp, *site, *visit, *buffer, *write));
+            let direction = self.direction(*write);
+            direction.instructions += u64::from(instruction != before);
+            direction.sectors += 1;
+            before = instruction;
         }
-        self.visits.clear();
+        let place = |t: &Touch| (t.4, t.3, t.5);
+        touches.sort_unstable_by_key(place);
+        touches.dedup_by_key(|t| place(t));
+        for (.., write, _) in &touches {
+            self.direction(*write).block_sectors += 1;
+        }
+        touches.clear();
+        self.touches = touches;
+        self.visits.iter_mut().for_each(Vec::clear);
+    }
+
+    fn direction(&mut self, write: bool) -> &mut Direction {
+        match write {
+            true => &mut self.traffic.stores,
+            false => &mut self.traffic.loads,
+        }
     }
 
     pub(super) fn finish(mut self) -> Traffic {

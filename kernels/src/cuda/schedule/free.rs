@@ -9,8 +9,10 @@ use crate::emit::body::{Body, Kernel, Nest, Place, Statement};
 use crate::emit::index::{Loop, coefficient, mentions};
 use graph::SymExpr;
 
-/// Terms of a sum worth several threads.
-const TERMS: i64 = 16;
+/// Neighbouring terms of a sum worth several threads.
+const TERMS: i64 = 8;
+/// Rows that keep a device busy.
+const BUSY_ROWS: i64 = 256;
 /// The same where each thread would read along its own results, which is already dense.
 const DENSE_TERMS: i64 = 32;
 /// Vectors of results that keep a device busy although each thread adds alone.
@@ -40,6 +42,9 @@ pub(super) fn schedule(
         if let Some(tiles) = tiles(&mine, &statements, kernel) {
             return Shape::Tiles(tiles);
         }
+        if let Some(rows) = with_shared_operands(&mine, &statements, kernel) {
+            return Shape::Rows(rows);
+        }
     } else if let Some(scatter) = scatter(&mine, &rest, &statements, kernel) {
         return Shape::Scatter(scatter);
     } else if plain_sums(&rest, &statements) {
@@ -47,7 +52,7 @@ pub(super) fn schedule(
             return Shape::Rows(rows);
         }
     }
-    let vector = vector(mine.last(), &statements, &kernel.arrays);
+    let vector = vector(&mine, &[], &statements, &kernel.arrays);
     Shape::Flat(Leaf {
         spread: mine,
         inner: rest,
@@ -55,6 +60,31 @@ pub(super) fn schedule(
         vector,
         class: None,
     })
+}
+
+/// Element-wise work on rows that share an operand, or of which each has numbers of its own: those are
+/// loaded once for a row or for several. `None` if there are none, or rows do not fill threads well.
+fn with_shared_operands(
+    loops: &[Loop],
+    statements: &[Statement],
+    kernel: &mut Kernel,
+) -> Option<Rows> {
+    let (last, others) = loops.split_last()?;
+    let row = std::slice::from_ref(last);
+    let width = last.size / vector(loops, &[], statements, &kernel.arrays);
+    let full = width >= 24 || width >= 8 && (width as u64).is_power_of_two();
+    let by_one = |p: &Place| moved_by(&p.offset, row) != moved_by(&p.offset, others);
+    let by_data = |p: &Place| !p.gather.is_empty() || !p.guards.is_empty();
+    let reads = || statements.iter().flat_map(|s| &s.reads);
+    if others.is_empty() || !full || points(others) < BUSY_ROWS || !reads().any(by_one) {
+        return None;
+    }
+    let written = statements.iter().flat_map(|s| &s.writes);
+    if written.clone().any(|w| by_data(&w.place)) {
+        return None;
+    }
+    kernel.phases = nest(row.to_vec(), statements);
+    Some(rows::of_leaves(kernel, Vec::new(), others.to_vec(), false).0)
 }
 
 /// Whether every reduction goes to elements that only the loops outside of it name.
@@ -98,7 +128,7 @@ fn sums(
     let along = rest.iter().any(|l| l.var == last.var);
     let (n_mine, n_rest) = (points(mine), points(rest));
     let whole = whole(mine, statements, kernel) && apart(statements);
-    if along && n_rest >= TERMS {
+    if along && last.size >= TERMS {
         let share = n_rest / (TOTAL_THREADS * TURNS);
         let rest = contiguous_last(rest.to_vec(), statements);
         if n_mine < FEW_SUMS && share > 1 && whole && only_sums(statements) {
@@ -107,7 +137,7 @@ fn sums(
         kernel.phases = nest(rest, statements);
         return Some(rows::of_leaves(kernel, Vec::new(), mine.to_vec(), false).0);
     }
-    let n_vectors = n_mine / vector(mine.last(), statements, &kernel.arrays);
+    let n_vectors = n_mine / vector(mine, rest, statements, &kernel.arrays);
     if !along && n_rest >= DENSE_TERMS && n_vectors < BUSY_THREADS && whole {
         return columns(mine, rest, statements, kernel);
     }
@@ -203,7 +233,7 @@ fn scatter(
         return None;
     }
     Some(Scatter {
-        vector: vector(mine.last(), statements, &kernel.arrays),
+        vector: vector(mine, rest, statements, &kernel.arrays),
         sources: rest.to_vec(),
         row: mine.to_vec(),
         n_classes: gather.size.min(DESTINATIONS),

@@ -3,6 +3,7 @@
 //! Owns transformations of loops that leave the meaning of statements as it is, and the questions
 //! that decide them. Never decides what runs in parallel.
 
+use super::moved_by;
 use crate::emit::body::{Array, Body, Kernel, Nest, Place, Statement, Write};
 use crate::emit::index::{Extents, Loop, coefficient, mentions, replace};
 use crate::emit::merge::substituted;
@@ -146,17 +147,31 @@ pub(in crate::cuda) fn is_vector(offset: &SymExpr, var: &Symbol, n: i64) -> bool
 }
 
 /// How many neighbours along the last loop a thread takes: as many as make all accesses that move
-/// along it vectors of at most 16 bytes.
+/// along it vectors, of at most 16 bytes those that move with loops around it as well. What all
+/// repetitions share (biases, weights of normalizations) may be wider: it is loaded in two pieces.
 pub(super) fn vector(
-    last: Option<&Loop>,
+    loops: &[Loop],
+    around: &[Loop],
     statements: &[Statement],
     arrays: &BTreeMap<ContainerId, Array>,
 ) -> i64 {
-    let Some(last) = last else { return 1 };
+    let Some((last, others)) = loops.split_last() else {
+        return 1;
+    };
     let moving = |p: &&Place| coefficient(&p.offset, &last.var) != Some(0);
     let bytes = |p: &Place| arrays[&p.container].dtype.bytes() as i64;
-    let narrowest = places(statements).filter(moving).map(bytes).min();
-    let mut n = (VECTOR_BYTES / narrowest.unwrap_or(4)).min(VECTOR_ELEMENTS);
+    let alone = others.is_empty() && around.is_empty();
+    let streams = |p: &&Place| {
+        let array = &arrays[&p.container];
+        let outside = moved_by(&p.offset, others) || moved_by(&p.offset, around);
+        moving(p) && !array.local && (alone || outside)
+    };
+    // Sums wait in registers: their width in memory matters little.
+    let stored = statements.iter().flat_map(|s| &s.writes);
+    let stored = stored.filter(|w| w.conflict.is_none()).map(|w| &w.place);
+    let read = statements.iter().flat_map(|s| &s.reads);
+    let widest = read.chain(stored).filter(streams).map(bytes).max();
+    let mut n = (VECTOR_BYTES / widest.unwrap_or(4)).min(VECTOR_ELEMENTS);
     let fits = |p: &Place, n: i64| {
         let free = |g: &crate::emit::body::Guard| !mentions(&g.index, &last.var);
         is_vector(&p.offset, &last.var, n)

@@ -33,8 +33,9 @@ const STEPS: i64 = 4;
 pub(super) const PARTS: i64 = 132;
 /// Points that a group takes at the least before it leaves a part.
 pub(super) const TURNS: i64 = 8;
-/// Blocks that share rows because they keep what all rows read.
-const SHARING_BLOCKS: i64 = 4 * PARTS;
+/// Threads among which rows are shared out where blocks keep what all rows read: half of what the
+/// largest device runs at once.
+const SHARING_THREADS: i64 = 1024 * PARTS;
 
 /// The row schedule; `None` if the phases should be kernels of their own.
 pub(super) fn schedule(kernel: &mut Kernel, alone: bool) -> Option<Rows> {
@@ -177,16 +178,17 @@ pub(super) fn leaf(loops: Vec<Loop>, statements: Vec<Statement>) -> Leaf {
     }
 }
 
-fn phase(nest: Nest, arrays: &BTreeMap<ContainerId, Array>) -> Phase {
+fn phase(nest: Nest, around: &[Loop], arrays: &BTreeMap<ContainerId, Array>) -> Phase {
     match nest.body {
         Body::Phases(inner) => {
-            let inner = inner.into_iter().map(|n| phase(n, arrays)).collect();
-            Phase::Repeat(nest.loops, inner)
+            let around: Vec<Loop> = around.iter().chain(&nest.loops).cloned().collect();
+            let inner = inner.into_iter().map(|n| phase(n, &around, arrays));
+            Phase::Repeat(nest.loops, inner.collect())
         }
         Body::Leaf(statements) => {
             let mut leaf = leaf(nest.loops, statements);
             leaf.spread = contiguous_last(leaf.spread, &leaf.statements);
-            leaf.vector = vector(leaf.spread.last(), &leaf.statements, arrays);
+            leaf.vector = vector(&leaf.spread, around, &leaf.statements, arrays);
             Phase::Leaf(leaf)
         }
     }
@@ -223,7 +225,8 @@ pub(super) fn of_leaves(
         kept: Vec::new(),
     };
     if nested {
-        let phases = nests.into_iter().map(|n| phase(n, &kernel.arrays));
+        let around = around(&rows);
+        let phases = nests.into_iter().map(|n| phase(n, &around, &kernel.arrays));
         rows.phases = phases.collect();
         for (id, _) in kernel.arrays.iter().filter(|(_, a)| a.local) {
             rows.homes.insert(*id, Home::Shared);
@@ -238,14 +241,19 @@ pub(super) fn of_leaves(
             Body::Phases(_) => leaf(n.loops, Vec::new()),
         })
         .collect();
-    rows.classes = classify(&mut leaves, kernel);
+    rows.classes = classify(&mut leaves, &around(&rows), kernel);
     let kept = size(&mut rows, &leaves, kernel, sums);
     rows.phases = leaves.into_iter().map(Phase::Leaf).collect();
     (rows, kept)
 }
 
+/// The loops around the phases.
+fn around(rows: &Rows) -> Vec<Loop> {
+    rows.blocks.iter().chain(&rows.points).cloned().collect()
+}
+
 /// Puts leaves of equal loops into classes, with equal names for their loops.
-fn classify(leaves: &mut [Leaf], kernel: &mut Kernel) -> Vec<Class> {
+fn classify(leaves: &mut [Leaf], around: &[Loop], kernel: &mut Kernel) -> Vec<Class> {
     let sizes = |l: &Leaf| l.spread.iter().map(|l| l.size).collect::<Vec<_>>();
     let mut classes: Vec<(Vec<i64>, Vec<Loop>)> = Vec::new();
     for leaf in leaves.iter_mut().filter(|l| !l.spread.is_empty()) {
@@ -283,7 +291,7 @@ fn classify(leaves: &mut [Leaf], kernel: &mut Kernel) -> Vec<Class> {
             members.iter_mut().map(|l| &mut l.statements).collect();
         let loops = join(loops, &mut bodies, &mut kernel.extents);
         let all: Vec<Statement> = members.iter().flat_map(|l| l.statements.clone()).collect();
-        let vector = vector(loops.last(), &all, &kernel.arrays);
+        let vector = vector(&loops, around, &all, &kernel.arrays);
         for leaf in members {
             leaf.spread = loops.clone();
             leaf.vector = vector;
@@ -315,28 +323,47 @@ fn registers(rows: &Rows, seen: &[Seen], kernel: &Kernel, group: i64) -> i64 {
             sum += elements(*class) * words(id);
         }
     }
-    for s in seen {
-        for e in s.values.effects.iter().filter(|e| e.conflict.is_some()) {
-            let others = rows.points.iter().any(|l| !e.write.owned.contains(&l.var));
-            let local = kernel.arrays[&e.address.container].local;
-            if others && !local && moved_by(&e.address.offset, &s.leaf.spread) {
-                sum += s.leaf.class.map_or(1, elements);
-            }
-        }
+    for (class, _) in sums_of_rows(rows, seen, kernel) {
+        sum += class.map_or(1, elements);
     }
     sum
 }
 
+/// Sums over the points that move with a row: the class that walks them and the container.
+fn sums_of_rows(rows: &Rows, seen: &[Seen], kernel: &Kernel) -> Vec<(Option<usize>, ContainerId)> {
+    let mut found = Vec::new();
+    for s in seen {
+        for e in s.values.effects.iter().filter(|e| e.conflict.is_some()) {
+            let id = e.address.container;
+            let others = rows.points.iter().any(|l| !e.write.owned.contains(&l.var));
+            let local = kernel.arrays[&id].local;
+            if others && !local && moved_by(&e.address.offset, &s.leaf.spread) {
+                found.push((s.leaf.class, id));
+            }
+        }
+    }
+    found
+}
+
 /// Sizes of groups and blocks.
 fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
-    let around: Vec<Loop> = rows.blocks.iter().chain(&rows.points).cloned().collect();
+    let around = around(rows);
     let seen = homes::seen(leaves, &around, &kernel.arrays);
     rows.homes = homes::homes(&seen, &around, &rows.classes, &kernel.arrays);
     rows.kept = homes::kept(&seen, &rows.points, &rows.classes);
-    let invariant = shared_by_rows(rows, kernel, sums);
-    rows.kept.retain(|k| !k.hoisted || invariant);
+    let rows_of_sums = sums && !sums_of_rows(rows, &seen, kernel).is_empty();
+    let threads = match rows_of_sums {
+        true => SUMMING_THREADS,
+        false => BLOCK_THREADS,
+    };
     let vectors = |c: &Class| points(&c.loops) / c.vector;
     let width = rows.classes.iter().map(vectors).max().unwrap_or(1);
+    let n = points(&rows.points);
+    // What all rows read is worth registers only where blocks take several rows.
+    let at_once = (threads / group(rows, &seen, kernel, width)).max(1);
+    let several = n / at_once > SHARING_THREADS / threads;
+    let invariant = rows_of_sums || several && shared_by_rows(rows, kernel);
+    rows.kept.retain(|k| !k.hoisted || invariant);
     rows.group = group(rows, &seen, kernel, width);
     let mut kept = registers(rows, &seen, kernel, rows.group);
     if kept > most_kept(rows.group) && !sums {
@@ -355,8 +382,6 @@ fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
     if shared {
         rows.group = (rows.group + 31) / 32 * 32;
     }
-    let n = points(&rows.points);
-    let threads = if sums { SUMMING_THREADS } else { BLOCK_THREADS };
     rows.groups = match shared || rows.group >= threads {
         true => 1,
         false => (threads / rows.group).min((n as u64).next_power_of_two() as i64),
@@ -369,14 +394,16 @@ fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
     while rows.group * rows.groups % 32 != 0 {
         rows.groups += 1;
     }
-    let turns = n / rows.groups;
-    rows.parts = if sums {
+    let turns = (n + rows.groups - 1) / rows.groups;
+    rows.parts = if rows_of_sums {
         let room = (PARTS / points(&rows.blocks)).max(1);
         ((turns + TURNS - 1) / TURNS).clamp(1, room)
-    } else if invariant && turns > SHARING_BLOCKS / 4 {
-        ((turns + TURNS / 2 - 1) / (TURNS / 2)).clamp(1, SHARING_BLOCKS)
+    } else if sums || invariant {
+        let blocks = SHARING_THREADS / (rows.group * rows.groups);
+        let room = (blocks / points(&rows.blocks)).max(1);
+        turns.clamp(1, room)
     } else {
-        (n + rows.groups - 1) / rows.groups
+        turns
     };
     for c in &mut rows.classes {
         let per_step = rows.group * c.vector;
@@ -386,8 +413,8 @@ fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
 }
 
 /// Whether blocks should take several rows because all rows read the same elements: an eighth of
-/// what a row moves, or there are sums over rows anyway.
-fn shared_by_rows(rows: &Rows, kernel: &Kernel, sums: bool) -> bool {
+/// what a row moves.
+fn shared_by_rows(rows: &Rows, kernel: &Kernel) -> bool {
     let bytes = |k: &super::Kept| {
         let size = kernel.arrays[&k.address.container].dtype.bytes() as i64;
         k.class.map_or(1, |c| points(&rows.classes[c].loops)) * size
@@ -396,7 +423,7 @@ fn shared_by_rows(rows: &Rows, kernel: &Kernel, sums: bool) -> bool {
     let n = points(&rows.points).max(1);
     let others = kernel.arrays.values().filter(|a| !a.local && a.len >= n);
     let row: i64 = others.map(|a| a.len / n * a.dtype.bytes() as i64).sum();
-    sums || hoisted * 8 > row
+    hoisted * 8 > row
 }
 
 /// Threads of a group: as few as keep a row in registers, a part of a warp for short rows.
@@ -406,6 +433,9 @@ fn group(rows: &Rows, seen: &[Seen], kernel: &Kernel, width: i64) -> i64 {
     }
     let size = |steps: i64| (((width + steps - 1) / steps + 31) / 32 * 32).min(1024);
     let fits = |g: &i64| registers(rows, seen, kernel, *g) <= KEPT;
-    let found = (1..=STEPS).rev().map(size).find(fits);
+    // Idle threads cost more than further exchanges between threads.
+    let idle = |g: i64| (width + g - 1) / g * g - width;
+    let sizes = (1..=STEPS).rev().map(size).filter(fits);
+    let found = sizes.min_by_key(|g| idle(*g) * 8 / width);
     found.unwrap_or_else(|| size(1))
 }
