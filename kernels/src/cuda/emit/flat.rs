@@ -11,6 +11,7 @@ use crate::emit::index::Loop;
 use crate::emit::scalar;
 use crate::emit::text::CText;
 use crate::emit::values::{Op, ValueId};
+use graph::DType;
 
 /// Most threads of a block.
 const THREADS: i64 = 256;
@@ -188,87 +189,136 @@ pub(super) fn scatter(survey: &Survey, c: &Scatter) -> Option<Body> {
     };
     let values = survey.values(&leaf, &c.sources);
     let effect = values.effects.first()?;
-    let (to, ..) = effect.address.gather.first()?;
-    let index = survey.s.index;
-    let (n, n_sources) = (points(&c.row), points(&c.sources));
-    let threads = threads_for(n / c.vector);
-    let chunks = (n / c.vector + threads - 1) / threads;
-    let source = |of: ValueId| {
+    let (to, _, n_destinations) = *effect.address.gather.first()?;
+    let only = |of: ValueId| {
         let mut text = LeafText::of(survey, &leaf, &c.sources, &values);
         text.only = Some(values.needed(of));
         text
     };
     let (mut found, mut added) = (CText::default(), CText::default());
-    let finding = source(*to);
+    let finding = only(to);
     (0..=c.sources.len()).for_each(|depth| finding.fixed(depth, &mut found));
     found.line(&format!("to = t{};", to.0));
-    let mut adding = source(effect.value);
+    let mut adding = only(effect.value);
     adding.updates = vec![Update::Thread { plain: false }];
     adding.body(&mut added);
-    let (found, added) = (found.finish(), added.finish());
-
+    let n_vectors = points(&c.row) / c.vector;
+    let threads = threads_for(n_vectors);
+    let text = ScatterText {
+        c,
+        index: survey.s.index,
+        threads,
+        chunks: (n_vectors + threads - 1) / threads,
+        dtype: values.get(effect.value).dtype,
+        bound: effect.address.fill.map(|_| n_destinations),
+        found: found.finish(),
+        added: added.finish(),
+        flushed: adding.flush_text(0),
+    };
     let mut t = CText::default();
-    let sources = |t: &mut CText, body: &str| {
-        declare(index, &decoded(&c.sources, "p1"), body, t);
-        t.lines(body);
-    };
-    let dtype = values.get(effect.value).dtype;
-    t.line(&format!("const {index} part = SH_BID / {chunks};"));
-    let p0 = format!("(SH_BID % {chunks} * {threads} + SH_TID) * {}", c.vector);
-    t.line(&format!("const {index} p0 = {p0};"));
-    declare(
-        index,
-        &variables(&c.row, c.vector, "p0"),
-        &adding.flush_text(0),
-        &mut t,
-    );
+    text.row(&mut t);
     adding.declare_sum(0, effect, &mut t);
-    t.line("long at = -1;");
-    t.open(&format!(
-        "for ({index} first = 0; first < {n_sources}; first += 32)"
-    ));
-    t.line("long to = -1;");
-    t.open(&format!("if (first + SH_LANE < {n_sources})"));
-    t.line(&format!("const {index} p1 = first + SH_LANE;"));
-    sources(&mut t, &found);
-    t.close();
-    let within = match effect.address.fill {
-        Some(_) => format!(" && to < {}", effect.address.gather[0].2),
-        None => String::new(),
-    };
-    let own = format!("to >= 0{within} && to % {} == part", c.n_classes);
-    t.line(&format!("unsigned found = sh_ballot({own});"));
-    t.open("while (found)");
-    t.line("const int p2 = sh_lowest(found);");
-    t.line("found &= found - 1;");
-    t.line("const long next = sh_shuffle(to, p2);");
-    t.open("if (next != at)");
-    let flush = |t: &mut CText| {
-        t.open(&format!("if (at >= 0 && p0 < {n})"));
-        t.lines(&adding.flush_text(0));
-        t.close();
-    };
-    flush(&mut t);
-    t.line("at = next;");
-    let identity = scalar::literal(c.reduction.identity(dtype), dtype);
-    match c.vector {
-        1 => t.line(&format!("a0 = {identity};")),
-        v => t.line(&format!(
-            "for (int elem = 0; elem < {v}; ++elem) a0[elem] = {identity};"
-        )),
-    }
-    t.close();
-    t.open(&format!("if (p0 < {n})"));
-    t.line(&format!("const {index} p1 = first + p2;"));
-    declare(index, &variables(&c.row, c.vector, "p0"), &added, &mut t);
-    sources(&mut t, &added);
-    t.close();
-    t.close();
-    t.close();
-    flush(&mut t);
+    text.walk(&mut t);
     Some(Body {
         text: t.finish(),
-        grid: c.n_classes * chunks,
+        grid: c.n_classes * text.chunks,
         threads,
     })
+}
+
+/// The pieces of a scatter's text.
+struct ScatterText<'a> {
+    c: &'a Scatter,
+    index: &'a str,
+    threads: i64,
+    /// Blocks for a row.
+    chunks: i64,
+    dtype: DType,
+    /// Destinations from here on are dropped.
+    bound: Option<i64>,
+    /// Finds a source's destination.
+    found: String,
+    /// Adds a source.
+    added: String,
+    /// Adds the sum to its destination.
+    flushed: String,
+}
+
+impl ScatterText<'_> {
+    /// The warp's destinations and the thread's place in the row.
+    fn row(&self, t: &mut CText) {
+        let index = self.index;
+        let (part, chunk) = match self.chunks {
+            1 => ("SH_BID".to_string(), "SH_TID".to_string()),
+            n => (
+                format!("SH_BID / {n}"),
+                format!("(SH_BID % {n} * {} + SH_TID)", self.threads),
+            ),
+        };
+        let p0 = match self.c.vector {
+            1 => chunk,
+            v => format!("{chunk} * {v}"),
+        };
+        t.line(&format!("const {index} part = {part};"));
+        t.line(&format!("const {index} p0 = {p0};"));
+        let both = format!("{}{}", self.flushed, self.added);
+        declare(
+            index,
+            &variables(&self.c.row, self.c.vector, "p0"),
+            &both,
+            t,
+        );
+    }
+
+    fn source(&self, body: &str, t: &mut CText) {
+        declare(self.index, &decoded(&self.c.sources, "p1"), body, t);
+        t.lines(body);
+    }
+
+    fn flush(&self, t: &mut CText) {
+        t.open(&format!("if (at >= 0 && p0 < {})", points(&self.c.row)));
+        t.lines(&self.flushed);
+        t.close();
+    }
+
+    fn walk(&self, t: &mut CText) {
+        let (index, c) = (self.index, self.c);
+        let n_sources = points(&c.sources);
+        t.line("long at = -1;");
+        t.open(&format!(
+            "for ({index} first = 0; first < {n_sources}; first += 32)"
+        ));
+        t.line("long to = -1;");
+        t.open(&format!("if (first + SH_LANE < {n_sources})"));
+        t.line(&format!("const {index} p1 = first + SH_LANE;"));
+        self.source(&self.found, t);
+        t.close();
+        let within = self
+            .bound
+            .map_or(String::new(), |n| format!(" && to < {n}"));
+        let own = format!("to >= 0{within} && to % {} == part", c.n_classes);
+        t.line(&format!("unsigned found = sh_ballot({own});"));
+        t.open("while (found)");
+        t.line("const int p2 = sh_lowest(found);");
+        t.line("found &= found - 1;");
+        t.line("const long next = sh_shuffle(to, p2);");
+        t.open("if (next != at)");
+        self.flush(t);
+        t.line("at = next;");
+        let identity = scalar::literal(c.reduction.identity(self.dtype), self.dtype);
+        match c.vector {
+            1 => t.line(&format!("a0 = {identity};")),
+            v => t.line(&format!(
+                "for (int elem = 0; elem < {v}; ++elem) a0[elem] = {identity};"
+            )),
+        }
+        t.close();
+        t.open(&format!("if (p0 < {})", points(&c.row)));
+        t.line(&format!("const {index} p1 = first + p2;"));
+        self.source(&self.added, t);
+        t.close();
+        t.close();
+        t.close();
+        self.flush(t);
+    }
 }

@@ -4,7 +4,7 @@
 //! them, vectors in memory as whole vectors, the rest for each element. Never decides which threads
 //! come here.
 
-use super::survey::{Survey, Update, occurs};
+use super::survey::{Survey, Update, occurs, varies};
 use crate::cuda::schedule::{BASE, Home, Leaf, loops::is_vector};
 use crate::cuda::value_text::{self, ValueText};
 use crate::cuda::{element_type, schedule::moved_by};
@@ -583,29 +583,4 @@ impl<'a> LeafText<'a> {
 /// The resolution of an effect's conflict.
 pub(super) fn reduction(e: &Effect) -> Reduction {
     e.conflict.unwrap_or(Reduction::Sum)
-}
-
-/// Which values differ between the elements of a vector.
-fn varies(leaf: &Leaf, values: &Values) -> Vec<bool> {
-    let Some(last) = leaf.spread.last().filter(|_| leaf.vector > 1) else {
-        return vec![false; values.values.len()];
-    };
-    let mut varies: Vec<bool> = Vec::new();
-    for value in &values.values {
-        let of = |v: &ValueId| varies[v.0];
-        let own = match &value.op {
-            Op::Const(_) => false,
-            Op::Load(a) => {
-                mentions(&a.offset, &last.var)
-                    || a.guards.iter().any(|g| mentions(&g.index, &last.var))
-                    || a.gather.iter().any(|(v, ..)| of(v))
-            }
-            Op::Index(e) => mentions(e, &last.var),
-            Op::Unary(_, a) | Op::Cast(a) => of(a),
-            Op::Binary(_, _, a, b) | Op::Uniform(a, b) => of(a) || of(b),
-            Op::Select(a, b, c) => of(a) || of(b) || of(c),
-        };
-        varies.push(own);
-    }
-    varies
 }

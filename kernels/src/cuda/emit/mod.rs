@@ -6,6 +6,7 @@
 
 mod flat;
 mod leaf;
+mod parts;
 mod rows;
 mod survey;
 
@@ -126,7 +127,7 @@ fn body(survey: &Survey) -> Body {
             let text = RowsText { survey, rows };
             let mut shared = CText::default();
             for (dtype, n) in text.exchanges() {
-                let (ctype, name) = (element_type(dtype), rows::exchange_name(dtype));
+                let (ctype, name) = (element_type(dtype), parts::exchange_name(dtype));
                 shared.line(&format!("SH_SHARED({ctype}, {name}, {n});"));
             }
             Body {

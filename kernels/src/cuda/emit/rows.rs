@@ -4,15 +4,15 @@
 //! barriers, and the parts of sums that a block leaves behind.
 
 use super::leaf::LeafText;
-use super::survey::{Survey, Update, around, decoded, occurs};
+use super::survey::{Survey, around, decoded, occurs};
 use crate::cuda::schedule::{Home, Kept, Leaf, Phase, Rows, loops::points};
 use crate::cuda::{element_type, value_text};
 use crate::emit::index::Loop;
 use crate::emit::scalar;
 use crate::emit::text::CText;
-use crate::emit::values::{Effect, Op, Values};
-use graph::{ContainerId, DType, Reduction};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::emit::values::{Op, Values};
+use graph::{ContainerId, Reduction};
+use std::collections::BTreeSet;
 
 /// Steps that are unrolled although no registers need it.
 const FREE_STEPS: i64 = 8;
@@ -30,19 +30,12 @@ struct Touched {
     written: BTreeSet<ContainerId>,
 }
 
-/// A sum that blocks leave in parts.
-struct Part<'a> {
-    leaf: &'a Leaf,
-    effect: Effect,
-    moves: bool,
-}
-
 impl<'a> RowsText<'a> {
-    fn threads(&self) -> i64 {
+    pub(super) fn threads(&self) -> i64 {
         self.rows.group * self.rows.groups
     }
 
-    fn index(&self) -> &'static str {
+    pub(super) fn index(&self) -> &'static str {
         self.survey.s.index
     }
 
@@ -194,7 +187,7 @@ impl<'a> RowsText<'a> {
     }
 
     /// `sh_vec<float, 4> h3[2];`
-    fn array_of(&self, class: usize, ctype: &str, name: &str) -> String {
+    pub(super) fn array_of(&self, class: usize, ctype: &str, name: &str) -> String {
         let c = &self.rows.classes[class];
         match c.vector {
             1 => format!("{ctype} {name}[{}];", c.steps),
@@ -395,7 +388,7 @@ impl<'a> RowsText<'a> {
     }
 
     /// Leaves of the kernel that are not repeated, in order.
-    fn leaves(&self) -> impl Iterator<Item = &'a Leaf> {
+    pub(super) fn leaves(&self) -> impl Iterator<Item = &'a Leaf> {
         self.rows.phases.iter().filter_map(|p| match p {
             Phase::Leaf(leaf) => Some(leaf),
             Phase::Repeat(..) => None,
@@ -455,7 +448,7 @@ impl<'a> RowsText<'a> {
     }
 
     /// As [`Self::vectors`]; before the points every group is alive.
-    fn vectors_always(
+    pub(super) fn vectors_always(
         &self,
         leaf: &Leaf,
         steps: Option<i64>,
@@ -481,164 +474,6 @@ impl<'a> RowsText<'a> {
             }
         }
     }
-
-    fn parts(&self) -> BTreeMap<ContainerId, Part<'a>> {
-        let mut parts = BTreeMap::new();
-        for leaf in self.leaves() {
-            let around = around(self.rows);
-            let values = self.survey.values(leaf, &around);
-            for e in &values.effects {
-                if e.conflict.is_some()
-                    && self.survey.update(e, leaf, &around, &values) == Update::Part
-                {
-                    let text = LeafText::of(self.survey, leaf, &around, &values);
-                    let part = Part {
-                        leaf,
-                        effect: e.clone(),
-                        moves: text.moves(&e.address),
-                    };
-                    parts.insert(e.address.container, part);
-                }
-            }
-        }
-        parts
-    }
-
-    fn part_registers(&self, t: &mut CText) {
-        for (id, part) in self.parts() {
-            let (r, dtype) = self.survey.parts[&id];
-            let ctype = scalar::value_type(dtype);
-            let identity = scalar::literal(r.identity(dtype), dtype);
-            let name = format!("g{}", id.0);
-            let (true, Some(class)) = (part.moves, part.leaf.class) else {
-                t.line(&format!("{ctype} {name} = {identity};"));
-                continue;
-            };
-            let c = &self.rows.classes[class];
-            t.line(&self.array_of(class, ctype, &name));
-            t.line("SH_UNROLL");
-            t.open(&format!("for (int step = 0; step < {}; ++step)", c.steps));
-            if c.vector > 1 {
-                t.line("SH_UNROLL");
-                t.line(&format!(
-                    "for (int elem = 0; elem < {}; ++elem) {name}[step][elem] = {identity};",
-                    c.vector
-                ));
-            } else {
-                t.line(&format!("{name}[step] = {identity};"));
-            }
-            t.close();
-        }
-    }
-
-    /// Elements of shared memory in which groups put their sums together, for each type.
-    pub(super) fn exchanges(&self) -> BTreeMap<DType, i64> {
-        let mut sizes = BTreeMap::new();
-        for (id, part) in self.parts() {
-            if part.moves && self.rows.groups > 1 {
-                let n = points(&part.leaf.spread) * self.rows.groups;
-                let size = sizes.entry(self.survey.parts[&id].1).or_insert(0);
-                *size = n.max(*size);
-            }
-        }
-        sizes
-    }
-
-    fn leave_parts(&self, t: &mut CText) {
-        for (id, part) in self.parts() {
-            t.open("");
-            match part.moves {
-                true => self.leave_row(id, &part, t),
-                false => self.leave_number(id, &part, t),
-            }
-            t.close();
-        }
-    }
-
-    /// Where an element of a sum goes: the container, or the block's part of the workspace.
-    fn left(&self, id: ContainerId, part: &Part, value: &str) -> String {
-        let extents = &self.survey.s.extents;
-        let offset = extents.c_text(&part.effect.address.offset);
-        let array = self.survey.array(id);
-        let (_, dtype) = self.survey.parts[&id];
-        if self.rows.parts == 1 {
-            let name = &self.survey.names[&id];
-            let value = value_text::cast(value, dtype, array.dtype);
-            return format!("{name}[{offset}] = {value};");
-        }
-        format!("w{}[part*{} + {offset}] = {value};", id.0, array.len)
-    }
-
-    fn leave_number(&self, id: ContainerId, part: &Part, t: &mut CText) {
-        let (r, dtype) = self.survey.parts[&id];
-        let (f, threads, ctype) = (function(r), self.threads(), scalar::value_type(dtype));
-        t.line(&format!(
-            "const {ctype} a0 = sh_block_{f}<{threads}>(g{});",
-            id.0
-        ));
-        t.line(&format!("if (SH_TID == 0) {}", self.left(id, part, "a0")));
-    }
-
-    fn leave_row(&self, id: ContainerId, part: &Part, t: &mut CText) {
-        let (leaf, v) = (part.leaf, part.leaf.vector);
-        let (r, dtype) = self.survey.parts[&id];
-        let n = points(&leaf.spread);
-        let index = self.index();
-        let Some(class) = leaf.class else { return };
-        let steps = self.rows.classes[class].steps;
-        let step = if steps == 1 { "0" } else { "step" };
-        let register = format!("g{}[{step}]", id.0);
-        let last = leaf.spread.last().map(|l| l.var.to_string());
-        if self.rows.groups == 1 {
-            let mut body = CText::default();
-            match v {
-                1 => body.line(&self.left(id, part, &register)),
-                _ => {
-                    let line = self.left(id, part, &format!("{register}[elem]"));
-                    body.line("SH_UNROLL");
-                    body.open(&format!("for (int elem = 0; elem < {v}; ++elem)"));
-                    let last = last.unwrap_or_default();
-                    body.line(&format!("const {index} {last} = base + elem;"));
-                    body.line(&line);
-                    body.close();
-                }
-            }
-            return self.vectors_always(leaf, Some(steps), &body.finish(), true, t);
-        }
-        let (groups, threads) = (self.rows.groups, self.threads());
-        let shared = exchange_name(dtype);
-        t.line("SH_SYNC();");
-        let at = format!("SH_TID / {} * {n} + p0", self.rows.group);
-        let put = match v {
-            1 => format!("{shared}[{at}] = {register};\n"),
-            _ => format!("sh_store<{v}>({shared}, {at}, {register});\n"),
-        };
-        self.vectors_always(leaf, Some(steps), &put, true, t);
-        t.line("SH_SYNC();");
-        t.open(&format!(
-            "for ({index} p0 = SH_TID; p0 < {n}; p0 += {threads})"
-        ));
-        let ctype = scalar::value_type(dtype);
-        t.line(&format!("{ctype} a0 = {shared}[p0];"));
-        let sum = scalar::binary(
-            r.combine(),
-            "a0",
-            &format!("{shared}[p1 * {n} + p0]"),
-            dtype,
-        );
-        t.line(&format!(
-            "for (int p1 = 1; p1 < {groups}; ++p1) a0 = {sum};"
-        ));
-        let line = self.left(id, part, "a0");
-        declare(index, &decoded(&leaf.spread, "p0"), &line, t);
-        t.line(&line);
-        t.close();
-    }
-}
-
-/// The shared array in which groups add up sums of a type.
-pub(super) fn exchange_name(dtype: DType) -> String {
-    format!("s_{}", dtype.name())
 }
 
 /// The name of a reduction among the prelude's functions.

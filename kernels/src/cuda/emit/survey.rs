@@ -6,7 +6,7 @@ use crate::cuda::schedule::{Home, Leaf, Phase, Rows, Scheduled, Shape, loops::po
 use crate::cuda::value_text::ValueText;
 use crate::emit::body::Array;
 use crate::emit::index::{Loop, mentions};
-use crate::emit::values::{Effect, Values, depth_of_address};
+use crate::emit::values::{Effect, Op, ValueId, Values, depth_of_address};
 use graph::{ContainerId, DType, Reduction};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -247,4 +247,29 @@ pub(super) fn decoded(loops: &[Loop], flat: &str) -> Vec<(String, String)> {
 pub(super) fn occurs(name: &str, text: &str) -> bool {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.split(|c: char| !part(c)).any(|word| word == name)
+}
+
+/// Which values differ between the elements of a vector.
+pub(super) fn varies(leaf: &Leaf, values: &Values) -> Vec<bool> {
+    let Some(last) = leaf.spread.last().filter(|_| leaf.vector > 1) else {
+        return vec![false; values.values.len()];
+    };
+    let mut varies: Vec<bool> = Vec::new();
+    for value in &values.values {
+        let of = |v: &ValueId| varies[v.0];
+        let own = match &value.op {
+            Op::Const(_) => false,
+            Op::Load(a) => {
+                mentions(&a.offset, &last.var)
+                    || a.guards.iter().any(|g| mentions(&g.index, &last.var))
+                    || a.gather.iter().any(|(v, ..)| of(v))
+            }
+            Op::Index(e) => mentions(e, &last.var),
+            Op::Unary(_, a) | Op::Cast(a) => of(a),
+            Op::Binary(_, _, a, b) | Op::Uniform(a, b) => of(a) || of(b),
+            Op::Select(a, b, c) => of(a) || of(b) || of(c),
+        };
+        varies.push(own);
+    }
+    varies
 }

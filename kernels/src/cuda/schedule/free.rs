@@ -47,10 +47,10 @@ pub(super) fn schedule(
         }
     } else if let Some(scatter) = scatter(&mine, &rest, &statements, kernel) {
         return Shape::Scatter(scatter);
-    } else if plain_sums(&rest, &statements) {
-        if let Some(rows) = sums(&mine, &rest, &statements, kernel) {
-            return Shape::Rows(rows);
-        }
+    } else if plain_sums(&rest, &statements)
+        && let Some(rows) = sums(&mine, &rest, &statements, kernel)
+    {
+        return Shape::Rows(rows);
     }
     let vector = vector(&mine, &[], &statements, &kernel.arrays);
     Shape::Flat(Leaf {

@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 
 /// Shared memory that every architecture gives a block without asking.
 const STATIC_SHARED_BYTES: i64 = 48 * 1024 - 1024;
+/// Of which sums of groups that meet at the end may take.
+const EXCHANGE_BYTES: i64 = 32 * 1024;
 /// Points of several phases below which one block may run all of them.
 const LIGHT: i64 = 4096;
 /// Outer points that keep a device busy.
@@ -386,6 +388,17 @@ fn size(rows: &mut Rows, leaves: &[Leaf], kernel: &Kernel, sums: bool) -> i64 {
         true => 1,
         false => (threads / rows.group).min((n as u64).next_power_of_two() as i64),
     };
+    let sums_bytes = |(class, id): (Option<usize>, ContainerId)| {
+        let n = class.map_or(1, |c| points(&rows.classes[c].loops));
+        n * (kernel.arrays[&id].dtype.bytes() as i64).max(4)
+    };
+    let widest = sums_of_rows(rows, &seen, kernel)
+        .into_iter()
+        .map(sums_bytes);
+    if let Some(widest) = widest.max() {
+        // Groups put their sums together in shared memory.
+        rows.groups = rows.groups.min(EXCHANGE_BYTES / widest).max(1);
+    }
     if rows.points.is_empty() {
         rows.group = (rows.group + 31) / 32 * 32;
         rows.groups = 1;
