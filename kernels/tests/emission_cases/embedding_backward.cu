@@ -4,8 +4,8 @@ SH_KERNEL(sh_k0, 256, 1)(SH_OUT(float) x0) {
 }
 
 SH_KERNEL(sh_k1, 64, 1)(SH_IN(long long) x0, SH_IN(float) x1, SH_OUT(float) x2) {
-  const int part = SH_BID / 1;
-  const int p0 = (SH_BID % 1 * 64 + SH_TID) * 1;
+  const int part = SH_BID;
+  const int p0 = SH_TID;
   const int j = p0;
   float a0 = 0.0f;
   long at = -1;
@@ -31,7 +31,6 @@ SH_KERNEL(sh_k1, 64, 1)(SH_IN(long long) x0, SH_IN(float) x1, SH_OUT(float) x2) 
       }
       if (p0 < 33) {
         const int p1 = first + p2;
-        const int j = p0;
         const int b_i_t = p1;
         const float t0 = x1[(b_i_t*33 + j)];
         a0 = (a0 + t0);
