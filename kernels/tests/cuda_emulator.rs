@@ -4,9 +4,9 @@
 mod emulator_cases;
 
 use emulator_cases::{I, N, input, kernel};
-use graph::{DType, Tensor};
+use graph::DType;
 use kernels::cuda::emulate::{Access, EmulateError, Emulator, FaultKind, Memory, Settings};
-use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType};
+use kernels::cuda::{Arg, Kernel, Launch};
 
 /// Runs a kernel of two blocks under several seeds; the outputs, or the faults' kinds.
 fn run(emulator: &Emulator, idx: usize) -> Result<Vec<f64>, Vec<FaultKind>> {
@@ -292,92 +292,4 @@ fn a_loop_without_end_is_ended_and_the_next_launch_is_sound() {
     launch.kernel = 1;
     emulator.run(&launch, &mut memory, &settings).unwrap();
     assert_eq!(memory.values(y), input().to_f64());
-}
-
-/// Half-precision conversions of the prelude are those of the graph, around every number of the types.
-#[test]
-fn half_precision_rounds_to_nearest_even() {
-    for (dtype, name) in [(DType::F16, "sh_f16"), (DType::BF16, "sh_bf16")] {
-        let text = format!(
-            "SH_KERNEL(round_{name}, 128, 1)(SH_IN(float) x, SH_OUT({name}) y, SH_OUT(float) z) {{\n\
-             {I}y[i] = sh_from_float<{name}>(x[i]);\nz[i] = sh_to_float(y[i]);\n}}\n"
-        );
-        let param = |name: &str, ty| Param {
-            name: name.into(),
-            ty,
-        };
-        let kernel = Kernel {
-            name: format!("round_{name}"),
-            text,
-            params: vec![
-                param("x", ParamType::In(DType::F32)),
-                param("y", ParamType::Out(dtype)),
-                param("z", ParamType::Out(DType::F32)),
-            ],
-            ..kernel("x", "")
-        };
-        let mut values: Vec<f64> = neighbourhoods(dtype);
-        values.resize(values.len().next_multiple_of(128), 0.0);
-        let n = values.len();
-        let mut memory = Memory::default();
-        let x = memory.add("x", &Tensor::from_f64(DType::F32, &[n], values.clone()));
-        let y = memory.add_unwritten("y", dtype, n);
-        let z = memory.add_unwritten("z", DType::F32, n);
-        let launch = Launch {
-            kernel: 0,
-            grid: [n as u32 / 128, 1, 1],
-            dynamic_shared_bytes: 0,
-            args: vec![Arg::Buffer(x), Arg::Buffer(y), Arg::Buffer(z)],
-        };
-        let emulator = Emulator::from_environment(&[kernel]).unwrap();
-        emulator
-            .run(&launch, &mut memory, &Settings::of_seed(0))
-            .unwrap();
-        let (rounded, widened) = (memory.values(y), memory.values(z));
-        for (i, &value) in values.iter().enumerate() {
-            let expected = dtype.round(value);
-            let same = |found: f64| {
-                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan()
-            };
-            assert!(same(rounded[i]), "{name} of {value:e} is {:e}", rounded[i]);
-            assert!(
-                same(widened[i]),
-                "{name} of {value:e} widens to {:e}",
-                widened[i]
-            );
-        }
-    }
-}
-
-/// Every number of the type that fits sixteen bits, its midpoint to the next, and the single-precision
-/// numbers on both sides of that, with both signs: infinities, what rounds to them, subnormal numbers
-/// and zeros, and what is not a number.
-fn neighbourhoods(dtype: DType) -> Vec<f64> {
-    let largest = if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
-    let mut memory = Memory::default();
-    let all = memory.add_unwritten("all", dtype, 1);
-    let mut number = |bits: u16| {
-        memory.set_bits(all, &bits.to_le_bytes());
-        memory.values(all)[0] as f32
-    };
-    let mut values = vec![f64::NAN];
-    for bits in 0..=largest {
-        let (low, high) = (number(bits), number((bits + 1).min(largest)));
-        // Infinity stands where the next number would.
-        let high = if high.is_infinite() && low.is_finite() {
-            low + (low - number(bits - 1))
-        } else {
-            high
-        };
-        let middle = if low.is_infinite() {
-            low
-        } else {
-            low + (high - low) / 2.0
-        };
-        let below = f32::from_bits(middle.to_bits().saturating_sub(1));
-        let above = f32::from_bits(middle.to_bits() + 1);
-        let near = [low, middle, below, above];
-        values.extend(near.iter().flat_map(|&v| [f64::from(v), f64::from(-v)]));
-    }
-    values
 }
