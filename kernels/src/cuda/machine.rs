@@ -82,7 +82,7 @@ fn one(name: &dyn Fn() -> String, address: u64, bytes: usize) -> Result<(), Cuda
             buffer: name(),
             bytes,
         }),
-        _ if address % ALIGNMENT != 0 => Err(CudaError::Misaligned { buffer: name() }),
+        _ if !address.is_multiple_of(ALIGNMENT) => Err(CudaError::Misaligned { buffer: name() }),
         _ => Ok(()),
     }
 }
