@@ -521,20 +521,11 @@ fn removed_barriers_are_found() {
     ];
     for layout in ["kn", "nk"] {
         for (types, comment) in barriers {
-            let of = (
-                "planted".into(),
-                matmul([1, 40, 40, 96], "mk", layout, "mn"),
-                types,
-                None,
-                None,
-            );
-            let (cases, mut kernels) = cases(vec![of]);
+            let c = matmul([1, 40, 40, 96], "mk", layout, "mn");
+            let (cases, mut kernels) = cases(vec![("planted".into(), c, types, None, None)]);
             let text = &mut kernels[0].text;
-            let line = text
-                .lines()
-                .find(|l| l.contains(comment))
-                .expect("the barrier")
-                .to_string();
+            let line = text.lines().find(|l| l.contains(comment));
+            let line = line.expect("the barrier").to_string();
             *text = text.replacen(&line, "", 1);
             let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
             match run(&cases[0], &emulator, Numbers::Exact, 1) {
