@@ -1,9 +1,10 @@
 """Whole training steps of networks: loss curves against PyTorch, times, peak memory.
 
-A step is zero_grad, forward, loss, backward, fused SGD or AdamW, with bf16 autocast and float32
+A step is zero_grad, forward, loss, backward, SGD with momentum, with bf16 autocast and float32
 parameters. Each network first trains some steps on fixed batches in every variant; a curve that
 leaves eager's, by more than eager's own runs in float32 and bf16 leave each other, is wrong and
-not timed. PyTorch runs convolutional networks channels_last; Shorthaul chooses layouts itself.
+not timed. Peak memory is that of PyTorch's allocator, without a compiled module's constants.
+PyTorch runs convolutional networks channels_last; Shorthaul chooses layouts itself.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Training:
     ):
         self.bench, self.network, self.called, self.dtype = bench, network, called, dtype
         self.batches = batches
-        self.optimizer = torch.optim.SGD(called.parameters(), lr=0.01, momentum=0.9)
+        self.optimizer = torch.optim.SGD(
+            called.parameters(), lr=0.01, momentum=0.9, fused=not bench.is_dry
+        )
 
     def step(self, n: int = 0) -> torch.Tensor:
         """The loss before the step on the n-th batch, not waited for."""

@@ -8,6 +8,7 @@ bound: groups over working sets up to 1 GiB, with the bytes that must move.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -157,16 +158,14 @@ def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> di
     make, n_inputs, moves = MEMORY_BOUND[kind]
     rows = max(n_bytes // (width * dtype.itemsize), 1)
     torch.manual_seed(0)
-    model = make(width).to(bench.device)
-    small = tuple(torch.randn(min(rows, 256), width, device=bench.device) for _ in range(n_inputs))
-    verdict = check(bench, model, tuple(x.requires_grad_() for x in small))
-    if not verdict["ok"]:
-        return verdict
-    model = model.to(dtype)
+    model = make(width).to(bench.device, dtype)
     inputs = tuple(
         torch.randn(rows, width, device=bench.device, dtype=dtype).requires_grad_()
         for _ in range(n_inputs)
     )
+    verdict = check(bench, model, inputs, dtype, contextlib.nullcontext())
+    if not verdict["ok"]:
+        return verdict
     grad = torch.randn(rows, width, device=bench.device, dtype=dtype)
 
     def run(called):

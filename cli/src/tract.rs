@@ -9,6 +9,8 @@ use onnx::tensor::{Tensor, Values};
 use onnx::verify::{Oracle, OracleError};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 use tract_onnx::prelude::tract_ndarray::ArrayD;
 use tract_onnx::prelude::{
     Datum, DatumType, Framework, InferenceFact, InferenceModelExt, IntoRunnable, IntoTensor,
@@ -33,14 +35,19 @@ impl Oracle for Tract {
         let path = folder.path().join("model.onnx");
         let written = file::write(model, &path);
         written.map_err(|error| OracleError::Unasked(error.to_string()))?;
-        // Its panics are refusals; nobody needs to read of them twice.
-        let hook = take_hook();
-        set_hook(Box::new(|_| {}));
+        // Its panics are refusals; nobody needs to read of them twice. Other threads' panics are.
+        let hook = Arc::new(take_hook());
+        let (own, others) = (thread::current().id(), Arc::clone(&hook));
+        set_hook(Box::new(move |info| {
+            if thread::current().id() != own {
+                others(info);
+            }
+        }));
         let found = feeds
             .iter()
             .map(|feeds| catch_unwind(AssertUnwindSafe(|| outputs(&path, feeds))))
             .collect::<Vec<_>>();
-        set_hook(hook);
+        set_hook(Box::new(move |info| hook(info)));
         found
             .into_iter()
             .map(|found| match found {

@@ -89,7 +89,14 @@ fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(
     let mut resources: Vec<Vec<Resources>> = vec![Vec::new(); program.kernels.len()];
     for arch in Arch::ALL {
         let begin = processor_seconds()?;
-        let cubins = compile_all(&program.kernels, arch, nvrtc, &cache, threads)?;
+        let cubins = compile_all(
+            &program.kernels,
+            arch,
+            nvrtc,
+            &cache,
+            threads,
+            &mut |_, _| (),
+        )?;
         let seconds = processor_seconds()? - begin;
         let refused = gate(&program.kernels, &cubins);
         let told = cubins.iter().flat_map(|cubin| &cubin.resources);

@@ -14,7 +14,7 @@ use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::{CudaProgram, lower};
 use kernels::cuda::machine::Machine;
 use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
-use kernels::cuda::passes::{BATCH, Pass, constants, passes};
+use kernels::cuda::passes::{Pass, constants, passes};
 use kernels::cuda::{Arch, CudaError, Kernel, ParamType};
 use kernels::lowering::KernelInfo;
 use kernels::plan::Buffer;
@@ -142,14 +142,11 @@ fn cubins(
     let nvrtc = Nvrtc::find(folders)?;
     let cache = Cache::open(&CacheSettings::from_environment(), progress);
     let cache = cache.map_err(nvrtc::NvrtcError::from)?;
-    let batches = kernels.chunks(BATCH);
-    let total = batches.len();
-    let mut cubins = Vec::new();
-    for batch in batches {
-        cubins.push(nvrtc::compile(batch, arch, &nvrtc, &cache)?);
-        report(progress, arch.name(), cubins.len(), total, start);
-    }
-    Ok(cubins)
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ready = |done, total| report(progress, arch.name(), done, total, start);
+    Ok(nvrtc::compile_all(
+        kernels, arch, &nvrtc, &cache, threads, &mut ready,
+    )?)
 }
 
 fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, start: Instant) {

@@ -41,7 +41,14 @@ fn kernels_of_networks_keep_to_registers() {
     for graph in networks {
         let graph = graph.expect("a network of ours builds");
         let kernels = kernels(&graph);
-        let cubins = compile_all(&kernels, Arch::Sm90a, &nvrtc, &cache, threads);
+        let cubins = compile_all(
+            &kernels,
+            Arch::Sm90a,
+            &nvrtc,
+            &cache,
+            threads,
+            &mut |_, _| (),
+        );
         let cubins = cubins.expect("NVRTC takes all kernels");
         let n: usize = cubins.iter().map(|c| c.resources.len()).sum();
         assert_eq!(n, kernels.len());

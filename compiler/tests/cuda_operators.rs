@@ -111,7 +111,14 @@ fn emitted_kernels_keep_to_registers() -> Checked<()> {
     let nvrtc = Nvrtc::find(&[])?;
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
     let threads = std::thread::available_parallelism()?.get();
-    let cubins = compile_all(&program.kernels, Arch::Sm90a, &nvrtc, &cache, threads)?;
+    let cubins = compile_all(
+        &program.kernels,
+        Arch::Sm90a,
+        &nvrtc,
+        &cache,
+        threads,
+        &mut |_, _| (),
+    )?;
     let refused = gate(&program.kernels, &cubins);
     assert!(refused.is_empty(), "{refused:#?}");
     Ok(())

@@ -269,7 +269,7 @@ fn replace_input(
     Ok(())
 }
 
-/// Whether comparisons or an order decide by an input's value. Then it must be the number that the
+/// Whether comparisons, an order or rounding to whole numbers decide by an input's value. Then it must be the number that the
 /// container would hold: computed again without rounding it would not equal the maximum that was taken
 /// of it elsewhere. Other arithmetic is better off without the rounding.
 fn is_decided_by(tasklet: &Tasklet, position: usize) -> bool {
@@ -280,10 +280,18 @@ fn is_decided_by(tasklet: &Tasklet, position: usize) -> bool {
         expr.visit(&mut |e| {
             decides |= match e {
                 Expr::Binary(f, a, b) => {
-                    let orders = f.is_predicate() || matches!(f, Binary::Max | Binary::Min);
-                    orders && (holds(a) || holds(b))
+                    let jumps = f.is_predicate()
+                        || matches!(
+                            f,
+                            Binary::Max | Binary::Min | Binary::FloorDiv | Binary::Mod
+                        );
+                    jumps && (holds(a) || holds(b))
                 }
-                Expr::Unary(Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round, a) => holds(a),
+                Expr::Unary(
+                    Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc,
+                    a,
+                ) => holds(a),
+                Expr::Cast(to, a) => !to.is_float() && holds(a),
                 _ => false,
             };
         });

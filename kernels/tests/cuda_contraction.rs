@@ -485,7 +485,8 @@ fn every_tile_becomes_a_cubin_without_spills() {
     let (_, kernels) = cases(tiles());
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     for arch in Arch::ALL {
-        let cubins = compile_all(&kernels, arch, &nvrtc, &cache, threads).expect("compiles");
+        let cubins =
+            compile_all(&kernels, arch, &nvrtc, &cache, threads, &mut |_, _| ()).expect("compiles");
         assert_eq!(gate(&kernels, &cubins), []);
     }
 }

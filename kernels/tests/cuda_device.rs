@@ -247,6 +247,36 @@ fn dropped_kernels_are_unloaded_at_the_next_load_and_not_in_a_capture() {
 }
 
 #[test]
+fn what_a_captured_graph_may_hold_stays_loaded() {
+    let mock = Mock::new();
+    let module = load(1).unwrap();
+    mock.call1("mock_pointer_device", 1);
+    mock.call1("mock_capturing", 1);
+    run(&module, 5).unwrap();
+    mock.call1("mock_capturing", 0);
+    drop(module);
+    mock.call0("mock_reset");
+    drop(load(1).unwrap());
+    let is_release = |call: &String| call == "cuMemFree" || call == "cuModuleUnload";
+    assert!(!mock.log().iter().any(is_release), "{:?}", mock.log());
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_released_at_a_later_load() {
+    let mock = Mock::new();
+    drop(load(1).unwrap());
+    mock.call0("mock_reset");
+    mock.fail("cuCtxSynchronize", 900, 0);
+    let second = load(1).unwrap();
+    assert!(!mock.log().iter().any(|call| call == "cuModuleUnload"));
+    mock.call0("mock_reset");
+    let third = load(1).unwrap();
+    let released = ["cuCtxSynchronize", "cuMemFree", "cuModuleUnload"];
+    assert_eq!(mock.log()[1..4], released);
+    drop((second, third));
+}
+
+#[test]
 fn a_current_context_is_neither_pushed_nor_popped() {
     let mock = Mock::new();
     let module = load(0).unwrap();

@@ -175,6 +175,7 @@ pub fn compile(
 
 /// Compiles a program's kernels, or takes them from the cache, in several files at a time on `threads`
 /// threads. The cubins follow the kernels' order: each holds the next `resources.len()` of them.
+/// `ready` is told on this thread how many files of how many are done.
 ///
 /// # Errors
 /// Of the first kernels that fail, as [`compile`].
@@ -184,27 +185,29 @@ pub fn compile_all(
     nvrtc: &Nvrtc,
     cache: &Cache,
     threads: usize,
+    ready: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Cubin>, NvrtcError> {
     let batches = batches(kernels);
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Result<Cubin, NvrtcError>>>> =
         Mutex::new(batches.iter().map(|_| None).collect());
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(batch) = batches.get(at) else { break };
-            let cubin = compile(batch, arch, nvrtc, cache);
-            let mut done = done.lock().unwrap_or_else(|broken| broken.into_inner());
-            done[at] = Some(cubin);
-        }
+    let compile_next = || {
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        let cubin = compile(batches.get(at)?, arch, nvrtc, cache);
+        let mut done = done.lock().unwrap_or_else(|broken| broken.into_inner());
+        done[at] = Some(cubin);
+        Some(done.iter().flatten().count())
     };
     thread::scope(|scope| {
         let helpers = threads.clamp(1, batches.len().max(1)) - 1;
         for _ in 0..helpers {
-            scope.spawn(work);
+            scope.spawn(|| while compile_next().is_some() {});
         }
-        work();
+        while let Some(n_done) = compile_next() {
+            ready(n_done, batches.len());
+        }
     });
+    ready(batches.len(), batches.len());
     let done = done
         .into_inner()
         .unwrap_or_else(|broken| broken.into_inner());

@@ -2,7 +2,8 @@
 //!
 //! Before: `s = MatMul(q, Transpose(k)) · c + mask; y = MatMul(Softmax(s), v)`, the factor `c` at the
 //! product, at `q` or at `k`, the mask optional; after (operator set 23): `y = Attention(q, k, v, mask)
-//! {scale=c}`. Not for ONNX Runtime on CPUs, whose kernel takes twice as long as the steps.
+//! {scale=c}`. Not for ONNX Runtime on CPUs, where the steps
+//! were faster (`--measure` shows it).
 //!
 //! Legal for four dimensions with the same sequences and heads in q, k and v, a softmax over the keys, a
 //! constant mask of q's type with the sizes of the scores or 1, but all keys, and where nothing else reads a

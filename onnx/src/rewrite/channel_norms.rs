@@ -2,8 +2,8 @@
 //!
 //! - `instance-normalization`: `d = x - mean(x); y = d / sqrt(mean(d²) + ε) · g + b` over all dimensions
 //!   but the first two, g and b constant by channel → InstanceNormalization.
-//! - `group-normalization` (operator set 21; not for ONNX Runtime on CPUs, which has no kernel of it and
-//!   takes three times as long): `Reshape(InstanceNormalization(Reshape(x, [n, groups, …]), 1, 0)) · g + b`
+//! - `group-normalization` (operator set 21; not for ONNX Runtime on CPUs, which has no kernel of it
+//!   and takes it apart otherwise): `Reshape(InstanceNormalization(Reshape(x, [n, groups, …]), 1, 0)) · g + b`
 //!   → GroupNormalization.
 //!
 //! Legal where nothing else reads a step, ε is positive, and g and b are one number or one for each of a

@@ -6,7 +6,7 @@
 //!
 //! Legal for targets of that runtime, for three dimensions, x and y of the same sizes, a normalization of
 //! the last dimension with constant g and b, in `f32` or `f16`. The runtime makes these steps itself whenever
-//! it loads a file; a file that holds them loads faster. Saves a node.
+//! it loads a file; a file that holds them spares it that. Saves nodes.
 
 use super::noop::same_sizes;
 use super::patch::{Patch, float, heir, node};

@@ -321,7 +321,9 @@ impl<'m> Checker<'m> {
     /// # Errors
     /// [`VerifyError::Rewritten`], [`VerifyError::Differs`].
     pub fn check(&self, rewritten: &ModelProto) -> Result<Evidence, VerifyError> {
-        self.compare(rewritten, &self.original.folder)
+        // Where no rule changed anything, running it again would prove nothing.
+        let unchanged = *rewritten == self.original.proto;
+        self.compare(rewritten, &self.original.folder, unchanged)
     }
 
     /// Compares a model that may have come about in any way.
@@ -338,10 +340,16 @@ impl<'m> Checker<'m> {
                 after: b.join(", "),
             });
         }
-        self.compare(&other.proto, &other.folder)
+        // Messages that are equal may still differ, in the sign of a zero.
+        self.compare(&other.proto, &other.folder, false)
     }
 
-    fn compare(&self, rewritten: &ModelProto, folder: &Arc<Path>) -> Result<Evidence, VerifyError> {
+    fn compare(
+        &self,
+        rewritten: &ModelProto,
+        folder: &Arc<Path>,
+        unchanged: bool,
+    ) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
         let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
         let wanted = self
@@ -355,10 +363,8 @@ impl<'m> Checker<'m> {
             ..Evidence::default()
         };
         let values: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
-        // What is the same message gives the same: running it again would prove nothing.
-        let is_same = *rewritten == self.original.proto && *folder == self.original.folder;
         let runs = self.runs.iter().collect();
-        let found = threads::map_if(program.keeps(), runs, |run: &Run| match is_same {
+        let found = threads::map_if(program.keeps(), runs, |run: &Run| match unchanged {
             true => Ok(run.stored.clone()),
             false => program.run(&run.feeds, &values),
         });

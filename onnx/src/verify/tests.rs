@@ -344,3 +344,31 @@ fn what_is_given_has_to_fit_the_model() {
         assert!(error.contains(what), "{error}");
     }
 }
+
+#[test]
+fn models_that_differ_in_the_sign_of_a_zero_differ() {
+    let model = |zero: f32| {
+        let mut trial = Trial::new(17)
+            .input("x", "n 4")
+            .node("z = Constant()")
+            .node("d = Div(x, z)")
+            .node("y = Atan(d)")
+            .output("y", "n 4")
+            .model();
+        let node = trial.proto.graph.as_mut().map(|graph| &mut graph.node[0]);
+        if let Some(node) = node {
+            node.attribute = vec![crate::proto::AttributeProto {
+                name: "value_float".to_string(),
+                f: Some(zero),
+                r#type: 1,
+                ..Default::default()
+            }];
+        }
+        trial
+    };
+    let original = model(0.0);
+    let checker = Checker::new(&original, &Options::default()).expect("it runs");
+    assert!(checker.check_other(&model(0.0)).is_ok());
+    let error = checker.check_other(&model(-0.0)).expect_err("other signs");
+    assert!(matches!(error, VerifyError::Differs { output, .. } if output == "y"));
+}

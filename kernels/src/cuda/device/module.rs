@@ -9,7 +9,7 @@ use super::Device;
 use super::driver::{self, Failure, Function, Module};
 use crate::cuda::machine::{Addresses, check};
 use crate::cuda::nvrtc::Cubin;
-use crate::cuda::passes::{BATCH, Pass, PlacedLaunch};
+use crate::cuda::passes::{Pass, PlacedLaunch};
 use crate::cuda::{CudaError, Kernel};
 use crate::run::BufferRef;
 use std::ffi::{CString, c_void};
@@ -26,6 +26,8 @@ pub struct CudaModule {
     blocking: bool,
     /// Whether the devices of the caller's buffers were asked for: once is enough.
     is_checked: AtomicBool,
+    /// Whether a captured graph may hold its kernels and constants: then they stay for good.
+    is_captured: AtomicBool,
 }
 
 struct Loaded {
@@ -36,7 +38,7 @@ struct Loaded {
 }
 
 impl CudaModule {
-    /// Loads cubins, one for each [`BATCH`] of `kernels`, and uploads constants. `launches` tell how
+    /// Loads cubins, each with the next of `kernels`, and uploads constants. `launches` tell how
     /// much dynamic shared memory each kernel will be launched with.
     ///
     /// # Errors
@@ -55,6 +57,7 @@ impl CudaModule {
             constants: Vec::new(),
             blocking: std::env::var("SHORTHAUL_CUDA_BLOCKING").is_ok_and(|v| v != "0"),
             is_checked: AtomicBool::new(false),
+            is_captured: AtomicBool::new(false),
         };
         let ordinal = device.info.ordinal;
         if let Some(cubin) = cubins.iter().find(|cubin| cubin.arch != device.arch) {
@@ -64,11 +67,13 @@ impl CudaModule {
                 device: device.arch,
             });
         }
-        let before = std::mem::take(&mut *device.dropped());
         device.context.within(|| {
-            before.release();
-            for (batch, cubin) in kernels.chunks(BATCH).zip(cubins) {
+            device.dropped().release();
+            let mut rest = kernels;
+            for cubin in cubins {
+                let (batch, others) = rest.split_at(cubin.resources.len().min(rest.len()));
                 module.load_batch(batch, cubin)?;
+                rest = others;
             }
             for bytes in constants {
                 module.upload(bytes)?;
@@ -179,9 +184,12 @@ impl CudaModule {
         check(pass, addresses)?;
         self.device.context.within(|| {
             self.check_devices(pass, addresses)?;
-            let waits = self.blocking
-                && !driver::is_capturing(stream)
-                    .map_err(|f| f.of_call("cuStreamIsCapturing", self.device.info.ordinal))?;
+            let captures = driver::is_capturing(stream)
+                .map_err(|f| f.of_call("cuStreamIsCapturing", self.device.info.ordinal))?;
+            if captures {
+                self.is_captured.store(true, Ordering::Relaxed);
+            }
+            let waits = self.blocking && !captures;
             for launch in &pass.launches {
                 let kernel = &self.kernels[launch.kernel];
                 // SAFETY: passed on.
@@ -299,20 +307,20 @@ pub(super) struct Dropped {
 }
 
 impl Dropped {
-    /// Gives it back to the driver, with the context current. Failures leave nothing to do: after a
-    /// lost context there is nothing left to give back.
-    fn release(self) {
-        if self.modules.is_empty() {
+    /// Gives it back to the driver, with the context current. What cannot be waited for, in another
+    /// thread's capture or after a lost context, is kept for the next time.
+    fn release(&mut self) {
+        // Their last launches may still be under way.
+        if self.modules.is_empty() || driver::wait_for_all().is_err() {
             return;
         }
-        // Their last launches may still be under way.
-        let _ = driver::wait_for_all();
-        // SAFETY: nobody can launch kernels of a dropped module, and what was launched is done.
+        // SAFETY: nobody can launch kernels of a dropped module that was never captured, and what was
+        // launched is done.
         unsafe {
-            for address in self.constants.iter().filter(|address| **address != 0) {
-                let _ = driver::free(*address);
+            for address in self.constants.drain(..).filter(|address| *address != 0) {
+                let _ = driver::free(address);
             }
-            for module in &self.modules {
+            for module in self.modules.drain(..) {
                 let _ = module.unload();
             }
         }
@@ -321,8 +329,12 @@ impl Dropped {
 
 impl Drop for CudaModule {
     /// Python may drop a program at any time, also while a stream is captured, when nothing may be
-    /// unloaded. So the next load on the device does it.
+    /// unloaded. So the next load on the device does it. A graph that was captured may be replayed after
+    /// the program is gone, and nobody knows when it is gone itself: what it may hold stays loaded.
     fn drop(&mut self) {
+        if self.is_captured.load(Ordering::Relaxed) {
+            return;
+        }
         let mut dropped = self.device.dropped();
         dropped.modules.append(&mut self.modules);
         dropped.constants.append(&mut self.constants);
