@@ -290,9 +290,9 @@ fn cast(d: DType, a: &Expr, types: &Types<'_>) -> Option<Expr> {
         return Some(a.clone());
     }
     let Expr::Cast(inner, x) = a else { return None };
-    let lossless = types
-        .dtype(x)
-        .is_some_and(|from| from != DType::Bool && holds_all_of(*inner, from));
+    let lossless = types.dtype(x).is_some_and(|from| {
+        from != DType::Bool && holds_all_of(*inner, from) && (from != *inner || is_rounded(from, x))
+    });
     lossless.then(|| Expr::Cast(d, x.clone()))
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use graph::DType;
 use kernels::cuda::device::{self, CudaModule, Device};
 use kernels::cuda::machine::Addresses;
-use kernels::cuda::nvrtc::Cubin;
+use kernels::cuda::nvrtc::{Cubin, Resources};
 use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
 use kernels::cuda::{Arch, CudaError, Kernel, Param, ParamType};
 use kernels::run::{BufferRef, ExternalSpec};
@@ -115,7 +115,17 @@ fn cubin(arch: Arch) -> Cubin {
     Cubin {
         arch,
         bytes: b"MOCK-ELF".to_vec(),
-        resources: Vec::new(),
+        resources: kernels()
+            .into_iter()
+            .map(|kernel| Resources {
+                kernel: kernel.name,
+                registers: 32,
+                stack_bytes: 0,
+                spill_store_bytes: 0,
+                spill_load_bytes: 0,
+                static_shared_bytes: 0,
+            })
+            .collect(),
         log: String::new(),
     }
 }

@@ -63,7 +63,12 @@ fn what_decides_is_rounded_as_it_would_have_been_stored() {
         "{}",
         one("max($0, 0.0)")
     );
-    for jumps in ["trunc($0)", "$0 floordiv 2.0", "$0 mod 2.0", "f32(i64($0))"] {
+    for jumps in [
+        "trunc($0)",
+        "floordiv($0, 2.0)",
+        "mod($0, 2.0)",
+        "f32(i64($0))",
+    ] {
         let text = one(jumps);
         assert!(text.contains("bf16($0 + 1.0)"), "{text}");
     }

@@ -75,6 +75,14 @@ impl CudaModule {
                 module.load_batch(batch, cubin)?;
                 rest = others;
             }
+            if !rest.is_empty() {
+                let origins: Vec<&str> = rest.iter().map(|k| k.origin.as_str()).collect();
+                return Err(CudaError::Load {
+                    ordinal,
+                    origins: shortened(&origins),
+                    problem: "no machine code was given for them".to_string(),
+                });
+            }
             for bytes in constants {
                 module.upload(bytes)?;
             }
