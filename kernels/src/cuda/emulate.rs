@@ -29,6 +29,9 @@ use crate::progress::Silent;
 use crate::run::{LoadError, Module};
 use crate::toolchain::{self, Search, Toolchain, ToolchainError};
 
+/// Kernels that are worth one C++ file: compiling dominates, and many files compile no faster.
+pub const BATCH: usize = 50;
+
 pub use fault::{Access, Fault, FaultKind};
 pub use memory::Memory;
 pub use traffic::{Direction, Traffic};

@@ -6,9 +6,9 @@
 //! tests and dry runs. Never plans, never emits.
 #![allow(unsafe_code)]
 
-use super::emulate::{EmulateError, Emulator, Memory, Settings};
+use super::emulate::{BATCH, EmulateError, Emulator, Memory, Settings};
 use super::machine::{Addresses, check};
-use super::passes::{Argument, BATCH, Pass, PlacedLaunch};
+use super::passes::{Argument, Pass, PlacedLaunch};
 use super::{Arg, CudaError, Kernel, Launch, ParamType};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;

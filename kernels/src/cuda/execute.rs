@@ -4,16 +4,13 @@
 //! layouts ask for. Each container has memory of its own, so the emulator sees every element that is
 //! read before it was written. Never emits, never plans.
 
-use super::emulate::{EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
+use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
-use super::passes::ALIGNMENT;
+use super::passes::{ALIGNMENT, positions};
 use super::{Arg, Launch, ParamType};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
 use std::collections::BTreeMap;
-
-/// Kernels in one C++ file: compiling dominates, and many files compile no faster.
-const BATCH: usize = 50;
 
 /// Executes one launch in some way.
 type OneLaunch<'f> =
@@ -210,7 +207,7 @@ impl HostProgram<'_> {
                 let c = self.graph.container(root);
                 match &c.lifetime {
                     Lifetime::Constant(t) => memory.add(&c.name, &self.laid_out(root, t)),
-                    _ => memory.add_unwritten(&c.name, c.dtype, self.positions(root).len()),
+                    _ => memory.add_unwritten(&c.name, c.dtype, positions(self.graph, root).len()),
                 }
             }
             Buffer::Workspace(n) => {
@@ -224,24 +221,8 @@ impl HostProgram<'_> {
         buffer
     }
 
-    /// Position in memory of each element in row-major order.
-    fn positions(&self, id: ContainerId) -> Vec<usize> {
-        let c = self.graph.container(id);
-        let shape: Vec<i64> = c.shape.iter().filter_map(|s| s.as_const()).collect();
-        let strides = c.layout.strides(&shape);
-        let position = |flat: i64| {
-            let (mut rest, mut at) = (flat, 0);
-            for d in (0..shape.len()).rev() {
-                at += rest % shape[d] * strides[d];
-                rest /= shape[d];
-            }
-            at as usize
-        };
-        (0..shape.iter().product()).map(position).collect()
-    }
-
     fn laid_out(&self, id: ContainerId, t: &Tensor) -> Tensor {
-        let positions = self.positions(id);
+        let positions = positions(self.graph, id);
         let shape = [positions.len()];
         if t.dtype.is_float() {
             let mut data = vec![0.0; positions.len()];
@@ -266,7 +247,7 @@ impl HostProgram<'_> {
         let c = self.graph.container(id);
         let sizes = c.shape.iter().filter_map(|s| s.as_const());
         let shape: Vec<usize> = sizes.map(|n| n as usize).collect();
-        let positions = self.positions(id);
+        let positions = positions(self.graph, id);
         if c.dtype.is_float() {
             let all = memory.values(buffer);
             let data = positions.iter().map(|p| all[*p]).collect();

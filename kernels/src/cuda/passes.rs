@@ -11,9 +11,6 @@ use crate::plan::{self, Buffer, PlanError};
 use crate::run::{BufferRef, ExternalSpec};
 use graph::{ContainerId, Graph, Lifetime, Stage, Tensor};
 
-/// Kernels of one translation unit: one module on a device, one file in the emulator.
-pub const BATCH: usize = 50;
-
 /// Alignment in bytes that every buffer has: a vector of 16 bytes is the widest access.
 pub const ALIGNMENT: u64 = 16;
 
@@ -145,19 +142,28 @@ fn laid_out(graph: &Graph, id: ContainerId, value: &Tensor) -> Vec<u8> {
     let size = c.dtype.bytes();
     let mut memory = Memory::default();
     let buffer = memory.add(&c.name, value);
-    let shape: Vec<i64> = c.shape.iter().filter_map(|s| s.as_const()).collect();
-    let strides = c.layout.strides(&shape);
     let mut bytes = vec![0; value.len() * size];
-    for (flat, element) in memory.bytes(buffer).chunks_exact(size).enumerate() {
-        let (mut rest, mut at) = (flat as i64, 0);
-        for d in (0..shape.len()).rev() {
-            at += rest % shape[d] * strides[d];
-            rest /= shape[d];
-        }
-        let start = at as usize * size;
-        if let Some(place) = bytes.get_mut(start..start + size) {
+    let elements = memory.bytes(buffer).chunks_exact(size);
+    for (at, element) in positions(graph, id).into_iter().zip(elements) {
+        if let Some(place) = bytes.get_mut(at * size..(at + 1) * size) {
             place.copy_from_slice(element);
         }
     }
     bytes
+}
+
+/// Position in memory of each element of a container, in row-major order.
+pub(super) fn positions(graph: &Graph, id: ContainerId) -> Vec<usize> {
+    let c = graph.container(id);
+    let shape: Vec<i64> = c.shape.iter().filter_map(|s| s.as_const()).collect();
+    let strides = c.layout.strides(&shape);
+    let position = |flat: i64| {
+        let (mut rest, mut at) = (flat, 0);
+        for d in (0..shape.len()).rev() {
+            at += rest % shape[d] * strides[d];
+            rest /= shape[d];
+        }
+        at as usize
+    };
+    (0..shape.iter().product()).map(position).collect()
 }
