@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads = std::thread::available_parallelism()?.get();
     println!("# CUDA kernels of training steps\n");
     println!(
-        "NVRTC {}, {threads} threads; `cargo run --release --example cuda_table`. Each kernel's \
+        "NVRTC {}, {threads} threads; `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table`. Each kernel's \
          registers, stack bytes and static shared bytes are for sm_80 / sm_89 / sm_90a, one number \
          where they are equal; shared bytes on the last with the 1024 that the system keeps. Spills are the bytes stored and loaded \
          of all three. MB are of all launches of a step. Compilation is of an empty cache; its time \
