@@ -60,6 +60,7 @@ pub mod passes;
 pub mod prelude;
 mod schedule;
 mod value_text;
+pub mod vendor;
 
 /// A GPU architecture that code is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

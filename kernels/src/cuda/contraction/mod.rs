@@ -7,6 +7,7 @@
 //! the row's part stays in registers over the whole reduction. Never compiles or runs anything.
 
 mod form;
+mod gemm;
 mod kernel;
 mod stage;
 mod store;
@@ -16,6 +17,7 @@ use super::{Emitted, Param};
 use crate::contraction::{Contraction, Unsupported as Malformed};
 use crate::plan::Buffer;
 use form::Form;
+pub use gemm::{NotAGemm, gemm};
 use graph::DType;
 pub(super) use kernel::declaration;
 use store::Sink;
