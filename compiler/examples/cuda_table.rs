@@ -12,7 +12,7 @@ use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
-use kernels::cuda::{Arch, ParamType};
+use kernels::cuda::{Arch, ParamType, Work};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2, resnet};
 use models::transformer::{Encoder, encoder_layer_of};
@@ -143,7 +143,7 @@ fn totals(program: &CudaProgram, graph: &Graph) -> Result<(), Box<dyn Error>> {
 /// Bytes of a launch's buffers.
 fn moved(program: &CudaProgram, graph: &Graph, launch: &Placed) -> Result<usize, Box<dyn Error>> {
     let mut bytes = 0;
-    let params = &program.kernels[launch.kernel].params;
+    let params = program.params(launch.work);
     for (buffer, param) in launch.args.iter().zip(params) {
         bytes += match (buffer, param.ty) {
             (_, ParamType::Scalar(_)) => 0,
@@ -161,7 +161,12 @@ fn row(
     own: &[Resources],
 ) -> Result<(), Box<dyn Error>> {
     let kernel = &program.kernels[at];
-    let launches = || program.launches.iter().filter(|l| l.kernel == at);
+    let launches = || {
+        program
+            .launches
+            .iter()
+            .filter(|l| l.work == Work::Kernel(at))
+    };
     let mut bytes = 0;
     for launch in launches() {
         bytes += moved(program, graph, launch)?;

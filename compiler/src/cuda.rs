@@ -166,9 +166,8 @@ fn kernel_infos(program: &CudaProgram) -> Vec<KernelInfo> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         let mut names = Vec::new();
         for launch in program.launches.iter().filter(|l| l.map == n) {
-            let kernel = &program.kernels[launch.kernel];
-            names.push(kernel.name.clone());
-            for (buffer, param) in launch.args.iter().zip(&kernel.params) {
+            names.push(program.name(launch.work));
+            for (buffer, param) in launch.args.iter().zip(program.params(launch.work)) {
                 let Buffer::Container(id) = buffer else {
                     continue;
                 };

@@ -36,7 +36,11 @@ fn kernels_look_as_before() {
         let kernels: Vec<&str> = program.kernels.iter().map(|k| k.text.as_str()).collect();
         let mut text = kernels.join("\n");
         for launch in &program.launches {
-            text += &format!("/* sh_k{} on {} blocks */\n", launch.kernel, launch.grid);
+            text += &format!(
+                "/* {} on {} blocks */\n",
+                program.name(launch.work),
+                launch.grid
+            );
         }
         if asked {
             println!("{text}");

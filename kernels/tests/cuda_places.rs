@@ -8,7 +8,7 @@ use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::lower;
 use kernels::cuda::machine::{Addresses, Machine};
 use kernels::cuda::passes::{Pass, constants, passes};
-use kernels::cuda::{CudaError, ParamType};
+use kernels::cuda::{CudaError, ParamType, Work};
 use kernels::run::BufferRef;
 
 const ROWS: usize = 6;
@@ -133,7 +133,7 @@ fn a_place_that_nothing_was_written_to_is_found() {
         |a: &&mut kernels::cuda::passes::Argument| matches!(a.at, BufferRef::Arena(_));
     let program = lower(&graph).unwrap();
     let moved = forward.launches.iter_mut().find_map(|launch| {
-        let params = &program.kernels[launch.kernel].params;
+        let params = program.params(launch.work);
         let reads = launch.args.iter_mut().zip(params);
         let mut reads = reads.filter(|(_, p)| matches!(p.ty, ParamType::In(_)));
         reads.find_map(|(a, _)| Some(a).filter(read_from_arena))
@@ -142,7 +142,10 @@ fn a_place_that_nothing_was_written_to_is_found() {
     let gradient = backward.launches.iter_mut();
     let mut gradient = gradient.filter(|launch| launch.origin.contains("gradient"));
     let sums = gradient.next_back().expect("a launch for the gradient");
-    let kernel = &program.kernels[sums.kernel];
+    let Work::Kernel(n) = sums.work else {
+        panic!("no product is asked for");
+    };
+    let kernel = &program.kernels[n];
     assert!(
         kernel.origin.contains("divisor"),
         "of equal text: {}",

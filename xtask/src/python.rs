@@ -46,7 +46,7 @@ impl Venv {
         command
     }
 
-    /// The folder of NVRTC, which PyTorch's packages bring.
+    /// The folder of NVRTC and of cuBLASLt, which PyTorch's packages bring.
     pub fn nvrtc_folder(&self) -> Result<PathBuf> {
         const ASK: &str = "import glob, os, sysconfig\n\
              root = sysconfig.get_paths()['purelib']\n\

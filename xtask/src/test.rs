@@ -138,6 +138,7 @@ fn run_python(root: &Path, steps: &mut Steps) {
             "shorthaul-kernels",
             "-p",
             "shorthaul-compiler",
+            "--lib",
         ]);
         for file in [
             "cuda_nvrtc",
@@ -149,7 +150,8 @@ fn run_python(root: &Path, steps: &mut Steps) {
         }
         let done = run_shown(
             test.args(["--", "--ignored"])
-                .env("SHORTHAUL_NVRTC", folder),
+                .env("SHORTHAUL_NVRTC", &folder)
+                .env("SHORTHAUL_CUBLASLT", &folder),
         )?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });

@@ -9,13 +9,15 @@
 use super::emulate::{BATCH, EmulateError, Emulator, Memory, Settings};
 use super::machine::{Addresses, check};
 use super::passes::{Argument, Pass, PlacedLaunch};
-use super::{Arg, CudaError, Kernel, Launch, ParamType};
+use super::vendor::{self, Product};
+use super::{Arg, CudaError, Kernel, Launch, Param, ParamType, Work};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;
 
-/// Kernels compiled for the host, and their constants.
+/// Kernels compiled for the host, products, and their constants.
 pub struct Emulated {
     kernels: Vec<Kernel>,
+    products: Vec<Product>,
     batches: Vec<Emulator>,
     constants: Vec<Vec<u8>>,
     settings: Settings,
@@ -52,6 +54,7 @@ impl Emulated {
         }
         Ok(Emulated {
             kernels: kernels.to_vec(),
+            products: Vec::new(),
             batches,
             constants,
             settings: Settings {
@@ -59,6 +62,13 @@ impl Emulated {
                 ..Settings::of_seed(seed)
             },
         })
+    }
+
+    /// The same with the program's products, which the host computes by what they mean.
+    #[must_use]
+    pub fn with_products(mut self, products: &[Product]) -> Emulated {
+        self.products = products.to_vec();
+        self
     }
 
     /// Runs a pass.
@@ -86,11 +96,10 @@ impl Emulated {
         addresses: &Addresses<'_>,
         written: &mut Written,
     ) -> Result<(), CudaError> {
-        let kernel = &self.kernels[launch.kernel];
         let mut memory = Memory::default();
         let mut buffers: BTreeMap<BufferRef, usize> = BTreeMap::new();
         let mut args = Vec::new();
-        let params = launch.args.iter().zip(&kernel.params);
+        let params = launch.args.iter().zip(self.params(launch.work));
         for (argument, param) in params.clone() {
             let (ParamType::In(dtype) | ParamType::Out(dtype)) = param.ty else {
                 continue;
@@ -111,18 +120,12 @@ impl Emulated {
                 }
             };
             buffers.insert(argument.at, buffer);
-            args.push(Arg::Buffer(buffer));
+            args.push(buffer);
         }
-        let call = Launch {
-            kernel: launch.kernel % BATCH,
-            grid: launch.grid,
-            dynamic_shared_bytes: launch.dynamic_shared_bytes,
-            args: args.clone(),
-        };
-        let done = self.batches[launch.kernel / BATCH].run(&call, &mut memory, &self.settings);
+        let done = self.execute(launch, &args, &mut memory);
         done.map_err(|error| error.of_launch(&launch.origin))?;
-        for ((argument, param), arg) in params.zip(args) {
-            if let (ParamType::Out(dtype), Arg::Buffer(buffer)) = (param.ty, arg) {
+        for ((argument, param), buffer) in params.zip(args) {
+            if let ParamType::Out(dtype) = param.ty {
                 let bytes = memory.bytes(buffer);
                 if let Some(place) = address(argument, addresses) {
                     // SAFETY: the place has `argument.bytes` bytes, and `memory` is our own.
@@ -131,7 +134,63 @@ impl Emulated {
                 note(argument, dtype.bytes(), memory.initialized(buffer), written);
             }
         }
+        // SAFETY: passed on.
+        unsafe { self.spoil_workspace(launch, addresses, written) };
         Ok(())
+    }
+
+    /// A product may leave anything in its workspace.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn spoil_workspace(
+        &self,
+        launch: &PlacedLaunch,
+        addresses: &Addresses<'_>,
+        written: &mut Written,
+    ) {
+        let Work::Product(n) = launch.work else {
+            return;
+        };
+        let workspace = self.products[n].workspace().map(|at| &launch.args[at]);
+        if let Some(argument) = workspace
+            && let Some(place) = address(argument, addresses)
+        {
+            // SAFETY: the place has `argument.bytes` bytes.
+            unsafe { std::ptr::write_bytes(place, 0xff, argument.bytes) };
+            note(argument, 1, &vec![0; argument.bytes], written);
+        }
+    }
+
+    /// What a launch is given; nobody looks at what a product leaves in its workspace.
+    fn params(&self, work: Work) -> &[Param] {
+        match work {
+            Work::Kernel(n) => &self.kernels[n].params,
+            Work::Product(n) => {
+                let product = &self.products[n];
+                &product.params[..product.workspace().unwrap_or(product.params.len())]
+            }
+        }
+    }
+
+    fn execute(
+        &self,
+        launch: &PlacedLaunch,
+        buffers: &[usize],
+        memory: &mut Memory,
+    ) -> Result<(), EmulateError> {
+        match launch.work {
+            Work::Kernel(n) => {
+                let call = Launch {
+                    kernel: n % BATCH,
+                    grid: launch.grid,
+                    dynamic_shared_bytes: launch.dynamic_shared_bytes,
+                    args: buffers.iter().map(|buffer| Arg::Buffer(*buffer)).collect(),
+                };
+                self.batches[n / BATCH].run(&call, memory, &self.settings)
+            }
+            Work::Product(n) => vendor::run(&self.products[n], memory, buffers),
+        }
     }
 
     /// # Safety

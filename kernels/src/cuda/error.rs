@@ -4,6 +4,8 @@
 
 use super::Arch;
 use super::emulate::EmulateError;
+use super::vendor::TableError;
+use std::path::PathBuf;
 
 /// Why kernels could not be loaded, or did not run.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +142,66 @@ pub enum CudaError {
         /// The driver's words.
         problem: String,
     },
+    /// There is no cuBLASLt.
+    #[error(
+        "cuBLASLt ({}) was not found; looked in {}. Install the CUDA build of PyTorch or `pip install \
+         nvidia-cublas`, set SHORTHAUL_CUBLASLT to the library's folder, or leave the table of products out",
+        super::device::CUBLASLT,
+        super::nvrtc::display_folders(.folders)
+    )]
+    NoCublasLt {
+        /// The folders searched.
+        folders: Vec<PathBuf>,
+    },
+    /// cuBLASLt is there and cannot be used.
+    #[error(
+        "{} cannot be used: {problem}; set SHORTHAUL_CUBLASLT to another folder, or leave the table of \
+         products out",
+        path.display()
+    )]
+    CublasLtUnusable {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// cuBLASLt refused a product, at load or at launch.
+    #[error(
+        "cuBLASLt failed in {call} for product {product} (of {origin}) on cuda:{ordinal}: {problem}. \
+         Leave the table of products out, and our own kernels compute it"
+    )]
+    Product {
+        /// The function.
+        call: &'static str,
+        /// The product's description.
+        product: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// The library's words.
+        problem: String,
+    },
+    /// cuBLASLt does not offer the algorithm that was chosen.
+    #[error(
+        "algorithm {rank} was chosen for product {product} (of {origin}), but cuBLASLt offers {offered} \
+         on cuda:{ordinal}; measure the table of products anew with bench/gpu/tables.py, or leave it out"
+    )]
+    NoAlgorithm {
+        /// The product's description.
+        product: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// What was chosen.
+        rank: usize,
+        /// How many there are.
+        offered: usize,
+    },
+    /// The table of products cannot be used.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// Memory of another device.
     #[error("{buffer} is in memory of {found}, but the kernels run on cuda:{expected}")]
     WrongDevice {

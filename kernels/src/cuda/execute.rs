@@ -7,14 +7,22 @@
 use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
 use super::passes::{ALIGNMENT, positions};
-use super::{Arg, Launch, ParamType};
+use super::vendor::{self, Product};
+use super::{Arg, Launch, Param, ParamType, Work};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
 use std::collections::BTreeMap;
 
 /// Executes one launch in some way.
-type OneLaunch<'f> =
-    dyn FnMut(&Emulator, &Launch, &mut Memory, &Settings) -> Result<(), EmulateError> + 'f;
+type OneLaunch<'f> = dyn FnMut(&Ready<'_>, &mut Memory, &Settings) -> Result<(), EmulateError> + 'f;
+
+/// A launch with its buffers.
+enum Ready<'a> {
+    /// Of a kernel.
+    Kernel(&'a Emulator, Launch),
+    /// Of a product.
+    Product(&'a Product, Vec<usize>),
+}
 
 /// A program compiled for the host.
 pub struct HostProgram<'p> {
@@ -59,8 +67,9 @@ impl HostProgram<'_> {
     /// Another number of inputs; faults of a kernel, each with its name, block and thread, and with the
     /// part of the model that its launch computes; elements of outputs that no launch wrote.
     pub fn run(&self, inputs: &[Tensor], seed: u64) -> Result<Vec<Tensor>, EmulateError> {
-        self.execute(inputs, seed, &mut |emulator, launch, memory, settings| {
-            emulator.run(launch, memory, settings)
+        self.execute(inputs, seed, &mut |ready, memory, settings| match ready {
+            Ready::Kernel(emulator, launch) => emulator.run(launch, memory, settings),
+            Ready::Product(product, buffers) => vendor::run(product, memory, buffers),
         })
     }
 
@@ -70,8 +79,14 @@ impl HostProgram<'_> {
     /// As [`HostProgram::run`].
     pub fn traffic(&self, inputs: &[Tensor]) -> Result<Vec<Traffic>, EmulateError> {
         let mut traffic = Vec::new();
-        self.execute(inputs, 0, &mut |emulator, launch, memory, settings| {
-            traffic.push(emulator.count(launch, memory, settings)?);
+        self.execute(inputs, 0, &mut |ready, memory, settings| {
+            traffic.push(match ready {
+                Ready::Kernel(emulator, launch) => emulator.count(launch, memory, settings)?,
+                Ready::Product(product, buffers) => {
+                    vendor::run(product, memory, buffers)?;
+                    vendor::traffic(&product.gemm)
+                }
+            });
             Ok(())
         })?;
         Ok(traffic)
@@ -102,18 +117,8 @@ impl HostProgram<'_> {
             ..Settings::of_seed(seed)
         };
         for placed in &self.program.launches {
-            let params = &self.program.kernels[placed.kernel].params;
-            let args = placed.args.iter().zip(params);
-            let args = args
-                .map(|(b, p)| Arg::Buffer(self.buffer(*b, p.ty, &mut memory, &mut buffers)))
-                .collect();
-            let launch = Launch {
-                kernel: placed.kernel % BATCH,
-                grid: [placed.grid, 1, 1],
-                dynamic_shared_bytes: 0,
-                args,
-            };
-            let done = one(self.emulator(placed), &launch, &mut memory, &settings);
+            let ready = self.ready(placed, &mut memory, &mut buffers);
+            let done = one(&ready, &mut memory, &settings);
             done.map_err(|error| error.of_launch(self.origin(placed)))?;
         }
         let outputs = self.graph.outputs.iter().map(|o| {
@@ -136,20 +141,45 @@ impl HostProgram<'_> {
             .collect())
     }
 
+    fn ready(
+        &self,
+        placed: &Placed,
+        memory: &mut Memory,
+        buffers: &mut BTreeMap<Buffer, usize>,
+    ) -> Ready<'_> {
+        let args = placed.args.iter().zip(self.program.params(placed.work));
+        let mut buffer = |b: &Buffer, p: &Param| self.buffer(*b, p.ty, memory, buffers);
+        match placed.work {
+            Work::Kernel(n) => {
+                let launch = Launch {
+                    kernel: n % BATCH,
+                    grid: [placed.grid, 1, 1],
+                    dynamic_shared_bytes: 0,
+                    args: args.map(|(b, p)| Arg::Buffer(buffer(b, p))).collect(),
+                };
+                Ready::Kernel(&self.batches[n / BATCH], launch)
+            }
+            Work::Product(n) => {
+                let given = args.filter(|(b, _)| matches!(b, Buffer::Container(_)));
+                let given = given.map(|(b, p)| buffer(b, p)).collect();
+                Ready::Product(&self.program.products[n], given)
+            }
+        }
+    }
+
     /// Elements of one of the graph's outputs that no launch wrote (how many, the first), blamed on
     /// the last that could.
     fn unwritten(&self, id: ContainerId, (n, first): (usize, usize)) -> Fault {
         let place = self.rooted(Buffer::Container(id));
         let writes = |placed: &&Placed| {
-            let params = &self.program.kernels[placed.kernel].params;
-            let mut args = placed.args.iter().zip(params);
+            let mut args = placed.args.iter().zip(self.program.params(placed.work));
             args.any(|(b, p)| self.rooted(*b) == place && matches!(p.ty, ParamType::Out(_)))
         };
         let placed = self.program.launches.iter().rev().find(writes);
         let (kernel, origin) = match placed {
             Some(placed) => {
-                let kernel = &self.program.kernels[placed.kernel];
-                (kernel.name.clone(), self.origin(placed).to_string())
+                let name = self.program.name(placed.work).to_string();
+                (name, self.origin(placed).to_string())
             }
             None => ("none".to_string(), "nothing that is launched".to_string()),
         };
@@ -168,10 +198,6 @@ impl HostProgram<'_> {
 
     fn origin(&self, placed: &Placed) -> &str {
         &self.program.maps[placed.map].origin
-    }
-
-    fn emulator(&self, placed: &Placed) -> &Emulator {
-        &self.batches[placed.kernel / BATCH]
     }
 
     fn name(&self, id: ContainerId) -> String {

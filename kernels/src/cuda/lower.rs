@@ -6,11 +6,14 @@
 //! needs, in the graph's order.
 
 mod epilogue;
+mod finish;
+mod product;
 
-use super::Kernel;
 use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
+use super::vendor::{Choice, Product, Products};
+use super::{Kernel, Param, Work};
 use crate::emit::body::{self, HalfPrecision};
 use crate::emit::prepared;
 use crate::lower::LowerError;
@@ -28,6 +31,8 @@ const MOST_BLOCKS: u32 = i32::MAX as u32;
 pub struct CudaProgram {
     /// Kernels, each text once.
     pub kernels: Vec<Kernel>,
+    /// Products that cuBLASLt computes, each description once.
+    pub products: Vec<Product>,
     /// Launches in order.
     pub launches: Vec<Placed>,
     /// Where containers and workspaces live.
@@ -39,14 +44,32 @@ pub struct CudaProgram {
     pub maps: Vec<MapInfo>,
 }
 
-/// One launch: a kernel on buffers of the memory plan.
+impl CudaProgram {
+    /// What a launch is given, in order.
+    pub fn params(&self, work: Work) -> &[Param] {
+        match work {
+            Work::Kernel(n) => &self.kernels[n].params,
+            Work::Product(n) => &self.products[n].params,
+        }
+    }
+
+    /// The name of what a launch runs.
+    pub fn name(&self, work: Work) -> &str {
+        match work {
+            Work::Kernel(n) => &self.kernels[n].name,
+            Work::Product(n) => &self.products[n].name,
+        }
+    }
+}
+
+/// One launch: a kernel or a product on buffers of the memory plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Position in [`CudaProgram::kernels`].
-    pub kernel: usize,
-    /// Blocks, in one direction.
+    /// What runs.
+    pub work: Work,
+    /// Blocks, in one direction; 1 for a product.
     pub grid: u32,
-    /// Its buffers, in the kernel's order.
+    /// Its buffers, in the order of [`CudaProgram::params`].
     pub args: Vec<Buffer>,
     /// The pass it belongs to.
     pub stage: Stage,
@@ -62,7 +85,7 @@ pub struct MapInfo {
     /// The pass it belongs to.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
-    /// multiply-adds) or `mma` (warp products).
+    /// multiply-adds), `mma` (warp products) or `cublaslt`.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -75,21 +98,33 @@ pub struct MapInfo {
     pub bytes_read: u64,
     /// Bytes of the containers it writes to memory, each once and whole.
     pub bytes_written: u64,
+    /// Of contractions: what else could compute it, and why this does.
+    pub product: Option<Choice>,
 }
 
-/// Lowers a graph of maps (and reshapes, which become aliases).
+/// Lowers a graph of maps (and reshapes, which become aliases), all of it to our own kernels.
 ///
 /// # Errors
 /// See [`LowerError`].
 pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
+    lower_with(graph, &Products::Own)
+}
+
+/// The same, with products by cuBLASLt where `products` chooses it.
+///
+/// # Errors
+/// See [`LowerError`].
+pub fn lower_with(graph: &Graph, products: &Products) -> Result<CudaProgram, LowerError> {
     let nodes = match graph.single_state() {
         Some(state) => state.nodes.clone(),
         None => return Err(LowerError::ControlFlow),
     };
     let mut lowering = Lowering {
         graph: graph.clone(),
+        products: products.clone(),
         program: CudaProgram {
             kernels: Vec::new(),
+            products: Vec::new(),
             launches: Vec::new(),
             memory: MemoryPlan::default(),
             workspace_bytes: Vec::new(),
@@ -106,6 +141,7 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
 struct Lowering {
     /// Products that reach memory lose their storage `Local` here.
     graph: Graph,
+    products: Products,
     program: CudaProgram,
     /// Position among the kernels by text.
     known: BTreeMap<String, usize>,
@@ -127,7 +163,7 @@ impl Lowering {
         if let Some(found) = self.contraction(node)
             && let Some(emitted) = emit_contraction(&self.graph, &found, None)
         {
-            return self.place_contraction(node, emitted, 0);
+            return self.alone(node, &found, emitted);
         }
         if let Some((first, rest)) = split_epilogue(node, map)
             && let Some(found) = self.contraction(&first)
@@ -144,43 +180,22 @@ impl Lowering {
         (!thin).then_some(found)
     }
 
-    /// The rest as epilogue where that is legal; else it reads the product from memory.
-    fn contraction_and_rest(
-        &mut self,
-        node: &Node,
-        first: &Node,
-        rest: &Node,
-        found: &Recognized,
-    ) -> Result<(), LowerError> {
-        let escapes = self.graph.container(found.out).storage != Storage::Local;
-        let epilogue = epilogue::of(&self.graph, rest, found, types(&self.graph, found), escapes)?;
-        if let Some(epilogue) = epilogue
-            && let Some(emitted) = emit_contraction(&self.graph, found, Some(&epilogue))
-        {
-            return self.place_contraction(node, emitted, operations(rest, 1));
-        }
-        match emit_contraction(&self.graph, found, None) {
-            Some(emitted) => {
-                self.graph.container_mut(found.out).storage = Storage::Global;
-                self.place_contraction(first, emitted, 0)?;
-                self.loops(rest)
-            }
-            None => self.loops(node),
-        }
-    }
-
     fn place_contraction(
         &mut self,
         node: &Node,
         emitted: EmittedContraction,
         more_flops: u64,
+        choice: Choice,
     ) -> Result<(), LowerError> {
         let workspace = emitted.workspace_bytes as usize;
         let printed = Printed {
             launches: emitted.launches,
             workspace_bytes: (workspace > 0).then_some(workspace).into_iter().collect(),
         };
-        self.place(node, emitted.path, emitted.flops + more_flops, printed)
+        let map = self.program.maps.len();
+        self.place(node, emitted.path, emitted.flops + more_flops, printed)?;
+        self.program.maps[map].product = Some(choice);
+        Ok(())
     }
 
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
@@ -220,7 +235,7 @@ impl Lowering {
                 args: e.args.iter().map(own).collect(),
                 stage: node.stage,
                 map: self.program.maps.len() - 1,
-                kernel: self.kernel(e.kernel, &origin),
+                work: Work::Kernel(self.kernel(e.kernel, &origin)),
             };
             self.program.launches.push(placed);
         }
@@ -269,6 +284,7 @@ impl Lowering {
             flops,
             bytes_read: bytes(&read)?,
             bytes_written: bytes(&written)?,
+            product: None,
         })
     }
 

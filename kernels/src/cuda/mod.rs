@@ -53,6 +53,7 @@ pub mod emulate;
 pub mod emulated;
 mod error;
 pub mod execute;
+mod interface;
 pub mod lower;
 pub mod machine;
 pub mod nvrtc;
@@ -162,6 +163,15 @@ pub struct Launch {
     pub dynamic_shared_bytes: u32,
     /// One argument per parameter.
     pub args: Vec<Arg>,
+}
+
+/// What a launch of a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// A kernel, by its position among the program's.
+    Kernel(usize),
+    /// A product by cuBLASLt, by its position among the program's.
+    Product(usize),
 }
 
 /// One launch with its kernel, before both have a place in a program.

@@ -15,6 +15,7 @@ use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::cuda::{Arch, Kernel, prelude};
 
 pub use library::Nvrtc;
+pub(super) use library::newest;
 pub use resources::{GateError, Resources, gate};
 
 /// Why kernels could not be compiled for a GPU.
@@ -89,7 +90,7 @@ pub enum NvrtcError {
     Cache(#[from] CacheError),
 }
 
-fn display_folders(folders: &[PathBuf]) -> String {
+pub(super) fn display_folders(folders: &[PathBuf]) -> String {
     if folders.is_empty() {
         return "the loader's folders".to_string();
     }

@@ -4,9 +4,9 @@
 //! lies (the caller's buffer, arena, saved block, constant), how many bytes it has, the bytes of
 //! constants. Never runs anything.
 
-use super::ParamType;
 use super::emulate::Memory;
 use super::lower::CudaProgram;
+use super::{ParamType, Work};
 use crate::plan::{self, Buffer, PlanError};
 use crate::run::{BufferRef, ExternalSpec};
 use graph::{ContainerId, Graph, Lifetime, Stage, Tensor};
@@ -28,13 +28,13 @@ pub struct Argument {
 /// One launch with the places of its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedLaunch {
-    /// Position in [`CudaProgram::kernels`].
-    pub kernel: usize,
+    /// What runs, by its position in the program.
+    pub work: Work,
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared_bytes: u32,
-    /// Its buffers, in the kernel's order.
+    /// Its buffers, in the order of [`CudaProgram::params`].
     pub args: Vec<Argument>,
     /// Whether it writes to the saved block.
     pub writes_saved: bool,
@@ -83,16 +83,15 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
         if (launch.stage != Stage::Forward) != backward {
             continue;
         }
-        let kernel = &program.kernels[launch.kernel];
         let mut placed = PlacedLaunch {
-            kernel: launch.kernel,
+            work: launch.work,
             grid: [launch.grid, 1, 1],
             dynamic_shared_bytes: 0,
             args: Vec::new(),
             writes_saved: false,
             origin: program.maps[launch.map].origin.clone(),
         };
-        for (buffer, param) in launch.args.iter().zip(&kernel.params) {
+        for (buffer, param) in launch.args.iter().zip(program.params(launch.work)) {
             let Some(at) = memory.place(*buffer) else {
                 continue;
             };

@@ -4,13 +4,17 @@
 //! known of each. The driver is loaded at run time; without one every call gives an error that says so.
 //! Never allocates a model's memory: that is the caller's.
 
+mod cublaslt;
 mod driver;
 mod module;
+mod products;
 
 use super::{Arch, CudaError};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use cublaslt::{CUBLASLT, CublasLt};
 pub use module::CudaModule;
 
 /// One device, with its primary context held for the rest of the process.
@@ -20,6 +24,8 @@ pub struct Device {
     context: driver::Context,
     /// What waits to be given back to the driver.
     dropped: Mutex<module::Dropped>,
+    /// Of each cuBLASLt that was asked for, by its file.
+    sessions: Mutex<BTreeMap<PathBuf, Arc<cublaslt::Session>>>,
 }
 
 /// What the driver says of a device.
@@ -67,6 +73,7 @@ impl Device {
             arch,
             context,
             dropped: Mutex::default(),
+            sessions: Mutex::default(),
         });
         open.insert(ordinal, Arc::clone(&device));
         Ok(device)
@@ -75,6 +82,20 @@ impl Device {
     /// What the driver says of it.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The library's state on this device, made once; the context is current.
+    fn session(
+        &self,
+        library: &Arc<CublasLt>,
+    ) -> Result<Arc<cublaslt::Session>, cublaslt::Complaint> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = sessions.get(library.path()) {
+            return Ok(Arc::clone(session));
+        }
+        let session = Arc::new(cublaslt::Session::open(library)?);
+        sessions.insert(library.path().to_path_buf(), Arc::clone(&session));
+        Ok(session)
     }
 
     fn dropped(&self) -> MutexGuard<'_, module::Dropped> {

@@ -1,16 +1,19 @@
 //! A CUDA program loaded onto a device.
 //!
-//! Owns the loaded cubins, the kernels and the constants in the device's memory, and the sequence of
-//! launches: no allocation, no copy and no waiting between the first and the last, so that a captured
+//! Owns the loaded cubins, the kernels, the products and the constants in the device's memory, and the
+//! sequence of launches: no allocation, no copy and no waiting between the first and the last, so that a captured
 //! stream records exactly them. Never compiles.
 #![allow(unsafe_code)]
 
 use super::Device;
+use super::cublaslt::CublasLt;
 use super::driver::{self, Failure, Function, Module};
+use super::products;
 use crate::cuda::machine::{Addresses, check};
 use crate::cuda::nvrtc::Cubin;
 use crate::cuda::passes::{Pass, PlacedLaunch};
-use crate::cuda::{CudaError, Kernel};
+use crate::cuda::vendor::Product;
+use crate::cuda::{CudaError, Kernel, Work};
 use crate::run::BufferRef;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -21,6 +24,7 @@ pub struct CudaModule {
     device: Arc<Device>,
     modules: Vec<Module>,
     kernels: Vec<Loaded>,
+    products: Vec<products::Loaded>,
     constants: Vec<u64>,
     /// Wait after every launch, so that a fault is blamed on its kernel.
     blocking: bool,
@@ -54,6 +58,7 @@ impl CudaModule {
             device: Arc::clone(device),
             modules: Vec::new(),
             kernels: Vec::new(),
+            products: Vec::new(),
             constants: Vec::new(),
             blocking: std::env::var("SHORTHAUL_CUDA_BLOCKING").is_ok_and(|v| v != "0"),
             is_checked: AtomicBool::new(false),
@@ -89,6 +94,30 @@ impl CudaModule {
             module.allow_shared_memory(launches)
         })??;
         Ok(module)
+    }
+
+    /// The same module with a program's products, ready to be launched.
+    ///
+    /// # Errors
+    /// cuBLASLt refuses one, or does not offer the algorithm that was chosen.
+    pub fn with_products<'l>(
+        mut self,
+        library: &Arc<CublasLt>,
+        products: &[Product],
+        launches: impl Iterator<Item = &'l PlacedLaunch>,
+    ) -> Result<CudaModule, CudaError> {
+        let mut origins = vec![String::new(); products.len()];
+        for launch in launches {
+            if let Work::Product(n) = launch.work
+                && let Some(origin) = origins.get_mut(n).filter(|origin| origin.is_empty())
+            {
+                origin.clone_from(&launch.origin);
+            }
+        }
+        let device = Arc::clone(&self.device);
+        let load = || products::load(&device, library, products, &origins);
+        self.products = device.context.within(load)??;
+        Ok(self)
     }
 
     fn load_batch(&mut self, kernels: &[Kernel], cubin: &Cubin) -> Result<(), CudaError> {
@@ -144,7 +173,9 @@ impl CudaModule {
     ) -> Result<(), CudaError> {
         let mut most = vec![0; self.kernels.len()];
         for launch in launches {
-            most[launch.kernel] = launch.dynamic_shared_bytes.max(most[launch.kernel]);
+            if let Work::Kernel(n) = launch.work {
+                most[n] = launch.dynamic_shared_bytes.max(most[n]);
+            }
         }
         let info = &self.device.info;
         for (kernel, bytes) in self.kernels.iter().zip(most) {
@@ -199,12 +230,10 @@ impl CudaModule {
             }
             let waits = self.blocking && !captures;
             for launch in &pass.launches {
-                let kernel = &self.kernels[launch.kernel];
                 // SAFETY: passed on.
-                let launched = unsafe { self.launch(kernel, launch, stream, addresses) };
-                launched.map_err(|f| self.refused(kernel, launch, f))?;
+                unsafe { self.launch(launch, stream, addresses)? };
                 if waits {
-                    driver::wait(stream).map_err(|f| self.failed(kernel, launch, f))?;
+                    driver::wait(stream).map_err(|f| self.failed(launch, f))?;
                 }
             }
             Ok(())
@@ -215,11 +244,10 @@ impl CudaModule {
     /// As for `run`.
     unsafe fn launch(
         &self,
-        kernel: &Loaded,
         launch: &PlacedLaunch,
         stream: u64,
         addresses: &Addresses<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaError> {
         let place = |at: BufferRef| match at {
             BufferRef::Arena(offset) => addresses.arena + offset as u64,
             BufferRef::Saved(offset) => addresses.saved + offset as u64,
@@ -227,15 +255,27 @@ impl CudaModule {
             BufferRef::Constant(n) => self.constants[n],
         };
         let mut values: Vec<u64> = launch.args.iter().map(|a| place(a.at)).collect();
+        let kernel = match launch.work {
+            Work::Kernel(n) => &self.kernels[n],
+            Work::Product(n) => {
+                let (loaded, ordinal) = (&self.products[n], self.device.info.ordinal);
+                // SAFETY: passed on.
+                let launched = unsafe { loaded.launch(&values, stream) };
+                return launched.map_err(|complaint| {
+                    products::of_product(complaint, loaded.product(), &launch.origin, ordinal)
+                });
+            }
+        };
         let pointer = |value: &mut u64| -> *mut c_void { std::ptr::from_mut(value).cast() };
         let mut args: Vec<*mut c_void> = values.iter_mut().map(pointer).collect();
         let (grid, shared) = (launch.grid, launch.dynamic_shared_bytes);
         // SAFETY: every parameter is an address, and the values outlive the call, which copies them.
-        unsafe {
+        let launched = unsafe {
             kernel
                 .function
                 .launch(grid, kernel.threads, shared, stream, &mut args)
-        }
+        };
+        launched.map_err(|f| self.refused(kernel, launch, f))
     }
 
     /// The first run asks the driver whose memory the buffers are: a kernel would fail on others' and
@@ -297,9 +337,15 @@ impl CudaModule {
         }
     }
 
-    fn failed(&self, kernel: &Loaded, launch: &PlacedLaunch, failure: Failure) -> CudaError {
+    fn failed(&self, launch: &PlacedLaunch, failure: Failure) -> CudaError {
         CudaError::Failed {
-            kernel: kernel.name.clone(),
+            kernel: match launch.work {
+                Work::Kernel(n) => self.kernels[n].name.clone(),
+                Work::Product(n) => {
+                    let product = self.products[n].product();
+                    format!("{} (cuBLASLt's product {})", product.name, product.gemm)
+                }
+            },
             origin: launch.origin.clone(),
             ordinal: self.device.info.ordinal,
             problem: failure.problem,

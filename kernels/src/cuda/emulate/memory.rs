@@ -180,6 +180,24 @@ impl Memory {
         self.buffers[buffer].content()
     }
 
+    /// A buffer's name.
+    pub fn name(&self, buffer: usize) -> &str {
+        &self.buffers[buffer].name
+    }
+
+    /// Writes one element, rounded to the buffer's type; false where there is no such element.
+    pub fn put(&mut self, buffer: usize, element: usize, value: f64) -> bool {
+        let buffer = &mut self.buffers[buffer];
+        let (dtype, size) = (buffer.dtype, buffer.dtype.bytes());
+        let Some(known) = buffer.initialized.get_mut(element) else {
+            return false;
+        };
+        *known = 1;
+        let place = &mut buffer.content_mut()[element * size..][..size];
+        encode_float(dtype, value, place);
+        true
+    }
+
     /// A byte per element of a buffer: 0 for those that were never written.
     pub fn initialized(&self, buffer: usize) -> &[u8] {
         &self.buffers[buffer].initialized

@@ -45,6 +45,21 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Of work that is known only to read and to write these bytes, each once.
+    pub fn once(read: u64, written: u64) -> Traffic {
+        let direction = |bytes: u64| Direction {
+            bytes,
+            sectors: bytes.div_ceil(SECTOR_BYTES),
+            block_sectors: bytes.div_ceil(SECTOR_BYTES),
+            unique_bytes: bytes,
+            ..Direction::default()
+        };
+        Traffic {
+            loads: direction(read),
+            stores: direction(written),
+        }
+    }
+
     /// Bytes that any kernel computing the same would move: each element once.
     pub fn unique_bytes(&self) -> u64 {
         self.loads.unique_bytes + self.stores.unique_bytes

@@ -48,16 +48,16 @@ pub(super) fn of(
 }
 
 /// A kernel's statements, each run once for each element of the product.
-struct Points<'k> {
+pub(super) struct Points<'k> {
     kernel: &'k Kernel,
-    loops: Vec<Loop>,
-    statements: &'k [Statement],
+    pub(super) loops: Vec<Loop>,
+    pub(super) statements: &'k [Statement],
     /// The element of the product that a point reads.
-    at: SymExpr,
+    pub(super) at: SymExpr,
 }
 
 /// A kernel that is one nest without conflicts, with the product read at one place.
-fn points(kernel: &Kernel, product: ContainerId) -> Option<Points<'_>> {
+pub(super) fn points(kernel: &Kernel, product: ContainerId) -> Option<Points<'_>> {
     let [nest] = kernel.phases.as_slice() else {
         return None;
     };

@@ -17,6 +17,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use super::NvrtcError;
 use crate::cache::Key;
 use crate::cuda::Arch;
+use crate::cuda::interface::interface;
 
 const LIBRARY: &str = "libnvrtc.so";
 const BUILTINS: &str = "libnvrtc-builtins.so";
@@ -26,19 +27,7 @@ const LOADER_NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", LIBRARY];
 type Program = *mut c_void;
 type Status = c_int;
 
-/// Declares the functions used, each once, with their loading.
-macro_rules! interface {
-    ($($field:ident = $symbol:literal : fn($($arg:ty),*) -> $result:ty;)*) => {
-        struct Interface { $($field: unsafe extern "C" fn($($arg),*) -> $result,)* }
-        impl Interface {
-            fn of(library: &Library) -> Result<Interface, libloading::Error> {
-                // SAFETY: the signatures are those of nvrtc.h, unchanged since CUDA 11.
-                unsafe { Ok(Interface { $($field: *library.get($symbol)?,)* }) }
-            }
-        }
-    };
-}
-
+// Unchanged in nvrtc.h since CUDA 11.
 interface! {
     version = c"nvrtcVersion": fn(*mut c_int, *mut c_int) -> Status;
     n_archs = c"nvrtcGetNumSupportedArchs": fn(*mut c_int) -> Status;
@@ -321,7 +310,7 @@ fn content(file: &Path) -> io::Result<String> {
 }
 
 /// The newest of a folder's files that are called `stem`, or `stem` with a version behind it.
-fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
+pub(in crate::cuda) fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
     let files = fs::read_dir(folder).ok()?.flatten();
     let versions = files.filter_map(|entry| {
         let name = entry.file_name();

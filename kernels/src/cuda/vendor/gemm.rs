@@ -92,14 +92,9 @@ impl Gemm {
 
 impl Matrix {
     /// Bytes of which the address of the first element is a multiple, if its buffer starts at a
-    /// multiple of `buffer` bytes and so does every product's matrix.
+    /// multiple of `buffer` bytes.
     pub fn alignment(&self, buffer: u64) -> u64 {
-        let bytes = self.dtype.bytes() as u64;
-        let mut common = buffer;
-        for distance in [self.offset, self.batch_stride] {
-            common = gcd(common, distance.unsigned_abs() * bytes);
-        }
-        common
+        gcd(buffer, self.offset_bytes())
     }
 
     /// Bytes from the buffer's start to the first element.

@@ -4,7 +4,9 @@
 //! nothing else: tests hold descriptions against it that were made from graphs, and the emulator runs
 //! products by it. Sums are made in f64 and rounded once, to the result's type.
 
+use super::Product;
 use super::gemm::{Finish, Gemm, Matrix};
+use crate::cuda::emulate::{EmulateError, Fault, FaultKind, Memory, Traffic};
 
 /// The elements of the buffers, each counted from its buffer's start.
 #[derive(Clone, Copy, Debug)]
@@ -75,4 +77,98 @@ fn finished(finish: Finish, sum: f64, bias: Option<&[f64]>, row: i64) -> Result<
         Finish::Bias => biased()?,
         Finish::BiasRelu => biased().map(|v| if v < 0.0 { 0.0 } else { v })?,
     })
+}
+
+/// Runs a product on the emulator's memory. `buffers` are those of its parameters up to the workspace,
+/// which nothing is kept in.
+///
+/// # Errors
+/// What a kernel's launch would be blamed for: an element that was never written, or outside its buffer.
+pub(in crate::cuda) fn run(
+    product: &Product,
+    memory: &mut Memory,
+    buffers: &[usize],
+) -> Result<(), EmulateError> {
+    let gemm = &product.gemm;
+    let fault = |kind| {
+        EmulateError::Faults(vec![Fault {
+            kernel: product.name.clone(),
+            origin: String::new(),
+            block: 0,
+            thread: 0,
+            kind,
+        }])
+    };
+    let bias = product.bias().map(|at| buffers[at]);
+    for (x, buffer) in [(&gemm.a, buffers[0]), (&gemm.b, buffers[1])] {
+        let places = places(x, gemm.batch);
+        unread(memory, buffer, places).map_err(|element| {
+            let array = memory.name(buffer).to_string();
+            fault(FaultKind::Uninitialized { array, element })
+        })?;
+    }
+    if let Some(buffer) = bias {
+        unread(memory, buffer, 0..gemm.m).map_err(|element| {
+            let array = memory.name(buffer).to_string();
+            fault(FaultKind::Uninitialized { array, element })
+        })?;
+    }
+    let (a, b) = (memory.values(buffers[0]), memory.values(buffers[1]));
+    let bias = bias.map(|buffer| memory.values(buffer));
+    let operands = Operands {
+        a: &a,
+        b: &b,
+        bias: bias.as_deref(),
+    };
+    let mut outside = None;
+    let mut store = |at, value| {
+        if !memory.put(buffers[2], at, value) {
+            outside = outside.or(Some(at));
+        }
+    };
+    let computed = multiply(gemm, &operands, &mut store);
+    computed.map_err(|problem| EmulateError::Launch {
+        kernel: product.name.clone(),
+        origin: String::new(),
+        problem,
+    })?;
+    match outside {
+        None => Ok(()),
+        Some(at) => Err(EmulateError::Launch {
+            kernel: product.name.clone(),
+            origin: String::new(),
+            problem: format!("element {at} of D is not in its buffer"),
+        }),
+    }
+}
+
+/// What a product must move: each element of its matrices once. What the library's kernels move
+/// besides is not known.
+pub(in crate::cuda) fn traffic(gemm: &Gemm) -> Traffic {
+    let bytes = |x: &Matrix| {
+        let n_matrices = if x.batch_stride == 0 { 1 } else { gemm.batch };
+        (x.rows * x.columns * n_matrices) as u64 * x.dtype.bytes() as u64
+    };
+    let bias = match gemm.finish {
+        Finish::Nothing => 0,
+        Finish::Bias | Finish::BiasRelu => gemm.m as u64 * gemm.d.dtype.bytes() as u64,
+    };
+    Traffic::once(bytes(&gemm.a) + bytes(&gemm.b) + bias, bytes(&gemm.d))
+}
+
+/// Positions of a matrix's elements in all products.
+fn places(x: &Matrix, batch: i64) -> impl Iterator<Item = i64> {
+    let x = *x;
+    let n_matrices = if x.batch_stride == 0 { 1 } else { batch };
+    (0..n_matrices).flat_map(move |p| {
+        (0..x.columns).flat_map(move |column| (0..x.rows).map(move |row| place(&x, row, column, p)))
+    })
+}
+
+/// The first of these elements that was never written.
+fn unread(memory: &Memory, buffer: usize, places: impl Iterator<Item = i64>) -> Result<(), i64> {
+    let known = memory.initialized(buffer);
+    // What is outside of the buffer is told by the product itself.
+    let is_unwritten = |at: &i64| known.get(*at as usize) == Some(&0);
+    places.into_iter().find(is_unwritten).map_or(Ok(()), Err)
 }

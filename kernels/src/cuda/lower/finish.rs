@@ -1,0 +1,174 @@
+//! The rest of a product that cuBLASLt's own epilogues are: a bias of each column, perhaps ReLU.
+//!
+//! Owns the condition, read off the values that the rest computes. The bias is added to the sum before
+//! it is rounded to the product's type, so the result is at least as exact as from a product in memory.
+//! Never maps GELU: cuBLASLt's is the tanh form. A sum that is NaN stays NaN by the graph's meaning;
+//! of the library's ReLU nothing is documented there.
+
+use super::epilogue::{Points, points};
+use crate::cuda::vendor::{Compute, Finish, Gemm};
+use crate::emit::body::{self, HalfPrecision};
+use crate::emit::index::coefficient;
+use crate::emit::prepared;
+use crate::emit::values::{Address, Effect, Op, ValueId, Values};
+use crate::lower::LowerError;
+use crate::recognize::Recognized;
+use graph::{Binary, ContainerId, DType, Graph, Node, Scalar, Storage, SymExpr};
+
+/// A rest that the library does itself.
+pub(super) struct Biased {
+    /// What it is.
+    pub(super) finish: Finish,
+    /// The vector that is added.
+    pub(super) bias: ContainerId,
+    /// What takes the product's place.
+    pub(super) out: ContainerId,
+}
+
+/// The map `rest` as finish of a product; `None` where it is something else.
+///
+/// # Errors
+/// As for any map.
+pub(super) fn of(
+    graph: &Graph,
+    rest: &Node,
+    product: &Recognized,
+    gemm: &Gemm,
+) -> Result<Option<Biased>, LowerError> {
+    // A dense result of one product: an element's row is its place modulo the number of rows.
+    let is_dense = gemm.batch == 1 && gemm.d.ld == gemm.m && gemm.d.offset == 0;
+    if !is_dense || gemm.compute == Compute::F64 {
+        return Ok(None);
+    }
+    let kernel = prepared(body::kernel_of(
+        graph,
+        rest,
+        true,
+        HalfPrecision::Converted,
+    )?);
+    let Some(points) = points(&kernel, product.out) else {
+        return Ok(None);
+    };
+    let values = Values::of(&points.loops, points.statements, &kernel.arrays);
+    let rest = Rest {
+        graph,
+        points: &points,
+        values: &values,
+        dtype: gemm.d.dtype,
+    };
+    Ok(rest.biased(product.out, gemm.m))
+}
+
+struct Rest<'a> {
+    graph: &'a Graph,
+    points: &'a Points<'a>,
+    values: &'a Values,
+    /// Of product, bias and result.
+    dtype: DType,
+}
+
+impl Rest<'_> {
+    fn biased(&self, product: ContainerId, rows: i64) -> Option<Biased> {
+        let in_memory =
+            |e: &&Effect| self.graph.container(e.address.container).storage != Storage::Local;
+        let mut stored = self.values.effects.iter().filter(in_memory);
+        let (effect, None) = (stored.next()?, stored.next()) else {
+            return None;
+        };
+        let out = effect.address.container;
+        let same_place = is_plain(&effect.address) && effect.address.offset == self.points.at;
+        if !same_place || self.graph.container(out).dtype != self.dtype {
+            return None;
+        }
+        let value = self.uncast(effect.value)?;
+        let (finish, sum) = match self.rectified(value) {
+            Some(inner) => (Finish::BiasRelu, self.uncast(inner)?),
+            None => (Finish::Bias, value),
+        };
+        let Op::Binary(Binary::Add, _, a, b) = self.values.get(sum).op else {
+            return None;
+        };
+        let (a, b) = (self.load(a)?, self.load(b)?);
+        let bias = match (a.container == product, b.container == product) {
+            (true, false) => b,
+            (false, true) => a,
+            _ => return None,
+        };
+        let is_bias = self.counts_rows(bias, rows);
+        is_bias.then_some(Biased {
+            finish,
+            bias: bias.container,
+            out,
+        })
+    }
+
+    /// The value before conversions between the type in memory and the one of arithmetic.
+    fn uncast(&self, mut id: ValueId) -> Option<ValueId> {
+        while let Op::Cast(inner) = self.values.get(id).op {
+            let dtype = self.values.get(id).dtype;
+            if dtype != self.dtype && dtype != DType::F32 {
+                return None;
+            }
+            id = inner;
+        }
+        Some(id)
+    }
+
+    /// What a ReLU is of, if a value is one.
+    fn rectified(&self, id: ValueId) -> Option<ValueId> {
+        let is_zero = |id: ValueId| matches!(&self.values.get(id).op, Op::Const(s) if zero(*s));
+        match self.values.get(id).op {
+            Op::Binary(Binary::Max, _, x, c) | Op::Binary(Binary::Max, _, c, x) if is_zero(c) => {
+                Some(x)
+            }
+            Op::Select(condition, yes, no) => {
+                let Op::Binary(relation, _, x, c) = self.values.get(condition).op else {
+                    return None;
+                };
+                let kept = match relation {
+                    Binary::Le | Binary::Lt if is_zero(yes) => no,
+                    Binary::Ge | Binary::Gt if is_zero(no) => yes,
+                    _ => return None,
+                };
+                // The condition may look at the value in the type of arithmetic.
+                let same = self.uncast(x)? == self.uncast(kept)?;
+                (is_zero(c) && same).then_some(kept)
+            }
+            _ => None,
+        }
+    }
+
+    /// The element that a value is read from, of the product's type.
+    fn load(&self, id: ValueId) -> Option<&Address> {
+        let id = self.uncast(id)?;
+        let value = self.values.get(id);
+        match &value.op {
+            Op::Load(address) if is_plain(address) && value.dtype == self.dtype => Some(address),
+            _ => None,
+        }
+    }
+
+    /// Whether an address is the row of the element of the product.
+    fn counts_rows(&self, bias: &Address, rows: i64) -> bool {
+        let mut wanted = SymExpr::default();
+        for l in &self.points.loops {
+            let weight = coefficient(&self.points.at, &l.var).unwrap_or(0);
+            if weight >= rows {
+                continue;
+            }
+            if weight * l.size > rows {
+                return false;
+            }
+            wanted = wanted + SymExpr::from(&l.var) * weight;
+        }
+        bias.offset == wanted
+    }
+}
+
+fn is_plain(address: &Address) -> bool {
+    address.gather.is_empty() && address.guards.is_empty()
+}
+
+fn zero(s: Scalar) -> bool {
+    s.as_f64() == 0.0
+}

@@ -1,0 +1,206 @@
+//! Contractions that cuBLASLt may compute: the choice, and the library's launches.
+//!
+//! Owns which candidates a contraction has and the place of the library's in a program. Never measures.
+
+use super::finish::{self, Biased};
+use super::{Lowering, MapInfo, Placed, emit_contraction, epilogue, types};
+use crate::cache;
+use crate::cuda::Work;
+use crate::cuda::contraction::{EmittedContraction, Epilogue, gemm};
+use crate::cuda::vendor::{Candidate, Choice, Finish, Gemm, Key, Product};
+use crate::lower::LowerError;
+use crate::lowering::operations;
+use crate::plan::Buffer;
+use crate::recognize::Recognized;
+use graph::{Node, Storage};
+
+/// What tables call the rest of a product that has none.
+const NOTHING: &str = "nothing";
+
+impl Lowering {
+    /// Places a contraction that nothing is fused to: `own` or the library's.
+    pub(super) fn alone(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        own: EmittedContraction,
+    ) -> Result<(), LowerError> {
+        let can = |c| !matches!(c, Candidate::LibraryThenMap(_));
+        let (choice, gemm) = self.choose(found, NOTHING, &can);
+        match (choice.candidate, gemm) {
+            (Candidate::Library(rank), Some(gemm)) => {
+                let args = arguments(&gemm, found);
+                self.place_product(node, (gemm, rank), args, choice, 0)
+            }
+            _ => self.place_contraction(node, own, 0, choice),
+        }
+    }
+
+    /// A contraction and what is fused to it: the rest as epilogue where that is legal; else it reads
+    /// the product from memory.
+    pub(super) fn contraction_and_rest(
+        &mut self,
+        node: &Node,
+        first: &Node,
+        rest: &Node,
+        found: &Recognized,
+    ) -> Result<(), LowerError> {
+        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let epilogue = epilogue::of(&self.graph, rest, found, types(&self.graph, found), escapes)?;
+        let fused = |epilogue: &Epilogue| emit_contraction(&self.graph, found, Some(epilogue));
+        if let Some(epilogue) = epilogue
+            && let Some(own) = fused(&epilogue)
+        {
+            return self.fused([node, first, rest], found, &epilogue, own);
+        }
+        match emit_contraction(&self.graph, found, None) {
+            Some(own) => {
+                self.graph.container_mut(found.out).storage = Storage::Global;
+                self.alone(first, found, own)?;
+                self.loops(rest)
+            }
+            None => self.loops(node),
+        }
+    }
+
+    /// A node of a contraction and a rest that can be its epilogue.
+    fn fused(
+        &mut self,
+        [node, first, rest]: [&Node; 3],
+        found: &Recognized,
+        epilogue: &Epilogue,
+        own: EmittedContraction,
+    ) -> Result<(), LowerError> {
+        let biased = match gemm(&found.contraction, types(&self.graph, found)) {
+            Ok(gemm) if !epilogue.keeps_product => finish::of(&self.graph, rest, found, &gemm)?,
+            _ => None,
+        };
+        let name = match &biased {
+            Some(biased) => name(biased.finish).to_string(),
+            None => digest(epilogue),
+        };
+        let can = |c| biased.is_some() || !matches!(c, Candidate::Library(_));
+        let (mut choice, gemm) = self.choose(found, &name, &can);
+        match (choice.candidate, gemm, biased) {
+            (Candidate::Library(rank), Some(gemm), Some(Biased { finish, bias, out })) => {
+                let mut args = arguments(&gemm, found);
+                args[2] = Buffer::Container(out);
+                args.push(Buffer::Container(bias));
+                let gemm = Gemm { finish, ..gemm };
+                self.place_product(node, (gemm, rank), args, choice, operations(rest, 1))
+            }
+            (Candidate::LibraryThenMap(rank), Some(gemm), _) => {
+                self.graph.container_mut(found.out).storage = Storage::Global;
+                choice.n_maps = 2;
+                let args = arguments(&gemm, found);
+                self.place_product(first, (gemm, rank), args, choice, 0)?;
+                self.loops(rest)
+            }
+            _ => self.place_contraction(node, own, operations(rest, 1), choice),
+        }
+    }
+
+    /// The choice for a contraction, and its product if it is one.
+    fn choose(
+        &self,
+        found: &Recognized,
+        rest: &str,
+        can: &dyn Fn(Candidate) -> bool,
+    ) -> (Choice, Option<Gemm>) {
+        match gemm(&found.contraction, types(&self.graph, found)) {
+            Ok(gemm) => {
+                let choice = self.products.choose(Key::new(&gemm, rest), can);
+                (choice, Some(gemm))
+            }
+            Err(reason) => {
+                let choice = Choice {
+                    key: None,
+                    candidate: Candidate::Own,
+                    reason: reason.to_string(),
+                    n_maps: 1,
+                };
+                (choice, None)
+            }
+        }
+    }
+
+    fn place_product(
+        &mut self,
+        node: &Node,
+        (gemm, rank): (Gemm, usize),
+        mut args: Vec<Buffer>,
+        choice: Choice,
+        more_flops: u64,
+    ) -> Result<(), LowerError> {
+        let flops = gemm.flops() + more_flops;
+        let info = self.info(node, "cublaslt", flops, 1)?;
+        self.program.maps.push(MapInfo {
+            product: Some(choice),
+            ..info
+        });
+        let workspace_bytes = self.products.workspace_bytes();
+        if workspace_bytes > 0 {
+            let n = self.program.workspace_bytes.len();
+            self.program.workspace_bytes.push(workspace_bytes);
+            args.push(Buffer::Workspace(n));
+        }
+        let placed = Placed {
+            work: Work::Product(self.product(gemm, rank, workspace_bytes)),
+            grid: 1,
+            args,
+            stage: node.stage,
+            map: self.program.maps.len() - 1,
+        };
+        self.program.launches.push(placed);
+        Ok(())
+    }
+
+    /// The position of a product of this description.
+    fn product(&mut self, gemm: Gemm, rank: usize, workspace_bytes: usize) -> usize {
+        let all = &mut self.program.products;
+        let known = all.iter().position(|p| p.gemm == gemm && p.rank == rank);
+        known.unwrap_or_else(|| {
+            let name = format!("sh_p{}", all.len());
+            all.push(Product::new(name, gemm, rank, workspace_bytes));
+            all.len() - 1
+        })
+    }
+}
+
+/// A, B and D.
+fn arguments(gemm: &Gemm, found: &Recognized) -> Vec<Buffer> {
+    let (a, b) = match gemm.is_swapped {
+        true => (found.b, found.a),
+        false => (found.a, found.b),
+    };
+    [a, b, found.out].map(Buffer::Container).to_vec()
+}
+
+/// What tables call a rest that the library does itself.
+fn name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Nothing => NOTHING,
+        Finish::Bias => "bias",
+        Finish::BiasRelu => "bias_relu",
+    }
+}
+
+/// What tables call any other rest: equal texts compute alike.
+fn digest(epilogue: &Epilogue) -> String {
+    let types: Vec<String> = epilogue
+        .params
+        .iter()
+        .map(|p| format!("{:?}", p.ty))
+        .collect();
+    let all = format!(
+        "{} {} {}",
+        epilogue.keeps_product,
+        types.join(" "),
+        epilogue.text
+    );
+    cache::Key::of(&[all])
+        .to_string()
+        .chars()
+        .take(16)
+        .collect()
+}

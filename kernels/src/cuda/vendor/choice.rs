@@ -1,0 +1,165 @@
+//! Which candidate computes a product, and why.
+//!
+//! Owns the choice by a table or by decree, and its sentence. The same table and product give the same
+//! choice. Never measures.
+
+use super::table::{Candidate, Key, Table};
+use std::fmt;
+use std::sync::Arc;
+
+/// How products are chosen for a program.
+#[derive(Clone, Debug, Default)]
+pub enum Products {
+    /// Our own kernels, for all.
+    #[default]
+    Own,
+    /// The fastest of a table's candidates; our own kernels for what it does not have.
+    Measured(Arc<Table>),
+    /// One candidate wherever it is possible, else our own kernels: how tables are measured.
+    Every {
+        /// Which.
+        candidate: Candidate,
+        /// Bytes of workspace of every product of the library.
+        workspace_bytes: usize,
+    },
+}
+
+/// What was chosen for a product.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The product and its rest; `None` where it is no plain product, and so our own kernel's.
+    pub key: Option<Key>,
+    /// What computes it.
+    pub candidate: Candidate,
+    /// Why.
+    pub reason: String,
+    /// Entries of [`crate::cuda::lower::CudaProgram::maps`] that it takes, from its own on.
+    pub n_maps: usize,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.candidate, self.reason)
+    }
+}
+
+impl Products {
+    /// Bytes of workspace of every product of the library.
+    pub fn workspace_bytes(&self) -> usize {
+        match self {
+            Products::Own => 0,
+            Products::Measured(table) => table.workspace_bytes,
+            Products::Every {
+                workspace_bytes, ..
+            } => *workspace_bytes,
+        }
+    }
+
+    /// The candidate for a product, one of those that `can` be: our own kernel always can.
+    pub fn choose(&self, key: Key, can: &dyn Fn(Candidate) -> bool) -> Choice {
+        let (candidate, reason) = match self {
+            Products::Own => (Candidate::Own, "no table of times is given".to_string()),
+            Products::Every { candidate, .. } if can(*candidate) => {
+                (*candidate, "asked for everywhere".to_string())
+            }
+            Products::Every { candidate, .. } => {
+                (Candidate::Own, format!("{candidate} cannot compute it"))
+            }
+            Products::Measured(table) => fastest(table, &key, can),
+        };
+        Choice {
+            key: Some(key),
+            candidate,
+            reason,
+            n_maps: 1,
+        }
+    }
+}
+
+fn fastest(table: &Table, key: &Key, can: &dyn Fn(Candidate) -> bool) -> (Candidate, String) {
+    let file = table.path().display();
+    let all = table.candidates(key);
+    let possible = all.iter().filter(|m| can(m.candidate));
+    // The first of equals, as `min_by` says.
+    let best = possible.min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
+    match best {
+        Some(best) => {
+            let others = all.iter().filter(|m| m.candidate != best.candidate);
+            let others: Vec<String> = others
+                .map(|m| format!("{} {} us", m.candidate, m.microseconds))
+                .collect();
+            let against = match others.is_empty() {
+                true => "nothing else was measured".to_string(),
+                false => format!("against {}", others.join(", ")),
+            };
+            let time = best.microseconds;
+            (best.candidate, format!("{time} us in {file}, {against}"))
+        }
+        None => (Candidate::Own, format!("{file} has no time for it")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const TABLE: &str = r#"{"format": "shorthaul products", "version": 1,
+        "machine": {"device": "D", "driver": "13.0", "cublaslt": "13.0.0"}, "workspace_bytes": 64,
+        "entries": [{"product": "p", "rest": "bias", "candidates": [
+            {"kind": "own", "microseconds": 3},
+            {"kind": "library", "rank": 2, "microseconds": 1.5},
+            {"kind": "library", "rank": 5, "microseconds": 1.5},
+            {"kind": "library_then_map", "rank": 0, "microseconds": 2}]}]}"#;
+
+    fn key(rest: &str) -> Key {
+        Key {
+            product: "p".into(),
+            rest: rest.into(),
+        }
+    }
+
+    #[test]
+    fn the_first_of_the_fastest_that_can_be_is_taken() {
+        let table = Table::parse(Path::new("t.json"), TABLE).unwrap();
+        let products = Products::Measured(Arc::new(table));
+        let any = products.choose(key("bias"), &|_| true);
+        assert_eq!(any.candidate, Candidate::Library(2));
+        assert!(
+            any.reason
+                .starts_with("1.5 us in t.json, against our own kernel 3 us, ")
+        );
+        let unfused = |c| !matches!(c, Candidate::Library(_));
+        let second = products.choose(key("bias"), &unfused);
+        assert_eq!(second.candidate, Candidate::LibraryThenMap(0));
+        let absent = products.choose(key("nothing"), &|_| true);
+        assert_eq!(absent.candidate, Candidate::Own);
+        assert_eq!(
+            absent.to_string(),
+            "our own kernel: t.json has no time for it"
+        );
+        assert_eq!(products.workspace_bytes(), 64);
+    }
+
+    #[test]
+    fn what_is_asked_for_everywhere_is_taken_where_it_can_be() {
+        let products = Products::Every {
+            candidate: Candidate::Library(1),
+            workspace_bytes: 8,
+        };
+        assert_eq!(
+            products.choose(key("bias"), &|_| true).candidate,
+            Candidate::Library(1)
+        );
+        let own = products.choose(key("bias"), &|c| c == Candidate::Own);
+        assert_eq!(own.candidate, Candidate::Own);
+        assert!(
+            own.reason
+                .contains("cuBLASLt's algorithm 1 cannot compute it")
+        );
+        assert_eq!(
+            Products::Own.choose(key("bias"), &|_| true).candidate,
+            Candidate::Own
+        );
+    }
+}

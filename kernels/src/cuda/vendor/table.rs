@@ -1,0 +1,365 @@
+//! Measured times of products, read from a file.
+//!
+//! Owns the file's format, version 1, and every complaint about one. `bench/gpu/tables.py` writes it.
+//! It is a JSON object:
+//!
+//! ```json
+//! {
+//!   "format": "shorthaul products",
+//!   "version": 1,
+//!   "machine": {"device": "NVIDIA H200", "driver": "13.0", "cublaslt": "13.4.1"},
+//!   "workspace_bytes": 33554432,
+//!   "entries": [
+//!     {
+//!       "product": "m 4096 n 4096 k 1024 batch 1; A bf16 transposed ld 1024; B bf16 ld 1024; D bf16 ld 4096",
+//!       "rest": "bias",
+//!       "candidates": [
+//!         {"kind": "own", "microseconds": 61.2},
+//!         {"kind": "library", "rank": 1, "microseconds": 52.9},
+//!         {"kind": "library_then_map", "rank": 0, "microseconds": 63.5}
+//!       ]
+//!     }
+//!   ]
+//! }
+//! ```
+//!
+//! - `machine`: what the times were taken on. A program for another device, or with another cuBLASLt,
+//!   refuses the table: neither the times nor the ranks mean anything there. The driver's version is
+//!   for the reader. The emulator, which computes every candidate alike, takes any table.
+//! - `workspace_bytes`: what every product of the library is given; ranks hold for this size.
+//! - `product`: sizes, types, transposes and distances as [`Gemm`]'s text has them.
+//! - `rest`: the element-wise work that was fused to the product: `nothing`, `bias`, `bias_relu`, or
+//!   a digest of its text.
+//! - `kind`: `own` is our kernel with the rest in its registers; `library` is cuBLASLt's, with the rest
+//!   as its epilogue; `library_then_map` is cuBLASLt's product alone, and then the rest as a kernel of
+//!   ours. `rank` is the algorithm's position in the library's own order.
+//! - `microseconds`: of all launches of the candidate together.
+//!
+//! The fastest candidate is taken; of equally fast ones the first. A product without an entry is our
+//! own kernel's.
+
+use super::gemm::Gemm;
+use serde::{Deserialize, Deserializer, de};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The only format there is.
+const FORMAT: &str = "shorthaul products";
+/// The version that this file describes.
+const VERSION: u64 = 1;
+/// What to do about a table that cannot be used.
+const ADVICE: &str = "measure one with bench/gpu/tables.py on this machine, or leave the table out";
+
+/// A product and what is done to it, as tables know them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// The product's text.
+    pub product: String,
+    /// The rest.
+    pub rest: String,
+}
+
+impl Key {
+    /// Of a product, whatever it is finished with, and a rest.
+    pub fn new(gemm: &Gemm, rest: &str) -> Key {
+        Key {
+            product: gemm.to_string(),
+            rest: rest.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; then {}", self.product, self.rest)
+    }
+}
+
+/// A way to compute a product with its rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Candidate {
+    /// Our kernel, with the rest in its registers where it can be.
+    Own,
+    /// cuBLASLt with the rest as its epilogue, by the algorithm of that rank.
+    Library(usize),
+    /// cuBLASLt, and then a kernel of ours for the rest.
+    LibraryThenMap(usize),
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Candidate::Own => f.write_str("our own kernel"),
+            Candidate::Library(rank) => write!(f, "cuBLASLt's algorithm {rank}"),
+            Candidate::LibraryThenMap(rank) => {
+                write!(f, "cuBLASLt's algorithm {rank} and a kernel for the rest")
+            }
+        }
+    }
+}
+
+/// A candidate with its time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Which.
+    pub candidate: Candidate,
+    /// Of all its launches.
+    pub microseconds: f64,
+}
+
+/// What times were taken on.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measurer {
+    /// The device's name, as the driver says it.
+    pub device: String,
+    /// The driver's version.
+    pub driver: String,
+    /// The version of cuBLASLt.
+    pub cublaslt: String,
+}
+
+/// A table that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    path: PathBuf,
+    /// What it was measured on.
+    pub machine: Measurer,
+    /// Bytes of workspace of every product of the library.
+    pub workspace_bytes: usize,
+    entries: BTreeMap<Key, Vec<Measured>>,
+}
+
+/// Why a table is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// There is no such file, or it cannot be read.
+    #[error("the table of products {} cannot be read: {problem}; {ADVICE}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        problem: std::io::Error,
+    },
+    /// It is no table of this version.
+    #[error("{}, line {line}: {problem}; {ADVICE}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// It was measured elsewhere.
+    #[error("{} was measured on {what} {found}, but this is {expected}; {ADVICE}", path.display())]
+    Elsewhere {
+        /// The file.
+        path: PathBuf,
+        /// What differs: `a device`, `cuBLASLt`.
+        what: &'static str,
+        /// In the table.
+        found: String,
+        /// Here.
+        expected: String,
+    },
+}
+
+impl Table {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// See [`TableError`].
+    pub fn read(path: &Path) -> Result<Table, TableError> {
+        let text = std::fs::read_to_string(path).map_err(|problem| TableError::Read {
+            path: path.to_path_buf(),
+            problem,
+        })?;
+        Table::parse(path, &text)
+    }
+
+    /// The table in a text; `path` stands in errors.
+    ///
+    /// # Errors
+    /// [`TableError::Content`].
+    pub fn parse(path: &Path, text: &str) -> Result<Table, TableError> {
+        let wrong = |line, problem| TableError::Content {
+            path: path.to_path_buf(),
+            line,
+            problem,
+        };
+        let of_json = |error: serde_json::Error| wrong(error.line(), error.to_string());
+        // Another version may have other fields: it is told before they are.
+        let Header { format, version } = serde_json::from_str(text).map_err(of_json)?;
+        if format != FORMAT || version != VERSION {
+            let problem = format!(
+                "this is version {version} of `{format}`, but version {VERSION} of `{FORMAT}` is read"
+            );
+            return Err(wrong(1, problem));
+        }
+        let file: File = serde_json::from_str(text).map_err(of_json)?;
+        let mut entries = BTreeMap::new();
+        for entry in file.entries {
+            let key = Key {
+                product: entry.product,
+                rest: entry.rest,
+            };
+            let line = line_of(text, &key.product);
+            if let Some(place) = entry.candidates.iter().find(|c| c.is_misplaced()) {
+                let rank = "an own kernel has no `rank`, a library's candidate has one";
+                return Err(wrong(
+                    line,
+                    format!("candidate `{}`: {rank}", place.kind.name()),
+                ));
+            }
+            if entry.candidates.is_empty() {
+                return Err(wrong(line, format!("`{key}` has no candidates")));
+            }
+            let told = format!("`{key}` has two entries");
+            let candidates = entry.candidates.iter().map(Row::measured).collect();
+            if entries.insert(key, candidates).is_some() {
+                return Err(wrong(line, told));
+            }
+        }
+        Ok(Table {
+            path: path.to_path_buf(),
+            machine: file.machine,
+            workspace_bytes: file.workspace_bytes,
+            entries,
+        })
+    }
+
+    /// The file it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The candidates of a product, in the file's order.
+    pub fn candidates(&self, key: &Key) -> &[Measured] {
+        self.entries.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many products it has times of.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// That it was measured on this device with this cuBLASLt.
+    ///
+    /// # Errors
+    /// [`TableError::Elsewhere`].
+    pub fn check(&self, device: &str, cublaslt: &str) -> Result<(), TableError> {
+        for (what, found, expected) in [
+            ("a device", &self.machine.device, device),
+            ("cuBLASLt", &self.machine.cublaslt, cublaslt),
+        ] {
+            if found != expected {
+                return Err(TableError::Elsewhere {
+                    path: self.path.clone(),
+                    what,
+                    found: found.clone(),
+                    expected: expected.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The line that a text first stands in.
+fn line_of(text: &str, what: &str) -> usize {
+    let quoted = serde_json::to_string(what).unwrap_or_default();
+    let at = text.find(&quoted).unwrap_or(0);
+    text[..at].matches('\n').count() + 1
+}
+
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(rename = "format")]
+    _format: String,
+    #[serde(rename = "version")]
+    _version: u64,
+    machine: Measurer,
+    workspace_bytes: usize,
+    entries: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    product: String,
+    rest: String,
+    candidates: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    kind: Kind,
+    rank: Option<usize>,
+    #[serde(deserialize_with = "microseconds")]
+    microseconds: f64,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Own,
+    Library,
+    LibraryThenMap,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Own => "own",
+            Kind::Library => "library",
+            Kind::LibraryThenMap => "library_then_map",
+        }
+    }
+}
+
+impl Row {
+    fn is_misplaced(&self) -> bool {
+        (self.kind == Kind::Own) != self.rank.is_none()
+    }
+
+    fn measured(&self) -> Measured {
+        let rank = self.rank.unwrap_or(0);
+        Measured {
+            candidate: match self.kind {
+                Kind::Own => Candidate::Own,
+                Kind::Library => Candidate::Library(rank),
+                Kind::LibraryThenMap => Candidate::LibraryThenMap(rank),
+            },
+            microseconds: self.microseconds,
+        }
+    }
+}
+
+/// A time: a number above 0.
+fn microseconds<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    let time = f64::deserialize(input)?;
+    match time.is_finite() && time > 0.0 {
+        true => Ok(time),
+        false => Err(de::Error::custom(format!(
+            "{time} microseconds are no time"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
