@@ -1,7 +1,8 @@
 //! A graph of maps as a CUDA program: kernels, launches, a memory plan.
 //!
 //! Contractions that reuse their operands go to the contraction generator, with the element-wise work
-//! fused to them as an epilogue in registers; all other maps go to the map emitter. Kernels of equal
+//! fused to them as an epilogue in registers; products that are used where they are made go to the
+//! chain generator; all other maps go to the map emitter. Kernels of equal
 //! text are kept once. Nothing here decides what is fused: each top-level map becomes the launches it
 //! needs, in the graph's order.
 
@@ -9,6 +10,7 @@ mod epilogue;
 mod finish;
 mod product;
 
+use super::chain;
 use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
@@ -20,7 +22,7 @@ use crate::lower::LowerError;
 use crate::lowering::{operations, split_epilogue};
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::recognize::{Recognized, recognize_typed};
-use graph::{ContainerId, DType, Graph, Node, NodeKind, Stage, Storage};
+use graph::{ContainerId, DType, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 
 /// Blocks that a launch may have in x on every architecture.
@@ -85,7 +87,7 @@ pub struct MapInfo {
     /// The pass it belongs to.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
-    /// multiply-adds), `mma` (warp products) or `cublaslt`.
+    /// multiply-adds), `mma` (warp products) or `cublaslt`, of several in one kernel `chain`.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -160,6 +162,9 @@ impl Lowering {
             }
             NodeKind::Tasklet(_) => return Err(LowerError::NotAMap { origin: origin() }),
         };
+        if is_chain(&self.graph, map) {
+            return self.chain(node, map);
+        }
         if let Some(found) = self.contraction(node)
             && let Some(emitted) = emit_contraction(&self.graph, &found, None)
         {
@@ -171,6 +176,22 @@ impl Lowering {
             return self.contraction_and_rest(node, &first, &rest, &found);
         }
         self.loops(node)
+    }
+
+    /// One kernel, or where it has no form that is known, one for each member with what they pass on in
+    /// memory.
+    fn chain(&mut self, node: &Node, map: &Map) -> Result<(), LowerError> {
+        if let Some(emitted) = chain::emit(NAME, &self.graph, node)? {
+            let printed = Printed {
+                launches: vec![emitted.launch],
+                ..Printed::default()
+            };
+            return self.place(node, "chain", emitted.flops, printed);
+        }
+        for id in node.writes() {
+            self.graph.container_mut(id).storage = Storage::Global;
+        }
+        map.body.iter().try_for_each(|member| self.node(member))
     }
 
     /// The contraction that a node is, if tiles serve it better than plain loops.
@@ -298,6 +319,14 @@ impl Lowering {
         self.program.memory = plan::plan_memory(&self.graph, &touches, workspaces)?;
         Ok(self.program)
     }
+}
+
+/// Whether products follow other work in a kernel, as only chains have them.
+fn is_chain(graph: &Graph, map: &Map) -> bool {
+    let is_product = |n: &Node| recognize_typed(graph, n, &contraction::multiplies).is_some();
+    map.schedule == Schedule::Kernel
+        && map.params.is_empty()
+        && map.body.iter().skip(1).any(is_product)
 }
 
 /// The contraction's launches; `None` if it has no form that its generator knows, and must be loops.

@@ -46,6 +46,7 @@ pub use error::CudaError;
 
 use graph::{DType, Scalar};
 
+mod chain;
 pub mod contraction;
 pub mod device;
 mod emit;

@@ -1,0 +1,339 @@
+//! Text of the element-wise work of a sweep: what depends on the row only is computed before the
+//! sweep, what depends on the column only once for both rows of a thread, all else at each number of the
+//! tiles.
+
+use super::form::Form;
+use super::sweep::{Sweep, Sweeps};
+use crate::cuda::value_text::{ValueText, cast, value_type};
+use crate::emit::body::Statement;
+use crate::emit::index::{Extents, Loop};
+use crate::emit::scalar;
+use crate::emit::text::CText;
+use crate::emit::values::{Address, Op, ValueId, Values};
+use graph::{ContainerId, DType, SymExpr};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Names that the text shares with the rest of the kernel.
+pub(super) type Names = BTreeMap<ContainerId, String>;
+
+/// The values of one sweep.
+pub(super) struct Elements<'f> {
+    form: &'f Form,
+    sweeps: &'f Sweeps,
+    /// Position of the sweep.
+    at: usize,
+    values: Values,
+    /// Whether a value depends on the row, and on the column.
+    scopes: Vec<(bool, bool)>,
+    needed: BTreeSet<usize>,
+}
+
+/// Loops in the order that hash-consing asks for; depths are not used here.
+fn loops(form: &Form) -> Vec<Loop> {
+    let mut loops = form.batch.clone();
+    loops.extend([form.row.clone(), form.col.clone()]);
+    loops
+}
+
+impl<'f> Elements<'f> {
+    pub(super) fn of(form: &'f Form, sweeps: &'f Sweeps, at: usize) -> Self {
+        let sweep = &sweeps.sweeps[at];
+        let statements = sweep.statements.iter().map(|n| form.statements[*n].clone());
+        let statements: Vec<Statement> = statements.collect();
+        let values = Values::of(&loops(form), &statements, &form.arrays);
+        let mut elements = Elements {
+            form,
+            sweeps,
+            at,
+            values,
+            scopes: Vec::new(),
+            needed: BTreeSet::new(),
+        };
+        for n in 0..elements.values.values.len() {
+            let scope = elements.scope(n);
+            elements.scopes.push(scope);
+        }
+        let sinks: Vec<ValueId> = elements.sinks().map(|(v, _)| v).collect();
+        for v in sinks {
+            elements.needed.extend(elements.values.needed(v));
+        }
+        elements
+    }
+
+    fn sweep(&self) -> &Sweep {
+        &self.sweeps.sweeps[self.at]
+    }
+
+    /// Containers that are read from memory in the sweep.
+    pub(super) fn loaded(&self) -> BTreeSet<ContainerId> {
+        let loads = self
+            .needed
+            .iter()
+            .filter_map(|n| match &self.values.values[*n].op {
+                Op::Load(a) => Some(a.container),
+                _ => None,
+            });
+        loads.filter(|id| !self.is_in_registers(*id)).collect()
+    }
+
+    fn is_in_registers(&self, id: ContainerId) -> bool {
+        self.form.tiles.contains(&id) || self.scalar(id).is_some()
+    }
+
+    fn scalar(&self, id: ContainerId) -> Option<usize> {
+        self.sweeps.scalars.iter().position(|s| s.container == id)
+    }
+
+    /// Values that a reduction or a product out of tiles takes, with the text that takes them.
+    fn sinks(&self) -> impl Iterator<Item = (ValueId, Sink)> {
+        let reduced = self.values.effects.iter().filter_map(|e| {
+            e.conflict?;
+            Some((e.value, Sink::Scalar(self.scalar(e.address.container)?)))
+        });
+        let out = self.form.out_products.iter().enumerate();
+        let out = out.filter(|_| self.sweep().is_last).filter_map(|(q, p)| {
+            let made = self.values.effects.iter().filter(|e| e.conflict.is_none());
+            let mut made = made.filter(|e| e.address.container == p.tile);
+            Some((made.next()?.value, Sink::Factor(q)))
+        });
+        reduced.chain(out)
+    }
+
+    fn scope(&self, n: usize) -> (bool, bool) {
+        let own = match &self.values.values[n].op {
+            Op::Load(a) if self.form.tiles.contains(&a.container) => (true, true),
+            Op::Load(a) if self.scalar(a.container).is_some() => (true, false),
+            Op::Load(a) => {
+                let indices = a.guards.iter().map(|g| &g.index);
+                let mut all = indices.chain([&a.offset]).map(|e| self.mentioned(e));
+                all.by_ref().fold((false, false), both)
+            }
+            Op::Index(e) => self.mentioned(e),
+            _ => (false, false),
+        };
+        let operands = self.values.values[n].op.operands();
+        let operands = operands.iter().map(|v| self.scopes[v.0]);
+        operands.fold(own, both)
+    }
+
+    fn mentioned(&self, e: &SymExpr) -> (bool, bool) {
+        let (row, col) = (&self.form.row.var, &self.form.col.var);
+        (e.mentions(row), e.mentions(col))
+    }
+
+    fn in_scope(&self, scope: (bool, bool)) -> impl Iterator<Item = usize> {
+        let all = self.needed.iter().copied();
+        all.filter(move |n| self.scopes[*n] == scope)
+            .filter(|n| !matches!(self.values.values[*n].op, Op::Const(_)))
+    }
+
+    fn declare(&self, t: &mut CText, text: &ValueText<'_>, n: usize) {
+        let value = &self.values.values[n];
+        let ctype = value_type(value.dtype);
+        let made = match &value.op {
+            Op::Load(a) => self.load(a, value.dtype),
+            _ => None,
+        };
+        let made = made.unwrap_or_else(|| text.computation(n));
+        t.line(&format!("const {ctype} t{n} = {made};"));
+    }
+
+    /// A value that is in registers already, rounded as if it had been to memory.
+    fn load(&self, a: &Address, dtype: DType) -> Option<String> {
+        if let Some(scalar) = self.scalar(a.container) {
+            return Some(cast(&format!("scalar{scalar}[h]"), DType::F32, dtype));
+        }
+        let products = &self.form.tile_products;
+        let p = products.iter().position(|p| p.tile == a.container)?;
+        Some(cast(&format!("sums{p}[j][h*2 + k]"), DType::F32, dtype))
+    }
+
+    /// Before the sweep: what its columns share, in arrays of the thread's two rows.
+    pub(super) fn before(&self, t: &mut CText, names: &Names) {
+        let text = self.text(names);
+        for n in self.in_scope((false, false)) {
+            self.declare(t, &text, n);
+        }
+        let rows: Vec<usize> = self.in_scope((true, false)).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let shared = self.shared_rows();
+        for n in &shared {
+            let ctype = value_type(self.values.values[*n].dtype);
+            t.line(&format!("{ctype} of_row{n}[2];"));
+        }
+        t.line("SH_UNROLL");
+        t.open("for (int h = 0; h < 2; h++)");
+        self.row(t);
+        for n in rows {
+            self.declare(t, &text, n);
+            if shared.contains(&n) {
+                t.line(&format!("of_row{n}[h] = t{n};"));
+            }
+        }
+        t.close();
+    }
+
+    /// Values of rows that are used at numbers of tiles.
+    fn shared_rows(&self) -> BTreeSet<usize> {
+        let used = self.in_scope((true, true));
+        let used = used.flat_map(|n| self.values.values[n].op.operands());
+        let used = used.chain(self.sinks().map(|(v, _)| v)).map(|v| v.0);
+        let is_row = |n: &usize| {
+            let is_const = matches!(self.values.values[*n].op, Op::Const(_));
+            self.scopes[*n] == (true, false) && !is_const
+        };
+        used.filter(is_row).collect()
+    }
+
+    fn row(&self, t: &mut CText) {
+        t.line(&format!(
+            "const {} row = row_at[h]; (void)row;",
+            self.index_type()
+        ));
+    }
+
+    /// At each number of the tiles, whose columns begin at `first` and are `n_cols`.
+    pub(super) fn at_each(&self, t: &mut CText, names: &Names, n_cols: i64) {
+        let text = self.text(names);
+        let size = self.form.col.size;
+        let is_ragged = size % n_cols != 0;
+        t.line("SH_UNROLL");
+        t.open(&format!("for (int j = 0; j < {}; j++)", n_cols / 8));
+        let factors: Vec<usize> = self.sinks().filter_map(|(_, s)| s.factor()).collect();
+        for q in &factors {
+            t.line(&format!("float factor{q}_at[2][2];"));
+        }
+        t.line("SH_UNROLL");
+        t.open("for (int k = 0; k < 2; k++)");
+        let index = self.index_type();
+        match is_ragged {
+            true => {
+                t.line("const int place = first + j*8 + lane_col + k;");
+                t.line(&format!("const bool within = place < {size};"));
+                t.line(&format!(
+                    "const {index} col = within ? place : 0; (void)col;"
+                ));
+            }
+            false => t.line(&format!(
+                "const {index} col = first + j*8 + lane_col + k; (void)col;"
+            )),
+        }
+        for n in self.in_scope((false, true)) {
+            self.declare(t, &text, n);
+        }
+        t.line("SH_UNROLL");
+        t.open("for (int h = 0; h < 2; h++)");
+        self.row(t);
+        for n in self.shared_rows() {
+            let ctype = value_type(self.values.values[n].dtype);
+            t.line(&format!("const {ctype} t{n} = of_row{n}[h];"));
+        }
+        for n in self.in_scope((true, true)) {
+            self.declare(t, &text, n);
+        }
+        for (v, sink) in self.sinks() {
+            let value = cast(&text.operand(v), self.values.get(v).dtype, DType::F32);
+            let line = self.sunk(sink, &value, is_ragged);
+            t.line(&line);
+        }
+        t.close();
+        t.close();
+        let ctype = crate::cuda::element_type(self.form.dtype);
+        for q in factors {
+            let half =
+                |h: usize, k: usize| format!("sh_from_float<{ctype}>(factor{q}_at[{h}][{k}])");
+            for h in 0..2 {
+                t.line(&format!(
+                    "factor{q}[j/2][j%2*2 + {h}] = sh_pack({}, {});",
+                    half(h, 0),
+                    half(h, 1)
+                ));
+            }
+        }
+        t.close();
+    }
+
+    fn sunk(&self, sink: Sink, value: &str, is_ragged: bool) -> String {
+        let (to, made, otherwise) = match sink {
+            Sink::Scalar(s) => {
+                let to = format!("scalar{s}[h]");
+                let combine = self.sweeps.scalars[s].reduction.combine();
+                let made = scalar::binary(combine, &to, value, DType::F32);
+                (to.clone(), made, to)
+            }
+            Sink::Factor(q) => {
+                let to = format!("factor{q}_at[h][k]");
+                (to, value.to_string(), "0.0f".to_string())
+            }
+        };
+        match is_ragged {
+            true => format!("{to} = within ? {made} : {otherwise};"),
+            false => format!("{to} = {made};"),
+        }
+    }
+
+    /// Products out of tiles whose left factor is a product into them as it is.
+    pub(super) fn plain_factors(&self) -> Vec<(usize, usize)> {
+        let products = &self.form.tile_products;
+        let out = self.form.out_products.iter().enumerate();
+        out.filter_map(|(q, o)| Some((q, products.iter().position(|p| p.tile == o.tile)?)))
+            .collect()
+    }
+
+    fn text<'a>(&'a self, names: &'a Names) -> ValueText<'a> {
+        ValueText {
+            values: &self.values,
+            extents: &self.form.extents,
+            names,
+        }
+    }
+
+    /// The type that holds every index.
+    pub(super) fn index_type(&self) -> &'static str {
+        let extents = &self.form.extents;
+        let small = |e: &SymExpr| is_small(extents, e);
+        let fits = |a: &Address| {
+            small(&a.offset) && a.guards.iter().all(|g| small(&g.index)) && a.gather.is_empty()
+        };
+        let mut made = self
+            .needed
+            .iter()
+            .map(|n| match &self.values.values[*n].op {
+                Op::Load(a) => self.form.tiles.contains(&a.container) || fits(a),
+                Op::Index(e) => small(e),
+                _ => true,
+            });
+        if made.all(|fits| fits) { "int" } else { "long" }
+    }
+}
+
+/// Whether 32 bits hold the number and all on the way to it.
+pub(super) fn is_small(extents: &Extents, e: &SymExpr) -> bool {
+    const MOST: i64 = 1 << 30;
+    let (lo, hi) = extents.interval(e);
+    lo > -MOST && hi < MOST
+}
+
+fn both(a: (bool, bool), b: (bool, bool)) -> (bool, bool) {
+    (a.0 || b.0, a.1 || b.1)
+}
+
+/// Where a value goes.
+#[derive(Clone, Copy)]
+enum Sink {
+    /// A number of the row, by its position.
+    Scalar(usize),
+    /// The left factor of a product out of tiles, by its position.
+    Factor(usize),
+}
+
+impl Sink {
+    fn factor(self) -> Option<usize> {
+        match self {
+            Sink::Factor(q) => Some(q),
+            Sink::Scalar(_) => None,
+        }
+    }
+}

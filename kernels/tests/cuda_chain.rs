@@ -1,0 +1,241 @@
+//! Chains of products as CUDA text executed on the host against the interpreter in double precision:
+//! attention forward and backward at sizes that no tile divides, masks, dropout, planted faults.
+
+mod chain_cases;
+
+use chain_cases::{Case, Mask, graph, input};
+use graph::{Bindings, NoLibrary, Precision, Tensor, interpret};
+use kernels::cache::Cache;
+use kernels::cuda::emulate::{EmulateError, FaultKind};
+use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
+use kernels::cuda::{Arch, execute, lower};
+
+/// Orders of blocks and threads.
+const SEEDS: [u64; 2] = [1, 2];
+
+const CASE: Case = Case {
+    name: "",
+    dtype: "bf16",
+    batch: 1,
+    heads: 2,
+    rows: 33,
+    columns: 33,
+    widths: [32, 32],
+    mask: Mask::None,
+    is_backward: true,
+};
+
+/// Of the largest number of an output: probabilities and their gradients are rounded once before they
+/// are factors, results once more.
+fn tolerance(name: &str) -> f64 {
+    if name.contains("half") {
+        2f64.powi(-10)
+    } else {
+        2f64.powi(-7)
+    }
+}
+
+fn check(cases: &[Case], is_chained: bool) {
+    let graph = graph(cases);
+    let program = lower::lower(&graph).unwrap();
+    for map in &program.maps {
+        assert_eq!(map.path == "chain", is_chained, "{}", map.origin);
+    }
+    if std::env::var_os("CHAIN_TEXT").is_some() {
+        program.kernels.iter().for_each(|k| println!("{}", k.text));
+    }
+    let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(&graph, *id)).collect();
+    let none = Bindings::new();
+    let expected = interpret(&graph, &inputs, &none, &NoLibrary, Precision::Double).unwrap();
+    let host = execute::compile(&graph, &program).unwrap();
+    for seed in SEEDS {
+        let found = host.run(&inputs, seed).unwrap();
+        for ((output, e), f) in graph.outputs.iter().zip(&expected).zip(&found) {
+            let name = &graph.container(output.container).name;
+            close(name, &e.to_f64(), &f.to_f64());
+        }
+    }
+}
+
+fn close(name: &str, expected: &[f64], found: &[f64]) {
+    assert_eq!(expected.len(), found.len(), "{name}");
+    let sizes = expected.iter().map(|e| e.abs()).filter(|e| e.is_finite());
+    let scale = sizes.fold(0.0, f64::max);
+    for (i, (e, f)) in expected.iter().zip(found).enumerate() {
+        let same = e == f || e.is_nan() && f.is_nan();
+        let near = same || (e - f).abs() <= tolerance(name) * scale;
+        assert!(near, "{name}: element {i} is {f}, expected {e} of {scale}");
+    }
+}
+
+#[test]
+fn attention_at_sizes_that_no_tile_divides() {
+    check(
+        &[
+            Case {
+                name: "plain",
+                ..CASE
+            },
+            Case {
+                name: "wide",
+                rows: 70,
+                columns: 100,
+                widths: [64, 64],
+                ..CASE
+            },
+            Case {
+                name: "half",
+                dtype: "f16",
+                rows: 64,
+                columns: 64,
+                widths: [64, 24],
+                ..CASE
+            },
+            Case {
+                name: "widest",
+                rows: 65,
+                columns: 40,
+                widths: [128, 128],
+                heads: 1,
+                ..CASE
+            },
+        ],
+        true,
+    );
+}
+
+/// What has no kernel of its own goes through memory, and is as right.
+#[test]
+fn chains_of_other_forms_are_launches_of_their_own() {
+    let wide = Case {
+        name: "too_wide",
+        widths: [136, 32],
+        ..CASE
+    };
+    let single = Case {
+        name: "single",
+        dtype: "f32",
+        ..CASE
+    };
+    let odd = Case {
+        name: "odd",
+        widths: [36, 20],
+        ..CASE
+    };
+    check(&[wide, single, odd], false);
+}
+
+#[test]
+fn attention_with_masks_and_dropout() {
+    check(
+        &[
+            Case {
+                name: "causal",
+                mask: Mask::Causal,
+                batch: 2,
+                ..CASE
+            },
+            Case {
+                name: "added",
+                mask: Mask::Added,
+                rows: 20,
+                columns: 48,
+                batch: 2,
+                ..CASE
+            },
+            Case {
+                name: "dropped",
+                mask: Mask::Dropout,
+                rows: 32,
+                columns: 64,
+                ..CASE
+            },
+            Case {
+                name: "blind",
+                mask: Mask::Before,
+                is_backward: false,
+                ..CASE
+            },
+        ],
+        true,
+    );
+}
+
+/// Every barrier is needed: without one, another thread's copy is read before it is there, or written
+/// over before it is read.
+#[test]
+fn barriers_that_are_left_out_are_found() {
+    let graph = graph(&[Case {
+        name: "raced",
+        columns: 100,
+        is_backward: false,
+        ..CASE
+    }]);
+    let sound = lower::lower(&graph).unwrap();
+    let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(&graph, *id)).collect();
+    let barriers = sound.kernels[0].text.matches("SH_SYNC();").count();
+    assert_eq!(barriers, 3);
+    for n in 0..barriers {
+        let mut program = sound.clone();
+        let text = &mut program.kernels[0].text;
+        let (at, _) = text.match_indices("SH_SYNC();").nth(n).unwrap();
+        text.replace_range(at..at + "SH_SYNC();".len(), ";");
+        let host = execute::compile(&graph, &program).unwrap();
+        let raced = SEEDS.iter().any(|seed| match host.run(&inputs, *seed) {
+            Err(EmulateError::Faults(faults)) => faults
+                .iter()
+                .any(|f| matches!(f.kind, FaultKind::Race { .. })),
+            _ => false,
+        });
+        assert!(raced, "barrier {n}");
+    }
+}
+
+/// At the sizes of networks: no spills, no stack, registers for two blocks at least.
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn chains_fit_into_registers() {
+    let large = Case {
+        heads: 16,
+        batch: 8,
+        rows: 512,
+        columns: 512,
+        widths: [64, 64],
+        ..CASE
+    };
+    let graph = graph(&[
+        Case {
+            name: "bert",
+            ..large
+        },
+        Case {
+            name: "dropped",
+            mask: Mask::Dropout,
+            ..large
+        },
+        Case {
+            name: "causal",
+            mask: Mask::Causal,
+            widths: [128, 128],
+            dtype: "f16",
+            ..large
+        },
+        Case {
+            name: "ragged",
+            mask: Mask::Added,
+            rows: 500,
+            columns: 333,
+            widths: [80, 40],
+            ..large
+        },
+    ]);
+    let program = lower::lower(&graph).unwrap();
+    let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path(), 1 << 30).unwrap();
+    for arch in Arch::ALL {
+        let cubins =
+            compile_all(&program.kernels, arch, &nvrtc, &cache, 2, &mut |_, _| ()).unwrap();
+        assert_eq!(gate(&program.kernels, &cubins), []);
+    }
+}
