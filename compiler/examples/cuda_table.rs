@@ -7,7 +7,7 @@
 //! and whole per launch. Compilation is of an empty cache; the time is the processor's, which does not
 //! depend on what else runs.
 
-use compiler::Step;
+use compiler::{Step, Target};
 use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
@@ -77,7 +77,7 @@ fn program(graph: &Graph) -> Result<(CudaProgram, Graph), Box<dyn Error>> {
         c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
     };
     let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
-    let plan = Step::training(graph, &trained)?.plan(&Bindings::new())?;
+    let plan = Step::training(graph, &trained)?.plan_for(&Bindings::new(), Target::Cuda)?;
     Ok((lower(&plan.graph)?, plan.graph))
 }
 

@@ -8,6 +8,7 @@ use crate::error::CompileError;
 use crate::plan::{Plan, Step};
 use crate::report::Memory;
 use crate::torch::Captured;
+use fusion::Target;
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::device::{CudaModule, Device};
 use kernels::cuda::emulated::Emulated;
@@ -72,7 +73,8 @@ impl Captured {
             [] => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         };
-        CudaExecutable::build(step.plan(self.hints())?, target, progress)
+        let plan = step.plan_for(self.hints(), Target::Cuda)?;
+        CudaExecutable::build(plan, target, progress)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod training_graph;
 
 pub use error::CompileError;
 pub use executable::Executable;
+pub use fusion::Target;
 pub use plan::{Plan, Step};
 
 // What a program at the edge needs of the rooms below, so that it depends on this one alone.

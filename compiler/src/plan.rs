@@ -7,7 +7,7 @@
 use crate::boundary;
 use crate::error::{CompileError, check};
 use autodiff::Request;
-use fusion::{Decision, Fused};
+use fusion::{Decision, Fused, Target};
 use graph::{Bindings, ContainerId, Graph};
 
 /// A training or inference step before sizes are known.
@@ -94,18 +94,26 @@ impl Step {
         &self.graph
     }
 
-    /// Fixes the sizes and decides fusion and layout.
+    /// Fixes the sizes and decides fusion and layout for a CPU.
     ///
     /// # Errors
     /// A size without a value, control flow, an operator that refuses these sizes.
     pub fn plan(&self, bindings: &Bindings) -> Result<Plan, CompileError> {
+        self.plan_for(bindings, Target::Cpu)
+    }
+
+    /// As [`Step::plan`], for a target.
+    ///
+    /// # Errors
+    /// As for [`Step::plan`].
+    pub fn plan_for(&self, bindings: &Bindings, target: Target) -> Result<Plan, CompileError> {
         let bound = self.graph.bind(bindings);
         check("bind", &bound)?;
         let mut expanded = fusion::expand(&bound)?;
         check("expand", &expanded.graph)?;
         layouts::assign(&mut expanded.graph);
         check("lay out", &expanded.graph)?;
-        let Fused { graph, decisions } = fusion::fuse(expanded)?;
+        let Fused { graph, decisions } = fusion::fuse(expanded, target)?;
         check("fuse", &graph)?;
         Ok(Plan {
             step: self.clone(),

@@ -1,7 +1,7 @@
 //! Training steps of small networks as CUDA text executed on the host, forward and backward, against
 //! the interpreter in double precision.
 
-use compiler::Step;
+use compiler::{Step, Target};
 use graph::{
     Attr, Bindings, ContainerId, DType, Expr, Graph, Precision, SymExpr, Tensor, interpret,
 };
@@ -81,7 +81,7 @@ fn check(graph: &Graph, tolerance: Tolerance, least: &[(&str, usize)]) {
     let none = Bindings::new();
     let expected =
         interpret(step.graph(), &given, &none, &Meaning, Precision::Double).expect("interprets");
-    let plan = step.plan(&none).expect("plans");
+    let plan = step.plan_for(&none, Target::Cuda).expect("plans");
     let program = lower::lower(&plan.graph).expect("lowers");
     for (path, n) in least {
         let found = program.maps.iter().filter(|m| m.path == *path).count();

@@ -4,7 +4,7 @@
 //! Ignored in a plain `cargo test`; `cargo xtask test` runs it with `SHORTHAUL_NVRTC` set to the folder
 //! of PyTorch's wheel. All architectures and numbers: `cargo run --example cuda_table`.
 
-use compiler::Step;
+use compiler::{Step, Target};
 use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::lower::lower;
@@ -22,7 +22,9 @@ fn kernels(graph: &Graph) -> Vec<Kernel> {
     };
     let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
     let step = Step::training(graph, &trained).expect("differentiates");
-    let plan = step.plan(&Bindings::new()).expect("plans");
+    let plan = step
+        .plan_for(&Bindings::new(), Target::Cuda)
+        .expect("plans");
     lower(&plan.graph).expect("lowers").kernels
 }
 

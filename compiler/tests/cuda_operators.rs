@@ -1,7 +1,7 @@
 //! Every operator's samples as CUDA text executed on the host: planned and emitted together, they
 //! compute what the operators mean, forward and backward.
 
-use compiler::Step;
+use compiler::{Step, Target};
 use graph::{Bindings, Graph, Precision, Tensor, interpret};
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
@@ -71,7 +71,7 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
     let (step, given, names) = join(&cases)?;
     let none = Bindings::new();
     let expected = interpret(step.graph(), &given, &none, &Meaning, Precision::Double)?;
-    let plan = step.plan(&none)?;
+    let plan = step.plan_for(&none, Target::Cuda)?;
     let program = lower::lower(&plan.graph)?;
     let host = execute::compile(&plan.graph, &program)?;
     assert_eq!(given.len(), plan.graph.inputs.len());
@@ -107,7 +107,7 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
 #[ignore = "needs NVRTC: run by `cargo xtask test`"]
 fn emitted_kernels_keep_to_registers() -> Checked<()> {
     let (step, _, _) = join(&Case::all()?)?;
-    let program = lower::lower(&step.plan(&Bindings::new())?.graph)?;
+    let program = lower::lower(&step.plan_for(&Bindings::new(), Target::Cuda)?.graph)?;
     let nvrtc = Nvrtc::find(&[])?;
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
     let threads = std::thread::available_parallelism()?.get();

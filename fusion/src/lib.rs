@@ -2,11 +2,13 @@
 //!
 //! [`expand`] rewrites operators as maps, merges containers across reshapes and inlines what is
 //! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
-//! forward and backward together. Both need constant sizes. Between them the layouts room decides
+//! forward and backward together, products that only their kernel needs included where the target
+//! has such kernels. Both need constant sizes. Between them the layouts room decides
 //! the order of dimensions, since what may share a loop depends on what is contiguous. What
 //! was applied is recorded with the bytes it saves, what was refused with the reason. Papers: arXiv
 //! 1902.10345 (map fusion), 2007.00072 (fusion by data movement).
 
+mod chain;
 mod decision;
 mod group;
 mod inline;
@@ -85,16 +87,29 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     Ok(Fused { graph, decisions })
 }
 
+/// What runs the kernels, where that decides which there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Threads on cores.
+    #[default]
+    Cpu,
+    /// A GPU that multiplies tiles in registers: products may be chained.
+    Cuda,
+}
+
 /// Units grouped into kernels.
 ///
 /// # Errors
 /// Control flow; kernels that need each other.
-pub fn fuse(expanded: Fused) -> Result<Fused, FuseError> {
+pub fn fuse(expanded: Fused, target: Target) -> Result<Fused, FuseError> {
     let Fused {
         mut graph,
         mut decisions,
     } = expanded;
-    let nodes = take_nodes(&mut graph)?;
+    let mut nodes = take_nodes(&mut graph)?;
+    if target == Target::Cuda {
+        nodes = chain::chain(&mut graph, nodes, &mut decisions);
+    }
     let kernels = group::group(&mut graph, nodes, &mut decisions)?;
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })

@@ -1,0 +1,227 @@
+//! Writes chains down as kernels, each with tiles of its own.
+
+use super::Obstacle;
+use super::find::{Chain, Part};
+use crate::unit::bytes;
+use graph::{
+    ContainerId, DType, Graph, Map, Memlet, Node, NodeKind, Origin, Schedule, Stage, Storage,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A graph's nodes with a chain in kernels.
+pub(super) struct Written {
+    pub graph: Graph,
+    pub nodes: Vec<Node>,
+    pub n_kernels: usize,
+    pub n_replaced: usize,
+    /// Bytes not moved.
+    pub saved: i64,
+}
+
+/// The parts as kernels in place of their members, if that saves bytes and nothing must run between.
+pub(super) fn write(
+    graph: &Graph,
+    nodes: &[Node],
+    chain: &Chain,
+    parts: &[Part],
+) -> Result<Written, Obstacle> {
+    let members = chain.members();
+    let before = replaced(graph, nodes, &members);
+    let mut graph = graph.clone();
+    let mut taken = BTreeSet::new();
+    let mut kernels = Vec::new();
+    for part in parts {
+        kernels.push(kernel(&mut graph, nodes, chain, part, &mut taken));
+    }
+    settle_scalars(&mut graph, nodes, chain, &kernels);
+    let after: i64 = kernels
+        .iter()
+        .map(|k| moved(&graph, std::slice::from_ref(k)))
+        .sum();
+    let n_replaced = before.len();
+    let saved = before.iter().sum::<i64>() - after;
+    if saved <= 0 {
+        return Err(Obstacle::Bytes(-saved));
+    }
+    let n_kernels = kernels.len();
+    let others = nodes
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !members.contains(at));
+    let mut all: Vec<Node> = others.map(|(_, n)| n.clone()).collect();
+    all.append(&mut kernels);
+    Ok(Written {
+        nodes: ordered(all).ok_or(Obstacle::Between)?,
+        graph,
+        n_kernels,
+        n_replaced,
+        saved,
+    })
+}
+
+/// Bytes of containers in memory that kernels read and write, each once for each kernel.
+fn moved(graph: &Graph, kernel: &[Node]) -> i64 {
+    let ids: BTreeSet<ContainerId> = kernel
+        .iter()
+        .flat_map(|n| n.reads().into_iter().chain(n.writes()))
+        .filter(|id| graph.container(*id).storage != Storage::Local)
+        .collect();
+    ids.into_iter().map(|id| bytes(graph, id)).sum()
+}
+
+/// Bytes of each kernel that the members would be: a product alone, the rest of a stage together.
+fn replaced(graph: &Graph, nodes: &[Node], members: &BTreeSet<usize>) -> Vec<i64> {
+    let mut kernels: Vec<Vec<Node>> = Vec::new();
+    let mut others: BTreeMap<Stage, Vec<Node>> = BTreeMap::new();
+    for node in members.iter().map(|at| nodes[*at].clone()) {
+        match crate::unit::is_contraction(&node) {
+            true => kernels.push(vec![node]),
+            false => others.entry(node.stage).or_default().push(node),
+        }
+    }
+    kernels.extend(others.into_values());
+    kernels.iter().map(|k| moved(graph, k)).collect()
+}
+
+/// One kernel; tiles that another one has taken are made anew.
+fn kernel(
+    graph: &mut Graph,
+    nodes: &[Node],
+    chain: &Chain,
+    part: &Part,
+    taken: &mut BTreeSet<ContainerId>,
+) -> Node {
+    let mut names: BTreeMap<ContainerId, ContainerId> = BTreeMap::new();
+    let mut body = Vec::new();
+    for at in &part.members {
+        let mut node = nodes[*at].clone();
+        for id in node
+            .writes()
+            .into_iter()
+            .filter(|id| chain.tiles.contains(id))
+        {
+            graph.container_mut(id).storage = Storage::Local;
+            let own = match taken.insert(id) {
+                true => id,
+                false => graph.add_container(graph.container(id).clone()),
+            };
+            names.insert(id, own);
+        }
+        let rename = |m: &mut Memlet| {
+            if let Some(own) = names.get(&m.container) {
+                m.container = *own;
+            }
+        };
+        node.visit_tasklets_mut(&mut |t| {
+            t.inputs.iter_mut().for_each(rename);
+            t.outputs.iter_mut().for_each(|(m, _)| rename(m));
+        });
+        node.stage = part.stage;
+        if let NodeKind::Map(map) = &mut node.kind {
+            map.schedule = Schedule::Sequential;
+            map.body.iter_mut().for_each(|n| n.stage = part.stage);
+        }
+        body.push(node);
+    }
+    let mut origins: Vec<&str> = Vec::new();
+    for at in &part.members {
+        let name = nodes[*at].origin.node.as_str();
+        if !origins.contains(&name) {
+            origins.push(name);
+        }
+    }
+    let first = part
+        .members
+        .first()
+        .map_or_else(Origin::default, |at| (*nodes[*at].origin).clone());
+    let origin = Origin {
+        node: origins.join("+"),
+        ..first
+    };
+    Node {
+        kind: NodeKind::Map(Map {
+            params: Vec::new(),
+            body,
+            schedule: Schedule::Kernel,
+        }),
+        origin: origin.into(),
+        stage: part.stage,
+    }
+}
+
+/// Numbers that kernels reduce tiles to are in single precision, as they are in registers, and local
+/// where no other kernel reads them.
+fn settle_scalars(graph: &mut Graph, nodes: &[Node], chain: &Chain, kernels: &[Node]) {
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let members = chain.members();
+    let others = nodes
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !members.contains(at));
+    let others: Vec<&Node> = others.map(|(_, n)| n).collect();
+    for kernel in kernels {
+        for id in kernel.writes() {
+            let reduces = is_reduced(kernel, id);
+            if !reduces || outputs.contains(&id) {
+                continue;
+            }
+            let c = graph.container_mut(id);
+            if matches!(c.dtype, DType::F16 | DType::BF16) {
+                c.dtype = DType::F32;
+            }
+            let same = |k: &&Node| std::ptr::eq(*k, kernel);
+            let elsewhere = kernels
+                .iter()
+                .filter(|k| !same(k))
+                .chain(others.iter().copied());
+            if !elsewhere.into_iter().any(|n| n.reads().contains(&id)) {
+                c.storage = Storage::Local;
+            }
+        }
+    }
+}
+
+/// Whether members without products reduce to the container.
+fn is_reduced(kernel: &Node, id: ContainerId) -> bool {
+    let NodeKind::Map(map) = &kernel.kind else {
+        return false;
+    };
+    let mut writers = map.body.iter().filter(|n| n.writes().contains(&id));
+    writers.any(|n| {
+        let mut resolves = false;
+        n.visit_tasklets(&mut |t| resolves |= t.outputs.iter().any(|(m, _)| m.conflict.is_some()));
+        resolves && !crate::unit::is_contraction(n)
+    })
+}
+
+/// Producers before consumers, stage by stage; `None` where two need each other.
+fn ordered(nodes: Vec<Node>) -> Option<Vec<Node>> {
+    let writer: BTreeMap<ContainerId, usize> = nodes
+        .iter()
+        .enumerate()
+        .flat_map(|(at, n)| n.writes().into_iter().map(move |id| (id, at)))
+        .collect();
+    let needs = |at: usize| -> BTreeSet<usize> {
+        let made = nodes[at]
+            .reads()
+            .into_iter()
+            .filter_map(|id| writer.get(&id).copied());
+        made.filter(|w| *w != at).collect()
+    };
+    let mut waiting: BTreeMap<usize, BTreeSet<usize>> =
+        (0..nodes.len()).map(|at| (at, needs(at))).collect();
+    let mut order = Vec::new();
+    while !waiting.is_empty() {
+        let ready = waiting.iter().filter(|(_, needs)| needs.is_empty());
+        let next = ready
+            .map(|(at, _)| *at)
+            .min_by_key(|at| (nodes[*at].stage, *at))?;
+        waiting.remove(&next);
+        waiting
+            .values_mut()
+            .for_each(|needs| _ = needs.remove(&next));
+        order.push(next);
+    }
+    let mut nodes: Vec<Option<Node>> = nodes.into_iter().map(Some).collect();
+    order.into_iter().map(|at| nodes[at].take()).collect()
+}
