@@ -196,8 +196,8 @@ fn encoder_layer_with_dropout() {
 
 #[test]
 fn encoder_layer_with_dropout_in_bf16() {
-    let graph = encoder_with_dropout([2, 16, 32, 2, 48], DType::BF16).expect("builds");
-    check(&graph, HALF, &[("mma", 12)]);
+    let graph = encoder_with_dropout([2, 40, 32, 2, 48], DType::BF16).expect("builds");
+    check(&graph, HALF, &[("mma", 12), ("chain", 3)]);
 }
 
 /// Two residual blocks with batch normalization, the second with stride and projection.

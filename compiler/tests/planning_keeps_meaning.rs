@@ -2,10 +2,11 @@
 
 mod planned;
 
+use compiler::{Step, Target};
 use graph::{DType, Expr, Graph, SymExpr, parse};
 use models::net::{Net, Window};
-use models::transformer::{Encoder, encoder_layer};
-use planned::{both_agree, values};
+use models::transformer::{Encoder, encoder_layer, encoder_layer_of};
+use planned::{agrees_for, both_agree, values};
 
 /// Every result of the planned step, and of the planned training step, is that of its operators.
 fn check(graph: &Graph) {
@@ -66,6 +67,68 @@ fn encoder_layer_of_a_transformer() {
         inner: 12,
     };
     check(&encoder_layer(e).expect("builds"));
+}
+
+/// Forward and training steps for a GPU keep their meaning, and attention is one kernel, with gradients
+/// three.
+fn check_chained(graph: &Graph) {
+    let all: Vec<usize> = (0..graph.inputs.len())
+        .filter(|i| {
+            let c = graph.container(graph.inputs[*i]);
+            c.dtype.is_float() && c.name != "mask"
+        })
+        .collect();
+    let forward = Step::forward(graph).expect("no gradients");
+    let training = Step::training(graph, &all).expect("differentiates");
+    for (step, kernels) in [
+        (forward, "1 kernels instead"),
+        (training, "3 kernels instead"),
+    ] {
+        let given = values(step.graph(), 0);
+        let plan = agrees_for(&step, &given, Target::Cuda).unwrap_or_else(|e| panic!("{e}"));
+        let chains = plan.decisions.iter().filter(|d| d.rewrite == "chain");
+        let told: Vec<&str> = chains.map(|d| d.sentence.as_str()).collect();
+        assert!(
+            matches!(told[..], [one] if one.starts_with(kernels)),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
+fn chained_encoder_layer_of_a_transformer() {
+    let e = Encoder {
+        batch: 2,
+        length: 40,
+        hidden: 16,
+        heads: 2,
+        inner: 24,
+    };
+    check_chained(&encoder_layer_of(e, DType::BF16).expect("builds"));
+}
+
+#[test]
+fn chained_attention_with_masks_and_dropout() {
+    let attention = |mask: &str, arguments: &str, attributes: &str| {
+        let text = format!(
+            "graph \"g\" {{
+             %q: f16[2, 3, 40, 16] input
+             %k: f16[2, 3, 56, 16] input
+             %v: f16[2, 3, 56, 8] input
+             {mask}
+             %y: f16[2, 3, 40, 8]
+             inputs %q, %k, %v{arguments}
+             state {{ %y = attention(%q, %k, %v{arguments}) {{{attributes}}} }}
+             outputs %y
+             }}"
+        );
+        let graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        check_chained(&graph);
+    };
+    attention("", "", "scale=0.5");
+    attention("", "", "causal=true");
+    attention("%mask: f16[2, 1, 40, 56] input", ", %mask", "causal=false");
+    attention("%mask: bool[40, 56] input", ", %mask", "causal=true");
 }
 
 #[test]

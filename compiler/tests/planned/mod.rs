@@ -3,7 +3,7 @@
 //! Steps are interpreted operator by operator with the reference meaning of each, plans as maps, both
 //! in double precision, so that only a change of meaning can tell them apart.
 
-use compiler::{Plan, Step};
+use compiler::{Plan, Step, Target};
 use graph::{
     Bindings, ContainerId, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor,
     interpret,
@@ -71,8 +71,18 @@ pub fn values(graph: &Graph, from: usize) -> Vec<Tensor> {
 /// # Errors
 /// What does not hold, in a sentence.
 pub fn agrees(step: &Step, given: &[Tensor]) -> Result<Plan, String> {
+    agrees_for(step, given, Target::Cpu)
+}
+
+/// As [`agrees`], for a target.
+///
+/// # Errors
+/// What does not hold, in a sentence.
+pub fn agrees_for(step: &Step, given: &[Tensor], target: Target) -> Result<Plan, String> {
     let none = Bindings::new();
-    let plan = step.plan(&none).map_err(|e| format!("plan: {e}"))?;
+    let plan = step
+        .plan_for(&none, target)
+        .map_err(|e| format!("plan: {e}"))?;
     graph::verify(&plan.graph).map_err(|e| format!("verify: {e:?}"))?;
     // Planning may split dimensions of inputs and results; the elements stay in order.
     let shaped = |t: &Tensor, id| Tensor {
