@@ -151,6 +151,13 @@ fn attention_with_masks_and_dropout() {
                 ..CASE
             },
             Case {
+                name: "far",
+                mask: Mask::FarDropout,
+                columns: 40,
+                heads: 1,
+                ..CASE
+            },
+            Case {
                 name: "blind",
                 mask: Mask::Before,
                 is_backward: false,

@@ -15,6 +15,8 @@ pub enum Mask {
     Added,
     /// A fifth of the probabilities is dropped.
     Dropout,
+    /// The same, by random numbers whose places need 64 bits.
+    FarDropout,
 }
 
 /// Sizes of one attention.
@@ -86,7 +88,9 @@ impl Text<'_> {
         let at = "[u, v, w, x]";
         let scaled = "$0 * 0.125";
         match self.case.mask {
-            Mask::None | Mask::Dropout => (scaled.into(), format!("%{tile}{at}")),
+            Mask::None | Mask::Dropout | Mask::FarDropout => {
+                (scaled.into(), format!("%{tile}{at}"))
+            }
             Mask::Causal => (
                 format!("select({{x}} <= {{w}}, {scaled}, -inf)"),
                 format!("%{tile}{at}"),
@@ -112,17 +116,24 @@ impl Text<'_> {
         let n = self.n();
         let (j, i, h) = (c.columns, c.columns * c.rows, c.columns * c.rows * c.heads);
         match c.mask {
-            Mask::Dropout => format!(
-                "select(uniform(${} + 7, {{{h}*u + {i}*v + {j}*w + x}}) >= 0.2, {value} * 1.25, 0.0)",
-                n + 2
-            ),
+            Mask::Dropout | Mask::FarDropout => {
+                let first = if c.mask == Mask::Dropout {
+                    0
+                } else {
+                    1i64 << 33
+                };
+                format!(
+                    "select(uniform(${} + 7, {{{first} + {h}*u + {i}*v + {j}*w + x}}) >= 0.2, {value} * 1.25, 0.0)",
+                    n + 2
+                )
+            }
             _ => value.into(),
         }
     }
 
     fn seed(&self) -> &'static str {
         match self.case.mask {
-            Mask::Dropout => ", %seed[]",
+            Mask::Dropout | Mask::FarDropout => ", %seed[]",
             _ => "",
         }
     }
@@ -177,7 +188,7 @@ impl Text<'_> {
             t.map(stage, &format!("{every}, d < D"), &format!("%{s}[u, v, w, x] (sum) = $1 * $0 from %k[u, x, v, d], %q[u, w, v, d]"));
             t.map(stage, &format!("{every}, e < E"), &format!("%{dp}[u, v, w, x] (sum) = $0 * $1 from %go[u, w, v, e], %v[u, x, v, e]"));
             let (p, from) = t.probability(&s);
-            let n = t.n() + 2 + usize::from(t.case.mask == Mask::Dropout);
+            let n = t.n() + 2 + usize::from(!t.seed().is_empty());
             let from = format!("{from}, %{dp}[u, v, w, x]");
             let back = t.kept(&format!("${n}"));
             if by_rows {
@@ -205,7 +216,7 @@ impl Text<'_> {
         self.declare("v", c.dtype, &[b, j, h, e], " input");
         match c.mask {
             Mask::Added => self.declare("mask", "f32", &[b, i, j], " input"),
-            Mask::Dropout => self.declare("seed", "i64", &[], " input"),
+            Mask::Dropout | Mask::FarDropout => self.declare("seed", "i64", &[], " input"),
             _ => (),
         }
         let mut tiles = vec!["t", "p"];

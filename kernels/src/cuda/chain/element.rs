@@ -10,7 +10,7 @@ use crate::emit::index::{Extents, Loop};
 use crate::emit::scalar;
 use crate::emit::text::CText;
 use crate::emit::values::{Address, Op, ValueId, Values};
-use graph::{ContainerId, DType, SymExpr};
+use graph::{Binary, ContainerId, DType, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names that the text shares with the rest of the kernel.
@@ -62,6 +62,12 @@ impl<'f> Elements<'f> {
 
     fn sweep(&self) -> &Sweep {
         &self.sweeps.sweeps[self.at]
+    }
+
+    /// Whether random numbers are made.
+    pub(super) fn draws(&self) -> bool {
+        let mut needed = self.needed.iter().map(|n| &self.values.values[*n].op);
+        needed.any(|op| matches!(op, Op::Uniform(..)))
     }
 
     /// Containers that are read from memory in the sweep.
@@ -132,10 +138,34 @@ impl<'f> Elements<'f> {
         let ctype = value_type(value.dtype);
         let made = match &value.op {
             Op::Load(a) => self.load(a, value.dtype),
+            Op::Binary(Binary::Div, DType::F32, a, b) if self.has_reciprocal(n, *b) => {
+                Some(format!("({} * reciprocal{})", text.operand(*a), b.0))
+            }
             _ => None,
         };
         let made = made.unwrap_or_else(|| text.computation(n));
         t.line(&format!("const {ctype} t{n} = {made};"));
+    }
+
+    /// Whether a quotient at numbers of tiles is a product with what its row or its column has once: that
+    /// rounds once more, and a division takes longer than the rest of most elements.
+    fn has_reciprocal(&self, n: usize, divisor: ValueId) -> bool {
+        let is_const = matches!(self.values.get(divisor).op, Op::Const(_));
+        let shared = matches!(self.scopes[divisor.0], (true, false) | (false, true));
+        self.scopes[n] == (true, true) && shared && !is_const
+    }
+
+    /// Divisors of that scope whose reciprocals are used.
+    fn divisors(&self, scope: (bool, bool)) -> BTreeSet<usize> {
+        let quotients =
+            self.in_scope((true, true))
+                .filter_map(|n| match &self.values.values[n].op {
+                    Op::Binary(Binary::Div, DType::F32, _, b) if self.has_reciprocal(n, *b) => {
+                        Some(b.0)
+                    }
+                    _ => None,
+                });
+        quotients.filter(|b| self.scopes[*b] == scope).collect()
     }
 
     /// A value that is in registers already, rounded as if it had been to memory.
@@ -163,6 +193,10 @@ impl<'f> Elements<'f> {
             let ctype = value_type(self.values.values[*n].dtype);
             t.line(&format!("{ctype} of_row{n}[2];"));
         }
+        let divisors = self.divisors((true, false));
+        for n in &divisors {
+            t.line(&format!("float reciprocal_of_row{n}[2];"));
+        }
         t.line("SH_UNROLL");
         t.open("for (int h = 0; h < 2; h++)");
         self.row(t);
@@ -171,6 +205,9 @@ impl<'f> Elements<'f> {
             if shared.contains(&n) {
                 t.line(&format!("of_row{n}[h] = t{n};"));
             }
+            if divisors.contains(&n) {
+                t.line(&format!("reciprocal_of_row{n}[h] = 1.0f / t{n};"));
+            }
         }
         t.close();
     }
@@ -178,7 +215,20 @@ impl<'f> Elements<'f> {
     /// Values of rows that are used at numbers of tiles.
     fn shared_rows(&self) -> BTreeSet<usize> {
         let used = self.in_scope((true, true));
-        let used = used.flat_map(|n| self.values.values[n].op.operands());
+        let used = used.flat_map(|n| {
+            let operands = self.values.values[n].op.operands();
+            let is_quotient = matches!(
+                self.values.values[n].op,
+                Op::Binary(Binary::Div, DType::F32, ..)
+            );
+            // What only a reciprocal is needed of stays out.
+            let keeps = move |v: &ValueId| !(is_quotient && self.has_reciprocal(n, *v));
+            operands
+                .into_iter()
+                .enumerate()
+                .filter(move |(at, v)| *at == 0 || keeps(v))
+                .map(|(_, v)| v)
+        });
         let used = used.chain(self.sinks().map(|(v, _)| v)).map(|v| v.0);
         let is_row = |n: &usize| {
             let is_const = matches!(self.values.values[*n].op, Op::Const(_));
@@ -223,12 +273,20 @@ impl<'f> Elements<'f> {
         for n in self.in_scope((false, true)) {
             self.declare(t, &text, n);
         }
+        for n in self.divisors((false, true)) {
+            t.line(&format!("const float reciprocal{n} = 1.0f / t{n};"));
+        }
         t.line("SH_UNROLL");
         t.open("for (int h = 0; h < 2; h++)");
         self.row(t);
         for n in self.shared_rows() {
             let ctype = value_type(self.values.values[n].dtype);
             t.line(&format!("const {ctype} t{n} = of_row{n}[h];"));
+        }
+        for n in self.divisors((true, false)) {
+            t.line(&format!(
+                "const float reciprocal{n} = reciprocal_of_row{n}[h];"
+            ));
         }
         for n in self.in_scope((true, true)) {
             self.declare(t, &text, n);

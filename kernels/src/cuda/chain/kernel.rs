@@ -27,6 +27,9 @@ const SHARED_BYTES: i64 = 48 << 10;
 /// Columns of all products out of tiles that a block sums up; with more, blocks share them.
 const MOST_OUT: i64 = 128;
 
+/// Registers in which a random number is made.
+const RANDOM_REGISTERS: i64 = 16;
+
 /// How many columns a block takes at a time, and into how many parts the results' columns are split.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
@@ -175,7 +178,9 @@ impl Job<'_> {
         let factors = form.out_products.len() as i64 * self.tile.cols / 4;
         let out = form.out_products.iter().map(|p| self.part(p.out.width) / 2);
         let all = rows + sums + factors + out.sum::<i64>();
-        if all <= 104 { 3 } else { 2 }
+        let draws = (0..self.sweeps.sweeps.len()).any(|n| self.elements(n).draws());
+        let random = if draws { RANDOM_REGISTERS } else { 0 };
+        if all + random <= 104 { 3 } else { 2 }
     }
 
     fn flops(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Text of what a chain leaves in memory: numbers of rows, and results rounded once.
 
-use super::form::Lines;
+use super::form::{Lines, VECTOR};
 use super::kernel::Job;
 use crate::cuda::element_type;
 use crate::cuda::value_text::cast;
@@ -38,14 +38,68 @@ impl Job<'_> {
         }
     }
 
-    /// Rounds and stores one result's part.
+    /// Rounds and stores one result's part: 16 bytes of a row at a time where they lie so.
     pub(super) fn store(&self, t: &mut CText, q: usize) {
+        let out = &self.form.out_products[q].out;
+        let dtype = self.form.arrays[&out.container].dtype;
+        let whole = self.part(out.width) % 32 == 0 && is_aligned(out, VECTOR);
+        t.line("SH_UNROLL");
+        t.open("for (int h = 0; h < 2; h++)");
+        match dtype {
+            DType::BF16 | DType::F16 if whole => self.store_vectors(t, q),
+            _ => self.store_pairs(t, q),
+        }
+        t.close();
+    }
+
+    /// The four lanes of a row exchange pairs, so that each has eight neighbours.
+    fn store_vectors(&self, t: &mut CText, q: usize) {
         let out = &self.form.out_products[q].out;
         let part = self.part(out.width);
         let dtype = self.form.arrays[&out.container].dtype;
         let (ctype, name) = (element_type(dtype), &self.names[&out.container]);
         t.line("SH_UNROLL");
-        t.open("for (int h = 0; h < 2; h++)");
+        t.open(&format!("for (int j = 0; j < {}; j += 4)", part / 8));
+        t.line("unsigned pairs[4];");
+        t.line("SH_UNROLL");
+        let value = |k: usize| format!("sh_from_float<{ctype}>(out{q}[j + i][h*2 + {k}])");
+        t.line(&format!(
+            "for (int i = 0; i < 4; i++) pairs[i] = sh_pack({}, {});",
+            value(0),
+            value(1)
+        ));
+        t.line("SH_UNROLL");
+        t.open("for (int mask = 1; mask < 4; mask *= 2)");
+        t.line("const bool upper = SH_LANE & mask;");
+        t.line("SH_UNROLL");
+        t.open("for (int i = 0; i < 4; i++)");
+        t.line("if (i & mask) continue;");
+        t.line("const unsigned other = sh_shuffle_xor(upper ? pairs[i] : pairs[i + mask], mask);");
+        t.line("if (upper) pairs[i] = other;");
+        t.line("else pairs[i + mask] = other;");
+        t.close();
+        t.close();
+        t.line(&format!(
+            "const int e = part*{part} + j*8 + SH_LANE % 4*{VECTOR};"
+        ));
+        t.line(&format!("sh_vec<{ctype}, {VECTOR}> v;"));
+        t.line("SH_UNROLL");
+        t.line(&format!(
+            "for (int i = 0; i < {VECTOR}; i++) v[i].bits = (unsigned short)(pairs[i/2] >> i%2*16);"
+        ));
+        let from = self.line(out, "row_at[h]");
+        t.line(&format!(
+            "if (first_row + h*8 < {} && e < {}) sh_store<{VECTOR}>({name}, {from} + e, v);",
+            self.form.row.size, out.width
+        ));
+        t.close();
+    }
+
+    fn store_pairs(&self, t: &mut CText, q: usize) {
+        let out = &self.form.out_products[q].out;
+        let part = self.part(out.width);
+        let dtype = self.form.arrays[&out.container].dtype;
+        let (ctype, name) = (element_type(dtype), &self.names[&out.container]);
         t.line(&format!(
             "if (first_row + h*8 >= {}) continue;",
             self.form.row.size
@@ -58,7 +112,7 @@ impl Job<'_> {
         }
         let from = self.line(out, "row_at[h]");
         let value = |k: usize| format!("sh_from_float<{ctype}>(out{q}[j][h*2 + {k}])");
-        if out.inner == 1 && is_paired(out) {
+        if is_aligned(out, 2) {
             t.line(&format!("sh_vec<{ctype}, 2> v;"));
             t.line(&format!("v[0] = {}, v[1] = {};", value(0), value(1)));
             t.line(&format!("sh_store<2>({name}, {from} + e, v);"));
@@ -72,12 +126,12 @@ impl Job<'_> {
             }
         }
         t.close();
-        t.close();
     }
 }
 
-/// Whether pairs of a line are aligned to their size.
-fn is_paired(lines: &Lines) -> bool {
-    let even = |k: &i64| k % 2 == 0;
-    even(&lines.base) && even(&lines.line) && lines.batch.iter().all(even)
+/// Whether `n` numbers of a line lie side by side, aligned to their size.
+fn is_aligned(lines: &Lines, n: i64) -> bool {
+    let divides = |k: &i64| k % n == 0;
+    let starts = divides(&lines.base) && divides(&lines.line);
+    lines.inner == 1 && starts && lines.batch.iter().all(divides)
 }
