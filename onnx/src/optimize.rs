@@ -350,10 +350,15 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         before: figures(
             before,
             &count(before),
-            before.n_bytes as u64,
+            before.n_bytes as u64 + before.stamps.n_bytes(),
             errors.map(|e| e.0),
         ),
-        after: figures(after, &count(after), encoded, errors.map(|e| e.1)),
+        after: figures(
+            after,
+            &count(after),
+            encoded + external_bytes(after),
+            errors.map(|e| e.1),
+        ),
         shapes,
         was_sorted: false,
     }
@@ -366,7 +371,7 @@ fn figures(model: &Model, cost: &Cost, file_bytes: u64, worst_error: Option<f64>
         bytes_moved: cost.bytes_moved,
         peak_bytes: cost.peak_bytes,
         n_unknown: cost.n_unknown,
-        file_bytes: file_bytes + external_bytes(model),
+        file_bytes,
         worst_error,
         milliseconds: None,
     }

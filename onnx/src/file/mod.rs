@@ -1,17 +1,20 @@
 //! A model as a file: read whole, written whole or not at all.
 //!
 //! Owns bytes on disk. What a reader gives is what was there at one time: a file that changes while it
-//! is read is an error. A target is replaced by renaming a finished file beside it, so that it is
-//! either the old or the new one whatever happens.
+//! is read is an error, and what is no file, such as a pipe, is read once. A target is replaced by
+//! renaming a finished file beside it, so that it is either the old or the new one whatever happens.
 
 mod damage;
 mod part;
+mod staged;
 mod stamps;
+mod target;
 mod write;
 
 pub use part::{abandon, on_abandon};
+pub use staged::{Staged, Written};
 pub use stamps::Stamps;
-pub use write::{WriteError, Written, encoded, write, write_bytes};
+pub use write::{WriteError, encoded, stage, stage_bytes, write};
 
 use crate::proto::ModelProto;
 use bytes::Bytes;
@@ -103,6 +106,12 @@ impl Model {
         })
     }
 
+    /// The file and those of its external data.
+    pub fn files(&self) -> Vec<&Path> {
+        let own = std::iter::once(self.path.as_path());
+        own.chain(self.stamps.files()).collect()
+    }
+
     /// The same file with another model in it.
     pub fn with(&self, proto: ModelProto) -> Model {
         Model {
@@ -135,9 +144,14 @@ fn read_while(path: &Path, meanwhile: impl FnOnce()) -> Result<Bytes, FileError>
         error,
     };
     let stamp = |m: Metadata| (m.len(), m.modified().ok());
-    let before = stamp(std::fs::metadata(path).map_err(failed)?);
+    let found = std::fs::metadata(path).map_err(failed)?;
     let bytes = std::fs::read(path).map_err(failed)?;
     meanwhile();
+    // A pipe gives what it gives, once.
+    if !found.is_file() {
+        return Ok(Bytes::from(bytes));
+    }
+    let before = stamp(found);
     let after = stamp(std::fs::metadata(path).map_err(failed)?);
     if before != after || bytes.len() as u64 != after.0 {
         return Err(FileError::Changed {
@@ -189,6 +203,15 @@ mod tests {
         };
         let changed = read_while(&path, append).expect_err("changed");
         assert!(matches!(changed, FileError::Changed { .. }), "{changed}");
+        let made = std::process::Command::new("mkfifo")
+            .arg(folder.path().join("pipe"))
+            .status();
+        assert!(made.expect("mkfifo starts").success());
+        let pipe = folder.path().join("pipe");
+        let writer = std::thread::spawn(move || std::fs::write(pipe, "piped"));
+        let piped = read_whole(&folder.path().join("pipe")).expect("read");
+        assert_eq!(piped, "piped");
+        writer.join().expect("joined").expect("written");
         let goes = read_while(&path, || std::fs::remove_file(&path).expect("removed"));
         assert!(matches!(goes, Err(FileError::Read { .. })));
     }

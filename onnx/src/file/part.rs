@@ -1,10 +1,13 @@
-//! Unfinished files: beside the target under a name of their own, gone if they are never finished.
+//! Unfinished files: in a folder of their own beside the target, gone if they are never finished.
 //!
-//! Owns the list of those that exist, so that an interrupted program can leave nothing behind.
+//! Owns the list of these folders, so that an interrupted program can leave nothing behind, and the
+//! moment at which finished files take the place of older ones. An interruption waits for that moment to
+//! pass; after a crash in it the older files are in the folder.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,80 +28,115 @@ pub fn on_abandon(folder: &Path) {
 pub fn abandon(last: impl FnOnce()) {
     let mut paths = unfinished();
     for path in std::mem::take(&mut *paths) {
-        // It may not have been created yet, or be gone.
-        let _ = match path.is_dir() {
-            true => fs::remove_dir_all(path),
-            false => fs::remove_file(path),
-        };
+        // It may be gone.
+        let _ = fs::remove_dir_all(path);
     }
     last();
 }
 
-/// A file under another name until it is finished; gone if it never is.
+/// So many folders of other programs or of earlier runs may be in the way.
+const MOST_TAKEN: usize = 100;
+
+/// A folder for unfinished files; gone with what is in it if they are never finished.
+#[derive(Debug)]
 pub(super) struct Part {
-    pub(super) path: PathBuf,
+    folder: PathBuf,
 }
 
 impl Part {
-    /// An empty file beside `path`, which is called `name`.
-    pub(super) fn beside(path: &Path, name: &str) -> io::Result<Part> {
-        let path = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+    /// An empty folder in `folder` for the file `name`. Only its owner can look into it.
+    pub(super) fn within(folder: &Path, name: &str) -> io::Result<Part> {
         let mut paths = unfinished();
-        paths.insert(path.clone());
-        let part = Part { path };
-        let created = File::create(&part.path);
-        // Before `part` goes, which takes the lock again.
-        drop(paths);
-        created?;
-        Ok(part)
+        for n in 0..MOST_TAKEN {
+            let part = folder.join(format!(".{name}.{}-{n}.part", std::process::id()));
+            match DirBuilder::new().mode(0o700).create(&part) {
+                // After a crash it may hold files that were to be replaced.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made?;
+                    paths.insert(part.clone());
+                    return Ok(Part { folder: part });
+                }
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::AlreadyExists))
     }
 
-    /// Waits until its bytes are on disk.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+    /// The path of an unfinished file.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
-    /// Gives the file its name, once its bytes are on disk.
-    pub(super) fn finish(&self, path: &Path) -> io::Result<()> {
-        self.sync()?;
-        let _paths = unfinished();
-        fs::rename(&self.path, path)
+    /// Gives unfinished files their places, all or none.
+    ///
+    /// # Errors
+    /// A file cannot be renamed; every target then is as it was, or the error says where it is.
+    pub(super) fn replace(self, files: &[(PathBuf, PathBuf)]) -> io::Result<()> {
+        self.replace_while(files, || ())
     }
 
-    /// Gives `data` and then this file their names, or neither: the old data is kept until both have.
-    pub(super) fn finish_after(
-        &self,
-        path: &Path,
-        data: &Part,
-        data_path: &Path,
+    /// As [`Part::replace`]; `meanwhile` happens after each renaming.
+    fn replace_while(
+        self,
+        files: &[(PathBuf, PathBuf)],
+        mut meanwhile: impl FnMut(),
     ) -> io::Result<()> {
-        self.sync()?;
-        data.sync()?;
-        let name = data_path.file_name().unwrap_or_default().to_string_lossy();
-        let old = Part::beside(data_path, &format!("{name}.old"))?;
-        let had_data = data_path.exists();
-        if had_data {
-            fs::rename(data_path, &old.path)?;
+        // Held to the end: an interruption never finds half of the files replaced.
+        let mut paths = unfinished();
+        if let [(from, to)] = files {
+            return fs::rename(from, to);
         }
-        let given = fs::rename(&data.path, data_path).and_then(|()| self.finish(path));
-        if given.is_err() {
-            let _paths = unfinished();
-            // The first error is the one to tell; there is nothing else to do about a second.
-            let _ = match had_data {
-                true => fs::rename(&old.path, data_path),
-                false => fs::remove_file(data_path),
-            };
+        let mut renamed = Vec::new();
+        let mut rename = |from: PathBuf, to: PathBuf| -> io::Result<()> {
+            fs::rename(&from, &to)?;
+            renamed.push((from, to));
+            meanwhile();
+            Ok(())
+        };
+        // The older files leave in the other order: after a crash a model may be missing, but there is
+        // never one beside another one's data.
+        let leave = || {
+            files
+                .iter()
+                .enumerate()
+                .rev()
+                .filter(|(_, (_, to))| to.exists())
+        };
+        let done = leave()
+            .try_for_each(|(n, (_, to))| rename(to.clone(), self.file(&format!("{n}.old"))))
+            .and_then(|()| {
+                files
+                    .iter()
+                    .try_for_each(|(from, to)| rename(from.clone(), to.clone()))
+            })
+            .and_then(|()| self.sync_around());
+        let Err(error) = done else { return Ok(()) };
+        for (from, to) in renamed.into_iter().rev() {
+            if fs::rename(&to, &from).is_err() {
+                paths.remove(&self.folder);
+                let kept = self.folder.display().to_string();
+                // What is in it is the user's.
+                std::mem::forget(self);
+                return Err(io::Error::other(format!(
+                    "{error}; the older files are in {kept}"
+                )));
+            }
         }
-        given
+        Err(error)
+    }
+
+    /// Waits until the new names are on disk.
+    fn sync_around(&self) -> io::Result<()> {
+        File::open(super::folder_of(&self.folder))?.sync_all()
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
         let mut paths = unfinished();
-        // Already renamed if all went well.
-        let _ = fs::remove_file(&self.path);
-        paths.remove(&self.path);
+        // What is in it now was never finished, or replaced.
+        let _ = fs::remove_dir_all(&self.folder);
+        paths.remove(&self.folder);
     }
 }
 
@@ -106,22 +144,90 @@ impl Drop for Part {
 mod tests {
     use super::*;
 
+    fn names(folder: &Path) -> usize {
+        fs::read_dir(folder).expect("listed").count()
+    }
+
+    fn text(path: &Path) -> String {
+        fs::read_to_string(path).expect("read")
+    }
+
     #[test]
     fn what_is_not_finished_goes() {
         let folder = tempfile::tempdir().expect("a folder");
         let target = folder.path().join("t");
         fs::write(&target, "old").expect("written");
-        let part = Part::beside(&target, "t").expect("created");
-        fs::write(&part.path, "half of").expect("written");
+        let part = Part::within(folder.path(), "t").expect("created");
+        fs::write(part.file("t"), "half of").expect("written");
         drop(part);
-        assert_eq!(fs::read_to_string(&target).expect("read"), "old");
-        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
+        assert_eq!((text(&target).as_str(), names(folder.path())), ("old", 1));
 
-        let part = Part::beside(&target, "t").expect("created");
-        fs::write(&part.path, "new").expect("written");
-        part.finish(&target).expect("renamed");
-        drop(part);
-        assert_eq!(fs::read_to_string(&target).expect("read"), "new");
-        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
+        let part = Part::within(folder.path(), "t").expect("created");
+        fs::write(part.file("t"), "new").expect("written");
+        let files = [(part.file("t"), target.clone())];
+        part.replace(&files).expect("renamed");
+        assert_eq!((text(&target).as_str(), names(folder.path())), ("new", 1));
+    }
+
+    #[test]
+    fn what_a_crash_left_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = Part::within(folder.path(), "t").expect("created");
+        fs::write(first.file("0.old"), "a user's").expect("written");
+        drop(Part::within(folder.path(), "t").expect("created"));
+        assert_eq!(text(&first.file("0.old")), "a user's");
+    }
+
+    /// At every moment an interruption has to wait, and the older data is somewhere; the older model is
+    /// never beside the newer data.
+    #[test]
+    fn two_files_are_replaced_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (model, data) = (folder.path().join("m"), folder.path().join("m.data"));
+        fs::write(&model, "old m").expect("written");
+        fs::write(&data, "old data").expect("written");
+        let part = Part::within(folder.path(), "m").expect("created");
+        for name in ["m", "m.data"] {
+            fs::write(part.file(name), format!("new {name}")).expect("written");
+        }
+        let files = [
+            (part.file("m.data"), data.clone()),
+            (part.file("m"), model.clone()),
+        ];
+        let aside = part.file("0.old");
+        let mut moments = 0;
+        part.replace_while(&files, || {
+            assert!(UNFINISHED.try_lock().is_err(), "an interruption waits");
+            let here = fs::read_to_string(&data).ok();
+            assert!(here.as_deref() == Some("old data") || text(&aside) == "old data");
+            let is_mixed = fs::read_to_string(&model).is_ok_and(|m| m == "old m");
+            assert!(!is_mixed || here.as_deref() == Some("old data"));
+            moments += 1;
+        })
+        .expect("replaced");
+        assert_eq!(moments, 4);
+        assert_eq!(
+            (text(&model), text(&data)),
+            ("new m".into(), "new m.data".into())
+        );
+        assert_eq!(names(folder.path()), 2);
+    }
+
+    #[test]
+    fn where_one_cannot_be_replaced_the_other_is_as_it_was() {
+        for old in [None, Some("old")] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (model, data) = (folder.path().join("none/m"), folder.path().join("m.data"));
+            if let Some(text) = old {
+                fs::write(&data, text).expect("written");
+            }
+            let part = Part::within(folder.path(), "m").expect("created");
+            fs::write(part.file("m.data"), "new").expect("written");
+            fs::write(part.file("m"), "new").expect("written");
+            let files = [(part.file("m.data"), data.clone()), (part.file("m"), model)];
+            part.replace(&files).expect_err("there is no such folder");
+            assert_eq!(fs::read_to_string(&data).ok().as_deref(), old);
+            assert_eq!(names(folder.path()), usize::from(old.is_some()));
+        }
     }
 }

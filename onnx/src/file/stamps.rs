@@ -29,6 +29,16 @@ impl Stamps {
         Stamps { files }
     }
 
+    /// The files.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.keys().map(PathBuf::as_path)
+    }
+
+    /// Bytes of the files together.
+    pub fn n_bytes(&self) -> u64 {
+        self.files.values().map(|(length, _)| length).sum()
+    }
+
     /// A file that was changed or removed since, if there is one.
     pub fn changed(&self) -> Option<&Path> {
         let mut files = self.files.iter();

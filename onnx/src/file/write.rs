@@ -2,10 +2,13 @@
 //!
 //! Field order: all of the model but its graph, the graph without initializers, the initializers. The
 //! same model gives the same bytes. External data goes to one file beside the target, each range once,
-//! at offsets that are multiples of [`ALIGNMENT`].
+//! those of at least [`ALIGNED_FROM`] bytes at multiples of [`ALIGNMENT`], unless they come from elsewhere
+//! than such an offset: nothing grows by padding that was not there.
 
 use super::Model;
-use super::part::Part;
+use super::staged::{Staged, Written};
+use super::target::same;
+use crate::element::Element;
 use crate::proto::{AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use crate::stored::External;
 use prost::Message;
@@ -15,8 +18,12 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Offsets of external data are multiples of this many bytes, so that readers can map it.
+/// Offsets of large tensors in external data are multiples of this many bytes, so that readers can map
+/// them, as the standard recommends.
 const ALIGNMENT: u64 = 4096;
+/// Tensors of so many bytes are worth mapping, for the exporters of ONNX Runtime and PyTorch as well.
+/// Smaller ones are at multiples of their elements' size.
+const ALIGNED_FROM: u64 = 1 << 20;
 /// Protobuf messages end at 2 GiB; initializers of larger models go to external data.
 const MAX_INSIDE: u64 = i32::MAX as u64 - (1 << 20);
 /// Initializers from this many bytes on go to external data where the model is too large.
@@ -45,57 +52,74 @@ pub enum WriteError {
     },
 }
 
-/// What was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Bytes of the file itself.
-    pub n_bytes: u64,
-    /// Bytes of the external data beside it.
-    pub n_external: u64,
-}
-
 /// Writes a model, whole or not at all. External data goes to `PATH.data`.
 ///
 /// # Errors
 /// See [`WriteError`]; the target and its data then are as they were.
 pub fn write(model: &Model, path: &Path) -> Result<Written, WriteError> {
+    stage(model, path)?.place()
+}
+
+/// Writes a model beside its target, which stays as it is until [`Staged::place`].
+///
+/// # Errors
+/// See [`WriteError`].
+pub fn stage(model: &Model, path: &Path) -> Result<Staged, WriteError> {
     let target = |error| WriteError::Target {
         path: path.to_path_buf(),
         error,
     };
-    let name = replaceable(path).map_err(target)?;
-    let data_name = format!("{name}.data");
-    let part = Part::beside(path, &name).map_err(target)?;
-    let data_path = path.with_file_name(&data_name);
-    let data_part = Part::beside(&data_path, &data_name).map_err(target)?;
-
-    let (proto, ranges) = placed(model, path, &data_name)?;
-    let mut n_external = 0;
+    let in_place = same(&model.path, path);
+    let sources: Vec<&Path> = match in_place {
+        // Only a model that is itself replaced may lose its data.
+        true => Vec::new(),
+        false => model.stamps.files().collect(),
+    };
+    refuse_to_lose(&sources, path)?;
+    let mut staged = Staged::empty(path).map_err(target)?;
+    let (proto, ranges) = placed(model, path, &staged.data_name())?;
     if !ranges.is_empty() {
-        replaceable(&data_path).map_err(target)?;
-    }
-    for range in &ranges {
-        range.refuse_to_lose(model, path, &data_path)?;
-    }
-    if !ranges.is_empty() {
-        n_external = copy(&ranges, &data_part.path, path)?;
+        let (to, place) = staged.with_data().map_err(target)?;
+        refuse_to_lose(&sources, &place)?;
+        staged.written.n_external = copy(&ranges, &to, path)?;
         unchanged(model, path)?;
     }
-    let n_bytes = File::create(&part.path)
+    staged.written.n_bytes = File::create(staged.path())
         .map(|file| BufWriter::with_capacity(1 << 20, file))
         .and_then(|mut file| encode(&proto, &mut file))
         .map_err(target)?;
-    // The data first, the model at once after it: both are on disk before either gets its name.
-    part.sync().map_err(target)?;
-    match ranges.is_empty() {
-        true => part.finish(path),
-        false => part.finish_after(path, &data_part, &data_path),
+    Ok(staged)
+}
+
+/// Writes bytes beside their target, which stays as it is until [`Staged::place`]. Never replaces one of
+/// `sources`, from which the bytes were made.
+///
+/// # Errors
+/// [`WriteError::Target`].
+pub fn stage_bytes(bytes: &[u8], path: &Path, sources: &[&Path]) -> Result<Staged, WriteError> {
+    refuse_to_lose(sources, path)?;
+    let target = |error| WriteError::Target {
+        path: path.to_path_buf(),
+        error,
+    };
+    let mut staged = Staged::empty(path).map_err(target)?;
+    fs::write(staged.path(), bytes).map_err(target)?;
+    staged.written.n_bytes = bytes.len() as u64;
+    Ok(staged)
+}
+
+/// A file that something else is read from is not replaced.
+fn refuse_to_lose(sources: &[&Path], target: &Path) -> Result<(), WriteError> {
+    match sources.iter().find(|source| same(source, target)) {
+        None => Ok(()),
+        Some(source) => Err(WriteError::Target {
+            path: target.to_path_buf(),
+            error: io::Error::other(format!(
+                "{} is read from and would be replaced; choose another target",
+                source.display()
+            )),
+        }),
     }
-    .map_err(target)?;
-    Ok(Written {
-        n_bytes,
-        n_external,
-    })
 }
 
 /// What was copied is what was read and proven.
@@ -111,35 +135,6 @@ fn unchanged(model: &Model, path: &Path) -> Result<(), WriteError> {
             )),
         }),
     }
-}
-
-/// Writes bytes to a file, whole or not at all.
-///
-/// # Errors
-/// [`WriteError::Target`]; the target then is as it was.
-pub fn write_bytes(bytes: &[u8], path: &Path) -> Result<(), WriteError> {
-    let target = |error| WriteError::Target {
-        path: path.to_path_buf(),
-        error,
-    };
-    let name = replaceable(path).map_err(target)?;
-    let part = Part::beside(path, &name).map_err(target)?;
-    fs::write(&part.path, bytes).map_err(target)?;
-    part.finish(path).map_err(target)
-}
-
-/// The name of a target that may be replaced.
-fn replaceable(path: &Path) -> io::Result<String> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::other("it names no file"))?;
-    if path.is_dir() {
-        return Err(io::Error::other("it is a folder"));
-    }
-    if fs::metadata(path).is_ok_and(|m| m.permissions().readonly()) {
-        return Err(io::Error::other("it is read-only"));
-    }
-    Ok(name.to_string_lossy().into_owned())
 }
 
 /// The bytes of a model in one piece.
@@ -181,33 +176,6 @@ struct Range {
     name: String,
 }
 
-impl Range {
-    /// A file that holds elements of a model which stays is not replaced: only a model that is itself
-    /// replaced may lose its data.
-    fn refuse_to_lose(&self, model: &Model, path: &Path, data: &Path) -> Result<(), WriteError> {
-        let Source::File(from) = &self.source else {
-            return Ok(());
-        };
-        let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
-            (Ok(a), Ok(b)) => a == b,
-            _ => false,
-        };
-        let lost = same(&from.path, path) || (same(&from.path, data) && !same(&model.path, path));
-        match lost {
-            false => Ok(()),
-            true => Err(WriteError::Data {
-                path: path.to_path_buf(),
-                name: self.name.clone(),
-                what: format!(
-                    "{} reads its elements from {}, which would be replaced; choose another target",
-                    model.path.display(),
-                    from.path.display()
-                ),
-            }),
-        }
-    }
-}
-
 /// The model with its external tensors pointing to `data_name`, and what goes there.
 fn placed(
     model: &Model,
@@ -230,7 +198,8 @@ fn placed(
             (None, Some(raw)) if too_large && raw.len() >= LARGE => Source::Memory(raw.clone()),
             _ => return Ok(()),
         };
-        let (offset, length) = places.add(source, &name);
+        let element = Element::of_number(tensor.data_type).and_then(Element::bytes);
+        let (offset, length) = places.add(source, &name, element.unwrap_or(1) as u64);
         tensor.raw_data = None;
         tensor.data_location = 1;
         let entry = |key: &str, value: String| StringStringEntryProto {
@@ -280,7 +249,7 @@ impl Places {
             let mut runs: BTreeMap<u64, u64> = BTreeMap::new();
             for (start, end) in ranges {
                 match runs.last_entry() {
-                    // Neighbours that only touch are apart, so that each is aligned.
+                    // Neighbours that only touch are apart, so that each can be aligned.
                     Some(mut last) if start < *last.get() => {
                         let end = end.max(*last.get());
                         last.insert(end);
@@ -304,12 +273,17 @@ impl Places {
         }
     }
 
-    /// Offset and length of a source in the data.
-    fn add(&mut self, source: Source, name: &str) -> (u64, u64) {
+    /// Offset and length of a source in the data; an element of it has `element` bytes.
+    fn add(&mut self, source: Source, name: &str, element: u64) -> (u64, u64) {
+        let aligned = |length: u64, from: u64| match from.is_multiple_of(ALIGNMENT) {
+            true if length >= ALIGNED_FROM => ALIGNMENT,
+            _ => element,
+        };
         match source {
             Source::Memory(bytes) => {
                 let length = bytes.len() as u64;
-                (self.append(Source::Memory(bytes), length, name), length)
+                let at = self.end.next_multiple_of(aligned(length, 0));
+                (self.append(Source::Memory(bytes), at, length, name), length)
             }
             Source::File(e) => {
                 let (wanted, length) = (e.offset, e.length);
@@ -327,7 +301,8 @@ impl Places {
                             length: end - start,
                             ..e
                         };
-                        let offset = self.append(Source::File(whole), end - start, name);
+                        let at = self.end.next_multiple_of(aligned(end - start, start));
+                        let offset = self.append(Source::File(whole), at, end - start, name);
                         self.placed.insert(key, offset);
                         offset
                     }
@@ -337,8 +312,7 @@ impl Places {
         }
     }
 
-    fn append(&mut self, source: Source, length: u64, name: &str) -> u64 {
-        let offset = self.end.next_multiple_of(ALIGNMENT);
+    fn append(&mut self, source: Source, offset: u64, length: u64, name: &str) -> u64 {
         self.end = offset + length;
         self.ranges.push(Range {
             source,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rewrite::trial::{Trial, reals};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 
 /// A model in `folder` whose weight is in `data` beside it.
 fn external(folder: &Path, name: &str, data: &str) -> Model {
@@ -107,26 +108,183 @@ fn bytes_that_two_weights_share_are_written_once() {
 }
 
 #[test]
-fn where_the_model_cannot_be_replaced_its_data_is_as_it_was() {
+fn data_that_is_no_longer_needed_is_not_replaced_either() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
-    for old in [None, Some("old")] {
-        let (data, part) = (at("m.data"), Part::beside(&at("m"), "m").expect("created"));
-        let data_part = Part::beside(&data, "m.data").expect("created");
-        if let Some(text) = old {
-            fs::write(&data, text).expect("written");
-        }
-        // A folder with something in it cannot be replaced by a file.
-        fs::create_dir_all(at("m/full")).expect("created");
-        part.finish_after(&at("m"), &data_part, &data)
-            .expect_err("refused");
-        assert_eq!(fs::read_to_string(&data).ok().as_deref(), old);
-        drop((part, data_part));
-        assert_eq!(
-            fs::read_dir(folder.path()).expect("listed").count(),
-            1 + usize::from(old.is_some())
-        );
+    let mut folded = external(folder.path(), "model.onnx", "weights");
+    let graph = folded.proto.graph.get_or_insert_default();
+    graph.initializer[0] = reals(&[4]).to_proto("w");
+    let error = write(&folded, &at("weights")).expect_err("refused");
+    assert!(error.to_string().contains("would be replaced"), "{error}");
+    assert_eq!(fs::read(at("weights")).expect("read").len(), 16);
+}
+
+#[test]
+fn bytes_never_replace_what_they_were_made_from() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let model = external(folder.path(), "model.onnx", "weights");
+    symlink(at("weights"), at("link")).expect("linked");
+    for name in ["model.onnx", "weights", "link"] {
+        let before = fs::read(at(name)).expect("read");
+        let error = stage_bytes(b"bytes", &at(name), &model.files()).expect_err("refused");
+        assert!(error.to_string().contains("would be replaced"), "{error}");
+        assert_eq!(fs::read(at(name)).expect("read"), before);
     }
+    let staged = stage_bytes(b"bytes", &at("new"), &model.files());
+    staged.and_then(Staged::place).expect("written");
+    assert_eq!(fs::read(at("new")).expect("read"), b"bytes");
+}
+
+#[test]
+fn a_staged_model_can_be_read_and_goes_if_it_is_not_placed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let model = external(folder.path(), "model.onnx", "model.onnx.data");
+    for target in ["model.onnx", "new.onnx"] {
+        let staged = stage(&model, &at(target)).expect("staged");
+        assert_eq!(weight(&staged.path()), weight(&at("model.onnx")));
+        drop(staged);
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2);
+    }
+}
+
+#[test]
+fn permissions_and_owner_stay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let mode = |name: &str| fs::metadata(at(name)).expect("there").mode() & 0o777;
+    let model = external(folder.path(), "model.onnx", "weights");
+    fs::write(at("new.onnx"), "old").expect("written");
+    fs::set_permissions(at("new.onnx"), fs::Permissions::from_mode(0o600)).expect("set");
+    // Only the superuser can give a file away.
+    let given = std::os::unix::fs::chown(at("new.onnx"), Some(12345), Some(12345)).is_ok();
+    write(&model, &at("new.onnx")).expect("written");
+    assert_eq!((mode("new.onnx"), mode("new.onnx.data")), (0o600, 0o600));
+    if given {
+        assert_eq!(fs::metadata(at("new.onnx")).expect("there").uid(), 12345);
+    }
+    fs::set_permissions(at("new.onnx.data"), fs::Permissions::from_mode(0o640)).expect("set");
+    write(&model, &at("new.onnx")).expect("written");
+    assert_eq!((mode("new.onnx"), mode("new.onnx.data")), (0o600, 0o640));
+    // What is new is as any new file.
+    fs::write(at("any"), "").expect("written");
+    write(&model, &at("fresh.onnx")).expect("written");
+    assert_eq!(
+        (mode("fresh.onnx"), mode("fresh.onnx.data")),
+        (mode("any"), mode("any"))
+    );
+}
+
+#[test]
+fn links_stay_and_what_they_lead_to_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("in")).expect("created");
+    symlink("in/real.onnx", at("link.onnx")).expect("linked");
+    symlink("link.onnx", at("link2.onnx")).expect("linked");
+    let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
+    let model = trial.node("y = Mul(x, w)").output("y", "n 4").model();
+    // The first creates the file that the links lead to.
+    for name in ["link2.onnx", "link.onnx"] {
+        write(&model, &at(name)).expect("written");
+        assert!(at("link.onnx").is_symlink() && at("link2.onnx").is_symlink());
+        assert_eq!(
+            Model::read(at("in/real.onnx")).expect("a model").proto,
+            model.proto
+        );
+        assert_eq!(fs::read_dir(at("in")).expect("listed").count(), 1);
+        fs::write(at("in/real.onnx"), "old").expect("written");
+    }
+    // Beside which of the two would external data be looked for?
+    let outside = external(folder.path(), "model.onnx", "weights");
+    let error = write(&outside, &at("link.onnx")).expect_err("refused");
+    assert!(
+        error.to_string().contains("a link into another folder"),
+        "{error}"
+    );
+    symlink("model.onnx", at("near.onnx")).expect("linked");
+    write(&outside, &at("near.onnx")).expect("written");
+    assert_eq!(weight(&at("near.onnx")), weight(&at("model.onnx")));
+    symlink("weights", at("new.onnx.data")).expect("linked");
+    let error = write(&outside, &at("new.onnx")).expect_err("refused");
+    assert!(error.to_string().contains("no regular file"), "{error}");
+}
+
+#[test]
+fn pipes_and_devices_are_written_to() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let trial = Trial::new(17).input("x", "n 4").constant("w", reals(&[4]));
+    let model = trial.node("y = Mul(x, w)").output("y", "n 4").model();
+    let made = std::process::Command::new("mkfifo")
+        .arg(at("pipe"))
+        .status();
+    assert!(made.expect("mkfifo starts").success());
+    let pipe = at("pipe");
+    let reader = std::thread::spawn(move || fs::read(pipe).expect("read"));
+    write(&model, &at("pipe")).expect("written");
+    assert_eq!(
+        reader.join().expect("bytes"),
+        encoded(&model).expect("bytes")
+    );
+    assert!(
+        fs::metadata(at("pipe"))
+            .expect("there")
+            .file_type()
+            .is_fifo()
+    );
+    let null = Path::new("/dev/null");
+    write(&model, null).expect("written");
+    assert!(
+        fs::metadata(null)
+            .expect("there")
+            .file_type()
+            .is_char_device()
+    );
+    let outside = external(folder.path(), "model.onnx", "weights");
+    let error = write(&outside, null).expect_err("refused");
+    assert!(
+        error.to_string().contains("needs to be a file as well"),
+        "{error}"
+    );
+}
+
+#[test]
+fn small_tensors_are_not_padded_and_large_ones_where_they_were() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let mut model = external(folder.path(), "model.onnx", "weights");
+    let entry = |key: &str, value: usize| StringStringEntryProto {
+        key: key.to_string(),
+        value: value.to_string(),
+    };
+    let large = 1 << 20;
+    // Small, large and aligned, small, large and not aligned.
+    let ranges = [
+        (0, 16),
+        (4096, large),
+        (4096 + large, 16),
+        (4112 + large, large),
+    ];
+    fs::write(at("weights"), vec![1; 4112 + 2 * large]).expect("written");
+    let graph = model.proto.graph.get_or_insert_default();
+    let first = graph.initializer.remove(0);
+    for (n, (offset, length)) in ranges.into_iter().enumerate() {
+        let mut tensor = first.clone();
+        (tensor.name, tensor.dims) = (format!("w{n}"), vec![length as i64 / 4]);
+        tensor
+            .external_data
+            .extend([entry("offset", offset), entry("length", length)]);
+        graph.initializer.push(tensor);
+    }
+    model.stamps = crate::file::Stamps::of(&model.proto, &model.folder);
+    let written = write(&model, &at("new.onnx")).expect("written");
+    assert_eq!(written.n_external, 4112 + 2 * large as u64);
+    let tight = model.proto.graph.get_or_insert_default();
+    tight.initializer.remove(1);
+    let written = write(&model, &at("new.onnx")).expect("written");
+    assert_eq!(written.n_external, 32 + large as u64);
 }
 
 #[test]
