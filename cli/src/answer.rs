@@ -1,21 +1,63 @@
 //! What a command has to say, and whether the answer is yes: exit codes 0 and 3.
+//!
+//! A file that a command makes takes its place when everything else has gone well, last of all.
+
+use anyhow::{Result, bail};
+use onnx::file::Staged;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 /// The end of a command that could do its work.
+#[derive(Debug)]
 pub struct Answer {
     /// For standard output.
     pub text: String,
     /// No: problems were found, files differ.
     pub is_yes: bool,
+    /// What is put in its place once the text is told.
+    pub file: Option<Staged>,
 }
 
 impl Answer {
     /// Done, or nothing is wrong.
     pub fn yes(text: String) -> Answer {
-        Answer { text, is_yes: true }
+        Answer::new(text, true)
     }
 
     /// Yes or no.
     pub fn new(text: String, is_yes: bool) -> Answer {
-        Answer { text, is_yes }
+        Answer {
+            text,
+            is_yes,
+            file: None,
+        }
     }
+
+    /// Done, with a file.
+    pub fn with(text: String, file: Staged) -> Answer {
+        Answer {
+            file: Some(file),
+            ..Answer::yes(text)
+        }
+    }
+}
+
+/// Refuses a target that standard output goes to as well, in which the answer and the file would mix.
+///
+/// # Errors
+/// It is one.
+pub fn apart(target: &Path) -> Result<()> {
+    let (Ok(target_is), Ok(output)) = (fs::metadata(target), fs::metadata("/dev/stdout")) else {
+        return Ok(());
+    };
+    let is_one = (target_is.dev(), target_is.ino()) == (output.dev(), output.ino());
+    // A terminal shows what it gets; `/dev/null` takes everything.
+    if is_one && !output.file_type().is_char_device() {
+        bail!(
+            "cannot write {}: standard output, which gets the answer, goes there, too",
+            target.display()
+        );
+    }
+    Ok(())
 }

@@ -25,7 +25,7 @@ pub struct Bisect {
     runs: Runs,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 const HELP: &str = "\

@@ -27,7 +27,7 @@ pub struct Check {
     runs: Runs,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// On what to run models to compare them.

@@ -1,6 +1,7 @@
 //! `shorthaul diff`: what two files have and have not in common, without running them.
 
 use crate::answer::Answer;
+use crate::progress::Progress;
 use crate::style::Style;
 use crate::units;
 use anyhow::Result;
@@ -25,7 +26,7 @@ pub struct DiffArgs {
     lines: usize,
     /// Print JSON, with everything
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 const HELP: &str = "\
@@ -39,9 +40,13 @@ Nodes are matched by the first value they give, all else by name. Exit code 3: t
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn run(args: &DiffArgs) -> Result<Answer> {
+pub fn run(args: &DiffArgs, quiet: bool) -> Result<Answer> {
+    let mut progress = Progress::new(quiet);
+    progress.stage("reading");
     let (a, b) = (Model::read(&args.a)?, Model::read(&args.b)?);
+    progress.stage("comparing");
     let found = diff(&a, &b);
+    drop(progress);
     let text = match args.json {
         true => format!("{:#}\n", serde_json::to_value(&found)?),
         false => text(&found, args.lines),

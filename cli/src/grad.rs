@@ -1,36 +1,131 @@
 //! `shorthaul grad`: the training graph of a model, as an ONNX file.
 
+use crate::answer::{Answer, apart};
+use crate::progress::Progress;
+use crate::sizes;
 use anyhow::{Context, Result};
+use clap::Args;
 use compiler::importer::onnx::{File, Mode, Options};
-use compiler::training_graph::{TrainingOptions, training_graph};
-use std::path::Path;
+use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
+use onnx::file::{self, Model};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// What to differentiate, and how to train.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub struct Grad {
+    /// The ONNX file
+    #[arg(value_name = "MODEL.onnx")]
+    path: PathBuf,
+    /// The file to write
+    #[arg(short, long, value_name = "TRAIN.onnx")]
+    out: PathBuf,
+    /// What is minimized: cross-entropy, mse, or an output of the model
+    #[arg(long)]
+    loss: Loss,
+    /// How parameters are updated: sgd, momentum, adam, adamw
+    #[arg(long)]
+    optimizer: Option<Optimizer>,
+    /// Initializers or inputs to differentiate (default: every trainable initializer)
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    wrt: Option<Vec<String>>,
+    /// How much of each label cross-entropy spreads over all classes
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
+    label_smoothing: f64,
+    /// The form of BatchNormalization and Dropout: file (each node's own), train (statistics of
+    /// the batch, values dropped), eval (running statistics, nothing dropped)
+    #[arg(long, default_value = "file")]
+    mode: Mode,
+    /// A value for a dynamic size; repeat it for several
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    bind: Vec<(String, i64)>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const HELP: &str = "\
+Examples:
+  shorthaul grad model.onnx -o train.onnx --loss cross-entropy
+  shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
+  shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
+
+The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
+`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next. State of
+parameters in half precision is in single precision.
+PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
+normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
 
 /// Writes the file and says what it holds.
 ///
 /// # Errors
 /// The model cannot be read, differentiated or written; the target then is as it was.
-pub fn run(
-    path: &Path,
-    out: &Path,
-    options: &Options,
-    training: &TrainingOptions,
-) -> Result<String> {
-    let model = File::read(path)?.import(options)?;
-    let bytes = training_graph(&model, training)
+pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
+    apart(&args.out)?;
+    let path = args.path.as_path();
+    let mut progress = Progress::new(quiet);
+    progress.stage("reading");
+    let bytes = file::read_whole(path)?;
+    let sources = Model::of_bytes(path, bytes.clone())?;
+    let options = Options {
+        sizes: args.bind.iter().cloned().collect(),
+        mode: args.mode,
+    };
+    let model = File::decode(path, bytes)?.import(&options)?;
+    progress.stage("differentiating");
+    let training = TrainingOptions {
+        loss: args.loss.clone(),
+        optimizer: args.optimizer,
+        wrt: args.wrt.clone(),
+        label_smoothing: args.label_smoothing,
+    };
+    let bytes = training_graph(&model, &training)
         .with_context(|| format!("no training graph of {}", path.display()))?;
-    onnx::file::write_bytes(&bytes, out)?;
+    progress.stage("writing");
+    let staged = file::stage_bytes(&bytes, &args.out, &sources.files())?;
+    let made = Model::of_bytes(&args.out, bytes.into())?;
+    drop(progress);
+    // By the batch they are normalized with --mode train, and on purpose they are not with eval.
+    let frozen = match args.mode {
+        Mode::File => model.frozen.as_slice(),
+        _ => &[],
+    };
+    let text = match args.json {
+        true => as_json(args, &made, frozen),
+        false => text(args, &made, frozen.len()),
+    };
+    Ok(Answer::with(text, staged))
+}
+
+fn text(args: &Grad, made: &Model, n_frozen: usize) -> String {
     let mut said = format!(
         "{}: {} of gradients of {}\n",
-        out.display(),
-        crate::units::bytes(bytes.len() as i64),
-        path.display()
+        args.out.display(),
+        crate::units::bytes(made.n_bytes as i64),
+        args.path.display()
     );
-    if options.mode == Mode::File && !model.frozen.is_empty() {
+    if n_frozen > 0 {
         said.push_str(&format!(
-            "{} of its BatchNormalization nodes keep their running statistics, as the file says; \
-             --mode train normalizes by the batch\n",
-            model.frozen.len()
+            "{n_frozen} of its BatchNormalization nodes keep their running statistics, as the file says; \
+             --mode train normalizes by the batch\n"
         ));
     }
-    Ok(said)
+    said
+}
+
+fn as_json(args: &Grad, made: &Model, frozen: &[String]) -> String {
+    let graph = made.proto.graph.iter();
+    let names = |ports: &[onnx::proto::ValueInfoProto]| -> Vec<String> {
+        ports.iter().map(|port| port.name.clone()).collect()
+    };
+    let value = json!({
+        "path": args.path.display().to_string(),
+        "out": args.out.display().to_string(),
+        "file_bytes": made.n_bytes,
+        "inputs": graph.clone().flat_map(|g| names(&g.input)).collect::<Vec<_>>(),
+        "outputs": graph.flat_map(|g| names(&g.output)).collect::<Vec<_>>(),
+        "keep_running_statistics": frozen,
+    });
+    format!("{value:#}\n")
 }

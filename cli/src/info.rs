@@ -1,5 +1,6 @@
 //! `shorthaul info`: what is in an ONNX file, whatever its operators.
 
+use crate::progress::Progress;
 use crate::units::{bytes, count, table};
 use anyhow::Result;
 use compiler::graph::{Bindings, Graph, Symbol};
@@ -17,9 +18,16 @@ use std::path::Path;
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn run(path: &Path, options: &Options, as_json: bool) -> Result<String> {
-    let file = onnx::file::Model::read(path)?;
-    let facts = Facts::of(&file, options);
+pub fn run(
+    path: &Path,
+    options: &Options,
+    as_json: bool,
+    mut progress: Progress,
+) -> Result<String> {
+    progress.stage("reading");
+    let bytes = onnx::file::read_whole(path)?;
+    let file = onnx::file::Model::of_bytes(path, bytes.clone())?;
+    let facts = Facts::of(&file, File::decode(path, bytes), options);
     Ok(if as_json { facts.json() } else { facts.text() })
 }
 
@@ -36,8 +44,13 @@ struct Facts<'f> {
 }
 
 impl<'f> Facts<'f> {
-    fn of(file: &'f onnx::file::Model, options: &Options) -> Self {
-        let model = File::read(&file.path).and_then(|file| file.import(options));
+    /// `decoded` is the same file as the importer has it.
+    fn of(
+        file: &'f onnx::file::Model,
+        decoded: Result<File, OnnxError>,
+        options: &Options,
+    ) -> Self {
+        let model = decoded.and_then(|file| file.import(options));
         let ports = model.as_ref().ok().map(|m| {
             let typed = |ports: &[compiler::importer::onnx::Port]| -> Vec<Declared> {
                 ports.iter().map(|p| port(&m.graph, p)).collect()

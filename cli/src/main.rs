@@ -26,10 +26,12 @@ mod tract;
 mod units;
 
 use answer::Answer;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use compiler::importer::onnx::{Mode, Options};
-use compiler::training_graph::{Loss, Optimizer, TrainingOptions};
+use onnx::file::Staged;
+use progress::Progress;
+use serde_json::json;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,7 +60,8 @@ Examples:
 
 Exit codes:
   0    done; of `optimize`: verified and written
-  1    the model or the machine stands in the way: one message, and the target is as it was
+  1    the model or the machine stands in the way: one message, with --json also {\"error\": …} on
+       standard output, and the target is as it was
   2    the command line is wrong
   3    done, and the answer is no: `check` found problems, or files differ
   130  interrupted; nothing is left behind";
@@ -100,34 +103,7 @@ enum Command {
     /// The outputs of a model on given or made-up inputs
     Run(run::Run),
     /// The gradients of a model, and an optimizer's update, as an ONNX file
-    #[command(after_help = GRAD_EXAMPLES)]
-    Grad {
-        /// The ONNX file
-        #[arg(value_name = "MODEL.onnx")]
-        path: PathBuf,
-        /// The file to write
-        #[arg(short, long, value_name = "TRAIN.onnx")]
-        out: PathBuf,
-        /// What is minimized: cross-entropy, mse, or an output of the model
-        #[arg(long)]
-        loss: Loss,
-        /// How parameters are updated: sgd, momentum, adam, adamw
-        #[arg(long)]
-        optimizer: Option<Optimizer>,
-        /// Initializers or inputs to differentiate (default: every trainable initializer)
-        #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-        wrt: Option<Vec<String>>,
-        /// How much of each label cross-entropy spreads over all classes
-        #[arg(long, value_name = "PART", default_value_t = 0.0)]
-        label_smoothing: f64,
-        /// The form of BatchNormalization and Dropout: file (each node's own), train (statistics of
-        /// the batch, values dropped), eval (running statistics, nothing dropped)
-        #[arg(long, default_value = "file")]
-        mode: Mode,
-        /// A value for a dynamic size; repeat it for several
-        #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
-        bind: Vec<(String, i64)>,
-    },
+    Grad(grad::Grad),
     /// A script that completes this program's commands in a shell
     #[command(
         after_help = "Examples:\n  shorthaul completions bash > ~/.local/share/bash-completion/completions/shorthaul\n  \
@@ -139,18 +115,6 @@ enum Command {
         shell: clap_complete::Shell,
     },
 }
-
-/// Ways to train.
-const GRAD_EXAMPLES: &str = "\
-Examples:
-  shorthaul grad model.onnx -o train.onnx --loss cross-entropy
-  shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
-  shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
-
-The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next.
-PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
-normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
 
 #[derive(Args, Debug)]
 struct Model {
@@ -179,17 +143,37 @@ fn default_threads() -> u16 {
     u16::try_from(n).unwrap_or(1024).min(1024)
 }
 
+impl Command {
+    /// Whether the answer is to be JSON.
+    fn is_json(&self) -> bool {
+        match self {
+            Command::Info(model) | Command::Report { model, .. } => model.json,
+            Command::Optimize(args) => args.json,
+            Command::Check(args) => args.json,
+            Command::Bisect(args) => args.json,
+            Command::Diff(args) => args.json,
+            Command::Run(args) => args.json,
+            Command::Grad(args) => args.json,
+            Command::Completions { .. } => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let answer = interrupt::install()
         .map_err(anyhow::Error::from)
         .and_then(|()| run(&cli));
-    match answer {
-        Ok(answer) => match (print(&answer.text), answer.is_yes) {
-            (true, true) => ExitCode::SUCCESS,
-            (true, false) => ExitCode::from(3),
-            (false, _) => ExitCode::FAILURE,
-        },
+    let told = answer.map_err(|error| {
+        if cli.command.is_json() {
+            // The message below says the same to people.
+            let _ = print(&format!("{:#}\n", json!({"error": format!("{error:#}")})));
+        }
+        error
+    });
+    match told.and_then(tell) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(3),
         Err(error) => {
             let mark = Style::of_errors().bad("error:");
             // Nothing is left to do if even standard error is gone.
@@ -199,51 +183,37 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints an answer, and only then puts its file in its place; whether it is yes.
+fn tell(answer: Answer) -> Result<bool> {
+    print(&answer.text).context("cannot print the result")?;
+    answer.file.map(Staged::place).transpose()?;
+    Ok(answer.is_yes)
+}
+
 fn run(cli: &Cli) -> Result<Answer> {
+    let progress = || Progress::new(cli.quiet);
     match &cli.command {
         Command::Info(model) => {
-            info::run(&model.path, &model.options(), model.json).map(Answer::yes)
+            info::run(&model.path, &model.options(), model.json, progress()).map(Answer::yes)
         }
         Command::Report {
             model,
             train,
             threads,
-            html: Some(out),
-        } => report::page(&model.path, &model.options(), *train, *threads, out).map(Answer::yes),
-        Command::Report {
-            model,
-            train,
-            threads,
-            html: None,
-        } => report::run(&model.path, &model.options(), *train, *threads, model.json)
-            .map(Answer::yes),
+            html,
+        } => {
+            let (path, options) = (&model.path, model.options());
+            match html {
+                Some(out) => report::page(path, &options, *train, *threads, out, progress()),
+                None => report::run(path, &options, *train, *threads, model.json, progress()),
+            }
+        }
         Command::Optimize(args) => optimize::run(args, cli.quiet),
         Command::Check(args) => check::run(args, cli.quiet),
         Command::Bisect(args) => bisect::run(args, cli.quiet),
-        Command::Diff(args) => diff::run(args),
+        Command::Diff(args) => diff::run(args, cli.quiet),
         Command::Run(args) => run::run(args, cli.quiet),
-        Command::Grad {
-            path,
-            out,
-            loss,
-            optimizer,
-            wrt,
-            label_smoothing,
-            mode,
-            bind,
-        } => {
-            let options = Options {
-                sizes: bind.iter().cloned().collect(),
-                mode: *mode,
-            };
-            let training = TrainingOptions {
-                loss: loss.clone(),
-                optimizer: *optimizer,
-                wrt: wrt.clone(),
-                label_smoothing: *label_smoothing,
-            };
-            grad::run(path, out, &options, &training).map(Answer::yes)
-        }
+        Command::Grad(args) => grad::run(args, cli.quiet),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "shorthaul", &mut script);
@@ -252,15 +222,11 @@ fn run(cli: &Cli) -> Result<Answer> {
     }
 }
 
-/// Writes to standard output; whether that went well. A reader that has seen enough (`| head`) is no
-/// error.
-fn print(text: &str) -> bool {
+/// Writes to standard output. A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
-            false
-        }
-        _ => true,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
     }
 }

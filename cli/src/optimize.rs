@@ -1,8 +1,9 @@
 //! `shorthaul optimize`: a better file that was shown to give what the original gives.
 //!
-//! Owns the arguments and the order read, optimize, write; the summary's text is in `summary.rs`.
+//! Owns the arguments and the order read, optimize, write, measure; the file takes its place after that.
+//! The summary's text is in `summary.rs`.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, apart};
 use crate::ort::OnnxRuntime;
 use crate::progress::Progress;
 use crate::{sizes, summary};
@@ -60,13 +61,13 @@ pub struct Optimize {
     /// Print the names of the rules and end
     #[arg(long)]
     list_rules: bool,
-    /// Write nothing if the file, the peak memory or the bytes moved are more than this factor of the
-    /// original's
+    /// Write nothing if the file with its external data, the peak memory or the bytes moved are more than
+    /// this factor of the original's
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     max_growth: Option<f64>,
     /// Print the summary as JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Programs that can be asked.
@@ -107,7 +108,9 @@ Examples:
   shorthaul optimize --list-rules
 
 The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
-difference is dropped and named in the summary. Otherwise the target stays as it was.";
+difference is dropped and named in the summary. Otherwise, and where --measure or printing the summary
+fails, the target stays as it was. A link stays, and what it leads to is replaced, with its permissions.
+External data goes to OUT.onnx.data.";
 
 /// A line for each rule: its name and what it does.
 fn rules() -> String {
@@ -153,6 +156,13 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         .out
         .as_deref()
         .context("give a file to write: -o OUT.onnx")?;
+    apart(out)?;
+    if args.measure && path.exists() && !path.is_file() {
+        anyhow::bail!(
+            "--measure has ONNX Runtime read {} once more, so it needs to be a regular file",
+            path.display()
+        );
+    }
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(path)?;
@@ -178,23 +188,22 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         verifying: (!args.no_verify).then_some(verifying),
     };
     let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
-    held(&optimized.summary, args.max_growth)?;
-    // Whatever can fail fails before the target is replaced.
-    let timed = timed
-        .map(|(clock, options)| verify::made_up(&model, 0, &options).map(|feeds| (clock, feeds)))
-        .transpose()?;
     progress.stage("writing");
-    let written = file::write(&optimized.model, out)?;
-    optimized.summary.after.file_bytes = written.n_bytes + written.n_external;
-    if let Some((clock, feeds)) = timed {
+    let staged = file::stage(&optimized.model, out)?;
+    let summary = &mut optimized.summary;
+    summary.after.file_bytes = staged.written().n_bytes + staged.written().n_external;
+    held(summary, args.max_growth)?;
+    if let Some((clock, options)) = timed {
+        let feeds = verify::made_up(&model, 0, &options)?;
         progress.stage("measuring");
-        let (before, after) = clock.measure(path, out, &feeds)?;
-        optimized.summary.before.milliseconds = Some(before);
-        optimized.summary.after.milliseconds = Some(after);
+        let (before, after) = clock.measure(path, &staged.path(), &feeds)?;
+        summary.before.milliseconds = Some(before);
+        summary.after.milliseconds = Some(after);
     }
     drop(progress);
-    Ok(Answer::yes(match args.json {
-        true => summary::json(path, out, &optimized.summary)?,
-        false => summary::text(path, out, &optimized.summary),
-    }))
+    let text = match args.json {
+        true => summary::json(path, out, summary)?,
+        false => summary::text(path, out, summary),
+    };
+    Ok(Answer::with(text, staged))
 }

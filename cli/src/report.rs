@@ -1,5 +1,7 @@
 //! `shorthaul report`: what Shorthaul makes of a model, in numbers.
 
+use crate::answer::{Answer, apart};
+use crate::progress::Progress;
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, bail};
 use compiler::graph::{Bindings, DType, Symbol};
@@ -21,13 +23,18 @@ pub fn run(
     train: bool,
     threads: u16,
     as_json: bool,
-) -> Result<String> {
-    let model = File::read(path)?.import(options)?;
-    check_sizes(path, &model, options)?;
+    mut progress: Progress,
+) -> Result<Answer> {
+    progress.stage("reading");
+    let file = File::read(path)?;
+    let model = file.import(options)?;
+    check_sizes(&file, &model, options)?;
+    progress.stage("planning");
     let plan = plan(&model, train).with_context(|| format!("cannot plan {}", path.display()))?;
     let report = Report::of_plan(&plan, usize::from(threads))
         .with_context(|| format!("cannot lower {}", path.display()))?;
-    Ok(if as_json {
+    drop(progress);
+    Ok(Answer::yes(if as_json {
         let value = json!({
             "path": path.display().to_string(),
             "train": train,
@@ -38,7 +45,7 @@ pub fn run(
         format!("{value:#}\n")
     } else {
         text(path, &report, train)
-    })
+    }))
 }
 
 /// Writes the page with the graph of any ONNX file, and the kernels where there are some.
@@ -51,8 +58,12 @@ pub fn page(
     train: bool,
     threads: u16,
     out: &Path,
-) -> Result<String> {
-    let model = onnx::file::Model::read(path)?;
+    mut progress: Progress,
+) -> Result<Answer> {
+    apart(out)?;
+    progress.stage("reading");
+    let bytes_read = onnx::file::read_whole(path)?;
+    let model = onnx::file::Model::of_bytes(path, bytes_read.clone())?;
     let problems = onnx::check::errors(&model);
     if let Some(problem) = problems.first() {
         bail!(
@@ -61,20 +72,24 @@ pub fn page(
         );
     }
     let shapes = shapes(&model, options)?;
-    let kernels = File::read(path)
+    progress.stage("planning");
+    let kernels = File::decode(path, bytes_read)
         .and_then(|file| file.import(options))
         .map_err(anyhow::Error::from)
         .and_then(|imported| plan(&imported, train))
         .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
         .map_err(|error| format!("{error:#}"));
     let text = crate::page::page(&model, &shapes, &kernels);
-    onnx::file::write_bytes(text.as_bytes(), out)?;
-    Ok(format!(
+    progress.stage("writing");
+    let staged = onnx::file::stage_bytes(text.as_bytes(), out, &model.files())?;
+    drop(progress);
+    let said = format!(
         "{}: {} of {}\n",
         out.display(),
         bytes(text.len() as i64),
         path.display()
-    ))
+    );
+    Ok(Answer::with(said, staged))
 }
 
 /// Sizes of the inputs that have to be given.
@@ -126,7 +141,8 @@ fn shapes(model: &onnx::file::Model, options: &Options) -> Result<BTreeMap<Strin
 }
 
 /// Every dynamic size needs a value, and every value a size.
-fn check_sizes(path: &Path, model: &Model, options: &Options) -> Result<()> {
+fn check_sizes(file: &File, model: &Model, options: &Options) -> Result<()> {
+    let path = file.path();
     let open: Vec<_> = model
         .sizes
         .iter()
@@ -139,8 +155,8 @@ fn check_sizes(path: &Path, model: &Model, options: &Options) -> Result<()> {
             open.join(" ")
         );
     }
-    let file = File::read(path)?.import(&Options::default());
-    let known = file.map(|m| m.sizes).unwrap_or_default();
+    let open = file.import(&Options::default());
+    let known = open.map(|m| m.sizes).unwrap_or_default();
     let is_known = |given: &str| {
         known
             .iter()

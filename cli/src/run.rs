@@ -1,6 +1,6 @@
 //! `shorthaul run`: a model's outputs, by the interpreter that verification uses.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, apart};
 use crate::progress::Progress;
 use crate::{sizes, tensors, units};
 use anyhow::{Context, Result, bail};
@@ -38,7 +38,7 @@ pub struct Run {
     float64: bool,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 const HELP: &str = "\
@@ -54,6 +54,7 @@ This is an interpreter for checking, plain and slow.";
 /// # Errors
 /// A file cannot be read or written, an input is missing, a node refuses its inputs.
 pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
+    args.out.as_deref().map_or(Ok(()), apart)?;
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(&args.path)?;
@@ -84,17 +85,21 @@ pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
     drop(progress);
     let names = model.proto.graph.iter().flat_map(|g| &g.output);
     let named: Vec<(&str, &Tensor)> = names.map(|o| o.name.as_str()).zip(&outputs).collect();
+    let text = match args.json {
+        true => as_json(&named),
+        false => units::table(&named.iter().map(|(n, t)| row(n, t)).collect::<Vec<_>>()),
+    };
+    let mut answer = Answer::yes(text);
     if let Some(out) = &args.out {
         let mut bytes = Cursor::new(Vec::new());
         npy::write_npz(named.iter().copied(), &mut bytes)
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("cannot write {}", out.display()))?;
-        file::write_bytes(&bytes.into_inner(), out)?;
+        let mut sources = model.files();
+        sources.extend(args.inputs.iter().map(PathBuf::as_path));
+        answer.file = Some(file::stage_bytes(&bytes.into_inner(), out, &sources)?);
     }
-    Ok(Answer::yes(match args.json {
-        true => as_json(&named),
-        false => units::table(&named.iter().map(|(n, t)| row(n, t)).collect::<Vec<_>>()),
-    }))
+    Ok(answer)
 }
 
 /// Every input has a tensor of its type and shape.

@@ -98,7 +98,8 @@ pub enum TrainingGraphError {
 /// The bytes of an ONNX file whose outputs are `loss`, `NAME.next` for running statistics of batch
 /// normalization in training form, `NAME.grad` for everything that is differentiated and, with an
 /// optimizer, `NAME.next` and its state's successors. Initializers are
-/// inputs as well, with their value in the file as default.
+/// inputs as well, with their value in the file as default. Successors have the type of what they
+/// follow; updates of parameters in half precision are computed in f32, and their state is f32.
 ///
 /// # Errors
 /// See [`TrainingGraphError`].
@@ -133,6 +134,7 @@ pub fn training_graph(
     if let Some(optimizer) = options.optimizer {
         made.update(optimizer, &wrt, &gradients, &mut outputs)?;
     }
+    made.unambiguous(&outputs)?;
     graph::simplify(&mut made.graph, &ops::Meaning);
     check("simplify gradients", &made.graph)?;
     made.names.outputs = outputs;
@@ -186,7 +188,10 @@ impl Made {
             let trainable = model.parameters.iter().filter(|p| p.trainable);
             return Ok(trainable.map(|p| p.container).filter(is_float).collect());
         };
-        let found = wanted.iter().map(|name| {
+        // What is named twice is differentiated once.
+        let mut named = BTreeSet::new();
+        let wanted = wanted.iter().filter(|name| named.insert(*name));
+        let found = wanted.map(|name| {
             let known = self.names.inputs.iter().find(|(_, n)| *n == name);
             match known.map(|(id, _)| *id) {
                 Some(id) if is_float(&id) => Ok(id),
@@ -200,6 +205,15 @@ impl Made {
             }
         });
         found.collect()
+    }
+
+    /// Refuses what the training graph adds under a name that the model has for something else.
+    fn unambiguous(&self, outputs: &[String]) -> Result<(), TrainingGraphError> {
+        let mut taken: BTreeSet<&String> = self.names.inputs.values().collect();
+        match outputs.iter().find(|name| !taken.insert(name)) {
+            None => Ok(()),
+            Some(name) => Err(already(name)),
+        }
     }
 
     /// Appends what `make` builds.
@@ -228,9 +242,7 @@ impl Made {
         shape: &[SymExpr],
     ) -> Result<ContainerId, TrainingGraphError> {
         if self.names.inputs.values().any(|known| known == name) {
-            return Err(TrainingGraphError::Request(format!(
-                "the model already has a value called `{name}`, which the training graph adds; rename it"
-            )));
+            return Err(already(name));
         }
         let id = self
             .graph
@@ -404,11 +416,12 @@ impl Made {
             let mut column = Vec::new();
             for ((p, _), name) in group.iter().zip(&names) {
                 let c = self.graph.container(*p).clone();
-                column.push(self.input(&format!("{name}.{part}"), c.dtype, &c.shape)?);
+                column.push(self.input(&format!("{name}.{part}"), wide(c.dtype), &c.shape)?);
             }
             columns.push(column);
         }
         let origin = names[0].clone();
+        let dtype = self.graph.container(group[0].0).dtype;
         let mut inputs = Vec::new();
         for column in columns {
             inputs.push(match column.as_slice() {
@@ -420,7 +433,7 @@ impl Made {
         }
         inputs.insert(2, rate);
         inputs.extend(step);
-        for (suffix, expr) in update_rules(optimizer) {
+        for (suffix, expr) in update_rules(optimizer, dtype) {
             let next = self.build(&format!("{origin}{suffix}"), Stage::Optimizer, |b| {
                 b.elementwise(expr, &inputs)
             })?;
@@ -463,12 +476,32 @@ impl Made {
     }
 }
 
-/// What each optimizer computes from (parameter, gradient, rate, state…, step): the parameter's
-/// successor and the state's, by the suffix of their names.
-fn update_rules(optimizer: Optimizer) -> Vec<(&'static str, Expr)> {
+fn already(name: &str) -> TrainingGraphError {
+    TrainingGraphError::Request(format!(
+        "the model already has a value called `{name}`, which the training graph adds; rename it"
+    ))
+}
+
+/// The type of an optimizer's state and arithmetic: squares of gradients are often too small for half
+/// precision, and so is what one step changes.
+fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// What each optimizer computes from (parameter of type `dtype`, gradient, rate, state…, step): the
+/// parameter's successor and the state's, by the suffix of their names.
+fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)> {
     let [p, g, rate, m, v, t] = [0, 1, 2, 3, 4, 5].map(Expr::In);
+    let is_half = wide(dtype) != dtype;
+    let (p, g) = match is_half {
+        true => (p.cast(wide(dtype)), g.cast(wide(dtype))),
+        false => (p, g),
+    };
     let number = Expr::float;
-    match optimizer {
+    let mut rules = match optimizer {
         Optimizer::Sgd => vec![("", p.sub(rate.mul(g)))],
         Optimizer::Momentum => {
             let next = number(0.9).mul(m).add(g);
@@ -496,5 +529,10 @@ fn update_rules(optimizer: Optimizer) -> Vec<(&'static str, Expr)> {
             };
             vec![("", p.sub(change)), (".mean", m), (".square", v)]
         }
+    };
+    if is_half {
+        let next = rules[0].1.clone();
+        rules[0].1 = next.cast(dtype);
     }
+    rules
 }

@@ -37,6 +37,9 @@ pub fn abandon(last: impl FnOnce()) {
 /// So many folders of other programs or of earlier runs may be in the way.
 const MOST_TAKEN: usize = 100;
 
+/// Characters of the target's name in the folder's.
+const SHOWN_OF_NAME: usize = 40;
+
 /// A folder for unfinished files; gone with what is in it if they are never finished.
 #[derive(Debug)]
 pub(super) struct Part {
@@ -47,8 +50,10 @@ impl Part {
     /// An empty folder in `folder` for the file `name`. Only its owner can look into it.
     pub(super) fn within(folder: &Path, name: &str) -> io::Result<Part> {
         let mut paths = unfinished();
+        // A name may be as long as names can be.
+        let start: String = name.chars().take(SHOWN_OF_NAME).collect();
         for n in 0..MOST_TAKEN {
-            let part = folder.join(format!(".{name}.{}-{n}.part", std::process::id()));
+            let part = folder.join(format!(".{start}.{}-{n}.part", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&part) {
                 // After a crash it may hold files that were to be replaced.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

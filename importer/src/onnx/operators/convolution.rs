@@ -74,10 +74,11 @@ impl Geometry {
         Ok(self)
     }
 
-    /// Splits a padding; `SAME_UPPER` puts an odd element at the end.
+    /// Splits a padding; `SAME_UPPER` puts an odd element at the end, anything else at the start, as the
+    /// standard has it for an explicit `output_shape`.
     fn share(&mut self, d: usize, total: i64) {
         let (small, large) = (total / 2, total - total / 2);
-        let upper = self.auto_pad != "SAME_LOWER";
+        let upper = self.auto_pad == "SAME_UPPER";
         (self.pad_low[d], self.pad_high[d]) = if upper {
             (small, large)
         } else {

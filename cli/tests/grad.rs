@@ -1,0 +1,242 @@
+//! `grad`: the names and types of what it adds to a model, and what it says.
+
+// Each test binary uses a part of it.
+#[allow(dead_code)]
+mod program;
+
+use onnx::element::Element;
+use onnx::file::Model;
+use onnx::npy;
+use onnx::proto::{ModelProto, ValueInfoProto};
+use onnx::tensor::{Tensor, Values};
+use program::{arg, floats, listing, model, node, save, shorthaul, small, stderr, stdout};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Names of inputs or outputs with the numbers of their element types.
+fn typed(ports: &[ValueInfoProto]) -> BTreeMap<String, i32> {
+    let element = |port: &ValueInfoProto| {
+        let tensor = port.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+        tensor.expect("a tensor").elem_type
+    };
+    ports
+        .iter()
+        .map(|port| (port.name.clone(), element(port)))
+        .collect()
+}
+
+/// The training graph's inputs and outputs.
+fn made(path: &Path) -> (BTreeMap<String, i32>, BTreeMap<String, i32>) {
+    let graph = Model::read(path)
+        .expect("a model")
+        .proto
+        .graph
+        .expect("a graph");
+    (typed(&graph.input), typed(&graph.output))
+}
+
+/// The model with its floats in half precision.
+fn halved(mut model: ModelProto) -> ModelProto {
+    let graph = model.graph.as_mut().expect("a graph");
+    for port in graph.input.iter_mut().chain(&mut graph.output) {
+        let tensor = port.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
+        tensor.expect("a tensor").elem_type = Element::F16.number();
+    }
+    for tensor in &mut graph.initializer {
+        let whole = Tensor::of_proto(tensor).expect("elements");
+        *tensor = half(&whole.shape, &whole.to_f64().expect("numbers")).to_proto(&tensor.name);
+    }
+    model
+}
+
+fn half(shape: &[usize], values: &[f64]) -> Tensor {
+    Tensor::floats(Element::F16, shape, values).expect("floats")
+}
+
+/// `y = x · w` with a 4 × 4 weight.
+fn product(w: &str) -> ModelProto {
+    model(
+        vec![node("MatMul", &["x", w], "y")],
+        vec![floats(w, &[4, 4], 0.5)],
+        4,
+    )
+}
+
+#[test]
+fn successors_have_the_type_of_what_they_follow() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&halved(product("w")), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    for (optimizer, state) in [
+        ("sgd", &[][..]),
+        ("momentum", &["w.momentum"]),
+        ("adam", &["w.mean", "w.square"]),
+        ("adamw", &["w.mean", "w.square"]),
+    ] {
+        let grad = [
+            "grad",
+            arg(&path),
+            "-o",
+            arg(&train),
+            "--loss",
+            "mse",
+            "--optimizer",
+            optimizer,
+        ];
+        stdout(&grad, 0);
+        let (inputs, outputs) = made(&train);
+        assert_eq!((inputs["w"], outputs["w.next"]), (10, 10));
+        for name in state {
+            assert_eq!(
+                (inputs[*name], outputs[&format!("{name}.next")]),
+                (1, 1),
+                "{name}"
+            );
+        }
+    }
+    // The last one is AdamW: squares of gradients that half precision does not have are there, and the
+    // first step goes by the rate against the gradient's sign.
+    let zeros = Tensor::new(&[4, 4], Values::F32(vec![0.0; 16]));
+    let number = |v: f32| Tensor::new(&[], Values::F32(vec![v]));
+    let feeds = [
+        ("x", &half(&[1, 4], &[0.001; 4])),
+        ("target", &half(&[1, 4], &[0.0; 4])),
+        ("lr", &number(0.0625)),
+        ("step", &number(1.0)),
+        ("w.mean", &zeros),
+        ("w.square", &zeros),
+    ];
+    let (given, found) = (folder.path().join("x.npz"), folder.path().join("y.npz"));
+    npy::write_npz(feeds, fs::File::create(&given).expect("created")).expect("written");
+    stdout(
+        &[
+            "run",
+            arg(&train),
+            "--inputs",
+            arg(&given),
+            "--out",
+            arg(&found),
+        ],
+        0,
+    );
+    let found = npy::read_npz(&fs::read(&found).expect("read")).expect("an archive");
+    let found: BTreeMap<String, Tensor> = found.into_iter().collect();
+    let values = |name: &str| found[name].to_f64().expect("numbers");
+    assert_eq!(found["w.next"].element(), Element::F16);
+    assert!(
+        values("w.square.next").iter().all(|v| *v > 0.0),
+        "{:?}",
+        values("w.square.next")
+    );
+    let next = values("w.next");
+    for (k, next) in next.iter().enumerate() {
+        let w = 0.5 + (k % 7) as f64 * 0.25;
+        let wanted = w * (1.0 - 0.01 * 0.0625) - 0.0625;
+        assert!((next - wanted).abs() < 2e-3, "{k}: {next}, not {wanted}");
+    }
+}
+
+#[test]
+fn what_is_named_twice_is_differentiated_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&product("w"), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    stdout(
+        &[
+            "grad",
+            arg(&path),
+            "-o",
+            arg(&train),
+            "--loss",
+            "mse",
+            "--wrt",
+            "w,w",
+        ],
+        0,
+    );
+    let graph = Model::read(&train)
+        .expect("read")
+        .proto
+        .graph
+        .expect("a graph");
+    let names: Vec<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+    assert_eq!(names, ["loss", "w.grad"]);
+}
+
+#[test]
+fn a_name_that_the_model_has_already_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = folder.path().join("t.onnx");
+    let nodes = vec![
+        node("MatMul", &["x", "w"], "a"),
+        node("MatMul", &["a", "w.grad"], "y"),
+    ];
+    let weights = vec![floats("w", &[4, 4], 0.5), floats("w.grad", &[4, 4], 0.5)];
+    let clashes = [
+        (model(nodes, weights, 4), "w.grad"),
+        (product("loss"), "loss"),
+        (product("lr"), "lr"),
+    ];
+    for (model, name) in clashes {
+        let path = save(&model, folder.path(), "m.onnx");
+        let text = stderr(&[
+            "grad",
+            arg(&path),
+            "-o",
+            arg(&train),
+            "--loss",
+            "mse",
+            "--optimizer",
+            "sgd",
+        ]);
+        assert!(
+            text.contains(&format!("already has a value called `{name}`")),
+            "{text}"
+        );
+    }
+    assert_eq!(listing(folder.path()), ["m.onnx"]);
+}
+
+#[test]
+fn json_says_what_the_file_takes_and_gives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = [
+        "grad",
+        arg(&path),
+        "-o",
+        arg(&train),
+        "--loss",
+        "mse",
+        "--optimizer",
+        "sgd",
+        "--json",
+    ];
+    let json: Value = serde_json::from_str(&stdout(&grad, 0)).expect("JSON");
+    assert_eq!(
+        json["inputs"],
+        serde_json::json!(["x", "w", "target", "lr"])
+    );
+    assert_eq!(
+        json["outputs"],
+        serde_json::json!(["loss", "w.grad", "w.next"])
+    );
+    assert_eq!(
+        json["file_bytes"],
+        fs::metadata(&train).expect("there").len()
+    );
+    assert_eq!(json["keep_running_statistics"], serde_json::json!([]));
+    let quiet = shorthaul(&[
+        "--quiet",
+        "grad",
+        arg(&path),
+        "-o",
+        arg(&train),
+        "--loss",
+        "mse",
+    ]);
+    assert!(quiet.status.success() && quiet.stderr.is_empty());
+}
