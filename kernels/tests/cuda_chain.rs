@@ -4,9 +4,10 @@
 mod chain_cases;
 
 use chain_cases::{Case, Mask, graph, input};
-use graph::{Bindings, NoLibrary, Precision, Tensor, interpret};
+use graph::{Bindings, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cache::Cache;
-use kernels::cuda::emulate::{EmulateError, FaultKind};
+use kernels::cuda::emulate::{EmulateError, Fault, FaultKind};
+use kernels::cuda::lower::CudaProgram;
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
 use kernels::cuda::{Arch, execute, lower};
 
@@ -37,17 +38,18 @@ fn tolerance(name: &str) -> f64 {
 
 fn check(cases: &[Case], is_chained: bool) {
     let graph = graph(cases);
-    let program = lower::lower(&graph).unwrap();
+    let program = check_graph(&graph);
     for map in &program.maps {
         assert_eq!(map.path == "chain", is_chained, "{}", map.origin);
     }
-    if std::env::var_os("CHAIN_TEXT").is_some() {
-        program.kernels.iter().for_each(|k| println!("{}", k.text));
-    }
-    let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(&graph, *id)).collect();
+}
+
+fn check_graph(graph: &Graph) -> CudaProgram {
+    let program = lower::lower(graph).unwrap();
+    let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(graph, *id)).collect();
     let none = Bindings::new();
-    let expected = interpret(&graph, &inputs, &none, &NoLibrary, Precision::Double).unwrap();
-    let host = execute::compile(&graph, &program).unwrap();
+    let expected = interpret(graph, &inputs, &none, &NoLibrary, Precision::Double).unwrap();
+    let host = execute::compile(graph, &program).unwrap();
     for seed in SEEDS {
         let found = host.run(&inputs, seed).unwrap();
         for ((output, e), f) in graph.outputs.iter().zip(&expected).zip(&found) {
@@ -55,6 +57,7 @@ fn check(cases: &[Case], is_chained: bool) {
             close(name, &e.to_f64(), &f.to_f64());
         }
     }
+    program
 }
 
 fn close(name: &str, expected: &[f64], found: &[f64]) {
@@ -168,6 +171,49 @@ fn attention_with_masks_and_dropout() {
     );
 }
 
+/// How often the forward kernel goes over the columns: once, if what is divided last is a multiple of
+/// powers against a maximum; the sum needs no sweep of its own where only that is not so.
+#[test]
+fn a_running_maximum_saves_sweeps() {
+    let case = Case {
+        name: "x",
+        columns: 100,
+        heads: 1,
+        is_backward: false,
+        ..CASE
+    };
+    let text = graph(&[case]).to_string();
+    let masked = graph(&[Case {
+        mask: Mask::Added,
+        ..case
+    }]);
+    let power = "exp($0 * 0.125 - $1)";
+    assert_eq!(text.matches(power).count(), 2);
+    let more = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        text.replace(from, to)
+    };
+    for (text, sweeps) in [
+        (text.clone(), 1),
+        (masked.to_string(), 1),
+        (more(power, "exp($0 * 0.125 - $1 * 0.5)"), 1),
+        (
+            more(&format!("{power} / $2"), &format!("{power} / $2 + 0.5")),
+            2,
+        ),
+        (more(&format!("{power} / $2"), &format!("{power} * $2")), 2),
+        (more(power, "exp($0 * 0.125 - $1 * $0)"), 3),
+        (
+            more(&format!("= {power} from"), "= exp($0 * 0.125) * $1 from"),
+            3,
+        ),
+    ] {
+        let program = check_graph(&graph::parse(&text).unwrap());
+        let found = program.kernels[0].text.matches("SH_SYNC();").count();
+        assert_eq!(found, sweeps, "{text}");
+    }
+}
+
 /// Every barrier is needed: without one, another thread's copy is read before it is there, or written
 /// over before it is read.
 #[test]
@@ -175,26 +221,25 @@ fn barriers_that_are_left_out_are_found() {
     let graph = graph(&[Case {
         name: "raced",
         columns: 100,
-        is_backward: false,
         ..CASE
     }]);
     let sound = lower::lower(&graph).unwrap();
     let inputs: Vec<Tensor> = graph.inputs.iter().map(|id| input(&graph, *id)).collect();
-    let barriers = sound.kernels[0].text.matches("SH_SYNC();").count();
-    assert_eq!(barriers, 3);
-    for n in 0..barriers {
+    let texts = sound.kernels.iter().map(|k| k.text.as_str());
+    let barriers: Vec<usize> = texts.map(|t| t.matches("SH_SYNC();").count()).collect();
+    assert_eq!(barriers, [1, 2, 1]);
+    for (kernel, n) in [(0, 0), (1, 0), (1, 1), (2, 0)] {
         let mut program = sound.clone();
-        let text = &mut program.kernels[0].text;
+        let text = &mut program.kernels[kernel].text;
         let (at, _) = text.match_indices("SH_SYNC();").nth(n).unwrap();
         text.replace_range(at..at + "SH_SYNC();".len(), ";");
         let host = execute::compile(&graph, &program).unwrap();
+        let is_race = |f: &Fault| matches!(f.kind, FaultKind::Race { .. });
         let raced = SEEDS.iter().any(|seed| match host.run(&inputs, *seed) {
-            Err(EmulateError::Faults(faults)) => faults
-                .iter()
-                .any(|f| matches!(f.kind, FaultKind::Race { .. })),
+            Err(EmulateError::Faults(faults)) => faults.iter().any(is_race),
             _ => false,
         });
-        assert!(raced, "barrier {n}");
+        assert!(raced, "barrier {n} of kernel {kernel}");
     }
 }
 

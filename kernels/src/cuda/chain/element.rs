@@ -3,6 +3,7 @@
 //! tiles.
 
 use super::form::Form;
+use super::running::Running;
 use super::sweep::{Sweep, Sweeps};
 use crate::cuda::value_text::{ValueText, cast, value_type};
 use crate::emit::body::Statement;
@@ -26,6 +27,8 @@ pub(super) struct Elements<'f> {
     /// Whether a value depends on the row, and on the column.
     scopes: Vec<(bool, bool)>,
     needed: BTreeSet<usize>,
+    /// Of a sweep that goes along with the one before.
+    running: Option<Running>,
 }
 
 /// Loops in the order that hash-consing asks for; depths are not used here.
@@ -48,16 +51,124 @@ impl<'f> Elements<'f> {
             values,
             scopes: Vec::new(),
             needed: BTreeSet::new(),
+            running: None,
         };
         for n in 0..elements.values.values.len() {
             let scope = elements.scope(n);
             elements.scopes.push(scope);
         }
-        let sinks: Vec<ValueId> = elements.sinks().map(|(v, _)| v).collect();
-        for v in sinks {
-            elements.needed.extend(elements.values.needed(v));
+        if sweep.is_joined {
+            elements.running = Running::of(&elements);
         }
+        let none = BTreeSet::new();
+        let postponed = elements.running.as_ref().map_or(&none, |r| &r.postponed);
+        elements.needed = elements.needed_without(postponed);
         elements
+    }
+
+    /// What the sinks are made of, but for divisors of quotients that are postponed.
+    pub(super) fn needed_without(&self, postponed: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let mut needed = BTreeSet::new();
+        let mut open: Vec<ValueId> = self.sinks().map(|(v, _)| v).collect();
+        while let Some(v) = open.pop() {
+            if needed.insert(v.0) {
+                open.extend(self.used_by(v.0, postponed));
+            }
+        }
+        needed
+    }
+
+    /// The operands that a value's text names.
+    pub(super) fn used_by(&self, n: usize, postponed: &BTreeSet<usize>) -> Vec<ValueId> {
+        let mut operands = self.values.values[n].op.operands();
+        if postponed.contains(&n) {
+            operands.truncate(1);
+        }
+        operands
+    }
+
+    /// How rows' numbers are corrected, in a sweep that goes along with the one before.
+    pub(super) fn running(&self) -> Option<&Running> {
+        self.running.as_ref()
+    }
+
+    fn is_postponed(&self, n: usize) -> bool {
+        self.running
+            .as_ref()
+            .is_some_and(|r| r.postponed.contains(&n))
+    }
+
+    pub(super) fn sweeps(&self) -> &Sweeps {
+        self.sweeps
+    }
+
+    pub(super) fn op(&self, v: ValueId) -> &Op {
+        &self.values.get(v).op
+    }
+
+    /// The value that a number of rows sums up in this sweep.
+    pub(super) fn reduced(&self, scalar: usize) -> Option<ValueId> {
+        let mut sinks = self.sinks().filter_map(|(v, sink)| match sink {
+            Sink::Scalar(s) if s == scalar => Some(v),
+            _ => None,
+        });
+        sinks.next()
+    }
+
+    /// The left factors of products out of tiles, all if there are any.
+    pub(super) fn factors(&self) -> Vec<ValueId> {
+        let sinks = self.sinks().filter(|(_, sink)| sink.factor().is_some());
+        sinks.map(|(v, _)| v).collect()
+    }
+
+    /// The value and all it is made of.
+    pub(super) fn values_of(&self, v: ValueId) -> BTreeSet<usize> {
+        self.values.needed(v)
+    }
+
+    /// Numbers of rows that a value is made of.
+    pub(super) fn scalars_of(&self, v: ValueId) -> BTreeSet<usize> {
+        let made_of = self.values_of(v).into_iter();
+        let scalars = made_of.filter_map(|n| match &self.values.values[n].op {
+            Op::Load(a) => self.scalar(a.container),
+            _ => None,
+        });
+        scalars.collect()
+    }
+
+    /// Whether a value is made of nothing but numbers of rows that are reduced here.
+    pub(super) fn is_function_of_scalars(&self, v: ValueId) -> bool {
+        self.values_of(v)
+            .iter()
+            .all(|n| match &self.values.values[*n].op {
+                Op::Load(a) => self.scalar(a.container).is_some(),
+                Op::Index(_) | Op::Uniform(..) => false,
+                _ => true,
+            })
+    }
+
+    pub(super) fn is_of_row(&self, v: ValueId) -> bool {
+        self.scopes[v.0] == (true, false)
+    }
+
+    pub(super) fn is_zero(&self, v: ValueId) -> bool {
+        matches!(self.op(v), Op::Const(s) if s.as_f64() == 0.0)
+    }
+
+    pub(super) fn is_float(&self, v: ValueId) -> bool {
+        self.values.get(v).dtype.is_float()
+    }
+
+    /// Declares values of rows and all they are made of.
+    pub(super) fn declare_all(&self, t: &mut CText, names: &Names, wanted: &[ValueId]) {
+        self.row(t);
+        let text = self.text(names);
+        let all: BTreeSet<usize> = wanted.iter().flat_map(|v| self.values_of(*v)).collect();
+        for n in all {
+            if !matches!(self.values.values[n].op, Op::Const(_)) {
+                self.declare(t, &text, n);
+            }
+        }
     }
 
     fn sweep(&self) -> &Sweep {
@@ -138,6 +249,7 @@ impl<'f> Elements<'f> {
         let ctype = value_type(value.dtype);
         let made = match &value.op {
             Op::Load(a) => self.load(a, value.dtype),
+            Op::Binary(_, _, a, _) if self.is_postponed(n) => Some(text.operand(*a)),
             Op::Binary(Binary::Div, DType::F32, a, b) if self.has_reciprocal(n, *b) => {
                 Some(format!("({} * reciprocal{})", text.operand(*a), b.0))
             }
@@ -152,7 +264,7 @@ impl<'f> Elements<'f> {
     fn has_reciprocal(&self, n: usize, divisor: ValueId) -> bool {
         let is_const = matches!(self.values.get(divisor).op, Op::Const(_));
         let shared = matches!(self.scopes[divisor.0], (true, false) | (false, true));
-        self.scopes[n] == (true, true) && shared && !is_const
+        self.scopes[n] == (true, true) && shared && !is_const && !self.is_postponed(n)
     }
 
     /// Divisors of that scope whose reciprocals are used.
@@ -203,7 +315,7 @@ impl<'f> Elements<'f> {
         for n in rows {
             self.declare(t, &text, n);
             if shared.contains(&n) {
-                t.line(&format!("of_row{n}[h] = t{n};"));
+                t.line(&self.kept(n));
             }
             if divisors.contains(&n) {
                 t.line(&format!("reciprocal_of_row{n}[h] = 1.0f / t{n};"));
@@ -212,29 +324,37 @@ impl<'f> Elements<'f> {
         t.close();
     }
 
+    /// A row's value for its numbers of tiles. Powers against −∞ are 0 until there is a larger number.
+    fn kept(&self, n: usize) -> String {
+        match &self.running {
+            Some(r) if r.shift.0 == n => format!("of_row{n}[h] = t{n} == -SH_INF ? 0.0f : t{n};"),
+            _ => format!("of_row{n}[h] = t{n};"),
+        }
+    }
+
     /// Values of rows that are used at numbers of tiles.
     fn shared_rows(&self) -> BTreeSet<usize> {
         let used = self.in_scope((true, true));
-        let used = used.flat_map(|n| {
-            let operands = self.values.values[n].op.operands();
-            let is_quotient = matches!(
-                self.values.values[n].op,
-                Op::Binary(Binary::Div, DType::F32, ..)
-            );
-            // What only a reciprocal is needed of stays out.
-            let keeps = move |v: &ValueId| !(is_quotient && self.has_reciprocal(n, *v));
-            operands
-                .into_iter()
-                .enumerate()
-                .filter(move |(at, v)| *at == 0 || keeps(v))
-                .map(|(_, v)| v)
-        });
+        let used = used.flat_map(|n| self.named_by(n));
         let used = used.chain(self.sinks().map(|(v, _)| v)).map(|v| v.0);
         let is_row = |n: &usize| {
             let is_const = matches!(self.values.values[*n].op, Op::Const(_));
             self.scopes[*n] == (true, false) && !is_const
         };
         used.filter(is_row).collect()
+    }
+
+    /// The values that a value's text names; of a quotient with a reciprocal only what is divided.
+    fn named_by(&self, n: usize) -> Vec<ValueId> {
+        let mut operands = self.values.values[n].op.operands();
+        let one = match &self.values.values[n].op {
+            Op::Binary(Binary::Div, DType::F32, _, b) => self.has_reciprocal(n, *b),
+            _ => false,
+        };
+        if one || self.is_postponed(n) {
+            operands.truncate(1);
+        }
+        operands
     }
 
     fn row(&self, t: &mut CText) {

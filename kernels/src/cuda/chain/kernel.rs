@@ -7,6 +7,7 @@
 use super::EmittedChain;
 use super::element::{Elements, Names, is_small};
 use super::form::{Form, Lines, VECTOR};
+use super::running;
 use super::sweep::Sweeps;
 use crate::cuda::contraction::declaration;
 use crate::cuda::value_text::literal;
@@ -16,6 +17,7 @@ use crate::emit::text::CText;
 use crate::plan::Buffer;
 use graph::{ContainerId, DType, SymExpr};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Threads of a block, and its rows: 16 for each warp.
 const THREADS: i64 = 128;
@@ -49,7 +51,7 @@ pub(super) struct Job<'f> {
 
 /// The chain's kernel; `None` if it has no form that is known here.
 pub(super) fn emit(name: &str, form: &Form) -> Option<EmittedChain> {
-    let sweeps = Sweeps::of(form)?;
+    let sweeps = running::joined(form, Sweeps::of(form)?);
     let tile = Tile::of(form)?;
     let mut job = Job {
         form,
@@ -221,8 +223,14 @@ impl Job<'_> {
             clear(&mut t, &format!("out{q}"), n);
         }
         t.line("int now = 0; /* the buffer of the block that is next */");
-        for n in 0..self.sweeps.sweeps.len() {
-            self.sweep(&mut t, n);
+        let mut next = 0;
+        while next < self.sweeps.sweeps.len() {
+            let first = next;
+            next += 1;
+            while self.is_joined(next) {
+                next += 1;
+            }
+            self.sweep(&mut t, first..next);
         }
         self.store_scalars(&mut t);
         for q in 0..self.form.out_products.len() {
@@ -337,16 +345,19 @@ impl Job<'_> {
         }
     }
 
-    fn sweep(&self, t: &mut CText, n: usize) {
+    /// One pass over the columns, of sweeps that go along with each other.
+    fn sweep(&self, t: &mut CText, together: Range<usize>) {
         let (cols, size) = (self.tile.cols, self.form.col.size);
-        let sweep = &self.sweeps.sweeps[n];
-        let panels = self.panels(n);
-        let elements = self.elements(n);
+        let sweeps = &self.sweeps.sweeps;
+        let panels = self.panels(together.clone());
         t.open("");
-        elements.before(t, &self.names);
-        for (s, scalar) in self.sweeps.reduced(n) {
+        self.elements(together.start).before(t, &self.names);
+        for (s, scalar) in together.clone().flat_map(|n| self.sweeps.reduced(n)) {
             let identity = literal(scalar.reduction.identity(DType::F32), DType::F32);
             t.line(&format!("scalar{s}[0] = scalar{s}[1] = {identity};"));
+        }
+        if together.len() > 1 {
+            t.line("float shift[2] = {0.0f, 0.0f};");
         }
         // Not the buffer of the block before, be it the last sweep's, and that one's other readers have
         // met at the barrier since.
@@ -361,8 +372,55 @@ impl Job<'_> {
         self.load(t, &panels, &format!("first + {cols}"), "1 - now");
         t.close();
         t.line("sh_copy_commit();");
-        for p in &sweep.products {
+        for p in &sweeps[together.start].products {
             self.product(t, *p);
+        }
+        for n in together.clone() {
+            if let Some(running) = self.elements(n).running() {
+                let max = running.max;
+                t.line(&format!(
+                    "const float largest[2] = {{scalar{max}[0], scalar{max}[1]}};"
+                ));
+            }
+        }
+        for n in together.clone() {
+            self.block(t, n);
+        }
+        t.line("now = 1 - now;");
+        t.close();
+        for n in together {
+            let elements = self.elements(n);
+            if elements.running().is_some() || !self.is_joined(n + 1) {
+                self.combine(t, n);
+            }
+            if let Some(running) = elements.running() {
+                running.finish(t, &elements, &self.names, &self.sums(n));
+            }
+        }
+        t.close();
+    }
+
+    fn is_joined(&self, n: usize) -> bool {
+        let sweep = self.sweeps.sweeps.get(n);
+        sweep.is_some_and(|s| s.is_joined)
+    }
+
+    /// Products out of tiles that a sweep sums up, with how many matrices of eight columns they have.
+    fn sums(&self, n: usize) -> Vec<(usize, i64)> {
+        let out = self.form.out_products.iter().enumerate();
+        let all = out.filter(|_| self.sweeps.sweeps[n].is_last);
+        all.map(|(q, p)| (q, self.part(p.out.width) / 8)).collect()
+    }
+
+    /// A sweep's work on one block of columns whose products are in registers.
+    fn block(&self, t: &mut CText, n: usize) {
+        let cols = self.tile.cols;
+        let sweep = &self.sweeps.sweeps[n];
+        let elements = self.elements(n);
+        t.open("");
+        if let Some(running) = elements.running() {
+            elements.before(t, &self.names);
+            running.correct(t, &self.sums(n));
         }
         if sweep.is_last {
             for q in 0..self.form.out_products.len() {
@@ -370,6 +428,9 @@ impl Job<'_> {
             }
         }
         elements.at_each(t, &self.names, cols);
+        if self.is_joined(n + 1) {
+            self.combine(t, n);
+        }
         if sweep.is_last {
             for (q, p) in elements.plain_factors() {
                 self.plain_factor(t, q, p);
@@ -378,33 +439,35 @@ impl Job<'_> {
                 self.out_product(t, q);
             }
         }
-        t.line("now = 1 - now;");
         t.close();
+    }
+
+    /// Numbers of rows from those of the four lanes that share a row.
+    fn combine(&self, t: &mut CText, n: usize) {
         for (s, scalar) in self.sweeps.reduced(n) {
             let to = format!("scalar{s}[h]");
-            let other = format!("sh_shuffle_xor({to}, mask)");
             let combine = scalar.reduction.combine();
             let made = scalar::binary(combine, &to, "other", DType::F32);
             t.line("SH_UNROLL");
             t.open("for (int h = 0; h < 2; h++)");
             t.line("SH_UNROLL");
             t.open("for (int mask = 1; mask < 4; mask *= 2)");
-            t.line(&format!("const float other = {other};"));
+            t.line(&format!("const float other = sh_shuffle_xor({to}, mask);"));
             t.line(&format!("{to} = {made};"));
             t.close();
             t.close();
         }
-        t.close();
     }
 
     /// What a sweep reads at columns.
-    fn panels(&self, n: usize) -> BTreeSet<usize> {
-        let sweep = &self.sweeps.sweeps[n];
+    fn panels(&self, together: Range<usize>) -> BTreeSet<usize> {
         let products = &self.form.tile_products;
-        let mut panels: BTreeSet<usize> =
-            sweep.products.iter().map(|p| products[*p].panel).collect();
-        if sweep.is_last {
-            panels.extend(self.form.out_products.iter().map(|p| p.panel));
+        let mut panels = BTreeSet::new();
+        for sweep in &self.sweeps.sweeps[together] {
+            panels.extend(sweep.products.iter().map(|p| products[*p].panel));
+            if sweep.is_last {
+                panels.extend(self.form.out_products.iter().map(|p| p.panel));
+            }
         }
         panels
     }

@@ -5,7 +5,7 @@
 //! to a scalar for each row, and `O[r,e] = Σ_c g(T…)[r,c]·Z[c,e]` (any number): attention, forward and
 //! backward, among others. A block owns rows and sweeps over the columns; where a value needs a
 //! reduction that must be complete before, the columns are swept again and the products computed
-//! again (FlashAttention, arXiv 2205.14135 and 2307.08691, keeps a running maximum instead). Sums
+//! again, unless a running maximum will do (FlashAttention, arXiv 2205.14135 and 2307.08691). Sums
 //! are fp32 in the registers of warp products, and the accumulators of one product are the left
 //! factor of the next.
 //!
@@ -15,6 +15,7 @@
 mod element;
 mod form;
 mod kernel;
+mod running;
 mod store;
 mod sweep;
 

@@ -24,6 +24,8 @@ pub(super) struct Sweep {
     pub products: BTreeSet<usize>,
     /// Whether products out of tiles are summed up.
     pub is_last: bool,
+    /// Whether it goes along with the sweep before, block by block.
+    pub is_joined: bool,
 }
 
 /// All sweeps and what they leave for each row.
@@ -124,5 +126,6 @@ fn sweep(form: &Form, scalars: &[Scalar], n: usize, is_last: bool) -> Sweep {
         statements: statements.into_iter().collect(),
         products,
         is_last,
+        is_joined: false,
     }
 }
