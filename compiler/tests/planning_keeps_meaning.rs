@@ -131,6 +131,31 @@ fn chained_attention_with_masks_and_dropout() {
     attention("%mask: bool[40, 56] input", ", %mask", "causal=true");
 }
 
+/// As under autocast: products in half precision, the softmax between them in single.
+#[test]
+fn chained_attention_in_two_precisions() {
+    let text = "graph \"g\" {
+        %q: bf16[2, 3, 40, 16] input
+        %k: bf16[2, 3, 56, 16] input
+        %v: bf16[2, 3, 56, 8] input
+        %scores: bf16[2, 3, 40, 56]
+        %wide: f32[2, 3, 40, 56]
+        %softmax: f32[2, 3, 40, 56]
+        %narrow: bf16[2, 3, 40, 56]
+        %y: bf16[2, 3, 40, 8]
+        inputs %q, %k, %v
+        state {
+          %scores = einsum(%q, %k) {equation=\"abld,abmd->ablm\"}
+          %wide = elementwise(%scores) {expr=(f32($0))}
+          %softmax = softmax(%wide) {axis=-1}
+          %narrow = elementwise(%softmax) {expr=(bf16($0))}
+          %y = einsum(%narrow, %v) {equation=\"ablm,abme->able\"}
+        }
+        outputs %y
+      }";
+    check_chained(&parse(text).unwrap_or_else(|e| panic!("{e}")));
+}
+
 #[test]
 fn a_lookup_used_as_an_index() {
     check_text(

@@ -82,7 +82,8 @@ pub fn inline_movement(graph: &Graph, nodes: &mut Vec<Node>) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     for at in 0..nodes.len() {
         for id in nodes[at].writes() {
-            let moved = definition(graph, &nodes[at], id).is_some_and(|d| is_movement(d.expr));
+            let moved =
+                definition(graph, &nodes[at], id).is_some_and(|d| is_movement(graph, &d, id));
             if moved {
                 // What is refused here is tried, and recorded, again by `inline`.
                 let _ = inline_container(graph, nodes, at, id, &outputs);
@@ -109,7 +110,7 @@ fn inline_container(
     let Some(def) = definition(graph, producer, id) else {
         return Ok(None);
     };
-    let movement = is_movement(def.expr);
+    let movement = is_movement(graph, &def, id);
     let readers: Vec<usize> = (0..after.len())
         .filter(|r| after[*r].reads().contains(&id))
         .collect();
@@ -169,7 +170,7 @@ fn inlined_node(
     let (Some(def), Some((map, tasklet))) = (definition(graph, producer, id), unit(reader)) else {
         return Err(Obstacle::Returned);
     };
-    let movement = is_movement(def.expr);
+    let movement = is_movement(graph, &def, id);
     if !movement && is_contraction(reader) {
         return Err(Obstacle::Product);
     }

@@ -147,9 +147,17 @@ pub fn mentions(memlet: &Memlet, symbol: &Symbol) -> bool {
         .any(|i| matches!(i, Index::At(e) if e.mentions(symbol)))
 }
 
-/// Whether the value is only moved: `In(i)`, or a cast-free copy.
-pub fn is_movement(expr: &Expr) -> bool {
-    matches!(expr, Expr::In(_))
+/// Whether the container's values are only moved from another one's: not computed, nor converted where
+/// they are stored.
+pub fn is_movement(graph: &Graph, definition: &Definition, id: ContainerId) -> bool {
+    let dtype = |id| graph.container(id).dtype;
+    match definition.expr {
+        Expr::In(i) => definition
+            .inputs
+            .get(*i)
+            .is_some_and(|m| dtype(m.container) == dtype(id)),
+        _ => false,
+    }
 }
 
 /// Operations of an expression, functions that take many instructions counted as several.

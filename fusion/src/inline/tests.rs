@@ -91,6 +91,10 @@ fn products_read_arithmetic_from_memory_but_movement_directly() {
     );
     let refused = inlined(matrices, &format!("{computed}\n{product}"));
     assert_eq!(refused, Err(Obstacle::Product));
+    // Converted where it is stored: a factor of another type is arithmetic in the product.
+    let narrowed = matrices.replace("%t: f32", "%t: bf16");
+    let refused = inlined(&narrowed, &format!("{moved}\n{product}"));
+    assert_eq!(refused, Err(Obstacle::Product));
 }
 
 #[test]
