@@ -200,6 +200,39 @@ fn encoder_layer_with_dropout_in_bf16() {
     check(&graph, HALF, &[("mma", 12), ("chain", 3)]);
 }
 
+/// Causal attention with an additive mask, of which the first query sees nothing, in f16.
+#[test]
+fn masked_attention_in_f16() {
+    let mut net = Net::new("attention");
+    net.dtype = DType::F16;
+    let rows = |n| sizes(&[2, 3, n, 32]);
+    let q = net.input("q", DType::F16, &rows(50));
+    let k = net.input("k", DType::F16, &rows(70));
+    let v = net.input("v", DType::F16, &rows(70));
+    let mask = net.input("running_mask", DType::F16, &sizes(&[50, 70]));
+    let seen = net
+        .apply("mask", masked(), &[mask])
+        .expect("element by element");
+    let causal = attrs([("causal", Attr::Bool(true))]);
+    let y = net.with("attention", |b| {
+        b.op1("attention", &[q, k, v, seen], causal)
+    });
+    check(&net.finish(&[y.expect("builds")]), HALF, &[("chain", 3)]);
+}
+
+/// −∞ for numbers below −1/2 and in the first column.
+fn masked() -> Expr {
+    let hidden = Expr::binary(graph::Binary::Lt, Expr::In(0), Expr::float(-0.5));
+    let first = Expr::Index(SymExpr::symbol("i1"));
+    let first = Expr::binary(graph::Binary::Eq, first, Expr::int(0));
+    let never = Expr::float(f64::NEG_INFINITY);
+    Expr::select(
+        Expr::binary(graph::Binary::Or, hidden, first),
+        never,
+        Expr::In(0),
+    )
+}
+
 /// Two residual blocks with batch normalization, the second with stride and projection.
 fn residual(net: &mut Net) -> Result<ContainerId, OpError> {
     let x = net.input("x", DType::F32, &sizes(&[2, 8, 8, 8]));

@@ -123,6 +123,19 @@ fn kernel(
         }
         body.push(node);
     }
+    Node {
+        kind: NodeKind::Map(Map {
+            params: Vec::new(),
+            body,
+            schedule: Schedule::Kernel,
+        }),
+        origin: joined_origin(nodes, part).into(),
+        stage: part.stage,
+    }
+}
+
+/// The names of a part's members, each once, in order.
+fn joined_origin(nodes: &[Node], part: &Part) -> Origin {
     let mut origins: Vec<&str> = Vec::new();
     for at in &part.members {
         let name = nodes[*at].origin.node.as_str();
@@ -134,18 +147,9 @@ fn kernel(
         .members
         .first()
         .map_or_else(Origin::default, |at| (*nodes[*at].origin).clone());
-    let origin = Origin {
+    Origin {
         node: origins.join("+"),
         ..first
-    };
-    Node {
-        kind: NodeKind::Map(Map {
-            params: Vec::new(),
-            body,
-            schedule: Schedule::Kernel,
-        }),
-        origin: origin.into(),
-        stage: part.stage,
     }
 }
 

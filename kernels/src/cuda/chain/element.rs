@@ -377,19 +377,7 @@ impl<'f> Elements<'f> {
         }
         t.line("SH_UNROLL");
         t.open("for (int k = 0; k < 2; k++)");
-        let index = self.index_type();
-        match is_ragged {
-            true => {
-                t.line("const int place = first + j*8 + lane_col + k;");
-                t.line(&format!("const bool within = place < {size};"));
-                t.line(&format!(
-                    "const {index} col = within ? place : 0; (void)col;"
-                ));
-            }
-            false => t.line(&format!(
-                "const {index} col = first + j*8 + lane_col + k; (void)col;"
-            )),
-        }
+        self.column(t, is_ragged);
         for n in self.in_scope((false, true)) {
             self.declare(t, &text, n);
         }
@@ -418,6 +406,30 @@ impl<'f> Elements<'f> {
         }
         t.close();
         t.close();
+        self.pack(t, &factors);
+        t.close();
+    }
+
+    /// Which column a number of a tile is in.
+    fn column(&self, t: &mut CText, is_ragged: bool) {
+        let size = self.form.col.size;
+        let index = self.index_type();
+        match is_ragged {
+            true => {
+                t.line("const int place = first + j*8 + lane_col + k;");
+                t.line(&format!("const bool within = place < {size};"));
+                t.line(&format!(
+                    "const {index} col = within ? place : 0; (void)col;"
+                ));
+            }
+            false => t.line(&format!(
+                "const {index} col = first + j*8 + lane_col + k; (void)col;"
+            )),
+        }
+    }
+
+    /// A column of both rows' left factors, as warp products take them.
+    fn pack(&self, t: &mut CText, factors: &[usize]) {
         let ctype = crate::cuda::element_type(self.form.dtype);
         for q in factors {
             let half =
@@ -430,7 +442,6 @@ impl<'f> Elements<'f> {
                 ));
             }
         }
-        t.close();
     }
 
     fn sunk(&self, sink: Sink, value: &str, is_ragged: bool) -> String {

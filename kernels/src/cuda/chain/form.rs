@@ -215,33 +215,41 @@ impl<'k> Reader<'k> {
         row
     }
 
-    fn form(&self, members: &[Member<'_>], row: usize, swept: usize) -> Option<Form> {
-        let sized = |name: String, d: usize| Loop {
+    fn sized(&self, name: &str, d: usize) -> Loop {
+        Loop {
             var: Symbol::new(name),
             size: self.dims[d].1,
-        };
-        let mut names: Vec<Symbol> = Vec::new();
-        let mut batch = Vec::new();
+        }
+    }
+
+    /// The name of each dimension, and the loops of those that rows and columns are not.
+    fn names(&self, row: usize, swept: usize) -> (Vec<Symbol>, Vec<Loop>) {
+        let (mut names, mut batch) = (Vec::new(), Vec::new());
         for d in 0..self.dims.len() {
             let name = match d {
                 d if d == row => "row".to_string(),
                 d if d == swept => "col".to_string(),
                 d => {
                     let name = format!("batch{}", batch.len());
-                    batch.push(sized(name.clone(), d));
+                    batch.push(self.sized(&name, d));
                     name
                 }
             };
             names.push(Symbol::new(name));
         }
+        (names, batch)
+    }
+
+    fn form(&self, members: &[Member<'_>], row: usize, swept: usize) -> Option<Form> {
+        let (names, batch) = self.names(row, swept);
         let mut extents = self.kernel.extents.clone();
         for (d, name) in names.iter().enumerate() {
             extents.insert(name, self.dims[d].1);
         }
         let mut form = Form {
             batch,
-            row: sized("row".into(), row),
-            col: sized("col".into(), swept),
+            row: self.sized("row", row),
+            col: self.sized("col", swept),
             dtype: DType::BF16,
             tile_products: Vec::new(),
             panels: Vec::new(),
@@ -253,23 +261,16 @@ impl<'k> Reader<'k> {
         };
         let mut dtypes = BTreeSet::new();
         for m in members {
-            let renames: Vec<(Symbol, Symbol)> = m
-                .dims
-                .iter()
-                .map(|(s, d)| (s.clone(), names[*d].clone()))
-                .collect();
+            let dims = m.dims.iter();
+            let mut renames: Vec<(Symbol, Symbol)> =
+                dims.map(|(s, d)| (s.clone(), names[*d].clone())).collect();
             // The renamed loops may meet the name of the one that is left.
             let inner = m.inner.as_ref().map(|l| Loop {
                 var: Symbol::new("inner"),
                 size: l.size,
             });
-            let mut all = renames;
-            all.extend(
-                m.inner
-                    .iter()
-                    .map(|l| (l.var.clone(), Symbol::new("inner"))),
-            );
-            form.add(renamed(m.statement, &all), inner, m.sort, &mut dtypes)?;
+            renames.extend(m.inner.iter().map(|l| (l.var.clone(), "inner".into())));
+            form.add(renamed(m.statement, &renames), inner, m.sort, &mut dtypes)?;
         }
         let [dtype] = dtypes.into_iter().collect::<Vec<_>>()[..] else {
             return None;
