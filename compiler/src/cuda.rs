@@ -10,17 +10,19 @@ use crate::report::Memory;
 use crate::torch::Captured;
 use fusion::Target;
 use kernels::cache::{Cache, CacheSettings};
-use kernels::cuda::device::{CudaModule, Device};
+use kernels::cuda::device::{CublasLt, CudaModule, Device};
 use kernels::cuda::emulated::Emulated;
-use kernels::cuda::lower::{CudaProgram, lower};
+use kernels::cuda::lower::{CudaProgram, lower_with};
 use kernels::cuda::machine::Machine;
 use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
 use kernels::cuda::passes::{Pass, constants, passes};
+use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
 use kernels::cuda::{Arch, CudaError, Kernel, ParamType};
 use kernels::lowering::KernelInfo;
 use kernels::plan::Buffer;
 use kernels::progress::{Progress, UnitReady};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What a CUDA program is made for.
@@ -35,8 +37,25 @@ pub enum CudaTarget<'a> {
     Device {
         /// Its number.
         ordinal: usize,
-        /// Folders to look for NVRTC in, such as the wheels' `nvidia/*/lib`.
+        /// Folders to look for NVRTC and cuBLASLt in, such as the wheels' `nvidia/*/lib`.
         nvrtc: &'a [PathBuf],
+    },
+}
+
+/// What computes products of matrices.
+#[derive(Clone, Debug, Default)]
+pub enum ProductsBy {
+    /// Our own kernels.
+    #[default]
+    Own,
+    /// What a table says is the fastest: one measured on the device, or any for the emulator.
+    Table(Arc<Table>),
+    /// One candidate wherever the library offers it: how tables are measured.
+    Every {
+        /// Which.
+        candidate: Candidate,
+        /// Bytes of workspace of every product of the library.
+        workspace_bytes: usize,
     },
 }
 
@@ -66,6 +85,7 @@ impl Captured {
         &self,
         wrt: &[usize],
         target: &CudaTarget<'_>,
+        products: &ProductsBy,
         progress: &mut dyn Progress,
     ) -> Result<CudaExecutable, CompileError> {
         let graph = self.graph();
@@ -74,7 +94,7 @@ impl Captured {
             _ => Step::training(graph, wrt)?,
         };
         let plan = step.plan_for(self.hints(), Target::Cuda)?;
-        CudaExecutable::build(plan, target, progress)
+        CudaExecutable::build(plan, target, products, progress)
     }
 }
 
@@ -86,6 +106,7 @@ impl CudaExecutable {
     pub fn build(
         plan: Plan,
         target: &CudaTarget<'_>,
+        products: &ProductsBy,
         progress: &mut dyn Progress,
     ) -> Result<CudaExecutable, CompileError> {
         // A missing device is told before the work.
@@ -93,7 +114,12 @@ impl CudaExecutable {
             CudaTarget::Emulated { .. } => None,
             CudaTarget::Device { ordinal, .. } => Some(Device::open(*ordinal)?),
         };
-        let program = lower(&plan.graph)?;
+        let library = match (target, products) {
+            (CudaTarget::Emulated { .. }, _) | (_, ProductsBy::Own) => None,
+            (CudaTarget::Device { nvrtc, .. }, _) => Some(CublasLt::find(nvrtc)?),
+        };
+        let chosen = chosen(products, device.as_ref(), library.as_ref())?;
+        let program = lower_with(&plan.graph, &chosen)?;
         let [forward, backward] =
             passes(&plan.graph, &program).map_err(|error| CompileError::Lower(error.into()))?;
         let constants = constants(&plan.graph, &program);
@@ -102,19 +128,24 @@ impl CudaExecutable {
                 let cubins = cubins(&program.kernels, device.arch(), nvrtc, progress)?;
                 let launches = forward.launches.iter().chain(&backward.launches);
                 let kernels = &program.kernels;
-                let module = CudaModule::load(&device, kernels, &cubins, &constants, launches)?;
-                Machine::Device(module)
+                let module =
+                    CudaModule::load(&device, kernels, &cubins, &constants, launches.clone())?;
+                Machine::Device(match library.filter(|_| !program.products.is_empty()) {
+                    Some(library) => module.with_products(&library, &program.products, launches)?,
+                    None => module,
+                })
             }
             (CudaTarget::Emulated { seed }, _) => {
                 let start = Instant::now();
                 let mut ready = |done, total| report(progress, "kernels", done, total, start);
                 let emulated = Emulated::compile(&program.kernels, constants, *seed, &mut ready);
-                Machine::Emulated(emulated.map_err(CudaError::from)?)
+                let emulated = emulated.map_err(CudaError::from)?;
+                Machine::Emulated(emulated.with_products(&program.products))
             }
             (CudaTarget::Device { .. }, None) => return Err(CudaError::NoDriver.into()),
         };
         Ok(CudaExecutable {
-            kernels: kernel_infos(&program),
+            kernels: kernel_infos(&program, !matches!(products, ProductsBy::Own)),
             plan,
             program,
             forward,
@@ -161,8 +192,40 @@ fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, st
     });
 }
 
-/// What each map became, for reports.
-fn kernel_infos(program: &CudaProgram) -> Vec<KernelInfo> {
+/// How products are chosen on a device or in the emulator.
+fn chosen(
+    products: &ProductsBy,
+    device: Option<&Arc<Device>>,
+    library: Option<&Arc<CublasLt>>,
+) -> Result<Products, CudaError> {
+    Ok(match products {
+        ProductsBy::Own => Products::Own,
+        ProductsBy::Table(table) => {
+            if let (Some(device), Some(library)) = (device, library) {
+                table.check(&device.info().name, library.version())?;
+            }
+            Products::Measured(Arc::clone(table))
+        }
+        ProductsBy::Every {
+            candidate,
+            workspace_bytes,
+        } => Products::Every {
+            candidate: *candidate,
+            workspace_bytes: *workspace_bytes,
+            offers: match (device, library) {
+                (Some(device), Some(library)) => {
+                    let (device, library) = (Arc::clone(device), Arc::clone(library));
+                    let bytes = *workspace_bytes;
+                    Offers::of(move |gemm, most| device.offers(&library, gemm, bytes, most))
+                }
+                _ => Offers::default(),
+            },
+        },
+    })
+}
+
+/// What each map became, for reports; with the choices of products where there were some.
+fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
     let maps = program.maps.iter().enumerate();
     maps.map(|(n, map)| {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -192,6 +255,9 @@ fn kernel_infos(program: &CudaProgram) -> Vec<KernelInfo> {
             n_launches: map.n_launches,
             reads,
             writes,
+            choice: (map.product.as_ref())
+                .filter(|_| with_choices)
+                .map(ToString::to_string),
         }
     })
     .collect()

@@ -61,6 +61,9 @@ pub struct KernelReport {
     pub bytes_least: i64,
     /// Arithmetic operations.
     pub operations: u64,
+    /// What computes it of several candidates, and why, where a table or the caller chose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub choice: Option<String>,
 }
 
 /// Memory of a step in bytes.
@@ -110,6 +113,7 @@ impl Report {
                     bytes_written: bytes(graph, &info.writes),
                     bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
                     operations: info.flops,
+                    choice: info.choice.clone(),
                 }
             })
             .collect();

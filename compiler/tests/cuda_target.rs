@@ -1,7 +1,7 @@
 //! CUDA programs end to end: what cannot run is told before anything is compiled.
 
 use compiler::Step;
-use compiler::cuda::{CudaExecutable, CudaTarget};
+use compiler::cuda::{CudaExecutable, CudaTarget, ProductsBy};
 use graph::{Bindings, Builder, DType, Expr, Graph, Lifetime, Stage, SymExpr};
 use kernels::progress::Silent;
 use ops::OpBuilder;
@@ -22,7 +22,7 @@ fn a_device_that_is_not_there_is_told() {
         ordinal: 999,
         nvrtc: &[],
     };
-    let built = CudaExecutable::build(plan.unwrap(), &target, &mut Silent);
+    let built = CudaExecutable::build(plan.unwrap(), &target, &ProductsBy::Own, &mut Silent);
     let message = built.err().unwrap().to_string();
     let known = ["no CUDA driver", "offers no device", "no device cuda:999"];
     assert!(known.iter().any(|k| message.contains(k)), "{message}");

@@ -80,6 +80,8 @@ pub struct KernelInfo {
     pub reads: Vec<ContainerId>,
     /// Containers it writes to memory, each once.
     pub writes: Vec<ContainerId>,
+    /// What computes it of several candidates, and why, where a table or the caller chose.
+    pub choice: Option<String>,
 }
 
 /// Lowers a graph of maps (and reshapes, which become aliases) for a target and a number of threads.
@@ -287,6 +289,7 @@ impl Lowering {
             n_launches,
             reads,
             writes,
+            choice: None,
         });
         self.kernels.len() - 1
     }

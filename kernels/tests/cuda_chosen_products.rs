@@ -4,7 +4,7 @@
 use graph::{Bindings, DType, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
 use kernels::cuda::passes::passes;
-use kernels::cuda::vendor::{Candidate, Finish, Products, Table};
+use kernels::cuda::vendor::{Candidate, Finish, Offers, Products, Table};
 use kernels::cuda::{Work, execute};
 use std::path::Path;
 use std::sync::Arc;
@@ -56,6 +56,7 @@ fn every(candidate: Candidate) -> Products {
     Products::Every {
         candidate,
         workspace_bytes: 1 << 16,
+        offers: Offers::default(),
     }
 }
 
@@ -351,6 +352,28 @@ fn a_table_decides_and_what_it_does_not_have_is_ours() {
         "our own kernel: t.json has no time for it"
     );
     assert_eq!(missing.kernels, own.kernels);
+}
+
+/// Asked for everywhere, a rank is taken where the library has it.
+#[test]
+fn what_the_library_does_not_offer_stays_ours() {
+    let graph = graph(&LINEAR);
+    let paths_of = |candidate, offered: fn(Finish) -> usize| {
+        let products = Products::Every {
+            candidate,
+            workspace_bytes: 64,
+            offers: Offers::of(move |gemm, most| offered(gemm.finish).min(most)),
+        };
+        paths(&lower_with(&graph, &products).unwrap())
+    };
+    let plain = |finish| if finish == Finish::Nothing { 3 } else { 1 };
+    assert_eq!(paths_of(Candidate::Library(0), plain), ["cublaslt"]);
+    assert_eq!(paths_of(Candidate::Library(1), plain), ["simt"]);
+    assert_eq!(
+        paths_of(Candidate::LibraryThenMap(2), plain),
+        ["cublaslt", "loops"]
+    );
+    assert_eq!(paths_of(Candidate::LibraryThenMap(3), plain), ["simt"]);
 }
 
 /// Read before it was written: the product of another product that never ran.

@@ -6,6 +6,8 @@
 
 use crate::program::CompileFailure;
 use compiler::cuda::CudaExecutable;
+use compiler::graph::Stage;
+use compiler::kernels::cuda::lower::MapInfo;
 use compiler::kernels::cuda::machine::Addresses;
 use compiler::kernels::lowering::KernelInfo;
 use compiler::kernels::memory::Buffer;
@@ -17,6 +19,17 @@ use pyo3::prelude::*;
 
 /// Launches with the seconds they took.
 pub type Times = Vec<(String, f64)>;
+
+/// Map, number of maps, product, rest, kind and rank of what computes it, origin.
+pub type ProductRow = (
+    usize,
+    usize,
+    String,
+    String,
+    &'static str,
+    Option<usize>,
+    String,
+);
 
 /// Compiled kernels of both passes.
 pub enum Built {
@@ -82,6 +95,32 @@ impl Built {
             .collect()
     }
 
+    /// The products of matrices that a table can choose for.
+    pub fn cuda_products(&self) -> Vec<ProductRow> {
+        let Built::Cuda(executable) = self else {
+            return Vec::new();
+        };
+        let maps = executable.program.maps.iter().enumerate();
+        let row = |(n, map): (usize, &MapInfo)| {
+            let choice = map.product.as_ref()?;
+            let key = choice.key.clone()?;
+            let (kind, rank) = choice.candidate.parts();
+            let origin = map.origin.clone();
+            Some((n, choice.n_maps, key.product, key.rest, kind, rank, origin))
+        };
+        maps.filter_map(row).collect()
+    }
+
+    /// The map of each launch of a pass.
+    pub fn cuda_launch_maps(&self, backward: bool) -> Vec<usize> {
+        let Built::Cuda(executable) = self else {
+            return Vec::new();
+        };
+        let launches = executable.program.launches.iter();
+        let own = launches.filter(|l| (l.stage != Stage::Forward) == backward);
+        own.map(|l| l.map).collect()
+    }
+
     /// Runs a pass on the CPU, or enqueues it on a stream.
     pub fn run(
         &self,
@@ -103,10 +142,7 @@ impl Built {
                     let times = run_cpu(program, *threads, &blocks, timed);
                     times.map_err(|error| CompileFailure::new_err(error.to_string()))
                 }
-                Built::Cuda(executable) => {
-                    run_cuda(executable, backward, &blocks, stream)?;
-                    Ok(Vec::new())
-                }
+                Built::Cuda(executable) => run_cuda(executable, backward, &blocks, timed, stream),
             }
         })
     }
@@ -141,8 +177,9 @@ fn run_cuda(
     executable: &CudaExecutable,
     backward: bool,
     blocks: &Blocks,
+    timed: bool,
     stream: u64,
-) -> PyResult<()> {
+) -> PyResult<Times> {
     let pass = match backward {
         true => &executable.backward,
         false => &executable.forward,
@@ -155,8 +192,18 @@ fn run_cuda(
     };
     // SAFETY: as for the CPU, with tensors on the program's device. PyTorch's allocator gives memory
     // of a stream back to that stream alone, so it stays theirs until the launches are done.
-    let done = unsafe { executable.machine.run(pass, stream, &addresses) };
-    done.map_err(|error| CompileFailure::new_err(error.to_string()))
+    let done = unsafe {
+        match timed {
+            true => executable.machine.run_timed(pass, stream, &addresses),
+            false => (executable.machine.run(pass, stream, &addresses)).map(|()| Vec::new()),
+        }
+    };
+    let seconds = done.map_err(|error| CompileFailure::new_err(error.to_string()))?;
+    let names = pass
+        .launches
+        .iter()
+        .map(|launch| executable.program.name(launch.work));
+    Ok(names.map(String::from).zip(seconds).collect())
 }
 
 /// As `run_raw`, with the time of each launch.

@@ -1,10 +1,14 @@
 //! What Python asks about CUDA devices before anything is compiled.
 
 use crate::program::CompileFailure;
-use compiler::kernels::cuda::device::{self, arch_for};
+use compiler::cuda::ProductsBy;
+use compiler::kernels::cuda::device::{self, CublasLt, arch_for};
 use compiler::kernels::cuda::nvrtc::Nvrtc;
+use compiler::kernels::cuda::vendor::{Candidate, Table};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Number, name, compute capability, memory in bytes, and the architecture that kernels are compiled
 /// for; `None` where there is none.
@@ -32,5 +36,52 @@ pub fn nvrtc_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
     match Nvrtc::find(&folders) {
         Ok(nvrtc) => Ok((nvrtc.version().to_string(), nvrtc.path().to_path_buf())),
         Err(error) => Err(CompileFailure::new_err(error.to_string())),
+    }
+}
+
+/// Version and path of the cuBLASLt that would compute products. Raises `CompileFailure` where there is
+/// none.
+#[pyfunction]
+pub fn cublaslt_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
+    match CublasLt::find(&folders) {
+        Ok(library) => Ok((library.version().to_string(), library.path().to_path_buf())),
+        Err(error) => Err(CompileFailure::new_err(error.to_string())),
+    }
+}
+
+/// Reads a table of products: what it was measured on (device, driver, cuBLASLt), bytes of workspace,
+/// and how many products it has. Raises `CompileFailure` with a sentence about what is wrong with it.
+#[pyfunction]
+pub fn cuda_table(path: PathBuf) -> PyResult<(String, String, String, usize, usize)> {
+    let table = read(&path)?;
+    let machine = &table.machine;
+    Ok((
+        machine.device.clone(),
+        machine.driver.clone(),
+        machine.cublaslt.clone(),
+        table.workspace_bytes,
+        table.len(),
+    ))
+}
+
+fn read(path: &std::path::Path) -> PyResult<Table> {
+    Table::read(path).map_err(|error| CompileFailure::new_err(error.to_string()))
+}
+
+/// What computes products: a table's file, one candidate by kind, rank and bytes of workspace, or our
+/// own kernels.
+pub fn products_by(
+    table: Option<PathBuf>,
+    every: Option<(String, usize, usize)>,
+) -> PyResult<ProductsBy> {
+    match (every, table) {
+        (Some((kind, rank, workspace_bytes)), _) => Ok(ProductsBy::Every {
+            candidate: Candidate::of(&kind, rank).ok_or_else(|| {
+                PyValueError::new_err(format!("`{kind}` is no kind of candidate for products"))
+            })?,
+            workspace_bytes,
+        }),
+        (None, Some(path)) => Ok(ProductsBy::Table(Arc::new(read(&path)?))),
+        (None, None) => Ok(ProductsBy::Own),
     }
 }

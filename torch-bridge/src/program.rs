@@ -4,7 +4,8 @@
 //! that `inputs`, `outputs` and the `*_bytes` attributes state. The interpreter lock is released
 //! while kernels are compiled and run.
 
-use crate::built::{Blocks, Built, Times};
+use crate::built::{Blocks, Built, ProductRow, Times};
+use crate::cuda::products_by;
 use compiler::CompileError;
 use compiler::cuda::CudaTarget;
 use compiler::graph::{ContainerId, Graph};
@@ -91,9 +92,12 @@ impl Program {
     }
 
     /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the
-    /// emulator on the host's memory where it is `None`. `nvrtc` are folders to look for NVRTC in.
+    /// emulator on the host's memory where it is `None`. `nvrtc` are folders to look for NVRTC and cuBLASLt
+    /// in. Products are computed as the file `table` says, or all by the candidate `every`: its kind as in
+    /// such a file, its rank, and bytes of workspace; else by our own kernels.
     #[staticmethod]
-    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None))]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None))]
     fn compile_cuda(
         py: Python<'_>,
         graph_json: &str,
@@ -102,7 +106,10 @@ impl Program {
         device: Option<usize>,
         nvrtc: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
+        table: Option<PathBuf>,
+        every: Option<(String, usize, usize)>,
     ) -> PyResult<Program> {
+        let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let target = match device {
             Some(ordinal) => CudaTarget::Device {
@@ -115,7 +122,7 @@ impl Program {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener { progress };
             let executable = captured
-                .compile_cuda(&requires_grad, &target, &mut listener)
+                .compile_cuda(&requires_grad, &target, &products, &mut listener)
                 .map_err(Failure::Compile)?;
             Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
         });
@@ -126,6 +133,17 @@ impl Program {
     /// The CUDA text of every kernel, as `(name, origin, text)`; empty for the CPU.
     fn cuda_kernels(&self) -> Vec<(String, String, String)> {
         self.built.cuda_kernels()
+    }
+
+    /// The products of matrices of CUDA programs: `(map, maps, product, rest, kind, rank, origin)`, where a
+    /// product takes so many maps from its own on, and kind and rank are what computes it, as in a table.
+    fn cuda_products(&self) -> Vec<ProductRow> {
+        self.built.cuda_products()
+    }
+
+    /// The map of each launch of a pass of a CUDA program, in the order of its times.
+    fn cuda_launch_maps(&self, backward: bool) -> Vec<usize> {
+        self.built.cuda_launch_maps(backward)
     }
 
     /// Bytes that live from the forward to the backward pass.
@@ -146,8 +164,8 @@ impl Program {
         self.built.memory().backward_arena_bytes
     }
 
-    /// Computes the outputs and the saved block. With `timed`, gives the launches' names and seconds,
-    /// on the CPU. CUDA kernels are enqueued on `stream`.
+    /// Computes the outputs and the saved block. CUDA kernels are enqueued on `stream`. With `timed`,
+    /// gives the launches' names and seconds, and waits for those on a device.
     #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false, stream=0))]
     fn forward(

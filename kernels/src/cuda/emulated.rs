@@ -13,6 +13,7 @@ use super::vendor::{self, Product};
 use super::{Arg, CudaError, Kernel, Launch, Param, ParamType, Work};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// Kernels compiled for the host, products, and their constants.
 pub struct Emulated {
@@ -79,13 +80,32 @@ impl Emulated {
     /// # Safety
     /// As for [`super::machine::Machine::run`], with addresses of host memory.
     pub unsafe fn run(&self, pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
+        // SAFETY: passed on.
+        unsafe { self.run_timed(pass, addresses) }.map(|_| ())
+    }
+
+    /// As [`Emulated::run`]: the seconds of each launch in the emulator, which say nothing about a device.
+    ///
+    /// # Errors
+    /// As for [`Emulated::run`].
+    ///
+    /// # Safety
+    /// As for [`Emulated::run`].
+    pub unsafe fn run_timed(
+        &self,
+        pass: &Pass,
+        addresses: &Addresses<'_>,
+    ) -> Result<Vec<f64>, CudaError> {
         check(pass, addresses)?;
         let mut written = at_start(pass);
+        let mut seconds = Vec::new();
         for launch in &pass.launches {
+            let start = Instant::now();
             // SAFETY: passed on; the places were planned within the stated sizes.
             unsafe { self.launch(launch, addresses, &mut written)? };
+            seconds.push(start.elapsed().as_secs_f64());
         }
-        Ok(())
+        Ok(seconds)
     }
 
     /// # Safety

@@ -57,6 +57,31 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// As [`Machine::run`], and waits: the seconds of each launch. Those of the emulator say nothing about
+    /// a device.
+    ///
+    /// # Errors
+    /// As for [`Machine::run`]; a stream that is being captured cannot be waited for.
+    ///
+    /// # Safety
+    /// As for [`Machine::run`].
+    pub unsafe fn run_timed(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<Vec<f64>, CudaError> {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Machine::Emulated(emulated) => emulated.run_timed(pass, addresses),
+                Machine::Device(module) => module.run_timed(pass, stream, addresses),
+            }
+        }
+    }
+}
+
 /// That there is a well-aligned address for everything that a pass touches.
 pub(super) fn check(pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
     let (found, expected) = (addresses.externals.len(), pass.externals.len());

@@ -343,6 +343,51 @@ pub(super) fn is_capturing(stream: u64) -> Result<bool, Failure> {
     Ok(status != Status::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
+/// A moment in a stream's work.
+pub(super) struct Event(sys::CUevent);
+
+impl Event {
+    /// The moment when the stream has done what it was given so far.
+    pub(super) fn record(stream: u64) -> Result<Event, Failure> {
+        let mut event = null_mut();
+        // SAFETY: the pointer leads to an event; a stream of the current context.
+        unsafe {
+            checked(sys::cuEventCreate(&mut event, 0))?;
+            let event = Event(event);
+            checked(sys::cuEventRecord(
+                event.0,
+                stream as usize as sys::CUstream,
+            ))?;
+            Ok(event)
+        }
+    }
+
+    /// Seconds from an earlier moment to this one, once both have passed.
+    pub(super) fn seconds_since(&self, earlier: &Event) -> Result<f64, Failure> {
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+        let mut milliseconds: f32 = 0.0;
+        // SAFETY: both events were recorded. Every driver has this function; the bindings only know its
+        // second version, which older drivers lack.
+        unsafe {
+            checked(sys::cuEventSynchronize(self.0))?;
+            let found = sys::culib().get::<Elapsed>(b"cuEventElapsedTime");
+            let elapsed = found.map_err(|error| Failure {
+                code: 0,
+                problem: error.to_string(),
+            })?;
+            checked(elapsed(&mut milliseconds, earlier.0, self.0))?;
+        }
+        Ok(f64::from(milliseconds) * 1e-3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by us; the driver keeps it until it has passed.
+        let _ = checked(unsafe { sys::cuEventDestroy_v2(self.0) });
+    }
+}
+
 /// Waits until the current context has done everything.
 pub(super) fn wait_for_all() -> Result<(), Failure> {
     // SAFETY: a context is current.

@@ -9,6 +9,7 @@ mod driver;
 mod module;
 mod products;
 
+use super::vendor::{Gemm, Product};
 use super::{Arch, CudaError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -96,6 +97,20 @@ impl Device {
         let session = Arc::new(cublaslt::Session::open(library)?);
         sessions.insert(library.path().to_path_buf(), Arc::clone(&session));
         Ok(session)
+    }
+
+    /// How many algorithms the library offers for a product in a workspace of that size, at most
+    /// `most`; none for one that it refuses.
+    pub fn offers(
+        &self,
+        library: &Arc<CublasLt>,
+        gemm: &Gemm,
+        workspace_bytes: usize,
+        most: usize,
+    ) -> usize {
+        let product = Product::new(String::new(), gemm.clone(), 0, workspace_bytes);
+        let ask = || products::n_offers(self, library, &product, most);
+        self.context.within(ask).unwrap_or(0)
     }
 
     fn dropped(&self) -> MutexGuard<'_, module::Dropped> {

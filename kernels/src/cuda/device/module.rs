@@ -7,7 +7,7 @@
 
 use super::Device;
 use super::cublaslt::CublasLt;
-use super::driver::{self, Failure, Function, Module};
+use super::driver::{self, Event, Failure, Function, Module};
 use super::products;
 use crate::cuda::machine::{Addresses, check};
 use crate::cuda::nvrtc::Cubin;
@@ -237,6 +237,35 @@ impl CudaModule {
                 }
             }
             Ok(())
+        })?
+    }
+
+    /// As [`CudaModule::run`], and waits: the seconds of each launch, from the end of the one before,
+    /// by events in the stream.
+    ///
+    /// # Errors
+    /// As for [`CudaModule::run`]; a stream that is being captured cannot be waited for.
+    ///
+    /// # Safety
+    /// As for [`crate::cuda::machine::Machine::run`].
+    pub unsafe fn run_timed(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+    ) -> Result<Vec<f64>, CudaError> {
+        check(pass, addresses)?;
+        let failed = |f: Failure| f.of_call("cuEventRecord", self.device.info.ordinal);
+        self.device.context.within(|| {
+            self.check_devices(pass, addresses)?;
+            let mut events = vec![Event::record(stream).map_err(failed)?];
+            for launch in &pass.launches {
+                // SAFETY: passed on.
+                unsafe { self.launch(launch, stream, addresses)? };
+                events.push(Event::record(stream).map_err(failed)?);
+            }
+            let between = events.windows(2).map(|e| e[1].seconds_since(&e[0]));
+            between.collect::<Result<_, _>>().map_err(failed)
         })?
     }
 

@@ -85,6 +85,23 @@ pub(super) fn load(
     Ok(loaded)
 }
 
+/// How many algorithms the library offers for a product, at most `most`, with the device's context
+/// current; none for one that it refuses.
+pub(super) fn n_offers(
+    device: &Device,
+    library: &Arc<CublasLt>,
+    product: &Product,
+    most: usize,
+) -> usize {
+    let ask = || {
+        let session = device.session(library)?;
+        let described = describe(library, &product.gemm)?;
+        let preferences = preferences(library, product)?;
+        session.offers(&described, &preferences, most)
+    };
+    ask().map_or(0, |offers| offers.len())
+}
+
 /// A failed call as the error of a product.
 pub(super) fn of_product(
     complaint: Complaint,

@@ -25,8 +25,7 @@ impl Lowering {
         found: &Recognized,
         own: EmittedContraction,
     ) -> Result<(), LowerError> {
-        let can = |c| !matches!(c, Candidate::LibraryThenMap(_));
-        let (choice, gemm) = self.choose(found, NOTHING, &can);
+        let (choice, gemm) = self.choose(found, NOTHING, &[Finish::Nothing]);
         match (choice.candidate, gemm) {
             (Candidate::Library(rank), Some(gemm)) => {
                 let args = arguments(&gemm, found);
@@ -79,8 +78,8 @@ impl Lowering {
             Some(biased) => name(biased.finish).to_string(),
             None => digest(epilogue),
         };
-        let can = |c| biased.is_some() || !matches!(c, Candidate::Library(_));
-        let (mut choice, gemm) = self.choose(found, &name, &can);
+        let finish = biased.as_ref().map(|biased| biased.finish);
+        let (mut choice, gemm) = self.choose(found, &name, finish.as_slice());
         match (choice.candidate, gemm, biased) {
             (Candidate::Library(rank), Some(gemm), Some(Biased { finish, bias, out })) => {
                 let mut args = arguments(&gemm, found);
@@ -100,16 +99,25 @@ impl Lowering {
         }
     }
 
-    /// The choice for a contraction, and its product if it is one.
-    fn choose(
-        &self,
-        found: &Recognized,
-        rest: &str,
-        can: &dyn Fn(Candidate) -> bool,
-    ) -> (Choice, Option<Gemm>) {
+    /// The choice for a contraction, and its product if it is one. `finish` is what the library does
+    /// with the sums itself, if it can do the whole rest.
+    fn choose(&self, found: &Recognized, rest: &str, finish: &[Finish]) -> (Choice, Option<Gemm>) {
         match gemm(&found.contraction, types(&self.graph, found)) {
             Ok(gemm) => {
-                let choice = self.products.choose(Key::new(&gemm, rest), can);
+                let finished = finish.first().map(|finish| Gemm {
+                    finish: *finish,
+                    ..gemm.clone()
+                });
+                let can = |candidate| match candidate {
+                    Candidate::Own => true,
+                    Candidate::Library(rank) => {
+                        (finished.as_ref()).is_some_and(|gemm| self.products.offers(gemm, rank))
+                    }
+                    Candidate::LibraryThenMap(rank) => {
+                        rest != NOTHING && self.products.offers(&gemm, rank)
+                    }
+                };
+                let choice = self.products.choose(Key::new(&gemm, rest), &can);
                 (choice, Some(gemm))
             }
             Err(reason) => {

@@ -3,6 +3,7 @@
 //! Owns the choice by a table or by decree, and its sentence. The same table and product give the same
 //! choice. Never measures.
 
+use super::gemm::Gemm;
 use super::table::{Candidate, Key, Table};
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,31 @@ pub enum Products {
         candidate: Candidate,
         /// Bytes of workspace of every product of the library.
         workspace_bytes: usize,
+        /// What the library offers; everything, where no library is asked.
+        offers: Offers,
     },
+}
+
+/// How many algorithms the library offers for a product, at most as many as asked for.
+#[derive(Clone, Default)]
+pub struct Offers(Option<Arc<Ask>>);
+
+type Ask = dyn Fn(&Gemm, usize) -> usize + Send + Sync;
+
+impl Offers {
+    /// Asks `library` for at most so many algorithms of a product.
+    pub fn of(library: impl Fn(&Gemm, usize) -> usize + Send + Sync + 'static) -> Offers {
+        Offers(Some(Arc::new(library)))
+    }
+}
+
+impl fmt::Debug for Offers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Some(_) => "Offers(of a library)",
+            None => "Offers(everything)",
+        })
+    }
 }
 
 /// What was chosen for a product.
@@ -52,6 +77,18 @@ impl Products {
             Products::Every {
                 workspace_bytes, ..
             } => *workspace_bytes,
+        }
+    }
+
+    /// Whether the library has an algorithm of that rank. Of a table's ranks that is believed here, and
+    /// told when the program is loaded.
+    pub fn offers(&self, gemm: &Gemm, rank: usize) -> bool {
+        match self {
+            Products::Own | Products::Measured(_) => true,
+            Products::Every { offers, .. } => {
+                let Offers(ask) = offers;
+                ask.as_ref().is_none_or(|ask| ask(gemm, rank + 1) > rank)
+            }
         }
     }
 
@@ -146,6 +183,7 @@ mod tests {
         let products = Products::Every {
             candidate: Candidate::Library(1),
             workspace_bytes: 8,
+            offers: Offers::default(),
         };
         assert_eq!(
             products.choose(key("bias"), &|_| true).candidate,

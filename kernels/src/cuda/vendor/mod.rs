@@ -12,7 +12,7 @@ mod table;
 use crate::cuda::{Param, ParamType};
 use graph::DType;
 
-pub use choice::{Choice, Products};
+pub use choice::{Choice, Offers, Products};
 pub use gemm::{Compute, Finish, Gemm, Matrix};
 pub use host::{Operands, multiply};
 pub(super) use host::{run, traffic};

@@ -87,6 +87,27 @@ pub enum Candidate {
     LibraryThenMap(usize),
 }
 
+impl Candidate {
+    /// Of a table's `kind` and `rank`, which an own kernel does not have.
+    pub fn of(kind: &str, rank: usize) -> Option<Candidate> {
+        match kind {
+            "own" => Some(Candidate::Own),
+            "library" => Some(Candidate::Library(rank)),
+            "library_then_map" => Some(Candidate::LibraryThenMap(rank)),
+            _ => None,
+        }
+    }
+
+    /// A table's `kind` and `rank`.
+    pub fn parts(self) -> (&'static str, Option<usize>) {
+        match self {
+            Candidate::Own => ("own", None),
+            Candidate::Library(rank) => ("library", Some(rank)),
+            Candidate::LibraryThenMap(rank) => ("library_then_map", Some(rank)),
+        }
+    }
+}
+
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -206,12 +227,10 @@ impl Table {
                 rest: entry.rest,
             };
             let line = line_of(text, &key.product);
-            if let Some(place) = entry.candidates.iter().find(|c| c.is_misplaced()) {
+            if let Some(row) = entry.candidates.iter().find(|c| c.is_misplaced()) {
+                let (kind, _) = row.measured().candidate.parts();
                 let rank = "an own kernel has no `rank`, a library's candidate has one";
-                return Err(wrong(
-                    line,
-                    format!("candidate `{}`: {rank}", place.kind.name()),
-                ));
+                return Err(wrong(line, format!("candidate `{kind}`: {rank}")));
             }
             if entry.candidates.is_empty() {
                 return Err(wrong(line, format!("`{key}` has no candidates")));
@@ -320,16 +339,6 @@ enum Kind {
     Own,
     Library,
     LibraryThenMap,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Own => "own",
-            Kind::Library => "library",
-            Kind::LibraryThenMap => "library_then_map",
-        }
-    }
 }
 
 impl Row {
