@@ -4,6 +4,10 @@ Each item is checked before it is timed. Products: shapes of the networks that S
 for, in the layouts of forward, data gradient and weight gradient, with the epilogues that
 cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's back ends. Memory-
 bound: groups over working sets up to 1 GiB, with the bytes that must move.
+
+Before all this, every candidate for the products of the networks and of these shapes is timed in
+place, in training steps, and the table that programs are compiled with is written: to the file of
+`--table`, which `SHORTHAUL_CUDA_TABLE` then names.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import step
 import torch
 import torch.nn.functional as F
 from measuring import Bench, check, parse, without_tf32
+from products import ProductTable
 from results import Results
+from shorthaul.models import without_dropout
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -181,9 +189,43 @@ def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> di
     return {**verdict, "bytes": moved, "times": bench.interleaved(calls, graph=True)}
 
 
+def products_of_models(bench: Bench, options, dtype, item) -> None:
+    """Writes the table of products, of the networks first, then of the shapes alone."""
+    table: ProductTable | None = None
+
+    def add(model: nn.Module, inputs: tuple) -> dict[str, Any]:
+        nonlocal table
+        if table is None:
+            path = options.table or Path(options.out).with_name("products.json")
+            table = ProductTable(bench, path, options.ranks or (1 if bench.is_dry else 8))
+        torch.manual_seed(0)
+        return table.measure(model.to(bench.device), inputs, dtype)
+
+    def network(n: step.Network) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = without_dropout(n.example.make().train())
+        inputs = tuple(x.to(bench.device) for x in n.example.inputs(n.batch))
+        return add(model, inputs)
+
+    def alone(shape: tuple[int, int, int], epilogue: str) -> dict[str, Any]:
+        m, n, k = shape
+        torch.manual_seed(0)
+        return add(Product(n, k, epilogue), (torch.randn(m, k, device=bench.device),))
+
+    for name, n in (step.DRY if bench.is_dry else step.NETWORKS).items():
+        item(f"table of {name}", lambda n=n: network(n))
+    for shape in [(16, 16, 16)] if bench.is_dry else PRODUCTS:
+        for epilogue in ("none", "bias", "bias_gelu"):
+            name = f"table of a product {'x'.join(map(str, shape))} {epilogue}"
+            item(name, lambda s=shape, e=epilogue: alone(s, e))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 1 if anything was wrong."""
-    options = parse(__doc__.splitlines()[0], "results/tables.json").parse_args(arguments)
+    parser = parse(__doc__.splitlines()[0], "results/tables.json")
+    parser.add_argument("--table", help="table of products (products.json beside the results)")
+    parser.add_argument("--ranks", type=int, help="algorithms of each product (8; 1 in a dry run)")
+    options = parser.parse_args(arguments)
     bench, dry = Bench(options.dry_run, options.rounds), options.dry_run
     results = Results(options.out, "tables", vars(options))
     half = torch.float32 if dry else torch.bfloat16
@@ -192,6 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.only in name:
             results.item(name, measure)
 
+    products_of_models(bench, options, half, item)
     for shape in [(16, 16, 16)] if dry else PRODUCTS:
         for epilogue in ("none", "bias", "bias_gelu"):
             name = f"product {'x'.join(map(str, shape))} {epilogue}"

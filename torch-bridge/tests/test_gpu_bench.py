@@ -1,12 +1,15 @@
 """The scripts for a machine with a GPU run through without one: correctness, files, exit status."""
 
+import copy
 import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import shorthaul
 import torch
+from shorthaul import _native
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench/gpu"
 
@@ -47,6 +50,41 @@ def test_dry_runs_check_and_flush(script, tmp_path, name, only, least):
     for item in data["items"]:
         for times in item.get("times", {}).values():
             assert "skipped" in times or times["median_us"] in times["samples_us"]
+
+
+def test_a_table_of_products_is_written_and_decides(script, tmp_path, monkeypatch):
+    status, data = run(script("tables"), tmp_path, "--only", "table of a product 16x16x16 bias")
+    assert status == 0, data["items"]
+    bias, gelu = data["items"]
+    assert bias["products"] == 2 and bias["new_products"] == 2, bias
+    path = tmp_path / "products.json"
+    device, _, _, workspace_bytes, n = _native.cuda_table(path)
+    assert (device, workspace_bytes) == ("emulator", 1024) and n >= 3
+    table = json.loads(path.read_text())
+    kinds = {e["rest"]: [c["kind"] for c in e["candidates"]] for e in table["entries"]}
+    assert kinds["bias"] == ["own", "library", "library_then_map"], kinds
+    assert kinds["nothing"] == ["own", "library"], kinds
+    (digest,) = set(kinds) - {"bias", "nothing"}
+    assert kinds[digest] == ["own", "library_then_map"], kinds
+
+    model = torch.nn.Linear(16, 16)
+    x = torch.randn(16, 16)
+    for fastest, expected in [("own", "simt"), ("library", "cublaslt")]:
+        for entry in table["entries"]:
+            for candidate in entry["candidates"]:
+                candidate["microseconds"] = 1.0 if candidate["kind"] == fastest else 2.0
+        path.write_text(json.dumps(table))
+        monkeypatch.setenv(shorthaul.products.TABLE_VARIABLE, str(path))
+        compiled = shorthaul.module(copy.deepcopy(model), backend="cuda-emulated")
+        torch.testing.assert_close(compiled(x), model(x))
+        report = shorthaul.report(compiled, x)
+        (product,) = [k for k in report.data["kernels"] if "choice" in k]
+        assert product["path"] == expected and "1 us in" in product["choice"], product
+        assert product["choice"] in str(report)
+
+    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    with pytest.raises(shorthaul.CompileError, match=r"products.json, line 1: this is version 7"):
+        shorthaul.module(copy.deepcopy(model), backend="cuda-emulated")(x)
 
 
 def test_a_wrong_result_is_not_timed_and_fails_the_run(script, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _native, cuda
+from . import _native, cuda, products
 from ._bounds import Bound
 from ._capture import Captured
 from ._errors import CompileError, Unsupported
@@ -132,6 +132,7 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
                 place.device.index if place.is_cuda else None,
                 cuda.nvrtc_folders(),
                 _progress(),
+                **products.arguments(),
             )
         else:
             native = _native.Program.compile(

@@ -17,8 +17,9 @@ class Report:
     """A step in numbers: ``data`` as parsed JSON, ``str()`` as text.
 
     ``data`` has ``kernels`` (name, origin, stage, path, launches, bytes_read, bytes_written,
-    bytes_least, operations), ``bytes_moved``, ``bytes_least``, ``bytes_saved``, ``operations``,
-    ``memory`` (bytes) and ``refusals``, the rewrites that were not legal.
+    bytes_least, operations, and ``choice`` where a table of products chose), ``bytes_moved``,
+    ``bytes_least``, ``bytes_saved``, ``operations``, ``memory`` (bytes) and ``refusals``, the
+    rewrites that were not legal.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -40,6 +41,7 @@ class Report:
             f"saved for backward {_mib(memory['saved_bytes'])}, at most "
             f"{_mib(memory['forward_arena_bytes'])} more in forward and "
             f"{_mib(memory['backward_arena_bytes'])} in backward",
+            *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
         ]
         return "\n".join(lines)
 

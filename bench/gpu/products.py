@@ -1,0 +1,131 @@
+"""The table of products that programs are compiled with: every candidate in whole training steps.
+
+Owns what is measured and the table's file. Each candidate (our own kernel, cuBLASLt with its own
+epilogue, cuBLASLt and a kernel for the rest; each algorithm that cuBLASLt offers) computes all
+products of a model that it can, in place: between the launches that stand before and after it in
+the model, and with their data in the caches. A candidate whose results are wrong is not timed. The
+file is written anew after every model; kernels/src/cuda/vendor/table.rs describes its format.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import shorthaul
+import torch
+from measuring import Bench, check, without_tf32
+from torch import nn
+
+#: Bytes of workspace of each product: what NVIDIA recommends for Hopper, and for what is older.
+WORKSPACE_BYTES = {9: 32 << 20}
+OLDER_WORKSPACE_BYTES = 4 << 20
+
+#: A product and its rest, as tables know them.
+Key = tuple[str, str]
+#: A candidate's kind and rank.
+Candidate = tuple[str, int | None]
+
+
+class ProductTable:
+    """Times by product and candidate, and the file that holds their medians."""
+
+    def __init__(self, bench: Bench, path: str | Path, ranks: int):
+        self.bench = bench
+        self.path = Path(path)
+        self.ranks = ranks
+        self.machine = shorthaul.products.machine(bench.is_dry)
+        self.workspace_bytes = 1024 if bench.is_dry else _workspace_bytes()
+        self.samples: dict[Key, dict[Candidate, list[float]]] = {}
+
+    def measure(self, model: nn.Module, inputs: tuple, dtype: torch.dtype) -> dict[str, Any]:
+        """Adds the products of one model; says how many, and which candidates were wrong."""
+        before = set(self.samples)
+        found: set[Key] = set()
+        verdicts, ok = {}, True
+        for kind, rank in self._candidates():
+            with without_tf32(), shorthaul.products.every(kind, rank, self.workspace_bytes):
+                verdict = check(self.bench, model, inputs, dtype)
+                taken = self._times(model, inputs, dtype) if verdict["ok"] else []
+            # What the candidate cannot compute is our own kernel's, and has its time already.
+            own = [t for t in taken if (t.kind, t.rank or 0) == (kind, rank)]
+            verdicts[f"{kind} {rank}"] = {"ok": verdict["ok"], "products": len(own)}
+            ok &= verdict["ok"]
+            for t in own:
+                candidates = self.samples.setdefault((t.product, t.rest), {})
+                candidates.setdefault((t.kind, t.rank), []).append(t.microseconds)
+                found.add((t.product, t.rest))
+        self.write()
+        return {
+            "ok": ok,
+            "candidates": verdicts,
+            "products": len(found),
+            "new_products": len(found - before),
+        }
+
+    def _candidates(self) -> Iterator[tuple[str, int]]:
+        yield "own", 0
+        for kind in shorthaul.products.KINDS[1:]:
+            for rank in range(self.ranks):
+                yield kind, rank
+
+    def _times(self, model: nn.Module, inputs: tuple, dtype) -> list[shorthaul.products.Timed]:
+        """Every product of every round; the first steps of a program are left out."""
+        called = self.bench.module(copy.deepcopy(model))
+        inputs = tuple(x.detach().clone() for x in inputs)
+        taken = []
+
+        def step() -> None:
+            for parameter in called.parameters():
+                parameter.grad = None
+            output = called(*inputs)
+            output.backward(torch.ones_like(output))
+
+        with self.bench.autocast(dtype):
+            for _ in range(self.bench.warmup):
+                step()
+            for _ in range(self.bench.rounds):
+                taken += shorthaul.products.timed(called, inputs, step)
+        return taken
+
+    def table(self) -> dict[str, Any]:
+        """The file's content, the same for the same samples."""
+        entries = []
+        for (product, rest), candidates in sorted(self.samples.items()):
+            rows = []
+            for (kind, rank), samples in sorted(candidates.items(), key=lambda c: _order(c[0])):
+                row: dict[str, Any] = {"kind": kind}
+                if rank is not None:
+                    row["rank"] = rank
+                row["microseconds"] = statistics.median(samples)
+                rows.append(row)
+            entries.append({"product": product, "rest": rest, "candidates": rows})
+        return {
+            "format": "shorthaul products",
+            "version": 1,
+            "machine": self.machine,
+            "workspace_bytes": self.workspace_bytes,
+            "entries": entries,
+        }
+
+    def write(self) -> None:
+        """Under another name first, so that there is always a whole file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(self.table(), indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.path)
+
+
+def _order(candidate: Candidate) -> tuple[int, int]:
+    kind, rank = candidate
+    return shorthaul.products.KINDS.index(kind), rank or 0
+
+
+def _workspace_bytes() -> int:
+    major, _ = torch.cuda.get_device_capability()
+    return WORKSPACE_BYTES.get(major, OLDER_WORKSPACE_BYTES)

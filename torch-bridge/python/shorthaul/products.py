@@ -1,0 +1,125 @@
+"""Which candidate computes the products of matrices of a model on a CUDA device.
+
+``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names a table of measured times, which
+``bench/gpu/tables.py`` writes; with it, each product is computed by our own kernel or by cuBLASLt,
+whichever was faster on this device. There is none by default: then all products are ours. A table
+of another device or another cuBLASLt is refused with a ``CompileError`` that says so; the emulator
+takes any. The format is described in ``kernels/src/cuda/vendor/table.rs``.
+
+Owns that variable, the decree under which tables are measured, and the times of single products.
+Never decides by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from . import _native, _operators, cuda
+
+#: The environment's variable with a table's file.
+TABLE_VARIABLE = "SHORTHAUL_CUDA_TABLE"
+
+#: What may compute a product, as tables call it.
+KINDS = ("own", "library", "library_then_map")
+
+_decree: contextvars.ContextVar[tuple[str, int, int] | None] = contextvars.ContextVar(
+    "shorthaul_products", default=None
+)
+
+
+def table_file() -> str | None:
+    """The table that programs are compiled with."""
+    return os.environ.get(TABLE_VARIABLE) or None
+
+
+@contextlib.contextmanager
+def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
+    """Inside, programs are compiled with one candidate for all products that it can compute.
+
+    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order;
+    ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
+    compute is our own kernel's. Tables are not looked at.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind is one of {KINDS}, not {kind!r}")
+    token = _decree.set((kind, rank, workspace_bytes))
+    try:
+        yield
+    finally:
+        _decree.reset(token)
+
+
+def arguments() -> dict[str, object]:
+    """How products are chosen, as the native half wants to know it."""
+    decree = _decree.get()
+    return {"table": None if decree else table_file(), "every": decree}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One product of a program in one step: what it is, what computed it, and how long it took."""
+
+    product: str
+    rest: str
+    kind: str
+    rank: int | None
+    origin: str
+    microseconds: float
+
+
+def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[Timed]:
+    """The times of the products of a compiled ``model`` while ``step`` calls it once on ``inputs``.
+
+    ``step`` may run the backward pass too. Launches are timed by events in the stream, each from
+    the end of the one before; afterwards the stream is waited for. The emulator's times say nothing
+    about a device.
+    """
+    from .module import runner_of
+
+    program = runner_of(model).prepare(model, inputs, {}).program.native
+    maps = {"forward": program.cuda_launch_maps(False), "backward": program.cuda_launch_maps(True)}
+    before, _operators.timings = _operators.timings, []
+    try:
+        step()
+        taken = _operators.timings
+    finally:
+        _operators.timings = before
+    seconds: dict[int, float] = defaultdict(float)
+    for which, launches in maps.items():
+        own = [time for name, _, time in taken if name == which]
+        if own and len(own) != len(launches):
+            raise ValueError(
+                f"`step` must call the model once, but {len(own)} launches of its {which} pass of "
+                f"{len(launches)} were seen"
+            )
+        for at, time in zip(launches, own, strict=False):
+            seconds[at] += time
+    return [
+        Timed(product, rest, kind, rank, origin, sum(seconds[first + i] for i in range(n)) * 1e6)
+        for first, n, product, rest, kind, rank, origin in program.cuda_products()
+        if first in seconds
+    ]
+
+
+def machine(is_emulated: bool = False) -> dict[str, str]:
+    """What times are taken on, as a table says it: the current device, its driver, cuBLASLt.
+
+    Raises what the native half raises where there is no device or no cuBLASLt.
+    """
+    if is_emulated:
+        return {"device": "emulator", "driver": "none", "cublaslt": "none"}
+    driver, rows = _native.cuda_devices()
+    version, _ = _native.cublaslt_version(cuda.nvrtc_folders())
+    device = rows[torch.cuda.current_device()]
+    return {"device": device[1], "driver": driver, "cublaslt": version}
+
+
+__all__ = ["KINDS", "TABLE_VARIABLE", "Timed", "every", "machine", "table_file", "timed"]
