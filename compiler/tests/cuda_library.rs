@@ -1,7 +1,7 @@
 //! Training steps whose products the library computes, as a table says: executed on the host, forward and
 //! backward, against the interpreter in double precision.
 
-use compiler::Step;
+use compiler::{Step, Target};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret};
 use kernels::cuda::execute;
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
@@ -78,7 +78,7 @@ fn case(dtype: DType) -> Case {
     Case {
         given,
         expected: expected.expect("interprets"),
-        fused: step.plan(&none).expect("plans").graph,
+        fused: (step.plan_for(&none, Target::Cuda)).expect("plans").graph,
     }
 }
 
@@ -131,7 +131,7 @@ fn a_network_trains_with_the_librarys_products() {
         .iter()
         .filter_map(|m| m.product.as_ref()?.key.as_ref());
     let n_products = plain.count();
-    assert!(n_products >= 14, "{:#?}", own.maps);
+    assert!(n_products >= 10, "{:#?}", own.maps);
     let finished = lower_with(&case.fused, &every(Candidate::Library(0))).expect("lowers");
     let biased = finished.products.iter().map(|p| p.bias().is_some());
     assert!(
