@@ -120,21 +120,6 @@ fn rules() -> String {
     names.iter().map(line).collect()
 }
 
-/// Refuses a model that grew beyond a factor.
-fn held(summary: &optimize::Summary, most: Option<f64>) -> Result<()> {
-    let Some(most) = most else { return Ok(()) };
-    match summary.most_growth() {
-        Some((what, factor)) if factor > most => anyhow::bail!(
-            "{what} would be {factor:.3} of the original's, and --max-growth allows {most}; nothing is written"
-        ),
-        Some(_) => Ok(()),
-        None => anyhow::bail!(
-            "whether memory and bytes moved grow is not known, so that --max-growth cannot be held; nothing \
-             is written"
-        ),
-    }
-}
-
 /// A factor of at least 0.
 fn factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -192,7 +177,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     let staged = file::stage(&optimized.model, out)?;
     let summary = &mut optimized.summary;
     summary.after.file_bytes = staged.written().n_bytes + staged.written().n_external;
-    held(summary, args.max_growth)?;
+    args.max_growth.map_or(Ok(()), |most| summary.held(most))?;
     if let Some((clock, options)) = timed {
         let feeds = verify::made_up(&model, 0, &options)?;
         progress.stage("measuring");

@@ -72,7 +72,7 @@ fn options_are_heeded() {
     // Nothing shrinks to nothing.
     fs::remove_file(&out).expect("removed");
     let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];
-    assert!(stderr(&grown).contains("--max-growth allows 0; nothing is written"));
+    assert!(stderr(&grown).contains("at most 0 is allowed; nothing is written"));
     assert!(!out.exists());
     optimize(&["--max-growth", "1.5"]);
     // Inputs of the user's own.

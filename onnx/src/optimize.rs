@@ -211,6 +211,46 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Refuses a model that grew beyond a factor of the original.
+    ///
+    /// # Errors
+    /// The file, peak memory or bytes moved grew by more, or may have.
+    pub fn held(&self, most: f64) -> Result<(), GrowthError> {
+        match self.most_growth() {
+            Some((what, factor)) if factor > most => Err(GrowthError::Grows { what, factor, most }),
+            Some(_) => Ok(()),
+            None => Err(GrowthError::Unknown { most }),
+        }
+    }
+}
+
+/// Why a model that was made better is not written after all.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GrowthError {
+    /// It grew.
+    #[error(
+        "{what} would be {factor:.3} of the original's, and at most {most} is allowed; nothing is written"
+    )]
+    Grows {
+        /// The file, peak memory or bytes moved.
+        what: &'static str,
+        /// Its size over the original's.
+        factor: f64,
+        /// The largest factor allowed.
+        most: f64,
+    },
+    /// Sizes of other nodes follow than before.
+    #[error(
+        "whether memory and bytes moved grow is not known, so that they cannot be held to {most} of the \
+         original's; nothing is written"
+    )]
+    Unknown {
+        /// The largest factor allowed.
+        most: f64,
+    },
+}
+
 /// A model made better, not yet written.
 #[derive(Clone, Debug)]
 pub struct Optimized {

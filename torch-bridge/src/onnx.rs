@@ -1,13 +1,13 @@
 //! ONNX files made from Python.
 
+use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::training_graph::{self as training, Loss, Optimizer, TrainingOptions};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 create_exception!(
@@ -17,38 +17,76 @@ create_exception!(
     "An ONNX file cannot be read or made; the message says why."
 );
 
-/// The bytes of the training graph of the model at `path`; see `compiler::training_graph`.
-#[pyfunction]
-#[pyo3(signature = (path, loss, optimizer=None, wrt=None, mode="file", label_smoothing=0.0))]
-pub fn training_graph<'py>(
-    py: Python<'py>,
-    path: PathBuf,
-    loss: &str,
-    optimizer: Option<&str>,
+/// What is asked for; the fields are as `shorthaul.onnx.grad` documents them.
+#[derive(FromPyObject)]
+pub struct Request {
+    path: Option<PathBuf>,
+    /// The bytes of the file, if there is no path.
+    bytes: Option<Vec<u8>>,
+    out: Option<PathBuf>,
+    loss: String,
+    optimizer: Option<String>,
     wrt: Option<Vec<String>>,
-    mode: &str,
+    mode: String,
     label_smoothing: f64,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let Ok(loss) = Loss::from_str(loss);
-    let optimizer = optimizer
-        .map(Optimizer::from_str)
-        .transpose()
-        .map_err(PyValueError::new_err)?;
-    let import = Options {
-        sizes: BTreeMap::new(),
-        mode: Mode::from_str(mode).map_err(PyValueError::new_err)?,
-    };
+    sizes: Vec<(String, i64)>,
+}
+
+/// The bytes of the training graph of a model, if it is not written; see `compiler::training_graph`.
+/// Runs without the interpreter's lock.
+#[pyfunction]
+pub fn training_graph(py: Python<'_>, request: Request) -> PyResult<Option<Bound<'_, PyBytes>>> {
+    let Ok(loss) = Loss::from_str(&request.loss);
+    let optimizer = request.optimizer.as_deref().map(Optimizer::from_str);
     let options = TrainingOptions {
         loss,
-        optimizer,
-        wrt,
-        label_smoothing,
+        optimizer: optimizer.transpose().map_err(PyValueError::new_err)?,
+        wrt: request.wrt,
+        label_smoothing: request.label_smoothing,
     };
+    let import = Options {
+        sizes: request.sizes.into_iter().collect(),
+        mode: Mode::from_str(&request.mode).map_err(PyValueError::new_err)?,
+    };
+    let (path, bytes, out) = (request.path, request.bytes, request.out);
     let made = py.detach(|| {
-        let model = File::read(&path)
-            .and_then(|file| file.import(&import))
-            .map_err(|e| e.to_string())?;
-        training::training_graph(&model, &options).map_err(|e| e.to_string())
+        let made = made(path, bytes, &import, &options)?;
+        let Some(out) = out else {
+            return Ok(Some(made.bytes));
+        };
+        let sources: Vec<&Path> = made.sources.iter().map(PathBuf::as_path).collect();
+        let staged = file::stage_bytes(&made.bytes, &out, &sources);
+        let written = staged.and_then(file::Staged::place);
+        written.map(|_| None).map_err(|error| error.to_string())
     });
-    Ok(PyBytes::new(py, &made.map_err(OnnxFailure::new_err)?))
+    let bytes = made.map_err(OnnxFailure::new_err)?;
+    Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+}
+
+/// A training graph, and the files it was made from.
+struct Made {
+    bytes: Vec<u8>,
+    sources: Vec<PathBuf>,
+}
+
+fn made(
+    path: Option<PathBuf>,
+    bytes: Option<Vec<u8>>,
+    import: &Options,
+    options: &TrainingOptions,
+) -> Result<Made, String> {
+    let (path, bytes) = match path {
+        Some(path) => {
+            let bytes = file::read_whole(&path).map_err(|error| error.to_string())?;
+            (path, bytes)
+        }
+        None => ("the given model".into(), bytes.unwrap_or_default().into()),
+    };
+    let read = file::Model::of_bytes(&path, bytes.clone()).map_err(|error| error.to_string())?;
+    let model = File::decode(&path, bytes)
+        .and_then(|file| file.import(import))
+        .map_err(|error| error.to_string())?;
+    let sources = read.files().into_iter().map(Path::to_path_buf).collect();
+    let bytes = training::training_graph(&model, options).map_err(|error| error.to_string())?;
+    Ok(Made { bytes, sources })
 }

@@ -2,7 +2,7 @@
 
 use crate::onnx::OnnxFailure;
 use ::onnx::file::{self, Model};
-use ::onnx::optimize::{self as optimizing, Options};
+use ::onnx::optimize::{self as optimizing, Options, Summary};
 use ::onnx::rewrite::Target;
 use ::onnx::{npy, rewrite, verify};
 use pyo3::exceptions::PyValueError;
@@ -26,6 +26,7 @@ pub struct Request {
     seeds: usize,
     without: Vec<String>,
     fold_limit: usize,
+    max_growth: Option<f64>,
 }
 
 /// The bytes of the better file, if it is not written, and the summary as JSON. Runs without the
@@ -70,15 +71,22 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
     let mut optimized =
         optimizing::optimize(&model, &options, &mut |_| {}).map_err(|error| error.to_string())?;
     let summary = &mut optimized.summary;
+    let held = |summary: &Summary| match request.max_growth {
+        Some(most) => summary.held(most).map_err(|error| error.to_string()),
+        None => Ok(()),
+    };
     let bytes = match &request.out {
         Some(out) => {
-            let written = file::write(&optimized.model, out).map_err(|error| error.to_string())?;
-            summary.after.file_bytes = written.n_bytes + written.n_external;
+            let staged = file::stage(&optimized.model, out).map_err(|error| error.to_string())?;
+            summary.after.file_bytes = staged.written().n_bytes + staged.written().n_external;
+            held(summary)?;
+            staged.place().map_err(|error| error.to_string())?;
             None
         }
         None => {
             let bytes = file::encoded(&optimized.model).map_err(|error| error.to_string())?;
             summary.after.file_bytes = bytes.len() as u64;
+            held(summary)?;
             Some(bytes)
         }
     };

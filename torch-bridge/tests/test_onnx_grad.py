@@ -4,6 +4,7 @@ import copy
 import functools
 
 import numpy as np
+import onnx
 import pytest
 import shorthaul.onnx
 import torch
@@ -302,6 +303,22 @@ def test_labels_are_smoothed_as_in_pytorch(smoothing):
 def test_the_same_model_gives_the_same_bytes():
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
     assert shorthaul.onnx.grad(data, loss="mse") == shorthaul.onnx.grad(data, loss="mse")
+
+
+def test_every_form_of_a_model(tmp_path):
+    data = exported(nn.Linear(3, 2), torch.randn(2, 3))
+    path, out = tmp_path / "m.onnx", tmp_path / "t.onnx"
+    path.write_bytes(data)
+    forms = (path, str(path), data, onnx.load_from_string(data))
+    made = {shorthaul.onnx.grad(model, loss="mse") for model in forms}
+    assert len(made) == 1
+    assert shorthaul.onnx.grad(path, loss="mse", out=out) is None
+    assert out.read_bytes() == made.pop()
+    fixed = onnx.load_from_string(shorthaul.onnx.grad(path, loss="mse", sizes={"batch": 7}))
+    assert [d.dim_value for d in fixed.graph.input[0].type.tensor_type.shape.dim] == [7, 3]
+    with pytest.raises(shorthaul.onnx.OnnxError, match="is read from and would be replaced"):
+        shorthaul.onnx.grad(path, loss="mse", out=path)
+    assert path.read_bytes() == data
 
 
 def test_what_does_not_fit_is_said():

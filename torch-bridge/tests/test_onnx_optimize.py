@@ -110,6 +110,15 @@ def test_options():
         shorthaul.onnx.optimize(data, without=["no-such"])
 
 
+def test_growth_is_refused(tmp_path):
+    out = tmp_path / "t.onnx"
+    for where in ({}, {"out": out}):
+        shorthaul.onnx.optimize(double(), max_growth=1, **where)
+        with pytest.raises(shorthaul.onnx.OnnxError, match="at most 0.5 is allowed"):
+            shorthaul.onnx.optimize(double(1), max_growth=0.5, **where)
+    assert out.read_bytes() == shorthaul.onnx.optimize(double()).model
+
+
 def test_what_is_refused_leaves_the_target(tmp_path):
     out = tmp_path / "t.onnx"
     out.write_bytes(b"as it was")

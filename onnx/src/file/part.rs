@@ -113,9 +113,12 @@ impl Part {
                 files
                     .iter()
                     .try_for_each(|(from, to)| rename(from.clone(), to.clone()))
-            })
-            .and_then(|()| self.sync_around());
-        let Err(error) = done else { return Ok(()) };
+            });
+        let Err(error) = done else {
+            // Not every file system knows how; renaming is done either way.
+            let _ = self.sync_around();
+            return Ok(());
+        };
         for (from, to) in renamed.into_iter().rev() {
             if fs::rename(&to, &from).is_err() {
                 paths.remove(&self.folder);

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,21 @@ class OnnxError(ShorthaulError):
 
 
 def grad(
-    model: str | os.PathLike | bytes,
+    model: Any,
     *,
     loss: str,
     optimizer: str | None = None,
     wrt: Sequence[str] | None = None,
     mode: str = "file",
     label_smoothing: float = 0.0,
-) -> bytes:
+    sizes: Mapping[str, int] | None = None,
+    out: str | os.PathLike | None = None,
+) -> bytes | None:
     """The training graph of an ONNX model: the bytes of another ONNX file, of standard operators.
 
-    ``model`` is a path or the bytes of a file. ``loss``: ``"cross-entropy"`` (adds an input
+    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``; external data of the last
+    two is looked for in the current folder. ``out``: where to write; the result then is ``None``.
+    ``sizes``: values of dynamic dimensions by name. ``loss``: ``"cross-entropy"`` (adds an input
     ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
     ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
     the state and, for Adam, ``step``. ``wrt``: what is differentiated, by name; every trainable
@@ -47,26 +50,24 @@ def grad(
     into convolutions.
 
     The file gives ``loss``, ``NAME.grad``, with BatchNormalization in training form ``NAME.next``
-    of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state.
-    Raises :class:`OnnxError`.
+    of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state;
+    the state of parameters in half precision is in single precision. Raises :class:`OnnxError`, and
+    leaves ``out`` as it was.
     """
-    if isinstance(model, bytes):
-        with tempfile.TemporaryDirectory(prefix="shorthaul-") as folder:
-            path = Path(folder) / "model.onnx"
-            path.write_bytes(model)
-            return grad(
-                path,
-                loss=loss,
-                optimizer=optimizer,
-                wrt=wrt,
-                mode=mode,
-                label_smoothing=label_smoothing,
-            )
+    path, data = _source(model)
+    request = _GradRequest(
+        path=path,
+        bytes=data,
+        out=None if out is None else os.fspath(out),
+        loss=loss,
+        optimizer=optimizer,
+        wrt=None if wrt is None else list(wrt),
+        mode=mode,
+        label_smoothing=label_smoothing,
+        sizes=list((sizes or {}).items()),
+    )
     try:
-        names = None if wrt is None else list(wrt)
-        return _native.training_graph(
-            os.fspath(model), loss, optimizer, names, mode, label_smoothing
-        )
+        return _native.training_graph(request)
     except _native.OnnxFailure as error:
         raise OnnxError(str(error)) from None
 
@@ -112,23 +113,27 @@ def optimize(
     seeds: int = 2,
     without: Sequence[str] = (),
     fold_limit: int = 16 << 10,
+    max_growth: float | None = None,
 ) -> Optimized:
     """A better ONNX file that was shown to give what ``model`` gives.
 
-    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``. ``out``: where to write;
-    without it the result has the bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
+    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``; external data of the last
+    two is looked for in the current folder. ``out``: where to write; without it the result has the
+    bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
     ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
     of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or
     on ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
-    that one folding may add.
+    that one folding may add. ``max_growth``: the factor of the original's beyond which the file,
+    the peak memory or the bytes moved are an error.
 
     A rewrite that makes a difference is dropped and named in the summary. Raises
     :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or
     written.
     """
+    path, data = _source(model)
     request = _Request(
-        path=None,
-        bytes=None,
+        path=path,
+        bytes=data,
         out=None if out is None else os.fspath(out),
         target=target,
         verify=verify,
@@ -137,13 +142,8 @@ def optimize(
         seeds=seeds,
         without=list(without),
         fold_limit=fold_limit,
+        max_growth=max_growth,
     )
-    if isinstance(model, bytes):
-        request.bytes = model
-    elif hasattr(model, "SerializeToString"):
-        request.bytes = model.SerializeToString()
-    else:
-        request.path = os.fspath(model)
     try:
         made, summary = _native.optimize(request)
     except _native.OnnxFailure as error:
@@ -163,6 +163,29 @@ class _Request:
     seeds: int
     without: list[str]
     fold_limit: int
+    max_growth: float | None
+
+
+@dataclass
+class _GradRequest:
+    path: str | None
+    bytes: bytes | None
+    out: str | None
+    loss: str
+    optimizer: str | None
+    wrt: list[str] | None
+    mode: str
+    label_smoothing: float
+    sizes: list[tuple[str, int]]
+
+
+def _source(model: Any) -> tuple[str | None, bytes | None]:
+    """The path of a model, or its bytes."""
+    if isinstance(model, bytes):
+        return None, model
+    if hasattr(model, "SerializeToString"):
+        return None, model.SerializeToString()
+    return os.fspath(model), None
 
 
 def _archive(arrays: Mapping[str, Any]) -> bytes:
