@@ -370,19 +370,33 @@ impl Chain {
     }
 }
 
-/// Whether the numbers along `inner` lie side by side, few and whole vectors.
+/// Whether the numbers along `inner` lie side by side, few and whole vectors. What else moves along the
+/// same dimension (heads in one row, a part of stacked projections) moves by whole vectors.
 fn check_lines(graph: &Graph, memlet: &Memlet, inner: &Param) -> Result<(), Obstacle> {
     let c = graph.container(memlet.container);
     let strided = || Obstacle::Strided(c.name.clone());
     let last = *c.layout.order().last().ok_or_else(strided)?;
-    let affine = |i: &Index| matches!(i, Index::At(e) if e.as_affine().is_some());
-    let at = |i: &Index| matches!(i, Index::At(e) if e.as_symbol() == Some(&inner.name));
-    if !memlet.subset.iter().all(affine) || memlet.fill.is_some() || !at(&memlet.subset[last]) {
+    let fits = |(d, index): (usize, &Index)| {
+        let Index::At(e) = index else { return false };
+        let Some((terms, first)) = e.as_affine() else {
+            return false;
+        };
+        let own = terms
+            .iter()
+            .find(|(s, _)| *s == inner.name)
+            .map(|(_, k)| *k);
+        let mut others = terms.iter().filter(|(s, _)| *s != inner.name);
+        match d == last {
+            true => own == Some(1) && first % VECTOR == 0 && others.all(|(_, k)| k % VECTOR == 0),
+            false => own.is_none(),
+        }
+    };
+    if !memlet.subset.iter().enumerate().all(fits) || memlet.fill.is_some() {
         return Err(strided());
     }
     let width = inner.size.as_const().unwrap_or(0);
-    let whole = c.shape[last] == inner.size;
-    if !whole || width % VECTOR != 0 || width > MOST_WIDTH {
+    let row = c.shape[last].as_const().unwrap_or(1);
+    if row % VECTOR != 0 || width % VECTOR != 0 || width > MOST_WIDTH {
         return Err(Obstacle::Width(c.name.clone(), width));
     }
     Ok(())

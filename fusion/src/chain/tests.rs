@@ -172,6 +172,22 @@ fn lines_lie_side_by_side() {
 }
 
 #[test]
+fn lines_may_be_parts_of_longer_ones() {
+    for (first, fits) in [(32, true), (36, false)] {
+        let stacked =
+            containers("bf16", 64, 96, 32).replace("%k: bf16[4, 96, 32]", "%k: bf16[4, 96, 96]");
+        let maps = attention("").replace("%k[b, j, d]", &format!("%k[b, j, d + {first}]"));
+        let (_, decisions) = run(&stacked, &maps, SIZES, "%o");
+        let told = &decisions[0].sentence;
+        assert_eq!(applied(told), fits, "{told}");
+        assert!(
+            fits || told.contains("`k` does not hold side by side"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn products_have_common_rows() {
     // Of the second product the batch is the first one's rows.
     let more = "%x: bf16[64, 4, 32] input
