@@ -246,6 +246,41 @@ fn what_the_library_refuses_names_the_product_and_its_origin() {
 }
 
 #[test]
+fn a_product_that_fails_while_it_runs_is_named_where_launches_wait() {
+    let recorders = Recorders::new();
+    let mut module = load(&recorders).unwrap();
+    module.set_blocking(true);
+    recorders.fail_driver("cuStreamSynchronize", 700);
+    let message = run(&module, 1).unwrap_err().to_string();
+    let said = "kernel sh_p0 (cuBLASLt's product m 8 n 4 k 16 batch 1; ";
+    assert!(message.starts_with(said), "{message}");
+    assert!(
+        message.contains("(of layers.0 (net.py:3)) failed on cuda:0"),
+        "{message}"
+    );
+}
+
+/// Where candidates are measured, the library says how many algorithms it has.
+#[test]
+fn offers_are_counted() {
+    let recorders = Recorders::new();
+    let device = Device::open(0).unwrap();
+    let library = CublasLt::find(&[recorders.folder()]).unwrap();
+    let plain = gemm(Finish::Nothing);
+    let offered = |workspace, most| device.offers(&library, &plain, workspace, most);
+    assert_eq!(
+        (offered(WORKSPACE, 8), offered(WORKSPACE, 3), offered(0, 8)),
+        (5, 3, 1)
+    );
+    recorders.fail_blas("cublasLtMatmulDescCreate", 13);
+    assert_eq!(
+        offered(WORKSPACE, 8),
+        0,
+        "what it refuses it does not offer"
+    );
+}
+
+#[test]
 fn an_algorithm_that_is_not_offered_is_told() {
     let recorders = Recorders::new();
     for (offers, found) in [(2, 2), (0, 0)] {

@@ -241,6 +241,27 @@ fn kernels_are_loaded_once_and_launched_in_order_on_the_stream_given() {
 }
 
 #[test]
+fn launches_are_timed_by_events_between_them() {
+    let mock = Mock::new();
+    let module = load(1).unwrap();
+    mock.call1("mock_pointer_device", 1);
+    mock.call0("mock_reset");
+    mock.call1("mock_pointer_device", 1);
+    // SAFETY: the recording driver executes nothing.
+    let seconds = unsafe { module.run_timed(&pass(), 77, &ADDRESSES) }.unwrap();
+    assert_eq!(seconds, [f64::from(1.0_f32) * 1e-3; 3]);
+    let calls = mock.log();
+    let names: Vec<&str> = calls.iter().filter_map(|c| c.split(' ').next()).collect();
+    let (record, launch) = ("cuEventRecord", "cuLaunchKernel");
+    assert_eq!(
+        names[1..8],
+        [record, launch, record, launch, record, launch, record]
+    );
+    assert_eq!(names[8..11], ["cuEventSynchronize"; 3]);
+    assert!(calls[1].ends_with("stream 77"));
+}
+
+#[test]
 fn dropped_kernels_are_unloaded_at_the_next_load_and_not_in_a_capture() {
     let mock = Mock::new();
     drop(load(1).unwrap());

@@ -1,10 +1,11 @@
 """From a module to launches on a stream, with NVRTC's machine code and a driver that records calls.
 
-The recording driver of the kernels' tests is compiled here and loaded under the driver's name, in a
-process of its own: a process keeps the driver that it finds first. Tensors are the host's, and no
-kernel runs.
+The recording driver and cuBLASLt of the kernels' tests are compiled here, the driver loaded under
+its name, in a process of its own: a process keeps the driver that it finds first. Tensors are the
+host's, and no kernel runs.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 from shorthaul import cuda
 
-SOURCE = Path(__file__).resolve().parents[2] / "kernels/tests/mock_libcuda.c"
+SOURCES = Path(__file__).resolve().parents[2] / "kernels/tests"
 
 SCRIPT = """
 import ctypes, sys, torch
@@ -34,10 +35,10 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.head = nn.Linear(16, 4)
+        self.mix, self.head = nn.Conv2d(16, 16, 1), nn.Linear(16, 4)
 
     def forward(self, x):
-        return self.head(nn.functional.gelu(self.norm(self.conv(x))).mean((2, 3)))
+        return self.head(self.mix(nn.functional.gelu(self.norm(self.conv(x)))).mean((2, 3)))
 
 with torch.autocast("cpu", torch.bfloat16):
     Net.forward = casting(Net.forward, torch.device("cpu"))
@@ -83,6 +84,49 @@ except _native.CompileFailure as error:
     assert "is in memory of cuda:0, but the kernels run on cuda:1" in str(error), error
 else:
     raise AssertionError("memory of another device was taken")
+
+# Products by the library: all that it can, then those of a table.
+blas = ctypes.CDLL(sys.argv[2])
+blas.mock_log.restype = ctypes.c_char_p
+driver.mock_reset()
+driver.mock_pointer_device(1)
+folders = cuda.nvrtc_folders()
+every = ("library", 0, 1 << 20)
+program = _native.Program.compile_cuda(*arguments, 1, folders, every=every)
+taken = [row for row in program.cuda_products() if row[4] == "library"]
+assert taken and all(row[5] == 0 for row in taken), program.cuda_products()
+blas.mock_reset()
+saved = block(program.saved_bytes)
+scratch = block(max(program.forward_scratch_bytes, program.backward_scratch_bytes))
+timed = (saved.data_ptr(), scratch.data_ptr(), True, 4242)
+times = program.forward(at(inputs), at(outputs), *timed)
+assert len(times) == len(program.cuda_launch_maps(False)), times
+assert all(seconds == 1e-3 or abs(seconds - 1e-3) < 1e-9 for _, seconds in times), times
+program.backward(at(given), at(reads), at(again), saved.data_ptr(), at(grads), scratch.data_ptr(),
+                 stream=4242)
+calls = [c for c in blas.mock_log().decode().splitlines() if c.startswith("cublasLtMatmul ")]
+assert len(calls) == len(taken) and all(c.endswith(" stream 4242") for c in calls), calls
+
+import json
+def table(device, version):
+    candidates = [{"kind": "library", "rank": 0, "microseconds": 1}]
+    entries = [{"product": taken[0][2], "rest": taken[0][3], "candidates": candidates}]
+    machine = {"device": device, "driver": "13.0", "cublaslt": version}
+    with open(sys.argv[3], "w") as file:
+        json.dump({"format": "shorthaul products", "version": 1, "machine": machine,
+                   "workspace_bytes": 4096, "entries": entries}, file)
+    return _native.Program.compile_cuda(*arguments, 1, folders, table=sys.argv[3])
+kinds = [row[4] for row in table("Mock 1", "13.4.1").cuda_products()]
+assert kinds.count("library") == sum(row[2:4] == taken[0][2:4] for row in taken), kinds
+for device, version, said in [("Mock 0", "13.4.1", "on a device Mock 0, but this is Mock 1"),
+                              ("Mock 1", "13.5.0", "on cuBLASLt 13.5.0, but this is 13.4.1")]:
+    try:
+        table(device, version)
+    except _native.CompileFailure as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError("a table of another machine was taken")
+
 driver.mock_device(2, 12, 0)
 try:
     _native.Program.compile_cuda(*arguments, 0, cuda.nvrtc_folders())
@@ -100,11 +144,20 @@ def test_a_program_is_compiled_loaded_and_launched(tmp_path):
     nvrtc = cuda.info().nvrtc
     if compiler is None or nvrtc is None:
         pytest.skip("needs a C compiler and NVRTC")
-    library = tmp_path / "libcuda.so"
-    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so"]
-    subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)
+    libraries = []
+    for name, source in (
+        ("libcuda.so", "mock_libcuda.c"),
+        ("libcublasLt.so", "mock_libcublaslt.c"),
+    ):
+        flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", tmp_path / name]
+        subprocess.run([compiler, *flags, SOURCES / source], check=True)
+        libraries.append(tmp_path / name)
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, library], capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT, *libraries, tmp_path / "table.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "SHORTHAUL_CUBLASLT": str(tmp_path)},
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert int(run.stdout.split()[-1]) >= 6

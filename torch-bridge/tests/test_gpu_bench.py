@@ -67,7 +67,7 @@ def test_a_table_of_products_is_written_and_decides(script, tmp_path, monkeypatc
     (digest,) = set(kinds) - {"bias", "nothing"}
     assert kinds[digest] == ["own", "library_then_map"], kinds
 
-    model = torch.nn.Linear(16, 16)
+    model = torch.nn.Linear(16, 16).requires_grad_(False)
     x = torch.randn(16, 16)
     for fastest, expected in [("own", "simt"), ("library", "cublaslt")]:
         for entry in table["entries"]:

@@ -104,6 +104,14 @@ impl Recorders {
         unsafe { self.blas.get::<Fail>("mock_fail").unwrap()(call.as_ptr(), status) };
     }
 
+    /// Lets the next such call of the driver fail.
+    pub fn fail_driver(&self, call: &str, code: c_int) {
+        type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
+        let call = CString::new(call).unwrap();
+        // SAFETY: as above.
+        unsafe { self.driver.get::<Fail>("mock_fail").unwrap()(call.as_ptr(), code, 0) };
+    }
+
     pub fn driver_log(&self) -> Vec<String> {
         log(&self.driver)
     }
