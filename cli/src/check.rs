@@ -156,6 +156,7 @@ fn as_json(
             value["runs"] = json!(evidence.runs);
             value["errors"] = evidence.errors.iter().map(error).collect();
             value["cuts"] = json!(evidence.cuts);
+            value["blind"] = json!(evidence.blind);
         }
         Some(Err(difference)) => {
             value["same"] = json!(false);

@@ -38,7 +38,7 @@ pub struct Grad {
     #[arg(long, default_value = "file")]
     mode: Mode,
     /// A value for a dynamic size; repeat it for several
-    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, i64)>,
     /// Print JSON
     #[arg(long)]

@@ -122,7 +122,7 @@ struct Model {
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
     /// A value for a dynamic size; repeat it for several
-    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, i64)>,
     /// Print JSON
     #[arg(long)]

@@ -68,6 +68,11 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
         let cuts = summary.cuts.join(", ");
         line(format!("compared before and after, not across: {cuts}"));
     }
+    if !summary.blind.is_empty() {
+        let blind = summary.blind.join(", ");
+        let sentence = format!("no finite element in any run, so its error is not known: {blind}");
+        line(style.warn(&sentence));
+    }
     for sentence in summary.grows() {
         line(style.warn(&sentence));
     }

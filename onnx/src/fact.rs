@@ -15,7 +15,7 @@ pub struct Fact {
     /// Element type.
     pub element: Option<Element>,
     /// Sizes, outermost first; `None` if not even their number is known. A size nothing is known of
-    /// is a symbol of its own. Symbols stand for sizes of at least 1.
+    /// is a symbol of its own. Symbols stand for sizes of at least 0.
     pub shape: Option<Vec<SymExpr>>,
     /// Integers or truth values that follow from sizes, row-major. Absent for constants.
     pub elements: Option<Arc<[SymExpr]>>,

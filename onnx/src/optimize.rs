@@ -137,6 +137,8 @@ pub struct Summary {
     pub kept: Vec<Kept>,
     /// Nodes at which the models were cut to be compared.
     pub cuts: Vec<String>,
+    /// Outputs that never had a finite element: only that they are NaN or infinite alike is known.
+    pub blind: Vec<String>,
     /// Runs in which the models were compared; empty if not verified.
     pub runs: Vec<String>,
     /// Sizes of the inputs at which was counted, by name.
@@ -386,6 +388,7 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         dropped: Vec::new(),
         kept: kept(&before.proto),
         cuts: evidence.cuts.clone(),
+        blind: evidence.blind.clone(),
         runs: evidence.runs.clone(),
         before: figures(
             before,

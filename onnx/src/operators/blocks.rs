@@ -7,7 +7,9 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 use pulp::{Arch, Simd, WithSimd};
+use std::cell::RefCell;
 use std::ops::Range;
+use std::thread::LocalKey;
 
 /// Rows of a right operand that are packed at once.
 const DEPTH: usize = 256;
@@ -19,7 +21,7 @@ const LINE: usize = 16;
 const TILE: usize = 8 * 2 * 16;
 
 /// A number that vectors are made of.
-pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign {
+pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign + 'static {
     /// A vector of them.
     type Vector<S: Simd>: Copy;
 
@@ -42,6 +44,9 @@ pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign {
 
     /// How many elements a vector has.
     fn width<S: Simd>() -> usize;
+
+    /// Memory of this thread for what is packed, kept between products.
+    fn packed() -> &'static LocalKey<RefCell<Vec<Self>>>;
 }
 
 macro_rules! lanes {
@@ -76,6 +81,13 @@ macro_rules! lanes {
 
             fn width<S: Simd>() -> usize {
                 S::$width
+            }
+
+            fn packed() -> &'static LocalKey<RefCell<Vec<$real>>> {
+                thread_local! {
+                    static PACKED: RefCell<Vec<$real>> = const { RefCell::new(Vec::new()) };
+                }
+                &PACKED
             }
         }
     };
@@ -149,38 +161,25 @@ pub fn pack_row<R: Lanes>(row: &[R], at: usize, depth: usize, width: usize, pane
     }
 }
 
-/// Memory that products need, kept between them.
-#[derive(Debug)]
-pub struct Packed<R>(Vec<R>);
-
-impl<R> Default for Packed<R> {
-    fn default() -> Packed<R> {
-        Packed(Vec::new())
-    }
-}
-
 /// `c = a·b`; the rows of `c` are contiguous, and `a` has columns.
-pub fn multiply<R: Lanes>(
-    a: ArrayView2<R>,
-    b: &mut impl Right<R>,
-    c: &mut ArrayViewMut2<R>,
-    packed: &mut Packed<R>,
-) {
+pub fn multiply<R: Lanes>(a: ArrayView2<R>, b: &mut impl Right<R>, c: &mut ArrayViewMut2<R>) {
     let a = a.as_standard_layout();
-    let product = Product {
-        a: a.view(),
-        b,
-        c,
-        packed,
-    };
-    Arch::new().dispatch(product);
+    R::packed().with_borrow_mut(|space| {
+        let product = Product {
+            a: a.view(),
+            b,
+            c,
+            space,
+        };
+        Arch::new().dispatch(product);
+    });
 }
 
 struct Product<'p, 'c, R, B> {
     a: ArrayView2<'p, R>,
     b: &'p mut B,
     c: &'p mut ArrayViewMut2<'c, R>,
-    packed: &'p mut Packed<R>,
+    space: &'p mut Vec<R>,
 }
 
 impl<R: Lanes, B: Right<R>> WithSimd for Product<'_, '_, R, B> {
@@ -203,11 +202,11 @@ impl<R: Lanes, B: Right<R>> Product<'_, '_, R, B> {
         let (depth, n_columns) = (self.a.ncols(), self.c.ncols());
         let width = 2 * R::width::<S>();
         let most = (PACKED / DEPTH / width * width).max(width);
-        let space = &mut self.packed.0;
-        space.resize(
-            DEPTH * most.min(n_columns.next_multiple_of(width)) + LINE,
-            R::zero(),
-        );
+        let space = self.space;
+        let n_space = DEPTH.min(depth) * most.min(n_columns.next_multiple_of(width)) + LINE;
+        if space.len() < n_space {
+            space.resize(n_space, R::zero());
+        }
         let skip = space
             .as_ptr()
             .align_offset(LINE * size_of::<f32>())
@@ -298,7 +297,7 @@ mod tests {
 
     fn product(a: ArrayView2<f64>, b: ArrayView2<f64>) -> Array2<f64> {
         let mut c = Array2::from_elem((a.nrows(), b.ncols()), f64::NAN);
-        multiply(a, &mut Matrix(b), &mut c.view_mut(), &mut Packed::default());
+        multiply(a, &mut Matrix(b), &mut c.view_mut());
         c
     }
 
@@ -320,8 +319,7 @@ mod tests {
             let narrow = |x: &Array2<f64>| x.mapv(|x| x as f32);
             let (a, b) = (narrow(&a).mapv(|x| x % 8.0), narrow(&b).mapv(|x| x % 8.0));
             let mut c = Array2::zeros((m, n));
-            let (mut right, mut kept) = (Matrix(b.view()), Packed::default());
-            multiply(a.view(), &mut right, &mut c.view_mut(), &mut kept);
+            multiply(a.view(), &mut Matrix(b.view()), &mut c.view_mut());
             assert_eq!(c, a.dot(&b), "{m} {k} {n} in f32");
         }
     }

@@ -3,7 +3,7 @@
 //! A product of the weights with what the windows read, which is copied block by block as the product
 //! packs it (`blocks.rs`); a window over one channel is a loop along rows.
 
-use super::blocks::{self, Packed, Right, pack_row};
+use super::blocks::{self, Right, pack_row};
 use super::products::{LEAST, centered, matrix, matrix_mut};
 use super::real::{Real, in_real};
 use super::threads;
@@ -169,27 +169,31 @@ fn convolve<R: Real>(plan: &Plan, x: &[R], w: &[R], y: &mut [R]) -> Result<(), S
         }
         pieces.push(Piece { at, first, y: rest });
     }
-    threads::each(pieces.into_iter(), Packed::default, |packed, mut piece| {
-        let (filter, window) = match by_filters {
-            true => (piece.first, 0),
-            false => (0, piece.first),
-        };
-        let x = &x[piece.at * in_len..][..in_len];
-        let from = piece.at % plan.groups * filters + filter;
-        let n_filters = piece.y.nrows();
-        let weights = &w[from * taps..][..n_filters * taps];
-        // Of that length by the line above.
-        let Ok(weights) = matrix(weights, n_filters, taps) else {
-            return;
-        };
-        let mut taps = Taps {
-            plan,
-            x,
-            window,
-            row: Vec::new(),
-        };
-        blocks::multiply(weights, &mut taps, &mut piece.y, packed);
-    });
+    threads::each(
+        pieces.into_iter(),
+        || (),
+        |(), mut piece| {
+            let (filter, window) = match by_filters {
+                true => (piece.first, 0),
+                false => (0, piece.first),
+            };
+            let x = &x[piece.at * in_len..][..in_len];
+            let from = piece.at % plan.groups * filters + filter;
+            let n_filters = piece.y.nrows();
+            let weights = &w[from * taps..][..n_filters * taps];
+            // Of that length by the line above.
+            let Ok(weights) = matrix(weights, n_filters, taps) else {
+                return;
+            };
+            let mut taps = Taps {
+                plan,
+                x,
+                window,
+                row: Vec::new(),
+            };
+            blocks::multiply(weights, &mut taps, &mut piece.y);
+        },
+    );
     Ok(())
 }
 

@@ -174,13 +174,13 @@ impl Unknowns {
         SymExpr::symbol(Symbol::new(format!("?{}", self.count.get())))
     }
 
-    /// From now on that name stands for a size of an input of the model, which is at least 1.
+    /// From now on that name stands for a size of an input of the model.
     pub fn give(&self, name: &str) {
         self.given.borrow_mut().insert(name.to_string());
     }
 
-    /// A size that the file names. Only sizes of the model's inputs are known to be at least 1: what
-    /// a file calls `nz` inside may be 0, and is nothing but equal to itself.
+    /// A size that the file names. What a file names inside is nothing but equal to itself, whatever
+    /// size of an input has the same name.
     pub fn named(&self, name: &str) -> SymExpr {
         let is_given = self.given.borrow().contains(name) && !name.starts_with('?');
         let prefix = if is_given { "" } else { "?:" };

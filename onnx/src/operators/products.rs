@@ -1,6 +1,6 @@
 //! Products of matrices: MatMul, Gemm, MatMulInteger, and the product all others are made of.
 
-use super::blocks::{self, Matrix, Packed};
+use super::blocks::{self, Matrix};
 use super::movement::Broadcast;
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator, broadcast, threads};
@@ -44,7 +44,7 @@ fn multiply_piece<R: Real>(
     packed: bool,
 ) {
     if packed && a.ncols() > 0 {
-        blocks::multiply(a, &mut Matrix(b), c, &mut Packed::default());
+        blocks::multiply(a, &mut Matrix(b), c);
     } else {
         general_mat_mul(R::one(), &a, &b, R::zero(), c);
     }

@@ -35,9 +35,9 @@ pub fn each<T: Send, S>(
             }
         }
     };
-    std::thread::scope(|scope| {
+    rayon::scope(|scope| {
         for _ in 1..n_threads {
-            scope.spawn(run);
+            scope.spawn(|_| run());
         }
         run();
     });

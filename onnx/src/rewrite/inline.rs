@@ -159,7 +159,7 @@ impl<'a> Inliner<'a> {
             !calls_standard || self.opsets.version(&set.domain) == set.version
         });
         let once = self.n_calls.get(&key(call)).is_some_and(|n| *n == 1);
-        // Names in bodies of their own are left as they are, so there is to be one copy of them.
+        // Bodies are large.
         let flat = function.node.iter().all(|n| bodies(n).next().is_none());
         let pays = once || (flat && self.n_nodes(function, 0)? <= SHORT);
         (depth < MAX_DEPTH && !is_refused && same_sets && pays).then_some(function)
@@ -208,6 +208,8 @@ fn expanded(function: &FunctionProto, call: &NodeProto, names: &Names) -> Vec<No
     let renamed = |name: &str| to.get(name).cloned();
     let mut nodes = specialized(function, call);
     for node in &mut nodes {
+        // Before names of the caller come in, which those inside could hide.
+        bodies_mut(node).for_each(|body| rename_inside(body, names));
         rename_reads(node, &renamed);
         for output in &mut node.output {
             if let Some(name) = renamed(output) {
@@ -230,6 +232,35 @@ fn expanded(function: &FunctionProto, call: &NodeProto, names: &Names) -> Vec<No
         nodes.push(copy);
     }
     nodes
+}
+
+/// Gives what a body defines new names.
+fn rename_inside(body: &mut GraphProto, names: &Names) {
+    let inputs = body.input.iter().map(|i| i.name.as_str());
+    let stored = body.initializer.iter().map(|t| t.name.as_str());
+    let outputs = body.node.iter().flat_map(|n| &n.output).map(String::as_str);
+    let own = inputs
+        .chain(stored)
+        .chain(outputs)
+        .filter(|n| !n.is_empty());
+    let to: BTreeMap<String, String> = own.map(|n| (n.to_string(), names.fresh(n))).collect();
+    let renamed = |name: &str| to.get(name).cloned();
+    let rename = |name: &mut String| {
+        if let Some(new) = renamed(name) {
+            *name = new;
+        }
+    };
+    body.input.iter_mut().for_each(|i| rename(&mut i.name));
+    body.output.iter_mut().for_each(|o| rename(&mut o.name));
+    body.value_info.iter_mut().for_each(|i| rename(&mut i.name));
+    body.initializer
+        .iter_mut()
+        .for_each(|t| rename(&mut t.name));
+    for node in &mut body.node {
+        bodies_mut(node).for_each(|inner| rename_inside(inner, names));
+        rename_reads(node, &renamed);
+        node.output.iter_mut().for_each(rename);
+    }
 }
 
 #[cfg(test)]

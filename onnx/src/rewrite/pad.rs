@@ -12,6 +12,7 @@ use super::Rule;
 use super::patch::{Patch, heir, int, ints};
 use super::scope::Scope;
 use crate::attributes::Attributes;
+use crate::element::Element;
 use crate::proto::NodeProto;
 use crate::tensor::Tensor;
 
@@ -166,7 +167,12 @@ pub fn is_non_negative(scope: &Scope, name: &str) -> bool {
             return false;
         }
         match scope.node(p).op_type.as_str() {
-            "Relu" | "Sigmoid" | "Abs" | "Exp" | "Softmax" | "HardSigmoid" => return true,
+            "Relu" | "Sigmoid" | "Exp" | "Softmax" | "HardSigmoid" => return true,
+            // The magnitude of the least integer is itself.
+            "Abs" => {
+                let element = scope.fact(name).and_then(|f| f.element);
+                return element.is_some_and(Element::is_float);
+            }
             "Identity" | "Reshape" | "Transpose" | "Squeeze" | "Unsqueeze" | "Flatten"
             | "Slice" | "MaxPool" | "GlobalMaxPool" | "GlobalAveragePool" | "Sqrt" => {
                 match scope.input(p, 0) {

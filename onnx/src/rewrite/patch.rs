@@ -27,6 +27,9 @@ pub struct Patch {
     pub changed: Vec<String>,
 }
 
+/// Between values of one key of several nodes' metadata.
+const SEPARATOR: &str = "; ";
+
 impl Patch {
     /// Node `n` goes; what read its first output reads `name`. `None` if an output of the body would
     /// be left without a node of its own.
@@ -83,6 +86,25 @@ impl Patch {
         gone.extend(renamed.map(|(_, new)| new.as_str()));
         gone.extend(self.changed.iter().map(String::as_str));
         gone
+    }
+
+    /// The last node that comes also says what the metadata of those that go said: of one key every
+    /// different value, in the order of the nodes.
+    fn keep_provenance(&mut self, body: &GraphProto) {
+        let (Some(heir), true) = (self.insert.last_mut(), self.remove.len() > 1) else {
+            return;
+        };
+        let own = std::mem::take(&mut heir.metadata_props);
+        let gone: BTreeSet<usize> = self.remove.iter().copied().collect();
+        let gone = gone.iter().filter_map(|n| body.node.get(*n));
+        for entry in gone.flat_map(|n| &n.metadata_props).chain(&own) {
+            let all = &mut heir.metadata_props;
+            match all.iter_mut().find(|e| e.key == entry.key) {
+                None => all.push(entry.clone()),
+                Some(known) if known.value.split(SEPARATOR).any(|v| v == entry.value) => {}
+                Some(known) => known.value = [&known.value, SEPARATOR, &entry.value].concat(),
+            }
+        }
     }
 
     /// Values that are read afterwards by what is new.
@@ -179,7 +201,8 @@ pub fn apply(
     let mut replace = BTreeMap::new();
     let mut gone = BTreeSet::new();
     let mut inserted: BTreeMap<usize, Vec<NodeProto>> = BTreeMap::new();
-    for patch in patches {
+    for mut patch in patches {
+        patch.keep_provenance(body);
         let at = patch
             .remove
             .iter()

@@ -59,7 +59,7 @@ fn constant_target(scope: &Scope, n: usize) -> Option<Patch> {
     }
     match node.op_type.as_str() {
         "Reshape" if is_open(scope, n, 1) => {
-            let target = target_between(scope, scope.input(n, 0)?, node.output.first()?)?;
+            let target = target_between(scope, scope.input(n, 0)?, n)?;
             let mut node = node.clone();
             node.attribute.retain(|a| a.name != "allowzero");
             Some(with_ints(scope, n, node, &[(1, Element::I64, target)]))
@@ -429,8 +429,9 @@ mod tests {
                 .only(&["constant-target"])
         };
         slice(1).gives(&["y = Slice(x, [0], [-1], [0])"]);
-        // If N is 1, 1 - 2 counts from the end and -2 does not.
-        slice(2).stays();
+        slice(2).gives(&["y = Slice(x, [0], [-2], [0])"]);
+        // If N is 2, 2 - 3 counts from the end, and -3 is before the beginning.
+        slice(3).stays();
     }
 
     #[test]

@@ -2,46 +2,56 @@
 //! Slice. Owns when such a constant means the same for every size.
 
 use super::scope::Scope;
-use crate::infer::is_unknown;
+use crate::attributes::Attributes;
 use crate::operators::symbolic::is_at_least;
 use graph::SymExpr;
 
 /// The target that makes sizes `from` into `to`, which have the same product: a number, 0 for the size
-/// at the same place, -1 once. Beside a -1 no size may be 0, so none that nothing is known of.
-pub fn reshape_target(from: Option<&[SymExpr]>, to: &[SymExpr]) -> Option<Vec<i64>> {
+/// at the same place, -1 once. Beside a -1 no size may turn out 0: what is copied may, unless the
+/// original leaves the same place open (`open`), and fails as well.
+pub fn reshape_target(
+    from: Option<&[SymExpr]>,
+    to: &[SymExpr],
+    open: Option<usize>,
+) -> Option<Vec<i64>> {
     let mut target = Vec::with_capacity(to.len());
-    let mut open = Vec::new();
     for (d, size) in to.iter().enumerate() {
         target.push(match size.as_const() {
             // 0 would copy.
             Some(0) => return None,
             Some(n) => n,
             None if from.and_then(|f| f.get(d)) == Some(size) => 0,
-            None => {
-                open.push(d);
-                -1
-            }
+            None => -1,
         });
     }
-    let unknown = |d: usize| {
-        to[d]
-            .symbols()
-            .into_iter()
-            .any(|s| is_unknown(&SymExpr::from(&s)))
-    };
-    match open.as_slice() {
-        [] => Some(target),
-        [_] if (0..to.len()).any(|d| target[d] == 0 && unknown(d)) => None,
-        [_] => Some(target),
+    let mut unsaid = (0..to.len()).filter(|d| target[*d] == -1);
+    match (unsaid.next(), unsaid.next()) {
+        (None, _) => Some(target),
+        (Some(d), None) if open == Some(d) || !target.contains(&0) => Some(target),
         _ => None,
     }
 }
 
-/// [`reshape_target`] from one value to another, for a Reshape of the model's operator set.
-pub fn target_between(scope: &Scope, from: &str, to: &str) -> Option<Vec<i64>> {
+/// [`reshape_target`] from one value to what node `n` gives, for a Reshape of the model's operator set.
+pub fn target_between(scope: &Scope, from: &str, n: usize) -> Option<Vec<i64>> {
     let from = scope.fact(from)?.shape.as_deref();
-    let to = scope.fact(to)?.shape.as_deref()?;
-    reshape_target(from, to)
+    let to = scope
+        .fact(scope.node(n).output.first()?)?
+        .shape
+        .as_deref()?;
+    reshape_target(from, to, left_open(scope, n))
+}
+
+/// Where the target of a Reshape says -1.
+fn left_open(scope: &Scope, n: usize) -> Option<usize> {
+    if !scope.is(n, "Reshape") {
+        return None;
+    }
+    let target = match Attributes::of(scope.node(n)).ints("shape") {
+        Some(target) => target.iter().copied().map(SymExpr::constant).collect(),
+        None => scope.fact(scope.input(n, 1)?)?.ints()?,
+    };
+    target.iter().position(|e| e.as_const() == Some(-1))
 }
 
 /// The target that expands sizes `from` to `to`: a number, 1 for a size that stays.
@@ -64,11 +74,12 @@ pub fn bound(at: &SymExpr, size: &SymExpr, is_end: bool) -> Option<i64> {
     if is_end && is_at_least(&-before_end.clone(), 0) {
         return Some(i64::MAX);
     }
-    // Below 0 the size would be added once more.
+    // Below 0 the size is added once more, which may end up inside: at n - 3 of n = 2, say. At n - 2
+    // and n - 1 it does for no size.
     let inside = is_at_least(at, 0);
     before_end
         .as_const()
-        .filter(|n| inside && *n > 0)
+        .filter(|n| *n > 0 && (inside || *n <= 2))
         .map(|n| -n)
 }
 
@@ -85,20 +96,22 @@ mod tests {
     }
 
     fn target(from: &str, to: &str) -> Option<Vec<i64>> {
-        reshape_target(Some(&sizes(from)), &sizes(to))
+        reshape_target(Some(&sizes(from)), &sizes(to), None)
     }
 
     #[test]
     fn one_size_is_left_open_and_sizes_in_place_are_copied() {
         assert_eq!(target("n t 12", "n t 3 4"), Some(vec![0, 0, 3, 4]));
         assert_eq!(target("n t 12", "t n 12"), None);
-        assert_eq!(target("n t 12", "n 12 t"), Some(vec![0, 12, -1]));
+        assert_eq!(target("n 3 4", "3 n 4"), Some(vec![3, -1, 4]));
     }
 
     #[test]
-    fn a_size_that_may_be_none_is_not_copied_beside_an_open_one() {
-        assert_eq!(target("?1 t 12", "?1 12 t"), None);
-        assert_eq!(target("?1 t 12", "?1 t 3 4"), Some(vec![0, 0, 3, 4]));
+    fn a_size_is_copied_beside_an_open_one_only_where_the_original_leaves_it_open() {
+        let open = |d| reshape_target(Some(&sizes("n t 12")), &sizes("n 12 t"), d);
+        assert_eq!(open(None), None);
+        assert_eq!(open(Some(0)), None);
+        assert_eq!(open(Some(2)), Some(vec![0, 12, -1]));
     }
 
     #[test]
@@ -112,7 +125,7 @@ mod tests {
         let one = SymExpr::constant(1);
         assert_eq!(bound(&n, &n, true), Some(i64::MAX));
         assert_eq!(bound(&(n.clone() - one.clone()), &n, true), Some(-1));
-        assert_eq!(bound(&(n.clone() - SymExpr::constant(2)), &n, true), None);
+        assert_eq!(bound(&(n.clone() - SymExpr::constant(3)), &n, true), None);
         assert_eq!(bound(&n, &n, false), None);
         assert_eq!(bound(&SymExpr::symbol("m"), &n, true), None);
     }

@@ -58,7 +58,7 @@ impl<'m> Cuts<'m> {
             let opaque = evaluate::reads(node)
                 .into_iter()
                 .any(|r| cuts.opaque.contains(r));
-            let known = is_known(&functions, node) && !is_sequence(node);
+            let known = is_known(&functions, node) && !makes_no_tensor(node);
             if (known && !opaque) || node.output.is_empty() {
                 continue;
             }
@@ -67,7 +67,7 @@ impl<'m> Cuts<'m> {
             cuts.opaque.extend(
                 outputs
                     .map(String::as_str)
-                    .filter(|o| is_sequence(node) || !is_computed_with(graph, o)),
+                    .filter(|o| makes_no_tensor(node) || !is_computed_with(graph, o)),
             );
         }
         cuts
@@ -168,9 +168,29 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
     let inner = bodies(node)
         .flat_map(|b| &b.node)
         .all(|n| is_known(functions, n));
-    let training = node.op_type == "Dropout" && Attributes::of(node).int("is_test") == Some(0);
+    let training = match node.op_type.as_str() {
+        "Dropout" => Attributes::of(node).int("is_test") == Some(0),
+        // Up to operator set 13, with what training needs besides.
+        "BatchNormalization" => node.output.len() > 3,
+        _ => false,
+    };
     let known = operators::find(node).is_some() || evaluate::is_control(node);
-    inner && known && !is_random(node) && !training
+    inner && known && !is_random(node) && !(training && is_standard(node)) && !is_foreign(node)
+}
+
+/// Whether a node gives elements of a type that is not computed with, 8-bit floats say.
+fn is_foreign(node: &NodeProto) -> bool {
+    let a = Attributes::of(node);
+    let types = ["to", "dtype", "output_dtype"].map(|name| a.int(name));
+    let mut types = types.into_iter().flatten().filter(|n| *n != 0);
+    let given = types.any(|n| i32::try_from(n).is_ok_and(|n| Element::of_number(n).is_none()));
+    let stored = a.tensor("value").map(|t| t.data_type);
+    given || stored.is_some_and(|n| Element::of_number(n).is_none())
+}
+
+/// Whether what a node gives cannot be made up as a tensor.
+fn makes_no_tensor(node: &NodeProto) -> bool {
+    is_sequence(node) || (is_foreign(node) && is_standard(node))
 }
 
 /// Positions of the nodes that outputs depend on.

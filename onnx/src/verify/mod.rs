@@ -3,7 +3,8 @@
 //! Several seeds, each with sizes of its own where sizes are dynamic; the original in float64 is the
 //! reference, and the rewritten model may be further from it than the original in its own types only
 //! by a factor ([`SLACK`]) and a few roundings ([`ROUNDINGS`]). Integers, truth values and text are equal. With
-//! NaN and infinities planted in the inputs, the same elements are NaN or infinite afterwards. At
+//! NaN and infinities planted in the inputs, the same elements are NaN or infinite afterwards. Where
+//! the original runs with a dynamic size of 0, so does the rewritten model. At
 //! operators that have no meaning here both models are cut: what goes in is compared, what comes out
 //! is given. Never trusts a rule.
 
@@ -167,6 +168,8 @@ pub struct Evidence {
     pub errors: Vec<OutputError>,
     /// Nodes at which both models were cut, because their operators have no meaning here.
     pub cuts: Vec<String>,
+    /// Outputs of which no run with finite inputs gave a finite element: nothing is known of their error.
+    pub blind: Vec<String>,
     /// Sizes of the inputs in the first run, by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
 }
@@ -238,6 +241,13 @@ impl<'m> Checker<'m> {
         let mut runs = vec![first];
         for other in others {
             runs.push(other?);
+        }
+        let empties = sampler.empties();
+        let empties = threads::map_if(side_by_side, empties, |attempt| {
+            run_empty(&programs, &sampler, &wanted, &attempt)
+        });
+        for empty in empties {
+            runs.extend(empty?);
         }
         let mut checker = Checker {
             original,
@@ -360,6 +370,7 @@ impl<'m> Checker<'m> {
         let mut evidence = Evidence {
             cuts: self.cuts.nodes.iter().map(|n| label(n)).collect(),
             shapes: self.runs.first().map(Run::shapes).unwrap_or_default(),
+            blind: self.blind(&names),
             ..Evidence::default()
         };
         let values: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
@@ -387,6 +398,20 @@ impl<'m> Checker<'m> {
         }
         self.compare_witness(rewritten, folder, &mut evidence)?;
         Ok(evidence)
+    }
+}
+
+impl Checker<'_> {
+    /// Which of the compared values never have a finite element.
+    fn blind(&self, names: &[String]) -> Vec<String> {
+        let finite = || self.runs.iter().filter(|run| run.exact.is_some());
+        let is_blind_now = |run: &Run, n: usize| run.stored.get(n).is_some_and(|t| is_blind(t));
+        let never = |n: &usize| {
+            let some = finite().any(|run| is_blind_now(run, *n));
+            some && finite().all(|run| is_blind_now(run, *n) || run.stored[*n].is_empty())
+        };
+        let blind = (0..names.len()).filter(never);
+        blind.map(|n| names[n].clone()).collect()
     }
 }
 
@@ -452,6 +477,27 @@ impl<'m> Programs<'m> {
         };
         programs().map_err(|cause| VerifyError::Original { cause })
     }
+}
+
+/// Runs the original where a size is 0; `None` if it does not run there, as it then need not afterwards.
+fn run_empty(
+    original: &Programs,
+    sampler: &Sampler,
+    wanted: &[String],
+    attempt: &Attempt,
+) -> Result<Option<Run>, VerifyError> {
+    let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let Some(feeds) = sampler.feeds(0, attempt, Planted::Nothing)? else {
+        return Ok(None);
+    };
+    let both = original.stored.run(&feeds, &names).ok();
+    let both = both.zip(original.exact.run(&feeds, &names).ok());
+    Ok(both.map(|(stored, exact)| Run {
+        described: attempt.describe(0, Planted::Nothing),
+        feeds,
+        stored,
+        exact: Some(exact),
+    }))
 }
 
 /// Runs the original; sizes are tried until it runs, and are told.

@@ -1,7 +1,9 @@
 //! Inputs made up for a model: sizes that it runs with, numbers of the kinds it expects.
 //!
 //! Normal numbers for floats; for integers, positions below the size of what they look up, otherwise 0
-//! and 1. The same seed gives the same inputs.
+//! and 1, and in every second run small numbers of both signs where the model runs on them. Sizes are
+//! equal first, so that much fits, then all different, then one after the other 0. The same seed gives
+//! the same inputs.
 
 use super::cuts::Cuts;
 use super::{Options, VerifyError, given};
@@ -31,12 +33,22 @@ pub enum Planted {
     Infinity,
 }
 
+/// What integers are made up that look nothing up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Integers {
+    /// 0 and 1: masks.
+    Masks,
+    /// Numbers of both signs.
+    Signed,
+    /// 0, also where something is looked up.
+    Zeros,
+}
+
 /// Sizes to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     sizes: BTreeMap<String, i64>,
-    /// Whether integers are all zero: what fits any lookup.
-    zeros: bool,
+    integers: Integers,
     /// Whether floats are all above zero: what fits logarithms and roots.
     positive: bool,
 }
@@ -86,14 +98,18 @@ pub struct Sampler {
     symbols: Vec<String>,
     n_first: usize,
     preset: BTreeMap<String, i64>,
-    /// Sizes that worked for dimensions other than the first, and whether integers had to be zero.
-    settled: Option<(i64, bool)>,
+    /// What worked.
+    settled: Option<Attempt>,
     /// Whether floats had to be above zero.
     positive: bool,
 }
 
 /// Values that are tried for dynamic sizes; small ones first, then what convolutional networks need.
 const TRIED: [i64; 9] = [5, 8, 16, 1, 2, 32, 64, 128, 224];
+/// Dynamic sizes that are tried with 0, at most.
+const MOST_EMPTIES: usize = 4;
+/// Integers of both signs are at most that far from 0.
+const MOST_SIGNED: i64 = 9;
 
 impl Sampler {
     /// For the inputs of a model and what `cuts` give.
@@ -176,9 +192,9 @@ impl Sampler {
 
     /// Whether anything of floats is made up.
     pub fn has_floats(&self) -> bool {
-        self.given
-            .iter()
-            .any(|g| g.fact.element.is_some_and(Element::is_float))
+        let made_up = |g: &&Given| !self.fixed.contains_key(&g.name);
+        let mut made_up = self.given.iter().filter(made_up);
+        made_up.any(|g| g.fact.element.is_some_and(Element::is_float))
     }
 
     /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed, and 1
@@ -188,41 +204,26 @@ impl Sampler {
             Planted::Nothing => 1 + seed as i64 % 3,
             _ => 1,
         };
-        let tried: Vec<(i64, bool)> = match self.settled {
-            // What worked, and something else beside it.
-            Some((size, zeros)) => {
-                let other = if seed % 2 == 1 {
-                    vec![(size * 2, zeros), (size + 1, zeros)]
-                } else {
-                    Vec::new()
-                };
-                other.into_iter().chain([(size, zeros)]).collect()
-            }
-            None => [false, true]
-                .iter()
-                .flat_map(|z| TRIED.map(|n| (n, *z)))
-                .collect(),
-        };
         let mut attempts: Vec<Attempt> = Vec::new();
-        for (size, zeros) in tried {
-            // The same size for a batch as for everything else, last: some models want it.
-            for first in [batch, size] {
-                let value = |n: usize, name: &String| {
-                    let own = if n < self.n_first { first } else { size };
-                    self.preset.get(name).copied().unwrap_or(own)
-                };
-                let sizes = self
-                    .symbols
-                    .iter()
-                    .enumerate()
-                    .map(|(n, name)| (name.clone(), value(n, name)));
-                let attempt = Attempt {
-                    sizes: sizes.collect(),
-                    zeros,
-                    positive: self.positive,
-                };
-                if !attempts.contains(&attempt) {
-                    attempts.push(attempt);
+        match &self.settled {
+            // What worked, and something else before it.
+            Some(settled) => {
+                let size = self.size_of(settled);
+                if seed % 2 == 1 {
+                    for integers in [Integers::Signed, settled.integers] {
+                        let sizes = self.different(batch, size + 1);
+                        attempts.push(self.attempt(sizes, integers));
+                    }
+                    for size in [size * 2, size + 1] {
+                        attempts.extend(self.uniform(batch, size, settled.integers));
+                    }
+                }
+                attempts.extend(self.uniform(batch, size, settled.integers));
+            }
+            None => {
+                for integers in [Integers::Masks, Integers::Zeros] {
+                    let tried = TRIED.iter();
+                    attempts.extend(tried.flat_map(|n| self.uniform(batch, *n, integers)));
                 }
             }
         }
@@ -233,17 +234,77 @@ impl Sampler {
                 ..attempt
             }));
         }
+        let mut known = Vec::new();
+        attempts.retain(|attempt| {
+            let is_new = !known.contains(attempt);
+            known.push(attempt.clone());
+            is_new
+        });
         attempts
+    }
+
+    /// What worked, with one dynamic size after the other 0: many models run on nothing, and a decoder
+    /// begins with nothing to remember.
+    pub fn empties(&self) -> Vec<Attempt> {
+        let Some(settled) = &self.settled else {
+            return Vec::new();
+        };
+        let open = self
+            .symbols
+            .iter()
+            .filter(|s| !self.preset.contains_key(*s));
+        let empty = |name: &String| {
+            let mut attempt = settled.clone();
+            attempt.sizes.insert(name.clone(), 0);
+            attempt
+        };
+        open.take(MOST_EMPTIES).map(empty).collect()
+    }
+
+    /// The same size for all but first dimensions; then for those too, which some models want.
+    fn uniform(&self, batch: i64, size: i64, integers: Integers) -> Vec<Attempt> {
+        let attempt = |first: i64| {
+            let size = |n: usize| if n < self.n_first { first } else { size };
+            self.attempt(self.sizes(&size), integers)
+        };
+        vec![attempt(batch), attempt(size)]
+    }
+
+    /// Another size for every dimension, from `batch` or `size` on.
+    fn different(&self, batch: i64, size: i64) -> BTreeMap<String, i64> {
+        self.sizes(&|n| match n.checked_sub(self.n_first) {
+            None => batch + n as i64,
+            Some(n) => size + n as i64,
+        })
+    }
+
+    fn sizes(&self, size: &dyn Fn(usize) -> i64) -> BTreeMap<String, i64> {
+        let value = |(n, name): (usize, &String)| {
+            let preset = self.preset.get(name).copied();
+            (name.clone(), preset.unwrap_or_else(|| size(n)))
+        };
+        self.symbols.iter().enumerate().map(value).collect()
+    }
+
+    fn attempt(&self, sizes: BTreeMap<String, i64>, integers: Integers) -> Attempt {
+        Attempt {
+            sizes,
+            integers,
+            positive: self.positive,
+        }
+    }
+
+    /// The size of dimensions that are not first.
+    fn size_of(&self, attempt: &Attempt) -> i64 {
+        let name = self.symbols.get(self.n_first);
+        let size = name.and_then(|name| attempt.sizes.get(name));
+        size.copied().unwrap_or(1)
     }
 
     /// Remembers what worked.
     pub fn settle(&mut self, attempt: &Attempt) {
-        let size = self
-            .symbols
-            .get(self.n_first)
-            .and_then(|name| attempt.sizes.get(name));
         if self.settled.is_none() {
-            self.settled = Some((size.copied().unwrap_or(1), attempt.zeros));
+            self.settled = Some(attempt.clone());
             self.positive = attempt.positive;
         }
     }
@@ -288,8 +349,7 @@ impl Sampler {
             let Some(sizes) = tensor_sizes(&sizes) else {
                 return Ok(None);
             };
-            let bound = if attempt.zeros { Some(1) } else { given.bound };
-            let mut tensor = random.tensor(element, &sizes, bound);
+            let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if attempt.positive {
                 tensor = magnitudes(tensor);
             }
@@ -467,7 +527,13 @@ impl Random {
         sum - 6.0
     }
 
-    fn tensor(&mut self, element: Element, shape: &[usize], bound: Option<i64>) -> Tensor {
+    fn tensor(
+        &mut self,
+        element: Element,
+        shape: &[usize],
+        bound: Option<i64>,
+        integers: Integers,
+    ) -> Tensor {
         let n = shape.iter().product();
         if element.is_float() {
             let values: Vec<f64> = (0..n).map(|_| self.normal()).collect();
@@ -480,13 +546,20 @@ impl Random {
             return Tensor::new(shape, Elements::String(text.collect()));
         }
         // 8-bit integers are usually quantized values: all of them.
-        let limit = match (bound, element) {
-            (Some(bound), _) => bound,
-            (None, Element::U8 | Element::I8) => 256,
-            _ => 2,
+        let (from, end) = match (integers, bound, element) {
+            (Integers::Zeros, ..) => (0, 1),
+            (_, Some(bound), _) => (0, bound.max(1)),
+            (_, None, Element::U8 | Element::I8) => (0, 256),
+            (Integers::Signed, None, Element::I16 | Element::I32 | Element::I64) => {
+                (-MOST_SIGNED, MOST_SIGNED + 1)
+            }
+            (Integers::Signed, None, Element::U16 | Element::U32 | Element::U64) => {
+                (0, MOST_SIGNED + 1)
+            }
+            _ => (0, 2),
         };
         let values: Vec<i64> = (0..n)
-            .map(|_| self.below(limit.max(1) as u64) as i64)
+            .map(|_| from + self.below((end - from) as u64) as i64)
             .collect();
         Tensor::of_ints(element, shape, &values)
             .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))

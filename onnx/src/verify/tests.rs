@@ -1,6 +1,8 @@
 //! What verification finds, and what it lets pass.
 
 use super::*;
+use crate::element::Element;
+use crate::rewrite::patch::int;
 use crate::rewrite::trial::{Trial, real, reals};
 
 fn checked(before: &Trial, after: &Trial) -> Result<Evidence, VerifyError> {
@@ -28,11 +30,86 @@ fn sizes_are_real_and_differ_between_seeds() {
     let trial = trial.output("y", "batch seq 4");
     let runs = checked(&trial, &trial).expect("the same").runs;
     assert_eq!(runs[0], "seed 0, batch=1 seq=5");
-    assert_eq!(runs[1], "seed 1, batch=2 seq=10");
+    assert_eq!(runs[1], "seed 1, batch=2 seq=6");
     assert!(
         runs[2].ends_with("with NaN") && runs[3].ends_with("with infinities"),
         "{runs:?}"
     );
+    assert_eq!(runs[4], "seed 0, batch=0 seq=5");
+    assert_eq!(runs[5], "seed 0, batch=1 seq=0");
+}
+
+#[test]
+fn dimensions_are_told_apart_and_may_be_empty() {
+    let x = || Trial::new(17).input("x", "n h w").output("y", "a b c");
+    let same = x().node("y = Identity(x)");
+    let mixed = x().ints("order", &[0, 2, 1]).node("s = Shape(x)");
+    let mixed = mixed.node("t = Gather(s, order)").node("y = Reshape(x, t)");
+    let error = checked(&same, &mixed).expect_err("other sizes").to_string();
+    assert!(error.contains("`y` differs"), "{error}");
+    // The mean over the first dimension, with the divisor at least 1 or as it is.
+    let mean = |divisor: &str| {
+        let trial = Trial::new(17).input("x", "n 4").output("y", "");
+        let trial = trial.ints("zero", &[0]).ints("one", &[1]);
+        let trial = trial.node("s = Shape(x)").node("n = Gather(s, zero)");
+        let trial = trial.node("m = Max(n, one)");
+        let trial = trial.with(&format!("f = Cast({divisor})"), vec![int("to", 1)]);
+        let trial = trial.with("r = ReduceSum(x)", vec![int("keepdims", 0)]);
+        trial.node("y = Div(r, f)")
+    };
+    let error = checked(&mean("m"), &mean("n"))
+        .expect_err("0 / 0")
+        .to_string();
+    assert!(error.contains("n=0"), "{error}");
+}
+
+#[test]
+fn integers_of_both_signs_and_beyond_1_are_tried() {
+    let trial = || Trial::new(17).input_of("x", Element::I64, "n");
+    let x = || trial().output_of("y", Element::I64, "n");
+    let magnitude = x().node("y = Abs(x)");
+    let same = x().node("y = Identity(x)");
+    assert!(checked(&magnitude, &same).is_err());
+}
+
+#[test]
+fn a_small_part_beside_a_large_one_is_compared_by_itself() {
+    let joined = |more: f32| {
+        let trial = Trial::new(17).input_of("x", Element::I64, "n 16");
+        let trial = trial.output("y", "n 32").constant("k", real(1999.9));
+        let trial = trial
+            .constant("more", real(more))
+            .constant("third", real(0.3));
+        let trial = trial.with("a = Cast(x)", vec![int("to", 1)]);
+        let trial = trial.node("t = Mul(a, third)").node("large = Mul(t, k)");
+        let trial = trial.node("s = Sigmoid(t)").node("small = Add(s, more)");
+        trial.with("y = Concat(large, small)", vec![int("axis", 0)])
+    };
+    checked(&joined(0.0), &joined(0.0)).expect("the same");
+    let error = checked(&joined(0.0), &joined(2e-3)).expect_err("differs");
+    assert!(error.to_string().contains("of dimension 0"), "{error}");
+}
+
+#[test]
+fn an_output_without_finite_elements_is_told() {
+    let logarithm = Trial::new(17).input("x", "n 4").constant("one", real(1.0));
+    let logarithm = logarithm.node("a = Abs(x)").node("b = Neg(a)");
+    let logarithm = logarithm.node("c = Sub(b, one)").node("y = Log(c)");
+    let logarithm = logarithm.output("y", "n 4");
+    let evidence = checked(&logarithm, &logarithm).expect("NaN in both");
+    assert_eq!(evidence.blind, ["y"]);
+}
+
+#[test]
+fn a_known_operator_of_a_type_that_is_not_computed_with_is_a_cut() {
+    let cast = Trial::new(19).input("x", "n 4").node("a = Relu(x)");
+    // 17: 8-bit floats.
+    let cast = cast.with("b = Cast(a)", vec![int("to", 17)]);
+    let cast = cast
+        .with("y = Cast(b)", vec![int("to", 1)])
+        .output("y", "n 4");
+    let evidence = checked(&cast, &cast).expect("the same");
+    assert_eq!(evidence.cuts.len(), 2, "{:?}", evidence.cuts);
 }
 
 #[test]
