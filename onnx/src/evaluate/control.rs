@@ -10,7 +10,7 @@ use crate::tensor::{Tensor, Values};
 use std::collections::BTreeMap;
 
 /// A loop that runs longer is refused: it may never end.
-const MAX_TRIPS: i64 = 1 << 20;
+pub(super) const MAX_TRIPS: i64 = 1 << 20;
 
 /// Whether a node is control flow that is run here.
 pub fn is_control(node: &NodeProto) -> bool {
@@ -122,8 +122,9 @@ impl Program<'_> {
         let mut parts: Vec<Vec<Tensor>> = vec![Vec::new(); body.output.len() - n - 1];
         let mut trip = 0;
         while goes_on && trips.is_none_or(|n| trip < n) {
-            if trip >= MAX_TRIPS {
-                return Err(flow.refuse(format!("it runs more than {MAX_TRIPS} times")));
+            let most = self.most_trips;
+            if trip >= most {
+                return Err(flow.refuse(format!("it runs more than {most} times")));
             }
             let truth = Tensor::new(&[], Values::Bool(vec![true]));
             let mut inputs = vec![Tensor::int(trip), truth];

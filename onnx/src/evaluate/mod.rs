@@ -68,6 +68,8 @@ pub struct Program<'m> {
     precision: Precision,
     /// Initializers of the graph that were read, where all of them may be kept.
     kept: Option<Vec<OnceLock<Tensor>>>,
+    /// Trips after which a loop is given up.
+    most_trips: i64,
 }
 
 /// Bytes of decoded initializers that a program keeps from run to run, if all of them fit.
@@ -92,7 +94,17 @@ impl<'m> Program<'m> {
             opsets,
             precision,
             kept: None,
+            most_trips: control::MAX_TRIPS,
         })
+    }
+
+    /// The same, which gives loops up after `trips`.
+    #[must_use]
+    pub fn within(self, trips: i64) -> Program<'m> {
+        Program {
+            most_trips: trips,
+            ..self
+        }
     }
 
     /// The same, which reads initializers once for all runs if there is room for them.

@@ -38,6 +38,9 @@ pub const SLACK: f64 = 4.0;
 /// constants anew, and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
 
+/// Trips after which a loop is given up: on made-up inputs one that waits for something may never end.
+const MOST_TRIPS: i64 = 1 << 13;
+
 /// Another program that runs models, as an independent witness.
 pub trait Oracle: fmt::Debug {
     /// Its name, in messages.
@@ -425,7 +428,8 @@ fn program<'a>(
     folder: &'a Path,
     precision: Precision,
 ) -> Result<Program<'a>, EvaluateError> {
-    let program = Program::new(proto, folder, precision).map(Program::keeping);
+    let program = Program::new(proto, folder, precision);
+    let program = program.map(|p| p.within(MOST_TRIPS).keeping());
     program.ok_or_else(|| EvaluateError::Value {
         name: "graph".to_string(),
         what: "is missing".to_string(),
