@@ -157,6 +157,7 @@ fn as_json(
             value["errors"] = evidence.errors.iter().map(error).collect();
             value["cuts"] = json!(evidence.cuts);
             value["blind"] = json!(evidence.blind);
+            value["untried"] = json!(evidence.untried);
         }
         Some(Err(difference)) => {
             value["same"] = json!(false);

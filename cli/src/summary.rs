@@ -68,6 +68,11 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
         let cuts = summary.cuts.join(", ");
         line(format!("compared before and after, not across: {cuts}"));
     }
+    if !summary.untried.is_empty() {
+        let branches = summary.untried.join(", ");
+        let sentence = format!("never taken, so not compared: {branches} (try --inputs)");
+        line(style.warn(&sentence));
+    }
     if !summary.blind.is_empty() {
         let blind = summary.blind.join(", ");
         let sentence = format!("no finite element in any run, so its error is not known: {blind}");

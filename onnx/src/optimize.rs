@@ -139,6 +139,8 @@ pub struct Summary {
     pub cuts: Vec<String>,
     /// Outputs that never had a finite element: only that they are NaN or infinite alike is known.
     pub blind: Vec<String>,
+    /// Branches that no run took.
+    pub untried: Vec<String>,
     /// Runs in which the models were compared; empty if not verified.
     pub runs: Vec<String>,
     /// Sizes of the inputs at which was counted, by name.
@@ -389,6 +391,7 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         kept: kept(&before.proto),
         cuts: evidence.cuts.clone(),
         blind: evidence.blind.clone(),
+        untried: evidence.untried.clone(),
         runs: evidence.runs.clone(),
         before: figures(
             before,

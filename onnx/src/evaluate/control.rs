@@ -83,7 +83,11 @@ impl Program<'_> {
         let condition = condition.ok_or_else(|| flow.refuse("it has no condition"))?;
         let taken = flow.one(condition)? != 0;
         let body = flow.body(if taken { "then_branch" } else { "else_branch" })?;
-        self.pass(flow, body, Vec::new())
+        let outputs = self.pass(flow, body, Vec::new())?;
+        if let (Some(first), Ok(mut ran)) = (flow.node.output.first(), self.branches.lock()) {
+            ran.insert((first.clone(), taken));
+        }
+        Ok(outputs)
     }
 
     /// The outputs of a body for these inputs.

@@ -19,7 +19,7 @@ use crate::stored;
 use crate::tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// The number format floats are computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub struct Program<'m> {
     kept: Option<Vec<OnceLock<Tensor>>>,
     /// Trips after which a loop is given up.
     most_trips: i64,
+    /// First outputs of the If nodes that ran, with the condition's value.
+    branches: Mutex<BTreeSet<(String, bool)>>,
 }
 
 /// Bytes of decoded initializers that a program keeps from run to run, if all of them fit.
@@ -95,6 +97,7 @@ impl<'m> Program<'m> {
             precision,
             kept: None,
             most_trips: control::MAX_TRIPS,
+            branches: Mutex::default(),
         })
     }
 
@@ -124,6 +127,30 @@ impl<'m> Program<'m> {
             .fold(0usize, |sum, t| sum.saturating_add(widest(t)));
         let kept = (total <= MOST_KEPT).then(|| vec![OnceLock::new(); initializers.len()]);
         Program { kept, ..self }
+    }
+
+    /// Branches of If nodes, also of nested ones, that no run took so far.
+    pub fn untried(&self) -> Vec<String> {
+        let taken = match self.branches.lock() {
+            Ok(taken) => taken,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        let mut untried = Vec::new();
+        let mut open: Vec<&GraphProto> = vec![self.graph];
+        while let Some(body) = open.pop() {
+            for node in &body.node {
+                open.extend(bodies(node));
+                let first = node.output.first().cloned().unwrap_or_default();
+                if node.op_type == "If" && control::is_control(node) {
+                    let was_taken = |value| taken.contains(&(first.clone(), value));
+                    let branches = [("then", true), ("else", false)];
+                    let never = branches.into_iter().filter(|(_, value)| !was_taken(*value));
+                    untried.extend(never.map(|(name, _)| format!("{name} of {}", label(node))));
+                }
+            }
+        }
+        untried.sort_unstable();
+        untried
     }
 
     /// Whether initializers are read once for all runs.

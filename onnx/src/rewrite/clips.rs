@@ -160,6 +160,7 @@ fn bounds(scope: &Scope, n: usize) -> Option<Patch> {
 mod tests {
     use super::super::patch::float;
     use super::super::trial::{Trial, real};
+    use crate::element::Element;
 
     fn chain(opset: i64, nodes: &[&str]) -> Trial {
         let mut model = Trial::new(opset)
@@ -233,5 +234,12 @@ mod tests {
         chain(13, &nodes).output("a", "N 3").stays();
         let given = ["a = Clip(x, given, six)", "y = Relu(a)"];
         chain(13, &given).input("given", "").stays();
+    }
+
+    #[test]
+    fn the_magnitude_of_an_integer_may_be_negative() {
+        let trial = Trial::new(14).input_of("x", Element::I32, "N 3");
+        let trial = trial.node("a = Abs(x)").node("y = Relu(a)");
+        trial.output_of("y", Element::I32, "N 3").stays();
     }
 }

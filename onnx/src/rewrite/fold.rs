@@ -13,6 +13,9 @@ use crate::infer::{is_dequantized, is_random};
 use crate::operators::{self, Call};
 use crate::tensor::Tensor;
 
+/// Bytes of constants that are computed with at once, at most.
+const MOST_READ: usize = 1 << 30;
+
 pub const RULES: &[Rule] = &[Rule {
     name: "fold-constants",
     at: fold,
@@ -72,7 +75,9 @@ fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
         let fact = scope.fact(o)?;
         Some(fact.len()? * fact.element?.bytes()?)
     });
-    if foreseen.sum::<usize>() > allowed {
+    // What is filled with one number takes no room until it is computed with.
+    let read: usize = node.input.iter().map(|name| bytes(scope, name)).sum();
+    if foreseen.sum::<usize>() > allowed || read > MOST_READ {
         return None;
     }
     let inputs: Vec<Option<Tensor>> = node.input.iter().map(|name| scope.constant(name)).collect();
@@ -100,6 +105,7 @@ fn freed_bytes(scope: &Scope, name: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::patch::int;
     use super::super::trial::{Trial, reals};
     use crate::element::Element;
     use crate::tensor::Tensor;
@@ -115,6 +121,15 @@ mod tests {
             .node("b = Exp(a)")
             .node("y = Add(x, b)");
         trial.output("y", "n 4").gives(&["y = Add(x, b)"]);
+    }
+
+    #[test]
+    fn constants_that_fit_no_memory_stay() {
+        let trial = Trial::new(17).only(RULE).input("x", "n 4");
+        let trial = trial.ints("sizes", &[1 << 40]).output("y", "n 4");
+        let trial = trial.node("k = ConstantOfShape(sizes)");
+        let trial = trial.with("r = ReduceSum(k)", vec![int("keepdims", 0)]);
+        assert_eq!(trial.node("y = Add(x, r)").unverified().len(), 3);
     }
 
     #[test]

@@ -266,8 +266,9 @@ fn rename_inside(body: &mut GraphProto, names: &Names) {
 #[cfg(test)]
 mod tests {
     use super::super::patch::float;
-    use super::super::trial::{Trial, line, reals};
+    use super::super::trial::{Trial, line, reals, value};
     use super::*;
+    use crate::element::Element;
     use crate::proto::{AttributeProto, OperatorSetIdProto};
 
     fn function(name: &str, inputs: &[&str], nodes: Vec<NodeProto>, opset: i64) -> FunctionProto {
@@ -354,5 +355,45 @@ mod tests {
             .node("z = Neg(y)")
             .only(&[NAME]);
         trial.gives(&["y = Identity(x)", "z = Neg(y)"]);
+    }
+
+    #[test]
+    fn what_a_body_defines_gets_a_name_of_its_own() {
+        let branch = |name: &str, nodes: &[&str], output: &str| AttributeProto {
+            name: name.to_string(),
+            r#type: crate::proto::attribute_type::GRAPH,
+            g: Some(GraphProto {
+                name: name.to_string(),
+                node: nodes.iter().map(|n| line(n, Vec::new())).collect(),
+                output: vec![value(output, Element::F32, "N 4")],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let branches = vec![
+            branch("then_branch", &["t = Neg(a)", "u = Add(t, a)"], "u"),
+            branch("else_branch", &["w = Relu(a)"], "w"),
+        ];
+        let choice = vec![line("r = If(b)", branches)];
+        // The caller's `t` is what the body's `t` is made of.
+        let trial = Trial::new(17)
+            .input("x", "N 4")
+            .input_of("c", Element::Bool, "")
+            .output("z", "N 4")
+            .function(function("Choice", &["a", "b"], choice, 17))
+            .node("t = Exp(x)")
+            .node("y = local.Choice(t, c)")
+            .node("z = Abs(y)")
+            .only(&[NAME]);
+        let graph = trial.rewritten().model.graph.expect("a graph");
+        let inner = graph.node[1].attribute[0].g.as_ref().expect("a branch");
+        let lines: Vec<(&str, &[String])> = inner
+            .node
+            .iter()
+            .map(|n| (n.output[0].as_str(), n.input.as_slice()))
+            .collect();
+        assert_eq!(lines[0], ("t_1", &["t".to_string()][..]));
+        assert_eq!(lines[1].1, ["t_1", "t"]);
+        trial.gives(&["t = Exp(x)", "y = If(c)", "z = Abs(y)"]);
     }
 }

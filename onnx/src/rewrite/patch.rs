@@ -364,3 +364,34 @@ pub fn sort(body: &mut GraphProto) {
         .collect();
     body.node = order.into_iter().filter_map(|n| nodes[n].take()).collect();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::StringStringEntryProto;
+
+    #[test]
+    fn one_node_for_several_says_where_all_came_from() {
+        let from = |output: &str, name: &str| NodeProto {
+            output: vec![output.to_string()],
+            metadata_props: vec![StringStringEntryProto {
+                key: "namespace".to_string(),
+                value: name.to_string(),
+            }],
+            ..node("Relu", &["x"], Vec::new())
+        };
+        let body = GraphProto {
+            node: vec![from("a", "conv"), from("b", "norm"), from("c", "norm")],
+            ..GraphProto::default()
+        };
+        let mut patch = Patch {
+            remove: vec![2, 0, 1],
+            insert: vec![from("c", "norm")],
+            ..Patch::default()
+        };
+        patch.keep_provenance(&body);
+        let kept = &patch.insert[0].metadata_props;
+        assert_eq!(kept.len(), 1);
+        assert_eq!(kept[0].value, "conv; norm");
+    }
+}

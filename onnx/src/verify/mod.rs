@@ -173,6 +173,8 @@ pub struct Evidence {
     pub cuts: Vec<String>,
     /// Outputs of which no run with finite inputs gave a finite element: nothing is known of their error.
     pub blind: Vec<String>,
+    /// Branches that no run took: nothing is known of what they give.
+    pub untried: Vec<String>,
     /// Sizes of the inputs in the first run, by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
 }
@@ -193,6 +195,7 @@ pub struct Checker<'m> {
     original: &'m Model,
     cuts: Cuts<'m>,
     runs: Vec<Run>,
+    untried: Vec<String>,
     witness: Option<Witness>,
 }
 
@@ -256,6 +259,7 @@ impl<'m> Checker<'m> {
             original,
             cuts,
             runs,
+            untried: programs.stored.untried(),
             witness: None,
         };
         if let Some(oracle) = &options.oracle {
@@ -374,6 +378,7 @@ impl<'m> Checker<'m> {
             cuts: self.cuts.nodes.iter().map(|n| label(n)).collect(),
             shapes: self.runs.first().map(Run::shapes).unwrap_or_default(),
             blind: self.blind(&names),
+            untried: self.untried.clone(),
             ..Evidence::default()
         };
         let values: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();

@@ -350,6 +350,11 @@ impl Sampler {
                 return Ok(None);
             };
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
+            if element == Element::Bool && tensor.len() == 1 {
+                // A condition, perhaps: each seed the other branch than the seed before.
+                let chosen = (seed + n) % 2 == 0;
+                tensor = Tensor::new(&sizes, Elements::Bool(vec![chosen]));
+            }
             if attempt.positive {
                 tensor = magnitudes(tensor);
             }

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::element::Element;
+use crate::proto::{AttributeProto, GraphProto, attribute_type};
 use crate::rewrite::patch::int;
-use crate::rewrite::trial::{Trial, real, reals};
+use crate::rewrite::trial::{Trial, line, real, reals, value};
 
 fn checked(before: &Trial, after: &Trial) -> Result<Evidence, VerifyError> {
     let model = before.model();
@@ -448,4 +449,43 @@ fn models_that_differ_in_the_sign_of_a_zero_differ() {
     assert!(checker.check_other(&model(0.0)).is_ok());
     let error = checker.check_other(&model(-0.0)).expect_err("other signs");
     assert!(matches!(error, VerifyError::Differs { output, .. } if output == "y"));
+}
+
+#[test]
+fn branches_that_no_run_takes_are_told() {
+    let branch = |name: &str, node: &str| AttributeProto {
+        name: name.to_string(),
+        r#type: attribute_type::GRAPH,
+        g: Some(GraphProto {
+            name: name.to_string(),
+            node: vec![line(node, Vec::new())],
+            output: vec![value("b", Element::F32, "n 4")],
+            ..GraphProto::default()
+        }),
+        ..AttributeProto::default()
+    };
+    let branches = vec![
+        branch("then_branch", "b = Abs(x)"),
+        branch("else_branch", "b = Neg(x)"),
+    ];
+    let choice = |trial: Trial| {
+        let trial = trial.input("x", "n 4").output("y", "n 4");
+        trial.with("y = If(c)", branches.clone())
+    };
+    let given = choice(Trial::new(17).input_of("c", Element::Bool, ""));
+    assert!(
+        checked(&given, &given)
+            .expect("the same")
+            .untried
+            .is_empty()
+    );
+    let never = Trial::new(17).input("z", "").constant("far", real(1e30));
+    let never = choice(never.node("c = Greater(z, far)"));
+    let evidence = checked(&never, &never).expect("the same");
+    assert_eq!(evidence.untried.len(), 1, "{:?}", evidence.untried);
+    assert!(
+        evidence.untried[0].starts_with("then of If"),
+        "{:?}",
+        evidence.untried
+    );
 }
