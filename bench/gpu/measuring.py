@@ -13,6 +13,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import shorthaul
@@ -139,18 +140,38 @@ def results_of(model: nn.Module, inputs: tuple, grad: torch.Tensor) -> dict[str,
     return found
 
 
-def check(
+@dataclass(frozen=True)
+class Reference:
+    """Eager's results of one step, in float64 and as it is, for one gradient of the output."""
+
+    exact: dict[str, torch.Tensor]
+    eager: dict[str, torch.Tensor]
+    grad: torch.Tensor
+    dtype: torch.dtype
+
+    def judge(self, found: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """A tensor may be no farther from float64 than twice eager's own, plus the resolution of
+        ``dtype`` relative to the largest value.
+        """
+        rows, ok = {}, True
+        for name, reference in self.exact.items():
+            error = (found[name].double() - reference).abs().max().item()
+            own = (self.eager[name].double() - reference).abs().max().item()
+            scale = reference.abs().max().item()
+            fits = error <= 2 * own + torch.finfo(self.dtype).eps * scale
+            rows[name] = {"error": error, "eager_error": own, "scale": scale, "ok": fits}
+            ok &= fits
+        return {"ok": ok, "tensors": rows}
+
+
+def reference(
     bench: Bench,
     model: nn.Module,
     inputs: tuple,
-    dtype: torch.dtype = torch.float32,
-    casts: contextlib.AbstractContextManager | None = None,
-) -> dict[str, Any]:
-    """Shorthaul's and eager's results of one step against eager's in float64.
-
-    A tensor may be no farther from float64 than twice eager's own, plus the resolution of ``dtype``
-    relative to the largest value. Both run within ``casts``, by default autocast to ``dtype``.
-    """
+    dtype: torch.dtype,
+    casts: contextlib.AbstractContextManager,
+) -> Reference:
+    """What a step of ``model`` gives in float64, and as it is within ``casts``."""
     exact_model = copy.deepcopy(model).double()
     exact_inputs = tuple(
         x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
@@ -160,18 +181,27 @@ def check(
     generator = torch.Generator().manual_seed(7)
     grad = (torch.rand(output.shape, generator=generator, dtype=torch.float64) - 0.3).to(output)
     exact = results_of(exact_model, exact_inputs, grad)
-    with bench.autocast(dtype) if casts is None else casts:
+    with casts:
         eager = results_of(copy.deepcopy(model), inputs, grad)
-        found = results_of(bench.module(copy.deepcopy(model)), inputs, grad)
-    rows, ok = {}, True
-    for name, reference in exact.items():
-        error = (found[name].double() - reference).abs().max().item()
-        own = (eager[name].double() - reference).abs().max().item()
-        scale = reference.abs().max().item()
-        fits = error <= 2 * own + torch.finfo(dtype).eps * scale
-        rows[name] = {"error": error, "eager_error": own, "scale": scale, "ok": fits}
-        ok &= fits
-    return {"ok": ok, "tensors": rows}
+    return Reference(exact, eager, grad, dtype)
+
+
+def check(
+    bench: Bench,
+    model: nn.Module,
+    inputs: tuple,
+    dtype: torch.dtype = torch.float32,
+    casts: contextlib.AbstractContextManager | None = None,
+) -> dict[str, Any]:
+    """Shorthaul's results of one step against eager's, as :class:`Reference` judges.
+
+    Both run within ``casts``, by default autocast to ``dtype``.
+    """
+    casts = bench.autocast(dtype) if casts is None else casts
+    known = reference(bench, model, inputs, dtype, casts)
+    with casts:
+        found = results_of(bench.module(copy.deepcopy(model)), inputs, known.grad)
+    return known.judge(found)
 
 
 def parse(description: str, default_out: str) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from typing import Any
 
 import shorthaul
 import torch
-from measuring import Bench, check, without_tf32
+from measuring import Bench, reference, results_of, without_tf32
 from torch import nn
 
 #: Bytes of workspace of each product: what NVIDIA recommends for Hopper, and for what is older.
@@ -48,10 +48,16 @@ class ProductTable:
         before = set(self.samples)
         found: set[Key] = set()
         verdicts, ok = {}, True
+        with without_tf32():
+            known = reference(self.bench, model, inputs, dtype, self.bench.autocast(dtype))
         for kind, rank in self._candidates():
-            with without_tf32(), shorthaul.products.every(kind, rank, self.workspace_bytes):
-                verdict = check(self.bench, model, inputs, dtype)
-                taken = self._times(model, inputs, dtype) if verdict["ok"] else []
+            called = self.bench.module(copy.deepcopy(model))
+            with (
+                shorthaul.products.every(kind, rank, self.workspace_bytes),
+                self.bench.autocast(dtype),
+            ):
+                verdict = known.judge(results_of(called, inputs, known.grad))
+                taken = self._times(called, inputs, known.grad) if verdict["ok"] else []
             # What the candidate cannot compute is our own kernel's, and has its time already.
             own = [t for t in taken if (t.kind, t.rank or 0) == (kind, rank)]
             verdicts[f"{kind} {rank}"] = {"ok": verdict["ok"], "products": len(own)}
@@ -74,23 +80,23 @@ class ProductTable:
             for rank in range(self.ranks):
                 yield kind, rank
 
-    def _times(self, model: nn.Module, inputs: tuple, dtype) -> list[shorthaul.products.Timed]:
+    def _times(
+        self, called: nn.Module, inputs: tuple, grad: torch.Tensor
+    ) -> list[shorthaul.products.Timed]:
         """Every product of every round; the first steps of a program are left out."""
-        called = self.bench.module(copy.deepcopy(model))
-        inputs = tuple(x.detach().clone() for x in inputs)
+        inputs = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in inputs)
         taken = []
 
         def step() -> None:
-            for parameter in called.parameters():
-                parameter.grad = None
+            for tensor in (*called.parameters(), *inputs):
+                tensor.grad = None
             output = called(*inputs)
-            output.backward(torch.ones_like(output))
+            output.backward(grad.to(output.dtype))
 
-        with self.bench.autocast(dtype):
-            for _ in range(self.bench.warmup):
-                step()
-            for _ in range(self.bench.rounds):
-                taken += shorthaul.products.timed(called, inputs, step)
+        for _ in range(self.bench.warmup):
+            step()
+        for _ in range(self.bench.rounds):
+            taken += shorthaul.products.timed(called, inputs, step)
         return taken
 
     def table(self) -> dict[str, Any]:

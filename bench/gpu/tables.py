@@ -210,7 +210,8 @@ def products_of_models(bench: Bench, options, dtype, item) -> None:
     def alone(shape: tuple[int, int, int], epilogue: str) -> dict[str, Any]:
         m, n, k = shape
         torch.manual_seed(0)
-        return add(Product(n, k, epilogue), (torch.randn(m, k, device=bench.device),))
+        x = torch.randn(m, k, device=bench.device, requires_grad=True)
+        return add(Product(n, k, epilogue), (x,))
 
     for name, n in (step.DRY if bench.is_dry else step.NETWORKS).items():
         item(f"table of {name}", lambda n=n: network(n))

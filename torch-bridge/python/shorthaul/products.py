@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from . import _native, _operators, cuda
+from . import _native, cuda
 
 #: The environment's variable with a table's file.
 TABLE_VARIABLE = "SHORTHAUL_CUDA_TABLE"
@@ -82,6 +82,7 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     the end of the one before; afterwards the stream is waited for. The emulator's times say nothing
     about a device.
     """
+    from . import _operators
     from .module import runner_of
 
     program = runner_of(model).prepare(model, inputs, {}).program.native

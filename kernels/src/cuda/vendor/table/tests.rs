@@ -1,3 +1,5 @@
+//! Tables that are read, and what is said about those that cannot be.
+
 use super::*;
 
 const GOOD: &str = r#"{
