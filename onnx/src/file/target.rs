@@ -79,7 +79,10 @@ pub(super) fn take_after(path: &Path, old: Option<&Metadata>) -> io::Result<()> 
             // Only the superuser may give files away; whoever else replaces one owns it.
             let _ = chown(path, Some(old.uid()), Some(old.gid()));
         }
-        fs::set_permissions(path, old.permissions())?;
+        // After the owner, whose change may take permissions away.
+        if file.metadata()?.permissions() != old.permissions() {
+            fs::set_permissions(path, old.permissions())?;
+        }
     }
     file.sync_all()
 }
