@@ -413,7 +413,7 @@ impl Checker<'_> {
     /// Which of the compared values never have a finite element.
     fn blind(&self, names: &[String]) -> Vec<String> {
         let finite = || self.runs.iter().filter(|run| run.exact.is_some());
-        let is_blind_now = |run: &Run, n: usize| run.stored.get(n).is_some_and(|t| is_blind(t));
+        let is_blind_now = |run: &Run, n: usize| run.stored.get(n).is_some_and(is_blind);
         let never = |n: &usize| {
             let some = finite().any(|run| is_blind_now(run, *n));
             some && finite().all(|run| is_blind_now(run, *n) || run.stored[*n].is_empty())

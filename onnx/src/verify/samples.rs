@@ -330,29 +330,15 @@ impl Sampler {
             if feeds.contains_key(&given.name) || left_out {
                 continue;
             }
-            let mut random = Random::new(seed as u64 * 1000 + n as u64);
-            let unknown = || VerifyError::Cut {
-                node: given
-                    .by
-                    .clone()
-                    .unwrap_or_else(|| format!("the input `{}`", given.name)),
-            };
-            let (element, shape) = match (given.fact.element, &given.fact.shape) {
-                (Some(element), Some(shape)) => (element, shape),
-                _ => return Err(unknown()),
-            };
-            // What a cut gives may have any sizes.
-            let any = given.by.is_some().then_some(3);
-            let value = |symbol: &Symbol| bindings.get(symbol).copied().or(any);
-            let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval_with(&value)).collect();
-            let sizes = sizes.map_err(|_| unknown())?;
+            let (element, sizes) = given.type_at(&bindings)?;
             let Some(sizes) = tensor_sizes(&sizes) else {
                 return Ok(None);
             };
+            let mut random = Random::new(seed as u64 * 1000 + n as u64);
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if element == Element::Bool && tensor.len() == 1 {
                 // A condition, perhaps: each seed the other branch than the seed before.
-                let chosen = (seed + n) % 2 == 0;
+                let chosen = (seed + n).is_multiple_of(2);
                 tensor = Tensor::new(&sizes, Elements::Bool(vec![chosen]));
             }
             if attempt.positive {
@@ -364,6 +350,26 @@ impl Sampler {
             feeds.insert(given.name.clone(), tensor);
         }
         Ok(Some(feeds))
+    }
+}
+
+impl Given {
+    /// Its type and sizes where dynamic ones have those values.
+    fn type_at(&self, bindings: &Bindings) -> Result<(Element, Vec<i64>), VerifyError> {
+        let unknown = || VerifyError::Cut {
+            node: match &self.by {
+                Some(node) => node.clone(),
+                None => format!("the input `{}`", self.name),
+            },
+        };
+        let (Some(element), Some(shape)) = (self.fact.element, &self.fact.shape) else {
+            return Err(unknown());
+        };
+        // What a cut gives may have any sizes.
+        let any = self.by.is_some().then_some(3);
+        let value = |symbol: &Symbol| bindings.get(symbol).copied().or(any);
+        let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval_with(&value)).collect();
+        Ok((element, sizes.map_err(|_| unknown())?))
     }
 }
 
