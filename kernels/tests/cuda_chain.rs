@@ -95,6 +95,14 @@ fn attention_at_sizes_that_no_tile_divides() {
                 ..CASE
             },
             Case {
+                name: "uneven",
+                rows: 20,
+                columns: 40,
+                widths: [80, 72],
+                heads: 1,
+                ..CASE
+            },
+            Case {
                 name: "widest",
                 rows: 65,
                 columns: 40,
@@ -211,6 +219,43 @@ fn a_running_maximum_saves_sweeps() {
         let program = check_graph(&graph::parse(&text).unwrap());
         let found = program.kernels[0].text.matches("SH_SYNC();").count();
         assert_eq!(found, sweeps, "{text}");
+    }
+}
+
+/// What no running maximum corrects, or only at a row's end, is right all the same: raw products as left
+/// factors, divisors from memory, powers of another value than the maximum is of.
+#[test]
+fn what_a_running_maximum_does_not_cover_is_right() {
+    let case = Case {
+        name: "x",
+        columns: 100,
+        heads: 1,
+        is_backward: false,
+        ..CASE
+    };
+    let text = graph(&[case]).to_string();
+    let changed = |changes: &[(&str, &str)]| {
+        changes.iter().fold(text.clone(), |text, (from, to)| {
+            assert!(text.contains(from), "{from}: {text}");
+            text.replace(from, to)
+        })
+    };
+    let raw = [("%x_p[u, v, w, x], %x_v", "%x_t[u, v, w, x], %x_v")];
+    let divided = [
+        (
+            "  inputs %x_q",
+            "  %x_w: f32[1, 1, 33] input\n  inputs %x_w, %x_q",
+        ),
+        ("- $1) / $2 from", "- $1) / ($2 + $3 * $3) from"),
+        (
+            "from %x_t[u, v, w, x], %x_m[u, v, w], %x_l[u, v, w]",
+            "from %x_t[u, v, w, x], %x_m[u, v, w], %x_l[u, v, w], %x_w[u, v, w]",
+        ),
+    ];
+    let other = [("exp($0 * 0.125 - $1)", "exp($0 * 0.25 - $1)")];
+    for changes in [&raw[..], &divided[..], &other[..]] {
+        let program = check_graph(&graph::parse(&changed(changes)).unwrap());
+        assert_eq!(program.maps[0].path, "chain");
     }
 }
 

@@ -166,7 +166,14 @@ fn settle_scalars(graph: &mut Graph, nodes: &[Node], chain: &Chain, kernels: &[N
     for kernel in kernels {
         for id in kernel.writes() {
             let reduces = is_reduced(kernel, id);
-            if !reduces || outputs.contains(&id) {
+            // What a reshape gives shares the memory, and with it the type.
+            let is_aliased = || {
+                let mut reshapes = others
+                    .iter()
+                    .filter(|n| !matches!(n.kind, NodeKind::Map(_)));
+                reshapes.any(|n| n.reads().contains(&id))
+            };
+            if !reduces || outputs.contains(&id) || is_aliased() {
                 continue;
             }
             let c = graph.container_mut(id);

@@ -98,8 +98,17 @@ impl<'f> Elements<'f> {
             .is_some_and(|r| r.postponed.contains(&n))
     }
 
-    pub(super) fn sweeps(&self) -> &Sweeps {
+    pub(super) fn sweeps(&self) -> &'f Sweeps {
         self.sweeps
+    }
+
+    pub(super) fn form(&self) -> &'f Form {
+        self.form
+    }
+
+    /// Whether a value is true or false.
+    pub(super) fn is_truth(&self, v: ValueId) -> bool {
+        self.values.get(v).dtype == DType::Bool
     }
 
     pub(super) fn op(&self, v: ValueId) -> &Op {
@@ -115,7 +124,15 @@ impl<'f> Elements<'f> {
         sinks.next()
     }
 
-    /// The left factors of products out of tiles, all if there are any.
+    /// How many products out of tiles the sweep sums up.
+    pub(super) fn n_out(&self) -> usize {
+        match self.sweep().is_last {
+            true => self.form.out_products.len(),
+            false => 0,
+        }
+    }
+
+    /// The left factors of products out of tiles that are computed, not tiles' products as they are.
     pub(super) fn factors(&self) -> Vec<ValueId> {
         let sinks = self.sinks().filter(|(_, sink)| sink.factor().is_some());
         sinks.map(|(v, _)| v).collect()
@@ -183,13 +200,13 @@ impl<'f> Elements<'f> {
 
     /// Containers that are read from memory in the sweep.
     pub(super) fn loaded(&self) -> BTreeSet<ContainerId> {
-        let loads = self
-            .needed
-            .iter()
-            .filter_map(|n| match &self.values.values[*n].op {
-                Op::Load(a) => Some(a.container),
-                _ => None,
-            });
+        let postponed = self.running.iter().flat_map(Running::divisors);
+        let postponed = postponed.flat_map(|v| self.values_of(v));
+        let all: BTreeSet<usize> = self.needed.iter().copied().chain(postponed).collect();
+        let loads = all.iter().filter_map(|n| match &self.values.values[*n].op {
+            Op::Load(a) => Some(a.container),
+            _ => None,
+        });
         loads.filter(|id| !self.is_in_registers(*id)).collect()
     }
 

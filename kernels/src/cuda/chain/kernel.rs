@@ -9,6 +9,7 @@ use super::element::{Elements, Names, is_small};
 use super::form::{Form, Lines, VECTOR};
 use super::running;
 use super::sweep::Sweeps;
+use super::tile::{Tile, ceil, padded};
 use crate::cuda::contraction::declaration;
 use crate::cuda::value_text::literal;
 use crate::cuda::{Emitted, Kernel, Param, ParamType, element_type};
@@ -23,21 +24,8 @@ use std::ops::Range;
 const THREADS: i64 = 128;
 const ROWS: i64 = THREADS / 32 * 16;
 
-/// Bytes of shared memory that need not be asked for.
-const SHARED_BYTES: i64 = 48 << 10;
-
-/// Columns of all products out of tiles that a block sums up; with more, blocks share them.
-const MOST_OUT: i64 = 128;
-
 /// Registers in which a random number is made.
 const RANDOM_REGISTERS: i64 = 16;
-
-/// How many columns a block takes at a time, and into how many parts the results' columns are split.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tile {
-    cols: i64,
-    pub(super) parts: i64,
-}
 
 /// What the text is made from.
 pub(super) struct Job<'f> {
@@ -83,51 +71,10 @@ pub(super) fn emit(name: &str, form: &Form) -> Option<EmittedChain> {
     })
 }
 
-impl Tile {
-    fn of(form: &Form) -> Option<Tile> {
-        let out: i64 = form.out_products.iter().map(|p| padded(p.out.width)).sum();
-        let rows: i64 = form
-            .tile_products
-            .iter()
-            .map(|p| padded(p.rows.width))
-            .sum();
-        let most = match (rows, form.tile_products.len()) {
-            (..=64, 1) => 64,
-            (..=128, _) => 32,
-            _ => 16,
-        };
-        let shared = |cols: i64| -> i64 {
-            let words = form.panels.iter().map(|p| 2 * cols * pitch(p));
-            4 * words.sum::<i64>()
-        };
-        let cols = [64, 32, 16].into_iter().filter(|c| *c <= most);
-        let cols = cols.into_iter().find(|c| shared(*c) <= SHARED_BYTES)?;
-        Some(Tile {
-            cols,
-            parts: ceil(out, MOST_OUT).max(1),
-        })
-    }
-}
-
-fn ceil(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
-}
-
-/// Numbers of a line with the zeros that fill the last product.
-fn padded(width: i64) -> i64 {
-    ceil(width, 16) * 16
-}
-
-/// Words between lines in shared memory: four more than a multiple of eight, so that the eight lines of a
-/// matrix fall into different banks.
-fn pitch(panel: &Lines) -> i64 {
-    padded(panel.width) / 2 + 4
-}
-
 impl Job<'_> {
     /// Columns of a result that a block sums up.
     pub(super) fn part(&self, width: i64) -> i64 {
-        padded(ceil(padded(width), self.tile.parts))
+        self.tile.part(width)
     }
 
     fn elements(&self, sweep: usize) -> Elements<'_> {
@@ -209,7 +156,7 @@ impl Job<'_> {
             params.join(", ")
         ));
         for (n, panel) in self.form.panels.iter().enumerate() {
-            let words = 2 * self.tile.cols * pitch(panel);
+            let words = 2 * self.tile.cols * self.tile.pitch(panel);
             t.line(&format!("SH_SHARED(unsigned, panel{n}, {words});"));
         }
         self.position(&mut t);
@@ -477,7 +424,8 @@ impl Job<'_> {
         let (cols, size) = (self.tile.cols, self.form.col.size);
         for n in panels {
             let lines = &self.form.panels[*n];
-            let (pitch, across) = (pitch(lines), padded(lines.width) / VECTOR);
+            let held = self.tile.held(lines);
+            let (pitch, across) = (self.tile.pitch(lines), held / VECTOR);
             let items = cols * across;
             t.line("SH_UNROLL");
             t.open(&format!(
@@ -490,7 +438,7 @@ impl Job<'_> {
             ));
             t.line(&format!("const int place = {first} + line;"));
             let mut within = format!("place < {size}");
-            if padded(lines.width) != lines.width {
+            if held != lines.width {
                 within += &format!(" && at < {}", lines.width);
             }
             let from = self.line(lines, "place");
@@ -512,7 +460,7 @@ impl Job<'_> {
     fn product(&self, t: &mut CText, p: usize) {
         let product = &self.form.tile_products[p];
         let panel = &self.form.panels[product.panel];
-        let (cols, pitch) = (self.tile.cols, pitch(panel));
+        let (cols, pitch) = (self.tile.cols, self.tile.pitch(panel));
         t.line(&format!("float sums{p}[{}][4];", cols / 8));
         clear(t, &format!("sums{p}"), cols / 8);
         t.line("SH_UNROLL");
@@ -567,7 +515,8 @@ impl Job<'_> {
     fn out_product(&self, t: &mut CText, q: usize) {
         let product = &self.form.out_products[q];
         let panel = &self.form.panels[product.panel];
-        let (cols, pitch, part) = (self.tile.cols, pitch(panel), self.part(panel.width));
+        let (cols, pitch) = (self.tile.cols, self.tile.pitch(panel));
+        let part = self.part(panel.width);
         t.line("SH_UNROLL");
         t.open(&format!("for (int k = 0; k < {}; k++)", cols / 16));
         t.line("SH_UNROLL");

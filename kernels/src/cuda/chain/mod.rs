@@ -18,6 +18,7 @@ mod kernel;
 mod running;
 mod store;
 mod sweep;
+mod tile;
 
 use super::Emitted;
 use crate::emit::body::{self, HalfPrecision};

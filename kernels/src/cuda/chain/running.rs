@@ -84,6 +84,11 @@ impl Running {
         if !shifts || !elements.scalars_of(*a).is_empty() {
             return None;
         }
+        // A maximum of anything else bounds no power, and tells nothing of a row of −∞.
+        let first = Elements::of(elements.form(), elements.sweeps(), 0);
+        if !is_same((elements, *a), (&first, first.reduced(max)?)) {
+            return None;
+        }
         let mut found = Running {
             max,
             sum,
@@ -91,16 +96,26 @@ impl Running {
             postponed: BTreeSet::new(),
             divisors: Vec::new(),
         };
+        // A tile's product that is a left factor as it is has no power to correct.
+        let factors = elements.factors();
+        if factors.len() != elements.n_out() {
+            return None;
+        }
         let mut corrected = elements.values_of(*shift);
         corrected.extend([power.0, difference.0]);
-        for factor in elements.factors() {
+        for factor in factors {
             let mut multiple = Multiple {
                 elements,
                 power,
                 quotients: Vec::new(),
+                is_small: true,
                 visited: BTreeSet::new(),
             };
-            if !multiple.is(factor) {
+            // Before the division a half may overflow that would not after it.
+            let overflows = |m: &Multiple<'_, '_>| {
+                elements.form().dtype == DType::F16 && !m.quotients.is_empty() && !m.is_small
+            };
+            if !multiple.is(factor) || overflows(&multiple) {
                 return None;
             }
             found
@@ -120,6 +135,11 @@ impl Running {
             .iter()
             .all(|n| (!early(n) || corrected.contains(n)) && !shift_elsewhere(n));
         sound.then_some(found)
+    }
+
+    /// What waits for the row's end is divided by.
+    pub(super) fn divisors(&self) -> impl Iterator<Item = ValueId> {
+        self.divisors.iter().flatten().copied()
     }
 
     /// After a block's maximum: what was summed up before is for the new one.
@@ -187,6 +207,8 @@ struct Multiple<'e, 'f> {
     elements: &'e Elements<'f>,
     power: ValueId,
     quotients: Vec<(usize, ValueId)>,
+    /// Whether what multiplies the power is known to be small.
+    is_small: bool,
     visited: BTreeSet<usize>,
 }
 
@@ -201,8 +223,8 @@ impl Multiple<'_, '_> {
                     self.quotients.push((v.0, b));
                     self.is(a)
                 }
-                Op::Binary(Binary::Mul, DType::F32, a, b) if free(&b) => self.is(a),
-                Op::Binary(Binary::Mul, DType::F32, a, b) if free(&a) => self.is(b),
+                Op::Binary(Binary::Mul, DType::F32, a, b) if free(&b) => self.by(b, a),
+                Op::Binary(Binary::Mul, DType::F32, a, b) if free(&a) => self.by(a, b),
                 Op::Select(c, a, b) if free(&c) && e.is_zero(b) => self.is(a),
                 Op::Select(c, a, b) if free(&c) && e.is_zero(a) => self.is(b),
                 // A rounding is as good before a division as after it.
@@ -213,5 +235,46 @@ impl Multiple<'_, '_> {
             self.visited.insert(v.0);
         }
         is_multiple
+    }
+
+    fn by(&mut self, factor: ValueId, rest: ValueId) -> bool {
+        self.is_small &= is_small(self.elements, factor);
+        self.is(rest)
+    }
+}
+
+/// Whether a value is a number up to 1024, a choice among such, or a truth value.
+fn is_small(e: &Elements<'_>, v: ValueId) -> bool {
+    match e.op(v) {
+        Op::Const(x) => x.as_f64().abs() <= 1024.0,
+        Op::Select(_, a, b) => is_small(e, *a) && is_small(e, *b),
+        Op::Cast(a) => e.is_truth(*a) || is_small(e, *a),
+        _ => false,
+    }
+}
+
+/// Whether values of two sweeps are made alike.
+fn is_same((x, a): (&Elements<'_>, ValueId), (y, b): (&Elements<'_>, ValueId)) -> bool {
+    let (p, q) = (x.op(a), y.op(b));
+    let operands = p.operands().into_iter().zip(q.operands());
+    without_operands(p) == without_operands(q)
+        && p.operands().len() == q.operands().len()
+        && operands.into_iter().all(|(a, b)| is_same((x, a), (y, b)))
+}
+
+/// The operation alone.
+fn without_operands(op: &Op) -> Op {
+    let none = ValueId(0);
+    match op.clone() {
+        Op::Load(mut a) => {
+            a.gather.iter_mut().for_each(|(v, ..)| *v = none);
+            Op::Load(a)
+        }
+        Op::Unary(f, _) => Op::Unary(f, none),
+        Op::Binary(f, dtype, ..) => Op::Binary(f, dtype, none, none),
+        Op::Select(..) => Op::Select(none, none, none),
+        Op::Cast(_) => Op::Cast(none),
+        Op::Uniform(..) => Op::Uniform(none, none),
+        op @ (Op::Const(_) | Op::Index(_)) => op,
     }
 }
