@@ -126,6 +126,7 @@ fn run(module: &CudaModule, stream: u64) -> Result<(), CudaError> {
 #[test]
 fn descriptions_and_algorithms_are_made_at_load() {
     let recorders = Recorders::new();
+    assert_eq!(recorders.alive(), 0, "other tests gave back what they made");
     let module = load(&recorders).unwrap();
     let log = recorders.blas_log();
     let log = log

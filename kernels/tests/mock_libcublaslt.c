@@ -67,17 +67,17 @@ static int set(struct object *object, const char *call, int which, const void *v
 }
 
 int cublasLtMatmulDescCreate(struct object **object, int compute, int scale) {
-    made(object, "description");
-    return note("cublasLtMatmulDescCreate", " %d %d", compute, scale);
+    int status = note("cublasLtMatmulDescCreate", " %d %d", compute, scale);
+    return status ? status : made(object, "description");
 }
 int cublasLtMatmulDescSetAttribute(struct object *object, int which, const void *value, size_t size) {
     return set(object, "cublasLtMatmulDescSetAttribute", which, value, size);
 }
 int cublasLtMatmulDescDestroy(struct object *object) { return forgotten(object); }
 int cublasLtMatrixLayoutCreate(struct object **object, int type, uint64_t rows, uint64_t columns, int64_t ld) {
-    made(object, "layout");
-    return note("cublasLtMatrixLayoutCreate", " %d %llu x %llu ld %lld", type, (unsigned long long)rows,
-                (unsigned long long)columns, (long long)ld);
+    int status = note("cublasLtMatrixLayoutCreate", " %d %llu x %llu ld %lld", type, (unsigned long long)rows,
+                      (unsigned long long)columns, (long long)ld);
+    return status ? status : made(object, "layout");
 }
 int cublasLtMatrixLayoutSetAttribute(struct object *object, int which, const void *value, size_t size) {
     return set(object, "cublasLtMatrixLayoutSetAttribute", which, value, size);
