@@ -1,4 +1,4 @@
-//! The declaration of a shared library's functions, each once, with their loading.
+//! The declaration of a shared library's functions, each once, with their loading and what stands in its way.
 
 /// A struct `Interface` with a field for each function, and `Interface::of`, which finds them all in a
 /// library. The signatures must be those of the library's header.
@@ -17,3 +17,11 @@ macro_rules! interface {
 }
 
 pub(in crate::cuda) use interface;
+
+/// What stands in the way of a library, with the loader's own words, which are the error's source.
+pub(in crate::cuda) fn told(problem: &libloading::Error) -> String {
+    match std::error::Error::source(problem) {
+        Some(source) => format!("{problem}: {source}"),
+        None => problem.to_string(),
+    }
+}

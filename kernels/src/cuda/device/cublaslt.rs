@@ -7,13 +7,12 @@
 #![allow(unsafe_code)]
 
 use crate::cuda::CudaError;
-use crate::cuda::interface::interface;
+use crate::cuda::interface::{interface, told};
 use crate::cuda::nvrtc::newest;
 use cudarc::cublaslt::sys;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::env;
-use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -117,11 +116,7 @@ impl CublasLt {
     fn load(path: &Path) -> Result<CublasLt, CudaError> {
         let unusable = |problem: libloading::Error| CudaError::CublasLtUnusable {
             path: path.to_path_buf(),
-            // The loader's own words are the error's source.
-            problem: match problem.source() {
-                Some(source) => format!("{problem}: {source}"),
-                None => problem.to_string(),
-            },
+            problem: told(&problem),
         };
         // SAFETY: NVIDIA's library; loading it runs only its own constructors.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };

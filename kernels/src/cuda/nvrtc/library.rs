@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use std::env;
-use std::error::Error;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,7 +16,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use super::NvrtcError;
 use crate::cache::Key;
 use crate::cuda::Arch;
-use crate::cuda::interface::interface;
+use crate::cuda::interface::{interface, told};
 
 const LIBRARY: &str = "libnvrtc.so";
 const BUILTINS: &str = "libnvrtc-builtins.so";
@@ -95,11 +94,7 @@ impl Nvrtc {
     fn load(path: &Path) -> Result<Nvrtc, NvrtcError> {
         let unusable = |problem: libloading::Error| NvrtcError::Unusable {
             path: path.to_path_buf(),
-            // The loader's own words are the error's source.
-            problem: match problem.source() {
-                Some(source) => format!("{problem}: {source}"),
-                None => problem.to_string(),
-            },
+            problem: told(&problem),
         };
         // SAFETY: NVIDIA's library; loading it runs only its own constructors.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
