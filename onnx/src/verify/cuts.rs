@@ -26,6 +26,8 @@ pub struct Cuts<'m> {
 pub struct Compared {
     /// Names in the original, then in the rewritten model.
     pub pairs: Vec<(String, String)>,
+    /// What cuts give under another name in the rewritten model: names as in `pairs`.
+    pub renamed: Vec<(String, String)>,
 }
 
 impl<'m> Cuts<'m> {
@@ -123,7 +125,10 @@ impl<'m> Cuts<'m> {
         rewritten: &ModelProto,
     ) -> Result<Compared, VerifyError> {
         let (Some(before), Some(after)) = (&model.graph, &rewritten.graph) else {
-            return Ok(Compared { pairs: Vec::new() });
+            return Ok(Compared {
+                pairs: Vec::new(),
+                renamed: Vec::new(),
+            });
         };
         let known = |name: &str| !self.opaque.contains(name);
         let outputs = before
@@ -133,16 +138,20 @@ impl<'m> Cuts<'m> {
             .filter(|o| known(o));
         let mut pairs: Vec<(String, String)> =
             outputs.map(|o| (o.to_string(), o.to_string())).collect();
+        let mut renamed = Vec::new();
+        let mut twins: Vec<&NodeProto> = Vec::new();
         for cut in &self.nodes {
             let changed = || VerifyError::Changed {
                 node: evaluate::label(cut),
             };
-            let same = |n: &&NodeProto| {
-                n.output
-                    .iter()
-                    .any(|o| !o.is_empty() && cut.output.contains(o))
-            };
-            let twin = after.node.iter().find(same).ok_or_else(changed)?;
+            let twin = twin(cut, before, after).ok_or_else(changed)?;
+            if twins.iter().any(|t| std::ptr::eq(*t, twin)) {
+                return Err(changed());
+            }
+            twins.push(twin);
+            let given = cut.output.iter().zip(&twin.output);
+            let renamed_now = given.filter(|(a, b)| a != b);
+            renamed.extend(renamed_now.map(|(a, b)| (a.clone(), b.clone())));
             let (old, new) = (reads(cut), reads(twin));
             if old.len() != new.len() || anonymous(cut) != anonymous(twin) {
                 return Err(changed());
@@ -155,7 +164,7 @@ impl<'m> Cuts<'m> {
                 }
             }
         }
-        Ok(Compared { pairs })
+        Ok(Compared { pairs, renamed })
     }
 }
 
@@ -262,7 +271,26 @@ fn reads(node: &NodeProto) -> Vec<&str> {
     names
 }
 
-/// A node without the names of what it reads from around it and of itself.
+/// The node of another graph that computes what a cut computes: under the same name, or else, where
+/// a rewrite gave its value to the reader's name, the only one called as the cut is.
+fn twin<'o>(cut: &NodeProto, own: &GraphProto, other: &'o GraphProto) -> Option<&'o NodeProto> {
+    let shares = |n: &&NodeProto| {
+        let mut outputs = n.output.iter().filter(|o| !o.is_empty());
+        outputs.any(|o| cut.output.contains(o))
+    };
+    let called = |n: &&NodeProto| !cut.name.is_empty() && n.name == cut.name;
+    let only = |graph: &'o GraphProto| {
+        let mut all = graph.node.iter().filter(called);
+        all.next().filter(|_| all.next().is_none())
+    };
+    let is_only = own.node.iter().filter(called).count() == 1;
+    let found = other.node.iter().find(shares);
+    let found = found.or_else(|| only(other).filter(|_| is_only))?;
+    let given = |n: &NodeProto| n.output.iter().map(String::is_empty).collect::<Vec<_>>();
+    (given(found) == given(cut)).then_some(found)
+}
+
+/// A node without the names of what it reads from around it, of what it gives, and of itself.
 fn anonymous(node: &NodeProto) -> Vec<u8> {
     fn blank(node: &mut NodeProto, free: &dyn Fn(&str) -> bool) {
         for input in node.input.iter_mut().filter(|i| free(i)) {
@@ -286,6 +314,7 @@ fn anonymous(node: &NodeProto) -> Vec<u8> {
     let given: Vec<bool> = node.input.iter().map(|i| !i.is_empty()).collect();
     blank(&mut node, &|_| true);
     node.name.clear();
+    node.output.iter_mut().for_each(String::clear);
     // Where an optional input is absent stays part of the node.
     let mut bytes = node.encode_to_vec();
     bytes.extend(given.into_iter().map(u8::from));

@@ -27,6 +27,7 @@ use crate::proto::ModelProto;
 use crate::tensor::Tensor;
 use cuts::Cuts;
 use samples::{Attempt, Planted, Sampler};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -221,6 +222,19 @@ impl Run {
     }
 }
 
+impl Run {
+    /// The feeds for a model in which some of them have other names.
+    fn feeds_of(&self, renamed: &[(String, String)]) -> Cow<'_, Values> {
+        let mut feeds = Cow::Borrowed(&self.feeds);
+        for (before, after) in renamed {
+            if let Some(value) = self.feeds.get(before) {
+                feeds.to_mut().insert(after.clone(), value.clone());
+            }
+        }
+        feeds
+    }
+}
+
 impl<'m> Checker<'m> {
     /// Runs the original on inputs made up for it.
     ///
@@ -369,10 +383,8 @@ impl<'m> Checker<'m> {
     ) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
         let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
-        let wanted = self
-            .cuts
-            .counterparts(&self.original.proto, rewritten)?
-            .pairs;
+        let compared = self.cuts.counterparts(&self.original.proto, rewritten)?;
+        let wanted = compared.pairs;
         let names: Vec<String> = wanted.iter().map(|(shown, _)| shown.clone()).collect();
         let mut evidence = Evidence {
             cuts: self.cuts.nodes.iter().map(|n| label(n)).collect(),
@@ -385,7 +397,7 @@ impl<'m> Checker<'m> {
         let runs = self.runs.iter().collect();
         let found = threads::map_if(program.keeps(), runs, |run: &Run| match unchanged {
             true => Ok(run.stored.clone()),
-            false => program.run(&run.feeds, &values),
+            false => program.run(&run.feeds_of(&compared.renamed), &values),
         });
         for (run, found) in self.runs.iter().zip(found) {
             for (n, after) in found.map_err(failed)?.iter().enumerate() {

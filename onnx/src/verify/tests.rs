@@ -231,6 +231,34 @@ fn sequences_cut_until_tensors_come_back() {
 }
 
 #[test]
+fn what_a_cut_gives_may_be_called_otherwise() {
+    let model = |ends: &str, place: i64| {
+        let trial = Trial::new(21).input("x", "n 4").ints("place", &[place]);
+        let trial = trial.node("s = SequenceConstruct(x, x)");
+        let mut model = match ends {
+            "" => trial.node("y = SequenceAt(s, place)"),
+            ends => trial.node("b = SequenceAt(s, place)").node(ends),
+        };
+        model = model.output("y", "n 4");
+        let mut model = model.model();
+        if let Some(graph) = &mut model.proto.graph {
+            graph.node[1].name = "at".to_string();
+        }
+        model
+    };
+    let original = model("y = Identity(b)", 0);
+    let checker = Checker::new(&original, &Options::default()).expect("it runs");
+    let evidence = checker.check(&model("", 0).proto).expect("only renamed");
+    assert_eq!(evidence.cuts.len(), 2);
+    let elsewhere = checker.check(&model("", 1).proto);
+    assert!(matches!(elsewhere, Err(VerifyError::Differs { .. })));
+    let negated = model("y = Neg(b)", 0);
+    let checker = Checker::new(&negated, &Options::default()).expect("it runs");
+    let differs = checker.check(&model("", 0).proto);
+    assert!(matches!(differs, Err(VerifyError::Differs { output, .. }) if output == "y"));
+}
+
+#[test]
 fn what_cannot_be_read_is_compared_bit_by_bit() {
     let model = |bits: u8| {
         let trial = Trial::new(21).input("x", "4").constant("scale", real(0.5));
