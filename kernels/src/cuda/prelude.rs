@@ -19,6 +19,7 @@ pub fn device() -> String {
         include_str!("prelude/both.h"),
         include_str!("prelude/tensor_core.h"),
         include_str!("prelude/tile_memory.h"),
+        include_str!("prelude/warpgroup.h"),
         &integers,
     ]
     .concat()
@@ -33,6 +34,7 @@ pub fn host() -> String {
         include_str!("prelude/both.h"),
         include_str!("prelude/tensor_core.h"),
         include_str!("prelude/tile_memory.h"),
+        include_str!("prelude/warpgroup.h"),
         INTEGER_SUPPORT,
         include_str!("prelude/calls.h"),
     ]

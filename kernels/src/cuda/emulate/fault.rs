@@ -89,6 +89,17 @@ pub enum FaultKind {
     },
     /// The launch made more accesses to memory than its limit.
     Endless,
+    /// An asynchronous product reads what was written without a fence between the write and the barrier.
+    Unfenced {
+        /// The shared memory.
+        array: String,
+        /// The byte of it.
+        element: i64,
+        /// The thread that wrote it.
+        writer: u32,
+    },
+    /// An asynchronous product without a fence of its accumulators since the group before.
+    SumsUnfenced,
     /// A division of integers by zero, or one whose quotient is too large; the launch ended there.
     DividedByZero,
     /// More shared memory than the launch asked for or the device has.
@@ -192,6 +203,18 @@ impl fmt::Display for FaultKind {
             FaultKind::Endless => {
                 f.write_str("more accesses to memory than the limit: a loop without end?")
             }
+            FaultKind::Unfenced {
+                array,
+                element,
+                writer,
+            } => write!(
+                f,
+                "an asynchronous product reads {array}[{element}], which thread {writer} wrote without a \
+                 fence (sh_async_fence) before the barrier"
+            ),
+            FaultKind::SumsUnfenced => f.write_str(
+                "an asynchronous product without a fence of its sums (sh_wgmma_fence) in its group",
+            ),
             FaultKind::DividedByZero => f.write_str("an integer is divided by zero"),
             FaultKind::SharedTooLarge { array, bytes } => {
                 write!(

@@ -354,6 +354,12 @@ impl NativeFault {
             7 => FaultKind::Endless,
             9 => FaultKind::BlockSize { threads: self.n },
             10 => FaultKind::DividedByZero,
+            11 => FaultKind::Unfenced {
+                array,
+                element,
+                writer: self.other_thread,
+            },
+            12 => FaultKind::SumsUnfenced,
             _ => FaultKind::SharedTooLarge {
                 array,
                 bytes: self.n,

@@ -26,7 +26,8 @@
 
 enum sh_fault_kind {
   SH_OUT_OF_BOUNDS = 1, SH_UNINITIALIZED, SH_RACE, SH_MISALIGNED, SH_DIVERGENT_BARRIER,
-  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE, SH_BLOCK_SIZE, SH_DIVIDED_BY_ZERO
+  SH_MISSING_LANES, SH_ENDLESS, SH_SHARED_TOO_LARGE, SH_BLOCK_SIZE, SH_DIVIDED_BY_ZERO, SH_UNFENCED,
+  SH_SUMS_UNFENCED
 };
 struct sh_fault {
   sh_u32 kind, thread, other_thread, block, other_block, write, other_write, line;
@@ -85,6 +86,10 @@ static struct {
 } sh_now;
 alignas(1024) static char sh_static_data[SH_STATIC_BYTES], sh_dynamic_data[SH_SHARED_BYTES];
 static sh_cell sh_static_cells[SH_STATIC_BYTES], sh_dynamic_cells[SH_SHARED_BYTES];
+/* For what reads shared memory asynchronously: at which step each byte of the pool was written last, and
+ * after which step each thread made its last fence, the last that a barrier followed. */
+static sh_u32 sh_written[SH_SHARED_BYTES];
+static struct { sh_u32 made, ordered; } sh_fences[1024];
 static sh_region sh_static_region = {sh_static_data, SH_STATIC_BYTES, 1, 1, sh_static_cells, nullptr, "static"};
 static sh_region sh_dynamic_region = {sh_dynamic_data, SH_SHARED_BYTES, 1, 1, sh_dynamic_cells, nullptr, "dynamic"};
 
@@ -259,6 +264,7 @@ static __attribute__((noinline)) char *sh_touch(const sh_view &v, sh_i64 i, int 
     }
     sh_check_cell(v, cell, element, write);
     if (write && !r.is_shared) r.initialized[c] = 1;
+    if (write && r.data == sh_dynamic_data) sh_written[c] = (sh_u32)sh_now.steps;
   }
   if (sh_now.launch->count && !r.is_shared)
     sh_now.launch->count(sh_now.launch->counter, &r, __builtin_return_address(0), sh_block_number(),
@@ -381,7 +387,7 @@ static void sh_block_barrier(sh_place at) {
   if (!alike) return sh_to_scheduler();
   sh_now.at_barrier = 0;
   sh_now.epoch++;
-  for (sh_u32 i = 0; i < n; i++) f[i].state = SH_RUNS;
+  for (sh_u32 i = 0; i < n; i++) f[i].state = SH_RUNS, sh_fences[i].ordered = sh_fences[i].made;
   for (sh_u32 i = 0; i < n / 32; i++) sh_now.warps[i].clock = 0;
 }
 /* Waits for the warp; afterwards every lane's words stand in the result. */
@@ -518,6 +524,7 @@ static void sh_run_block(sh_u64 &random) {
   for (sh_u32 i = 0; i < l->threads; i++) {
     char *top = l->stacks + (sh_u64)(i + 1) * l->stack_bytes;
     sh_now.fibers[i] = {sh_fresh((int)i, top, sh_entry), SH_RUNS, {0, 0}, {0, 0}};
+    sh_fences[i] = {0, 0};
   }
   while (sh_now.n_done < l->threads && !sh_now.ended) {
     bool progress = false;
