@@ -143,6 +143,7 @@ fn run_python(root: &Path, steps: &mut Steps) {
         for file in [
             "cuda_nvrtc",
             "cuda_contraction",
+            "cuda_warpgroup",
             "cuda_nvrtc_networks",
             "cuda_operators",
         ] {

@@ -154,7 +154,7 @@ impl HostProgram<'_> {
                 let launch = Launch {
                     kernel: n % BATCH,
                     grid: [placed.grid, 1, 1],
-                    dynamic_shared_bytes: 0,
+                    dynamic_shared_bytes: self.program.dynamic_shared_bytes(placed.work),
                     args: args.map(|(b, p)| Arg::Buffer(buffer(b, p))).collect(),
                 };
                 Ready::Kernel(&self.batches[n / BATCH], launch)

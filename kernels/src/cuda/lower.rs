@@ -55,6 +55,14 @@ impl CudaProgram {
         }
     }
 
+    /// Bytes of dynamic shared memory that a launch needs of us.
+    pub fn dynamic_shared_bytes(&self, work: Work) -> u32 {
+        match work {
+            Work::Kernel(n) => self.kernels[n].dynamic_shared_bytes(),
+            Work::Product(_) => 0,
+        }
+    }
+
     /// The name of what a launch runs.
     pub fn name(&self, work: Work) -> &str {
         match work {
@@ -87,7 +95,8 @@ pub struct MapInfo {
     /// The pass it belongs to.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
-    /// multiply-adds), `mma` (warp products) or `cublaslt`, of several in one kernel `chain`.
+    /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups) or
+    /// `cublaslt`, of several in one kernel `chain`.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -335,13 +344,16 @@ fn emit_contraction(
     found: &Recognized,
     epilogue: Option<&Epilogue>,
 ) -> Option<EmittedContraction> {
-    let buffers = Buffers {
+    let types = types(graph, found);
+    contraction::emit(NAME, &found.contraction, types, buffers(found), epilogue).ok()
+}
+
+fn buffers(found: &Recognized) -> Buffers {
+    Buffers {
         a: Buffer::Container(found.a),
         b: Buffer::Container(found.b),
         out: Buffer::Container(found.out),
-    };
-    let types = types(graph, found);
-    contraction::emit(NAME, &found.contraction, types, buffers, epilogue).ok()
+    }
 }
 
 fn types(graph: &Graph, found: &Recognized) -> Types {

@@ -131,6 +131,30 @@ impl Kernel {
         // Wider ones move in pieces of 16 bytes.
         (dtype.bytes() * widths.max().unwrap_or(1)).min(16)
     }
+
+    /// Bytes of the pool that the text carves its arrays from: its dynamic shared memory.
+    pub fn dynamic_shared_bytes(&self) -> u32 {
+        let carved = self.text.split("SH_CARVE(").skip(1).filter_map(|rest| {
+            let (given, _) = rest.split_once(')')?;
+            let given: Vec<&str> = given.split(',').map(str::trim).collect();
+            let [ctype, _, _, offset, n] = given[..] else {
+                return None;
+            };
+            let bytes = match ctype {
+                "unsigned" => 4,
+                _ => Self::DTYPES
+                    .into_iter()
+                    .find(|d| element_type(*d) == ctype)?
+                    .bytes(),
+            };
+            let (offset, n): (u32, u32) = (offset.parse().ok()?, n.parse().ok()?);
+            Some(offset + n * bytes as u32)
+        });
+        carved.max().unwrap_or(0)
+    }
+
+    /// Those that arrays in shared memory have.
+    const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I32];
 }
 
 /// A parameter of a kernel.

@@ -86,7 +86,7 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
         let mut placed = PlacedLaunch {
             work: launch.work,
             grid: [launch.grid, 1, 1],
-            dynamic_shared_bytes: 0,
+            dynamic_shared_bytes: program.dynamic_shared_bytes(launch.work),
             args: Vec::new(),
             writes_saved: false,
             origin: program.maps[launch.map].origin.clone(),

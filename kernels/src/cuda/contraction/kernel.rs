@@ -60,7 +60,7 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) {
         simt_declare(&mut t, (tile.part_m, tile.part_n), tile.n, sum);
         simt_loop(&mut t, job, (&a, &b));
     }
-    store_sums(&mut t, job);
+    store_sums(&mut t, job, &sums(job));
     t.close(1);
     head.close(job.name.clone(), t, size, done);
     if split {
@@ -141,7 +141,7 @@ pub(in crate::cuda) fn declaration(p: &Param) -> String {
 }
 
 /// The parameters of a product's kernel.
-fn product_head(job: &Job<'_>, split: bool) -> Head {
+pub(super) fn product_head(job: &Job<'_>, split: bool) -> Head {
     let (types, buffers) = (job.types, job.buffers);
     let mut head = Head::default();
     head.push("a", ParamType::In(types.a), buffers.a);
@@ -154,7 +154,7 @@ fn product_head(job: &Job<'_>, split: bool) -> Head {
     head
 }
 
-fn n_blocks(job: &Job<'_>) -> i64 {
+pub(super) fn n_blocks(job: &Job<'_>) -> i64 {
     let (f, tile) = (job.form, &job.tile);
     ceil(f.count(&f.n), tile.n) * ceil(f.count(&f.m), tile.m) * f.count(&f.batch) * tile.parts
 }
@@ -162,12 +162,42 @@ fn n_blocks(job: &Job<'_>) -> i64 {
 /// Which block of rows, columns, batch and terms this is. Columns go fastest, so blocks that run
 /// together share rows.
 fn block_position(t: &mut CText, job: &Job<'_>) {
-    let (f, tile) = (job.form, &job.tile);
-    let n = ceil(f.count(&f.n), tile.n);
-    let m = ceil(f.count(&f.m), tile.m);
-    let batch = f.count(&f.batch);
+    let (m, n) = tiles(job);
     t.line(format!("const int block_n = SH_BID % {n};"));
     t.line(format!("const int block_m = SH_BID / {n} % {m};"));
+    batch_and_terms(t, job);
+}
+
+/// The same, with rows going fastest within bands of `band` blocks: blocks that run together cover
+/// about as many rows as columns.
+pub(super) fn banded_position(t: &mut CText, job: &Job<'_>, band: i64) {
+    let (m, n) = tiles(job);
+    t.line(format!(
+        "const int first = SH_BID % {} / {} * {band};",
+        n * m,
+        n * band
+    ));
+    t.line(format!(
+        "const int high = {m} - first < {band} ? {m} - first : {band};"
+    ));
+    t.line(format!(
+        "const int within_band = SH_BID % {} - first*{n};",
+        n * m
+    ));
+    t.line("const int block_m = first + within_band % high, block_n = within_band / high;");
+    batch_and_terms(t, job);
+}
+
+/// Blocks along the rows and the columns.
+fn tiles(job: &Job<'_>) -> (i64, i64) {
+    let (f, tile) = (job.form, &job.tile);
+    (ceil(f.count(&f.m), tile.m), ceil(f.count(&f.n), tile.n))
+}
+
+fn batch_and_terms(t: &mut CText, job: &Job<'_>) {
+    let (f, tile) = (job.form, &job.tile);
+    let (m, n) = tiles(job);
+    let batch = f.count(&f.batch);
     t.line(format!("const int batch = SH_BID / {} % {batch};", n * m));
     t.line(format!("const int part = SH_BID / {};", n * m * batch));
     t.line("(void)batch;");
@@ -331,36 +361,50 @@ fn mma_multiply(t: &mut CText, job: &Job<'_>, (a, b): (&Stage<'_>, &Stage<'_>)) 
     t.close(3);
 }
 
+/// Which sums a thread has: `n_rows` rows, the `i`-th in the block as text, columns likewise by `j`, and
+/// the sum of both.
+pub(super) struct Sums {
+    pub(super) n_rows: i64,
+    pub(super) row: String,
+    pub(super) n_columns: i64,
+    pub(super) column: String,
+    pub(super) sum: String,
+}
+
+fn sums(job: &Job<'_>) -> Sums {
+    let (rows, columns) = (job.tile.part_m, job.tile.part_n);
+    match tensor_core(job.types) {
+        true => Sums {
+            n_rows: rows / 8,
+            row: "warp_m + i*8 + lane_m".to_string(),
+            n_columns: columns / 4,
+            column: "warp_n + j/2*8 + lane_k*2 + j%2".to_string(),
+            sum: format!("acc[i/2*{} + j/2][i%2*2 + j%2]", columns / 8),
+        },
+        false => Sums {
+            n_rows: rows,
+            row: format!("thread_m + i*{}", job.tile.m / rows),
+            n_columns: columns,
+            column: format!("thread_n + j*{}", job.tile.n / columns),
+            sum: "acc[i][j]".to_string(),
+        },
+    }
+}
+
 /// Rounds and stores each sum of the thread, or keeps it for the combination.
-fn store_sums(t: &mut CText, job: &Job<'_>) {
-    let (f, tile, packed) = (job.form, &job.tile, tensor_core(job.types));
-    let (rows, columns) = (tile.part_m, tile.part_n);
-    let (n_i, row, n_j, column, sum) = if packed {
-        let across = columns / 8;
-        (
-            rows / 8,
-            "warp_m + i*8 + lane_m".to_string(),
-            columns / 4,
-            "warp_n + j/2*8 + lane_k*2 + j%2".to_string(),
-            format!("acc[i/2*{across} + j/2][i%2*2 + j%2]"),
-        )
-    } else {
-        (
-            rows,
-            format!("thread_m + i*{}", tile.m / rows),
-            columns,
-            format!("thread_n + j*{}", tile.n / columns),
-            "acc[i][j]".to_string(),
-        )
-    };
+pub(super) fn store_sums(t: &mut CText, job: &Job<'_>, sums: &Sums) {
+    let (f, tile, sum) = (job.form, &job.tile, &sums.sum);
     let (m, n) = (f.count(&f.m), f.count(&f.n));
     t.line("SH_UNROLL");
-    t.line(format!("for (int i = 0; i < {n_i}; i++) {{"));
-    t.line(format!("const int m = block_m*{} + {row};", tile.m));
+    t.line(format!("for (int i = 0; i < {}; i++) {{", sums.n_rows));
+    t.line(format!("const int m = block_m*{} + {};", tile.m, sums.row));
     t.line(format!("if (m >= {m}) continue;"));
     t.line("SH_UNROLL");
-    t.line(format!("for (int j = 0; j < {n_j}; j++) {{"));
-    t.line(format!("const int n = block_n*{} + {column};", tile.n));
+    t.line(format!("for (int j = 0; j < {}; j++) {{", sums.n_columns));
+    t.line(format!(
+        "const int n = block_n*{} + {};",
+        tile.n, sums.column
+    ));
     t.line(format!("if (n >= {n}) continue;"));
     if tile.parts > 1 {
         let batch = f.count(&f.batch);
@@ -368,7 +412,7 @@ fn store_sums(t: &mut CText, job: &Job<'_>) {
             "sums[((long long)(part*{batch} + batch)*{m} + m)*{n} + n] = {sum};"
         ));
     } else {
-        job.sink.store_sum(t, f, &job.name, &sum);
+        job.sink.store_sum(t, f, &job.name, sum);
     }
     t.close(2);
 }

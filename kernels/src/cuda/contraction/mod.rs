@@ -1,7 +1,8 @@
 //! Contractions on a GPU: from a sum over a product of two operands, with constant sizes, to CUDA text.
 //!
 //! Owns the choice of tiles, the split of the reduction and the text of the kernels: register tiles
-//! of scalar multiply-adds (`simt`) and warp products of 16-bit operands with fp32 sums (`mma`).
+//! of scalar multiply-adds (`simt`), warp products of 16-bit operands with fp32 sums (`mma`) and, for
+//! Hopper where it is asked for, products of warpgroups of the same (`wgmma`).
 //! Convolutions and their gradients are the same kernels with gathered rows and columns: an address
 //! is a part of the row plus a part of the reduction index, and so is each guarded coordinate, so
 //! the row's part stays in registers over the whole reduction. Never compiles or runs anything.
@@ -9,9 +10,12 @@
 mod form;
 mod gemm;
 mod kernel;
+mod source;
 mod stage;
 mod store;
+mod swizzle;
 mod tile;
+mod warpgroup;
 
 use super::{Emitted, Param};
 use crate::contraction::{Contraction, Unsupported as Malformed};
@@ -22,7 +26,7 @@ use graph::DType;
 pub(super) use kernel::declaration;
 use store::Sink;
 use thiserror::Error;
-use tile::Tile;
+use tile::{Path, Tile};
 
 /// Element types of the operands; sums are fp32, or fp64 if any of them is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +77,7 @@ pub struct EmittedContraction {
     pub workspace_bytes: u64,
     /// Multiplications and additions, two per term, borders included.
     pub flops: u64,
-    /// `simt` or `mma`.
+    /// `simt`, `mma` or `wgmma`.
     pub path: &'static str,
 }
 
@@ -89,6 +93,12 @@ pub enum Unsupported {
     /// The result's positions are not written once each by shifted copies of the loops.
     #[error("no GPU kernel for this contraction: {reason}; emit its map as plain loops")]
     Form {
+        /// Which condition fails.
+        reason: &'static str,
+    },
+    /// Warpgroups do not multiply it; other kernels may.
+    #[error("no product of warpgroups: {reason}")]
+    Warpgroup {
         /// Which condition fails.
         reason: &'static str,
     },
@@ -143,7 +153,7 @@ pub fn emit(
 
 /// How many tiles [`emit`] chooses from.
 pub fn n_tiles(types: Types) -> usize {
-    tile::count(tensor_core(types))
+    path(types).tiles().len()
 }
 
 /// As [`emit`]; in the `tile`-th of the tiles, the largest being the first, if there is one. What
@@ -159,37 +169,102 @@ pub fn emit_in_tiles(
     epilogue: Option<&Epilogue>,
     tile: Option<usize>,
 ) -> Result<EmittedContraction, Unsupported> {
-    crate::contraction::check(c)?;
-    for (operand, dtype) in [("a", types.a), ("b", types.b), ("out", types.out)] {
-        if !multiplies(dtype) {
-            return Err(Unsupported::Type { operand, dtype });
+    Request {
+        name,
+        c,
+        types,
+        buffers,
+        epilogue,
+        tile,
+        path: path(types),
+    }
+    .emit()
+}
+
+/// How many tiles [`emit_for_warpgroups`] chooses from.
+pub fn n_warpgroup_tiles() -> usize {
+    Path::Wgmma.tiles().len()
+}
+
+/// As [`emit_in_tiles`], by products of warpgroups: kernels for Hopper (sm_90a) only.
+///
+/// # Errors
+/// As [`emit`]; [`Unsupported::Warpgroup`] where the factors are not of one 16-bit type or one of them
+/// has neither terms nor rows in whole pieces of 16 bytes.
+pub fn emit_for_warpgroups(
+    name: &str,
+    c: &Contraction,
+    types: Types,
+    buffers: Buffers,
+    epilogue: Option<&Epilogue>,
+    tile: Option<usize>,
+) -> Result<EmittedContraction, Unsupported> {
+    if path(types) != Path::Mma {
+        return Err(Unsupported::Warpgroup {
+            reason: "the factors are not both bf16 or both f16",
+        });
+    }
+    Request {
+        name,
+        c,
+        types,
+        buffers,
+        epilogue,
+        tile,
+        path: Path::Wgmma,
+    }
+    .emit()
+}
+
+/// What is asked of [`emit`].
+struct Request<'a> {
+    name: &'a str,
+    c: &'a Contraction,
+    types: Types,
+    buffers: Buffers,
+    epilogue: Option<&'a Epilogue>,
+    tile: Option<usize>,
+    path: Path,
+}
+
+impl Request<'_> {
+    fn emit(&self) -> Result<EmittedContraction, Unsupported> {
+        let (c, types) = (self.c, self.types);
+        crate::contraction::check(c)?;
+        for (operand, dtype) in [("a", types.a), ("b", types.b), ("out", types.out)] {
+            if !multiplies(dtype) {
+                return Err(Unsupported::Type { operand, dtype });
+            }
         }
-    }
-    let forms = form::forms(c)?;
-    let mut done = EmittedContraction {
-        launches: Vec::new(),
-        workspace_bytes: 0,
-        flops: 2 * c.dims.iter().map(|&d| d as u64).product::<u64>(),
-        path: if tensor_core(types) { "mma" } else { "simt" },
-    };
-    let is_packed = tensor_core(types);
-    for (i, part) in forms.parts.iter().enumerate() {
-        let given = tile.and_then(|n| Tile::nth(n, part, is_packed));
-        let job = Job {
-            name: format!("{name}_{i}"),
-            form: part,
-            types,
-            buffers,
-            tile: given.unwrap_or_else(|| Tile::choose(part, is_packed)),
-            sink: Sink::new(c, part.out.base, types, epilogue)?,
+        let forms = form::forms(c)?;
+        let mut done = EmittedContraction {
+            launches: Vec::new(),
+            workspace_bytes: 0,
+            flops: 2 * c.dims.iter().map(|&d| d as u64).product::<u64>(),
+            path: self.path.name(),
         };
-        kernel::emit(&job, &mut done);
+        for (i, part) in forms.parts.iter().enumerate() {
+            let given = self.tile.and_then(|n| Tile::nth(n, part, self.path));
+            let job = Job {
+                name: format!("{}_{i}", self.name),
+                form: part,
+                types,
+                buffers: self.buffers,
+                tile: given.unwrap_or_else(|| Tile::choose(part, self.path)),
+                sink: Sink::new(c, part.out.base, types, self.epilogue)?,
+            };
+            match self.path {
+                Path::Wgmma => warpgroup::emit(&job, &mut done)?,
+                Path::Simt | Path::Mma => kernel::emit(&job, &mut done),
+            }
+        }
+        for (i, zeros) in forms.zeros.iter().enumerate() {
+            let sink = Sink::new(c, zeros.base, types, self.epilogue)?;
+            let name = format!("{}_zero{i}", self.name);
+            store::emit_zeros(&name, zeros, &sink, self.buffers, &mut done);
+        }
+        Ok(done)
     }
-    for (i, zeros) in forms.zeros.iter().enumerate() {
-        let sink = Sink::new(c, zeros.base, types, epilogue)?;
-        store::emit_zeros(&format!("{name}_zero{i}"), zeros, &sink, buffers, &mut done);
-    }
-    Ok(done)
 }
 
 /// Whether values of this type can be factors or results.
@@ -200,6 +275,14 @@ pub fn multiplies(dtype: DType) -> bool {
 /// Whether warp products apply: both factors of the same 16-bit type.
 fn tensor_core(t: Types) -> bool {
     t.a == t.b && matches!(t.a, DType::BF16 | DType::F16) && t.out != DType::F64
+}
+
+/// What [`emit`] uses, which every architecture has.
+fn path(types: Types) -> Path {
+    match tensor_core(types) {
+        true => Path::Mma,
+        false => Path::Simt,
+    }
 }
 
 /// One kernel's decisions.

@@ -10,27 +10,21 @@
 //! words of two, or, where memory holds its rows side by side, term by term in words of two rows.
 
 use super::bytes;
-use super::form::{self, Form, ceil, signed};
-use crate::contraction::access::Access;
+use super::form::{Form, ceil};
+use super::source::Source;
 use crate::contraction::text::CText;
 use crate::cuda::element_type;
 use graph::DType;
 
 /// How one operand is staged.
 pub(super) struct Stage<'a> {
-    form: &'a Form,
-    access: &'a Access,
-    /// "a" or "b": prefix of every name.
-    letter: &'static str,
-    dtype: DType,
-    rows: &'a [usize],
+    source: Source<'a>,
     /// Rows of a block, terms of a step, threads.
     n_rows: i64,
     n_terms: i64,
     threads: i64,
     /// Words of two terms, for warp products.
     packed: bool,
-    wide: bool,
     /// Elements of one load, and whether they lie along the reduction.
     width: i64,
     along_k: bool,
@@ -51,25 +45,17 @@ pub(super) struct Block {
 
 impl<'a> Stage<'a> {
     pub fn new(form: &'a Form, letter: &'static str, dtype: DType, block: &Block) -> Self {
-        let (access, rows) = match letter {
-            "a" => (&form.a, &form.m),
-            _ => (&form.b, &form.n),
-        };
+        let source = Source::new(form, letter, dtype);
         let width = 16 / bytes(dtype);
-        let along_k = block.n_terms % width == 0 && form.contiguous(access, &form.k, width);
-        let along_rows = !along_k && form.contiguous(access, rows, width);
+        let along_k = block.n_terms % width == 0 && source.along_terms(width);
+        let along_rows = !along_k && source.along_rows(width);
+        let neighbours = form.k.last();
         let pair = if block.packed { 2 } else { 1 };
         Stage {
-            form,
-            access,
-            letter,
-            dtype,
-            rows,
             n_rows: block.n_rows,
             n_terms: block.n_terms,
             threads: block.threads,
             packed: block.packed,
-            wide: form.is_wide(),
             width: if along_k || along_rows { width } else { 1 },
             along_k,
             item_k: match (along_k, along_rows) {
@@ -79,7 +65,8 @@ impl<'a> Stage<'a> {
             },
             item_rows: if along_rows { width } else { 1 },
             k_fast: along_k
-                || (!along_rows && form.k.last().is_some_and(|&d| access.stride(d).abs() == 1)),
+                || (!along_rows && neighbours.is_some_and(|&d| source.access.stride(d).abs() == 1)),
+            source,
         }
     }
 
@@ -125,10 +112,6 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn guards(&self) -> impl Iterator<Item = (usize, &crate::contraction::access::Coord)> {
-        self.access.coords.iter().filter(|c| c.guarded).enumerate()
-    }
-
     /// Whether shared memory holds the operand term by term.
     pub fn by_terms(&self) -> bool {
         !self.packed || self.item_rows > 1
@@ -161,39 +144,18 @@ impl<'a> Stage<'a> {
 
     /// What stays in registers over the reduction: `block` is the block's position along the rows.
     pub fn declare(&self, t: &mut CText, block: &str) {
-        let (x, n) = (self.letter, self.n_states());
-        let (f, access) = (self.form, self.access);
-        let index = if self.wide { "long long" } else { "int" };
         if !self.is_copied() {
             t.line(format!(
-                "{} {x}_v[{}][{}];",
-                element_type(self.dtype),
+                "{} {}_v[{}][{}];",
+                element_type(self.source.dtype),
+                self.source.letter,
                 self.items_per_thread(),
                 self.item_rows * self.item_k
             ));
         }
-        t.line(format!("{index} {x}_row[{n}];"));
-        t.line(format!("bool {x}_in[{n}];"));
-        for (g, _) in self.guards() {
-            t.line(format!("int {x}_at{g}[{n}];"));
-        }
-        t.line("SH_UNROLL");
-        t.line(format!("for (int i = 0; i < {n}; i++) {{"));
         let (row, _) = self.place("i");
-        t.line(format!("const int row = {block}*{} + {row};", self.n_rows));
-        t.line(format!("{x}_in[i] = row < {};", f.count(self.rows)));
-        let both = |coeff: &dyn Fn(usize) -> i64, wide| {
-            let batch = f.linear("batch", &f.batch, coeff, wide);
-            format!("{batch} + {}", f.linear("row", self.rows, coeff, wide))
-        };
-        let address = both(&|d| access.stride(d), self.wide);
-        let start = form::constant(access);
-        t.line(format!("{x}_row[i] = {} + {address};", signed(start)));
-        for (g, c) in self.guards() {
-            let at = both(&|d| c.coeff(d), false);
-            t.line(format!("{x}_at{g}[i] = {} + {at};", signed(c.offset)));
-        }
-        t.close(1);
+        let row = format!("{block}*{} + {row}", self.n_rows);
+        self.source.declare(t, self.n_states(), &row);
     }
 
     /// Begins the loads of the block whose terms begin at `k0`; terms from `k_end` on are zero. What is
@@ -201,7 +163,7 @@ impl<'a> Stage<'a> {
     pub fn load(&self, t: &mut CText, k0: &str, to: &str) {
         let state = if self.k_fast { "i" } else { "0" };
         let (row, k) = self.place("i");
-        let x = self.letter;
+        let x = self.source.letter;
         t.line("SH_UNROLL");
         t.line(format!(
             "for (int i = 0; i < {}; i++) {{",
@@ -231,7 +193,7 @@ impl<'a> Stage<'a> {
         self.position(t, &format!("{k0} + {k} + h"), state);
         t.line("if (within) {");
         if width > 1 {
-            let ty = element_type(self.dtype);
+            let ty = element_type(self.source.dtype);
             t.line(format!(
                 "const sh_vec<{ty}, {width}> v = sh_load<{width}>({x}, at);"
             ));
@@ -246,24 +208,13 @@ impl<'a> Stage<'a> {
         t.line("SH_UNROLL");
         t.line(format!(
             "for (int e = 0; e < {width}; e++) {x}_v[i][h*{width} + e] = {}{{}};",
-            element_type(self.dtype)
+            element_type(self.source.dtype)
         ));
         t.close(3);
     }
 
-    /// Declares `at`, the element of term `k`, and whether it is there.
     fn position(&self, t: &mut CText, k: &str, state: &str) {
-        let (x, f) = (self.letter, self.form);
-        let index = if self.wide { "long long" } else { "int" };
-        t.line(format!("const int k = {k};"));
-        let step = f.linear("k", &f.k, |d| self.access.stride(d), self.wide);
-        t.line(format!("const {index} at = {x}_row[{state}] + {step};"));
-        let mut within = format!("{}k < k_end && {x}_in[{state}]", self.some_threads());
-        for (g, c) in self.guards() {
-            let moved = f.linear("k", &f.k, |d| c.coeff(d), false);
-            within += &format!(" && (unsigned)({x}_at{g}[{state}] + {moved}) < {}u", c.size);
-        }
-        t.line(format!("const bool within = {within};"));
+        self.source.position(t, k, state, &self.some_threads());
     }
 
     /// A condition where fewer items are than threads.
@@ -280,7 +231,7 @@ impl<'a> Stage<'a> {
         if self.is_copied() {
             return;
         }
-        let x = self.letter;
+        let x = self.source.letter;
         let (row, k) = self.place("i");
         if self.items() < self.threads {
             t.line(format!("if (SH_TID < {}) {{", self.items()));
@@ -319,7 +270,7 @@ impl<'a> Stage<'a> {
     /// factor, as its registers do, and by terms first for the right one.
     pub fn matrix_row(&self) -> String {
         let (inner, outer) = ("SH_LANE / 8 % 2", "SH_LANE / 16");
-        let (row, term) = if self.letter == "a" {
+        let (row, term) = if self.source.letter == "a" {
             (inner, outer)
         } else {
             (outer, inner)
@@ -343,7 +294,7 @@ impl<'a> Stage<'a> {
     }
 
     fn widened(&self, v: &str) -> String {
-        match self.dtype {
+        match self.source.dtype {
             DType::BF16 | DType::F16 => format!("sh_to_float({v})"),
             _ => v.to_string(),
         }

@@ -16,7 +16,7 @@ pub(super) struct Tile {
     pub m: i64,
     pub n: i64,
     pub k: i64,
-    /// Rows and columns of a thread (`simt`) or of a warp (`mma`).
+    /// Rows and columns of a thread (`simt`), of a warp (`mma`) or of a warpgroup (`wgmma`).
     pub part_m: i64,
     pub part_n: i64,
     pub threads: i64,
@@ -54,25 +54,54 @@ const MMA: [Tile; 3] = [
     tile(32, 32, 32, 32, 16, 64),
 ];
 
-fn all(tensor_core: bool) -> &'static [Tile] {
-    if tensor_core { &MMA } else { &SIMT }
+/// Warpgroup tiles of 64 rows and all columns.
+const WGMMA: [Tile; 3] = [
+    tile(128, 256, 64, 64, 256, 256),
+    tile(128, 128, 64, 64, 128, 256),
+    tile(64, 64, 64, 64, 64, 128),
+];
+
+/// How products are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// By scalar multiply-adds.
+    Simt,
+    /// By warps.
+    Mma,
+    /// By warpgroups.
+    Wgmma,
 }
 
-/// How many tiles there are.
-pub(super) fn count(tensor_core: bool) -> usize {
-    all(tensor_core).len()
+impl Path {
+    /// As reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::Simt => "simt",
+            Path::Mma => "mma",
+            Path::Wgmma => "wgmma",
+        }
+    }
+
+    /// Its tiles, the largest first.
+    pub fn tiles(self) -> &'static [Tile] {
+        match self {
+            Path::Simt => &SIMT,
+            Path::Mma => &MMA,
+            Path::Wgmma => &WGMMA,
+        }
+    }
 }
 
 impl Tile {
     /// The `n`-th, whether it fits or not.
-    pub fn nth(n: usize, form: &Form, tensor_core: bool) -> Option<Tile> {
-        all(tensor_core).get(n).map(|tile| tile.split(form))
+    pub fn nth(n: usize, form: &Form, path: Path) -> Option<Tile> {
+        path.tiles().get(n).map(|tile| tile.split(form))
     }
 
     /// The largest tile that leaves no half of it idle and fills the device, else the largest whose
     /// reduction is long enough to be split, else the smallest.
-    pub fn choose(form: &Form, tensor_core: bool) -> Tile {
-        let all = all(tensor_core);
+    pub fn choose(form: &Form, path: Path) -> Tile {
+        let all = path.tiles();
         let (m, n) = (form.count(&form.m), form.count(&form.n));
         let fits = |t: &&Tile| 2 * m > t.m && 2 * n > t.n;
         let full = |t: &&Tile| t.blocks(form) >= FULL_GRID;

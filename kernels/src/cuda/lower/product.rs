@@ -3,10 +3,12 @@
 //! Owns which candidates a contraction has and the place of the library's in a program. Never measures.
 
 use super::finish::{self, Biased};
-use super::{Lowering, MapInfo, Placed, emit_contraction, epilogue, types};
+use super::{Lowering, MapInfo, NAME, Placed, buffers, emit_contraction, epilogue, types};
 use crate::cache;
 use crate::cuda::Work;
-use crate::cuda::contraction::{EmittedContraction, Epilogue, gemm};
+use crate::cuda::contraction::{
+    EmittedContraction, Epilogue, emit_for_warpgroups, gemm, n_warpgroup_tiles,
+};
 use crate::cuda::vendor::{Candidate, Choice, Finish, Gemm, Key, Product};
 use crate::lower::LowerError;
 use crate::lowering::operations;
@@ -25,7 +27,10 @@ impl Lowering {
         found: &Recognized,
         own: EmittedContraction,
     ) -> Result<(), LowerError> {
-        let (choice, gemm) = self.choose(found, NOTHING, &[Finish::Nothing]);
+        let (choice, gemm) = self.choose(found, NOTHING, &[Finish::Nothing], None);
+        let own = self
+            .by_warpgroups(choice.candidate, found, None)
+            .unwrap_or(own);
         match (choice.candidate, gemm) {
             (Candidate::Library(rank), Some(gemm)) => {
                 let args = arguments(&gemm, found);
@@ -79,7 +84,9 @@ impl Lowering {
             None => digest(epilogue),
         };
         let finish = biased.as_ref().map(|biased| biased.finish);
-        let (mut choice, gemm) = self.choose(found, &name, finish.as_slice());
+        let (mut choice, gemm) = self.choose(found, &name, finish.as_slice(), Some(epilogue));
+        let by_warpgroups = self.by_warpgroups(choice.candidate, found, Some(epilogue));
+        let own = by_warpgroups.unwrap_or(own);
         match (choice.candidate, gemm, biased) {
             (Candidate::Library(rank), Some(gemm), Some(Biased { finish, bias, out })) => {
                 let mut args = arguments(&gemm, found);
@@ -100,8 +107,14 @@ impl Lowering {
     }
 
     /// The choice for a contraction, and its product if it is one. `finish` is what the library does
-    /// with the sums itself, if it can do the whole rest.
-    fn choose(&self, found: &Recognized, rest: &str, finish: &[Finish]) -> (Choice, Option<Gemm>) {
+    /// with the sums itself, if it can do the whole rest, `epilogue` what our kernels do.
+    fn choose(
+        &self,
+        found: &Recognized,
+        rest: &str,
+        finish: &[Finish],
+        epilogue: Option<&Epilogue>,
+    ) -> (Choice, Option<Gemm>) {
         match gemm(&found.contraction, types(&self.graph, found)) {
             Ok(gemm) => {
                 let finished = finish.first().map(|finish| Gemm {
@@ -115,6 +128,9 @@ impl Lowering {
                     }
                     Candidate::LibraryThenMap(rank) => {
                         rest != NOTHING && self.products.offers(&gemm, rank)
+                    }
+                    Candidate::Warpgroup(_) => {
+                        self.by_warpgroups(candidate, found, epilogue).is_some()
                     }
                 };
                 let choice = self.products.choose(Key::new(&gemm, rest), &can);
@@ -130,6 +146,21 @@ impl Lowering {
                 (choice, None)
             }
         }
+    }
+
+    /// The contraction's kernels by products of warpgroups, if these are the candidate and can be.
+    fn by_warpgroups(
+        &self,
+        candidate: Candidate,
+        found: &Recognized,
+        epilogue: Option<&Epilogue>,
+    ) -> Option<EmittedContraction> {
+        let Candidate::Warpgroup(tile) = candidate else {
+            return None;
+        };
+        let (c, types) = (&found.contraction, types(&self.graph, found));
+        let emit = || emit_for_warpgroups(NAME, c, types, buffers(found), epilogue, Some(tile));
+        (tile < n_warpgroup_tiles()).then(emit)?.ok()
     }
 
     fn place_product(

@@ -1,0 +1,336 @@
+//! Products of warpgroups: executed by the emulator against plain sums in f64, over blocks with ends
+//! inside, every order of the factors' elements, batches, split reductions, epilogues and convolutions;
+//! planted faults are found; every tile is compiled for Hopper.
+
+mod contraction_cases;
+mod contraction_runs;
+
+use contraction_cases::{Conv, matmul};
+use contraction_runs::{BF16, BUFFERS, Case, F32, Numbers, Wanted, cases, check, epilogue, run};
+use graph::DType;
+use kernels::cache::Cache;
+use kernels::contraction::Contraction;
+use kernels::cuda::contraction::{Types, emit_for_warpgroups, n_warpgroup_tiles};
+use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind};
+use kernels::cuda::nvrtc::{Nvrtc, compile, gate};
+use kernels::cuda::{Arch, Kernel};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const F16: Types = Types {
+    a: DType::F16,
+    b: DType::F16,
+    out: DType::F16,
+};
+
+/// The four orders of the factors' elements.
+const ORDERS: [[&str; 2]; 4] = [["mk", "nk"], ["mk", "kn"], ["km", "nk"], ["km", "kn"]];
+
+/// Sizes of at least two blocks of each tile in each direction, whole pieces only where memory must have
+/// them, and more steps than shared memory has places.
+fn sizes(tile: usize, [a, b]: [&str; 2]) -> [i64; 4] {
+    let [m, n] = [[136, 264], [136, 136], [72, 72]][tile];
+    let steps = [64 * 5, 64 * 4, 64 * 5][tile];
+    let more = |is_contiguous| if is_contiguous { 8 } else { 3 };
+    [
+        1,
+        m + more(a == "km"),
+        n + more(b == "kn"),
+        steps + more(a == "mk" || b == "nk"),
+    ]
+}
+
+fn products() -> Vec<Wanted> {
+    let mut all = Vec::new();
+    for tile in 0..n_warpgroup_tiles() {
+        for (i, order) in ORDERS.into_iter().enumerate() {
+            let types = [BF16, F16][(tile + i) % 2];
+            let c = matmul(sizes(tile, order), order[0], order[1], "mn");
+            all.push((
+                format!("{order:?} in tile {tile}"),
+                c,
+                types,
+                None,
+                Some(tile),
+            ));
+        }
+    }
+    all
+}
+
+/// What else a contraction can be.
+fn others() -> Vec<Wanted> {
+    let half = Types {
+        out: DType::BF16,
+        ..BF16
+    };
+    let batched = matmul([3, 70, 72, 40], "bmk", "bkn", "bmn");
+    let heads = matmul([2, 64, 72, 64], "mbk", "nbk", "bmn");
+    let transposed = matmul([1, 75, 130, 72], "mk", "nk", "nm");
+    let long = matmul([1, 48, 40, 1500], "km", "kn", "mn");
+    let bands = matmul([1, 64 * 17 + 5, 136, 8], "mk", "nk", "mn");
+    let small = matmul([1, 5, 8, 8], "mk", "kn", "mn");
+    let dense = Conv::square(2, 8, 16, 7, 3, 1);
+    let pointwise = Conv::square(2, 16, 24, 5, 1, 1);
+    let of = |label: &str, c, types, epilogue, tile| (label.to_string(), c, types, epilogue, tile);
+    vec![
+        of("batched", batched, half, Some(epilogue(3, false)), None),
+        of("heads", heads, F16, None, None),
+        of(
+            "transposed",
+            transposed,
+            BF16,
+            Some(epilogue(2, true)),
+            Some(1),
+        ),
+        of("long", long, BF16, Some(epilogue(2, false)), None),
+        of("bands", bands, BF16, None, Some(2)),
+        of("small", small, BF16, None, None),
+        of(
+            "small in the largest",
+            matmul([1, 5, 8, 8], "mk", "kn", "mn"),
+            BF16,
+            None,
+            Some(0),
+        ),
+        of("weight gradient", dense.weight_gradient(), BF16, None, None),
+        of(
+            "pointwise",
+            pointwise.forward(),
+            half,
+            Some(epilogue(5, false)),
+            None,
+        ),
+        of(
+            "pointwise data gradient",
+            pointwise.data_gradient(),
+            half,
+            None,
+            None,
+        ),
+    ]
+}
+
+#[test]
+fn products_in_every_order_and_tile() {
+    check(emit_for_warpgroups, products());
+}
+
+#[test]
+fn batches_splits_epilogues_and_convolutions() {
+    let (emitted, _) = cases(emit_for_warpgroups, others());
+    let long = emitted.iter().find(|c| c.label == "long");
+    let long = long.expect("a case with a long reduction");
+    assert_eq!(
+        (long.emitted.launches.len(), long.emitted.path),
+        (2, "wgmma")
+    );
+    check(emit_for_warpgroups, others());
+}
+
+/// What an emulated launch must come to.
+enum Found {
+    Nothing,
+    Fault(fn(&FaultKind) -> bool),
+    WrongNumbers,
+}
+
+/// Text that is replaced once, by what, and how that is found.
+fn planted() -> Vec<(&'static str, &'static str, Found)> {
+    let is_race = |kind: &FaultKind| {
+        matches!(
+            kind,
+            FaultKind::Race { .. } | FaultKind::Uninitialized { .. }
+        )
+    };
+    vec![
+        ("sh_async_fence();", "sh_async_fence();", Found::Nothing),
+        (
+            "sh_async_fence();",
+            "",
+            Found::Fault(
+                |kind| matches!(kind, FaultKind::Unfenced { array, .. } if array == "pool"),
+            ),
+        ),
+        (
+            "SH_SYNC(); /* the block is written",
+            "/* ",
+            Found::Fault(is_race),
+        ),
+        ("sh_copy_wait<0>();", "", Found::Fault(is_race)),
+        ("sh_wgmma_wait<1>(acc);", "", Found::Fault(is_race)),
+        (
+            "sh_wgmma_wait<1>(acc);",
+            "sh_wgmma_wait<2>(acc);",
+            Found::Fault(is_race),
+        ),
+        ("sh_wgmma_wait<0>(acc);", "", Found::WrongNumbers),
+        (
+            "sh_wgmma_fence(acc);",
+            "",
+            Found::Fault(|kind| matches!(kind, FaultKind::SumsUnfenced)),
+        ),
+        ("(piece ^ line % 8)", "piece", Found::WrongNumbers),
+        ("sh_matrix<1, 16,", "sh_matrix<2, 16,", Found::WrongNumbers),
+        (
+            "sh_matrix<1, 16, 1024>",
+            "sh_matrix<1, 16, 2048>",
+            Found::WrongNumbers,
+        ),
+        (
+            "sh_matrix<1, 8192,",
+            "sh_matrix<1, 1024,",
+            Found::WrongNumbers,
+        ),
+        ("<0, 1>(acc", "<1, 1>(acc", Found::WrongNumbers),
+        ("(warpgroup*64)", "(0)", Found::WrongNumbers),
+        ("next == 2", "next == 1", Found::Fault(is_race)),
+    ]
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let planted = planted();
+    let c = || matmul([1, 130, 136, 64 * 5], "mk", "kn", "mn");
+    let of = planted
+        .iter()
+        .map(|(from, to, _)| (format!("{from} -> {to}"), c(), BF16, None, Some(1)));
+    let (cases, mut kernels) = cases(emit_for_warpgroups, of.collect());
+    for (kernel, (from, to, _)) in kernels.iter_mut().zip(&planted) {
+        assert!(
+            kernel.text.contains(from),
+            "{from} is not in {}",
+            kernel.text
+        );
+        kernel.text = kernel.text.replacen(from, to, 1);
+    }
+    let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
+    for (case, (_, _, found)) in cases.iter().zip(&planted) {
+        match (run(case, &emulator, Numbers::Exact, 1), found) {
+            (Err(EmulateError::Faults(faults)), Found::Fault(is_it)) => {
+                assert!(
+                    faults.iter().any(|f| is_it(&f.kind)),
+                    "{}: {faults:?}",
+                    case.label
+                );
+            }
+            (Ok([a, b, out, _]), Found::WrongNumbers) => {
+                assert!(!is_right(case, &a, &b, &out), "{} was not seen", case.label);
+            }
+            (Ok([a, b, out, _]), Found::Nothing) => assert!(is_right(case, &a, &b, &out)),
+            // Memory that nothing was written to is a way to see a wrong place.
+            (Err(EmulateError::Faults(_)), Found::WrongNumbers) => {}
+            (other, _) => panic!("{}: {:?}", case.label, other.map(|_| ())),
+        }
+    }
+}
+
+fn is_right(case: &Case, a: &[f64], b: &[f64], out: &[f64]) -> bool {
+    let sums = contraction_runs::reference(&case.c, a, b);
+    sums.iter().zip(out).all(|(sum, found)| sum.value == *found)
+}
+
+#[test]
+fn what_warpgroups_do_not_multiply_is_refused() {
+    let refused = |c: &Contraction, types| {
+        let emitted = emit_for_warpgroups("k", c, types, BUFFERS, None, None);
+        emitted.expect_err("refused").to_string()
+    };
+    let c = matmul([1, 64, 64, 64], "mk", "nk", "mn");
+    assert!(refused(&c, F32).contains("bf16"));
+    let odd = matmul([1, 64, 64, 63], "mk", "nk", "mn");
+    assert!(refused(&odd, BF16).contains("16 bytes"));
+}
+
+#[test]
+fn kernels_say_how_much_shared_memory_they_carve() {
+    let bytes: Vec<u32> = (0..n_warpgroup_tiles())
+        .map(|tile| kernel(tile).dynamic_shared_bytes())
+        .collect();
+    assert_eq!(bytes, [192 << 10, 96 << 10, 64 << 10]);
+    // What the system keeps of each block counts too.
+    for (bytes, blocks) in bytes.into_iter().zip([1, 2, 3]) {
+        assert!(
+            blocks * (bytes + 1024) <= 228 << 10,
+            "{blocks} blocks of {bytes} bytes"
+        );
+    }
+}
+
+fn kernel(tile: usize) -> Kernel {
+    let c = matmul([1, 4096, 4096, 1024], "mk", "nk", "mn");
+    let emitted = emit_for_warpgroups("k", &c, BF16, BUFFERS, None, Some(tile)).expect("emits");
+    emitted.launches[0].kernel.clone()
+}
+
+/// Every tile in every order, of sizes that networks have.
+fn large() -> Vec<Wanted> {
+    let half = Types {
+        out: DType::BF16,
+        ..BF16
+    };
+    let mut all = Vec::new();
+    for tile in 0..n_warpgroup_tiles() {
+        for [a, b] in ORDERS {
+            let c = matmul([1, 4096, 4096, 1024], a, b, "mn");
+            all.push((
+                format!("{a},{b} in tile {tile}"),
+                c,
+                half,
+                Some(epilogue(2, true)),
+                Some(tile),
+            ));
+        }
+    }
+    all
+}
+
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn every_tile_becomes_a_cubin_of_asynchronous_products() {
+    let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Cache::at(folder.path(), 1 << 30).expect("a cache");
+    let of = [large(), products(), others()].concat();
+    let (cases, kernels) = cases(emit_for_warpgroups, of);
+    let disassembler = disassembler();
+    for case in &cases {
+        let kernels = &kernels[case.first..][..case.emitted.launches.len()];
+        let cubin = compile(kernels, Arch::Sm90a, &nvrtc, &cache).expect("compiles");
+        assert_eq!(
+            gate(kernels, std::slice::from_ref(&cubin)),
+            [],
+            "{}",
+            case.label
+        );
+        assert_eq!(cubin.log, "", "{}", case.label);
+        println!("{} registers: {}", cubin.resources[0].registers, case.label);
+        if let Some(program) = &disassembler {
+            let path = folder.path().join("k.cubin");
+            std::fs::write(&path, &cubin.bytes).expect("a file");
+            let text = Command::new(program)
+                .arg(&path)
+                .output()
+                .expect("disassembles")
+                .stdout;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            assert!(text.contains("HGMMA"), "{}: no HGMMA", case.label);
+            let n = text.matches("HGMMA").count();
+            println!("  {n} HGMMA, {} LDGSTS", text.matches("LDGSTS").count());
+        }
+    }
+    if disassembler.is_none() {
+        println!("no nvdisasm beside NVRTC: instructions not looked at");
+    }
+}
+
+/// The disassembler of Triton's wheel, where that is installed beside NVRTC's.
+fn disassembler() -> Option<PathBuf> {
+    let nvrtc = std::env::var_os("SHORTHAUL_NVRTC")?;
+    let beside = |folder: &Path| folder.join("triton/backends/nvidia/bin/nvdisasm");
+    let found = Path::new(&nvrtc)
+        .ancestors()
+        .map(beside)
+        .find(|path| path.is_file());
+    found
+}
