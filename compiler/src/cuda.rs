@@ -207,6 +207,10 @@ fn chosen(
             Products::Measured(Arc::clone(table))
         }
         ProductsBy::Every {
+            candidate: Candidate::Warpgroup(_),
+            ..
+        } if device.is_some_and(|device| device.arch() != Arch::Sm90a) => Products::Own,
+        ProductsBy::Every {
             candidate,
             workspace_bytes,
         } => Products::Every {

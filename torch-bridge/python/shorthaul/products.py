@@ -28,7 +28,7 @@ from . import _native, cuda
 TABLE_VARIABLE = "SHORTHAUL_CUDA_TABLE"
 
 #: What may compute a product, as tables call it.
-KINDS = ("own", "library", "library_then_map")
+KINDS = ("own", "library", "library_then_map", "wgmma")
 
 _decree: contextvars.ContextVar[tuple[str, int, int] | None] = contextvars.ContextVar(
     "shorthaul_products", default=None
@@ -44,7 +44,8 @@ def table_file() -> str | None:
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
     """Inside, programs are compiled with one candidate for all products that it can compute.
 
-    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order;
+    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order, or
+    of ``wgmma``, our kernel for Hopper, the number of its tile;
     ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
     compute is our own kernel's. Tables are not looked at.
     """

@@ -32,7 +32,8 @@
 //!   a digest of its text.
 //! - `kind`: `own` is our kernel with the rest in its registers; `library` is cuBLASLt's, with the rest
 //!   as its epilogue; `library_then_map` is cuBLASLt's product alone, and then the rest as a kernel of
-//!   ours. `rank` is the algorithm's position in the library's own order.
+//!   ours; `wgmma` is our kernel for Hopper, with the rest in its registers. `rank` is the algorithm's
+//!   position in the library's own order, or the number of the kernel's tile, the largest being 0.
 //! - `microseconds`: of all launches of the candidate together.
 //!
 //! The fastest candidate is taken; of equally fast ones the first. A product without an entry is our
@@ -85,6 +86,8 @@ pub enum Candidate {
     Library(usize),
     /// cuBLASLt, and then a kernel of ours for the rest.
     LibraryThenMap(usize),
+    /// Our kernel by products of warpgroups, in the tile of that number: on Hopper only.
+    Warpgroup(usize),
 }
 
 impl Candidate {
@@ -94,6 +97,7 @@ impl Candidate {
             "own" => Some(Candidate::Own),
             "library" => Some(Candidate::Library(rank)),
             "library_then_map" => Some(Candidate::LibraryThenMap(rank)),
+            "wgmma" => Some(Candidate::Warpgroup(rank)),
             _ => None,
         }
     }
@@ -104,6 +108,7 @@ impl Candidate {
             Candidate::Own => ("own", None),
             Candidate::Library(rank) => ("library", Some(rank)),
             Candidate::LibraryThenMap(rank) => ("library_then_map", Some(rank)),
+            Candidate::Warpgroup(tile) => ("wgmma", Some(tile)),
         }
     }
 }
@@ -115,6 +120,9 @@ impl fmt::Display for Candidate {
             Candidate::Library(rank) => write!(f, "cuBLASLt's algorithm {rank}"),
             Candidate::LibraryThenMap(rank) => {
                 write!(f, "cuBLASLt's algorithm {rank} and a kernel for the rest")
+            }
+            Candidate::Warpgroup(tile) => {
+                write!(f, "our kernel by products of warpgroups in tile {tile}")
             }
         }
     }
@@ -229,7 +237,7 @@ impl Table {
             let line = line_of(text, &key.product);
             if let Some(row) = entry.candidates.iter().find(|c| c.is_misplaced()) {
                 let (kind, _) = row.measured().candidate.parts();
-                let rank = "an own kernel has no `rank`, a library's candidate has one";
+                let rank = "`own` has no `rank`, every other kind has one";
                 return Err(wrong(line, format!("candidate `{kind}`: {rank}")));
             }
             if entry.candidates.is_empty() {
@@ -339,6 +347,7 @@ enum Kind {
     Own,
     Library,
     LibraryThenMap,
+    Wgmma,
 }
 
 impl Row {
@@ -353,6 +362,7 @@ impl Row {
                 Kind::Own => Candidate::Own,
                 Kind::Library => Candidate::Library(rank),
                 Kind::LibraryThenMap => Candidate::LibraryThenMap(rank),
+                Kind::Wgmma => Candidate::Warpgroup(rank),
             },
             microseconds: self.microseconds,
         }

@@ -63,12 +63,12 @@ fn what_is_wrong_with_a_file_is_told_with_its_line() {
         (
             GOOD.replace("\"own\", ", "\"own\", \"rank\": 0, "),
             8,
-            "an own kernel has no `rank`",
+            "`own` has no `rank`",
         ),
         (
             GOOD.replace("\"rank\": 1, ", ""),
             8,
-            "a library's candidate has one",
+            "every other kind has one",
         ),
         (
             GOOD.replace("\"kind\": \"own\"", "\"kind\": \"cutlass\""),
