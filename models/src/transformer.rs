@@ -1,4 +1,5 @@
-//! Transformer encoder layers as in BERT (arXiv 1810.04805), without dropout.
+//! Transformer layers without dropout: encoders as in BERT (arXiv 1810.04805), decoders as in GPT-2 with
+//! heads of keys and values that several heads of queries share (arXiv 2305.13245).
 
 use crate::net::Net;
 use graph::{Attr, ContainerId, DType, Expr, Graph, SymExpr};
@@ -59,6 +60,69 @@ pub fn encoder_layer_of(e: Encoder, dtype: DType) -> Result<Graph, OpError> {
     let y = net.apply("output.add", sum(), &[y, a])?;
     let y = net.layer_norm("output.LayerNorm", y)?;
     Ok(net.finish(&[y]))
+}
+
+/// Sizes of a decoder layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoder {
+    /// Sequences.
+    pub batch: i64,
+    /// Positions in each.
+    pub length: i64,
+    /// Width of the residual stream.
+    pub hidden: i64,
+    /// Heads of queries.
+    pub heads: i64,
+    /// Heads of keys and values; each serves `heads / key_heads` of the others.
+    pub key_heads: i64,
+    /// Width of the feed-forward part.
+    pub inner: i64,
+}
+
+/// One pre-normalization decoder layer with parameters and activations of `dtype`: `[batch, length,
+/// hidden]` to the same, each position seeing those up to itself.
+///
+/// # Errors
+/// `hidden` is not divisible by `heads`, or `heads` by `key_heads`.
+pub fn decoder_layer(d: Decoder, dtype: DType) -> Result<Graph, OpError> {
+    let mut net = Net::new("decoder_layer");
+    net.dtype = dtype;
+    let x = net.input("x", dtype, &sizes(&[d.batch, d.length, d.hidden]));
+    let a = net.layer_norm("ln_1", x)?;
+    let a = causal_attention(&mut net, a, d)?;
+    let a = net.linear("attn.c_proj", a, d.hidden)?;
+    let sum = || Expr::In(0).add(Expr::In(1));
+    let x = net.apply("attn.add", sum(), &[a, x])?;
+    let u = net.layer_norm("ln_2", x)?;
+    let u = net.linear("mlp.c_fc", u, d.inner)?;
+    let u = net.apply("mlp.gelu", gelu(), &[u])?;
+    let u = net.linear("mlp.c_proj", u, d.hidden)?;
+    let y = net.apply("mlp.add", sum(), &[u, x])?;
+    Ok(net.finish(&[y]))
+}
+
+fn causal_attention(net: &mut Net, x: ContainerId, d: Decoder) -> Result<ContainerId, OpError> {
+    let (width, shared) = (d.hidden / d.heads, d.heads / d.key_heads);
+    let whole = sizes(&[d.batch, d.heads, d.length, width]);
+    let mut parts = Vec::new();
+    for (part, heads) in [("q", d.heads), ("k", d.key_heads), ("v", d.key_heads)] {
+        let name = format!("attn.{part}_proj");
+        let y = net.linear(&name, x, heads * width)?;
+        let y = net.reshape(&name, y, &sizes(&[d.batch, d.length, heads, width]))?;
+        let mut y = net.permute(&name, y, &[0, 2, 1, 3])?;
+        if heads < d.heads {
+            y = net.reshape(&name, y, &sizes(&[d.batch, heads, 1, d.length, width]))?;
+            let wide = sizes(&[d.batch, heads, shared, d.length, width]);
+            let shape = attrs([("shape", Attr::Sizes(wide))]);
+            y = net.with(&name, |b| b.op1("expand", &[y], shape))?;
+            y = net.reshape(&name, y, &whole)?;
+        }
+        parts.push(y);
+    }
+    let causal = attrs([("causal", Attr::Bool(true))]);
+    let y = net.with("attn", |b| b.op1("attention", &parts, causal))?;
+    let y = net.permute("attn", y, &[0, 2, 1, 3])?;
+    net.reshape("attn", y, &sizes(&[d.batch, d.length, d.hidden]))
 }
 
 /// `x·Φ(x)` by the error function.
