@@ -7,13 +7,16 @@ mod contraction_runs;
 
 use contraction_cases::{Conv, matmul};
 use contraction_runs::{BF16, BUFFERS, Case, F32, Numbers, Wanted, cases, check, epilogue, run};
-use graph::DType;
+use graph::{Bindings, DType, NoLibrary, Precision, Tensor, interpret};
 use kernels::cache::Cache;
 use kernels::contraction::Contraction;
 use kernels::cuda::contraction::{Types, emit_for_warpgroups, n_warpgroup_tiles};
 use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind};
+use kernels::cuda::lower::lower_with;
 use kernels::cuda::nvrtc::{Nvrtc, compile, gate};
-use kernels::cuda::{Arch, Kernel};
+use kernels::cuda::passes::passes;
+use kernels::cuda::vendor::{Candidate, Offers, Products};
+use kernels::cuda::{Arch, Kernel, execute};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -240,6 +243,79 @@ fn what_warpgroups_do_not_multiply_is_refused() {
     assert!(refused(&c, F32).contains("bf16"));
     let odd = matmul([1, 64, 64, 63], "mk", "nk", "mn");
     assert!(refused(&odd, BF16).contains("16 bytes"));
+}
+
+/// A product in bf16 with a bias and a ReLU, and another with too odd a number of terms.
+const NETWORK: &str = r#"graph "g" {
+  %x: bf16[72, 64] input
+  %w: bf16[80, 64] input
+  %bias: bf16[80] input
+  %u: bf16[72, 63] input
+  %v: bf16[63, 20] input
+  %p: bf16[72, 80] local
+  %y: bf16[72, 80]
+  %z: bf16[72, 20]
+  inputs %x, %w, %bias, %u, %v
+  state {
+    map [] kernel @"layer" {
+      map [i < 72, j < 80, k < 64] {
+        tasklet %p[i, j] (sum) = $0 * $1 from %x[i, k], %w[j, k]
+      }
+      map [i < 72, j < 80] { tasklet %y[i, j] = max($0 + $1, 0.0) from %p[i, j], %bias[j] }
+    }
+    map [i < 72, j < 20, k < 63] {
+      tasklet %z[i, j] (sum) = $0 * $1 from %u[i, k], %v[k, j]
+    }
+  }
+  outputs %y, %z
+}
+"#;
+
+#[test]
+fn programs_have_them_where_they_are_asked_for() {
+    let graph = graph::parse(NETWORK).expect("parses");
+    let given = graph.inputs.iter().map(|id| {
+        let shape = graph.container(*id).shape.iter();
+        let shape: Vec<usize> = shape
+            .map(|s| s.as_const().expect("fixed") as usize)
+            .collect();
+        let n = shape.iter().product();
+        let values = contraction_runs::numbers(Numbers::Exact, DType::BF16, n, n as u64);
+        Tensor::from_f64(DType::BF16, &shape, values.to_f64())
+    });
+    let given: Vec<Tensor> = given.collect();
+    let none = Bindings::new();
+    let expected = interpret(&graph, &given, &none, &NoLibrary, Precision::Double);
+    let expected = expected.expect("has a meaning");
+    for tile in 0..=n_warpgroup_tiles() {
+        let products = Products::Every {
+            candidate: Candidate::Warpgroup(tile),
+            workspace_bytes: 0,
+            offers: Offers::default(),
+        };
+        let program = lower_with(&graph, &products).expect("lowers");
+        let paths: Vec<&str> = program.maps.iter().map(|map| map.path).collect();
+        let first = if tile < n_warpgroup_tiles() {
+            "wgmma"
+        } else {
+            "mma"
+        };
+        assert_eq!(paths, [first, "mma"]);
+        let [forward, _] = passes(&graph, &program).expect("has places");
+        let bytes = [192 << 10, 96 << 10, 64 << 10, 0][tile];
+        assert_eq!(forward.launches[0].dynamic_shared_bytes, bytes);
+        let host = execute::compile(&graph, &program).expect("compiles");
+        for seed in 0..2 {
+            let found = host.run(&given, seed).expect("runs");
+            for (found, expected) in found.iter().zip(&expected) {
+                // The sum is rounded as if it had been to memory, then the result.
+                for (a, b) in found.to_f64().iter().zip(expected.to_f64()) {
+                    let allowed = 2f64.powi(-8) * (2.0 * b.abs() + 1.0);
+                    assert!((a - b).abs() <= allowed, "tile {tile}: {a} is not {b}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

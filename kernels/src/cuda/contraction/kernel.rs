@@ -398,14 +398,18 @@ pub(super) fn store_sums(t: &mut CText, job: &Job<'_>, sums: &Sums) {
     t.line("SH_UNROLL");
     t.line(format!("for (int i = 0; i < {}; i++) {{", sums.n_rows));
     t.line(format!("const int m = block_m*{} + {};", tile.m, sums.row));
-    t.line(format!("if (m >= {m}) continue;"));
+    if m % tile.m != 0 {
+        t.line(format!("if (m >= {m}) continue;"));
+    }
     t.line("SH_UNROLL");
     t.line(format!("for (int j = 0; j < {}; j++) {{", sums.n_columns));
     t.line(format!(
         "const int n = block_n*{} + {};",
         tile.n, sums.column
     ));
-    t.line(format!("if (n >= {n}) continue;"));
+    if n % tile.n != 0 {
+        t.line(format!("if (n >= {n}) continue;"));
+    }
     if tile.parts > 1 {
         let batch = f.count(&f.batch);
         t.line(format!(
