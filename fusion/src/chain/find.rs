@@ -1,23 +1,23 @@
-//! Finds the products, the work between them and their uses that have the same points, and cuts them
-//! into kernels by stage and by what is summed over. Never changes a graph.
+//! Finds the products, the work between them and their uses that have the same points. Never changes a
+//! graph.
 
-use super::{LEAST, MOST_WIDTH, Obstacle, ROWS, VECTOR};
+use super::Obstacle;
 use crate::unit::{bytes, is_contraction, mentions, unit};
 use graph::{
-    ContainerId, DType, Graph, Index, Lifetime, Map, Memlet, Node, Origin, Param, Stage, SymExpr,
-    Symbol, Tasklet,
+    ContainerId, Graph, Index, Lifetime, Map, Memlet, Node, Origin, Param, SymExpr, Symbol, Tasklet,
 };
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a unit is to a tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Use {
     /// Makes another tile, point by point.
     Point,
-    /// Sums, or takes the largest, over a dimension of the tile.
-    Reduction(usize),
-    /// A product with the tile as a factor, summed over a dimension of it.
-    Product(usize),
+    /// Sums, or takes the largest, over dimensions of the tile.
+    Reduction(Vec<usize>),
+    /// A product with the tile as a factor, summed over dimensions of it.
+    Product(Vec<usize>),
 }
 
 /// Units around tiles: positions among the nodes.
@@ -25,45 +25,36 @@ enum Use {
 pub(super) struct Chain {
     pub tiles: BTreeSet<ContainerId>,
     /// Sizes of every tile's dimensions.
-    dims: Vec<i64>,
+    pub dims: Vec<i64>,
     /// What makes each tile.
-    makers: BTreeMap<ContainerId, usize>,
+    pub makers: BTreeMap<ContainerId, usize>,
     /// Makers that are products.
-    products: BTreeSet<usize>,
-    /// Reductions and products out of tiles, with the dimension they sum over.
-    sinks: BTreeMap<usize, usize>,
+    pub products: BTreeSet<usize>,
+    /// Reductions and products out of tiles, with the dimensions they sum over.
+    pub sinks: BTreeMap<usize, Vec<usize>>,
+    /// Units that read tiles in another way, from memory.
+    pub outside: BTreeSet<usize>,
     seed: ContainerId,
-    obstacle: Option<Obstacle>,
 }
 
-/// The sinks of one stage that sum over the same dimension, and all they need.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    pub stage: Stage,
-    /// Positions among the nodes, in order.
-    pub members: BTreeSet<usize>,
-}
-
-/// The first product not tried yet whose result may be tiles.
-pub(super) fn seed(
-    graph: &Graph,
-    nodes: &[Node],
-    tried: &BTreeSet<ContainerId>,
-) -> Option<ContainerId> {
+/// Results of products that may be tiles, the largest first.
+pub(super) fn seeds(graph: &Graph, nodes: &[Node]) -> Vec<ContainerId> {
     let made = nodes.iter().filter_map(|n| tile_product(graph, n));
-    made.map(|p| p.tile).find(|id| !tried.contains(id))
+    let mut seeds: Vec<ContainerId> = made.map(|p| p.tile).collect();
+    seeds.sort_by_key(|id| Reverse(bytes(graph, *id)));
+    seeds
 }
 
 /// `tile[…, r, …, c, …] += a[…, r, …, d]·b[…, c, …, d]`.
-struct TileProduct<'a> {
-    tile: ContainerId,
-    /// The dimensions that only `a` and only `b` have.
-    own: [usize; 2],
-    factors: [&'a Memlet; 2],
-    inner: &'a Param,
+pub(super) struct TileProduct<'a> {
+    pub tile: ContainerId,
+    /// The dimensions that only `a` and only `b` have: of queries several, where heads share keys.
+    pub own: [Vec<usize>; 2],
+    pub factors: [&'a Memlet; 2],
+    pub inner: &'a Param,
 }
 
-fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProduct<'a>> {
+pub(super) fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProduct<'a>> {
     let (map, tasklet) = unit(node).filter(|_| is_contraction(node))?;
     let [(write, _)] = tasklet.outputs.as_slice() else {
         return None;
@@ -76,19 +67,20 @@ fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProduct<'a>> {
     let (inner, None) = (inner.next()?, inner.next()) else {
         return None;
     };
-    let only = |x: &Memlet, y: &Memlet| {
-        let mut own = (0..dims.len()).filter(|d| {
+    let only = |x: &Memlet, y: &Memlet| -> Vec<usize> {
+        let own = (0..dims.len()).filter(|d| {
             let has = |m: &Memlet| dims[*d].as_ref().is_some_and(|s| mentions(m, s));
             has(x) && !has(y)
         });
-        own.next().filter(|_| own.next().is_none())
+        own.collect()
     };
+    let own = [only(a, b), only(b, a)];
     let transient = graph.container(write.container).lifetime == Lifetime::Transient;
     let is_summed = |m: &Memlet| mentions(m, &inner.name);
-    (transient && is_summed(a) && is_summed(b)).then_some(())?;
-    Some(TileProduct {
+    let is_one = transient && is_summed(a) && is_summed(b) && own.iter().all(|o| !o.is_empty());
+    is_one.then_some(TileProduct {
         tile: write.container,
-        own: [only(a, b)?, only(b, a)?],
+        own,
         factors: [a, b],
         inner,
     })
@@ -96,7 +88,7 @@ fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProduct<'a>> {
 
 /// For a memlet whose indices are distinct whole parameters (or 0 where there is one): the
 /// parameter of each dimension.
-fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Vec<Option<Symbol>>> {
+pub(super) fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Vec<Option<Symbol>>> {
     let shape = &graph.container(memlet.container).shape;
     let mut found: Vec<Option<Symbol>> = Vec::new();
     for (index, size) in memlet.subset.iter().zip(shape) {
@@ -128,8 +120,8 @@ impl Chain {
             makers: BTreeMap::new(),
             products: BTreeSet::new(),
             sinks: BTreeMap::new(),
+            outside: BTreeSet::new(),
             seed,
-            obstacle: None,
         };
         let mut open = vec![seed];
         while let Some(id) = open.pop() {
@@ -138,7 +130,23 @@ impl Chain {
             }
         }
         let multiplies = |at: &usize| is_contraction(&nodes[*at]);
-        chain.sinks.keys().any(multiplies).then_some(chain)
+        if !chain.sinks.keys().any(multiplies) {
+            return None;
+        }
+        let sides = chain.sides(graph, nodes).ok();
+        let is_swept = |at: usize, summed: &[usize]| {
+            let sides = sides.as_ref();
+            sides.is_none_or(|sides| Chain::is_swept(sides, &nodes[at], summed))
+        };
+        let sinks = std::mem::take(&mut chain.sinks);
+        for (at, summed) in sinks {
+            if !chain.outside.contains(&at) && is_swept(at, &summed) {
+                chain.sinks.insert(at, summed);
+            } else {
+                chain.outside.insert(at);
+            }
+        }
+        Some(chain)
     }
 
     /// The tile's maker and readers, and the tiles that they make or read besides.
@@ -149,10 +157,6 @@ impl Chain {
         id: ContainerId,
         open: &mut Vec<ContainerId>,
     ) {
-        let name = || graph.container(id).name.clone();
-        if graph.outputs.iter().any(|o| o.container == id) {
-            self.obstacle.get_or_insert(Obstacle::Result(name()));
-        }
         if let Some(at) = nodes.iter().position(|n| n.writes().contains(&id)) {
             self.makers.insert(id, at);
             if tile_product(graph, &nodes[at]).is_some() {
@@ -167,10 +171,14 @@ impl Chain {
             }
             match self.role(graph, node, id) {
                 Some(Use::Point) => open.extend(node.writes()),
-                Some(Use::Reduction(d) | Use::Product(d)) => _ = self.sinks.insert(at, d),
+                Some(Use::Reduction(d) | Use::Product(d)) => {
+                    // Along other dimensions of another tile: it cannot have both in registers.
+                    if *self.sinks.entry(at).or_insert_with(|| d.clone()) != d {
+                        self.outside.insert(at);
+                    }
+                }
                 None => {
-                    let used = Obstacle::Use(node.origin.to_string(), name());
-                    self.obstacle.get_or_insert(used);
+                    self.outside.insert(at);
                     continue;
                 }
             }
@@ -231,11 +239,11 @@ impl Chain {
             .all(|p| dims.contains(&Some(p.name.clone())));
         let summed = (0..dims.len()).filter(|d| dims[*d].is_some() && !written.contains(&dims[*d]));
         let summed: Vec<usize> = summed.collect();
-        match (write.conflict, summed.as_slice()) {
-            (None, []) if covered && write.subset == first.subset => Some(Use::Point),
-            (Some(_), [d]) if covered => Some(Use::Reduction(*d)),
-            (Some(_), [d]) if is_contraction(node) && self.is_out(map, tasklet, &dims) => {
-                Some(Use::Product(*d))
+        match (write.conflict, summed.is_empty()) {
+            (None, true) if covered && write.subset == first.subset => Some(Use::Point),
+            (Some(_), false) if covered => Some(Use::Reduction(summed)),
+            (Some(_), false) if is_contraction(node) && self.is_out(map, tasklet, &dims) => {
+                Some(Use::Product(summed))
             }
             _ => None,
         }
@@ -254,6 +262,41 @@ impl Chain {
         factors.count() == 1 && mentions(&tasklet.outputs[0].0, &one.name)
     }
 
+    /// The dimensions that the rows' factors and the columns' factors of all products have alone.
+    pub(super) fn sides(&self, graph: &Graph, nodes: &[Node]) -> Result<[Vec<usize>; 2], Obstacle> {
+        let mut sides: Option<[Vec<usize>; 2]> = None;
+        let common = |a: &[usize], b: &[usize]| -> Vec<usize> {
+            a.iter().copied().filter(|d| b.contains(d)).collect()
+        };
+        for p in self
+            .products
+            .iter()
+            .filter_map(|at| tile_product(graph, &nodes[*at]))
+        {
+            let [x, y] = p.own;
+            let Some([a, b]) = sides else {
+                sides = Some([x, y]);
+                continue;
+            };
+            let straight = [common(&a, &x), common(&b, &y)];
+            let turned = [common(&a, &y), common(&b, &x)];
+            let is_whole = |s: &[Vec<usize>; 2]| s.iter().all(|d| !d.is_empty());
+            sides = Some(if is_whole(&straight) {
+                straight
+            } else {
+                turned
+            });
+        }
+        let both = sides.filter(|s| s.iter().all(|d| !d.is_empty()));
+        both.ok_or(Obstacle::Rows)
+    }
+
+    /// Whether kernels can sum over these dimensions: all of one side, reductions over one only.
+    pub(super) fn is_swept(sides: &[Vec<usize>; 2], node: &Node, summed: &[usize]) -> bool {
+        let within = |side: &Vec<usize>| summed.iter().all(|d| side.contains(d));
+        sides.iter().any(within) && (summed.len() == 1 || is_contraction(node))
+    }
+
     /// Where the first product came from.
     pub(super) fn origin<'a>(&self, nodes: &'a [Node]) -> &'a Origin {
         let at = self.makers.get(&self.seed).copied().unwrap_or(0);
@@ -267,137 +310,7 @@ impl Chain {
 
     /// All units of the chain.
     pub(super) fn members(&self) -> BTreeSet<usize> {
-        self.makers
-            .values()
-            .chain(self.sinks.keys())
-            .copied()
-            .collect()
+        let makers = self.makers.values().chain(self.sinks.keys());
+        makers.copied().collect()
     }
-
-    /// The kernels it becomes, if each has a form that targets know.
-    pub(super) fn checked(&self, graph: &Graph, nodes: &[Node]) -> Result<Vec<Part>, Obstacle> {
-        if let Some(obstacle) = &self.obstacle {
-            return Err(obstacle.clone());
-        }
-        let mut parts: BTreeMap<(Stage, usize), Part> = BTreeMap::new();
-        for (at, d) in &self.sinks {
-            let stage = nodes[*at].stage;
-            let part = parts.entry((stage, *d)).or_insert(Part {
-                stage,
-                members: BTreeSet::new(),
-            });
-            part.members.insert(*at);
-        }
-        for ((_, swept), part) in &mut parts {
-            self.complete(nodes, part);
-            self.check_part(graph, nodes, part, *swept)?;
-        }
-        Ok(parts.into_values().collect())
-    }
-
-    /// Adds what makes the tiles that its members read.
-    fn complete(&self, nodes: &[Node], part: &mut Part) {
-        let mut open: Vec<usize> = part.members.iter().copied().collect();
-        while let Some(at) = open.pop() {
-            for id in nodes[at].reads() {
-                if let Some(maker) = self.makers.get(&id)
-                    && part.members.insert(*maker)
-                {
-                    open.push(*maker);
-                }
-            }
-        }
-    }
-
-    fn check_part(
-        &self,
-        graph: &Graph,
-        nodes: &[Node],
-        part: &Part,
-        swept: usize,
-    ) -> Result<(), Obstacle> {
-        let mut row = None;
-        let mut dtypes = BTreeSet::new();
-        for at in &part.members {
-            let node = &nodes[*at];
-            let Some((map, tasklet)) = unit(node) else {
-                continue;
-            };
-            if let Some(p) = tile_product(graph, node).filter(|_| self.products.contains(at)) {
-                let [a, b] = p.own;
-                let own = if a == swept { b } else { a };
-                if ![a, b].contains(&swept) || row.is_some_and(|r| r != own) {
-                    return Err(Obstacle::Rows);
-                }
-                row = Some(own);
-                for factor in p.factors {
-                    check_lines(graph, factor, p.inner)?;
-                    dtypes.insert(graph.container(factor.container).dtype);
-                }
-            } else if is_contraction(node) {
-                let is_factor = |m: &&Memlet| !self.tiles.contains(&m.container);
-                let dims = tasklet
-                    .inputs
-                    .iter()
-                    .find(|m| self.tiles.contains(&m.container));
-                let inner = dims.and_then(|t| map.params.iter().find(|p| !mentions(t, &p.name)));
-                let (Some(factor), Some(inner)) = (tasklet.inputs.iter().find(is_factor), inner)
-                else {
-                    return Err(Obstacle::Rows);
-                };
-                check_lines(graph, factor, inner)?;
-                dtypes.insert(graph.container(factor.container).dtype);
-            }
-        }
-        let is_half = |d: &DType| matches!(d, DType::F16 | DType::BF16);
-        if dtypes.len() != 1 || !dtypes.iter().all(is_half) {
-            return Err(Obstacle::Types);
-        }
-        self.check_sizes(row.ok_or(Obstacle::Rows)?, swept)
-    }
-
-    fn check_sizes(&self, row: usize, swept: usize) -> Result<(), Obstacle> {
-        let (rows, columns) = (self.dims[row], self.dims[swept]);
-        if rows < LEAST || columns < LEAST {
-            return Err(Obstacle::Small(rows, columns));
-        }
-        let batch: i64 = self.dims.iter().product::<i64>() / (rows * columns);
-        let blocks = batch * ((rows + ROWS - 1) / ROWS);
-        match blocks * ROWS < columns {
-            true => Err(Obstacle::Blocks(blocks, columns)),
-            false => Ok(()),
-        }
-    }
-}
-
-/// Whether the numbers along `inner` lie side by side, few and whole vectors. What else moves along the
-/// same dimension (heads in one row, a part of stacked projections) moves by whole vectors.
-fn check_lines(graph: &Graph, memlet: &Memlet, inner: &Param) -> Result<(), Obstacle> {
-    let c = graph.container(memlet.container);
-    let strided = || Obstacle::Strided(c.name.clone());
-    let last = *c.layout.order().last().ok_or_else(strided)?;
-    let fits = |(d, index): (usize, &Index)| {
-        let Index::At(e) = index else { return false };
-        let Some((terms, first)) = e.as_affine() else {
-            return false;
-        };
-        let own = terms
-            .iter()
-            .find(|(s, _)| *s == inner.name)
-            .map(|(_, k)| *k);
-        let mut others = terms.iter().filter(|(s, _)| *s != inner.name);
-        match d == last {
-            true => own == Some(1) && first % VECTOR == 0 && others.all(|(_, k)| k % VECTOR == 0),
-            false => own.is_none(),
-        }
-    };
-    if !memlet.subset.iter().enumerate().all(fits) || memlet.fill.is_some() {
-        return Err(strided());
-    }
-    let width = inner.size.as_const().unwrap_or(0);
-    let row = c.shape[last].as_const().unwrap_or(1);
-    if row % VECTOR != 0 || width % VECTOR != 0 || width > MOST_WIDTH {
-        return Err(Obstacle::Width(c.name.clone(), width));
-    }
-    Ok(())
 }

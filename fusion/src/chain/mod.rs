@@ -8,21 +8,30 @@
 //! live in registers, and what passes between the kernels is `m`.
 //!
 //! Legal when all that reads a tile does so point by point, sums it over rows or columns, or multiplies
-//! it and sums over one of the two; when no result of the graph is a tile; and when no other kernel must
-//! run between what becomes one. Pays when the kernels' operands, read again for every copy, are
-//! fewer bytes than the tiles. Papers: FlashAttention (arXiv 2205.14135, 2307.08691) for the
-//! schedule, arXiv 2007.00072 for why. Needs a target that has such kernels.
+//! it and sums over rows or columns; and when no other kernel must run between what becomes one. A
+//! tile that is read otherwise, or is a result of the graph, is stored by one of the kernels besides. Heads of
+//! queries may share heads of keys: what only one factor has need not be one dimension. Pays when the kernels'
+//! operands, read again for every copy, are fewer bytes than the tiles. Papers: FlashAttention (arXiv
+//! 2205.14135, 2307.08691) for the schedule, arXiv 2007.00072 for why. Needs a target that has such kernels.
 
 mod find;
+mod part;
+mod prepare;
 mod write;
 
 use crate::decision::Decision;
 use find::Chain;
-use graph::{ContainerId, Graph, Node};
+use graph::{ContainerId, DType, Graph, Node};
+use prepare::Prepared;
 use std::collections::BTreeSet;
+use write::Written;
+
+// What the kernels of `kernels::cuda::chain` can do; `compiler/tests/cuda_chains.rs` holds the two together.
 
 /// Widest operand along which a product is summed and widest result: rows of both stay in registers.
 const MOST_WIDTH: i64 = 128;
+/// Widest that all operands along which products of a kernel are summed are together, and all results.
+const MOST_TOGETHER: i64 = 2 * MOST_WIDTH;
 /// Numbers that are copied together.
 const VECTOR: i64 = 8;
 /// Rows of a block of threads.
@@ -33,21 +42,24 @@ const LEAST: i64 = 16;
 /// Why products are not chained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Obstacle {
-    #[error("`{0}` is a result of the graph")]
-    Result(String),
-    #[error(
-        "{0} uses `{1}` neither point by point nor in a sum over its rows or its columns, of which one \
-         may be of products"
-    )]
+    #[error("{0} uses `{1}` and another product's numbers at different points")]
     Use(String, String),
     #[error("its factors have no common type of 16 bits")]
     Types,
+    #[error(
+        "`{0}` is {1}; tiles are of at most 32 bits, and those that are multiplied of their factors' type"
+    )]
+    Tile(String, DType),
     #[error("`{0}` has {1} numbers side by side; kernels keep multiples of 8 up to 128")]
     Width(String, i64),
+    #[error("its {0} are {1} numbers wide together; kernels keep up to 256")]
+    Together(&'static str, i64),
     #[error("`{0}` does not hold side by side what is summed or stored along")]
     Strided(String),
     #[error("its products do not have the same rows and columns")]
     Rows,
+    #[error("none of its kernels makes `{0}`, which is read from memory")]
+    Stored(String),
     #[error("tiles of {0} x {1} numbers are too small")]
     Small(i64, i64),
     #[error("{0} blocks of threads would each go over {1} columns")]
@@ -65,27 +77,42 @@ pub(crate) fn chain(
     decisions: &mut Vec<Decision>,
 ) -> Vec<Node> {
     let mut tried: BTreeSet<ContainerId> = BTreeSet::new();
-    while let Some(seed) = find::seed(graph, &nodes, &tried) {
-        let Some(found) = Chain::grow(graph, &nodes, seed) else {
-            tried.insert(seed);
+    while let Some(done) = chain_one(graph, &nodes, &mut tried, decisions) {
+        *graph = done.graph;
+        nodes = done.nodes;
+    }
+    nodes
+}
+
+/// The first chain that is possible and pays, those with the largest products before others.
+fn chain_one(
+    graph: &Graph,
+    nodes: &[Node],
+    tried: &mut BTreeSet<ContainerId>,
+    decisions: &mut Vec<Decision>,
+) -> Option<Written> {
+    for seed in find::seeds(graph, nodes) {
+        if !tried.insert(seed) {
+            continue;
+        }
+        let Some(found) = Chain::grow(graph, nodes, seed) else {
             continue;
         };
         tried.extend(&found.tiles);
-        tried.insert(seed);
-        let origin = found.origin(&nodes).clone();
-        let tiles: i64 = found.tile_bytes(graph);
-        match found
-            .checked(graph, &nodes)
-            .and_then(|kernels| write::write(graph, &nodes, &found, &kernels))
-        {
+        let origin = found.origin(nodes).clone();
+        let tiles = found.tile_bytes(graph);
+        match written(graph, nodes, &found, seed) {
             Ok(done) => {
+                let stored = match done.n_stored {
+                    0 => String::new(),
+                    n => format!(", and store {n} of them besides"),
+                };
                 let sentence = format!(
-                    "{} kernels instead of {} keep {tiles} bytes of products in registers",
+                    "{} kernels instead of {} keep {tiles} bytes of products in registers{stored}",
                     done.n_kernels, done.n_replaced
                 );
                 decisions.push(Decision::applied("chain", &origin, sentence, done.saved));
-                *graph = done.graph;
-                nodes = done.nodes;
+                return Some(done);
             }
             Err(obstacle) => {
                 let sentence = format!("is not chained: {obstacle}");
@@ -93,7 +120,19 @@ pub(crate) fn chain(
             }
         }
     }
-    nodes
+    None
+}
+
+fn written(
+    graph: &Graph,
+    nodes: &[Node],
+    found: &Chain,
+    seed: ContainerId,
+) -> Result<Written, Obstacle> {
+    let prepared = Prepared::of(graph, nodes, found)?;
+    let chain = Chain::grow(&prepared.graph, &prepared.nodes, seed).ok_or(Obstacle::Rows)?;
+    let parts = chain.parts(&prepared.graph, &prepared.nodes)?;
+    write::write(graph, nodes, &prepared, &chain, &parts)
 }
 
 #[cfg(test)]

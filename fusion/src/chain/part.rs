@@ -55,7 +55,7 @@ impl Chain {
             self.complete(nodes, part);
             self.check_part(graph, nodes, part)?;
         }
-        let multiplies = |p: &Part| p.members.iter().any(|at| self.is_out(nodes, *at));
+        let multiplies = |p: &Part| p.members.iter().any(|at| self.multiplies(nodes, *at));
         match parts.iter().any(multiplies) {
             true => Ok(parts),
             false => Err(Obstacle::Rows),
@@ -63,7 +63,7 @@ impl Chain {
     }
 
     /// Whether a unit is a product out of tiles.
-    fn is_out(&self, nodes: &[Node], at: usize) -> bool {
+    fn multiplies(&self, nodes: &[Node], at: usize) -> bool {
         self.sinks.contains_key(&at) && is_contraction(&nodes[at])
     }
 

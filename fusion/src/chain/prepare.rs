@@ -99,7 +99,12 @@ impl Prepared {
         let is_data = |i: &Index| matches!(i, Index::Data(_));
         let is_sum = write.conflict.is_some() && !write.subset.iter().any(is_data);
         let is_plain = matches!(value, Expr::In(_)) && tasklet.inputs.len() == 1;
-        let is_made = |id: &ContainerId| chain.makers.get(id).is_some_and(|m| chain.products.contains(m));
+        let is_made = |id: &ContainerId| {
+            chain
+                .makers
+                .get(id)
+                .is_some_and(|m| chain.products.contains(m))
+        };
         if !same || !is_covered || !is_sum || (is_plain && !is_made(&first.container)) {
             return;
         }
@@ -190,7 +195,9 @@ impl Prepared {
         let Some(all) = swept_by(&self.graph, &self.nodes[now], &write, chain) else {
             return;
         };
-        let side = sides.iter().find(|side| all.iter().all(|d| side.contains(d)));
+        let side = sides
+            .iter()
+            .find(|side| all.iter().all(|d| side.contains(d)));
         let other = sides.iter().find(|other| Some(*other) != side);
         let rows = other.and_then(|dims| dims.iter().map(|d| chain.dims[*d]).max());
         let (Some(_), Some(rows)) = (side, rows) else {

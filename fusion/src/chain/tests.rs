@@ -3,7 +3,7 @@
 use super::chain;
 use crate::decision::Decision;
 use crate::text_graph::graph;
-use graph::{Graph, Storage};
+use graph::{Bindings, DType, Graph, NoLibrary, Precision, Storage, Tensor, interpret};
 
 /// Operands of attention over `rows` and `columns` in `dtype`, and what lies between.
 fn containers(dtype: &str, rows: i64, columns: i64, width: i64) -> String {
@@ -53,6 +53,37 @@ fn run(containers: &str, maps: &str, sizes: [i64; 3], outputs: &str) -> (Graph, 
     g.last_state().nodes = nodes;
     graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
     (g, decisions)
+}
+
+/// As [`run`]; the results are what they were.
+fn run_and_compare(containers: &str, maps: &str, outputs: &str) -> (Graph, Vec<Decision>) {
+    let before = graph(containers, maps, outputs);
+    let (after, decisions) = run(containers, maps, [0; 3], outputs);
+    let value = |id: &graph::ContainerId| {
+        let c = before.container(*id);
+        let shape: Vec<usize> = (c.shape.iter())
+            .map(|n| n.as_const().expect("constant") as usize)
+            .collect();
+        let unit = |i| f64::from(graph::philox::uniform(u64::from(id.0), i as u64)) - 0.5;
+        let data = (0..shape.iter().product()).map(unit).collect();
+        Tensor::from_f64(c.dtype, &shape, data)
+    };
+    let given: Vec<Tensor> = before.inputs.iter().map(value).collect();
+    let results = |g: &Graph| {
+        let none = Bindings::new();
+        let all = interpret(g, &given, &none, &NoLibrary, Precision::Double);
+        all.unwrap_or_else(|e| panic!("{e}\n{g}"))
+    };
+    for (a, b) in results(&before).iter().zip(results(&after)) {
+        for (a, b) in a.to_f64().iter().zip(b.to_f64()) {
+            assert!((a - b).abs() <= 1e-9 * (1.0 + a.abs()), "{a} {b}\n{after}");
+        }
+    }
+    (after, decisions)
+}
+
+fn storage(g: &Graph, name: &str) -> Storage {
+    g.container(g.find(name).expect(name)).storage
 }
 
 /// The only sentence of what was decided.
@@ -112,34 +143,242 @@ fn what_is_used_again_is_computed_again() {
 
 #[test]
 fn a_result_of_the_graph_is_stored() {
-    let told = sentence("bf16", SIZES, ["", ""], "%o, %p");
-    assert_eq!(told, "is not chained: `p` is a result of the graph");
+    for (result, locals) in [("p", ["t", "m"]), ("t", ["p", "m"])] {
+        let outputs = format!("%o, %{result}");
+        let maps = attention("").replace("ROWS", "32").replace("COLUMNS", "32");
+        let maps = maps.replace("WIDTH", "8");
+        let (g, decisions) = run_and_compare(&containers("bf16", 32, 32, 8), &maps, &outputs);
+        assert_eq!(storage(&g, result), Storage::Global);
+        assert!(
+            locals.iter().all(|n| storage(&g, n) == Storage::Local),
+            "{g}"
+        );
+        assert!(decisions[0].sentence.ends_with("store 1 of them besides"));
+        assert_eq!(g.single_state().expect("one state").nodes.len(), 1);
+    }
+}
+
+/// A unit besides attention over 32 x 32 numbers, which are stored for it.
+fn beside(container: &str, unit: &str) -> (Graph, Vec<Decision>) {
+    let containers = format!("{}\n{container}", containers("bf16", 32, 32, 8));
+    let unit = format!("map [b < 4, i < 32, j < 32] {{ tasklet {unit} }}");
+    let maps = attention(&unit)
+        .replace("ROWS", "32")
+        .replace("COLUMNS", "32");
+    run_and_compare(&containers, &maps.replace("WIDTH", "8"), "%o, %y")
 }
 
 #[test]
-fn tiles_are_used_at_their_points_only() {
-    let other = |index: &str| {
-        let map =
-            format!("map [b < 4, i < 64, j < 96] {{ tasklet %y[b, i, j] = $0 from %p[{index}] }}");
-        sentence("bf16", SIZES, ["%y: bf16[4, 64, 96]", &map], "%o, %y")
-    };
-    let turned = other("b, 63 - i, j");
-    assert!(
-        turned.contains("uses `p` neither point by point"),
-        "{turned}"
+fn tiles_that_are_used_at_other_points_are_stored() {
+    for (container, unit) in [
+        (
+            "%y: bf16[4, 32, 32]",
+            "%y[b, i, j] = $0 from %p[b, 31 - i, j]",
+        ),
+        ("%y: bf16[4, 32, 32]", "%y[b, i, j] = $0 from %p[b, j, i]"),
+        ("%y: f32[4]", "%y[b] (sum) = $0 from %p[b, i, j]"),
+        ("%y: f32[32, 32]", "%y[i, j] (sum) = $0 from %p[b, i, j]"),
+    ] {
+        let (g, decisions) = beside(container, unit);
+        assert!(applied(&decisions[0].sentence), "{decisions:?}");
+        assert_eq!(storage(&g, "p"), Storage::Global, "{unit}");
+        assert_eq!(storage(&g, "t"), Storage::Local, "{unit}");
+    }
+    // A sum over rows needs no memory, nor another tile that is a result.
+    let (g, _) = beside("%y: f32[4, 32]", "%y[b, i] (sum) = $0 from %p[b, i, j]");
+    assert_eq!(storage(&g, "p"), Storage::Local);
+    let (g, _) = beside("%y: bf16[4, 32, 32]", "%y[b, i, j] = $0 from %p[b, i, j]");
+    assert_eq!(storage(&g, "p"), Storage::Local);
+}
+
+/// A sum along rows of one tile and columns of another one has but one of them in registers.
+#[test]
+fn sums_along_different_dimensions_read_memory() {
+    let (g, _) = beside(
+        "%y: f32[4, 32]",
+        "%y[b, i] (sum) = $0 * $1 from %p[b, i, j], %t[b, j, i]",
     );
-    // Point by point, but then it is a tile that is stored.
-    assert!(other("b, i, j").contains("`y` is a result"));
-    let both = "map [b < 4, i < 64, j < 96] { tasklet %y[b] (sum) = $0 from %p[b, i, j] }";
-    let both = sentence("bf16", SIZES, ["%y: bf16[4]", both], "%o, %y");
-    assert!(both.contains("neither point by point"), "{both}");
-    let rows = "map [b < 4, i < 64, j < 96] { tasklet %y[b, i] (sum) = $0 from %p[b, i, j] }";
-    assert!(applied(&sentence(
-        "bf16",
-        SIZES,
-        ["%y: f32[4, 64]", rows],
-        "%o, %y"
-    )));
+    assert_eq!([storage(&g, "p"), storage(&g, "t")], [Storage::Global; 2]);
+}
+
+#[test]
+fn values_that_are_summed_over_the_batch_are_one_tile() {
+    let (g, decisions) = beside(
+        "%y: bf16[32, 32]",
+        "%y[i, j] (sum) = $0 * ($1 - $2) from %p[b, i, j], %t[b, i, j], %m[b, i]",
+    );
+    assert!(
+        decisions[0].sentence.ends_with("store 1 of them besides"),
+        "{decisions:?}"
+    );
+    assert_eq!([storage(&g, "p"), storage(&g, "t")], [Storage::Local; 2]);
+}
+
+#[test]
+fn products_use_tiles_at_the_same_points() {
+    let with = |point: &str| {
+        let maps = attention("").replace("ROWS", "32").replace("COLUMNS", "32");
+        let maps = maps.replace("WIDTH", "8").replace(
+            "map [b < 4, i < 32, j < 32, e < 8] { tasklet %o[b, i, e] (sum) = $0 * $1 from %p",
+            &format!(
+                "map [b < 4, i < 32, j < 32] {{ tasklet %y[b, i, j] = $0 + $1 from %p[b, i, j], %t[{point}] }}
+                 map [b < 4, i < 32, j < 32, e < 8] {{ tasklet %o[b, i, e] (sum) = $0 * $1 from %y"
+            ),
+        );
+        let containers = format!("{}\n%y: bf16[4, 32, 32]", containers("bf16", 32, 32, 8));
+        run_and_compare(&containers, &maps, "%o").1[0]
+            .sentence
+            .clone()
+    };
+    assert!(applied(&with("b, i, j")));
+    let told = with("b, j, i");
+    assert!(told.contains("at different points"), "{told}");
+}
+
+/// A stage that sums up nothing has no kernel that could store.
+#[test]
+fn a_kernel_of_the_same_stage_stores() {
+    let told = |stage: &str| {
+        let maps = format!(
+            "map [b < 4, i < 32, j < 32, d < 8] {{ {SCORES} }}
+             map [b < 4, i < 32, j < 32] {{ tasklet %p[b, i, j] = exp($0) from %t[b, i, j] }}
+             map [b < 4, i < 32, j < 32, e < 8]{stage} {{ {MIXED}{stage} }}"
+        );
+        let (_, decisions) = run(&containers("bf16", 32, 32, 8), &maps, [0; 3], "%o, %p");
+        decisions[0].sentence.clone()
+    };
+    assert!(applied(&told("")));
+    assert_eq!(
+        told(" !backward"),
+        "is not chained: none of its kernels makes `p`, which is read from memory"
+    );
+}
+
+/// Heads of queries on two of keys, forward and the values' gradient.
+fn shared_heads(length: i64, shared: i64) -> (Graph, Vec<Decision>) {
+    let containers = "%q: bf16[1, 2, R, L, 8] input
+         %k: bf16[1, 2, L, 8] input
+         %v: bf16[1, 2, L, 8] input
+         %g: bf16[1, 2, R, L, 8] input
+         %t: bf16[1, 2, R, L, L]
+         %m: bf16[1, 2, R, L]
+         %p: bf16[1, 2, R, L, L]
+         %o: bf16[1, 2, R, L, 8]
+         %w: bf16[1, 2, R, L, 8]
+         %y: bf16[1, 2, L, 8]";
+    let maps = "map [h < 2, r < R, i < L, j < L, d < 8] {
+           tasklet %t[0, h, r, i, j] (sum) = $0 * $1 from %q[0, h, r, i, d], %k[0, h, j, d]
+         }
+         map [h < 2, r < R, i < L, j < L] {
+           tasklet %m[0, h, r, i] (max) = $0 from %t[0, h, r, i, j]
+         }
+         map [h < 2, r < R, i < L, j < L] {
+           tasklet %p[0, h, r, i, j] = exp($0 - $1) from %t[0, h, r, i, j], %m[0, h, r, i]
+         }
+         map [h < 2, r < R, i < L, j < L, e < 8] {
+           tasklet %o[0, h, r, i, e] (sum) = $0 * $1 from %p[0, h, r, i, j], %v[0, h, j, e]
+         }
+         map [h < 2, r < R, i < L, j < L, e < 8] !backward {
+           tasklet %w[0, h, r, j, e] (sum) = $0 * $1 from %p[0, h, r, i, j], %g[0, h, r, i, e] !backward
+         }
+         map [h < 2, r < R, j < L, e < 8] !backward {
+           tasklet %y[0, h, j, e] (sum) = $0 from %w[0, h, r, j, e] !backward
+         }";
+    let sized = |text: &str| {
+        text.replace('L', &length.to_string())
+            .replace('R', &shared.to_string())
+    };
+    run_and_compare(&sized(containers), &sized(maps), "%o, %y")
+}
+
+#[test]
+fn heads_share_keys() {
+    let (g, decisions) = shared_heads(48, 2);
+    assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+    let nodes = &g.single_state().expect("one state").nodes;
+    assert_eq!(nodes.len(), 2, "{g}");
+    let w = g.find("w").expect("w");
+    assert!(nodes.iter().all(|n| !n.writes().contains(&w)));
+}
+
+/// A block for each head of keys would go over the columns of four heads of queries: these have blocks of
+/// their own, and their sum is a unit of its own.
+#[test]
+fn heads_that_share_keys_leave_enough_blocks() {
+    let nodes = |shared| {
+        let (g, decisions) = shared_heads(64, shared);
+        assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+        g.single_state().expect("one state").nodes.len()
+    };
+    assert_eq!([nodes(2), nodes(4)], [2, 3]);
+}
+
+#[test]
+fn factors_have_the_tiles_type() {
+    let told = |p: &str| {
+        let containers = containers("bf16", 64, 96, 32).replace("%p: bf16", &format!("%p: {p}"));
+        let (_, decisions) = run(&containers, &attention(""), SIZES, "%o");
+        decisions[0].sentence.clone()
+    };
+    assert!(applied(&told("bf16")));
+    assert!(
+        told("f32").contains("`p` is f32; tiles are"),
+        "{}",
+        told("f32")
+    );
+    let wide = |name: &str| {
+        let from = format!("%{name}: bf16");
+        let containers = containers("bf16", 64, 96, 32).replace(&from, &format!("%{name}: f64"));
+        let (_, decisions) = run(&containers, &attention(""), SIZES, "%o");
+        decisions[0].sentence.clone()
+    };
+    assert!(wide("t").contains("`t` is f64"), "{}", wide("t"));
+    assert!(wide("m").contains("`m` is f64"), "{}", wide("m"));
+}
+
+#[test]
+fn kernels_keep_few_results_together() {
+    let with = |n: usize| {
+        let (mut more, mut maps, mut outputs) = (String::new(), String::new(), String::from("%o"));
+        for k in 1..n {
+            more += &format!("%v{k}: bf16[4, 96, 128] input\n%o{k}: bf16[4, 64, 128]\n");
+            maps += &format!(
+                "map [b < 4, i < 64, j < 96, e < 128] {{
+                   tasklet %o{k}[b, i, e] (sum) = $0 * $1 from %p[b, i, j], %v{k}[b, j, e]
+                 }}\n"
+            );
+            outputs += &format!(", %o{k}");
+        }
+        sentence("bf16", [64, 96, 128], [&more, &maps], &outputs)
+    };
+    assert!(applied(&with(2)), "{}", with(2));
+    assert_eq!(
+        with(3),
+        "is not chained: its results are 384 numbers wide together; kernels keep up to 256"
+    );
+}
+
+/// What a reshape gives shares the memory of what it is given, and with it the type.
+#[test]
+fn numbers_that_reshapes_share_keep_their_type() {
+    let with = |more: [&str; 2], outputs: &str| {
+        let containers = format!("{}\n{}", containers("bf16", 64, 96, 32), more[0]);
+        let (g, decisions) = run(&containers, &attention(more[1]), SIZES, outputs);
+        assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+        let m = g.container(g.find("m").expect("m"));
+        (m.dtype, m.storage)
+    };
+    let read = "map [b < 4, i < 64] { tasklet %n[b, i] = $0 from %m[b, i] }";
+    assert_eq!(with(["", ""], "%o"), (DType::F32, Storage::Local));
+    assert_eq!(
+        with(["%n: bf16[4, 64]", read], "%o, %n"),
+        (DType::F32, Storage::Global)
+    );
+    let reshape = "%n = reshape(%m) {shape=sizes[256]}";
+    assert_eq!(
+        with(["%n: bf16[256]", reshape], "%o, %n"),
+        (DType::BF16, Storage::Global)
+    );
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Writes chains down as kernels, each with tiles of its own.
 
 use super::Obstacle;
-use super::find::{Chain, Part};
+use super::find::Chain;
+use super::part::Part;
+use super::prepare::Prepared;
 use crate::unit::bytes;
 use graph::{
     ContainerId, DType, Graph, Map, Memlet, Node, NodeKind, Origin, Schedule, Stage, Storage,
@@ -14,6 +16,8 @@ pub(super) struct Written {
     pub nodes: Vec<Node>,
     pub n_kernels: usize,
     pub n_replaced: usize,
+    /// Tiles that are in memory too.
+    pub n_stored: usize,
     /// Bytes not moved.
     pub saved: i64,
 }
@@ -22,32 +26,37 @@ pub(super) struct Written {
 pub(super) fn write(
     graph: &Graph,
     nodes: &[Node],
+    prepared: &Prepared,
     chain: &Chain,
     parts: &[Part],
 ) -> Result<Written, Obstacle> {
     let members = chain.members();
-    let before = replaced(graph, nodes, &members);
-    let mut graph = graph.clone();
-    let mut taken = BTreeSet::new();
+    let mut were: BTreeSet<usize> = members.iter().map(|at| prepared.from[*at]).collect();
+    were.extend(&prepared.changed);
+    let before = replaced(graph, nodes, &were);
+    let mut graph = prepared.graph.clone();
+    let nodes = &prepared.nodes;
+    let kept = chain.kept(&graph, nodes);
+    let mut taken = kept.clone();
     let mut kernels = Vec::new();
     for part in parts {
         kernels.push(kernel(&mut graph, nodes, chain, part, &mut taken));
     }
     settle_scalars(&mut graph, nodes, chain, &kernels);
-    let after: i64 = kernels
-        .iter()
-        .map(|k| moved(&graph, std::slice::from_ref(k)))
-        .sum();
+    let others = nodes.iter().enumerate();
+    let others = others.filter(|(at, _)| !members.contains(at));
+    let new = others
+        .clone()
+        .filter(|(at, _)| were.contains(&prepared.from[*at]));
+    let new: Vec<Node> = new.map(|(_, n)| n.clone()).collect();
+    let after = kernels.iter().chain(&new);
+    let after: i64 = after.map(|k| moved(&graph, std::slice::from_ref(k))).sum();
     let n_replaced = before.len();
     let saved = before.iter().sum::<i64>() - after;
     if saved <= 0 {
         return Err(Obstacle::Bytes(-saved));
     }
     let n_kernels = kernels.len();
-    let others = nodes
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| !members.contains(at));
     let mut all: Vec<Node> = others.map(|(_, n)| n.clone()).collect();
     all.append(&mut kernels);
     Ok(Written {
@@ -55,6 +64,7 @@ pub(super) fn write(
         graph,
         n_kernels,
         n_replaced,
+        n_stored: kept.len(),
         saved,
     })
 }
@@ -83,7 +93,7 @@ fn replaced(graph: &Graph, nodes: &[Node], members: &BTreeSet<usize>) -> Vec<i64
     kernels.iter().map(|k| moved(graph, k)).collect()
 }
 
-/// One kernel; tiles that another one has taken are made anew.
+/// One kernel; tiles that another one has taken are made anew, those that it stores are not.
 fn kernel(
     graph: &mut Graph,
     nodes: &[Node],
@@ -100,10 +110,9 @@ fn kernel(
             .into_iter()
             .filter(|id| chain.tiles.contains(id))
         {
-            graph.container_mut(id).storage = Storage::Local;
-            let own = match taken.insert(id) {
+            let own = match part.stored.contains(&id) {
                 true => id,
-                false => graph.add_container(graph.container(id).clone()),
+                false => local(graph, id, taken.insert(id)),
             };
             names.insert(id, own);
         }
@@ -132,6 +141,16 @@ fn kernel(
         origin: joined_origin(nodes, part).into(),
         stage: part.stage,
     }
+}
+
+/// A tile that is never in memory: the container itself if it is not taken, else one like it.
+fn local(graph: &mut Graph, id: ContainerId, is_free: bool) -> ContainerId {
+    let own = match is_free {
+        true => id,
+        false => graph.add_container(graph.container(id).clone()),
+    };
+    graph.container_mut(own).storage = Storage::Local;
+    own
 }
 
 /// The names of a part's members, each once, in order.

@@ -330,12 +330,20 @@ impl Lowering {
     }
 }
 
-/// Whether products follow other work in a kernel, as only chains have them.
+/// Whether a product or a reduction follows a product in a kernel, as only in chains.
 fn is_chain(graph: &Graph, map: &Map) -> bool {
     let is_product = |n: &Node| recognize_typed(graph, n, &contraction::multiplies).is_some();
+    let mut after = map.body.iter().skip_while(|n| !is_product(n)).skip(1);
     map.schedule == Schedule::Kernel
         && map.params.is_empty()
-        && map.body.iter().skip(1).any(is_product)
+        && after.any(|n| is_product(n) || resolves(n))
+}
+
+/// Whether writes of a node are combined.
+fn resolves(node: &Node) -> bool {
+    let mut found = false;
+    node.visit_tasklets(&mut |t| found |= t.outputs.iter().any(|(m, _)| m.conflict.is_some()));
+    found
 }
 
 /// The contraction's launches; `None` if it has no form that its generator knows, and must be loops.

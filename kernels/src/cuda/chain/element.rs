@@ -4,13 +4,15 @@
 
 use super::form::Form;
 use super::running::Running;
+use super::store;
 use super::sweep::{Sweep, Sweeps};
+use crate::cuda::element_type;
 use crate::cuda::value_text::{ValueText, cast, value_type};
 use crate::emit::body::Statement;
 use crate::emit::index::{Extents, Loop};
 use crate::emit::scalar;
 use crate::emit::text::CText;
-use crate::emit::values::{Address, Op, ValueId, Values};
+use crate::emit::values::{Address, Effect, Op, ValueId, Values};
 use graph::{Binary, ContainerId, DType, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +35,7 @@ pub(super) struct Elements<'f> {
 
 /// Loops in the order that hash-consing asks for; depths are not used here.
 fn loops(form: &Form) -> Vec<Loop> {
-    let mut loops = form.batch.clone();
+    let mut loops: Vec<Loop> = form.outer().cloned().collect();
     loops.extend([form.row.clone(), form.col.clone()]);
     loops
 }
@@ -230,7 +232,22 @@ impl<'f> Elements<'f> {
             let mut made = made.filter(|e| e.address.container == p.tile);
             Some((made.next()?.value, Sink::Factor(q)))
         });
-        reduced.chain(out)
+        let stored = self.stored().map(|(n, e)| (e.value, Sink::Store(n)));
+        reduced.chain(out).chain(stored)
+    }
+
+    /// Tiles that are stored in this sweep, with their positions.
+    pub(super) fn stored(&self) -> impl Iterator<Item = (usize, &Effect)> {
+        let all = self.form.stored.iter().enumerate();
+        all.filter(|_| self.sweep().is_last).filter_map(|(n, id)| {
+            let mut made = self.values.effects.iter();
+            Some((n, made.find(|e| e.address.container == *id)?))
+        })
+    }
+
+    /// Whether tiles are stored.
+    pub(super) fn stores(&self) -> bool {
+        self.stored().next().is_some()
     }
 
     fn scope(&self, n: usize) -> (bool, bool) {
@@ -374,7 +391,7 @@ impl<'f> Elements<'f> {
         operands
     }
 
-    fn row(&self, t: &mut CText) {
+    pub(super) fn row(&self, t: &mut CText) {
         t.line(&format!(
             "const {} row = row_at[h]; (void)row;",
             self.index_type()
@@ -391,6 +408,9 @@ impl<'f> Elements<'f> {
         let factors: Vec<usize> = self.sinks().filter_map(|(_, s)| s.factor()).collect();
         for q in &factors {
             t.line(&format!("float factor{q}_at[2][2];"));
+        }
+        for (n, _) in self.stored() {
+            t.line(&format!("float stored{n}_at[2][2];"));
         }
         t.line("SH_UNROLL");
         t.open("for (int k = 0; k < 2; k++)");
@@ -424,6 +444,9 @@ impl<'f> Elements<'f> {
         t.close();
         t.close();
         self.pack(t, &factors);
+        for (n, effect) in self.stored() {
+            store::tile(self, t, names, n, effect);
+        }
         t.close();
     }
 
@@ -447,7 +470,7 @@ impl<'f> Elements<'f> {
 
     /// A column of both rows' left factors, as warp products take them.
     fn pack(&self, t: &mut CText, factors: &[usize]) {
-        let ctype = crate::cuda::element_type(self.form.dtype);
+        let ctype = element_type(self.form.dtype);
         for q in factors {
             let half =
                 |h: usize, k: usize| format!("sh_from_float<{ctype}>(factor{q}_at[{h}][{k}])");
@@ -473,6 +496,7 @@ impl<'f> Elements<'f> {
                 let to = format!("factor{q}_at[h][k]");
                 (to, value.to_string(), "0.0f".to_string())
             }
+            Sink::Store(n) => return format!("stored{n}_at[h][k] = {value};"),
         };
         match is_ragged {
             true => format!("{to} = within ? {made} : {otherwise};"),
@@ -511,7 +535,12 @@ impl<'f> Elements<'f> {
                 Op::Index(e) => small(e),
                 _ => true,
             });
-        if made.all(|fits| fits) { "int" } else { "long" }
+        let stored = self.stored().all(|(_, e)| small(&e.address.offset));
+        if stored && made.all(|fits| fits) {
+            "int"
+        } else {
+            "long"
+        }
     }
 }
 
@@ -533,13 +562,15 @@ enum Sink {
     Scalar(usize),
     /// The left factor of a product out of tiles, by its position.
     Factor(usize),
+    /// Memory, by the position among stored tiles.
+    Store(usize),
 }
 
 impl Sink {
     fn factor(self) -> Option<usize> {
         match self {
             Sink::Factor(q) => Some(q),
-            Sink::Scalar(_) => None,
+            Sink::Scalar(_) | Sink::Store(_) => None,
         }
     }
 }

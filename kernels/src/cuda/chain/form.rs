@@ -15,7 +15,7 @@ const MOST_WIDTH: i64 = 128;
 pub(super) const VECTOR: i64 = 8;
 
 /// Lines of numbers side by side: `container[base + Σ batch·stride + at·line + i·inner]`, `i` below
-/// `width`, at each row or each column `at`.
+/// `width`, at each row or each column `at`; the strides are those of [`Form::outer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lines {
     pub container: ContainerId,
@@ -43,10 +43,12 @@ pub(super) struct OutProduct {
     pub out: Lines,
 }
 
-/// A chain; its statements are in terms of [`Form::batch`], [`Form::row`] and [`Form::col`].
+/// A chain; its statements are in terms of [`Form::outer`], [`Form::row`] and [`Form::col`].
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     pub batch: Vec<Loop>,
+    /// What is summed over besides the columns, which are swept for each: rows' lines do not depend on it.
+    pub groups: Vec<Loop>,
     pub row: Loop,
     pub col: Loop,
     /// Of all factors.
@@ -59,6 +61,8 @@ pub(super) struct Form {
     pub out_products: Vec<OutProduct>,
     /// Containers that are numbers at points of rows and columns.
     pub tiles: BTreeSet<ContainerId>,
+    /// Those of them that are stored.
+    pub stored: Vec<ContainerId>,
     pub arrays: BTreeMap<ContainerId, Array>,
     pub extents: Extents,
 }
@@ -89,7 +93,8 @@ pub(super) fn form(kernel: &Kernel) -> Option<Form> {
         kernel,
         dims: Vec::new(),
         tiles: BTreeSet::new(),
-        swept: BTreeSet::new(),
+        stored: Vec::new(),
+        swept: None,
     };
     let mut members = Vec::new();
     for nest in &kernel.phases {
@@ -101,11 +106,9 @@ pub(super) fn form(kernel: &Kernel) -> Option<Form> {
         };
         members.push(reader.member(statement, &nest.loops)?);
     }
-    let [swept] = reader.swept.iter().copied().collect::<Vec<_>>()[..] else {
-        return None;
-    };
-    let row = reader.row(&members, swept)?;
-    reader.form(&members, row, swept)
+    let swept = reader.swept.clone()?;
+    let row = reader.row(&members, &swept)?;
+    reader.form(&members, row, &swept)
 }
 
 struct Reader<'k> {
@@ -114,8 +117,9 @@ struct Reader<'k> {
     /// tell its dimensions apart.
     dims: Vec<(i64, i64)>,
     tiles: BTreeSet<ContainerId>,
-    /// Dimensions that a reduction or a product out of a tile sums over.
-    swept: BTreeSet<usize>,
+    stored: Vec<ContainerId>,
+    /// Dimensions that every reduction and product out of a tile sums over.
+    swept: Option<Vec<usize>>,
 }
 
 impl<'k> Reader<'k> {
@@ -153,17 +157,27 @@ impl<'k> Reader<'k> {
             ([], 1..) => Sort::Between,
             _ => return None,
         };
-        let is_tile = write.place.offset == place.offset && is_local;
+        let is_tile = write.place.offset == place.offset;
         match sort {
             Sort::Into => _ = self.tiles.insert(target),
-            Sort::Between if write.conflict.is_none() && is_tile => _ = self.tiles.insert(target),
+            Sort::Between if write.conflict.is_none() && is_tile => {
+                self.tiles.insert(target);
+                if !is_local {
+                    self.stored.push(target);
+                }
+            }
             Sort::Between if write.conflict.is_none() || is_tile => return None,
             _ => {
                 let (terms, _) = write.place.offset.as_affine()?;
                 let lacks = |(s, _): &&(Symbol, usize)| terms.iter().all(|(t, _)| t != s);
-                let summed: Vec<usize> = dims.iter().filter(lacks).map(|(_, d)| *d).collect();
-                let [summed] = summed[..] else { return None };
-                self.swept.insert(summed);
+                let summed = dims.iter().filter(lacks).map(|(_, d)| *d);
+                let summed: BTreeSet<usize> = summed.collect();
+                let summed: Vec<usize> = summed.into_iter().collect();
+                let is_one = summed.len() == 1 || sort == Sort::Out;
+                let known = self.swept.get_or_insert_with(|| summed.clone());
+                if summed.is_empty() || !is_one || *known != summed {
+                    return None;
+                }
             }
         }
         Some(Member {
@@ -191,28 +205,26 @@ impl<'k> Reader<'k> {
         (dims.len() == self.dims.len() && offset == 0).then_some(dims)
     }
 
-    /// The dimension that is neither swept nor in both factors of products into tiles.
-    fn row(&self, members: &[Member<'_>], swept: usize) -> Option<usize> {
-        let mut row = None;
+    /// The largest dimension that the other factor of every product into tiles has alone than the one that
+    /// has what is swept.
+    fn row(&self, members: &[Member<'_>], swept: &[usize]) -> Option<usize> {
+        let mut rows: Option<Vec<usize>> = None;
         for m in members.iter().filter(|m| m.sort == Sort::Into) {
             let (a, b) = factors(m.statement)?;
             let only = |x: &Place, y: &Place| {
-                let own = m
-                    .dims
-                    .iter()
-                    .filter(|(s, _)| mentions(x, s) && !mentions(y, s));
+                let own = m.dims.iter();
+                let own = own.filter(|(s, _)| mentions(x, s) && !mentions(y, s));
                 own.map(|(_, d)| *d).collect::<Vec<_>>()
             };
-            let own = match (&only(a, b)[..], &only(b, a)[..]) {
-                ([r], [c]) | ([c], [r]) if *c == swept => *r,
+            let is_swept = |own: &[usize]| swept.iter().all(|d| own.contains(d));
+            let own = match (only(a, b), only(b, a)) {
+                (own, cols) | (cols, own) if is_swept(&cols) => own,
                 _ => return None,
             };
-            if row.is_some_and(|known| known != own) {
-                return None;
-            }
-            row = Some(own);
+            let common = rows.get_or_insert_with(|| own.clone());
+            common.retain(|d| own.contains(d));
         }
-        row
+        rows?.into_iter().max_by_key(|d| self.dims[*d].1)
     }
 
     fn sized(&self, name: &str, d: usize) -> Loop {
@@ -222,40 +234,47 @@ impl<'k> Reader<'k> {
         }
     }
 
-    /// The name of each dimension, and the loops of those that rows and columns are not.
-    fn names(&self, row: usize, swept: usize) -> (Vec<Symbol>, Vec<Loop>) {
-        let (mut names, mut batch) = (Vec::new(), Vec::new());
+    /// The name of each dimension, and the loops of the batch and of what is swept besides columns.
+    fn names(&self, row: usize, col: usize, swept: &[usize]) -> (Vec<Symbol>, [Vec<Loop>; 2]) {
+        let (mut names, mut loops) = (Vec::new(), [Vec::new(), Vec::new()]);
         for d in 0..self.dims.len() {
             let name = match d {
                 d if d == row => "row".to_string(),
-                d if d == swept => "col".to_string(),
+                d if d == col => "col".to_string(),
                 d => {
-                    let name = format!("batch{}", batch.len());
-                    batch.push(self.sized(&name, d));
+                    let (sort, at) = match swept.contains(&d) {
+                        true => ("group", 1),
+                        false => ("batch", 0),
+                    };
+                    let name = format!("{sort}{}", loops[at].len());
+                    loops[at].push(self.sized(&name, d));
                     name
                 }
             };
             names.push(Symbol::new(name));
         }
-        (names, batch)
+        (names, loops)
     }
 
-    fn form(&self, members: &[Member<'_>], row: usize, swept: usize) -> Option<Form> {
-        let (names, batch) = self.names(row, swept);
+    fn form(&self, members: &[Member<'_>], row: usize, swept: &[usize]) -> Option<Form> {
+        let col = swept.iter().copied().max_by_key(|d| self.dims[*d].1)?;
+        let (names, [batch, groups]) = self.names(row, col, swept);
         let mut extents = self.kernel.extents.clone();
         for (d, name) in names.iter().enumerate() {
             extents.insert(name, self.dims[d].1);
         }
         let mut form = Form {
             batch,
+            groups,
             row: self.sized("row", row),
-            col: self.sized("col", swept),
+            col: self.sized("col", col),
             dtype: DType::BF16,
             tile_products: Vec::new(),
             panels: Vec::new(),
             statements: Vec::new(),
             out_products: Vec::new(),
             tiles: self.tiles.clone(),
+            stored: self.stored.clone(),
             arrays: self.kernel.arrays.clone(),
             extents,
         };
@@ -277,11 +296,21 @@ impl<'k> Reader<'k> {
         };
         form.dtype = dtype;
         let is_half = matches!(dtype, DType::BF16 | DType::F16);
-        (is_half && form.are_scalars_single()).then_some(form)
+        (is_half && form.are_numbers_single()).then_some(form)
     }
 }
 
 impl Form {
+    /// Loops around rows and columns.
+    pub(super) fn outer(&self) -> impl Iterator<Item = &Loop> {
+        self.batch.iter().chain(&self.groups)
+    }
+
+    /// Whether a row's lines are the same for every group.
+    fn is_of_rows(&self, lines: &Lines) -> bool {
+        lines.batch[self.batch.len()..].iter().all(|k| *k == 0)
+    }
+
     fn add(
         &mut self,
         statement: Statement,
@@ -291,7 +320,9 @@ impl Form {
     ) -> Option<()> {
         let Some(inner) = inner else {
             self.statements.push(statement);
-            return Some(());
+            let reduces = self.statements.iter().flat_map(|s| &s.writes);
+            let reduces = reduces.filter(|w| w.conflict.is_some()).count() > 0;
+            return (self.groups.is_empty() || !reduces).then_some(());
         };
         let write = &statement.writes[0].place;
         let (a, b) = factors(&statement)?;
@@ -305,7 +336,7 @@ impl Form {
                 let rows = self.lines(x, &self.row, &inner)?;
                 let panel = self.panel(y, &inner)?;
                 dtypes.extend([x, y].map(|p| self.arrays[&p.container].dtype));
-                if !is_vector(&rows) {
+                if !is_vector(&rows) || !self.is_of_rows(&rows) {
                     return None;
                 }
                 self.tile_products.push(TileProduct {
@@ -319,9 +350,10 @@ impl Form {
                 let (g, z) = if is_tile(a) { (a, b) } else { (b, a) };
                 let panel = self.panel(z, &inner)?;
                 let out = self.lines(write, &self.row, &inner)?;
-                dtypes.insert(self.arrays[&z.container].dtype);
+                // A tile that is a factor is rounded to the other one's type.
+                dtypes.extend([g, z].map(|p| self.arrays[&p.container].dtype));
                 let dtype = self.arrays[&out.container].dtype;
-                if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) || out.inner < 1 {
+                if !is_single(dtype) || out.inner < 1 || !self.is_of_rows(&out) {
                     return None;
                 }
                 self.out_products.push(OutProduct {
@@ -352,7 +384,7 @@ impl Form {
         let (terms, base) = place.offset.as_affine()?;
         let stride = |s: &Symbol| terms.iter().find(|(t, _)| t == s).map_or(0, |(_, k)| *k);
         let known =
-            |s: &Symbol| *s == at.var || *s == inner.var || self.batch.iter().any(|l| l.var == *s);
+            |s: &Symbol| *s == at.var || *s == inner.var || self.outer().any(|l| l.var == *s);
         let fits = is_plain(place)
             && terms.iter().all(|(s, _)| known(s))
             && inner.size <= MOST_WIDTH
@@ -360,21 +392,26 @@ impl Form {
         fits.then(|| Lines {
             container: place.container,
             base,
-            batch: self.batch.iter().map(|l| stride(&l.var)).collect(),
+            batch: self.outer().map(|l| stride(&l.var)).collect(),
             line: stride(&at.var),
             inner: stride(&inner.var),
             width: inner.size,
         })
     }
 
-    /// Whether reductions are of numbers in single precision once they are in registers.
-    fn are_scalars_single(&self) -> bool {
-        let mut reduced = self.statements.iter().flat_map(|s| &s.writes);
-        reduced.all(|w| {
-            let dtype = self.arrays[&w.place.container].dtype;
-            matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
-        })
+    /// Whether products' tiles, what is reduced and what is stored fit registers of single precision.
+    fn are_numbers_single(&self) -> bool {
+        let written = self.statements.iter().flat_map(|s| &s.writes);
+        let reduced = written.filter(|w| w.conflict.is_some());
+        let reduced = reduced.map(|w| w.place.container);
+        let made = self.tile_products.iter().map(|p| p.tile);
+        let mut all = reduced.chain(made).chain(self.stored.iter().copied());
+        all.all(|id| is_single(self.arrays[&id].dtype))
     }
+}
+
+fn is_single(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 /// Whether 16 bytes along a line lie at once in memory and are aligned.

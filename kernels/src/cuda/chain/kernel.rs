@@ -93,6 +93,7 @@ impl Job<'_> {
         }
         let mut written: BTreeSet<ContainerId> = BTreeSet::new();
         written.extend(form.out_products.iter().map(|p| p.out.container));
+        written.extend(&form.stored);
         let kept = self.sweeps.scalars.iter().map(|s| s.container);
         written.extend(kept.filter(|id| !form.arrays[id].local));
         if read.intersection(&written).next().is_some() {
@@ -135,7 +136,8 @@ impl Job<'_> {
     fn flops(&self) -> u64 {
         let form = self.form;
         let batch: i64 = form.batch.iter().map(|l| l.size).product();
-        let points = (batch * form.row.size * form.col.size) as u64;
+        let groups: i64 = form.groups.iter().map(|l| l.size).product();
+        let points = (batch * groups * form.row.size * form.col.size) as u64;
         let into = |n: &usize| form.tile_products[*n].rows.width as u64;
         let again = self.tile.parts as u64;
         let swept = self
@@ -250,7 +252,7 @@ impl Job<'_> {
 
     /// The element where the line at row or column `at` begins.
     pub(super) fn line(&self, lines: &Lines, at: &str) -> String {
-        let batch = self.form.batch.iter().zip(&lines.batch);
+        let batch = self.form.outer().zip(&lines.batch);
         let mut terms: Vec<String> = batch
             .filter(|(_, k)| **k != 0)
             .map(|(l, k)| format!("{}*{k}", l.var))
@@ -274,11 +276,8 @@ impl Job<'_> {
         let cols = form.panels.iter().map(|p| (p, form.col.size));
         let out = form.out_products.iter().map(|p| (&p.out, form.row.size));
         let reach = |(l, size): (&Lines, i64)| {
-            let batch = form
-                .batch
-                .iter()
-                .zip(&l.batch)
-                .map(|(b, k)| k * (b.size - 1));
+            let batch = form.outer().zip(&l.batch);
+            let batch = batch.map(|(b, k)| k * (b.size - 1));
             let within = l.line * size + l.inner * l.width;
             SymExpr::constant(l.base + within + batch.sum::<i64>())
         };
@@ -298,6 +297,13 @@ impl Job<'_> {
         let sweeps = &self.sweeps.sweeps;
         let panels = self.panels(together.clone());
         t.open("");
+        for l in &self.form.groups {
+            let (index, var) = (self.index_type(), &l.var);
+            t.open(&format!(
+                "for ({index} {var} = 0; {var} < {}; {var}++)",
+                l.size
+            ));
+        }
         self.elements(together.start).before(t, &self.names);
         for (s, scalar) in together.clone().flat_map(|n| self.sweeps.reduced(n)) {
             let identity = literal(scalar.reduction.identity(DType::F32), DType::F32);
@@ -344,6 +350,7 @@ impl Job<'_> {
                 running.finish(t, &elements, &self.names, &self.sums(n));
             }
         }
+        self.form.groups.iter().for_each(|_| t.close());
         t.close();
     }
 

@@ -96,9 +96,9 @@ impl Running {
             postponed: BTreeSet::new(),
             divisors: Vec::new(),
         };
-        // A tile's product that is a left factor as it is has no power to correct.
+        // What is stored is not corrected, nor is a tile's product that is a left factor as it is.
         let factors = elements.factors();
-        if factors.len() != elements.n_out() {
+        if factors.len() != elements.n_out() || elements.stores() {
             return None;
         }
         let mut corrected = elements.values_of(*shift);

@@ -1,11 +1,13 @@
-//! Text of what a chain leaves in memory: numbers of rows, and results rounded once.
+//! Text of what a chain leaves in memory: numbers of rows, results rounded once, tiles that others read.
 
-use super::form::{Lines, VECTOR};
+use super::element::{Elements, Names};
+use super::form::{Form, Lines, VECTOR};
 use super::kernel::Job;
 use crate::cuda::element_type;
 use crate::cuda::value_text::cast;
 use crate::emit::text::CText;
-use graph::DType;
+use crate::emit::values::Effect;
+use graph::{DType, SymExpr, Symbol};
 
 impl Job<'_> {
     /// Numbers of rows that others read.
@@ -134,4 +136,49 @@ fn is_aligned(lines: &Lines, n: i64) -> bool {
     let divides = |k: &i64| k % n == 0;
     let starts = divides(&lines.base) && divides(&lines.line);
     lines.inner == 1 && starts && lines.batch.iter().all(divides)
+}
+
+/// Two neighbours of each of the thread's rows of a tile to memory.
+pub(super) fn tile(e: &Elements<'_>, t: &mut CText, names: &Names, n: usize, effect: &Effect) {
+    let form = e.form();
+    let (id, offset) = (effect.address.container, &effect.address.offset);
+    let ctype = element_type(form.arrays[&id].dtype);
+    let (name, size) = (&names[&id], form.col.size);
+    let (index, at) = (e.index_type(), form.extents.c_text(offset));
+    let value = |k: usize| format!("sh_from_float<{ctype}>(stored{n}_at[h][{k}])");
+    t.line("SH_UNROLL");
+    t.open("for (int h = 0; h < 2; h++)");
+    t.line(&format!(
+        "if (part != 0 || first_row + h*8 >= {}) continue;",
+        form.row.size
+    ));
+    e.row(t);
+    let place = "first + j*8 + lane_col";
+    if is_paired(form, offset) {
+        t.open(&format!("if ({place} < {size})"));
+        t.line(&format!("const {index} col = {place};"));
+        t.line(&format!("sh_vec<{ctype}, 2> v;"));
+        t.line(&format!("v[0] = {}, v[1] = {};", value(0), value(1)));
+        t.line(&format!("sh_store<2>({name}, {at}, v);"));
+        t.close();
+    } else {
+        for k in 0..2 {
+            t.open(&format!("if ({place} + {k} < {size})"));
+            t.line(&format!("const {index} col = {place} + {k};"));
+            t.line(&format!("{name}[{at}] = {};", value(k)));
+            t.close();
+        }
+    }
+    t.close();
+}
+
+/// Whether columns lie side by side, and pairs of them are aligned.
+fn is_paired(form: &Form, offset: &SymExpr) -> bool {
+    let Some((terms, base)) = offset.as_affine() else {
+        return false;
+    };
+    let is_col = |s: &Symbol| *s == form.col.var;
+    let is_even = |(s, k): &(Symbol, i64)| if is_col(s) { *k == 1 } else { k % 2 == 0 };
+    let has_col = terms.iter().any(|(s, _)| is_col(s));
+    has_col && base % 2 == 0 && form.col.size % 2 == 0 && terms.iter().all(is_even)
 }

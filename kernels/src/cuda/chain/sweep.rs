@@ -22,7 +22,7 @@ pub(super) struct Sweep {
     pub statements: Vec<usize>,
     /// Positions among [`Form::tile_products`].
     pub products: BTreeSet<usize>,
-    /// Whether products out of tiles are summed up.
+    /// Whether products out of tiles are summed up and tiles stored.
     pub is_last: bool,
     /// Whether it goes along with the sweep before, block by block.
     pub is_joined: bool,
@@ -70,9 +70,9 @@ impl Sweeps {
             }
         }
         let reducing = scalars.iter().map(|s| s.sweep + 1).max().unwrap_or(0);
-        let needed = form.out_products.iter().map(|p| ready.get(&p.tile));
+        let needed = last_tiles(form).map(|id| ready.get(&id));
         let out = needed.map(|sweep| sweep.copied().unwrap_or(0)).max();
-        // Products out of tiles join the last sweep that reduces, if it has what they need.
+        // Products out of tiles and stores join the last sweep that reduces, if it has what they need.
         let last = match out {
             Some(out) => out.max(reducing.saturating_sub(1)),
             None => reducing.checked_sub(1)?,
@@ -99,6 +99,12 @@ fn reductions(form: &Form) -> impl Iterator<Item = (usize, ContainerId)> {
     })
 }
 
+/// Tiles that are factors or stored.
+fn last_tiles(form: &Form) -> impl Iterator<Item = ContainerId> {
+    let factors = form.out_products.iter().map(|p| p.tile);
+    factors.chain(form.stored.iter().copied())
+}
+
 /// What the sweep's reductions and products are made of, and no more.
 fn sweep(form: &Form, scalars: &[Scalar], n: usize, is_last: bool) -> Sweep {
     let is_now = |id: &ContainerId| scalars.iter().any(|s| s.container == *id && s.sweep == n);
@@ -109,7 +115,7 @@ fn sweep(form: &Form, scalars: &[Scalar], n: usize, is_last: bool) -> Sweep {
         open.extend(form.statements[at].reads.iter().map(|p| p.container));
     }
     if is_last {
-        open.extend(form.out_products.iter().map(|p| p.tile));
+        open.extend(last_tiles(form));
     }
     let mut products = BTreeSet::new();
     while let Some(id) = open.pop() {
