@@ -7,6 +7,7 @@ use graph::{
 };
 use kernels::cuda::{execute, lower};
 use models::net::{Net, Window};
+use models::transformer::{Decoder, decoder_layer};
 use ops::{Meaning, OpBuilder, OpError, attrs};
 
 /// Orders of blocks and threads.
@@ -218,6 +219,45 @@ fn masked_attention_in_f16() {
         b.op1("attention", &[q, k, v, seen], causal)
     });
     check(&net.finish(&[y.expect("builds")]), HALF, &[("chain", 3)]);
+}
+
+/// Two heads of keys for four of queries: what is summed over both of a pair is one product.
+#[test]
+fn decoder_layer_with_shared_keys_in_bf16() {
+    let layer = Decoder {
+        batch: 1,
+        length: 40,
+        hidden: 64,
+        heads: 4,
+        key_heads: 2,
+        inner: 48,
+    };
+    let graph = decoder_layer(layer, DType::BF16).expect("builds");
+    check(&graph, HALF, &[("chain", 3)]);
+}
+
+/// A bias of the scores that is trained: its gradient, summed over the batch, is of numbers that one kernel
+/// stores; so are the probabilities, which are returned.
+#[test]
+fn attention_with_trained_bias_that_returns_probabilities() {
+    let mut net = Net::new("attention");
+    net.dtype = DType::F16;
+    let rows = |n| sizes(&[2, 3, n, 32]);
+    let q = net.input("q", DType::F16, &rows(50));
+    let k = net.input("k", DType::F16, &rows(70));
+    let v = net.input("v", DType::F16, &rows(70));
+    let bias = net.input("bias", DType::F16, &sizes(&[3, 50, 70]));
+    let equation = |s: &str| attrs([("equation", Attr::Str(s.into()))]);
+    let [p, y] = net
+        .with("attention", |b| {
+            let scores = b.op1("einsum", &[q, k], equation("bhid,bhjd->bhij"))?;
+            let sum = Expr::In(0).mul(Expr::float(0.2)).add(Expr::In(1));
+            let scores = b.elementwise(sum, &[scores, bias])?;
+            let p = b.op1("softmax", &[scores], attrs([("axis", Attr::Int(-1))]))?;
+            Ok([p, b.op1("einsum", &[p, v], equation("bhij,bhje->bhie"))?])
+        })
+        .expect("builds");
+    check(&net.finish(&[y, p]), HALF, &[("chain", 3)]);
 }
 
 /// −∞ for numbers below −1/2 and in the first column.

@@ -81,6 +81,9 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     view::merge_views(&mut graph, &mut nodes);
     view::split_composite_dims(&mut graph, &mut nodes);
     view::drop_unit_params(&mut nodes);
+    // Copies between reshapes, such as heads of keys repeated for those of queries, before what they copy
+    // is computed in their place.
+    inline::inline_movement(&graph, &mut nodes);
     write_once::drop_idle_conflicts(&graph, &mut nodes);
     inline::inline(&graph, &mut nodes, &mut decisions);
     graph.last_state().nodes = nodes;

@@ -32,6 +32,8 @@ pub struct Case {
     pub widths: [i64; 2],
     pub mask: Mask,
     pub is_backward: bool,
+    /// Probabilities and their gradients are results.
+    pub is_stored: bool,
 }
 
 struct Text<'c> {
@@ -232,7 +234,9 @@ impl Text<'_> {
             tiles.extend(["sr", "dpr", "dsr", "sc", "dpc", "dsc", "prc"]);
         }
         for tile in tiles {
-            self.declare(tile, c.dtype, &[b, h, i, j], " local");
+            let is_stored = c.is_stored && ["p", "dsr"].contains(&tile);
+            let kind = if is_stored { "" } else { " local" };
+            self.declare(tile, c.dtype, &[b, h, i, j], kind);
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::emit::body::{Array, Body, Kernel, Place, Statement};
 use crate::emit::index::{Extents, Loop};
 use crate::emit::merge::renamed;
-use graph::{Binary, ContainerId, DType, Expr, Reduction, Symbol};
+use graph::{Binary, ContainerId, DType, Expr, Graph, Reduction, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Widest operand along which a product into tiles sums, and widest result of one out of them: rows of
@@ -85,11 +85,12 @@ struct Member<'k> {
 }
 
 /// The form of a kernel's statements, if it is a chain.
-pub(super) fn form(kernel: &Kernel) -> Option<Form> {
+pub(super) fn form(graph: &Graph, kernel: &Kernel) -> Option<Form> {
     if !kernel.outer.is_empty() {
         return None;
     }
     let mut reader = Reader {
+        graph,
         kernel,
         dims: Vec::new(),
         tiles: BTreeSet::new(),
@@ -112,6 +113,7 @@ pub(super) fn form(kernel: &Kernel) -> Option<Form> {
 }
 
 struct Reader<'k> {
+    graph: &'k Graph,
     kernel: &'k Kernel,
     /// Stride and size of each of a tile's dimensions; a tile's memory is never made, but its strides
     /// tell its dimensions apart.
@@ -290,6 +292,9 @@ impl<'k> Reader<'k> {
             });
             renames.extend(m.inner.iter().map(|l| (l.var.clone(), "inner".into())));
             form.add(renamed(m.statement, &renames), inner, m.sort, &mut dtypes)?;
+            // A tile that is a factor is rounded to the other one's type; the array of a local one is wider.
+            let tiles = self.tile_reads(m.statement).filter(|_| m.sort == Sort::Out);
+            dtypes.extend(tiles.map(|p| self.graph.container(p.container).dtype));
         }
         let [dtype] = dtypes.into_iter().collect::<Vec<_>>()[..] else {
             return None;
@@ -350,8 +355,7 @@ impl Form {
                 let (g, z) = if is_tile(a) { (a, b) } else { (b, a) };
                 let panel = self.panel(z, &inner)?;
                 let out = self.lines(write, &self.row, &inner)?;
-                // A tile that is a factor is rounded to the other one's type.
-                dtypes.extend([g, z].map(|p| self.arrays[&p.container].dtype));
+                dtypes.insert(self.arrays[&z.container].dtype);
                 let dtype = self.arrays[&out.container].dtype;
                 if !is_single(dtype) || out.inner < 1 || !self.is_of_rows(&out) {
                     return None;

@@ -45,5 +45,5 @@ pub(super) fn emit(
     node: &Node,
 ) -> Result<Option<EmittedChain>, LowerError> {
     let body = body::kernel_of(graph, node, false, HalfPrecision::Converted)?;
-    Ok(form::form(&body).and_then(|form| kernel::emit(name, &form)))
+    Ok(form::form(graph, &body).and_then(|form| kernel::emit(name, &form)))
 }
