@@ -12,6 +12,7 @@ use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2, resnet};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -103,12 +104,18 @@ fn cost(plan: &Plan) -> String {
         "  arena: {} forward, {} backward\n  saved for backward: {}",
         memory.forward_arena_bytes, memory.backward_arena_bytes, memory.saved_bytes
     );
-    for d in plan.decisions.iter().filter(|d| d.rewrite == "chain") {
-        let is = if d.applied { "saved" } else { "at most" };
+    let chains = plan.decisions.iter().filter(|d| d.rewrite == "chain");
+    let (applied, mut refused) = chains.partition::<Vec<_>, _>(|d| d.applied);
+    for d in applied {
+        let _ = writeln!(text, "  at {}: {}; saved {}", d.origin, d.sentence, d.bytes);
+    }
+    refused.sort_by_key(|d| Reverse(d.bytes));
+    if let Some(d) = refused.first() {
+        let n = refused.len();
         let _ = writeln!(
             text,
-            "  chain at {}: {}; {is} {}",
-            d.origin, d.sentence, d.bytes
+            "  {n} chains refused, the largest at {}: {}",
+            d.origin, d.sentence
         );
     }
     text

@@ -111,7 +111,7 @@ pub(super) fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Ve
 
 impl Chain {
     /// All that is linked to the tile `seed` by being at its points; `None` if nothing multiplies a
-    /// tile again.
+    /// tile again and sums over its rows or columns.
     pub(super) fn grow(graph: &Graph, nodes: &[Node], seed: ContainerId) -> Option<Chain> {
         let shape = graph.container(seed).shape.iter();
         let mut chain = Chain {
@@ -129,10 +129,6 @@ impl Chain {
                 chain.visit(graph, nodes, id, &mut open);
             }
         }
-        let multiplies = |at: &usize| is_contraction(&nodes[*at]);
-        if !chain.sinks.keys().any(multiplies) {
-            return None;
-        }
         let sides = chain.sides(graph, nodes).ok();
         let is_swept = |at: usize, summed: &[usize]| {
             let sides = sides.as_ref();
@@ -146,7 +142,8 @@ impl Chain {
                 chain.outside.insert(at);
             }
         }
-        Some(chain)
+        let multiplies = |at: &usize| is_contraction(&nodes[*at]);
+        chain.sinks.keys().any(multiplies).then_some(chain)
     }
 
     /// The tile's maker and readers, and the tiles that they make or read besides.

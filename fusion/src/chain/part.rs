@@ -34,6 +34,11 @@ struct Survey {
 impl Chain {
     /// The kernels it becomes.
     pub(super) fn parts(&self, graph: &Graph, nodes: &[Node]) -> Result<Vec<Part>, Obstacle> {
+        let is_half = |d: DType| matches!(d, DType::F16 | DType::BF16);
+        let mut factors = self.factors(graph, nodes);
+        if !factors.all(|id| is_half(graph.container(id).dtype)) {
+            return Err(Obstacle::Types);
+        }
         self.sides(graph, nodes)?;
         self.check_points(graph, nodes)?;
         let mut parts: BTreeMap<(Stage, &[usize]), Part> = BTreeMap::new();
@@ -55,16 +60,15 @@ impl Chain {
             self.complete(nodes, part);
             self.check_part(graph, nodes, part)?;
         }
-        let multiplies = |p: &Part| p.members.iter().any(|at| self.multiplies(nodes, *at));
-        match parts.iter().any(multiplies) {
-            true => Ok(parts),
-            false => Err(Obstacle::Rows),
-        }
+        Ok(parts)
     }
 
-    /// Whether a unit is a product out of tiles.
-    fn multiplies(&self, nodes: &[Node], at: usize) -> bool {
-        self.sinks.contains_key(&at) && is_contraction(&nodes[at])
+    /// What products into tiles multiply.
+    fn factors(&self, graph: &Graph, nodes: &[Node]) -> impl Iterator<Item = ContainerId> {
+        let products = self.products.iter();
+        products
+            .filter_map(|at| tile_product(graph, &nodes[*at]))
+            .flat_map(|p| p.factors.map(|m| m.container))
     }
 
     /// Members read all tiles at the same points.
@@ -148,8 +152,7 @@ impl Chain {
                     .try_for_each(|id| check_single(graph, id))?;
             }
         }
-        let is_half = |d: &DType| matches!(d, DType::F16 | DType::BF16);
-        if survey.dtypes.len() != 1 || !survey.dtypes.iter().all(is_half) {
+        if survey.dtypes.len() != 1 {
             return Err(Obstacle::Types);
         }
         for (what, width) in [("operands", survey.inner), ("results", survey.out)] {
