@@ -14,7 +14,7 @@ use kernels::cuda::device::{self, CudaModule, Device};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::nvrtc::{Cubin, Resources};
 use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
-use kernels::cuda::{Arch, CudaError, Kernel, Param, ParamType, Work};
+use kernels::cuda::{Arch, CudaError, Kernel, Param, ParamType, TensorMap, Work};
 use kernels::run::{BufferRef, ExternalSpec};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -237,6 +237,44 @@ fn kernels_are_loaded_once_and_launched_in_order_on_the_stream_given() {
         log[4..],
         ["cuCtxPopCurrent"],
         "nothing is allocated, copied or waited for"
+    );
+}
+
+/// A map is made for the address of each launch, and passed by value.
+#[test]
+fn what_the_copy_engine_reads_is_encoded_for_each_launch() {
+    let mock = Mock::new();
+    let device: Arc<Device> = Device::open(1).unwrap();
+    let mut kernels = kernels();
+    kernels[0].params[0].ty = ParamType::Map(TensorMap {
+        dtype: DType::BF16,
+        offset: 8,
+        sizes: [64, 40, 3],
+        strides: [72, 2880],
+        lines: 128,
+    });
+    let (pass, cubins) = (pass(), [cubin(device.arch())]);
+    let launches = pass.launches.iter();
+    let module = CudaModule::load(&device, &kernels, &cubins, &[vec![1; 4]], launches).unwrap();
+    mock.call0("mock_reset");
+    mock.call1("mock_pointer_device", 1);
+    run(&module, 77).unwrap();
+    let log = mock.log();
+    let rest = "sizes 64 40 3 strides 144 5760 box 64 128 1 steps 1 1 1 interleave 0 swizzle 3 promotion 3 beyond 0";
+    assert_eq!(
+        log[1..3],
+        [
+            format!("cuTensorMapEncodeTiled type 9 rank 3 at 1010 {rest}"),
+            "cuLaunchKernel sh_k0 grid 3 1 1 block 128 1 1 shared 0 stream 77 args 1010 10100"
+                .into(),
+        ]
+    );
+    assert!(log[3].starts_with("cuLaunchKernel sh_k1"), "{}", log[3]);
+    mock.fail("cuTensorMapEncodeTiled", 1, 0);
+    let refused = run(&module, 77).unwrap_err().to_string();
+    assert!(
+        refused.contains("sh_k0") && refused.contains("layers.0"),
+        "{refused}"
     );
 }
 

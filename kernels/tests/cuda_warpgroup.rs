@@ -32,8 +32,8 @@ const ORDERS: [[&str; 2]; 4] = [["mk", "nk"], ["mk", "kn"], ["km", "nk"], ["km",
 /// Sizes of at least two blocks of each tile in each direction, whole pieces only where memory must have
 /// them, and more steps than shared memory has places.
 fn sizes(tile: usize, [a, b]: [&str; 2]) -> [i64; 4] {
-    let [m, n] = [[136, 264], [136, 136], [72, 72]][tile];
-    let steps = [64 * 5, 64 * 4, 64 * 5][tile];
+    let [m, n] = [[136, 264], [136, 136], [72, 72], [136, 264], [136, 136]][tile];
+    let steps = 64 * [5, 4, 5, 5, 4][tile];
     let more = |is_contiguous| if is_contiguous { 8 } else { 3 };
     [
         1,
@@ -75,41 +75,79 @@ fn others() -> Vec<Wanted> {
     let small = matmul([1, 5, 8, 8], "mk", "kn", "mn");
     let dense = Conv::square(2, 8, 16, 7, 3, 1);
     let pointwise = Conv::square(2, 16, 24, 5, 1, 1);
-    let of = |label: &str, c, types, epilogue, tile| (label.to_string(), c, types, epilogue, tile);
+    let of = |label: &str, c: &Contraction, types, epilogue, tile| {
+        (label.to_string(), c.clone(), types, epilogue, tile)
+    };
     vec![
-        of("batched", batched, half, Some(epilogue(3, false)), None),
-        of("heads", heads, F16, None, None),
+        of("batched", &batched, half, Some(epilogue(3, false)), None),
+        of("heads", &heads, F16, None, None),
         of(
             "transposed",
-            transposed,
+            &transposed,
             BF16,
             Some(epilogue(2, true)),
             Some(1),
         ),
-        of("long", long, BF16, Some(epilogue(2, false)), None),
-        of("bands", bands, BF16, None, Some(2)),
-        of("small", small, BF16, None, None),
+        of("long", &long, BF16, Some(epilogue(2, false)), None),
+        of("bands", &bands, BF16, None, Some(2)),
+        of("small", &small, BF16, None, None),
         of(
             "small in the largest",
-            matmul([1, 5, 8, 8], "mk", "kn", "mn"),
+            &matmul([1, 5, 8, 8], "mk", "kn", "mn"),
             BF16,
             None,
             Some(0),
         ),
-        of("weight gradient", dense.weight_gradient(), BF16, None, None),
+        of(
+            "weight gradient",
+            &dense.weight_gradient(),
+            BF16,
+            None,
+            None,
+        ),
         of(
             "pointwise",
-            pointwise.forward(),
+            &pointwise.forward(),
             half,
             Some(epilogue(5, false)),
             None,
         ),
         of(
             "pointwise data gradient",
-            pointwise.data_gradient(),
+            &pointwise.data_gradient(),
             half,
             None,
             None,
+        ),
+        of(
+            "batched in boxes",
+            &batched,
+            half,
+            Some(epilogue(3, false)),
+            Some(4),
+        ),
+        of("heads in boxes", &heads, F16, None, Some(4)),
+        of(
+            "transposed in boxes",
+            &transposed,
+            BF16,
+            Some(epilogue(2, true)),
+            Some(3),
+        ),
+        of(
+            "long in boxes",
+            &long,
+            BF16,
+            Some(epilogue(2, false)),
+            Some(4),
+        ),
+        of("small in boxes", &small, BF16, None, Some(3)),
+        of(
+            "pointwise in boxes",
+            &pointwise.forward(),
+            half,
+            Some(epilogue(5, false)),
+            Some(4),
         ),
     ]
 }
@@ -138,17 +176,26 @@ enum Found {
     WrongNumbers,
 }
 
-/// Text that is replaced once, by what, and how that is found.
-fn planted() -> Vec<(&'static str, &'static str, Found)> {
+/// A tile, text that is replaced once, by what, and how that is found.
+fn planted() -> Vec<(usize, &'static str, &'static str, Found)> {
     let is_race = |kind: &FaultKind| {
         matches!(
             kind,
             FaultKind::Race { .. } | FaultKind::Uninitialized { .. }
         )
     };
+    let is_unordered = |kind: &FaultKind| {
+        matches!(
+            kind,
+            FaultKind::Race { .. }
+                | FaultKind::Uninitialized { .. }
+                | FaultKind::DivergentBarrier { .. }
+        )
+    };
     vec![
-        ("sh_async_fence();", "sh_async_fence();", Found::Nothing),
+        (1, "sh_async_fence();", "sh_async_fence();", Found::Nothing),
         (
+            1,
             "sh_async_fence();",
             "",
             Found::Fault(
@@ -156,38 +203,110 @@ fn planted() -> Vec<(&'static str, &'static str, Found)> {
             ),
         ),
         (
+            1,
             "SH_SYNC(); /* the block is written",
             "/* ",
             Found::Fault(is_race),
         ),
-        ("sh_copy_wait<0>();", "", Found::Fault(is_race)),
-        ("sh_wgmma_wait<1>(acc);", "", Found::Fault(is_race)),
+        (1, "sh_copy_wait<0>();", "", Found::Fault(is_race)),
+        (1, "sh_wgmma_wait<1>(acc);", "", Found::Fault(is_race)),
         (
+            1,
             "sh_wgmma_wait<1>(acc);",
             "sh_wgmma_wait<2>(acc);",
             Found::Fault(is_race),
         ),
-        ("sh_wgmma_wait<0>(acc);", "", Found::WrongNumbers),
+        (1, "sh_wgmma_wait<0>(acc);", "", Found::WrongNumbers),
         (
+            1,
             "sh_wgmma_fence(acc);",
             "",
             Found::Fault(|kind| matches!(kind, FaultKind::SumsUnfenced)),
         ),
-        ("(piece ^ line % 8)", "piece", Found::WrongNumbers),
-        ("sh_matrix<1, 16,", "sh_matrix<2, 16,", Found::WrongNumbers),
+        (1, "(piece ^ line % 8)", "piece", Found::WrongNumbers),
         (
+            1,
+            "sh_matrix<1, 16,",
+            "sh_matrix<2, 16,",
+            Found::WrongNumbers,
+        ),
+        (
+            1,
             "sh_matrix<1, 16, 1024>",
             "sh_matrix<1, 16, 2048>",
             Found::WrongNumbers,
         ),
         (
+            1,
             "sh_matrix<1, 8192,",
             "sh_matrix<1, 1024,",
             Found::WrongNumbers,
         ),
-        ("<0, 1>(acc", "<1, 1>(acc", Found::WrongNumbers),
-        ("(warpgroup*64)", "(0)", Found::WrongNumbers),
-        ("next == 2", "next == 1", Found::Fault(is_race)),
+        (1, "<0, 1>(acc", "<1, 1>(acc", Found::WrongNumbers),
+        (1, "(warpgroup*64)", "(0)", Found::WrongNumbers),
+        (1, "next == 2", "next == 1", Found::Fault(is_race)),
+        (
+            4,
+            "sh_phases_begin();",
+            "sh_phases_begin();",
+            Found::Nothing,
+        ),
+        (
+            4,
+            "sh_phase_wait(empty, s, step / 3 % 2 ^ 1);",
+            "",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "sh_phase_wait(full, now, step / 3 % 2);",
+            "",
+            Found::Fault(is_unordered),
+        ),
+        (4, "sh_wgmma_wait<1>(acc);", "", Found::Fault(is_race)),
+        (
+            4,
+            "if (step > 0 && SH_LANE == 0) sh_phase_arrive(empty, (step - 1) % 3);",
+            "if (SH_LANE == 0) sh_phase_arrive(empty, now);",
+            Found::Fault(is_race),
+        ),
+        (
+            4,
+            "sh_phase_init(empty, s, 8);",
+            "sh_phase_init(empty, s, 16);",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "sh_phase_init(empty, s, 8);",
+            "sh_phase_init(empty, s, 1);",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "sh_phase_expect(full, s, 32768);",
+            "sh_phase_expect(full, s, 16384);",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "step / 3 % 2 ^ 1",
+            "step / 3 % 2",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "SH_SYNC(); /* the barriers",
+            "/* ",
+            Found::Fault(is_unordered),
+        ),
+        (
+            4,
+            "block_n*128 + 64, k0",
+            "block_n*128, k0",
+            Found::WrongNumbers,
+        ),
+        (4, "sh_wgmma_wait<0>(acc);", "", Found::WrongNumbers),
     ]
 }
 
@@ -195,11 +314,17 @@ fn planted() -> Vec<(&'static str, &'static str, Found)> {
 fn planted_faults_are_found() {
     let planted = planted();
     let c = || matmul([1, 130, 136, 64 * 5], "mk", "kn", "mn");
-    let of = planted
-        .iter()
-        .map(|(from, to, _)| (format!("{from} -> {to}"), c(), BF16, None, Some(1)));
+    let of = planted.iter().map(|(tile, from, to, _)| {
+        (
+            format!("{from} -> {to} in {tile}"),
+            c(),
+            BF16,
+            None,
+            Some(*tile),
+        )
+    });
     let (cases, mut kernels) = cases(emit_for_warpgroups, of.collect());
-    for (kernel, (from, to, _)) in kernels.iter_mut().zip(&planted) {
+    for (kernel, (_, from, to, _)) in kernels.iter_mut().zip(&planted) {
         assert!(
             kernel.text.contains(from),
             "{from} is not in {}",
@@ -208,7 +333,7 @@ fn planted_faults_are_found() {
         kernel.text = kernel.text.replacen(from, to, 1);
     }
     let emulator = Emulator::from_environment(&kernels).expect("kernels compile");
-    for (case, (_, _, found)) in cases.iter().zip(&planted) {
+    for (case, (.., found)) in cases.iter().zip(&planted) {
         match (run(case, &emulator, Numbers::Exact, 1), found) {
             (Err(EmulateError::Faults(faults)), Found::Fault(is_it)) => {
                 assert!(
@@ -241,9 +366,22 @@ fn what_warpgroups_do_not_multiply_is_refused() {
     };
     let c = matmul([1, 64, 64, 64], "mk", "nk", "mn");
     assert!(refused(&c, F32).contains("bf16"));
+    let padded = Conv::square(2, 8, 16, 7, 3, 1).weight_gradient();
+    let emitted = emit_for_warpgroups("k", &padded, BF16, BUFFERS, None, Some(3));
+    let reason = emitted.expect_err("refused").to_string();
+    assert!(reason.contains("border"), "{reason}");
     let odd = matmul([1, 64, 64, 63], "mk", "nk", "mn");
     assert!(refused(&odd, BF16).contains("16 bytes"));
 }
+
+/// Dynamic shared memory of each tile: places, and of boxes two barriers of 8 bytes for each.
+const BYTES: [u32; 5] = [
+    192 << 10,
+    96 << 10,
+    64 << 10,
+    (192 << 10) + 4 * 16,
+    (96 << 10) + 3 * 16,
+];
 
 /// A product in bf16 with a bias and a ReLU, and another with too odd a number of terms.
 const NETWORK: &str = r#"graph "g" {
@@ -302,7 +440,7 @@ fn programs_have_them_where_they_are_asked_for() {
         };
         assert_eq!(paths, [first, "mma"]);
         let [forward, _] = passes(&graph, &program).expect("has places");
-        let bytes = [192 << 10, 96 << 10, 64 << 10, 0][tile];
+        let bytes = [BYTES[0], BYTES[1], BYTES[2], BYTES[3], BYTES[4], 0][tile];
         assert_eq!(forward.launches[0].dynamic_shared_bytes, bytes);
         let host = execute::compile(&graph, &program).expect("compiles");
         for seed in 0..2 {
@@ -323,9 +461,9 @@ fn kernels_say_how_much_shared_memory_they_carve() {
     let bytes: Vec<u32> = (0..n_warpgroup_tiles())
         .map(|tile| kernel(tile).dynamic_shared_bytes())
         .collect();
-    assert_eq!(bytes, [192 << 10, 96 << 10, 64 << 10]);
+    assert_eq!(bytes, BYTES);
     // What the system keeps of each block counts too.
-    for (bytes, blocks) in bytes.into_iter().zip([1, 2, 3]) {
+    for (bytes, blocks) in bytes.into_iter().zip([1, 2, 3, 1, 2]) {
         assert!(
             blocks * (bytes + 1024) <= 228 << 10,
             "{blocks} blocks of {bytes} bytes"
@@ -367,7 +505,7 @@ fn every_tile_becomes_a_cubin_of_asynchronous_products() {
     let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
     let folder = tempfile::tempdir().expect("a folder");
     let cache = Cache::at(folder.path(), 1 << 30).expect("a cache");
-    let of = [large(), products(), others()].concat();
+    let of = [large(), others()].concat();
     let (cases, kernels) = cases(emit_for_warpgroups, of);
     let disassembler = disassembler();
     for case in &cases {
@@ -391,8 +529,10 @@ fn every_tile_becomes_a_cubin_of_asynchronous_products() {
                 .stdout;
             let text = String::from_utf8_lossy(&text).into_owned();
             assert!(text.contains("HGMMA"), "{}: no HGMMA", case.label);
-            let n = text.matches("HGMMA").count();
-            println!("  {n} HGMMA, {} LDGSTS", text.matches("LDGSTS").count());
+            let is_fed = case.emitted.launches[0].kernel.text.contains("sh_box_copy");
+            for (name, wanted) in [("UTMALDG", is_fed), ("LDGSTS", !is_fed)] {
+                assert_eq!(text.contains(name), wanted, "{}: {name}", case.label);
+            }
         }
     }
     if disassembler.is_none() {

@@ -143,6 +143,20 @@ int cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, un
     return note("cuLaunchKernel", " %s grid %u %u %u block %u %u %u shared %u stream %zu args%s", f->name,
                 gx, gy, gz, bx, by, bz, shared, (size_t)stream, args);
 }
+/* A map holds the address first, so that a launch's line shows it. */
+int cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, void *address, const uint64_t *sizes,
+                           const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave,
+                           int swizzle, int promotion, int beyond) {
+    memset(map, 0, 128);
+    map[0] = (uint64_t)(uintptr_t)address;
+    return note("cuTensorMapEncodeTiled",
+                " type %d rank %u at %llx sizes %llu %llu %llu strides %llu %llu box %u %u %u steps %u %u %u "
+                "interleave %d swizzle %d promotion %d beyond %d",
+                type, rank, (unsigned long long)map[0], (unsigned long long)sizes[0],
+                (unsigned long long)sizes[1], (unsigned long long)sizes[2], (unsigned long long)strides[0],
+                (unsigned long long)strides[1], box[0], box[1], box[2], steps[0], steps[1], steps[2], interleave,
+                swizzle, promotion, beyond);
+}
 int cuGetErrorName(int code, const char **text) {
     *text = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
           : code == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR_INVALID_VALUE";

@@ -323,7 +323,8 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
     for (n, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
         let written = matches!(param.ty, ParamType::Out(_));
         match (param.ty, arg) {
-            (ParamType::In(dtype) | ParamType::Out(dtype), Arg::Buffer(idx)) => {
+            (ParamType::In(_) | ParamType::Out(_) | ParamType::Map(_), Arg::Buffer(idx)) => {
+                let dtype = param.ty.dtype();
                 let Some(buffer) = memory.buffers.get(*idx) else {
                     return refuse(format!("no buffer number {idx} for {}", param.name));
                 };
@@ -449,6 +450,13 @@ fn argument(i: usize, ty: ParamType) -> String {
             "sh_out<{0}>{{sh_view_of(a[{i}], sizeof({0}))}}",
             element_type(dtype)
         ),
+        ParamType::Map(map) => {
+            let ([x, y, z], [line, plane]) = (map.sizes, map.strides);
+            format!(
+                "sh_tensor_map{{sh_view_of(a[{i}], 2), {}, {{{x}, {y}, {z}}}, {{{line}, {plane}}}, {}}}",
+                map.offset, map.lines
+            )
+        }
         ParamType::Scalar(dtype) => format!("*(const {}*)&a[{i}].bits", element_type(dtype)),
     }
 }

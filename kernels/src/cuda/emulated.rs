@@ -121,9 +121,10 @@ impl Emulated {
         let mut args = Vec::new();
         let params = launch.args.iter().zip(self.params(launch.work));
         for (argument, param) in params.clone() {
-            let (ParamType::In(dtype) | ParamType::Out(dtype)) = param.ty else {
+            if matches!(param.ty, ParamType::Scalar(_)) {
                 continue;
-            };
+            }
+            let dtype = param.ty.dtype();
             let known = buffers.get(&argument.at).filter(|_| argument.bytes > 0);
             let buffer = match known {
                 Some(buffer) => *buffer,

@@ -237,7 +237,7 @@ impl HostProgram<'_> {
                 }
             }
             Buffer::Workspace(n) => {
-                let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = ty;
+                let dtype = ty.dtype();
                 let n_elements = self.program.workspace_bytes[n] / dtype.bytes();
                 memory.add_unwritten("workspace", dtype, n_elements)
             }

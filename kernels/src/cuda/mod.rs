@@ -120,7 +120,9 @@ impl Kernel {
     /// element, or of the widest vector that the text loads, copies or stores.
     pub fn alignment(&self, n: usize) -> usize {
         let param = &self.params[n];
-        let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = param.ty;
+        if matches!(param.ty, ParamType::Map(_)) {
+            return TensorMap::ALIGNMENT;
+        }
         let accesses = ["sh_load<", "sh_copy_async<", "sh_store<"].into_iter();
         let widths = accesses.flat_map(|name| self.text.split(name).skip(1));
         let widths = widths.filter_map(|access| {
@@ -129,7 +131,7 @@ impl Kernel {
             (of == param.name).then(|| width.parse().ok())?
         });
         // Wider ones move in pieces of 16 bytes.
-        (dtype.bytes() * widths.max().unwrap_or(1)).min(16)
+        (param.ty.dtype().bytes() * widths.max().unwrap_or(1)).min(16)
     }
 
     /// Bytes of the pool that the text carves its arrays from: its dynamic shared memory.
@@ -142,6 +144,7 @@ impl Kernel {
             };
             let bytes = match ctype {
                 "unsigned" => 4,
+                "sh_u64" => 8,
                 _ => Self::DTYPES
                     .into_iter()
                     .find(|d| element_type(*d) == ctype)?
@@ -173,8 +176,49 @@ pub enum ParamType {
     In(DType),
     /// A buffer that is written, perhaps also read.
     Out(DType),
+    /// A buffer that is only read, by the copy engine of Hopper.
+    Map(TensorMap),
     /// A number: `long long` for I64, `float` for F32 and so on.
     Scalar(DType),
+}
+
+impl ParamType {
+    /// Of the elements of a buffer, or of a number.
+    pub fn dtype(self) -> DType {
+        match self {
+            ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype) => dtype,
+            ParamType::Map(map) => map.dtype,
+        }
+    }
+
+    /// How the copy engine reads a buffer, if it does.
+    pub fn map(self) -> Option<TensorMap> {
+        match self {
+            ParamType::Map(map) => Some(map),
+            _ => None,
+        }
+    }
+}
+
+/// Matrices of 16-bit elements in a buffer, as the copy engine is told of them. It copies boxes: lines of 64
+/// elements, swizzled in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap {
+    /// BF16 or F16.
+    pub dtype: DType,
+    /// The first element, a multiple of 8.
+    pub offset: i64,
+    /// Elements of a line, lines of a matrix, matrices.
+    pub sizes: [u32; 3],
+    /// Elements between lines and between matrices, multiples of 8.
+    pub strides: [u32; 2],
+    /// Lines of a box, at most 256.
+    pub lines: u32,
+}
+
+impl TensorMap {
+    /// Bytes of which a buffer's address is a multiple.
+    pub const ALIGNMENT: usize = 16;
 }
 
 /// One launch of a kernel.

@@ -20,6 +20,7 @@ pub fn device() -> String {
         include_str!("prelude/tensor_core.h"),
         include_str!("prelude/tile_memory.h"),
         include_str!("prelude/warpgroup.h"),
+        include_str!("prelude/tensor_map.h"),
         &integers,
     ]
     .concat()
@@ -35,6 +36,7 @@ pub fn host() -> String {
         include_str!("prelude/tensor_core.h"),
         include_str!("prelude/tile_memory.h"),
         include_str!("prelude/warpgroup.h"),
+        include_str!("prelude/tensor_map.h"),
         INTEGER_SUPPORT,
         include_str!("prelude/calls.h"),
     ]

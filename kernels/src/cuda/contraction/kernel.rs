@@ -136,20 +136,26 @@ pub(in crate::cuda) fn declaration(p: &Param) -> String {
     match p.ty {
         ParamType::In(t) => format!("SH_IN({}) {}", element_type(t), p.name),
         ParamType::Out(t) => format!("SH_OUT({}) {}", element_type(t), p.name),
+        ParamType::Map(m) => format!("SH_MAP({}) {}", element_type(m.dtype), p.name),
         ParamType::Scalar(t) => format!("{} {}", element_type(t), p.name),
     }
 }
 
 /// The parameters of a product's kernel.
 pub(super) fn product_head(job: &Job<'_>, split: bool) -> Head {
-    let (types, buffers) = (job.types, job.buffers);
+    let factors = [ParamType::In(job.types.a), ParamType::In(job.types.b)];
+    head_with(job, split, factors)
+}
+
+/// The same, with the factors given in another way.
+pub(super) fn head_with(job: &Job<'_>, split: bool, [a, b]: [ParamType; 2]) -> Head {
     let mut head = Head::default();
-    head.push("a", ParamType::In(types.a), buffers.a);
-    head.push("b", ParamType::In(types.b), buffers.b);
+    head.push("a", a, job.buffers.a);
+    head.push("b", b, job.buffers.b);
     if split {
-        head.push("sums", ParamType::Out(types.sum()), WORKSPACE);
+        head.push("sums", ParamType::Out(job.types.sum()), WORKSPACE);
     } else {
-        job.sink.head(&mut head, buffers.out);
+        job.sink.head(&mut head, job.buffers.out);
     }
     head
 }
@@ -398,18 +404,16 @@ pub(super) fn store_sums(t: &mut CText, job: &Job<'_>, sums: &Sums) {
     t.line("SH_UNROLL");
     t.line(format!("for (int i = 0; i < {}; i++) {{", sums.n_rows));
     t.line(format!("const int m = block_m*{} + {};", tile.m, sums.row));
-    if m % tile.m != 0 {
-        t.line(format!("if (m >= {m}) continue;"));
-    }
+    t.line(format!("if (m >= {m}) continue;"));
     t.line("SH_UNROLL");
     t.line(format!("for (int j = 0; j < {}; j++) {{", sums.n_columns));
     t.line(format!(
         "const int n = block_n*{} + {};",
         tile.n, sums.column
     ));
-    if n % tile.n != 0 {
-        t.line(format!("if (n >= {n}) continue;"));
-    }
+    // Also where no block has an end: without it the compiler begins the epilogue's loads of all columns
+    // at once, and has no registers for them.
+    t.line(format!("if (n >= {n}) continue;"));
     if tile.parts > 1 {
         let batch = f.count(&f.batch);
         t.line(format!(

@@ -7,6 +7,7 @@
 //! is a part of the row plus a part of the reduction index, and so is each guarded coordinate, so
 //! the row's part stays in registers over the whole reduction. Never compiles or runs anything.
 
+mod bulk;
 mod form;
 mod gemm;
 mod kernel;
@@ -181,16 +182,19 @@ pub fn emit_in_tiles(
     .emit()
 }
 
-/// How many tiles [`emit_for_warpgroups`] chooses from.
+/// How many tiles [`emit_for_warpgroups`] has: those that threads copy the operands of, from the largest on,
+/// then those that the copy engine feeds.
 pub fn n_warpgroup_tiles() -> usize {
-    Path::Wgmma.tiles().len()
+    Path::Wgmma.tiles().len() + Path::Bulk.tiles().len()
 }
 
-/// As [`emit_in_tiles`], by products of warpgroups: kernels for Hopper (sm_90a) only.
+/// As [`emit_in_tiles`], by products of warpgroups: kernels for Hopper (sm_90a) only. Without a tile, one
+/// that threads copy the operands of.
 ///
 /// # Errors
 /// As [`emit`]; [`Unsupported::Warpgroup`] where the factors are not of one 16-bit type or one of them
-/// has neither terms nor rows in whole pieces of 16 bytes.
+/// has neither terms nor rows in whole pieces of 16 bytes; for the copy engine, also where rows, terms or
+/// products do not lie at one distance each.
 pub fn emit_for_warpgroups(
     name: &str,
     c: &Contraction,
@@ -204,6 +208,11 @@ pub fn emit_for_warpgroups(
             reason: "the factors are not both bf16 or both f16",
         });
     }
+    let n_copied = Path::Wgmma.tiles().len();
+    let (path, tile) = match tile {
+        Some(n) if n >= n_copied => (Path::Bulk, Some(n - n_copied)),
+        n => (Path::Wgmma, n),
+    };
     Request {
         name,
         c,
@@ -211,7 +220,7 @@ pub fn emit_for_warpgroups(
         buffers,
         epilogue,
         tile,
-        path: Path::Wgmma,
+        path,
     }
     .emit()
 }
@@ -255,6 +264,7 @@ impl Request<'_> {
             };
             match self.path {
                 Path::Wgmma => warpgroup::emit(&job, &mut done)?,
+                Path::Bulk => bulk::emit(&job, &mut done)?,
                 Path::Simt | Path::Mma => kernel::emit(&job, &mut done),
             }
         }

@@ -6,10 +6,11 @@
 //! neighbouring threads copy one line, so both memories are touched in whole lines of 128 bytes. Pieces of
 //! 8 neighbouring lines lie in different banks: that is what the exchange is for.
 
-use super::form::Form;
+use super::form::{self, Form};
 use super::source::Source;
 use super::tile::Tile;
 use crate::contraction::text::CText;
+use crate::cuda::TensorMap;
 use graph::DType;
 
 /// Elements of a 16-byte piece, rows or terms of a line, 32-bit words of a line.
@@ -85,6 +86,75 @@ impl<'a> Swizzled<'a> {
             "sh_copy_async<{PIECE}>({x}, at, within, {x}_s, {place});"
         ));
         t.close(1);
+    }
+
+    /// The operand as the copy engine is told of it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn map(&self) -> Result<TensorMap, &'static str> {
+        let f = self.source.form;
+        let [rows, terms, batch] = [self.source.rows, &f.k, &f.batch].map(|dims| {
+            let distance = self.distance(dims).filter(|d| (0..1 << 30).contains(d));
+            (f.count(dims) as u32, distance)
+        });
+        if self.source.access.any_guard() {
+            return Err("it reads beyond the border of an operand");
+        }
+        let (fast, slow, lines) = match self.by_terms {
+            true => (rows, terms, LINE),
+            false => (terms, rows, self.n_rows),
+        };
+        let (Some(1), Some(line), Some(plane)) = (fast.1, slow.1, batch.1) else {
+            return Err("rows, terms or products of an operand lie at more than one distance");
+        };
+        // An operand that all products share is one matrix; a distance that nobody uses must be legal.
+        let planes = if plane == 0 { 1 } else { batch.0 };
+        let legal = |distance: i64| (distance as u32).max(PIECE as u32);
+        Ok(TensorMap {
+            dtype: self.source.dtype,
+            offset: form::constant(self.source.access),
+            sizes: [fast.0, slow.0, planes],
+            strides: [legal(line), legal(plane)],
+            lines: lines as u32,
+        })
+    }
+
+    /// The distance of neighbours, if it is the same across all of some dims.
+    fn distance(&self, dims: &[usize]) -> Option<i64> {
+        let stride = |d: usize| self.source.access.stride(d);
+        let sizes = &self.source.form.sizes;
+        let regular = dims
+            .windows(2)
+            .all(|d| stride(d[0]) == stride(d[1]) * sizes[d[1]]);
+        regular.then(|| dims.last().map_or(0, |d| stride(*d)))
+    }
+
+    /// Asks the copy engine for the block whose terms begin at `k0`, to place `s`; barrier `s` of `full` is
+    /// told. `block` is the block's position along the rows.
+    pub fn copy_boxes(&self, t: &mut CText, block: &str) {
+        let (x, rows, words) = (self.source.letter, self.n_rows, self.words());
+        let plane = match self.distance(&self.source.form.batch) {
+            Some(0) | None => "0",
+            Some(_) => "batch",
+        };
+        let boxes = if self.by_terms { rows / LINE } else { 1 };
+        for i in 0..boxes {
+            let row = format!("{block}*{rows} + {}", i * LINE);
+            let place = match self.by_terms {
+                true => format!("{row}, k0"),
+                false => format!("k0, {row}"),
+            };
+            let to = format!("s*{words} + {}", i * LINE * LINE_WORDS);
+            t.line(format!(
+                "sh_box_copy({x}, {place}, {plane}, {x}_s, {to}, full, s);"
+            ));
+        }
+    }
+
+    /// Bytes of a block.
+    pub fn bytes(&self) -> i64 {
+        self.words() * 4
     }
 
     /// The descriptor of 16 terms from `k` (a multiple of 16 below 64) on, of the rows from `row` (a

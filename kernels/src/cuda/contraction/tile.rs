@@ -61,6 +61,9 @@ const WGMMA: [Tile; 3] = [
     tile(64, 64, 64, 64, 64, 128),
 ];
 
+/// The same, which copies of whole blocks feed.
+const BULK: [Tile; 2] = [WGMMA[0], WGMMA[1]];
+
 /// How products are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Path {
@@ -68,8 +71,10 @@ pub(super) enum Path {
     Simt,
     /// By warps.
     Mma,
-    /// By warpgroups.
+    /// By warpgroups, which copy their operands piece by piece.
     Wgmma,
+    /// By warpgroups, whose operands the copy engine brings.
+    Bulk,
 }
 
 impl Path {
@@ -78,7 +83,7 @@ impl Path {
         match self {
             Path::Simt => "simt",
             Path::Mma => "mma",
-            Path::Wgmma => "wgmma",
+            Path::Wgmma | Path::Bulk => "wgmma",
         }
     }
 
@@ -88,6 +93,7 @@ impl Path {
             Path::Simt => &SIMT,
             Path::Mma => &MMA,
             Path::Wgmma => &WGMMA,
+            Path::Bulk => &BULK,
         }
     }
 }

@@ -41,10 +41,10 @@ const BEHIND: i64 = 2;
 /// Blocks of rows that neighbouring blocks of threads cover first. 132 blocks of 128×256 at a time read the
 /// fewest bytes of both factors as 16×8, and so do 264 of 128×128 as 16×16: for 50,000 columns and 1024
 /// terms 8 MiB a wave instead of 69, which memory could not bring in the wave's 11 µs.
-const BAND: i64 = 16;
+pub(super) const BAND: i64 = 16;
 
 /// Blocks of terms that shared memory holds, and blocks of threads of a multiprocessor.
-fn depth(tile: &Tile) -> (i64, i64) {
+pub(super) fn depth(tile: &Tile) -> (i64, i64) {
     match tile.n {
         256 => (4, 1),
         128 => (3, 2),
@@ -57,13 +57,8 @@ fn depth(tile: &Tile) -> (i64, i64) {
 /// # Errors
 /// [`Unsupported::Warpgroup`].
 pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) -> Result<(), Unsupported> {
-    let (f, tile) = (job.form, &job.tile);
-    let staged = |letter, dtype| {
-        Swizzled::new(f, letter, dtype, tile).ok_or(Unsupported::Warpgroup {
-            reason: "an operand has neither terms nor rows in whole pieces of 16 bytes",
-        })
-    };
-    let (a, b) = (staged("a", job.types.a)?, staged("b", job.types.b)?);
+    let tile = &job.tile;
+    let (a, b) = staged(job)?;
     let split = tile.parts > 1;
     let (places, min_blocks) = depth(tile);
     let size = Size {
@@ -85,12 +80,7 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) -> Result<(), U
     a.declare(&mut t, "block_m");
     b.declare(&mut t, "block_n");
     t.line("const int warpgroup = sh_shuffle(SH_TID / 128, 0);");
-    t.line(format!("float acc[{}];", tile.n / 2));
-    t.line("SH_UNROLL");
-    t.line(format!(
-        "for (int i = 0; i < {}; i++) acc[i] = 0;",
-        tile.n / 2
-    ));
+    declare_sums(&mut t, tile.n);
     multiply(&mut t, job, (&a, &b), places);
     store_sums(&mut t, job, &sums(tile.n));
     t.close(1);
@@ -99,6 +89,16 @@ pub(super) fn emit(job: &Job<'_>, done: &mut EmittedContraction) -> Result<(), U
         combine(job, done);
     }
     Ok(())
+}
+
+/// Both operands in swizzled shared memory.
+pub(super) fn staged<'a>(job: &Job<'a>) -> Result<(Swizzled<'a>, Swizzled<'a>), Unsupported> {
+    let of = |letter, dtype| {
+        Swizzled::new(job.form, letter, dtype, &job.tile).ok_or(Unsupported::Warpgroup {
+            reason: "an operand has neither terms nor rows in whole pieces of 16 bytes",
+        })
+    };
+    Ok((of("a", job.types.a)?, of("b", job.types.b)?))
 }
 
 /// The loop over blocks of terms.
@@ -146,8 +146,8 @@ fn load(t: &mut CText, (a, b): (&Swizzled<'_>, &Swizzled<'_>), place: &str) {
     t.line("sh_copy_commit();");
 }
 
-/// Issues the products of a block.
-fn products(t: &mut CText, job: &Job<'_>, (a, b): (&Swizzled<'_>, &Swizzled<'_>)) {
+/// Issues the products of the block at place `now`.
+pub(super) fn products(t: &mut CText, job: &Job<'_>, (a, b): (&Swizzled<'_>, &Swizzled<'_>)) {
     let name = match job.types.a {
         DType::BF16 => "sh_wgmma_bf16",
         _ => "sh_wgmma_f16",
@@ -170,8 +170,18 @@ fn products(t: &mut CText, job: &Job<'_>, (a, b): (&Swizzled<'_>, &Swizzled<'_>)
     t.line("sh_wgmma_commit();");
 }
 
+/// Declares a thread's sums, zero at first.
+pub(super) fn declare_sums(t: &mut CText, columns: i64) {
+    t.line(format!("float acc[{}];", columns / 2));
+    t.line("SH_UNROLL");
+    t.line(format!(
+        "for (int i = 0; i < {}; i++) acc[i] = 0;",
+        columns / 2
+    ));
+}
+
 /// Lane 4g + t of warp w of a warpgroup has rows 16w + g and 16w + g + 8 at columns 8j + 2t and the next.
-fn sums(columns: i64) -> Sums {
+pub(super) fn sums(columns: i64) -> Sums {
     Sums {
         n_rows: 2,
         row: "SH_WARP*16 + SH_LANE/4 + i*8".to_string(),

@@ -5,8 +5,9 @@
 #![allow(unsafe_code)]
 
 use super::DeviceInfo;
-use crate::cuda::CudaError;
+use crate::cuda::{CudaError, TensorMap};
 use cudarc::driver::sys::{self, CUresult};
+use graph::DType;
 use std::env;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::null_mut;
@@ -292,6 +293,55 @@ impl Function {
                 null_mut(),
             )
         })
+    }
+}
+
+/// A buffer's matrices as the copy engine is told of them: what a kernel takes by value.
+#[derive(Clone, Copy)]
+pub(super) struct EncodedMap(sys::CUtensorMap);
+
+impl EncodedMap {
+    /// Of the buffer at `address`.
+    pub(super) fn of(map: &TensorMap, address: u64) -> Result<EncodedMap, Failure> {
+        use sys::{
+            CUtensorMapDataType as Type, CUtensorMapFloatOOBfill as Beyond,
+            CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion,
+            CUtensorMapSwizzle as Swizzle,
+        };
+        const LINE: u32 = 64;
+        let bytes = map.dtype.bytes() as u64;
+        let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
+        let first = address + map.offset as u64 * bytes;
+        let sizes = map.sizes.map(u64::from);
+        let strides = map.strides.map(|elements| u64::from(elements) * bytes);
+        let (in_box, steps) = ([LINE, map.lines, 1], [1; 3]);
+        // SAFETY: every pointer leads to as many numbers as there are dimensions, strides one fewer; the
+        // address is only written down.
+        checked(unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut encoded,
+                match map.dtype {
+                    DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                    _ => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                },
+                3,
+                first as usize as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                in_box.as_ptr(),
+                steps.as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                Beyond::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        })?;
+        Ok(EncodedMap(encoded))
+    }
+
+    /// The argument's value.
+    pub(super) fn as_argument(&mut self) -> *mut c_void {
+        std::ptr::from_mut(&mut self.0).cast()
     }
 }
 

@@ -7,13 +7,13 @@
 
 use super::Device;
 use super::cublaslt::CublasLt;
-use super::driver::{self, Event, Failure, Function, Module};
+use super::driver::{self, EncodedMap, Event, Failure, Function, Module};
 use super::products;
 use crate::cuda::machine::{Addresses, check};
 use crate::cuda::nvrtc::Cubin;
 use crate::cuda::passes::{Pass, PlacedLaunch};
 use crate::cuda::vendor::Product;
-use crate::cuda::{CudaError, Kernel, Work};
+use crate::cuda::{CudaError, Kernel, TensorMap, Work};
 use crate::run::BufferRef;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub struct CudaModule {
 struct Loaded {
     function: Function,
     threads: u32,
+    /// Of each parameter that the copy engine reads.
+    maps: Vec<Option<TensorMap>>,
     name: String,
     origin: String,
 }
@@ -142,6 +144,7 @@ impl CudaModule {
             self.kernels.push(Loaded {
                 function: function.map_err(|f| refused(f, std::slice::from_ref(kernel)))?,
                 threads: kernel.threads,
+                maps: kernel.params.iter().map(|p| p.ty.map()).collect(),
                 name: kernel.name.clone(),
                 origin: kernel.origin.clone(),
             });
@@ -295,10 +298,20 @@ impl CudaModule {
                 });
             }
         };
-        let pointer = |value: &mut u64| -> *mut c_void { std::ptr::from_mut(value).cast() };
-        let mut args: Vec<*mut c_void> = values.iter_mut().map(pointer).collect();
+        let encode = |(map, address): (&Option<TensorMap>, &u64)| {
+            let encoded = map.map(|map| EncodedMap::of(&map, *address));
+            encoded.transpose()
+        };
+        let maps = kernel.maps.iter().zip(&values).map(encode);
+        let maps: Result<Vec<Option<EncodedMap>>, Failure> = maps.collect();
+        let mut maps = maps.map_err(|f| self.refused(kernel, launch, f))?;
+        let pointer = |(value, map): (&mut u64, &mut Option<EncodedMap>)| match map {
+            Some(map) => map.as_argument(),
+            None => std::ptr::from_mut(value).cast::<c_void>(),
+        };
+        let mut args: Vec<*mut c_void> = values.iter_mut().zip(&mut maps).map(pointer).collect();
         let (grid, shared) = (launch.grid, launch.dynamic_shared_bytes);
-        // SAFETY: every parameter is an address, and the values outlive the call, which copies them.
+        // SAFETY: every parameter is an address or a map, and both outlive the call, which copies them.
         let launched = unsafe {
             kernel
                 .function

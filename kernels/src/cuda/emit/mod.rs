@@ -172,7 +172,7 @@ fn frame(
             }
             None => ("SH_IN", name.clone(), ParamType::In(array.dtype)),
         };
-        let (ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype)) = ty;
+        let dtype = ty.dtype();
         signature.push(format!("{macro_}({}) {name}", element_type(dtype)));
         params.push(Param { name, ty });
         args.push(buffer(id));

@@ -65,11 +65,13 @@ struct sh_launch {
   void *counter;
 };
 
-enum sh_state { SH_RUNS, SH_AT_BARRIER, SH_AT_WARP, SH_DONE };
+enum sh_state { SH_RUNS, SH_AT_BARRIER, SH_AT_WARP, SH_DONE, SH_AT_PHASE };
 /* A place of the text where threads meet: threads meet only where it is the same for all. */
 struct sh_place { int id, line; };
-/* `meets` is where a fiber waits, `call` the kernel's call of a function of the prelude it is in. */
-struct sh_fiber { void *sp; sh_state state; sh_place meets, call; };
+/* `meets` is where a fiber waits, `call` the kernel's call of a function of the prelude it is in, `phase`
+ * what it waits for SH_AT_PHASE. */
+struct sh_fiber { void *sp; sh_state state; sh_place meets, call; struct sh_phase *phase; int parity; };
+static bool sh_is_past(const sh_fiber &f);
 struct sh_warp { sh_u64 exchange[2][32][8]; sh_u32 arrived, generation, clock; };
 struct sh_site { const char *name; sh_u32 epoch; sh_u64 at; };
 enum { SH_SHARED_BYTES = 227 * 1024, SH_STATIC_BYTES = 48 * 1024 };
@@ -89,6 +91,8 @@ static sh_cell sh_static_cells[SH_STATIC_BYTES], sh_dynamic_cells[SH_SHARED_BYTE
 /* For what reads shared memory asynchronously: at which step each byte of the pool was written last, and
  * after which step each thread made its last fence, the last that a barrier followed. */
 static sh_u32 sh_written[SH_SHARED_BYTES];
+/* Stands for the copy engine where threads are told. */
+enum { SH_ENGINE = 0xfffe };
 static struct { sh_u32 made, ordered; } sh_fences[1024];
 static sh_region sh_static_region = {sh_static_data, SH_STATIC_BYTES, 1, 1, sh_static_cells, nullptr, "static"};
 static sh_region sh_dynamic_region = {sh_dynamic_data, SH_SHARED_BYTES, 1, 1, sh_dynamic_cells, nullptr, "dynamic"};
@@ -191,7 +195,7 @@ static void sh_race(const sh_view &v, sh_i64 i, int write, sh_u32 epoch, unsigne
   f->write = write;
   f->other_write = other_write;
   f->other_block = sh_block_of(epoch);
-  f->other_thread = thread == 0xffff ? 0 : thread & 0x8000 ? (thread & 0x7fff) * 32 : thread;
+  f->other_thread = thread == 0xffff || thread == SH_ENGINE ? 0 : thread & 0x8000 ? (thread & 0x7fff) * 32 : thread;
 }
 static inline void sh_check_cell(const sh_view &v, sh_cell &c, sh_i64 i, int write) {
   const unsigned me = sh_now.thread, warp = me / 32;
@@ -481,7 +485,7 @@ template <class I> static void sh_permute(I *order, sh_u32 n, sh_u64 seed, sh_u6
 static int sh_line(const sh_fiber &f) { return f.call.id ? f.call.line : f.meets.line; }
 /* Appends runs of threads in one state at one place: " 0-31 barrier@4, 32-63 ended". */
 static void sh_dump(char *note, int room) {
-  static const char *const names[] = {"runs", "barrier@", "warp@", "ended"};
+  static const char *const names[] = {"runs", "barrier@", "warp@", "ended", "phase@"};
   int at = 0;
   auto put = [&](const char *s) { while (*s && at + 1 < room) note[at++] = *s++; };
   auto number = [&](int v) {
@@ -500,7 +504,7 @@ static void sh_dump(char *note, int room) {
     if (end - 1 > i) put("-"), number(end - 1);
     put(" ");
     put(names[f.state]);
-    if (f.state == SH_AT_BARRIER || f.state == SH_AT_WARP) number(sh_line(f));
+    if (f.state != SH_RUNS && f.state != SH_DONE) number(sh_line(f));
   }
   note[at] = 0;
 }
@@ -530,7 +534,9 @@ static void sh_run_block(sh_u64 &random) {
     bool progress = false;
     sh_permute(order, l->threads, l->seed, random);
     for (sh_u32 k = 0; k < l->threads && !sh_now.ended; k++) {
-      if (sh_now.fibers[order[k]].state != SH_RUNS) continue;
+      sh_fiber &f = sh_now.fibers[order[k]];
+      if (f.state == SH_AT_PHASE && sh_is_past(f)) f.state = SH_RUNS;
+      if (f.state != SH_RUNS) continue;
       progress = true;
       sh_now.thread = order[k];
       sh_switch(&sh_now.scheduler, sh_now.fibers[order[k]].sp);

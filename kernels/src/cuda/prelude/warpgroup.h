@@ -119,7 +119,8 @@ static sh_multiplier &sh_own_multiplier() {
   return own;
 }
 /* A product reads 16 bytes at any time from its issue to its end: nobody may write them meanwhile, and
-   what it finds must have reached it through the writer's fence and a barrier. All warps read. */
+   what it finds must have reached it through the writer's fence and a barrier; what the copy engine
+   brought needs none. All warps read. */
 static void sh_check_piece(sh_u32 at, sh_u32 issued) {
   const sh_view pool = {&sh_dynamic_region, 0, (sh_i64)sh_now.launch->dynamic_bytes, "pool"};
   if (at > pool.n || at + 16 > pool.n) {
@@ -131,10 +132,11 @@ static void sh_check_piece(sh_u32 at, sh_u32 issued) {
   bool told = false;
   for (sh_u32 i = at; i < at + 16; i++) {
     sh_cell &c = sh_dynamic_cells[i];
-    const bool unknown = c.w_epoch < sh_now.block_first;
+    const bool unknown = c.w_epoch < sh_now.block_first, copied = c.w_thread == SH_ENGINE;
     const bool changed = issued && sh_written[i] > issued;
-    const bool unfenced = !issued && sh_written[i] > sh_fences[c.w_thread].ordered;
-    if (!told && (c.w_epoch == sh_now.epoch || changed)) {
+    const bool same = c.w_epoch == sh_now.epoch && !copied;
+    const bool unfenced = !issued && !copied && sh_written[i] > sh_fences[c.w_thread].ordered;
+    if (!told && (same || changed)) {
       sh_race(pool, i, 0, c.w_epoch ? c.w_epoch : sh_now.epoch, c.w_thread, 1);
     } else if (!told && unknown) {
       sh_report(SH_UNINITIALIZED, pool.name)->element = i;
@@ -143,7 +145,7 @@ static void sh_check_piece(sh_u32 at, sh_u32 issued) {
       f->element = i;
       f->other_thread = c.w_thread;
     }
-    told |= unknown || changed || unfenced || c.w_epoch == sh_now.epoch;
+    told |= unknown || changed || unfenced || same;
     if (!c.r_first) c.r_first = sh_now.epoch;
     c.r_epoch = sh_now.epoch;
     c.r_thread = 0xffff;
