@@ -78,6 +78,8 @@ class ProductTable:
     def _candidates(self) -> Iterator[tuple[str, int]]:
         yield "own", 0
         for kind in shorthaul.products.KINDS[1:]:
+            if kind == "wgmma" and not (self.bench.is_dry or _is_hopper()):
+                continue
             for rank in range(self.ranks):
                 yield kind, rank
 
@@ -131,6 +133,10 @@ class ProductTable:
 def _order(candidate: Candidate) -> tuple[int, int]:
     kind, rank = candidate
     return shorthaul.products.KINDS.index(kind), rank or 0
+
+
+def _is_hopper() -> bool:
+    return torch.cuda.get_device_capability() == (9, 0)
 
 
 def _workspace_bytes() -> int:

@@ -33,7 +33,8 @@
 //! - `kind`: `own` is our kernel with the rest in its registers; `library` is cuBLASLt's, with the rest
 //!   as its epilogue; `library_then_map` is cuBLASLt's product alone, and then the rest as a kernel of
 //!   ours; `wgmma` is our kernel for Hopper, with the rest in its registers. `rank` is the algorithm's
-//!   position in the library's own order, or the number of the kernel's tile, the largest being 0.
+//!   position in the library's own order, or the number of the kernel's tile (0 to 2: operands copied by
+//!   threads, the largest tile first; 3 and 4: by the copy engine).
 //! - `microseconds`: of all launches of the candidate together.
 //!
 //! The fastest candidate is taken; of equally fast ones the first. A product without an entry is our
@@ -86,7 +87,8 @@ pub enum Candidate {
     Library(usize),
     /// cuBLASLt, and then a kernel of ours for the rest.
     LibraryThenMap(usize),
-    /// Our kernel by products of warpgroups, in the tile of that number: on Hopper only.
+    /// Our kernel by products of warpgroups, in the tile of that number, as
+    /// [`crate::cuda::contraction::emit_for_warpgroups`] counts them: on Hopper only.
     Warpgroup(usize),
 }
 
