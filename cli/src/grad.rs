@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
+use compiler::training_proof::{Proof, prove};
 use onnx::file::{self, Model};
 use serde_json::json;
 use std::path::PathBuf;
@@ -40,6 +41,9 @@ pub struct Grad {
     /// A value for a dynamic size; repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, i64)>,
+    /// Do not try the gradients against differences of the loss
+    #[arg(long)]
+    no_verify: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -54,6 +58,8 @@ Examples:
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
 `target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next. State of
 parameters in half precision is in single precision.
+The loss is computed again from the model's outputs, and gradients are held against differences of the
+loss along random directions, in float64; nothing is written if they disagree.
 PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
 normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
 
@@ -82,9 +88,17 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     };
     let bytes = training_graph(&model, &training)
         .with_context(|| format!("no training graph of {}", path.display()))?;
+    let made = Model::of_bytes(&args.out, bytes.clone().into())?;
+    let proof = match args.no_verify {
+        true => None,
+        false => {
+            progress.stage("verifying");
+            let found = prove(&sources, &made, &training, args.mode, &options.sizes);
+            Some(found.with_context(|| format!("wrong training graph of {}", path.display()))?)
+        }
+    };
     progress.stage("writing");
     let staged = file::stage_bytes(&bytes, &args.out, &sources.files())?;
-    let made = Model::of_bytes(&args.out, bytes.into())?;
     drop(progress);
     // By the batch they are normalized with --mode train, and on purpose they are not with eval.
     let frozen = match args.mode {
@@ -92,13 +106,13 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         _ => &[],
     };
     let text = match args.json {
-        true => as_json(args, &made, frozen),
-        false => text(args, &made, frozen.len()),
+        true => as_json(args, &made, frozen, proof.as_ref()),
+        false => text(args, &made, frozen.len(), proof.as_ref()),
     };
     Ok(Answer::with(text, staged))
 }
 
-fn text(args: &Grad, made: &Model, n_frozen: usize) -> String {
+fn text(args: &Grad, made: &Model, n_frozen: usize, proof: Option<&Proof>) -> String {
     let mut said = format!(
         "{}: {} of gradients of {}\n",
         args.out.display(),
@@ -111,10 +125,24 @@ fn text(args: &Grad, made: &Model, n_frozen: usize) -> String {
              --mode train normalizes by the batch\n"
         ));
     }
+    match proof {
+        Some(Proof::Found(found)) => {
+            let loss = match found.loss {
+                Some(error) => format!("the loss within {error:.1e} of the model's, "),
+                None => String::new(),
+            };
+            said.push_str(&format!(
+                "verified in float64 ({}): {loss}gradients within {:.1e} of differences of the loss\n",
+                found.run, found.gradients
+            ));
+        }
+        Some(Proof::Untried(why)) => said.push_str(&format!("not verified: {why}\n")),
+        None => {}
+    }
     said
 }
 
-fn as_json(args: &Grad, made: &Model, frozen: &[String]) -> String {
+fn as_json(args: &Grad, made: &Model, frozen: &[String], proof: Option<&Proof>) -> String {
     let graph = made.proto.graph.iter();
     let names = |ports: &[onnx::proto::ValueInfoProto]| -> Vec<String> {
         ports.iter().map(|port| port.name.clone()).collect()
@@ -126,6 +154,18 @@ fn as_json(args: &Grad, made: &Model, frozen: &[String]) -> String {
         "inputs": graph.clone().flat_map(|g| names(&g.input)).collect::<Vec<_>>(),
         "outputs": graph.flat_map(|g| names(&g.output)).collect::<Vec<_>>(),
         "keep_running_statistics": frozen,
+        "verified": match proof {
+            Some(Proof::Found(found)) => json!({
+                "run": found.run,
+                "loss_error": found.loss,
+                "gradient_error": found.gradients,
+            }),
+            _ => json!(null),
+        },
+        "not_verified": match proof {
+            Some(Proof::Untried(why)) => Some(why),
+            _ => None,
+        },
     });
     format!("{value:#}\n")
 }

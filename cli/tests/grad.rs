@@ -229,6 +229,9 @@ fn json_says_what_the_file_takes_and_gives() {
         fs::metadata(&train).expect("there").len()
     );
     assert_eq!(json["keep_running_statistics"], serde_json::json!([]));
+    let error = |what: &str| json["verified"][what].as_f64().expect("a number");
+    assert!(error("loss_error") < 1e-12 && error("gradient_error") < 1e-6);
+    assert_eq!(json["not_verified"], Value::Null);
     let quiet = shorthaul(&[
         "--quiet",
         "grad",
@@ -239,4 +242,25 @@ fn json_says_what_the_file_takes_and_gives() {
         "mse",
     ]);
     assert!(quiet.status.success() && quiet.stderr.is_empty());
+}
+
+#[test]
+fn it_says_what_it_was_made_of_and_whether_it_is_proven() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut described = small();
+    described.doc_string = "a model".to_string();
+    described.metadata_props = vec![onnx::proto::StringStringEntryProto {
+        key: "licence".to_string(),
+        value: "free".to_string(),
+    }];
+    let path = save(&described, folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+    let said = stdout(&grad, 0);
+    assert!(said.contains("verified in float64 (seed 2"), "{said}");
+    let unasked = stdout(&[&grad[..], &["--no-verify"]].concat(), 0);
+    assert!(!unasked.contains("verified"), "{unasked}");
+    let made = Model::read(&train).expect("a model").proto;
+    assert_eq!(made.doc_string, "a model");
+    assert_eq!(made.metadata_props, described.metadata_props);
 }

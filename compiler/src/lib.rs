@@ -9,6 +9,7 @@ mod plan;
 pub mod report;
 pub mod torch;
 pub mod training_graph;
+pub mod training_proof;
 
 pub use error::CompileError;
 pub use executable::Executable;

@@ -152,6 +152,7 @@ impl Made {
     fn of(model: &Model) -> Result<Made, TrainingGraphError> {
         let mut names = Names {
             producer: "shorthaul".to_string(),
+            about: model.about.clone(),
             ..Names::default()
         };
         for port in &model.inputs {

@@ -3,6 +3,7 @@
 use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::training_graph::{self as training, Loss, Optimizer, TrainingOptions};
+use compiler::training_proof::{Proof, prove};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -30,12 +31,17 @@ pub struct Request {
     mode: String,
     label_smoothing: f64,
     sizes: Vec<(String, i64)>,
+    verify: bool,
 }
 
-/// The bytes of the training graph of a model, if it is not written; see `compiler::training_graph`.
+/// The bytes of the training graph of a model, if it is not written, and why it was not verified, if it
+/// was to be and could not; see `compiler::training_graph`.
 /// Runs without the interpreter's lock.
 #[pyfunction]
-pub fn training_graph(py: Python<'_>, request: Request) -> PyResult<Option<Bound<'_, PyBytes>>> {
+pub fn training_graph(
+    py: Python<'_>,
+    request: Request,
+) -> PyResult<(Option<Bound<'_, PyBytes>>, Option<String>)> {
     let Ok(loss) = Loss::from_str(&request.loss);
     let optimizer = request.optimizer.as_deref().map(Optimizer::from_str);
     let options = TrainingOptions {
@@ -48,24 +54,27 @@ pub fn training_graph(py: Python<'_>, request: Request) -> PyResult<Option<Bound
         sizes: request.sizes.into_iter().collect(),
         mode: Mode::from_str(&request.mode).map_err(PyValueError::new_err)?,
     };
-    let (path, bytes, out) = (request.path, request.bytes, request.out);
+    let (path, bytes, out, verify) = (request.path, request.bytes, request.out, request.verify);
     let made = py.detach(|| {
-        let made = made(path, bytes, &import, &options)?;
+        let made = made(path, bytes, &import, &options, verify)?;
         let Some(out) = out else {
-            return Ok(Some(made.bytes));
+            return Ok((Some(made.bytes), made.untried));
         };
         let sources: Vec<&Path> = made.sources.iter().map(PathBuf::as_path).collect();
         let staged = file::stage_bytes(&made.bytes, &out, &sources);
         let written = staged.and_then(file::Staged::place);
-        written.map(|_| None).map_err(|error| error.to_string())
+        let written = written.map_err(|error| error.to_string());
+        written.map(|_| (None, made.untried))
     });
-    let bytes = made.map_err(OnnxFailure::new_err)?;
-    Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    let (bytes, untried) = made.map_err(OnnxFailure::new_err)?;
+    Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), untried))
 }
 
 /// A training graph, and the files it was made from.
 struct Made {
     bytes: Vec<u8>,
+    /// Why it was not verified.
+    untried: Option<String>,
     sources: Vec<PathBuf>,
 }
 
@@ -74,6 +83,7 @@ fn made(
     bytes: Option<Vec<u8>>,
     import: &Options,
     options: &TrainingOptions,
+    verify: bool,
 ) -> Result<Made, String> {
     let (path, bytes) = match path {
         Some(path) => {
@@ -88,5 +98,18 @@ fn made(
         .map_err(|error| error.to_string())?;
     let sources = read.files().into_iter().map(Path::to_path_buf).collect();
     let bytes = training::training_graph(&model, options).map_err(|error| error.to_string())?;
-    Ok(Made { bytes, sources })
+    let mut untried = None;
+    if verify {
+        let made = file::Model::of_bytes(Path::new("train.onnx"), bytes.clone().into())
+            .map_err(|error| error.to_string())?;
+        let proof = prove(&read, &made, options, import.mode, &import.sizes);
+        if let Proof::Untried(why) = proof.map_err(|error| error.to_string())? {
+            untried = Some(why);
+        }
+    }
+    Ok(Made {
+        bytes,
+        untried,
+        sources,
+    })
 }

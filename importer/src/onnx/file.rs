@@ -3,7 +3,9 @@
 //! This file never looks at operators.
 
 use super::error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError};
-use super::proto::{Dimension, DimensionProto, GraphProto, ValueInfoProto};
+use super::proto::{
+    Dimension, DimensionProto, GraphProto, ModelProto, StringStringEntryProto, ValueInfoProto,
+};
 use super::tensor::dtype_of;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
@@ -12,11 +14,36 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct File {
     path: PathBuf,
+    /// In which external data is looked for.
+    folder: PathBuf,
     n_bytes: usize,
     opset: i64,
     producer: String,
+    about: About,
     functions: Vec<(String, String)>,
     pub(super) graph: GraphProto,
+}
+
+/// What a file says of itself, for files that are made of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct About {
+    /// Documentation of the model.
+    pub model_doc: String,
+    /// Documentation of its graph.
+    pub graph_doc: String,
+    /// Metadata of the model.
+    pub metadata: Vec<StringStringEntryProto>,
+}
+
+impl About {
+    fn of(model: &ModelProto) -> About {
+        let graph = model.graph.as_ref();
+        About {
+            model_doc: model.doc_string.clone(),
+            graph_doc: graph.map(|g| g.doc_string.clone()).unwrap_or_default(),
+            metadata: model.metadata_props.clone(),
+        }
+    }
 }
 
 impl File {
@@ -40,7 +67,9 @@ impl File {
 
     fn of(path: PathBuf, bytes: Bytes) -> Result<File, OnnxError> {
         let n_bytes = bytes.len();
-        let model = onnx::file::decode(&path, bytes)?;
+        let mut model = onnx::file::decode(&path, bytes)?;
+        let folder = onnx::file::settle(&path, &mut model);
+        let about = About::of(&model);
         let graph = model.graph.unwrap_or_default();
         let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
         let opset = model
@@ -55,6 +84,8 @@ impl File {
         let functions = model.functions.into_iter().map(|f| (f.domain, f.name));
         Ok(File {
             path,
+            folder,
+            about,
             n_bytes,
             opset,
             producer: producer.trim().to_string(),
@@ -115,10 +146,12 @@ impl File {
 
     /// The folder in which external data is looked for.
     pub(super) fn folder(&self) -> &Path {
-        match self.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        }
+        &self.folder
+    }
+
+    /// What it says of itself.
+    pub fn about(&self) -> &About {
+        &self.about
     }
 }
 

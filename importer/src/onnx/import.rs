@@ -3,7 +3,7 @@
 //! Operators are in [`super::operators`]; this file never knows one but by its rule.
 
 use super::error::{OnnxError, Problem, UnsupportedOperator};
-use super::file::File;
+use super::file::{About, File};
 use super::names::{SizeNames, identifier};
 use super::node::NodeCx;
 use super::operators;
@@ -71,6 +71,8 @@ pub struct Model {
     pub frozen: Vec<String>,
     /// Dynamic sizes: the name in the file and the symbol in the graph.
     pub sizes: Vec<(String, Symbol)>,
+    /// What the file says of itself.
+    pub about: About,
 }
 
 /// An input or output.
@@ -132,6 +134,7 @@ impl File {
             statistics: finished.statistics,
             frozen: finished.frozen,
             sizes: finished.sizes,
+            about: self.about().clone(),
         })
     }
 

@@ -19,7 +19,7 @@ mod value;
 mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
-pub use file::{Declared, File, Initializers};
+pub use file::{About, Declared, File, Initializers};
 pub use import::{Mode, Model, Options, Parameter, Port};
 pub use tensor::Stored;
 pub use write::{Names, WRITTEN_OPSET, WriteError, write};

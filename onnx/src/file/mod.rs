@@ -5,12 +5,15 @@
 //! renaming a finished file beside it, so that it is either the old or the new one whatever happens.
 
 mod damage;
+mod links;
 mod part;
 mod staged;
 mod stamps;
+mod stored_tensors;
 mod target;
 mod write;
 
+pub use links::settle;
 pub use part::{abandon, on_abandon};
 pub use staged::{Staged, Written};
 pub use stamps::Stamps;
@@ -94,8 +97,8 @@ impl Model {
     /// See [`FileError`].
     pub fn of_bytes(path: &Path, bytes: Bytes) -> Result<Model, FileError> {
         let n_bytes = bytes.len();
-        let proto = decode(path, bytes)?;
-        let folder: Arc<Path> = Arc::from(folder_of(path));
+        let mut proto = decode(path, bytes)?;
+        let folder: Arc<Path> = Arc::from(settle(path, &mut proto));
         let stamps = Stamps::of(&proto, &folder);
         Ok(Model {
             stamps,

@@ -19,7 +19,7 @@ impl Stamps {
     /// As they are now. A file that cannot be found has none: reading it is an error of its own.
     pub fn of(model: &ModelProto, folder: &Path) -> Stamps {
         let mut files = BTreeMap::new();
-        super::write::each_stored(model, &mut |tensor: &TensorProto| {
+        super::stored_tensors::each(model, &mut |tensor: &TensorProto| {
             if let Ok(Some(external)) = External::of(tensor, folder)
                 && let Some(stamp) = stamp(&external.path)
             {

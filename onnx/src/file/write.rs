@@ -7,9 +7,10 @@
 
 use super::Model;
 use super::staged::{Staged, Written};
+use super::stored_tensors::{change_each, each};
 use super::target::same;
 use crate::element::Element;
-use crate::proto::{AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+use crate::proto::{ModelProto, StringStringEntryProto, TensorProto};
 use crate::stored::External;
 use prost::Message;
 use prost::encoding::{encode_varint, encoded_len_varint};
@@ -213,13 +214,7 @@ fn placed(
         ];
         Ok(())
     };
-    if let Some(graph) = &mut proto.graph {
-        each_tensor(graph, &mut place)?;
-    }
-    for function in &mut proto.functions {
-        let own = function.node.iter_mut().flat_map(|n| &mut n.attribute);
-        each_attribute(own.chain(&mut function.attribute_proto), &mut place)?;
-    }
+    change_each(&mut proto, &mut place)?;
     Ok((proto, places.ranges))
 }
 
@@ -236,7 +231,7 @@ struct Places {
 impl Places {
     fn over(model: &ModelProto, folder: &Path) -> Places {
         let mut used: BTreeMap<PathBuf, Vec<(u64, u64)>> = BTreeMap::new();
-        each_stored(model, &mut |tensor| {
+        each(model, &mut |tensor| {
             // What cannot be found is an error where it is placed.
             if let Ok(Some(e)) = External::of(tensor, folder) {
                 used.entry(e.path)
@@ -322,75 +317,6 @@ impl Places {
         });
         offset
     }
-}
-
-/// Calls `f` on every tensor of a graph: initializers, attributes, in bodies too.
-fn each_tensor(
-    graph: &mut GraphProto,
-    f: &mut dyn FnMut(&mut TensorProto) -> Result<(), WriteError>,
-) -> Result<(), WriteError> {
-    for tensor in &mut graph.initializer {
-        f(tensor)?;
-    }
-    for sparse in &mut graph.sparse_initializer {
-        for tensor in sparse.values.iter_mut().chain(&mut sparse.indices) {
-            f(tensor)?;
-        }
-    }
-    each_attribute(graph.node.iter_mut().flat_map(|n| &mut n.attribute), f)
-}
-
-/// Calls `f` on every tensor of a model that may have external data.
-pub(super) fn each_stored(model: &ModelProto, f: &mut dyn FnMut(&TensorProto)) {
-    fn graph(body: &GraphProto, f: &mut dyn FnMut(&TensorProto)) {
-        body.initializer.iter().for_each(&mut *f);
-        for sparse in &body.sparse_initializer {
-            sparse
-                .values
-                .iter()
-                .chain(&sparse.indices)
-                .for_each(&mut *f);
-        }
-        attributes(body.node.iter().flat_map(|n| &n.attribute), f);
-    }
-    fn attributes<'a>(
-        all: impl Iterator<Item = &'a AttributeProto>,
-        f: &mut dyn FnMut(&TensorProto),
-    ) {
-        for attribute in all {
-            attribute
-                .t
-                .iter()
-                .chain(&attribute.tensors)
-                .for_each(&mut *f);
-            for body in attribute.g.iter().chain(&attribute.graphs) {
-                graph(body, f);
-            }
-        }
-    }
-    if let Some(body) = &model.graph {
-        graph(body, f);
-    }
-    for function in &model.functions {
-        let own = function.node.iter().flat_map(|n| &n.attribute);
-        attributes(own.chain(&function.attribute_proto), f);
-    }
-}
-
-/// The same for attributes.
-fn each_attribute<'a>(
-    attributes: impl Iterator<Item = &'a mut AttributeProto>,
-    f: &mut dyn FnMut(&mut TensorProto) -> Result<(), WriteError>,
-) -> Result<(), WriteError> {
-    for attribute in attributes {
-        for tensor in attribute.t.iter_mut().chain(&mut attribute.tensors) {
-            f(tensor)?;
-        }
-        for body in attribute.g.iter_mut().chain(&mut attribute.graphs) {
-            each_tensor(body, f)?;
-        }
-    }
-    Ok(())
 }
 
 fn copy(ranges: &[Range], to: &Path, target: &Path) -> Result<u64, WriteError> {

@@ -6,7 +6,7 @@
 
 mod control;
 
-use crate::attributes::{Attributes, bodies};
+use crate::attributes::{Attributes, bodies, is_standard};
 use crate::element::Element;
 use crate::evaluate::is_control;
 use crate::fact::{Fact, MAX_ELEMENTS};
@@ -156,7 +156,9 @@ impl Walk<'_> {
         let infos: BTreeMap<&str, &ValueInfoProto> = infos.map(|i| (i.name.as_str(), i)).collect();
         for node in &body.node {
             for (name, mut fact) in node.output.iter().zip(self.node(node, &facts)) {
-                if let Some(info) = infos.get(name.as_str()) {
+                if let Some(info) = infos.get(name.as_str())
+                    && !counts_elements(node)
+                {
                     complete(&mut fact, info, self.unknowns);
                 }
                 facts.set(name, fact);
@@ -271,6 +273,14 @@ impl Walk<'_> {
             .all(|t| t.len() <= MAX_ELEMENTS)
             .then_some(outputs)
     }
+}
+
+/// Whether sizes of what a node gives are decided by the elements it reads. What a file says of them,
+/// that there is one for each row say, held when it was written and need not hold again.
+fn counts_elements(node: &NodeProto) -> bool {
+    let op = node.op_type.as_str();
+    let counts = matches!(op, "Compress" | "NonMaxSuppression" | "NonZero" | "Unique");
+    counts && is_standard(node)
 }
 
 /// Whether a node gives other numbers at every run.

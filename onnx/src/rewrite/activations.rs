@@ -1,11 +1,10 @@
-//! Activations that exporters took apart, and element-wise steps that undo or repeat each other.
+//! Activations that exporters took apart, and choices and truth values that decide nothing.
 //!
 //! - `gelu` (opset 20): `x/2 · (1 + erf(x/√2))` and the tanh form, factors in any order → Gelu. For ONNX
 //!   Runtime and older sets → its own Gelu and FastGelu.
 //! - `hard-swish` (opset 14): `x · clip(x + 3, 0, 6) / 6`, `x · HardSigmoid(x)` → HardSwish.
 //! - `swish` (opset 24): `x · Sigmoid(x)` → Swish.
-//! - `repeated-step`: `Relu(Relu(x))` → `Relu(x)`, the same for others whose second use changes nothing;
-//!   `Neg(Neg(x))` → x; `And(true, x)` → x.
+//! - `neutral-truth`: `And(true, x)` → x, `Or(false, x)` → x.
 //! - `choose-once`: `Where(Not(c), a, b)` → `Where(c, b, a)`; `Where(c, a, Where(c, b, d))` →
 //!   `Where(c, a, d)`.
 //!
@@ -35,8 +34,8 @@ pub const RULES: &[Rule] = &[
         at: swish,
     },
     Rule {
-        name: "repeated-step",
-        at: repeated_step,
+        name: "neutral-truth",
+        at: neutral_truth,
     },
     Rule {
         name: "choose-once",
@@ -197,28 +196,15 @@ fn swish(scope: &Scope, n: usize) -> Option<Patch> {
     })
 }
 
-fn repeated_step(scope: &Scope, n: usize) -> Option<Patch> {
-    const TWICE_IS_ONCE: [&str; 6] = ["Relu", "Abs", "Ceil", "Floor", "Round", "Sign"];
-    const TWICE_IS_NOTHING: [&str; 2] = ["Neg", "Not"];
-    let node = scope.node(n);
-    if !is_standard(node) {
+fn neutral_truth(scope: &Scope, n: usize) -> Option<Patch> {
+    let neutral = match scope.node(n).op_type.as_str() {
+        "And" => 1.0,
+        "Or" => 0.0,
+        _ => return None,
+    };
+    if !is_standard(scope.node(n)) {
         return None;
     }
-    let op = node.op_type.as_str();
-    if let Some(neutral) = ["Or", "And"].iter().position(|o| *o == op) {
-        return beside_neutral(scope, n, neutral as f64);
-    }
-    let x = scope.input(n, 0)?;
-    let inner = scope.made_by(x, op)?;
-    if TWICE_IS_ONCE.contains(&op) {
-        return Patch::forward(scope, n, x);
-    }
-    TWICE_IS_NOTHING
-        .contains(&op)
-        .then(|| Patch::forward(scope, n, scope.input(inner, 0)?))?
-}
-
-fn beside_neutral(scope: &Scope, n: usize, neutral: f64) -> Option<Patch> {
     let (a, b) = (scope.input(n, 0)?, scope.input(n, 1)?);
     let kept = match (scope.all_equal(a), scope.all_equal(b)) {
         (_, Some(v)) if v == neutral => a,
@@ -366,23 +352,6 @@ mod tests {
         gated(24, "z").stays();
     }
 
-    #[test]
-    fn steps_that_change_nothing_go() {
-        let twice = |first: &str, second: &str| {
-            Trial::new(14)
-                .input("x", "N 8")
-                .output("y", "N 8")
-                .node(&format!("a = {first}(x)"))
-                .node(&format!("b = {second}(a)"))
-                .node("y = Exp(b)")
-                .only(&["repeated-step"])
-        };
-        twice("Relu", "Relu").gives(&["a = Relu(x)", "y = Exp(a)"]);
-        twice("Neg", "Neg").gives(&["y = Exp(x)"]);
-        twice("Relu", "Neg").stays();
-        twice("Tanh", "Tanh").stays();
-    }
-
     fn truth(op: &str, value: bool, sizes: &[usize]) -> Trial {
         let n = sizes.iter().product();
         Trial::new(14)
@@ -391,7 +360,7 @@ mod tests {
             .constant("c", Tensor::new(sizes, Values::Bool(vec![value; n])))
             .node("z = Not(x)")
             .node(&format!("y = {op}(c, z)"))
-            .only(&["repeated-step"])
+            .only(&["neutral-truth"])
     }
 
     #[test]

@@ -114,17 +114,14 @@ const LINES: &[(&str, &str)] = &[
     ),
     ("hard-swish", "x·clip(x + 3, 0, 6)/6 becomes HardSwish"),
     ("swish", "x·Sigmoid(x) becomes Swish"),
-    (
-        "repeated-step",
-        "steps whose second use changes nothing, or that undo each other, go",
-    ),
+    ("neutral-truth", "And with true and Or with false go"),
     (
         "choose-once",
         "Where of a negated or repeated condition becomes one Where",
     ),
     (
         "skip-normalization",
-        "Add and LayerNormalization become ONNX Runtime's own (ort-cpu, ort-cuda)",
+        "Add and LayerNormalization become ONNX Runtime's own (ort-cuda)",
     ),
     (
         "fold-pad",
@@ -132,7 +129,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     ("merge-pads", "Pad of Pad becomes one"),
     (
-        "remove-repeated-step",
+        "repeated-step",
         "Relu of Abs, Neg of Neg, Round of Round and the like become one step",
     ),
     (

@@ -112,6 +112,7 @@ fn with_term(scope: &Scope, n: usize) -> Option<Patch> {
 mod tests {
     use super::super::patch::{float, int, ints};
     use super::super::trial::{Trial, reals};
+    use crate::tensor::{Tensor, Values};
 
     fn trial(opset: i64) -> Trial {
         Trial::new(opset)
@@ -139,6 +140,25 @@ mod tests {
         product(13).gives(&["y = Gemm(x, w) {transA=1}"]);
         // Before 11 a Gemm has a term.
         product(10).stays();
+    }
+
+    #[test]
+    fn quantized_operands_keep_their_structure_through_movements() {
+        let model = |steps: &str| {
+            let model = Trial::new(13).output("y", "4 n");
+            let model = model.constant("s", reals(&[]));
+            let model = model.constant("q", Tensor::new(&[3, 4], Values::I8((0..12).collect())));
+            let model = model.node("d = DequantizeLinear(q, s)").input("z", "3 n");
+            let model = steps.split("; ").fold(model, Trial::node);
+            model.only(&["transpose-in-gemm"]).unverified().len()
+        };
+        // Of real numbers the transposition goes.
+        assert_eq!(model("a = Neg(d); t = Transpose(a); y = MatMul(t, z)"), 3);
+        assert_eq!(model("t = Transpose(d); y = MatMul(t, z)"), 3);
+        assert_eq!(
+            model("a = Identity(d); t = Transpose(a); y = MatMul(t, z)"),
+            4
+        );
     }
 
     #[test]

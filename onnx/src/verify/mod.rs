@@ -13,12 +13,15 @@ mod compare;
 mod cuts;
 mod divergence;
 mod given;
+mod gradient;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};
 pub use compare::OutputError;
 pub use cuts::is_known;
 pub use divergence::{Comparison, Computed, Divergence, compare_values};
+
+pub use gradient::{GradientError, GradientEvidence, MOST_ERROR, Objective, check_gradients};
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;

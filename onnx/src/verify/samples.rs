@@ -42,6 +42,8 @@ enum Integers {
     Signed,
     /// 0, also where something is looked up.
     Zeros,
+    /// 1 where nothing is looked up: masks that leave everything.
+    Ones,
 }
 
 /// Sizes to try.
@@ -59,6 +61,14 @@ impl Attempt {
         self.positive
     }
 
+    /// The same with masks that leave everything.
+    pub fn unmasked(&self) -> Attempt {
+        Attempt {
+            integers: Integers::Ones,
+            ..self.clone()
+        }
+    }
+
     /// For people: seed, sizes, what is planted.
     pub fn describe(&self, seed: usize, planted: Planted) -> String {
         let sizes: Vec<String> = self
@@ -69,6 +79,9 @@ impl Attempt {
         let mut text = format!("seed {seed}");
         if !sizes.is_empty() {
             text = format!("{text}, {}", sizes.join(" "));
+        }
+        if self.integers == Integers::Ones {
+            text.push_str(", masks all 1");
         }
         match planted {
             Planted::Nothing => text,
@@ -195,6 +208,13 @@ impl Sampler {
         let made_up = |g: &&Given| !self.fixed.contains_key(&g.name);
         let mut made_up = self.given.iter().filter(made_up);
         made_up.any(|g| g.fact.element.is_some_and(Element::is_float))
+    }
+
+    /// Whether there are integers or truth values that look nothing up.
+    pub fn has_masks(&self) -> bool {
+        let free = |g: &Given| g.bound.is_none() && !g.has_default;
+        let mut free = self.given.iter().filter(|g| free(g));
+        free.any(|g| g.fact.element.is_some_and(|e| !e.is_float()))
     }
 
     /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed, and 1
@@ -338,7 +358,8 @@ impl Sampler {
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if element == Element::Bool && tensor.len() == 1 {
                 // A condition, perhaps: each seed the other branch than the seed before.
-                let chosen = (seed + n).is_multiple_of(2);
+                let unmasked = attempt.integers == Integers::Ones;
+                let chosen = unmasked || (seed + n).is_multiple_of(2);
                 tensor = Tensor::new(&sizes, Elements::Bool(vec![chosen]));
             }
             if attempt.positive {
@@ -506,10 +527,10 @@ fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {
 }
 
 /// Numbers that a seed gives: SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Random {
+    pub(super) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
@@ -526,7 +547,7 @@ impl Random {
     }
 
     /// A number of the standard normal distribution, nearly: the sum of twelve uniform ones.
-    fn normal(&mut self) -> f64 {
+    pub(super) fn normal(&mut self) -> f64 {
         let sum: f64 = (0..3)
             .map(|_| {
                 let bits = self.next();
@@ -560,6 +581,7 @@ impl Random {
         let (from, end) = match (integers, bound, element) {
             (Integers::Zeros, ..) => (0, 1),
             (_, Some(bound), _) => (0, bound.max(1)),
+            (Integers::Ones, None, _) => (1, 2),
             (_, None, Element::U8 | Element::I8) => (0, 256),
             (Integers::Signed, None, Element::I16 | Element::I32 | Element::I64) => {
                 (-MOST_SIGNED, MOST_SIGNED + 1)

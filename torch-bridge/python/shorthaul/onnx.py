@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ def grad(
     label_smoothing: float = 0.0,
     sizes: Mapping[str, int] | None = None,
     out: str | os.PathLike | None = None,
+    verify: bool = True,
 ) -> bytes | None:
     """The training graph of an ONNX model: the bytes of another ONNX file, of standard operators.
 
@@ -51,8 +53,10 @@ def grad(
 
     The file gives ``loss``, ``NAME.grad``, with BatchNormalization in training form ``NAME.next``
     of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state;
-    the state of parameters in half precision is in single precision. Raises :class:`OnnxError`, and
-    leaves ``out`` as it was.
+    the state of parameters in half precision is in single precision. ``verify``: compute the loss
+    again from the model's own outputs, and hold gradients against differences of the loss, in
+    float64; where that cannot be done, a warning says why. Raises :class:`OnnxError`, and leaves
+    ``out`` as it was.
     """
     path, data = _source(model)
     request = _GradRequest(
@@ -65,11 +69,15 @@ def grad(
         mode=mode,
         label_smoothing=label_smoothing,
         sizes=list((sizes or {}).items()),
+        verify=verify,
     )
     try:
-        return _native.training_graph(request)
+        made, untried = _native.training_graph(request)
     except _native.OnnxFailure as error:
         raise OnnxError(str(error)) from None
+    if untried is not None:
+        warnings.warn(f"the training graph is not verified: {untried}", stacklevel=2)
+    return made
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,7 @@ class _GradRequest:
     mode: str
     label_smoothing: float
     sizes: list[tuple[str, int]]
+    verify: bool
 
 
 def _source(model: Any) -> tuple[str | None, bytes | None]:

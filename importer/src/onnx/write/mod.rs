@@ -15,6 +15,7 @@ mod scalar;
 mod sizes;
 mod windows;
 
+use super::file::About;
 use super::proto::{
     Dimension, DimensionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto,
     TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
@@ -60,6 +61,8 @@ pub struct Names {
     pub sizes: BTreeMap<String, String>,
     /// What made the file.
     pub producer: String,
+    /// What the file is to say of itself.
+    pub about: About,
 }
 
 /// The bytes of an ONNX file that computes the graph.
@@ -154,8 +157,11 @@ fn model(graph: &Graph, names: &Names, nodes: Nodes) -> ModelProto {
             initializer,
             input,
             output,
+            doc_string: names.about.graph_doc.clone(),
             ..Default::default()
         }),
+        doc_string: names.about.model_doc.clone(),
+        metadata_props: names.about.metadata.clone(),
         ..Default::default()
     }
 }

@@ -134,12 +134,42 @@ impl<'a> Constant<'a> {
     }
 }
 
+/// Operators that give what they read in other sizes or another order.
+const MOVEMENTS: [&str; 8] = [
+    "Expand",
+    "Flatten",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+];
+
 /// Whether a value comes out of, or goes into, a quantized stretch whose structure is to stay.
 pub fn is_quantized(scope: &Scope, n: usize) -> bool {
     let node = scope.node(n);
-    let from = |i: &String| scope.made_by(i, "DequantizeLinear").is_some();
     let mut readers = node.output.iter().flat_map(|o| scope.readers(o));
-    node.input.iter().any(from) || readers.any(|r| scope.is(*r, "QuantizeLinear"))
+    node.input.iter().any(|i| is_dequantized(scope, i))
+        || readers.any(|r| scope.is(*r, "QuantizeLinear"))
+}
+
+/// Whether a value is one that was quantized, perhaps moved since.
+fn is_dequantized(scope: &Scope, value: &str) -> bool {
+    let mut value = value;
+    while let Some(n) = scope.producer(value) {
+        if scope.is(n, "DequantizeLinear") {
+            return true;
+        }
+        if !MOVEMENTS.iter().any(|op| scope.is(n, op)) {
+            return false;
+        }
+        match scope.input(n, 0) {
+            Some(x) => value = x,
+            None => return false,
+        }
+    }
+    false
 }
 
 impl<'a> Product<'a> {

@@ -1,0 +1,113 @@
+use super::super::Options;
+use super::{GradientError, MOST_ERROR, Objective, check_gradients};
+use crate::file::Model;
+use crate::rewrite::patch::int;
+use crate::rewrite::trial::{Trial, real, reals};
+
+/// `y = x · w + b`.
+fn forward() -> Trial {
+    let trial = Trial::new(17)
+        .input("x", "3 4")
+        .constant("w", reals(&[4, 2]));
+    let trial = trial.constant("b", reals(&[2]));
+    trial.node("p = MatMul(x, w)").node("y = Add(p, b)")
+}
+
+fn original() -> Model {
+    forward().output("y", "3 2").model()
+}
+
+/// Its training graph, where `scale` is what the mean squared difference's gradient is multiplied with:
+/// 2 / 6 is right. Of `b`, whose gradient is small, the gradient is given times `of_bias`.
+fn training(scale: f32, of_bias: f32, reduction: &str) -> Model {
+    let trial = forward()
+        .input("target", "3 2")
+        .constant("scale", real(scale))
+        .constant("part", real(of_bias / 3.0));
+    trial
+        .node("d = Sub(y, target)")
+        .node("q = Mul(d, d)")
+        .with(&format!("loss = {reduction}(q)"), vec![int("keepdims", 0)])
+        .node("e = Mul(d, scale)")
+        .node("t = Transpose(x)")
+        .node("w.grad = MatMul(t, e)")
+        .node("e_part = Mul(d, part)")
+        .ints("rows", &[0])
+        .with("b.grad = ReduceSum(e_part, rows)", vec![int("keepdims", 0)])
+        .output("loss", "")
+        .output("w.grad", "4 2")
+        .output("b.grad", "2")
+        .model()
+}
+
+const MEAN: Objective = Objective::MeanSquaredError;
+
+#[test]
+fn right_gradients_are_close_to_differences() {
+    let (made, original) = (training(1.0 / 3.0, 1.0, "ReduceMean"), original());
+    let found = check_gradients(&made, Some((&original, &MEAN)), &Options::default());
+    let found = found.expect("right");
+    // A third of single precision is off by 1e-8 of it.
+    assert!(found.gradients < 1e-7, "{found:?}");
+    assert!(found.loss.is_some_and(|e| e < 1e-12), "{found:?}");
+}
+
+#[test]
+fn a_wrong_gradient_is_named() {
+    let named = |made: Model| match check_gradients(&made, None, &Options::default()) {
+        Err(GradientError::Gradient { name, .. }) => name,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(named(training(0.3334, 1.0, "ReduceMean")), "w.grad");
+    assert_eq!(named(training(1.0 / 3.0, 1.001, "ReduceMean")), "b.grad");
+    assert_eq!(named(training(1.0 / 3.0, 0.0, "ReduceMean")), "b.grad");
+    const { assert!(MOST_ERROR < 1e-4) };
+}
+
+#[test]
+fn another_loss_than_the_models_is_an_error() {
+    let (made, original) = (training(2.0, 6.0, "ReduceSum"), original());
+    assert!(check_gradients(&made, None, &Options::default()).is_ok());
+    let found = check_gradients(&made, Some((&original, &MEAN)), &Options::default());
+    assert!(
+        matches!(found, Err(GradientError::Loss { .. })),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_draws_at_random_is_not_tried() {
+    let made = Trial::new(17).input("x", "3 4").constant("w", reals(&[4]));
+    let made = made
+        .node("m = Mul(x, w)")
+        .with("r = RandomNormalLike(m)", vec![int("dtype", 1)]);
+    let made = made
+        .node("y = Mul(m, r)")
+        .with("loss = ReduceSum(y)", vec![int("keepdims", 0)]);
+    let made = made.with("g = Mul(r, x)", Vec::new());
+    let made = made
+        .with("w.grad = ReduceSum(g, rows)", vec![int("keepdims", 0)])
+        .ints("rows", &[0]);
+    let made = made.output("loss", "").output("w.grad", "4").model();
+    let found = check_gradients(&made, None, &Options::default());
+    let untried =
+        matches!(&found, Err(GradientError::Untried(why)) if why.contains("RandomNormalLike"));
+    assert!(untried, "{found:?}");
+}
+
+#[test]
+fn cross_entropy_is_that_of_the_outputs() {
+    // log-softmax of two classes of which the first has the logarithm of 3: probabilities 3/4 and 1/4.
+    let logits = crate::tensor::Tensor::new(
+        &[2, 2],
+        crate::tensor::Values::F64(vec![3f64.ln(), 0.0, 0.0, 3f64.ln()]),
+    );
+    let labels = crate::tensor::Tensor::new(&[2], crate::tensor::Values::I64(vec![0, 0]));
+    let feeds = [("labels".to_string(), labels)].into_iter().collect();
+    let of = |smoothing: f64| Objective::CrossEntropy(smoothing).of(&logits, &feeds);
+    let (likely, unlikely) = (-(0.75f64.ln()), -(0.25f64.ln()));
+    let mean = (likely + unlikely) / 2.0;
+    assert!((of(0.0).expect("fits") - mean).abs() < 1e-15);
+    // All of it spread: the mean over the classes.
+    assert!((of(1.0).expect("fits") - mean).abs() < 1e-15);
+}
