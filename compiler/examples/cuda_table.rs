@@ -1,20 +1,21 @@
-//! Compiles every kernel of four training steps by NVRTC for every architecture and prints what each
+//! Compiles every kernel of six training steps by NVRTC for every architecture and prints what each
 //! needs: registers, spills, stack frame, shared memory, launches, bytes moved.
 //! `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table > bench/results/DATE-cuda-kernels.md`
 //! A word after `cuda_table` keeps the networks whose name holds it.
 //!
 //! Bytes are those of the containers and workspaces that the launches of a kernel are given, each once
-//! and whole per launch. Compilation is of an empty cache; the time is the processor's, which does not
+//! and whole per launch. The floor of the convolutions is what they must move were each fused with all
+//! that stands between it and the next: their operands and results, each once per convolution. Compilation is of an empty cache; the time is the processor's, which does not
 //! depend on what else runs.
 
 use compiler::{Step, Target};
-use graph::{Bindings, DType, Graph, Lifetime};
+use graph::{Bindings, DType, Graph, Lifetime, NodeKind};
 use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
 use kernels::cuda::{Arch, ParamType, Work};
 use kernels::plan::{Buffer, container_bytes};
-use models::convolutional::{mobilenet_v2, resnet};
+use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Encoder, encoder_layer_of};
 use std::error::Error;
 
@@ -50,14 +51,23 @@ fn processor_seconds() -> Result<f64, Box<dyn Error>> {
 }
 
 fn networks() -> Result<Vec<(&'static str, Graph)>, ops::OpError> {
+    let bf16 = Some(DType::BF16);
     Ok(vec![
         (
             "ResNet-50, batch 8, 224 x 224, f32",
-            resnet(8, 224, [3, 4, 6, 3])?,
+            resnet_with(8, 224, [3, 4, 6, 3], None)?,
+        ),
+        (
+            "ResNet-50, batch 8, 224 x 224, autocast to bf16",
+            resnet_with(8, 224, [3, 4, 6, 3], bf16)?,
         ),
         (
             "MobileNetV2, batch 8, 224 x 224, f32",
-            mobilenet_v2(8, 224)?,
+            mobilenet_v2_with(8, 224, None)?,
+        ),
+        (
+            "MobileNetV2, batch 8, 224 x 224, autocast to bf16",
+            mobilenet_v2_with(8, 224, bf16)?,
         ),
         (
             "a layer of BERT-large, batch 8, 512 positions, f32",
@@ -70,19 +80,36 @@ fn networks() -> Result<Vec<(&'static str, Graph)>, ops::OpError> {
     ])
 }
 
-/// Forward and backward for all parameters; running statistics are none.
-fn program(graph: &Graph) -> Result<(CudaProgram, Graph), Box<dyn Error>> {
+/// Forward and backward for all parameters; running statistics are none. With the floor in bytes.
+fn program(graph: &Graph) -> Result<(CudaProgram, Graph, usize), Box<dyn Error>> {
     let is_trained = |position: &usize| {
         let c = graph.container(graph.inputs[*position]);
         c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
     };
     let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
     let plan = Step::training(graph, &trained)?.plan_for(&Bindings::new(), Target::Cuda)?;
-    Ok((lower(&plan.graph)?, plan.graph))
+    let floor = convolved(&plan.bound)?;
+    Ok((lower(&plan.graph)?, plan.graph, floor))
+}
+
+/// Bytes of operands and results of convolutions and their gradients, each once per convolution.
+fn convolved(graph: &Graph) -> Result<usize, Box<dyn Error>> {
+    let mut bytes = 0;
+    let nodes = graph.single_state().map(|state| state.nodes.as_slice());
+    for node in nodes.unwrap_or_default() {
+        if let NodeKind::Library(library) = &node.kind
+            && library.op.starts_with("conv")
+        {
+            for id in library.inputs.iter().chain(&library.outputs).flatten() {
+                bytes += container_bytes(graph, *id)?;
+            }
+        }
+    }
+    Ok(bytes)
 }
 
 fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(), Box<dyn Error>> {
-    let (program, graph) = program(graph)?;
+    let (program, graph, floor) = program(graph)?;
     println!("## {name}\n");
     let folder = tempfile::tempdir()?;
     let cache = Cache::at(folder.path(), 1 << 30)?;
@@ -115,6 +142,12 @@ fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(
         }
     }
     totals(&program, &graph)?;
+    if floor > 0 {
+        println!(
+            "- floor of the convolutions: {:.1} MB, each operand and result once",
+            floor as f64 / 1e6
+        );
+    }
     println!("\n| kernel | of | path | registers | spills | stack | shared | launches | MB |");
     println!("|---|---|---|---|---|---|---|---|---|");
     for (at, own) in resources.iter().enumerate() {

@@ -11,7 +11,22 @@ use ops::{OpBuilder, OpError, attrs};
 /// # Errors
 /// An image too small for the strides.
 pub fn resnet(batch: i64, image: i64, layers: [i64; 4]) -> Result<Graph, OpError> {
+    resnet_with(batch, image, layers, None)
+}
+
+/// The same under autocast to that type: input and parameters are `f32`, all activations but statistics
+/// of batches are of that type.
+///
+/// # Errors
+/// An image too small for the strides.
+pub fn resnet_with(
+    batch: i64,
+    image: i64,
+    layers: [i64; 4],
+    autocast: Option<DType>,
+) -> Result<Graph, OpError> {
     let mut net = Net::new("resnet");
+    net.autocast = autocast;
     let x = net.input("x", DType::F32, &sizes(&[batch, 3, image, image]));
     let x = net.conv("conv1", x, 64, Window::new(7, 2, 3))?;
     let x = net.batch_norm("bn1", x)?;
@@ -67,7 +82,20 @@ fn bottleneck(
 /// # Errors
 /// An image too small for the strides.
 pub fn mobilenet_v2(batch: i64, image: i64) -> Result<Graph, OpError> {
+    mobilenet_v2_with(batch, image, None)
+}
+
+/// The same under autocast to that type, as [`resnet_with`].
+///
+/// # Errors
+/// An image too small for the strides.
+pub fn mobilenet_v2_with(
+    batch: i64,
+    image: i64,
+    autocast: Option<DType>,
+) -> Result<Graph, OpError> {
     let mut net = Net::new("mobilenet_v2");
+    net.autocast = autocast;
     let x = net.input("x", DType::F32, &sizes(&[batch, 3, image, image]));
     let mut x = conv_norm_relu6(&mut net, "features.0", x, 32, Window::new(3, 2, 1))?;
     // Expansion, channels, repeats, stride of the first.

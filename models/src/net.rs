@@ -14,6 +14,10 @@ pub struct Net {
     pub graph: Graph,
     /// The type of parameters made from now on: `f32`, unless changed.
     pub dtype: DType,
+    /// What convolutions and linear layers compute in from now on, if not in the type of what they are
+    /// given: their operands are converted, as by PyTorch's autocast, and gradients of parameters come
+    /// back in the parameters' type.
+    pub autocast: Option<DType>,
     nodes: Vec<Node>,
     updates: Vec<Output>,
 }
@@ -49,6 +53,7 @@ impl Net {
         Net {
             graph: Graph::new(name),
             dtype: DType::F32,
+            autocast: None,
             nodes: Vec::new(),
             updates: Vec::new(),
         }
@@ -123,7 +128,22 @@ impl Net {
             ("dilation", pair(1)),
             ("groups", Attr::Int(window.groups)),
         ]);
-        self.with(name, |b| b.op1("conv", &[x, w], a))
+        let operands = [self.converted(name, x)?, self.converted(name, w)?];
+        self.with(name, |b| b.op1("conv", &operands, a))
+    }
+
+    /// A value in the type that autocast asks for.
+    fn converted(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        match self.autocast {
+            Some(dtype) if dtype != self.graph.container(x).dtype => self.with(name, |b| {
+                let cast = attrs([
+                    ("expr", Attr::Expr(Expr::In(0).cast(dtype))),
+                    ("dtype", Attr::DType(dtype)),
+                ]);
+                b.op1("elementwise", &[x], cast)
+            }),
+            _ => Ok(x),
+        }
     }
 
     /// Batch normalization in training form with running statistics as outputs.
@@ -196,6 +216,9 @@ impl Net {
         let inner = self.size(x, rank - 1);
         let w = self.parameter(&format!("{name}.weight"), &[out, inner]);
         let bias = self.parameter(&format!("{name}.bias"), &[out]);
+        let x = self.converted(name, x)?;
+        let w = self.converted(name, w)?;
+        let bias = self.converted(name, bias)?;
         let outer: String = ('a'..).take(rank - 1).collect();
         let equation = format!("{outer}i,oi->{outer}o");
         self.with(name, |b| {
