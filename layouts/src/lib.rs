@@ -4,7 +4,9 @@
 //! load serves one tap of many channels, and element-wise neighbours and channel sums run along
 //! the same direction. So activations that a convolution reads or writes are laid out
 //! channels-last, and so is everything aligned with them through maps; whatever the caller owns
-//! keeps the caller's layout. This is the special case of the configuration graph of "Data
+//! keeps the caller's layout. Weights that are made inside the graph (converted from the caller's, or a
+//! gradient before its conversion) have their channels last too: then a term of many channels is
+//! contiguous in both factors. This is the special case of the configuration graph of "Data
 //! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
 //! the general problem is not solved here yet. What only matrix products touch is ordered so that
 //! the products see few, long dimensions ([`products`]).
@@ -37,7 +39,7 @@ pub fn assign(graph: &mut Graph) -> Assignment {
     }
     let mut marked: BTreeSet<ContainerId> = BTreeSet::new();
     for tasklet in &tasklets {
-        marked.extend(convolution_activations(tasklet));
+        marked.extend(convolution_arrays(tasklet));
     }
     loop {
         let before = marked.len();
@@ -78,9 +80,10 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
         .collect()
 }
 
-/// The activations of a convolution in any of its three forms: operands and results of rank three
-/// to five that share batch and spatial positions with one another, window or not.
-fn convolution_activations(tasklet: &Tasklet) -> Vec<ContainerId> {
+/// The arrays of a convolution in any of its three forms: the activations, operands and results of rank
+/// three to five that share batch and spatial positions with one another, window or not; and weights
+/// `[K, C, taps…]`.
+fn convolution_arrays(tasklet: &Tasklet) -> Vec<ContainerId> {
     let [(write, _)] = tasklet.outputs.as_slice() else {
         return Vec::new();
     };
@@ -91,10 +94,13 @@ fn convolution_activations(tasklet: &Tasklet) -> Vec<ContainerId> {
     let mut found = Vec::new();
     for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {
         let (x, y) = (all[x], all[y]);
+        let weights = all[weights];
         // Weights know nothing of the batch; the third array of an attention product does.
-        if is_activation_pair(x, y) && !all[weights].subset.iter().any(|i| related(i, &x.subset[0]))
-        {
+        if is_activation_pair(x, y) && !weights.subset.iter().any(|i| related(i, &x.subset[0])) {
             found.extend([x.container, y.container]);
+            if weights.subset.len() == x.subset.len() {
+                found.push(weights.container);
+            }
         }
     }
     found
@@ -203,5 +209,47 @@ mod tests {
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         assert_eq!(names, ["product", "pooled"]);
+    }
+
+    /// A convolution with weights that are converted before it, and both of its gradients, of which that
+    /// of the weights is converted back.
+    const CONVERTED: &str = r#"graph "converted" {
+  %x: bf16[2, 8, 6, 6] input
+  %w: f32[16, 8, 3, 3] input
+  %dy: bf16[2, 16, 6, 6] input
+  %half: bf16[16, 8, 3, 3]
+  %y: bf16[2, 16, 6, 6]
+  %dx: bf16[2, 8, 6, 6]
+  %dhalf: bf16[16, 8, 3, 3]
+  %dw: f32[16, 8, 3, 3]
+  inputs %x, %w, %dy
+  state {
+    map [k < 16, c < 8, r < 3, s < 3] {
+      tasklet %half[k, c, r, s] = bf16($0) from %w[k, c, r, s]
+    }
+    map [n < 2, k < 16, p < 6, q < 6, c < 8, r < 3, s < 3] {
+      tasklet %y[n, k, p, q] (sum) = $0 * $1 from %x[n, c, p + r - 1, q + s - 1 | 0.0], %half[k, c, r, s]
+    }
+    map [n < 2, k < 16, p < 6, q < 6, c < 8, r < 3, s < 3] {
+      tasklet %dx[n, c, p + r - 1, q + s - 1 | 0.0] (sum) = $0 * $1 from %dy[n, k, p, q], %half[k, c, r, s]
+    }
+    map [n < 2, k < 16, p < 6, q < 6, c < 8, r < 3, s < 3] {
+      tasklet %dhalf[k, c, r, s] (sum) = $0 * $1 from %dy[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+    }
+    map [k < 16, c < 8, r < 3, s < 3] {
+      tasklet %dw[k, c, r, s] = f32($0) from %dhalf[k, c, r, s]
+    }
+  }
+  outputs %y, %dx, %dw
+}
+"#;
+
+    #[test]
+    fn weights_made_inside_have_their_channels_last() {
+        let mut graph = graph::parse(CONVERTED).unwrap();
+        let assignment = assign(&mut graph);
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
+        assert_eq!(names, ["half", "dhalf"]);
     }
 }
