@@ -9,6 +9,7 @@
 mod epilogue;
 mod finish;
 mod product;
+mod windows;
 
 use super::chain;
 use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
@@ -229,7 +230,10 @@ impl Lowering {
     }
 
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
-        let printed = emit_map(&self.graph, node)?;
+        let printed = match windows::gathered(&self.graph, node) {
+            Some(gathered) => emit_map(&self.graph, &gathered)?,
+            None => emit_map(&self.graph, node)?,
+        };
         self.place(node, "loops", operations(node, 1), printed)
     }
 
