@@ -173,6 +173,15 @@ impl Group {
         }
     }
 
+    /// The same with what another one reads and writes.
+    fn united(&self, other: &Group) -> Group {
+        Group {
+            reads: self.reads.union(&other.reads).copied().collect(),
+            writes: self.writes.union(&other.writes).copied().collect(),
+            ..self.clone()
+        }
+    }
+
     /// For each dimension of a container the outer parameter that indexes it in every access.
     fn dims_of(&self, id: ContainerId) -> BTreeMap<usize, usize> {
         let mut common: Option<BTreeMap<usize, usize>> = None;
@@ -322,10 +331,8 @@ fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
     }
     let pairs = common_params(graph, x, y)?;
     let full = pairs.len() == x.outer.len() && pairs.len() == y.outer.len();
-    // An epilogue covers the output point by point and reduces nothing.
-    let reduces = || y.members.iter().any(|m| has_conflict(&m.node));
-    if x.contraction && (!full || reduces()) {
-        return Err(Obstacle::Epilogue);
+    if x.contraction {
+        return with_epilogue(x, y, &pairs);
     }
     let outer: Vec<i64> = pairs.iter().map(|(k, _)| x.outer[*k]).collect();
     let keep = |g: &Group, side: &dyn Fn(&(usize, usize)) -> usize| -> Vec<Member> {
@@ -345,16 +352,37 @@ fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
     let group = Group {
         members,
         outer,
-        contraction: x.contraction,
-        alone: false,
-        stage: x.stage,
-        reads: x.reads.union(&y.reads).copied().collect(),
-        writes: x.writes.union(&y.writes).copied().collect(),
+        ..x.united(y)
     };
     if !full {
         check_inner_loops(graph, &group)?;
     }
     Ok(group)
+}
+
+/// A contraction with an epilogue, which covers the output point by point and reduces nothing. A dimension
+/// of one point needs no parameter.
+fn with_epilogue(x: &Group, y: &Group, pairs: &[(usize, usize)]) -> Result<Group, Obstacle> {
+    let wide = |outer: &[i64]| outer.iter().filter(|n| **n != 1).count();
+    let common: Vec<i64> = pairs.iter().map(|(k, _)| x.outer[*k]).collect();
+    let covers = wide(&common) == wide(&x.outer) && wide(&common) == wide(&y.outer);
+    if !covers || y.members.iter().any(|m| has_conflict(&m.node)) {
+        return Err(Obstacle::Epilogue);
+    }
+    let of_output = |k: usize, m: &Member| {
+        let paired = pairs.iter().find(|p| p.0 == k);
+        paired.map_or(Symbol::new(""), |p| m.bound[p.1].clone())
+    };
+    let mut members = x.members.clone();
+    members.extend(y.members.iter().cloned().map(|mut m| {
+        m.bound = (0..x.outer.len()).map(|k| of_output(k, &m)).collect();
+        m
+    }));
+    members.sort_by_key(|m| m.at);
+    Ok(Group {
+        members,
+        ..x.united(y)
+    })
 }
 
 /// The outer parameters of both that become one: those that index what is passed from `x` to `y`

@@ -117,6 +117,21 @@ fn an_epilogue_covers_its_product_point_by_point() {
     assert_eq!(after_product(summed, "%s"), Err(Obstacle::Epilogue));
 }
 
+/// A gradient of points' weights and its conversion.
+#[test]
+fn a_dimension_of_one_point_needs_no_parameter() {
+    let containers = PRODUCT.replace("%t: f32[64, 48]", "%t: f32[64, 48, 1, 1]");
+    assert_ne!(containers, PRODUCT);
+    let multiply = MULTIPLY.replace("%t[n, k]", "%t[n, k, 0, 0]");
+    let after = |reader: &str| merged(&containers, &format!("{multiply}\n{reader}"), "%y");
+    for reader in [
+        "map [a < 64, b < 48] { tasklet %y[a, b] = exp($0) from %t[a, b, 0, 0] }",
+        "map [a < 64, b < 48, c < 1, d < 1] { tasklet %y[a, b] = exp($0) from %t[a, b, c, d] }",
+    ] {
+        assert_eq!(after(reader), Ok(vec![64, 48, 1, 1]), "{reader}");
+    }
+}
+
 #[test]
 fn nothing_runs_before_a_product() {
     let containers = "%x: f32[64, 32] input
