@@ -1,8 +1,8 @@
 //! Every operator's samples as CUDA text executed on the host: planned and emitted together, they
-//! compute what the operators mean, forward and backward.
+//! compute what the operators mean, forward and backward, in single and in half precision.
 
 use compiler::{Step, Target};
-use graph::{Bindings, Graph, Precision, Tensor, interpret};
+use graph::{Bindings, DType, Graph, Precision, Tensor, interpret};
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
 use kernels::cuda::{Arch, execute, lower};
@@ -63,12 +63,21 @@ fn join(cases: &[Case]) -> Checked<(Step, Vec<Tensor>, Vec<String>)> {
     Ok((step, given, names))
 }
 
-#[test]
-fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
+/// The cases whose names hold `OPERATOR_CASE`, with floating-point inputs of another type.
+fn cases(dtype: DType) -> Checked<Vec<Case>> {
     let wanted = std::env::var("OPERATOR_CASE").unwrap_or_default();
     let mut cases = Case::all()?;
     cases.retain(|case| case.name().contains(&wanted));
-    let (step, given, names) = join(&cases)?;
+    let inputs = cases.iter_mut().flat_map(|case| case.inputs.iter_mut());
+    for tensor in inputs.flatten().filter(|t| t.dtype == DType::F32) {
+        *tensor = Tensor::from_f64(dtype, &tensor.shape, tensor.to_f64());
+    }
+    Ok(cases)
+}
+
+/// Runs the cases in one program under each order of threads; `tolerance` is by case.
+fn check(cases: &[Case], tolerance: impl Fn(&str) -> f64) -> Checked<()> {
+    let (step, given, names) = join(cases)?;
     let none = Bindings::new();
     let expected = interpret(step.graph(), &given, &none, &Meaning, Precision::Double)?;
     let plan = step.plan_for(&none, Target::Cuda)?;
@@ -92,10 +101,8 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
                     shape: expected.shape.clone(),
                     ..found.clone()
                 };
-                Some(format!(
-                    "{name}: {}",
-                    compare(expected, &found, SINGLE).err()?
-                ))
+                let told = compare(expected, &found, tolerance(name)).err()?;
+                Some(format!("{name}: {told}"))
             })
             .collect();
         assert!(failed.is_empty(), "seed {seed}:\n{}", failed.join("\n"));
@@ -104,9 +111,37 @@ fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
 }
 
 #[test]
-#[ignore = "needs NVRTC: run by `cargo xtask test`"]
-fn emitted_kernels_keep_to_registers() -> Checked<()> {
-    let (step, _, _) = join(&Case::all()?)?;
+fn emitted_kernels_compute_what_operators_mean() -> Checked<()> {
+    check(&cases(DType::F32)?, |_| SINGLE)
+}
+
+/// Half of the distance of neighbouring numbers, relative to them.
+fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-11),
+    }
+}
+
+/// A result is rounded when it is stored, and so is what it was made of where that reached memory.
+const ROUNDINGS: f64 = 4.0;
+
+fn check_in_half(dtype: DType) -> Checked<()> {
+    check(&cases(dtype)?, |_| ROUNDINGS * rounding(dtype) + SINGLE)
+}
+
+#[test]
+fn emitted_kernels_compute_what_operators_mean_in_bf16() -> Checked<()> {
+    check_in_half(DType::BF16)
+}
+
+#[test]
+fn emitted_kernels_compute_what_operators_mean_in_f16() -> Checked<()> {
+    check_in_half(DType::F16)
+}
+
+fn check_registers(dtype: DType) -> Checked<()> {
+    let (step, _, _) = join(&cases(dtype)?)?;
     let program = lower::lower(&step.plan_for(&Bindings::new(), Target::Cuda)?.graph)?;
     let nvrtc = Nvrtc::find(&[])?;
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
@@ -122,4 +157,16 @@ fn emitted_kernels_keep_to_registers() -> Checked<()> {
     let refused = gate(&program.kernels, &cubins);
     assert!(refused.is_empty(), "{refused:#?}");
     Ok(())
+}
+
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn emitted_kernels_keep_to_registers() -> Checked<()> {
+    check_registers(DType::F32)
+}
+
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn emitted_kernels_keep_to_registers_in_half_precision() -> Checked<()> {
+    check_registers(DType::BF16)
 }
