@@ -10,7 +10,7 @@ use graph::{Bindings, DType, Graph, Lifetime, Stage};
 use kernels::cuda::ParamType;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::plan::{Buffer, container_bytes};
-use models::convolutional::{mobilenet_v2, resnet};
+use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -37,9 +37,20 @@ fn networks_cost_on_a_gpu_what_they_did() {
     let networks = [
         (
             "ResNet-50, batch 8, 224 x 224, f32",
-            resnet(8, 224, [3, 4, 6, 3]),
+            resnet_with(8, 224, [3, 4, 6, 3], None),
         ),
-        ("MobileNetV2, batch 8, 224 x 224, f32", mobilenet_v2(8, 224)),
+        (
+            "ResNet-50, batch 8, 224 x 224, autocast to bf16",
+            resnet_with(8, 224, [3, 4, 6, 3], Some(DType::BF16)),
+        ),
+        (
+            "MobileNetV2, batch 8, 224 x 224, f32",
+            mobilenet_v2_with(8, 224, None),
+        ),
+        (
+            "MobileNetV2, batch 8, 224 x 224, autocast to bf16",
+            mobilenet_v2_with(8, 224, Some(DType::BF16)),
+        ),
         (
             "a layer of BERT-large, batch 8, 512 positions, f32",
             encoder_layer_of(bert, DType::F32),
