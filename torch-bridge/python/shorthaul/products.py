@@ -44,8 +44,8 @@ def table_file() -> str | None:
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
     """Inside, programs are compiled with one candidate for all products that it can compute.
 
-    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order, or
-    of ``wgmma``, our kernel for Hopper, the number of its tile;
+    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order,
+    or of ``wgmma``, our kernel for Hopper, the number of its tile;
     ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
     compute is our own kernel's. Tables are not looked at.
     """
