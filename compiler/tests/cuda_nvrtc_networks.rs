@@ -7,15 +7,17 @@
 use compiler::{Step, Target};
 use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::{Cache, CacheSettings};
-use kernels::cuda::lower::lower;
+use kernels::cuda::contraction::n_warpgroup_tiles;
+use kernels::cuda::lower::lower_with;
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
+use kernels::cuda::vendor::{Candidate, Offers, Products};
 use kernels::cuda::{Arch, Kernel};
 use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2, resnet};
 use models::transformer::{Encoder, encoder_layer_of};
 
 /// All parameters are trained; running statistics are none.
-fn kernels(graph: &Graph) -> Vec<Kernel> {
+fn kernels(graph: &Graph, products: &Products) -> Vec<Kernel> {
     let is_trained = |position: &usize| {
         let c = graph.container(graph.inputs[*position]);
         c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
@@ -25,7 +27,27 @@ fn kernels(graph: &Graph) -> Vec<Kernel> {
     let plan = step
         .plan_for(&Bindings::new(), Target::Cuda)
         .expect("plans");
-    lower(&plan.graph).expect("lowers").kernels
+    let program = lower_with(&plan.graph, products);
+    program.expect("lowers").kernels
+}
+
+/// Compiles for Hopper, and finds nothing that the gate refuses.
+fn keep_to_registers(name: &str, kernels: &[Kernel]) {
+    let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
+    let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent).expect("a cache");
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let arch = Arch::Sm90a;
+    let cubins = compile_all(kernels, arch, &nvrtc, &cache, threads, &mut |_, _| ());
+    let cubins = cubins.expect("NVRTC takes all kernels");
+    let n: usize = cubins.iter().map(|c| c.resources.len()).sum();
+    assert_eq!(n, kernels.len());
+    let refused = gate(kernels, &cubins);
+    assert!(refused.is_empty(), "{name}: {refused:#?}");
+    let registers = cubins
+        .iter()
+        .flat_map(|c| &c.resources)
+        .map(|r| r.registers);
+    println!("{name}: {:?} registers", registers.collect::<Vec<_>>());
 }
 
 #[test]
@@ -37,24 +59,27 @@ fn kernels_of_networks_keep_to_registers() {
         encoder_layer_of(Encoder::bert_large(8, 512), DType::F32),
         encoder_layer_of(Encoder::bert_large(8, 512), DType::BF16),
     ];
-    let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
-    let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent).expect("a cache");
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     for graph in networks {
         let graph = graph.expect("a network of ours builds");
-        let kernels = kernels(&graph);
-        let cubins = compile_all(
-            &kernels,
-            Arch::Sm90a,
-            &nvrtc,
-            &cache,
-            threads,
-            &mut |_, _| (),
-        );
-        let cubins = cubins.expect("NVRTC takes all kernels");
-        let n: usize = cubins.iter().map(|c| c.resources.len()).sum();
-        assert_eq!(n, kernels.len());
-        let refused = gate(&kernels, &cubins);
-        assert!(refused.is_empty(), "{}: {refused:#?}", graph.name);
+        keep_to_registers(&graph.name, &kernels(&graph, &Products::Own));
+    }
+}
+
+/// Products of warpgroups with what a layer does to their sums, in every tile.
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn products_of_warpgroups_keep_to_registers() {
+    let graph = encoder_layer_of(Encoder::bert_large(8, 512), DType::BF16);
+    let graph = graph.expect("a network of ours builds");
+    for tile in 0..n_warpgroup_tiles() {
+        let products = Products::Every {
+            candidate: Candidate::Warpgroup(tile),
+            workspace_bytes: 0,
+            offers: Offers::default(),
+        };
+        let mut kernels = kernels(&graph, &products);
+        kernels.retain(|kernel| kernel.text.contains("sh_wgmma"));
+        assert!(kernels.len() > 5, "only {} kernels", kernels.len());
+        keep_to_registers(&format!("tile {tile}"), &kernels);
     }
 }
