@@ -116,6 +116,13 @@ impl CudaExecutable {
         };
         let library = match (target, products) {
             (CudaTarget::Emulated { .. }, _) | (_, ProductsBy::Own) => None,
+            (
+                _,
+                ProductsBy::Every {
+                    candidate: Candidate::Warpgroup(_),
+                    ..
+                },
+            ) => None,
             (CudaTarget::Device { nvrtc, .. }, _) => Some(CublasLt::find(nvrtc)?),
         };
         let chosen = chosen(products, device.as_ref(), library.as_ref())?;

@@ -1,5 +1,5 @@
-//! Training steps whose products the library computes, as a table says: executed on the host, forward and
-//! backward, against the interpreter in double precision.
+//! Training steps whose products the library or warpgroups compute, as a table says: executed on the host,
+//! forward and backward, against the interpreter in double precision.
 
 use compiler::{Step, Target};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret};
@@ -152,6 +152,19 @@ fn a_network_trains_in_bf16_with_the_librarys_products() {
     for candidate in [Candidate::Library(0), Candidate::LibraryThenMap(0)] {
         let program = lower_with(&case.fused, &every(candidate)).expect("lowers");
         assert!(by_library(&program) >= 4, "{:#?}", program.maps);
+        case.check(&program, 4e-2);
+    }
+}
+
+#[test]
+fn a_network_trains_in_bf16_with_products_of_warpgroups() {
+    let case = case(DType::BF16);
+    // Of threads that copy, and of the copy engine.
+    for tile in [2, 4] {
+        let candidate = Candidate::Warpgroup(tile);
+        let program = lower_with(&case.fused, &every(candidate)).expect("lowers");
+        let n = program.maps.iter().filter(|m| m.path == "wgmma").count();
+        assert!(n >= 4, "{:#?}", program.maps);
         case.check(&program, 4e-2);
     }
 }

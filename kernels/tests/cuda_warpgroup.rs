@@ -219,6 +219,18 @@ fn planted() -> Vec<(usize, &'static str, &'static str, Found)> {
         (1, "sh_wgmma_wait<0>(acc);", "", Found::WrongNumbers),
         (
             1,
+            "sh_wgmma_bf16<0, 1>(acc, x, y);",
+            "if (SH_WARP != 6) sh_wgmma_bf16<0, 1>(acc, x, y);",
+            Found::Fault(|kind| matches!(kind, FaultKind::MissingLanes { .. })),
+        ),
+        (
+            1,
+            "(warpgroup*64)",
+            "(SH_WARP / 2 % 2 * 64)",
+            Found::Fault(|kind| matches!(kind, FaultKind::MissingLanes { .. })),
+        ),
+        (
+            1,
             "sh_wgmma_fence(acc);",
             "",
             Found::Fault(|kind| matches!(kind, FaultKind::SumsUnfenced)),

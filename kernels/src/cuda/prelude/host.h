@@ -72,6 +72,8 @@ struct sh_place { int id, line; };
  * what it waits for SH_AT_PHASE. */
 struct sh_fiber { void *sp; sh_state state; sh_place meets, call; struct sh_phase *phase; int parity; };
 static bool sh_is_past(const sh_fiber &f);
+/* Told when all threads of a block have ended. */
+static void sh_block_ended();
 struct sh_warp { sh_u64 exchange[2][32][8]; sh_u32 arrived, generation, clock; };
 struct sh_site { const char *name; sh_u32 epoch; sh_u64 at; };
 enum { SH_SHARED_BYTES = 227 * 1024, SH_STATIC_BYTES = 48 * 1024 };
@@ -543,6 +545,7 @@ static void sh_run_block(sh_u64 &random) {
     }
     if (!progress) sh_stuck();
   }
+  if (!sh_now.ended) sh_block_ended();
 }
 static void sh_run(sh_launch *l, void (*kernel)(const sh_arg *)) {
   const sh_u32 n = l->grid[0] * l->grid[1] * l->grid[2];

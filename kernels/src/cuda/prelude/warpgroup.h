@@ -105,6 +105,8 @@ static struct sh_multiplier {
   sh_u32 block;
   int n, n_groups, ends[SH_PRODUCTS], n_sums;
   bool is_fenced;
+  /* What was issued in the block, in order. */
+  sh_u64 issued;
   float *sums, value[128];
   sh_product products[SH_PRODUCTS];
 } sh_multipliers[1024];
@@ -115,6 +117,7 @@ static sh_multiplier &sh_own_multiplier() {
     own.n = own.n_groups = 0;
     own.sums = nullptr;
     own.is_fenced = false;
+    own.issued = 0;
   }
   return own;
 }
@@ -199,6 +202,7 @@ static void sh_wgmma_issue(float (&d)[SUMS], sh_u64 a, sh_u64 b) {
     sh_end_launch();
   }
   if (!own.is_fenced) sh_report(SH_SUMS_UNFENCED, "");
+  own.issued = ((own.issued + a) * 0x9e3779b97f4a7c15ull + b) * 0xbf58476d1ce4e5b9ull + SUMS * 4 + A_BY_TERMS * 2 + B_BY_TERMS;
   host::check(a, b, 0);
   if (!own.sums) {
     own.sums = d;
@@ -224,6 +228,18 @@ static void sh_wgmma_commit() {
   }
   own.ends[own.n_groups++] = own.n;
   own.is_fenced = false;
+}
+/* Threads of a warpgroup that issued other products than its first thread, or not all. */
+static void sh_block_ended() {
+  for (sh_u32 i = 0; i < sh_now.launch->threads; i++) {
+    const sh_multiplier &own = sh_multipliers[i], &first = sh_multipliers[i / 128 * 128];
+    auto issued = [](const sh_multiplier &m) { return m.block == sh_now.block_first ? m.issued : 0; };
+    if (issued(own) == issued(first)) continue;
+    sh_now.thread = (int)i;
+    sh_now.ended = 1;
+    sh_text(sh_report(SH_MISSING_LANES, "")->note, 64, "its warpgroup issued other products");
+    return;
+  }
 }
 template <int LEFT, int N> static void sh_wgmma_wait(float (&)[N], int line = __builtin_LINE()) {
   sh_multiplier &own = sh_own_multiplier();
