@@ -556,9 +556,8 @@ fn every_tile_becomes_a_cubin_of_asynchronous_products() {
 fn disassembler() -> Option<PathBuf> {
     let nvrtc = std::env::var_os("SHORTHAUL_NVRTC")?;
     let beside = |folder: &Path| folder.join("triton/backends/nvidia/bin/nvdisasm");
-    let found = Path::new(&nvrtc)
+    Path::new(&nvrtc)
         .ancestors()
         .map(beside)
-        .find(|path| path.is_file());
-    found
+        .find(|path| path.is_file())
 }
