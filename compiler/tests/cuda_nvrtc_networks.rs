@@ -1,4 +1,4 @@
-//! Every kernel of four large training steps compiled for Hopper by NVRTC: no spills, no stack frames,
+//! Every kernel of five large training steps compiled for Hopper by NVRTC: no spills, no stack frames,
 //! no warnings of ptxas that cost speed.
 //!
 //! Ignored in a plain `cargo test`; `cargo xtask test` runs it with `SHORTHAUL_NVRTC` set to the folder
@@ -14,7 +14,7 @@ use kernels::cuda::vendor::{Candidate, Offers, Products};
 use kernels::cuda::{Arch, Kernel};
 use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2, resnet};
-use models::transformer::{Encoder, encoder_layer_of};
+use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};
 
 /// All parameters are trained; running statistics are none.
 fn kernels(graph: &Graph, products: &Products) -> Vec<Kernel> {
@@ -53,11 +53,20 @@ fn keep_to_registers(name: &str, kernels: &[Kernel]) {
 #[test]
 #[ignore = "needs NVRTC: run by `cargo xtask test`"]
 fn kernels_of_networks_keep_to_registers() {
+    let shared = Decoder {
+        batch: 8,
+        length: 1024,
+        hidden: 1024,
+        heads: 16,
+        key_heads: 4,
+        inner: 4096,
+    };
     let networks = [
         resnet(8, 224, [3, 4, 6, 3]),
         mobilenet_v2(8, 224),
         encoder_layer_of(Encoder::bert_large(8, 512), DType::F32),
         encoder_layer_of(Encoder::bert_large(8, 512), DType::BF16),
+        decoder_layer(shared, DType::BF16),
     ];
     for graph in networks {
         let graph = graph.expect("a network of ours builds");

@@ -398,6 +398,11 @@ fn chains_fit_into_registers() {
             ..large
         },
         Case {
+            name: "stored",
+            is_stored: true,
+            ..large
+        },
+        Case {
             name: "causal",
             mask: Mask::Causal,
             widths: [128, 128],
