@@ -395,7 +395,8 @@ const BYTES: [u32; 5] = [
     (96 << 10) + 3 * 16,
 ];
 
-/// A product in bf16 with a bias and a ReLU, and another with too odd a number of terms.
+/// A product in bf16 with a bias and a ReLU, one of the same sizes whose first factor is half of a wider
+/// matrix, twice, and another with too odd a number of terms.
 const NETWORK: &str = r#"graph "g" {
   %x: bf16[72, 64] input
   %w: bf16[80, 64] input
@@ -405,7 +406,11 @@ const NETWORK: &str = r#"graph "g" {
   %p: bf16[72, 80] local
   %y: bf16[72, 80]
   %z: bf16[72, 20]
-  inputs %x, %w, %bias, %u, %v
+  %wide: bf16[72, 128] input
+  %left: bf16[72, 80]
+  %right: bf16[72, 80]
+  %whole: bf16[72, 80]
+  inputs %x, %w, %bias, %u, %v, %wide
   state {
     map [] kernel @"layer" {
       map [i < 72, j < 80, k < 64] {
@@ -416,8 +421,17 @@ const NETWORK: &str = r#"graph "g" {
     map [i < 72, j < 20, k < 63] {
       tasklet %z[i, j] (sum) = $0 * $1 from %u[i, k], %v[k, j]
     }
+    map [i < 72, j < 80, k < 64] {
+      tasklet %left[i, j] (sum) = $0 * $1 from %wide[i, k], %w[j, k]
+    }
+    map [i < 72, j < 80, k < 64] {
+      tasklet %right[i, j] (sum) = $0 * $1 from %wide[i, k + 64], %w[j, k]
+    }
+    map [i < 72, j < 80, k < 64] {
+      tasklet %whole[i, j] (sum) = $0 * $1 from %x[i, k], %w[j, k]
+    }
   }
-  outputs %y, %z
+  outputs %y, %z, %left, %right, %whole
 }
 "#;
 
@@ -450,7 +464,7 @@ fn programs_have_them_where_they_are_asked_for() {
         } else {
             "mma"
         };
-        assert_eq!(paths, [first, "mma"]);
+        assert_eq!(paths, [first, "mma", first, first, first]);
         let [forward, _] = passes(&graph, &program).expect("has places");
         let bytes = [BYTES[0], BYTES[1], BYTES[2], BYTES[3], BYTES[4], 0][tile];
         assert_eq!(forward.launches[0].dynamic_shared_bytes, bytes);

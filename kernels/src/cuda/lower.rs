@@ -155,7 +155,7 @@ struct Lowering {
     graph: Graph,
     products: Products,
     program: CudaProgram,
-    /// Position among the kernels by text.
+    /// Position among the kernels by maps of parameters and text.
     known: BTreeMap<String, usize>,
 }
 
@@ -276,10 +276,13 @@ impl Lowering {
         Ok(())
     }
 
-    /// The position of a kernel of this text.
+    /// The position of a kernel of this text and these maps.
     fn kernel(&mut self, mut kernel: Kernel, origin: &str) -> usize {
         let text = kernel.text.replace(&kernel.name, NAME);
-        if let Some(known) = self.known.get(&text) {
+        // What the copy engine is told stands in the parameters alone.
+        let maps = kernel.params.iter().filter_map(|p| p.ty.map());
+        let key = format!("{:?} {text}", maps.collect::<Vec<_>>());
+        if let Some(known) = self.known.get(&key) {
             return *known;
         }
         let n = self.program.kernels.len();
@@ -287,7 +290,7 @@ impl Lowering {
         kernel.text = text.replace(NAME, &kernel.name);
         kernel.origin = origin.to_string();
         self.program.kernels.push(kernel);
-        self.known.insert(text, n);
+        self.known.insert(key, n);
         n
     }
 
