@@ -58,7 +58,7 @@ enum Obstacle {
     Strided(String),
     #[error("its products do not have the same rows and columns")]
     Rows,
-    #[error("none of its kernels makes `{0}`, which is read from memory")]
+    #[error("`{0}` is read from memory, and no kernel of its pass makes it")]
     Stored(String),
     #[error("tiles of {0} x {1} numbers are too small")]
     Small(i64, i64),

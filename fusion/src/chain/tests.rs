@@ -250,7 +250,7 @@ fn a_kernel_of_the_same_stage_stores() {
     assert!(applied(&told("")));
     assert_eq!(
         told(" !backward"),
-        "is not chained: none of its kernels makes `p`, which is read from memory"
+        "is not chained: `p` is read from memory, and no kernel of its pass makes it"
     );
 }
 
