@@ -233,7 +233,8 @@ def test_dropout_has_one_mask():
         names=["x", "w"],
         outputs=["total"],
     )
-    data = shorthaul.onnx.grad(model, loss="total", wrt=["w"])
+    with pytest.warns(UserWarning, match="is not verified: .* gives what is not computed here"):
+        data = shorthaul.onnx.grad(model, loss="total", wrt=["w"])
     found = run(data, {"x": torch.ones(64), "w": torch.ones(64)})
     gradient = found["w.grad"]
     assert set(gradient.tolist()) == {0.0, 2.0}
@@ -319,6 +320,13 @@ def test_every_form_of_a_model(tmp_path):
     with pytest.raises(shorthaul.onnx.OnnxError, match="is read from and would be replaced"):
         shorthaul.onnx.grad(path, loss="mse", out=path)
     assert path.read_bytes() == data
+
+
+def test_what_is_tried_gives_no_warning(recwarn):
+    data = exported(nn.Linear(3, 2), torch.randn(2, 3))
+    verified = shorthaul.onnx.grad(data, loss="mse")
+    assert verified == shorthaul.onnx.grad(data, loss="mse", verify=False)
+    assert not [w for w in recwarn if "verified" in str(w.message)]
 
 
 def test_what_does_not_fit_is_said():
