@@ -331,6 +331,44 @@ fn reductions_of_products_are_one_launch() {
     assert_eq!((paths, program.launches.len()), (vec!["chain"], 1));
 }
 
+/// Gradients of keys that three heads of queries share: rows are keys, and the columns of each head are
+/// swept in turn, with numbers of the head, of its columns and of neither.
+#[test]
+fn columns_of_groups_are_swept_in_turn() {
+    let text = "graph \"groups\" {
+        %x_q: bf16[2, 3, 100, 32] input
+        %x_k: bf16[2, 70, 32] input
+        %x_m: f32[2, 3, 100] input
+        %x_w: f32[3] input
+        %x_t: bf16[2, 3, 100, 70] local
+        %x_p: bf16[2, 3, 100, 70] local
+        %x_y: bf16[2, 70, 32]
+        inputs %x_q, %x_k, %x_m, %x_w
+        state {
+          map [] kernel {
+            map [h < 2, r < 3, i < 100, j < 70, d < 32] sequential {
+              tasklet %x_t[h, r, i, j] (sum) = $0 * $1 from %x_q[h, r, i, d], %x_k[h, j, d]
+            }
+            map [h < 2, r < 3, i < 100, j < 70] sequential {
+              tasklet %x_p[h, r, i, j] = select({j} <= {i}, $0 * $2 - $1, 0.0) from %x_t[h, r, i, j], %x_m[h, r, i], %x_w[r]
+            }
+            map [h < 2, r < 3, i < 100, j < 70, e < 32] sequential {
+              tasklet %x_y[h, j, e] (sum) = $0 * $1 from %x_p[h, r, i, j], %x_q[h, r, i, e]
+            }
+          }
+        }
+        outputs %x_y
+      }";
+    let program = check_graph(&graph::parse(text).unwrap());
+    let paths: Vec<&str> = program.maps.iter().map(|m| m.path).collect();
+    assert_eq!((paths, program.launches.len()), (vec!["chain"], 1));
+    let text = &program.kernels[0].text;
+    assert!(
+        text.contains("for (int group0 = 0; group0 < 3; group0++)"),
+        "{text}"
+    );
+}
+
 /// A tile of another type than its other factor would be rounded to that before they are multiplied.
 #[test]
 fn factors_of_two_types_are_launches_of_their_own() {
