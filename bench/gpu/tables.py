@@ -5,8 +5,8 @@ for, in the layouts of forward, data gradient and weight gradient, with the epil
 cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's back ends. Memory-
 bound: groups over working sets up to 1 GiB, with the bytes that must move.
 
-Before all this, every candidate for the products of the networks and of these shapes is timed in
-place, in training steps, and the table that programs are compiled with is written: to the file of
+Before all this, every candidate for the products and convolutions of the networks and of these
+shapes, and of ResNet-50's windows, is timed in place, in training steps, and the table that programs are compiled with is written: to the file of
 `--table`, which `SHORTHAUL_CUDA_TABLE` then names.
 """
 
@@ -42,6 +42,16 @@ PRODUCTS = [
     (3136, 2048, 512),
     (8192, 8192, 8192),
 ]
+#: (batch, channels, image, filters, window, stride) of ResNet-50's convolutions that are no products.
+CONVOLUTIONS = [
+    (64, 3, 224, 64, 7, 2),
+    (64, 64, 56, 64, 3, 1),
+    (64, 128, 56, 128, 3, 2),
+    (64, 256, 56, 512, 1, 2),
+    (64, 128, 28, 128, 3, 1),
+    (64, 256, 14, 256, 3, 1),
+    (64, 512, 7, 512, 3, 1),
+]
 #: (batch, heads, length, head size).
 ATTENTION = [(8, 16, 512, 64), (96, 16, 128, 64), (2, 16, 2048, 64)]
 BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
@@ -60,6 +70,20 @@ class Product(nn.Module):
     def forward(self, x):
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y, approximate="tanh") if self.is_gelu else y
+
+
+class Convolution(nn.Module):
+    """``[n, c, h, w]`` by filters ``[k, c, r, r]``, alone or with bias and ReLU."""
+
+    def __init__(self, c: int, k: int, window: int, stride: int, epilogue: str):
+        super().__init__()
+        biased = epilogue == "bias_relu"
+        self.conv = nn.Conv2d(c, k, window, stride, window // 2, bias=biased)
+        self.is_rectified = biased
+
+    def forward(self, x):
+        y = self.conv(x)
+        return F.relu(y) if self.is_rectified else y
 
 
 def product(bench: Bench, shape: tuple[int, int, int], epilogue: str, dtype) -> dict[str, Any]:
@@ -190,7 +214,7 @@ def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> di
 
 
 def products_of_models(bench: Bench, options, dtype, item) -> None:
-    """Writes the table of products, of the networks first, then of the shapes alone."""
+    """Writes the table of products and convolutions, of the networks first, then of the shapes alone."""
     table: ProductTable | None = None
 
     def add(model: nn.Module, inputs: tuple) -> dict[str, Any]:
@@ -213,12 +237,23 @@ def products_of_models(bench: Bench, options, dtype, item) -> None:
         x = torch.randn(m, k, device=bench.device, requires_grad=True)
         return add(Product(n, k, epilogue), (x,))
 
+    def convolved(shape: tuple[int, ...], epilogue: str) -> dict[str, Any]:
+        n, c, image, k, window, stride = shape
+        torch.manual_seed(0)
+        x = torch.randn(n, c, image, image, device=bench.device)
+        x = x.to(memory_format=torch.channels_last).requires_grad_()
+        return add(Convolution(c, k, window, stride, epilogue), (x,))
+
     for name, n in (step.DRY if bench.is_dry else step.NETWORKS).items():
         item(f"table of {name}", lambda n=n: network(n))
     for shape in [(16, 16, 16)] if bench.is_dry else PRODUCTS:
         for epilogue in ("none", "bias", "bias_gelu"):
             name = f"table of a product {'x'.join(map(str, shape))} {epilogue}"
             item(name, lambda s=shape, e=epilogue: alone(s, e))
+    for shape in [(2, 8, 6, 8, 3, 1)] if bench.is_dry else CONVOLUTIONS:
+        for epilogue in ("none", "bias_relu"):
+            name = f"table of a convolution {'x'.join(map(str, shape))} {epilogue}"
+            item(name, lambda s=shape, e=epilogue: convolved(s, e))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ use crate::report::Memory;
 use crate::torch::Captured;
 use fusion::Target;
 use kernels::cache::{Cache, CacheSettings};
-use kernels::cuda::device::{CublasLt, CudaModule, Device};
+use kernels::cuda::device::{CudaModule, Device, Libraries};
 use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::{CudaProgram, lower_with};
 use kernels::cuda::machine::Machine;
@@ -37,7 +37,7 @@ pub enum CudaTarget<'a> {
     Device {
         /// Its number.
         ordinal: usize,
-        /// Folders to look for NVRTC and cuBLASLt in, such as the wheels' `nvidia/*/lib`.
+        /// Folders to look for NVRTC, cuBLASLt and cuDNN in, such as the wheels' `nvidia/*/lib`.
         nvrtc: &'a [PathBuf],
     },
 }
@@ -114,7 +114,7 @@ impl CudaExecutable {
             CudaTarget::Emulated { .. } => None,
             CudaTarget::Device { ordinal, .. } => Some(Device::open(*ordinal)?),
         };
-        let library = match (target, products) {
+        let libraries = match (target, products) {
             (CudaTarget::Emulated { .. }, _) | (_, ProductsBy::Own) => None,
             (
                 _,
@@ -123,9 +123,9 @@ impl CudaExecutable {
                     ..
                 },
             ) => None,
-            (CudaTarget::Device { nvrtc, .. }, _) => Some(CublasLt::find(nvrtc)?),
+            (CudaTarget::Device { nvrtc, .. }, _) => Some(Arc::new(Libraries::find(nvrtc)?)),
         };
-        let chosen = chosen(products, device.as_ref(), library.as_ref())?;
+        let chosen = chosen(products, device.as_ref(), libraries.as_ref())?;
         let program = lower_with(&plan.graph, &chosen)?;
         let [forward, backward] =
             passes(&plan.graph, &program).map_err(|error| CompileError::Lower(error.into()))?;
@@ -137,8 +137,8 @@ impl CudaExecutable {
                 let kernels = &program.kernels;
                 let module =
                     CudaModule::load(&device, kernels, &cubins, &constants, launches.clone())?;
-                Machine::Device(match library.filter(|_| !program.products.is_empty()) {
-                    Some(library) => module.with_products(&library, &program.products, launches)?,
+                Machine::Device(match libraries.filter(|_| !program.products.is_empty()) {
+                    Some(found) => module.with_products(&found, &program.products, launches)?,
                     None => module,
                 })
             }
@@ -203,13 +203,14 @@ fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, st
 fn chosen(
     products: &ProductsBy,
     device: Option<&Arc<Device>>,
-    library: Option<&Arc<CublasLt>>,
+    libraries: Option<&Arc<Libraries>>,
 ) -> Result<Products, CudaError> {
     Ok(match products {
         ProductsBy::Own => Products::Own,
         ProductsBy::Table(table) => {
-            if let (Some(device), Some(library)) = (device, library) {
-                table.check(&device.info().name, library.version())?;
+            if let (Some(device), Some(found)) = (device, libraries) {
+                let cudnn = found.cudnn_version();
+                table.check(&device.info().name, found.cublaslt_version(), cudnn)?;
             }
             Products::Measured(Arc::clone(table))
         }
@@ -223,11 +224,11 @@ fn chosen(
         } => Products::Every {
             candidate: *candidate,
             workspace_bytes: *workspace_bytes,
-            offers: match (device, library) {
-                (Some(device), Some(library)) => {
-                    let (device, library) = (Arc::clone(device), Arc::clone(library));
+            offers: match (device, libraries) {
+                (Some(device), Some(found)) => {
+                    let (device, found) = (Arc::clone(device), Arc::clone(found));
                     let bytes = *workspace_bytes;
-                    Offers::of(move |gemm, most| device.offers(&library, gemm, bytes, most))
+                    Offers::of(move |operation, most| device.offers(&found, operation, bytes, most))
                 }
                 _ => Offers::default(),
             },

@@ -5,7 +5,7 @@ use compiler::{Step, Target};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret};
 use kernels::cuda::execute;
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
-use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
+use kernels::cuda::vendor::{Candidate, Offers, Product, Products, Table};
 use models::net::{Net, Window};
 use ops::{Meaning, OpBuilder, OpError, attrs};
 use std::fmt::Write;
@@ -43,6 +43,26 @@ fn network(dtype: DType) -> Result<Graph, OpError> {
     Ok(net.finish(&[y]))
 }
 
+/// Windows with and without strides, points in steps, then a linear layer; parameters
+/// are f32, and with autocast converted before every use.
+fn convolutional(autocast: Option<DType>) -> Result<Graph, OpError> {
+    let mut net = Net::new("convolutional");
+    net.autocast = autocast;
+    let x = net.input("x", DType::F32, &sizes(&[2, 8, 9, 9]));
+    let y = net.conv("down", x, 16, Window::new(3, 2, 1))?;
+    let y = net.relu("down.relu", y)?;
+    let y = net.conv("mix", y, 16, Window::new(3, 1, 1))?;
+    let bias = net.parameter("mix.bias", &[16, 1, 1]);
+    let sum = graph::Expr::In(0).add(graph::Expr::In(1));
+    let y = net.apply("mix.bias", sum, &[y, bias])?;
+    let y = net.relu("mix.relu", y)?;
+    let y = net.conv("points", y, 24, Window::new(1, 2, 0))?;
+    let y = net.relu("points.relu", y)?;
+    let y = net.permute("rows", y, &[0, 2, 3, 1])?;
+    let y = net.linear("last", y, 16)?;
+    Ok(net.finish(&[y]))
+}
+
 fn shape(graph: &Graph, id: ContainerId) -> Vec<usize> {
     let sizes = graph.container(id).shape.iter();
     sizes
@@ -60,7 +80,11 @@ struct Case {
 }
 
 fn case(dtype: DType) -> Case {
-    let graph = network(dtype).expect("builds");
+    case_of(network(dtype))
+}
+
+fn case_of(graph: Result<Graph, OpError>) -> Case {
+    let graph = graph.expect("builds");
     let all: Vec<usize> = (0..graph.inputs.len()).collect();
     let step = Step::training(&graph, &all).expect("differentiates");
     let input = |(salt, id): (u64, &ContainerId)| {
@@ -111,7 +135,11 @@ impl Case {
 }
 
 fn by_library(program: &CudaProgram) -> usize {
-    program.maps.iter().filter(|m| m.path == "cublaslt").count()
+    launches_of(program, "cublaslt")
+}
+
+fn launches_of(program: &CudaProgram, path: &str) -> usize {
+    program.maps.iter().filter(|m| m.path == path).count()
 }
 
 fn every(candidate: Candidate) -> Products {
@@ -216,4 +244,46 @@ fn a_network_trains_as_a_table_says() {
     }
     assert!(by_library(&program) >= keys.len() / 4);
     case.check(&program, 3e-5);
+}
+
+/// Three convolutions forward and six gradients, of which the one of the network's input is wanted too.
+#[test]
+fn a_network_trains_with_the_librarys_convolutions() {
+    let case = case_of(convolutional(None));
+    let finished = lower_with(&case.fused, &every(Candidate::Library(0))).expect("lowers");
+    let biased = (finished.products.iter()).find(|p| p.bias().is_some());
+    let apart = lower_with(&case.fused, &every(Candidate::LibraryThenMap(0))).expect("lowers");
+    let (fused, alone) = (
+        launches_of(&finished, "cudnn"),
+        launches_of(&apart, "cudnn"),
+    );
+    assert!(
+        fused + alone >= 9,
+        "{fused} and {alone}: {:#?}",
+        finished.maps
+    );
+    assert!(biased.is_some(), "{:#?}", finished.products);
+    // Points in steps, forward and both gradients.
+    let points = |p: &&Product| p.operation.to_string().contains("w f32 24x16x1x1");
+    let all = || finished.products.iter().chain(&apart.products);
+    assert!(
+        all().filter(points).count() >= 3,
+        "{:#?}",
+        finished.products
+    );
+    case.check(&finished, 3e-5);
+    case.check(&apart, 3e-5);
+}
+
+/// Of a dozen roundings to 8 bits on the way from input to gradient.
+#[test]
+fn a_network_trains_in_bf16_with_the_librarys_convolutions() {
+    let case = case_of(convolutional(Some(DType::BF16)));
+    let mut n = 0;
+    for candidate in [Candidate::Library(0), Candidate::LibraryThenMap(0)] {
+        let program = lower_with(&case.fused, &every(candidate)).expect("lowers");
+        n += launches_of(&program, "cudnn");
+        case.check(&program, 4e-2);
+    }
+    assert!(n >= 9, "{n}");
 }

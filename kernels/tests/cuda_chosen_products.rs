@@ -4,7 +4,7 @@
 use graph::{Bindings, DType, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
 use kernels::cuda::passes::passes;
-use kernels::cuda::vendor::{Candidate, Finish, Offers, Products, Table};
+use kernels::cuda::vendor::{Candidate, Finish, Offers, Operation, Products, Table};
 use kernels::cuda::{Work, execute};
 use std::path::Path;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ fn a_bias_and_a_relu_are_the_librarys_own() {
         let [product] = program.products.as_slice() else {
             panic!("{:#?}", program.products);
         };
-        assert_eq!(product.gemm.finish, finish, "{}", case.rest);
+        assert_eq!(product.operation.finish(), finish, "{}", case.rest);
         assert_eq!(
             program.launches[0].args.len(),
             5,
@@ -152,8 +152,11 @@ fn half_precision_is_rounded_once() {
             ..LINEAR
         };
         let (graph, program) = finished(&case);
-        assert_eq!(program.products[0].gemm.finish, Finish::Bias);
-        assert_eq!(Some(program.products[0].gemm.d.dtype), DType::parse(dtype));
+        assert_eq!(program.products[0].operation.finish(), Finish::Bias);
+        assert_eq!(
+            Some(program.products[0].operation.dtypes()[2]),
+            DType::parse(dtype)
+        );
         computes(&graph, &program);
     }
 }
@@ -276,7 +279,7 @@ fn what_the_library_cannot_finish_stays_ours() {
         let graph = graph(&case);
         let program = lower_with(&graph, &every(THEN_MAP)).unwrap();
         assert_eq!(paths(&program), ["cublaslt", "loops"], "{why}");
-        assert_eq!(program.products[0].gemm.finish, Finish::Nothing);
+        assert_eq!(program.products[0].operation.finish(), Finish::Nothing);
     }
 }
 
@@ -362,7 +365,7 @@ fn what_the_library_does_not_offer_stays_ours() {
         let products = Products::Every {
             candidate,
             workspace_bytes: 64,
-            offers: Offers::of(move |gemm, most| offered(gemm.finish).min(most)),
+            offers: Offers::of(move |operation, most| offered(operation.finish()).min(most)),
         };
         paths(&lower_with(&graph, &products).unwrap())
     };
@@ -383,7 +386,9 @@ fn a_product_of_what_nothing_wrote_is_found() {
     let mut program = lower_with(&graph, &every(LIBRARY)).unwrap();
     let never = program.launches[0].args[2];
     program.launches[0].args[0] = never;
-    let gemm = &mut program.products[0].gemm;
+    let Operation::Gemm(gemm) = &mut program.products[0].operation else {
+        panic!("{:#?}", program.products);
+    };
     (gemm.a.rows, gemm.a.ld) = (10, 12);
     let host = execute::compile(&graph, &program).unwrap();
     let fault = host.run(&inputs(&graph), 1).unwrap_err().to_string();

@@ -7,10 +7,10 @@ mod recorders;
 use graph::DType;
 use kernels::cuda::CudaError;
 use kernels::cuda::Work;
-use kernels::cuda::device::{CublasLt, CudaModule, Device};
+use kernels::cuda::device::{CublasLt, CudaModule, Device, Libraries};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
-use kernels::cuda::vendor::{Compute, Finish, Gemm, Matrix, Product};
+use kernels::cuda::vendor::{Compute, Finish, Gemm, Matrix, Operation, Product};
 use kernels::run::{BufferRef, ExternalSpec};
 use recorders::Recorders;
 
@@ -41,6 +41,10 @@ fn gemm(finish: Finish) -> Gemm {
 
 const WORKSPACE: usize = 4 << 20;
 
+fn product(name: &str, gemm: Gemm, rank: usize) -> Product {
+    Product::new(name.into(), Operation::Gemm(gemm), rank, WORKSPACE)
+}
+
 fn products() -> Vec<Product> {
     let plain = Gemm {
         a: Matrix {
@@ -52,8 +56,8 @@ fn products() -> Vec<Product> {
         ..gemm(Finish::Nothing)
     };
     vec![
-        Product::new("sh_p0".into(), gemm(Finish::BiasRelu), 2, WORKSPACE),
-        Product::new("sh_p1".into(), plain, 0, WORKSPACE),
+        product("sh_p0", gemm(Finish::BiasRelu), 2),
+        product("sh_p1", plain, 0),
     ]
 }
 
@@ -111,11 +115,11 @@ const ADDRESSES: Addresses<'static> = Addresses {
 
 fn load(recorders: &Recorders) -> Result<CudaModule, CudaError> {
     let device = Device::open(0)?;
-    let library = CublasLt::find(&[recorders.folder()])?;
-    assert_eq!(library.version(), "13.4.1");
+    let libraries = Libraries::find(&[recorders.folder()])?;
+    assert_eq!(libraries.cublaslt_version(), "13.4.1");
     let pass = pass();
     let module = CudaModule::load(&device, &[], &[], &[], pass.launches.iter())?;
-    module.with_products(&library, &products(), pass.launches.iter())
+    module.with_products(&libraries, &products(), pass.launches.iter())
 }
 
 fn run(module: &CudaModule, stream: u64) -> Result<(), CudaError> {
@@ -253,7 +257,7 @@ fn a_product_that_fails_while_it_runs_is_named_where_launches_wait() {
     module.set_blocking(true);
     recorders.fail_driver("cuStreamSynchronize", 700);
     let message = run(&module, 1).unwrap_err().to_string();
-    let said = "kernel sh_p0 (cuBLASLt's product m 8 n 4 k 16 batch 1; ";
+    let said = "kernel sh_p0 (cuBLASLt's m 8 n 4 k 16 batch 1; ";
     assert!(message.starts_with(said), "{message}");
     assert!(
         message.contains("(of layers.0 (net.py:3)) failed on cuda:0"),
@@ -266,9 +270,9 @@ fn a_product_that_fails_while_it_runs_is_named_where_launches_wait() {
 fn offers_are_counted() {
     let recorders = Recorders::new();
     let device = Device::open(0).unwrap();
-    let library = CublasLt::find(&[recorders.folder()]).unwrap();
-    let plain = gemm(Finish::Nothing);
-    let offered = |workspace, most| device.offers(&library, &plain, workspace, most);
+    let libraries = Libraries::find(&[recorders.folder()]).unwrap();
+    let plain = Operation::Gemm(gemm(Finish::Nothing));
+    let offered = |workspace, most| device.offers(&libraries, &plain, workspace, most);
     assert_eq!(
         (offered(WORKSPACE, 8), offered(WORKSPACE, 3), offered(0, 8)),
         (5, 3, 1)

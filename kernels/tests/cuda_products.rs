@@ -1,33 +1,12 @@
 //! Contractions as products in cuBLASLt's terms: what a description means, executed on the host, is
 //! what the graph means; and what is no plain product is refused with the reason.
-//!
-//! Factors are multiples of 1/8 in [-1, 1], so that every sum is exact and only the last rounding counts.
 
-use graph::{Bindings, ContainerId, DType, Graph, NoLibrary, Precision, Tensor, interpret};
-use kernels::cuda::contraction::{self, Types, gemm};
+mod described_cases;
+
+use described_cases::{found, graph};
+use graph::{DType, Graph};
+use kernels::cuda::contraction::gemm;
 use kernels::cuda::vendor::{Compute, Gemm, Matrix, Operands, multiply};
-use kernels::recognize::{Recognized, recognize_typed};
-
-/// A graph of one map, from the declarations of its containers `x`, `w` and `y` and the map.
-fn graph(x: &str, w: &str, y: &str, map: &str) -> Graph {
-    let text = format!(
-        "graph \"product\" {{\n  %x: {x} input\n  %w: {w} input\n  %y: {y}\n  inputs %x, %w\n  \
-         state {{\n    map {map}\n  }}\n  outputs %y\n}}\n"
-    );
-    graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
-}
-
-fn found(graph: &Graph) -> (Recognized, Types) {
-    let node = &graph.single_state().unwrap().nodes[0];
-    let found = recognize_typed(graph, node, &contraction::multiplies).expect("a contraction");
-    let dtype = |id| graph.container(id).dtype;
-    let types = Types {
-        a: dtype(found.a),
-        b: dtype(found.b),
-        out: dtype(found.out),
-    };
-    (found, types)
-}
 
 /// The product of a graph.
 fn product(graph: &Graph) -> Gemm {
@@ -41,83 +20,12 @@ fn refusal(graph: &Graph) -> String {
     refused.expect_err("no plain product").to_string()
 }
 
-/// Position in memory of each element, in row-major order.
-fn positions(graph: &Graph, id: ContainerId) -> Vec<usize> {
-    let c = graph.container(id);
-    let shape: Vec<i64> = c.shape.iter().map(|s| s.as_const().unwrap()).collect();
-    let strides = c.layout.strides(&shape);
-    let place = |mut flat: i64| {
-        let mut at = 0;
-        for (size, stride) in shape.iter().zip(&strides).rev() {
-            at += flat % size * stride;
-            flat /= size;
-        }
-        at as usize
-    };
-    (0..shape.iter().product()).map(place).collect()
-}
-
-fn eighths(graph: &Graph, id: ContainerId, salt: u64) -> Tensor {
-    let c = graph.container(id);
-    let shape: Vec<usize> = c
-        .shape
-        .iter()
-        .map(|s| s.as_const().unwrap() as usize)
-        .collect();
-    let unit = |i| f64::from(graph::philox::uniform(salt, i)) * 2.0 - 1.0;
-    let n: usize = shape.iter().product();
-    let data = (0..n as u64)
-        .map(|i| (unit(i) * 8.0).round() / 8.0)
-        .collect();
-    Tensor::from_f64(c.dtype, &shape, data)
-}
-
-/// Holds the executed description against the interpreter in double precision, and gives it.
+/// Holds the executed description against the interpreter, and gives it.
 fn check(graph: &Graph) -> Gemm {
     let gemm = product(graph);
-    let (found, _) = found(graph);
-    let given: Vec<Tensor> = (graph.inputs.iter().zip(1..))
-        .map(|(id, salt)| eighths(graph, *id, salt))
-        .collect();
-    let expected = interpret(
-        graph,
-        &given,
-        &Bindings::new(),
-        &NoLibrary,
-        Precision::Double,
-    );
-    let expected = expected.unwrap()[0].to_f64();
-    let memory = |id: ContainerId| {
-        let at = graph.inputs.iter().position(|input| *input == id).unwrap();
-        let places = positions(graph, id);
-        let mut memory = vec![f64::NAN; places.len()];
-        for (place, value) in places.iter().zip(given[at].to_f64()) {
-            memory[*place] = value;
-        }
-        memory
-    };
-    let (left, right) = match gemm.is_swapped {
-        true => (memory(found.b), memory(found.a)),
-        false => (memory(found.a), memory(found.b)),
-    };
-    let operands = Operands {
-        a: &left,
-        b: &right,
-        bias: None,
-    };
-    let places = positions(graph, found.out);
-    let mut result = vec![f64::NAN; places.len()];
-    let mut n_stored = 0;
-    let mut store = |at: usize, value| {
-        result[at] = value;
-        n_stored += 1;
-    };
-    multiply(&gemm, &operands, &mut store).unwrap();
-    assert_eq!(n_stored, places.len(), "every element once: {gemm}");
-    let dtype = graph.container(found.out).dtype;
-    for (i, (place, value)) in places.iter().zip(expected).enumerate() {
-        assert_eq!(result[*place], dtype.round(value), "element {i} of {gemm}");
-    }
+    described_cases::check(graph, gemm.is_swapped, |operands, store| {
+        multiply(&gemm, operands, store)
+    });
     gemm
 }
 

@@ -2,7 +2,7 @@
 
 use crate::program::CompileFailure;
 use compiler::cuda::ProductsBy;
-use compiler::kernels::cuda::device::{self, CublasLt, arch_for};
+use compiler::kernels::cuda::device::{self, CublasLt, Cudnn, arch_for};
 use compiler::kernels::cuda::nvrtc::Nvrtc;
 use compiler::kernels::cuda::vendor::{Candidate, Table};
 use pyo3::exceptions::PyValueError;
@@ -44,6 +44,16 @@ pub fn nvrtc_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
 #[pyfunction]
 pub fn cublaslt_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
     match CublasLt::find(&folders) {
+        Ok(library) => Ok((library.version().to_string(), library.path().to_path_buf())),
+        Err(error) => Err(CompileFailure::new_err(error.to_string())),
+    }
+}
+
+/// Version and path of the cuDNN that would compute convolutions. Raises `CompileFailure` where there is
+/// none.
+#[pyfunction]
+pub fn cudnn_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
+    match Cudnn::find(&folders) {
         Ok(library) => Ok((library.version().to_string(), library.path().to_path_buf())),
         Err(error) => Err(CompileFailure::new_err(error.to_string())),
     }

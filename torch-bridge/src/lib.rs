@@ -32,6 +32,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cuda_devices, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::nvrtc_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cublaslt_version, m)?)?;
+    m.add_function(wrap_pyfunction!(cuda::cudnn_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_table, m)?)?;
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
     m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;

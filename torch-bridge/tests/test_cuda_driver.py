@@ -1,6 +1,6 @@
 """From a module to launches on a stream, with NVRTC's machine code and a driver that records calls.
 
-The recording driver and cuBLASLt of the kernels' tests are compiled here, the driver loaded under
+The recording driver, cuBLASLt and cuDNN of the kernels' tests are compiled here, the driver loaded under
 its name, in a process of its own: a process keeps the driver that it finds first. Tensors are the
 host's, and no kernel runs.
 """
@@ -86,8 +86,8 @@ else:
     raise AssertionError("memory of another device was taken")
 
 # Products by the library: all that it can, then those of a table.
-blas = ctypes.CDLL(sys.argv[2])
-blas.mock_log.restype = ctypes.c_char_p
+blas, dnn = ctypes.CDLL(sys.argv[2]), ctypes.CDLL(sys.argv[3])
+blas.mock_log.restype = dnn.mock_log.restype = ctypes.c_char_p
 driver.mock_reset()
 driver.mock_pointer_device(1)
 folders = cuda.nvrtc_folders()
@@ -95,7 +95,7 @@ every = ("library", 0, 1 << 20)
 program = _native.Program.compile_cuda(*arguments, 1, folders, every=every)
 taken = [row for row in program.cuda_products() if row[4] == "library"]
 assert taken and all(row[5] == 0 for row in taken), program.cuda_products()
-blas.mock_reset()
+blas.mock_reset(), dnn.mock_reset()
 saved = block(program.saved_bytes)
 scratch = block(max(program.forward_scratch_bytes, program.backward_scratch_bytes))
 timed = (saved.data_ptr(), scratch.data_ptr(), True, 4242)
@@ -105,17 +105,23 @@ assert all(seconds == 1e-3 or abs(seconds - 1e-3) < 1e-9 for _, seconds in times
 program.backward(at(given), at(reads), at(again), saved.data_ptr(), at(grads), scratch.data_ptr(),
                  stream=4242)
 calls = [c for c in blas.mock_log().decode().splitlines() if c.startswith("cublasLtMatmul ")]
-assert len(calls) == len(taken) and all(c.endswith(" stream 4242") for c in calls), calls
+convolved = [row for row in taken if row[2].startswith("convolution ")]
+assert convolved and len(calls) == len(taken) - len(convolved), (calls, taken)
+assert all(c.endswith(" stream 4242") for c in calls), calls
+calls = dnn.mock_log().decode().splitlines()
+streams = [c for c in calls if c.startswith("cudnnSetStream ")]
+assert len(streams) == len(convolved) and all(c.endswith(" 4242") for c in streams), calls
+assert sum(c.startswith("execute ") for c in calls) == len(convolved), calls
 
 import json
 def table(device, version):
     candidates = [{"kind": "library", "rank": 0, "microseconds": 1}]
     entries = [{"product": taken[0][2], "rest": taken[0][3], "candidates": candidates}]
     machine = {"device": device, "driver": "13.0", "cublaslt": version}
-    with open(sys.argv[3], "w") as file:
+    with open(sys.argv[4], "w") as file:
         json.dump({"format": "shorthaul products", "version": 1, "machine": machine,
                    "workspace_bytes": 4096, "entries": entries}, file)
-    return _native.Program.compile_cuda(*arguments, 1, folders, table=sys.argv[3])
+    return _native.Program.compile_cuda(*arguments, 1, folders, table=sys.argv[4])
 kinds = [row[4] for row in table("Mock 1", "13.4.1").cuda_products()]
 assert kinds.count("library") == sum(row[2:4] == taken[0][2:4] for row in taken), kinds
 for device, version, said in [("Mock 0", "13.4.1", "on a device Mock 0, but this is Mock 1"),
@@ -148,6 +154,7 @@ def test_a_program_is_compiled_loaded_and_launched(tmp_path):
     for name, source in (
         ("libcuda.so", "mock_libcuda.c"),
         ("libcublasLt.so", "mock_libcublaslt.c"),
+        ("libcudnn.so", "mock_libcudnn.c"),
     ):
         flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", tmp_path / name]
         subprocess.run([compiler, *flags, SOURCES / source], check=True)
@@ -157,7 +164,11 @@ def test_a_program_is_compiled_loaded_and_launched(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "SHORTHAUL_CUBLASLT": str(tmp_path)},
+        env={
+            **os.environ,
+            "SHORTHAUL_CUBLASLT": str(tmp_path),
+            "SHORTHAUL_CUDNN": str(tmp_path),
+        },
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert int(run.stdout.split()[-1]) >= 6

@@ -87,6 +87,34 @@ def test_a_table_of_products_is_written_and_decides(script, tmp_path, monkeypatc
         shorthaul.module(copy.deepcopy(model), backend="cuda-emulated")(x)
 
 
+def test_a_table_has_convolutions_and_decides_them(script, tmp_path, monkeypatch):
+    status, data = run(script("tables"), tmp_path, "--only", "table of a convolution")
+    assert status == 0, data["items"]
+    plain, rectified = data["items"]
+    assert plain["products"] == 3 and rectified["products"] >= 1, data["items"]
+    path = tmp_path / "products.json"
+    table = json.loads(path.read_text())
+    entries = [e for e in table["entries"] if e["product"].startswith("convolution ")]
+    directions = {e["product"].split(";")[0] for e in entries}
+    gradients = {"convolution data gradient", "convolution filter gradient"}
+    assert directions == {"convolution forward"} | gradients, directions
+    kinds = {e["rest"]: [c["kind"] for c in e["candidates"]] for e in entries}
+    assert kinds["nothing"] == ["own", "library"], kinds
+
+    model = torch.nn.Conv2d(8, 8, 3, padding=1, bias=False).requires_grad_(False)
+    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    for entry in table["entries"]:
+        for candidate in entry["candidates"]:
+            candidate["microseconds"] = 1.0 if candidate["kind"] == "library" else 2.0
+    path.write_text(json.dumps(table))
+    monkeypatch.setenv(shorthaul.products.TABLE_VARIABLE, str(path))
+    compiled = shorthaul.module(copy.deepcopy(model), backend="cuda-emulated")
+    torch.testing.assert_close(compiled(x), model(x))
+    report = shorthaul.report(compiled, x)
+    (convolution,) = [k for k in report.data["kernels"] if "choice" in k]
+    assert convolution["path"] == "cudnn" and "1 us in" in convolution["choice"], convolution
+
+
 def test_a_wrong_result_is_not_timed_and_fails_the_run(script, tmp_path, monkeypatch):
     tables = script("tables")
     monkeypatch.setattr(tables, "check", lambda *_: {"ok": False, "tensors": {}})

@@ -48,15 +48,26 @@ impl Venv {
 
     /// The folder of NVRTC and of cuBLASLt, which PyTorch's packages bring.
     pub fn nvrtc_folder(&self) -> Result<PathBuf> {
-        const ASK: &str = "import glob, os, sysconfig\n\
+        self.library_folder("libnvrtc.so")
+    }
+
+    /// The folder of cuDNN, which they bring too.
+    pub fn cudnn_folder(&self) -> Result<PathBuf> {
+        self.library_folder("libcudnn.so")
+    }
+
+    fn library_folder(&self, name: &str) -> Result<PathBuf> {
+        let ask = format!(
+            "import glob, os, sysconfig\n\
              root = sysconfig.get_paths()['purelib']\n\
-             found = sorted(glob.glob(os.path.join(root, 'nvidia', '*', 'lib', 'libnvrtc.so*')))\n\
-             print(os.path.dirname(found[-1]) if found else '')";
+             found = sorted(glob.glob(os.path.join(root, 'nvidia', '*', 'lib', '{name}*')))\n\
+             print(os.path.dirname(found[-1]) if found else '')"
+        );
         let mut python = self.python();
-        let done = python.args(["-c", ASK]).output()?;
+        let done = python.args(["-c", &ask]).output()?;
         let folder = String::from_utf8_lossy(&done.stdout).trim().to_string();
         if folder.is_empty() {
-            bail!("the Python environment has no libnvrtc.so: is its PyTorch a CPU build?");
+            bail!("the Python environment has no {name}: is its PyTorch a CPU build?");
         }
         Ok(PathBuf::from(folder))
     }

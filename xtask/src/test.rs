@@ -152,7 +152,8 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let done = run_shown(
             test.args(["--", "--ignored"])
                 .env("SHORTHAUL_NVRTC", &folder)
-                .env("SHORTHAUL_CUBLASLT", &folder),
+                .env("SHORTHAUL_CUBLASLT", &folder)
+                .env("SHORTHAUL_CUDNN", venv.cudnn_folder()?),
         )?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });

@@ -165,12 +165,37 @@ pub enum CudaError {
         /// What is wrong with it.
         problem: String,
     },
-    /// cuBLASLt refused a product, at load or at launch.
+    /// There is no cuDNN, but a convolution was to be its.
     #[error(
-        "cuBLASLt failed in {call} for product {product} (of {origin}) on cuda:{ordinal}: {problem}. \
+        "cuDNN ({}) was not found; looked in {}. Install the CUDA build of PyTorch or `pip install \
+         nvidia-cudnn-cu13`, set SHORTHAUL_CUDNN to the library's folder, or leave the table of products out",
+        super::device::CUDNN,
+        super::nvrtc::display_folders(.folders)
+    )]
+    NoCudnn {
+        /// The folders searched.
+        folders: Vec<PathBuf>,
+    },
+    /// cuDNN is there and cannot be used.
+    #[error(
+        "{} cannot be used: {problem}; set SHORTHAUL_CUDNN to another folder, or leave the table of \
+         products out",
+        path.display()
+    )]
+    CudnnUnusable {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A library refused a product or a convolution, at load or at launch.
+    #[error(
+        "{library} failed in {call} for product {product} (of {origin}) on cuda:{ordinal}: {problem}. \
          Leave the table of products out, and our own kernels compute it"
     )]
     Product {
+        /// Which.
+        library: &'static str,
         /// The function.
         call: &'static str,
         /// The product's description.
@@ -182,12 +207,14 @@ pub enum CudaError {
         /// The library's words.
         problem: String,
     },
-    /// cuBLASLt does not offer the algorithm that was chosen.
+    /// A library does not offer the algorithm that was chosen.
     #[error(
-        "algorithm {rank} was chosen for product {product} (of {origin}), but cuBLASLt offers {offered} \
+        "algorithm {rank} was chosen for product {product} (of {origin}), but {library} offers {offered} \
          on cuda:{ordinal}; measure the table of products anew with bench/gpu/tables.py, or leave it out"
     )]
     NoAlgorithm {
+        /// Which library.
+        library: &'static str,
         /// The product's description.
         product: String,
         /// The part of the model.

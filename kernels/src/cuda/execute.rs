@@ -84,7 +84,7 @@ impl HostProgram<'_> {
                 Ready::Kernel(emulator, launch) => emulator.count(launch, memory, settings)?,
                 Ready::Product(product, buffers) => {
                     vendor::run(product, memory, buffers)?;
-                    vendor::traffic(&product.gemm)
+                    vendor::traffic(&product.operation)
                 }
             });
             Ok(())

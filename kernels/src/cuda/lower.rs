@@ -34,7 +34,7 @@ const MOST_BLOCKS: u32 = i32::MAX as u32;
 pub struct CudaProgram {
     /// Kernels, each text once.
     pub kernels: Vec<Kernel>,
-    /// Products that cuBLASLt computes, each description once.
+    /// Products that cuBLASLt and convolutions that cuDNN computes, each description once.
     pub products: Vec<Product>,
     /// Launches in order.
     pub launches: Vec<Placed>,
@@ -96,8 +96,8 @@ pub struct MapInfo {
     /// The pass it belongs to.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
-    /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups) or
-    /// `cublaslt`, of several in one kernel `chain`.
+    /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups), `cublaslt` or `cudnn`, of
+    /// several in one kernel `chain`.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -122,7 +122,7 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
     lower_with(graph, &Products::Own)
 }
 
-/// The same, with products by cuBLASLt where `products` chooses it.
+/// The same, with products by cuBLASLt and convolutions by cuDNN where `products` chooses it.
 ///
 /// # Errors
 /// See [`LowerError`].

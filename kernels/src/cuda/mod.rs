@@ -239,7 +239,7 @@ pub struct Launch {
 pub enum Work {
     /// A kernel, by its position among the program's.
     Kernel(usize),
-    /// A product by cuBLASLt, by its position among the program's.
+    /// A product by cuBLASLt or a convolution by cuDNN, by its position among the program's.
     Product(usize),
 }
 

@@ -1,10 +1,10 @@
-"""Which candidate computes the products of matrices of a model on a CUDA device.
+"""Which candidate computes the products and convolutions of a model on a CUDA device.
 
 ``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names a table of measured times, which
 ``bench/gpu/tables.py`` writes; with it, each product is computed by our own kernel or by cuBLASLt,
-whichever was faster on this device. There is none by default: then all products are ours. A table
-of another device or another cuBLASLt is refused with a ``CompileError`` that says so; the emulator
-takes any. The format is described in ``kernels/src/cuda/vendor/table.rs``.
+each convolution by our own or by cuDNN, whichever was faster on this device. There is none by
+default: then all are ours. A table of another device, another cuBLASLt or another cuDNN is refused
+with a ``CompileError`` that says so; the emulator takes any. The format is described in ``kernels/src/cuda/vendor/table.rs``.
 
 Owns that variable, the decree under which tables are measured, and the times of single products.
 Never decides by itself.
@@ -44,7 +44,7 @@ def table_file() -> str | None:
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
     """Inside, programs are compiled with one candidate for all products that it can compute.
 
-    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in cuBLASLt's own order,
+    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in the library's own order,
     or of ``wgmma``, our kernel for Hopper, the number of its tile;
     ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
     compute is our own kernel's. Tables are not looked at.
@@ -112,16 +112,20 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
 
 
 def machine(is_emulated: bool = False) -> dict[str, str]:
-    """What times are taken on, as a table says it: the current device, its driver, cuBLASLt.
+    """What times are taken on, as a table says it: the current device, its driver, the libraries.
 
-    Raises what the native half raises where there is no device or no cuBLASLt.
+    Raises what the native half raises where there is no device or no cuBLASLt. Without cuDNN, whose
+    version is then left out, all convolutions are ours.
     """
     if is_emulated:
         return {"device": "emulator", "driver": "none", "cublaslt": "none"}
     driver, rows = _native.cuda_devices()
     version, _ = _native.cublaslt_version(cuda.nvrtc_folders())
     device = rows[torch.cuda.current_device()]
-    return {"device": device[1], "driver": driver, "cublaslt": version}
+    found = {"device": device[1], "driver": driver, "cublaslt": version}
+    with contextlib.suppress(_native.CompileFailure):
+        found["cudnn"], _ = _native.cudnn_version(cuda.nvrtc_folders())
+    return found
 
 
 __all__ = ["KINDS", "TABLE_VARIABLE", "Timed", "every", "machine", "table_file", "timed"]

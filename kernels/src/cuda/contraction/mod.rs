@@ -8,6 +8,7 @@
 //! the row's part stays in registers over the whole reduction. Never compiles or runs anything.
 
 mod bulk;
+mod convolution;
 mod form;
 mod gemm;
 mod kernel;
@@ -21,6 +22,7 @@ mod warpgroup;
 use super::{Emitted, Param};
 use crate::contraction::{Contraction, Unsupported as Malformed};
 use crate::plan::Buffer;
+pub use convolution::{NotAConvolution, convolution};
 use form::Form;
 pub use gemm::{NotAGemm, gemm};
 use graph::DType;

@@ -6,13 +6,12 @@
 //! library of PyTorch's wheels is not found, and panics without one. Never keeps a stream, never waits.
 #![allow(unsafe_code)]
 
+use super::search::Search;
 use crate::cuda::CudaError;
 use crate::cuda::interface::{interface, told};
-use crate::cuda::nvrtc::newest;
 use cudarc::cublaslt::sys;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -20,8 +19,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The library's file, without its version.
 pub const CUBLASLT: &str = "libcublasLt.so";
-/// What the system's loader is asked for, in this order.
-const LOADER_NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
+
+const SEARCH: Search = Search {
+    variable: "SHORTHAUL_CUBLASLT",
+    stem: CUBLASLT,
+    loader_names: &["libcublasLt.so.13", "libcublasLt.so.12"],
+};
 
 /// `cublasStatus_t`, of which newer libraries may know more values.
 type Status = c_uint;
@@ -86,21 +89,8 @@ impl CublasLt {
     /// # Errors
     /// None is there, or one is and cannot be used; a folder named explicitly is never passed over.
     pub fn find(folders: &[PathBuf]) -> Result<Arc<CublasLt>, CudaError> {
-        let explicit = env::var_os("SHORTHAUL_CUBLASLT").filter(|value| !value.is_empty());
-        let explicit: Option<Vec<PathBuf>> = explicit.map(|list| env::split_paths(&list).collect());
-        let searched = explicit.as_deref().unwrap_or(folders);
-        if let Some(path) = searched.iter().find_map(|folder| newest(folder, CUBLASLT)) {
-            return CublasLt::once(&path);
-        }
-        let none = || CudaError::NoCublasLt {
-            folders: searched.to_vec(),
-        };
-        if explicit.is_some() {
-            return Err(none());
-        }
-        let names = LOADER_NAMES.iter();
-        let loaded = names.map(|name| CublasLt::once(Path::new(name)));
-        loaded.into_iter().find_map(Result::ok).ok_or_else(none)
+        let none = |folders| CudaError::NoCublasLt { folders };
+        SEARCH.find(folders, CublasLt::once, none)
     }
 
     fn once(path: &Path) -> Result<Arc<CublasLt>, CudaError> {
@@ -184,6 +174,16 @@ pub(super) struct Complaint {
     pub(super) call: &'static str,
     /// Name and sentence of the library.
     pub(super) problem: String,
+}
+
+impl Complaint {
+    /// The same, saying what the call was about.
+    pub(super) fn about(self, what: &str) -> Complaint {
+        Complaint {
+            problem: format!("{what}: {}", self.problem),
+            ..self
+        }
+    }
 }
 
 /// The library's state on a device, made with the device's context current; stays for good, since

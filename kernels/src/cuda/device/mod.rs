@@ -4,18 +4,22 @@
 //! known of each. The driver is loaded at run time; without one every call gives an error that says so.
 //! Never allocates a model's memory: that is the caller's.
 
+mod convolutions;
 mod cublaslt;
+mod cudnn;
 mod driver;
 mod module;
 mod products;
+mod search;
 
-use super::vendor::{Gemm, Product};
+use super::vendor::Operation;
 use super::{Arch, CudaError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use cublaslt::{CUBLASLT, CublasLt};
+pub use cudnn::{CUDNN, Cudnn};
 pub use module::CudaModule;
 
 /// One device, with its primary context held for the rest of the process.
@@ -27,6 +31,53 @@ pub struct Device {
     dropped: Mutex<module::Dropped>,
     /// Of each cuBLASLt that was asked for, by its file.
     sessions: Mutex<BTreeMap<PathBuf, Arc<cublaslt::Session>>>,
+    /// Of each cuDNN.
+    dnn_sessions: Mutex<BTreeMap<PathBuf, Arc<cudnn::Session>>>,
+}
+
+/// The libraries that may compute products and convolutions.
+pub struct Libraries {
+    blas: Arc<CublasLt>,
+    dnn: Option<Arc<Cudnn>>,
+    folders: Vec<PathBuf>,
+}
+
+impl Libraries {
+    /// Looks for both, as [`CublasLt::find`] and [`Cudnn::find`] do. Without cuDNN there are no convolutions by
+    /// it.
+    ///
+    /// # Errors
+    /// There is no cuBLASLt.
+    pub fn find(folders: &[PathBuf]) -> Result<Libraries, CudaError> {
+        Ok(Libraries {
+            blas: CublasLt::find(folders)?,
+            dnn: Cudnn::find(folders).ok(),
+            folders: folders.to_vec(),
+        })
+    }
+
+    /// The version of cuBLASLt.
+    pub fn cublaslt_version(&self) -> &str {
+        self.blas.version()
+    }
+
+    /// The version of cuDNN, if there is one.
+    pub fn cudnn_version(&self) -> Option<&str> {
+        self.dnn.as_ref().map(|dnn| dnn.version())
+    }
+
+    /// cuDNN, where something is its.
+    fn dnn(&self) -> Result<&Arc<Cudnn>, CudaError> {
+        self.dnn
+            .as_ref()
+            .ok_or_else(|| match Cudnn::find(&self.folders) {
+                Err(error) => error,
+                // Installed since.
+                Ok(_) => CudaError::NoCudnn {
+                    folders: self.folders.clone(),
+                },
+            })
+    }
 }
 
 /// What the driver says of a device.
@@ -75,6 +126,7 @@ impl Device {
             context,
             dropped: Mutex::default(),
             sessions: Mutex::default(),
+            dnn_sessions: Mutex::default(),
         });
         open.insert(ordinal, Arc::clone(&device));
         Ok(device)
@@ -99,17 +151,31 @@ impl Device {
         Ok(session)
     }
 
-    /// How many algorithms the library offers for a product in a workspace of that size, at most
-    /// `most`; none for one that it refuses.
+    /// The same of cuDNN.
+    fn dnn_session(
+        &self,
+        library: &Arc<Cudnn>,
+    ) -> Result<Arc<cudnn::Session>, cublaslt::Complaint> {
+        let sessions = self.dnn_sessions.lock();
+        let mut sessions = sessions.unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = sessions.get(library.path()) {
+            return Ok(Arc::clone(session));
+        }
+        let session = Arc::new(cudnn::Session::open(library)?);
+        sessions.insert(library.path().to_path_buf(), Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// How many algorithms a library offers for an operation in a workspace of that size, at most
+    /// `most`; none for one that it refuses, and none of a library that is not there.
     pub fn offers(
         &self,
-        library: &Arc<CublasLt>,
-        gemm: &Gemm,
+        libraries: &Libraries,
+        operation: &Operation,
         workspace_bytes: usize,
         most: usize,
     ) -> usize {
-        let product = Product::new(String::new(), gemm.clone(), 0, workspace_bytes);
-        let ask = || products::n_offers(self, library, &product, most);
+        let ask = || products::n_offers(self, libraries, operation, workspace_bytes, most);
         self.context.within(ask).unwrap_or(0)
     }
 

@@ -5,10 +5,9 @@
 //! stream records exactly them. Never compiles.
 #![allow(unsafe_code)]
 
-use super::Device;
-use super::cublaslt::CublasLt;
 use super::driver::{self, EncodedMap, Event, Failure, Function, Module};
 use super::products;
+use super::{Device, Libraries};
 use crate::cuda::machine::{Addresses, check};
 use crate::cuda::nvrtc::Cubin;
 use crate::cuda::passes::{Pass, PlacedLaunch};
@@ -101,10 +100,10 @@ impl CudaModule {
     /// The same module with a program's products, ready to be launched.
     ///
     /// # Errors
-    /// cuBLASLt refuses one, or does not offer the algorithm that was chosen.
+    /// A library refuses one, does not offer the algorithm that was chosen, or is not there.
     pub fn with_products<'l>(
         mut self,
-        library: &Arc<CublasLt>,
+        libraries: &Libraries,
         products: &[Product],
         launches: impl Iterator<Item = &'l PlacedLaunch>,
     ) -> Result<CudaModule, CudaError> {
@@ -117,7 +116,7 @@ impl CudaModule {
             }
         }
         let device = Arc::clone(&self.device);
-        let load = || products::load(&device, library, products, &origins);
+        let load = || products::load(&device, libraries, products, &origins);
         self.products = device.context.within(load)??;
         Ok(self)
     }
@@ -385,7 +384,8 @@ impl CudaModule {
                 Work::Kernel(n) => self.kernels[n].name.clone(),
                 Work::Product(n) => {
                     let product = self.products[n].product();
-                    format!("{} (cuBLASLt's product {})", product.name, product.gemm)
+                    let (name, operation) = (&product.name, &product.operation);
+                    format!("{name} ({}'s {operation})", operation.library())
                 }
             },
             origin: launch.origin.clone(),

@@ -1,16 +1,17 @@
 //! The products of a program on a device: descriptions and algorithms made at load, launches.
 //!
-//! Owns the translation of [`Gemm`] to the library's descriptions and the demand for an algorithm. At a
+//! Owns what is ready of both libraries, the translation of [`Gemm`] to the library's descriptions and the demand for an algorithm. At a
 //! launch nothing is allocated, asked for or waited for.
 #![allow(unsafe_code)]
 
-use super::Device;
+use super::convolutions::{self, Planned};
 use super::cublaslt::{
     Addresses, Algorithm, Complaint, CublasLt, Described, Object, Offer, Preferences, Session,
 };
+use super::{Device, Libraries};
 use crate::cuda::CudaError;
 use crate::cuda::passes::ALIGNMENT;
-use crate::cuda::vendor::{Compute, Finish, Gemm, Matrix, Product};
+use crate::cuda::vendor::{Compute, Finish, Gemm, Matrix, Operation, Product};
 use cudarc::cublaslt::sys;
 use graph::DType;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,23 +23,34 @@ use sys::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
 const AS_STORED: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
-/// A product that is ready to be launched.
+/// A product or convolution that is ready to be launched.
 pub(super) struct Loaded {
+    product: Product,
+    ready: Ready,
+}
+
+enum Ready {
+    Gemm(Gemm, Multiplication),
+    Convolution(crate::cuda::vendor::Convolution, Planned),
+}
+
+/// A product that is ready.
+struct Multiplication {
     session: Arc<Session>,
     /// A bias' address is part of the description, so one launch has it at a time.
     described: Mutex<Described>,
     algorithm: Algorithm,
-    product: Product,
 }
 
 /// Makes a program's products ready, with the device's context current. `origins` are the parts of
 /// the model that they compute, for messages.
 ///
 /// # Errors
-/// The library refuses a description, or does not offer the algorithm.
+/// A library refuses a description, or does not offer the algorithm; there is no cuDNN but a
+/// convolution.
 pub(super) fn load(
     device: &Device,
-    library: &Arc<CublasLt>,
+    libraries: &Libraries,
     products: &[Product],
     origins: &[String],
 ) -> Result<Vec<Loaded>, CudaError> {
@@ -48,58 +60,86 @@ pub(super) fn load(
         let origin = origins.get(n).unwrap_or(&none);
         let ordinal = device.info.ordinal;
         let refused = |complaint| of_product(complaint, product, origin, ordinal);
-        let session = device.session(library).map_err(refused)?;
-        let described = describe(library, &product.gemm).map_err(refused)?;
-        let preferences = preferences(library, product).map_err(refused)?;
-        let offers = session.offers(&described, &preferences, product.rank + 1);
-        let offers = offers.map_err(refused)?;
-        let Some(offer) = offers.get(product.rank) else {
-            return Err(CudaError::NoAlgorithm {
-                product: product.gemm.to_string(),
+        let ready = match &product.operation {
+            Operation::Gemm(gemm) => multiplication(device, &libraries.blas, product, gemm)
+                .map(|found| found.map(|ready| Ready::Gemm(gemm.clone(), ready))),
+            Operation::Convolution(c) => convolutions::load(device, libraries.dnn()?, product, c)
+                .map(|found| found.map(|ready| Ready::Convolution(c.clone(), ready))),
+        };
+        let ready = ready
+            .map_err(refused)?
+            .map_err(|offered| CudaError::NoAlgorithm {
+                library: product.operation.library(),
+                product: product.operation.to_string(),
                 origin: origin.clone(),
                 ordinal,
                 rank: product.rank,
-                offered: offers.len(),
-            });
-        };
-        let Offer {
-            algorithm,
-            workspace_bytes,
-            ..
-        } = *offer;
-        if workspace_bytes > product.workspace_bytes {
-            let problem = format!(
-                "it wants {workspace_bytes} bytes of workspace, {} were allowed",
-                product.workspace_bytes
-            );
-            let call = "cublasLtMatmulAlgoGetHeuristic";
-            return Err(refused(Complaint { call, problem }));
-        }
+                offered,
+            })?;
         loaded.push(Loaded {
-            session,
-            described: Mutex::new(described),
-            algorithm,
             product: product.clone(),
+            ready,
         });
     }
     Ok(loaded)
 }
 
-/// How many algorithms the library offers for a product, at most `most`, with the device's context
-/// current; none for one that it refuses.
-pub(super) fn n_offers(
+/// A product made ready; or how many algorithms the library offers, if fewer than its rank needs.
+fn multiplication(
     device: &Device,
     library: &Arc<CublasLt>,
     product: &Product,
+    gemm: &Gemm,
+) -> Result<Result<Multiplication, usize>, Complaint> {
+    let session = device.session(library)?;
+    let described = describe(library, gemm)?;
+    let preferences = preferences(library, gemm, product.workspace_bytes)?;
+    let offers = session.offers(&described, &preferences, product.rank + 1)?;
+    let Some(offer) = offers.get(product.rank) else {
+        return Ok(Err(offers.len()));
+    };
+    let Offer {
+        algorithm,
+        workspace_bytes,
+        ..
+    } = *offer;
+    if workspace_bytes > product.workspace_bytes {
+        let problem = format!(
+            "it wants {workspace_bytes} bytes of workspace, {} were allowed",
+            product.workspace_bytes
+        );
+        let call = "cublasLtMatmulAlgoGetHeuristic";
+        return Err(Complaint { call, problem });
+    }
+    Ok(Ok(Multiplication {
+        session,
+        described: Mutex::new(described),
+        algorithm,
+    }))
+}
+
+/// How many algorithms the library offers for an operation, at most `most`, with the device's context
+/// current; none for one that it refuses, and none where there is no library.
+pub(super) fn n_offers(
+    device: &Device,
+    libraries: &Libraries,
+    operation: &Operation,
+    workspace_bytes: usize,
     most: usize,
 ) -> usize {
-    let ask = || {
-        let session = device.session(library)?;
-        let described = describe(library, &product.gemm)?;
-        let preferences = preferences(library, product)?;
-        session.offers(&described, &preferences, most)
+    let multiplications = |gemm: &Gemm| {
+        let session = device.session(&libraries.blas)?;
+        let described = describe(&libraries.blas, gemm)?;
+        let preferences = preferences(&libraries.blas, gemm, workspace_bytes)?;
+        Ok::<_, Complaint>(session.offers(&described, &preferences, most)?.len())
     };
-    ask().map_or(0, |offers| offers.len())
+    match (operation, libraries.dnn()) {
+        (Operation::Gemm(gemm), _) => multiplications(gemm).unwrap_or(0),
+        (Operation::Convolution(c), Ok(library)) => {
+            convolutions::n_offers(device, library, c, workspace_bytes, most).unwrap_or(0)
+        }
+        (Operation::Convolution(_), Err(_)) => 0,
+    }
 }
 
 /// A failed call as the error of a product.
@@ -110,8 +150,9 @@ pub(super) fn of_product(
     ordinal: usize,
 ) -> CudaError {
     CudaError::Product {
+        library: product.operation.library(),
         call: complaint.call,
-        product: product.gemm.to_string(),
+        product: product.operation.to_string(),
         origin: origin.to_string(),
         ordinal,
         problem: complaint.problem,
@@ -124,28 +165,52 @@ impl Loaded {
         &self.product
     }
 
-    /// Enqueues the product; `at` are the addresses of its parameters, in order.
+    /// Enqueues it; `at` are the addresses of its parameters, in order.
     ///
     /// # Safety
-    /// They are good for what the product reads and writes, until it has run, and the stream belongs to
-    /// the current context.
+    /// They are good for what it reads and writes, until it has run, and the stream belongs to the
+    /// current context.
     pub(super) unsafe fn launch(&self, at: &[u64], stream: u64) -> Result<(), Complaint> {
-        let gemm = &self.product.gemm;
+        let workspace = self.product.workspace();
+        let operands = &at[..workspace.unwrap_or(at.len())];
+        let workspace = workspace.map_or(0, |n| at[n]);
+        // SAFETY: passed on.
+        unsafe {
+            match &self.ready {
+                Ready::Gemm(gemm, ready) => {
+                    let bytes = self.product.workspace_bytes;
+                    ready.launch(gemm, operands, (workspace, bytes), stream)
+                }
+                Ready::Convolution(c, ready) => ready.launch(c, operands, workspace, stream),
+            }
+        }
+    }
+}
+
+impl Multiplication {
+    /// # Safety
+    /// As for [`Loaded::launch`].
+    unsafe fn launch(
+        &self,
+        gemm: &Gemm,
+        at: &[u64],
+        (workspace, workspace_bytes): (u64, usize),
+        stream: u64,
+    ) -> Result<(), Complaint> {
         let mut described = self
             .described
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(bias) = self.product.bias() {
+        if let Some(bias) = at.get(3) {
             let pointer = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            described.description.set(pointer, &at[bias])?;
+            described.description.set(pointer, bias)?;
         }
-        let workspace = self.product.workspace().map_or(0, |n| at[n]);
         let addresses = Addresses {
             a: at[0] + gemm.a.offset_bytes(),
             b: at[1] + gemm.b.offset_bytes(),
             d: at[2] + gemm.d.offset_bytes(),
             workspace,
-            workspace_bytes: self.product.workspace_bytes,
+            workspace_bytes,
         };
         // SAFETY: passed on; the offsets are the product's own.
         unsafe {
@@ -213,15 +278,15 @@ fn layout(
 /// the type of the sums, not in the result's.
 pub(super) fn preferences(
     library: &Arc<CublasLt>,
-    product: &Product,
+    gemm: &Gemm,
+    workspace_bytes: usize,
 ) -> Result<Preferences, Complaint> {
     let mut preferences = Object::of_preference(library)?;
     let workspace = Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    preferences.set(workspace, &(product.workspace_bytes as u64))?;
+    preferences.set(workspace, &(workspace_bytes as u64))?;
     let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
     let schemes = Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
     preferences.set(schemes, &scheme)?;
-    let gemm = &product.gemm;
     for (wish, x) in [
         (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm.a),
         (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm.b),
@@ -292,8 +357,7 @@ mod tests {
                     is_swapped: false,
                 };
                 describe(&library, &gemm).unwrap_or_else(|e| panic!("{gemm}: {e:?}"));
-                let product = Product::new("p".into(), gemm, 0, 32 << 20);
-                preferences(&library, &product).unwrap_or_else(|e| panic!("{e:?}"));
+                preferences(&library, &gemm, 32 << 20).unwrap_or_else(|e| panic!("{e:?}"));
             }
         }
     }

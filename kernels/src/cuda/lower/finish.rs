@@ -1,4 +1,5 @@
-//! The rest of a product that cuBLASLt's own epilogues are: a bias of each column, perhaps ReLU.
+//! The rest of a product or a convolution that the libraries do themselves: a bias of each column or
+//! channel, perhaps ReLU.
 //!
 //! Owns the condition, read off the values that the rest computes. The bias is added to the sum before
 //! it is rounded to the product's type, so the result is at least as exact as from a product in memory.
@@ -6,7 +7,7 @@
 //! of the library's ReLU nothing is documented there.
 
 use super::epilogue::{Points, points};
-use crate::cuda::vendor::{Compute, Finish, Gemm};
+use crate::cuda::vendor::{Finish, Operation};
 use crate::emit::body::{self, HalfPrecision};
 use crate::emit::index::coefficient;
 use crate::emit::prepared;
@@ -25,7 +26,7 @@ pub(super) struct Biased {
     pub(super) out: ContainerId,
 }
 
-/// The map `rest` as finish of a product; `None` where it is something else.
+/// The map `rest` as finish of an operation; `None` where it is something else.
 ///
 /// # Errors
 /// As for any map.
@@ -33,13 +34,12 @@ pub(super) fn of(
     graph: &Graph,
     rest: &Node,
     product: &Recognized,
-    gemm: &Gemm,
+    operation: &Operation,
 ) -> Result<Option<Biased>, LowerError> {
-    // A dense result of one product: an element's row is its place modulo the number of rows.
-    let is_dense = gemm.batch == 1 && gemm.d.ld == gemm.m && gemm.d.offset == 0;
-    if !is_dense || gemm.compute == Compute::F64 {
+    let Some(biases) = operation.biases() else {
         return Ok(None);
-    }
+    };
+    let [_, _, dtype] = operation.dtypes();
     let kernel = prepared(body::kernel_of(
         graph,
         rest,
@@ -54,9 +54,9 @@ pub(super) fn of(
         graph,
         points: &points,
         values: &values,
-        dtype: gemm.d.dtype,
+        dtype,
     };
-    Ok(rest.biased(product.out, gemm.m))
+    Ok(rest.biased(product.out, biases))
 }
 
 struct Rest<'a> {

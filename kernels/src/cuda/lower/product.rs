@@ -1,4 +1,4 @@
-//! Contractions that cuBLASLt may compute: the choice, and the library's launches.
+//! Contractions that cuBLASLt or cuDNN may compute: the choice, and the libraries' launches.
 //!
 //! Owns which candidates a contraction has and the place of the library's in a program. Never measures.
 
@@ -7,9 +7,9 @@ use super::{Lowering, MapInfo, NAME, Placed, buffers, emit_contraction, epilogue
 use crate::cache;
 use crate::cuda::Work;
 use crate::cuda::contraction::{
-    EmittedContraction, Epilogue, emit_for_warpgroups, gemm, n_warpgroup_tiles,
+    EmittedContraction, Epilogue, convolution, emit_for_warpgroups, gemm, n_warpgroup_tiles,
 };
-use crate::cuda::vendor::{Candidate, Choice, Finish, Gemm, Key, Product};
+use crate::cuda::vendor::{Candidate, Choice, Finish, Key, Operation, Product};
 use crate::lower::LowerError;
 use crate::lowering::operations;
 use crate::plan::Buffer;
@@ -27,14 +27,14 @@ impl Lowering {
         found: &Recognized,
         own: EmittedContraction,
     ) -> Result<(), LowerError> {
-        let (choice, gemm) = self.choose(found, NOTHING, &[Finish::Nothing], None);
+        let (choice, operation) = self.choose(found, NOTHING, &[Finish::Nothing], None);
         let own = self
             .by_warpgroups(choice.candidate, found, None)
             .unwrap_or(own);
-        match (choice.candidate, gemm) {
-            (Candidate::Library(rank), Some(gemm)) => {
-                let args = arguments(&gemm, found);
-                self.place_product(node, (gemm, rank), args, choice, 0)
+        match (choice.candidate, operation) {
+            (Candidate::Library(rank), Some(operation)) => {
+                let args = arguments(&operation, found);
+                self.place_product(node, (operation, rank), args, choice, 0)
             }
             _ => self.place_contraction(node, own, 0, choice),
         }
@@ -75,8 +75,10 @@ impl Lowering {
         epilogue: &Epilogue,
         own: EmittedContraction,
     ) -> Result<(), LowerError> {
-        let biased = match gemm(&found.contraction, types(&self.graph, found)) {
-            Ok(gemm) if !epilogue.keeps_product => finish::of(&self.graph, rest, found, &gemm)?,
+        let biased = match self.operation(found) {
+            Ok(operation) if !epilogue.keeps_product => {
+                finish::of(&self.graph, rest, found, &operation)?
+            }
             _ => None,
         };
         let name = match &biased {
@@ -84,29 +86,49 @@ impl Lowering {
             None => digest(epilogue),
         };
         let finish = biased.as_ref().map(|biased| biased.finish);
-        let (mut choice, gemm) = self.choose(found, &name, finish.as_slice(), Some(epilogue));
+        let (mut choice, operation) = self.choose(found, &name, finish.as_slice(), Some(epilogue));
         let by_warpgroups = self.by_warpgroups(choice.candidate, found, Some(epilogue));
         let own = by_warpgroups.unwrap_or(own);
-        match (choice.candidate, gemm, biased) {
-            (Candidate::Library(rank), Some(gemm), Some(Biased { finish, bias, out })) => {
-                let mut args = arguments(&gemm, found);
+        match (choice.candidate, operation, biased) {
+            (Candidate::Library(rank), Some(operation), Some(Biased { finish, bias, out })) => {
+                let mut args = arguments(&operation, found);
                 args[2] = Buffer::Container(out);
                 args.push(Buffer::Container(bias));
-                let gemm = Gemm { finish, ..gemm };
-                self.place_product(node, (gemm, rank), args, choice, operations(rest, 1))
+                let operation = operation.finished(finish);
+                self.place_product(node, (operation, rank), args, choice, operations(rest, 1))
             }
-            (Candidate::LibraryThenMap(rank), Some(gemm), _) => {
+            (Candidate::LibraryThenMap(rank), Some(operation), _) => {
                 self.graph.container_mut(found.out).storage = Storage::Global;
                 choice.n_maps = 2;
-                let args = arguments(&gemm, found);
-                self.place_product(first, (gemm, rank), args, choice, 0)?;
+                let args = arguments(&operation, found);
+                self.place_product(first, (operation, rank), args, choice, 0)?;
                 self.loops(rest)
             }
             _ => self.place_contraction(node, own, operations(rest, 1), choice),
         }
     }
 
-    /// The choice for a contraction, and its product if it is one. `finish` is what the library does
+    /// What a library computes a contraction by: a product if it is one, else a convolution. Of points in
+    /// steps, which are a small product for each row of each image, a convolution.
+    fn operation(&self, found: &Recognized) -> Result<Operation, String> {
+        let types = types(&self.graph, found);
+        let convolution = || convolution(&found.contraction, types);
+        match gemm(&found.contraction, types) {
+            Ok(gemm) if gemm.batch > 1 => Ok(match convolution() {
+                Ok(c) if c.strides != [1, 1] => Operation::Convolution(c),
+                _ => Operation::Gemm(gemm),
+            }),
+            Ok(gemm) => Ok(Operation::Gemm(gemm)),
+            Err(no_product) => match convolution() {
+                Ok(c) => Ok(Operation::Convolution(c)),
+                Err(reason) => Err(format!(
+                    "it is no plain product ({no_product}) and no convolution ({reason})"
+                )),
+            },
+        }
+    }
+
+    /// The choice for a contraction, and what a library would compute. `finish` is what the library does
     /// with the sums itself, if it can do the whole rest, `epilogue` what our kernels do.
     fn choose(
         &self,
@@ -114,33 +136,30 @@ impl Lowering {
         rest: &str,
         finish: &[Finish],
         epilogue: Option<&Epilogue>,
-    ) -> (Choice, Option<Gemm>) {
-        match gemm(&found.contraction, types(&self.graph, found)) {
-            Ok(gemm) => {
-                let finished = finish.first().map(|finish| Gemm {
-                    finish: *finish,
-                    ..gemm.clone()
-                });
+    ) -> (Choice, Option<Operation>) {
+        match self.operation(found) {
+            Ok(operation) => {
+                let finished = finish.first().map(|finish| operation.finished(*finish));
                 let can = |candidate| match candidate {
                     Candidate::Own => true,
                     Candidate::Library(rank) => {
-                        (finished.as_ref()).is_some_and(|gemm| self.products.offers(gemm, rank))
+                        (finished.as_ref()).is_some_and(|own| self.products.offers(own, rank))
                     }
                     Candidate::LibraryThenMap(rank) => {
-                        rest != NOTHING && self.products.offers(&gemm, rank)
+                        rest != NOTHING && self.products.offers(&operation, rank)
                     }
                     Candidate::Warpgroup(_) => {
                         self.by_warpgroups(candidate, found, epilogue).is_some()
                     }
                 };
-                let choice = self.products.choose(Key::new(&gemm, rest), &can);
-                (choice, Some(gemm))
+                let choice = self.products.choose(Key::new(&operation, rest), &can);
+                (choice, Some(operation))
             }
             Err(reason) => {
                 let choice = Choice {
                     key: None,
                     candidate: Candidate::Own,
-                    reason: reason.to_string(),
+                    reason,
                     n_maps: 1,
                 };
                 (choice, None)
@@ -166,13 +185,13 @@ impl Lowering {
     fn place_product(
         &mut self,
         node: &Node,
-        (gemm, rank): (Gemm, usize),
+        (operation, rank): (Operation, usize),
         mut args: Vec<Buffer>,
         choice: Choice,
         more_flops: u64,
     ) -> Result<(), LowerError> {
-        let flops = gemm.flops() + more_flops;
-        let info = self.info(node, "cublaslt", flops, 1)?;
+        let flops = operation.flops() + more_flops;
+        let info = self.info(node, operation.path(), flops, 1)?;
         self.program.maps.push(MapInfo {
             product: Some(choice),
             ..info
@@ -184,7 +203,7 @@ impl Lowering {
             args.push(Buffer::Workspace(n));
         }
         let placed = Placed {
-            work: Work::Product(self.product(gemm, rank, workspace_bytes)),
+            work: Work::Product(self.product(operation, rank, workspace_bytes)),
             grid: 1,
             args,
             stage: node.stage,
@@ -194,21 +213,22 @@ impl Lowering {
         Ok(())
     }
 
-    /// The position of a product of this description.
-    fn product(&mut self, gemm: Gemm, rank: usize, workspace_bytes: usize) -> usize {
+    /// The position of a launch of this description.
+    fn product(&mut self, operation: Operation, rank: usize, workspace_bytes: usize) -> usize {
         let all = &mut self.program.products;
-        let known = all.iter().position(|p| p.gemm == gemm && p.rank == rank);
+        let is_same = |p: &Product| p.operation == operation && p.rank == rank;
+        let known = all.iter().position(is_same);
         known.unwrap_or_else(|| {
             let name = format!("sh_p{}", all.len());
-            all.push(Product::new(name, gemm, rank, workspace_bytes));
+            all.push(Product::new(name, operation, rank, workspace_bytes));
             all.len() - 1
         })
     }
 }
 
-/// A, B and D.
-fn arguments(gemm: &Gemm, found: &Recognized) -> Vec<Buffer> {
-    let (a, b) = match gemm.is_swapped {
+/// What is read first and second, and the result.
+fn arguments(operation: &Operation, found: &Recognized) -> Vec<Buffer> {
+    let (a, b) = match operation.is_swapped() {
         true => (found.b, found.a),
         false => (found.a, found.b),
     };

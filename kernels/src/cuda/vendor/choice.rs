@@ -3,7 +3,7 @@
 //! Owns the choice by a table or by decree, and its sentence. The same table and product give the same
 //! choice. Never measures.
 
-use super::gemm::Gemm;
+use super::operation::Operation;
 use super::table::{Candidate, Key, Table};
 use std::fmt;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ pub enum Products {
 #[derive(Clone, Default)]
 pub struct Offers(Option<Arc<Ask>>);
 
-type Ask = dyn Fn(&Gemm, usize) -> usize + Send + Sync;
+type Ask = dyn Fn(&Operation, usize) -> usize + Send + Sync;
 
 impl Offers {
     /// Asks `library` for at most so many algorithms of a product.
-    pub fn of(library: impl Fn(&Gemm, usize) -> usize + Send + Sync + 'static) -> Offers {
+    pub fn of(library: impl Fn(&Operation, usize) -> usize + Send + Sync + 'static) -> Offers {
         Offers(Some(Arc::new(library)))
     }
 }
@@ -52,7 +52,7 @@ impl fmt::Debug for Offers {
 /// What was chosen for a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The product and its rest; `None` where it is no plain product, and so our own kernel's.
+    /// The product or convolution and its rest; `None` where it is neither, and so our own kernel's.
     pub key: Option<Key>,
     /// What computes it.
     pub candidate: Candidate,
@@ -82,12 +82,13 @@ impl Products {
 
     /// Whether the library has an algorithm of that rank. Of a table's ranks that is believed here, and
     /// told when the program is loaded.
-    pub fn offers(&self, gemm: &Gemm, rank: usize) -> bool {
+    pub fn offers(&self, operation: &Operation, rank: usize) -> bool {
         match self {
             Products::Own | Products::Measured(_) => true,
             Products::Every { offers, .. } => {
                 let Offers(ask) = offers;
-                ask.as_ref().is_none_or(|ask| ask(gemm, rank + 1) > rank)
+                ask.as_ref()
+                    .is_none_or(|ask| ask(operation, rank + 1) > rank)
             }
         }
     }
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(own.candidate, Candidate::Own);
         assert!(
             own.reason
-                .contains("cuBLASLt's algorithm 1 cannot compute it")
+                .contains("the library's algorithm 1 cannot compute it")
         );
         assert_eq!(
             Products::Own.choose(key("bias"), &|_| true).candidate,

@@ -1,19 +1,21 @@
-//! What a product's description means, executed on the host.
+//! What a product's description means, executed on the host, and the emulator's run of a library's launch.
 //!
 //! Written from cuBLASLt's documentation of `cublasLtMatmul` and of its layouts' attributes, and from
 //! nothing else: tests hold descriptions against it that were made from graphs, and the emulator runs
-//! products by it. Sums are made in f64 and rounded once, to the result's type.
+//! launches by it and by [`super::convolve()`]. Sums are made in f64 and rounded once, to the result's type.
 
-use super::Product;
+use super::convolution::Array;
+use super::convolve::{convolve, for_each};
 use super::gemm::{Finish, Gemm, Matrix};
+use super::{Operation, Product};
 use crate::cuda::emulate::{EmulateError, Fault, FaultKind, Memory, Traffic};
 
 /// The elements of the buffers, each counted from its buffer's start.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
-    /// Of A.
+    /// Of A, or of what a convolution reads first.
     pub a: &'a [f64],
-    /// Of B.
+    /// Of B, or of what a convolution reads second.
     pub b: &'a [f64],
     /// Of the bias, if there is one.
     pub bias: Option<&'a [f64]>,
@@ -89,7 +91,6 @@ pub(in crate::cuda) fn run(
     memory: &mut Memory,
     buffers: &[usize],
 ) -> Result<(), EmulateError> {
-    let gemm = &product.gemm;
     let fault = |kind| {
         EmulateError::Faults(vec![Fault {
             kernel: product.name.clone(),
@@ -100,15 +101,9 @@ pub(in crate::cuda) fn run(
         }])
     };
     let bias = product.bias().map(|at| buffers[at]);
-    for (x, buffer) in [(&gemm.a, buffers[0]), (&gemm.b, buffers[1])] {
-        let places = places(x, gemm.batch);
-        unread(memory, buffer, places).map_err(|element| {
-            let array = memory.name(buffer).to_string();
-            fault(FaultKind::Uninitialized { array, element })
-        })?;
-    }
-    if let Some(buffer) = bias {
-        unread(memory, buffer, 0..gemm.m).map_err(|element| {
+    let reads = [buffers[0], buffers[1]].into_iter().chain(bias);
+    for (buffer, places) in reads.zip(places_read(&product.operation)) {
+        unread(memory, buffer, &places).map_err(|element| {
             let array = memory.name(buffer).to_string();
             fault(FaultKind::Uninitialized { array, element })
         })?;
@@ -126,34 +121,73 @@ pub(in crate::cuda) fn run(
             outside = outside.or(Some(at));
         }
     };
-    let computed = multiply(gemm, &operands, &mut store);
-    computed.map_err(|problem| EmulateError::Launch {
+    let computed = match &product.operation {
+        Operation::Gemm(gemm) => multiply(gemm, &operands, &mut store),
+        Operation::Convolution(convolution) => convolve(convolution, &operands, &mut store),
+    };
+    let failed = |problem| EmulateError::Launch {
         kernel: product.name.clone(),
         origin: String::new(),
         problem,
-    })?;
+    };
+    computed.map_err(failed)?;
     match outside {
         None => Ok(()),
-        Some(at) => Err(EmulateError::Launch {
-            kernel: product.name.clone(),
-            origin: String::new(),
-            problem: format!("element {at} of D is not in its buffer"),
-        }),
+        Some(at) => Err(failed(format!(
+            "element {at} of its result is not in its buffer"
+        ))),
     }
 }
 
-/// What a product must move: each element of its matrices once. What the library's kernels move
-/// besides is not known.
-pub(in crate::cuda) fn traffic(gemm: &Gemm) -> Traffic {
-    let bytes = |x: &Matrix| {
-        let n_matrices = if x.batch_stride == 0 { 1 } else { gemm.batch };
-        (x.rows * x.columns * n_matrices) as u64 * x.dtype.bytes() as u64
-    };
-    let bias = match gemm.finish {
+/// What a launch must move: each element of its operands and its result once. What the library's kernels
+/// move besides is not known.
+pub(in crate::cuda) fn traffic(operation: &Operation) -> Traffic {
+    let biases = |n: i64, dtype: graph::DType| match operation.finish() {
         Finish::Nothing => 0,
-        Finish::Bias | Finish::BiasRelu => gemm.m as u64 * gemm.d.dtype.bytes() as u64,
+        Finish::Bias | Finish::BiasRelu => n as u64 * dtype.bytes() as u64,
     };
-    Traffic::once(bytes(&gemm.a) + bytes(&gemm.b) + bias, bytes(&gemm.d))
+    match operation {
+        Operation::Gemm(gemm) => {
+            let bytes = |x: &Matrix| {
+                let n_matrices = if x.batch_stride == 0 { 1 } else { gemm.batch };
+                (x.rows * x.columns * n_matrices) as u64 * x.dtype.bytes() as u64
+            };
+            let bias = biases(gemm.m, gemm.d.dtype);
+            Traffic::once(bytes(&gemm.a) + bytes(&gemm.b) + bias, bytes(&gemm.d))
+        }
+        Operation::Convolution(c) => {
+            let [a, b, d] = (c.operands()).map(|(_, x)| x.len() as u64 * x.dtype.bytes() as u64);
+            Traffic::once(a + b + biases(c.y.sizes[1], c.y.dtype), d)
+        }
+    }
+}
+
+/// Positions that a launch reads, of each operand and of the bias.
+fn places_read(operation: &Operation) -> [Vec<i64>; 3] {
+    match operation {
+        Operation::Gemm(gemm) => {
+            let of = |x| places(x, gemm.batch).collect();
+            [of(&gemm.a), of(&gemm.b), (0..gemm.m).collect()]
+        }
+        Operation::Convolution(c) => {
+            let [(_, a), (_, b), _] = c.operands();
+            [
+                array_places(a),
+                array_places(b),
+                (0..c.y.sizes[1]).collect(),
+            ]
+        }
+    }
+}
+
+/// Every position of an array; of images also those that no window reaches, which the library may read.
+fn array_places(x: &Array) -> Vec<i64> {
+    let mut all = Vec::new();
+    let _: Result<(), String> = for_each(x.sizes, |at| {
+        all.push(x.place(at));
+        Ok(())
+    });
+    all
 }
 
 /// Positions of a matrix's elements in all products.
@@ -166,9 +200,12 @@ fn places(x: &Matrix, batch: i64) -> impl Iterator<Item = i64> {
 }
 
 /// The first of these elements that was never written.
-fn unread(memory: &Memory, buffer: usize, places: impl Iterator<Item = i64>) -> Result<(), i64> {
+fn unread(memory: &Memory, buffer: usize, places: &[i64]) -> Result<(), i64> {
     let known = memory.initialized(buffer);
-    // What is outside of the buffer is told by the product itself.
-    let is_unwritten = |at: &i64| known.get(*at as usize) == Some(&0);
-    places.into_iter().find(is_unwritten).map_or(Ok(()), Err)
+    // What is outside of the buffer is told by the launch itself.
+    let is_unwritten = |at: &&i64| known.get(**at as usize) == Some(&0);
+    places
+        .iter()
+        .find(is_unwritten)
+        .map_or(Ok(()), |at| Err(*at))
 }

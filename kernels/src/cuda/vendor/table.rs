@@ -1,4 +1,4 @@
-//! Measured times of products, read from a file.
+//! Measured times of products and convolutions, read from a file.
 //!
 //! Owns the file's format, version 1, and every complaint about one. `bench/gpu/tables.py` writes it.
 //! It is a JSON object:
@@ -7,7 +7,7 @@
 //! {
 //!   "format": "shorthaul products",
 //!   "version": 1,
-//!   "machine": {"device": "NVIDIA H200", "driver": "13.0", "cublaslt": "13.4.1"},
+//!   "machine": {"device": "NVIDIA H200", "driver": "13.0", "cublaslt": "13.4.1", "cudnn": "9.26.0"},
 //!   "workspace_bytes": 33554432,
 //!   "entries": [
 //!     {
@@ -23,24 +23,26 @@
 //! }
 //! ```
 //!
-//! - `machine`: what the times were taken on. A program for another device, or with another cuBLASLt,
-//!   refuses the table: neither the times nor the ranks mean anything there. The driver's version is
-//!   for the reader. The emulator, which computes every candidate alike, takes any table.
+//! - `machine`: what the times were taken on. A program for another device, or with another cuBLASLt or
+//!   cuDNN, refuses the table: neither the times nor the ranks mean anything there. The driver's version
+//!   is for the reader. `cudnn` is left out where there was none. The emulator, which computes every
+//!   candidate alike, takes any table.
 //! - `workspace_bytes`: what every product of the library is given; ranks hold for this size.
-//! - `product`: sizes, types, transposes and distances as [`Gemm`]'s text has them.
+//! - `product`: sizes, types and places as the text of [`super::Gemm`] or of [`super::Convolution`] has them.
 //! - `rest`: the element-wise work that was fused to the product: `nothing`, `bias`, `bias_relu`, or
 //!   a digest of its text.
-//! - `kind`: `own` is our kernel with the rest in its registers; `library` is cuBLASLt's, with the rest
-//!   as its epilogue; `library_then_map` is cuBLASLt's product alone, and then the rest as a kernel of
-//!   ours; `wgmma` is our kernel for Hopper, with the rest in its registers. `rank` is the algorithm's
-//!   position in the library's own order, or the number of the kernel's tile (0 to 2: operands copied by
-//!   threads, the largest tile first; 3 and 4: by the copy engine).
+//! - `kind`: `own` is our kernel with the rest in its registers; `library` is the library's (cuBLASLt's
+//!   for products, cuDNN's for convolutions), with the rest as its epilogue; `library_then_map` is the
+//!   library's alone, and then the rest as a kernel of ours; `wgmma` is our kernel for Hopper, with the
+//!   rest in its registers. `rank` is the algorithm's position in the library's own order of those that it
+//!   offers in this workspace, or the number of the kernel's tile (0 to 2: operands copied by threads, the
+//!   largest tile first; 3 and 4: by the copy engine).
 //! - `microseconds`: of all launches of the candidate together.
 //!
 //! The fastest candidate is taken; of equally fast ones the first. A product without an entry is our
 //! own kernel's.
 
-use super::gemm::Gemm;
+use super::operation::Operation;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -63,10 +65,10 @@ pub struct Key {
 }
 
 impl Key {
-    /// Of a product, whatever it is finished with, and a rest.
-    pub fn new(gemm: &Gemm, rest: &str) -> Key {
+    /// Of an operation, whatever it is finished with, and a rest.
+    pub fn new(operation: &Operation, rest: &str) -> Key {
         Key {
-            product: gemm.to_string(),
+            product: operation.to_string(),
             rest: rest.to_string(),
         }
     }
@@ -83,9 +85,9 @@ impl fmt::Display for Key {
 pub enum Candidate {
     /// Our kernel, with the rest in its registers where it can be.
     Own,
-    /// cuBLASLt with the rest as its epilogue, by the algorithm of that rank.
+    /// The library with the rest as its epilogue, by the algorithm of that rank.
     Library(usize),
-    /// cuBLASLt, and then a kernel of ours for the rest.
+    /// The library, and then a kernel of ours for the rest.
     LibraryThenMap(usize),
     /// Our kernel by products of warpgroups, in the tile of that number, as
     /// [`crate::cuda::contraction::emit_for_warpgroups`] counts them: on Hopper only.
@@ -119,9 +121,12 @@ impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Candidate::Own => f.write_str("our own kernel"),
-            Candidate::Library(rank) => write!(f, "cuBLASLt's algorithm {rank}"),
+            Candidate::Library(rank) => write!(f, "the library's algorithm {rank}"),
             Candidate::LibraryThenMap(rank) => {
-                write!(f, "cuBLASLt's algorithm {rank} and a kernel for the rest")
+                write!(
+                    f,
+                    "the library's algorithm {rank} and a kernel for the rest"
+                )
             }
             Candidate::Warpgroup(tile) => {
                 write!(f, "our kernel by products of warpgroups in tile {tile}")
@@ -149,6 +154,8 @@ pub struct Measurer {
     pub driver: String,
     /// The version of cuBLASLt.
     pub cublaslt: String,
+    /// The version of cuDNN, where there was one.
+    pub cudnn: Option<String>,
 }
 
 /// A table that was read.
@@ -188,7 +195,7 @@ pub enum TableError {
     Elsewhere {
         /// The file.
         path: PathBuf,
-        /// What differs: `a device`, `cuBLASLt`.
+        /// What differs: `a device`, `cuBLASLt`, `cuDNN`.
         what: &'static str,
         /// In the table.
         found: String,
@@ -279,25 +286,36 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// That it was measured on this device with this cuBLASLt.
+    /// That it was measured on this device with this cuBLASLt and, if with one at all, with this cuDNN.
     ///
     /// # Errors
     /// [`TableError::Elsewhere`].
-    pub fn check(&self, device: &str, cublaslt: &str) -> Result<(), TableError> {
-        for (what, found, expected) in [
-            ("a device", &self.machine.device, device),
-            ("cuBLASLt", &self.machine.cublaslt, cublaslt),
-        ] {
-            if found != expected {
-                return Err(TableError::Elsewhere {
-                    path: self.path.clone(),
-                    what,
-                    found: found.clone(),
-                    expected: expected.to_string(),
-                });
-            }
+    pub fn check(
+        &self,
+        device: &str,
+        cublaslt: &str,
+        cudnn: Option<&str>,
+    ) -> Result<(), TableError> {
+        let machine = &self.machine;
+        let mut compared = vec![
+            ("a device", machine.device.as_str(), device),
+            ("cuBLASLt", &machine.cublaslt, cublaslt),
+        ];
+        if let Some(measured) = &machine.cudnn {
+            compared.push(("cuDNN", measured, cudnn.unwrap_or("without cuDNN")));
         }
-        Ok(())
+        match compared
+            .iter()
+            .find(|(_, found, expected)| found != expected)
+        {
+            None => Ok(()),
+            Some((what, found, expected)) => Err(TableError::Elsewhere {
+                path: self.path.clone(),
+                what,
+                found: (*found).to_string(),
+                expected: (*expected).to_string(),
+            }),
+        }
     }
 }
 
