@@ -129,6 +129,7 @@ fn written(
     found: &Chain,
     seed: ContainerId,
 ) -> Result<Written, Obstacle> {
+    found.check_factors(graph, nodes)?;
     let prepared = Prepared::of(graph, nodes, found)?;
     let chain = Chain::grow(&prepared.graph, &prepared.nodes, seed).ok_or(Obstacle::Rows)?;
     let parts = chain.parts(&prepared.graph, &prepared.nodes)?;

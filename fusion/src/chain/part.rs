@@ -34,11 +34,6 @@ struct Survey {
 impl Chain {
     /// The kernels it becomes.
     pub(super) fn parts(&self, graph: &Graph, nodes: &[Node]) -> Result<Vec<Part>, Obstacle> {
-        let is_half = |d: DType| matches!(d, DType::F16 | DType::BF16);
-        let mut factors = self.factors(graph, nodes);
-        if !factors.all(|id| is_half(graph.container(id).dtype)) {
-            return Err(Obstacle::Types);
-        }
         self.sides(graph, nodes)?;
         self.check_points(graph, nodes)?;
         let mut parts: BTreeMap<(Stage, &[usize]), Part> = BTreeMap::new();
@@ -63,12 +58,21 @@ impl Chain {
         Ok(parts)
     }
 
-    /// What products into tiles multiply.
-    fn factors(&self, graph: &Graph, nodes: &[Node]) -> impl Iterator<Item = ContainerId> {
+    /// Products into tiles multiply numbers of 16 bits, few and side by side.
+    pub(super) fn check_factors(&self, graph: &Graph, nodes: &[Node]) -> Result<(), Obstacle> {
         let products = self.products.iter();
-        products
-            .filter_map(|at| tile_product(graph, &nodes[*at]))
-            .flat_map(|p| p.factors.map(|m| m.container))
+        let products = products.filter_map(|at| tile_product(graph, &nodes[*at]));
+        let products: Vec<TileProduct> = products.collect();
+        let is_half = |m: &Memlet| {
+            let dtype = graph.container(m.container).dtype;
+            matches!(dtype, DType::F16 | DType::BF16)
+        };
+        if !products.iter().flat_map(|p| p.factors).all(is_half) {
+            return Err(Obstacle::Types);
+        }
+        let factors = products.iter();
+        let mut factors = factors.flat_map(|p| p.factors.map(|m| (m, p.inner)));
+        factors.try_for_each(|(m, inner)| check_lines(graph, m, inner))
     }
 
     /// Members read all tiles at the same points.
@@ -218,7 +222,6 @@ impl Survey {
             return Err(Obstacle::Rows);
         }
         for factor in p.factors {
-            check_lines(graph, factor, p.inner)?;
             self.dtypes.insert(graph.container(factor.container).dtype);
         }
         self.inner += padded(p.inner);

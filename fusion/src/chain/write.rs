@@ -231,26 +231,32 @@ fn ordered(nodes: Vec<Node>) -> Option<Vec<Node>> {
         .enumerate()
         .flat_map(|(at, n)| n.writes().into_iter().map(move |id| (id, at)))
         .collect();
-    let needs = |at: usize| -> BTreeSet<usize> {
-        let made = nodes[at]
-            .reads()
-            .into_iter()
-            .filter_map(|id| writer.get(&id).copied());
+    let needed = |at: usize| -> BTreeSet<usize> {
+        let made = nodes[at].reads();
+        let made = made.iter().filter_map(|id| writer.get(id).copied());
         made.filter(|w| *w != at).collect()
     };
-    let mut waiting: BTreeMap<usize, BTreeSet<usize>> =
-        (0..nodes.len()).map(|at| (at, needs(at))).collect();
+    let mut n_needed = Vec::new();
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    for at in 0..nodes.len() {
+        let needed = needed(at);
+        n_needed.push(needed.len());
+        needed.into_iter().for_each(|w| readers[w].push(at));
+    }
+    let first = (0..nodes.len()).filter(|at| n_needed[*at] == 0);
+    let mut ready: BTreeSet<(Stage, usize)> = first.map(|at| (nodes[at].stage, at)).collect();
     let mut order = Vec::new();
-    while !waiting.is_empty() {
-        let ready = waiting.iter().filter(|(_, needs)| needs.is_empty());
-        let next = ready
-            .map(|(at, _)| *at)
-            .min_by_key(|at| (nodes[*at].stage, *at))?;
-        waiting.remove(&next);
-        waiting
-            .values_mut()
-            .for_each(|needs| _ = needs.remove(&next));
+    while let Some((_, next)) = ready.pop_first() {
+        for reader in &readers[next] {
+            n_needed[*reader] -= 1;
+            if n_needed[*reader] == 0 {
+                ready.insert((nodes[*reader].stage, *reader));
+            }
+        }
         order.push(next);
+    }
+    if order.len() < nodes.len() {
+        return None;
     }
     let mut nodes: Vec<Option<Node>> = nodes.into_iter().map(Some).collect();
     order.into_iter().map(|at| nodes[at].take()).collect()
