@@ -115,6 +115,27 @@ def test_a_table_has_convolutions_and_decides_them(script, tmp_path, monkeypatch
     assert convolution["path"] == "cudnn" and "1 us in" in convolution["choice"], convolution
 
 
+@pytest.mark.parametrize("tile", [2, 4])
+def test_products_of_warpgroups_train_where_they_are_asked_for(tile):
+    linear = torch.nn.Linear(64, 72).bfloat16()
+    x = torch.randn(40, 64).bfloat16()
+    runs = {}
+    for kind in ("own", "wgmma"):
+        with shorthaul.products.every(kind, tile, 1024):
+            compiled = shorthaul.module(copy.deepcopy(linear), backend="cuda-emulated")
+            given = x.clone().requires_grad_()
+
+            def step(compiled=compiled, given=given):
+                compiled(given).float().square().sum().backward()
+
+            kinds = {t.kind for t in shorthaul.products.timed(compiled, (given,), step)}
+            assert kinds == {kind}
+            runs[kind] = [compiled(given).detach(), given.grad, compiled.weight.grad]
+    # Both round exact sums of the same products, in another order.
+    for by_warpgroups, by_warps in zip(runs["wgmma"], runs["own"], strict=True):
+        torch.testing.assert_close(by_warpgroups, by_warps, rtol=2**-7, atol=2**-7)
+
+
 def test_a_wrong_result_is_not_timed_and_fails_the_run(script, tmp_path, monkeypatch):
     tables = script("tables")
     monkeypatch.setattr(tables, "check", lambda *_: {"ok": False, "tensors": {}})
