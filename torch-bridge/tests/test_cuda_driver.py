@@ -1,8 +1,8 @@
 """From a module to launches on a stream, with NVRTC's machine code and a driver that records calls.
 
-The recording driver, cuBLASLt and cuDNN of the kernels' tests are compiled here, the driver loaded under
-its name, in a process of its own: a process keeps the driver that it finds first. Tensors are the
-host's, and no kernel runs.
+The recording driver, cuBLASLt and cuDNN of the kernels' tests are compiled here, the driver loaded
+under its name, in a process of its own: a process keeps the driver that it finds first. Tensors are
+the host's, and no kernel runs.
 """
 
 import os
