@@ -2,11 +2,11 @@
 
 Owns what is measured and the table's file. Each candidate (our own kernel, the library with its own
 epilogue, the library and a kernel for the rest; each algorithm that the library offers; on Hopper
-our kernel by products of warpgroups in each of its tiles) computes all products and convolutions of
-a model that it can, cuBLASLt those and cuDNN these, in place: between the launches that stand before
-and after it in the model, and with their data in the caches. A candidate whose results are wrong is
-not timed. The file is written anew after every model; kernels/src/cuda/vendor/table.rs describes its
-format.
+our kernel by products of warpgroups in each of its tiles) computes all products and convolutions
+of a model that it can, cuBLASLt those and cuDNN these, in place: between the launches that stand
+before and after it in the model, and with their data in the caches. A candidate whose results are
+wrong is not timed. The file is written anew after every model; kernels/src/cuda/vendor/table.rs
+describes its format.
 """
 
 from __future__ import annotations

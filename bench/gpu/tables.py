@@ -6,8 +6,9 @@ cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's ba
 bound: groups over working sets up to 1 GiB, with the bytes that must move.
 
 Before all this, every candidate for the products and convolutions of the networks and of these
-shapes, and of ResNet-50's windows, is timed in place, in training steps, and the table that programs are compiled with is written: to the file of
-`--table`, which `SHORTHAUL_CUDA_TABLE` then names.
+shapes, and of ResNet-50's windows, is timed in place, in training steps, and the table that
+programs are compiled with is written: to the file of `--table`, which `SHORTHAUL_CUDA_TABLE` then
+names.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PRODUCTS = [
     (3136, 2048, 512),
     (8192, 8192, 8192),
 ]
-#: (batch, channels, image, filters, window, stride) of ResNet-50's convolutions that are no products.
+#: (batch, channels, image, filters, window, stride) of ResNet-50's convolutions, no products.
 CONVOLUTIONS = [
     (64, 3, 224, 64, 7, 2),
     (64, 64, 56, 64, 3, 1),
@@ -214,7 +215,7 @@ def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> di
 
 
 def products_of_models(bench: Bench, options, dtype, item) -> None:
-    """Writes the table of products and convolutions, of the networks first, then of the shapes alone."""
+    """Writes the table of products and convolutions: the networks' first, then the shapes'."""
     table: ProductTable | None = None
 
     def add(model: nn.Module, inputs: tuple) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def available() -> bool:
 
 
 def nvrtc_folders() -> list[str]:
-    """Folders that may hold NVRTC, cuBLASLt, cuDNN: of PyTorch's wheels, of PyTorch, of a toolkit."""
+    """Folders that may hold NVRTC, cuBLASLt, cuDNN: of the wheels, of PyTorch, of a toolkit."""
     folders: list[Path] = []
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():

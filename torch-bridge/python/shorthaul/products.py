@@ -4,7 +4,8 @@
 ``bench/gpu/tables.py`` writes; with it, each product is computed by our own kernel or by cuBLASLt,
 each convolution by our own or by cuDNN, whichever was faster on this device. There is none by
 default: then all are ours. A table of another device, another cuBLASLt or another cuDNN is refused
-with a ``CompileError`` that says so; the emulator takes any. The format is described in ``kernels/src/cuda/vendor/table.rs``.
+with a ``CompileError`` that says so; the emulator takes any. The format is described in
+``kernels/src/cuda/vendor/table.rs``.
 
 Owns that variable, the decree under which tables are measured, and the times of single products.
 Never decides by itself.
@@ -44,9 +45,8 @@ def table_file() -> str | None:
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
     """Inside, programs are compiled with one candidate for all products that it can compute.
 
-    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in the library's own order,
-    or of ``wgmma``, our kernel for Hopper, the number of its tile;
-    ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
+    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in the library's own
+    order, or of ``wgmma``, our kernel for Hopper, the number of its tile; ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
     compute is our own kernel's. Tables are not looked at.
     """
     if kind not in KINDS:
