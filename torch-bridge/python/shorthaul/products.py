@@ -46,8 +46,9 @@ def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
     """Inside, programs are compiled with one candidate for all products that it can compute.
 
     ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in the library's own
-    order, or of ``wgmma``, our kernel for Hopper, the number of its tile; ``workspace_bytes`` is what each product of the library may use. What the candidate cannot
-    compute is our own kernel's. Tables are not looked at.
+    order, or of ``wgmma``, our kernel for Hopper, the number of its tile; ``workspace_bytes`` is
+    what each product of the library may use. What the candidate cannot compute is our own
+    kernel's. Tables are not looked at.
     """
     if kind not in KINDS:
         raise ValueError(f"kind is one of {KINDS}, not {kind!r}")
