@@ -56,7 +56,8 @@ Examples:
   shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
 
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state; it gives `loss`, NAME.grad and NAME.next. State of
+`target`, and with an optimizer `lr` and its state, zeros at first, and for adam and adamw the number of
+the step, `step`, 1 at first; classes are dimension 1 of the output. It gives `loss`, NAME.grad and NAME.next. State of
 parameters in half precision is in single precision.
 The loss is computed again from the model's outputs, and gradients are held against differences of the
 loss along random directions, in float64; nothing is written if they disagree.
@@ -93,8 +94,14 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         true => None,
         false => {
             progress.stage("verifying");
-            let found = prove(&sources, &made, &training, args.mode, &options.sizes);
-            Some(found.with_context(|| format!("wrong training graph of {}", path.display()))?)
+            let found = prove(&sources, &made, &training, args.mode);
+            Some(found.with_context(|| {
+                format!(
+                    "wrong training graph of {}, nothing is written; please report it \
+                     (--no-verify writes it all the same)",
+                    path.display()
+                )
+            })?)
         }
     };
     progress.stage("writing");

@@ -6,7 +6,6 @@ use crate::training_graph::{Loss, TrainingOptions};
 use importer::onnx::Mode;
 use onnx::file::Model;
 use onnx::verify::{GradientError, GradientEvidence, Objective, Options, check_gradients};
-use std::collections::BTreeMap;
 
 /// What is known of a training graph.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +16,7 @@ pub enum Proof {
     Untried(String),
 }
 
-/// Tries `made`, the training graph of `original` in the form `mode`, at `sizes` of dynamic dimensions.
+/// Tries `made`, the training graph of `original` in the form `mode`.
 /// In another form than the file's the model itself has another loss, which is then not compared.
 ///
 /// # Errors
@@ -27,7 +26,6 @@ pub fn prove(
     made: &Model,
     options: &TrainingOptions,
     mode: Mode,
-    sizes: &BTreeMap<String, i64>,
 ) -> Result<Proof, GradientError> {
     let objective = match &options.loss {
         Loss::CrossEntropy => Objective::CrossEntropy(options.label_smoothing),
@@ -35,11 +33,7 @@ pub fn prove(
         Loss::Output(name) => Objective::Output(name.clone()),
     };
     let original = (mode == Mode::File).then_some((original, &objective));
-    let tried = Options {
-        sizes: sizes.clone(),
-        ..Options::default()
-    };
-    match check_gradients(made, original, &tried) {
+    match check_gradients(made, original, &Options::default()) {
         Ok(found) => Ok(Proof::Found(found)),
         Err(GradientError::Untried(why)) => Ok(Proof::Untried(why)),
         Err(wrong) => Err(wrong),

@@ -102,8 +102,14 @@ fn made(
     if verify {
         let made = file::Model::of_bytes(Path::new("train.onnx"), bytes.clone().into())
             .map_err(|error| error.to_string())?;
-        let proof = prove(&read, &made, options, import.mode, &import.sizes);
-        if let Proof::Untried(why) = proof.map_err(|error| error.to_string())? {
+        let proof = prove(&read, &made, options, import.mode);
+        let wrong = |error| {
+            format!(
+                "wrong training graph of {}, please report it (`verify=False` makes it all the same): {error}",
+                path.display()
+            )
+        };
+        if let Proof::Untried(why) = proof.map_err(wrong)? {
             untried = Some(why);
         }
     }

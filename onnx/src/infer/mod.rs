@@ -8,14 +8,14 @@ mod control;
 
 use crate::attributes::{Attributes, bodies, is_standard};
 use crate::element::Element;
-use crate::evaluate::is_control;
+use crate::evaluate::{is_control, reads};
 use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::operators::{self, Call, Inference, Unknowns, shared};
 use crate::proto::{Dimension, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
 use graph::{SymExpr, Symbol};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Versions of the operator sets a model imports, by domain; the standard's domain is empty.
@@ -154,12 +154,19 @@ impl Walk<'_> {
         }
         let infos = body.value_info.iter().chain(&body.output);
         let infos: BTreeMap<&str, &ValueInfoProto> = infos.map(|i| (i.name.as_str(), i)).collect();
+        let mut counted: BTreeSet<&str> = BTreeSet::new();
         for node in &body.node {
+            let is_counted =
+                counts_elements(node) || reads(node).into_iter().any(|name| counted.contains(name));
             for (name, mut fact) in node.output.iter().zip(self.node(node, &facts)) {
-                if let Some(info) = infos.get(name.as_str())
-                    && !counts_elements(node)
-                {
-                    complete(&mut fact, info, self.unknowns);
+                if let Some(info) = infos.get(name.as_str()) {
+                    match is_counted {
+                        true => complete_type(&mut fact, info, self.unknowns),
+                        false => complete(&mut fact, info, self.unknowns),
+                    }
+                }
+                if is_counted {
+                    counted.insert(name);
                 }
                 facts.set(name, fact);
             }
@@ -275,8 +282,9 @@ impl Walk<'_> {
     }
 }
 
-/// Whether sizes of what a node gives are decided by the elements it reads. What a file says of them,
-/// that there is one for each row say, held when it was written and need not hold again.
+/// Whether sizes of what a node gives are decided by the elements it reads. What a file says of them, and
+/// of sizes that come of them, that there is one for each row say, held when it was written and need not
+/// hold again.
 fn counts_elements(node: &NodeProto) -> bool {
     let op = node.op_type.as_str();
     let counts = matches!(op, "Compress" | "NonMaxSuppression" | "NonZero" | "Unique");
@@ -346,6 +354,16 @@ pub(crate) fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknow
         }
         (None, stated) => fact.shape = stated,
         _ => {}
+    }
+}
+
+/// Adds the element type and the number of dimensions that the file declares, but no size.
+fn complete_type(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
+    let stated = stated(info, unknowns, &|_| unknowns.size());
+    fact.element = fact.element.or(stated.element);
+    if fact.shape.is_none() {
+        let unknown = |shape: Vec<SymExpr>| shape.iter().map(|_| unknowns.size()).collect();
+        fact.shape = stated.shape.map(unknown);
     }
 }
 

@@ -357,6 +357,21 @@ mod tests {
     }
 
     #[test]
+    fn counts_that_a_file_declares_are_not_believed() {
+        let counted = |declared: &str| {
+            let trial = Trial::new(17).input("x", "n").ints("first", &[0]);
+            let trial = trial.node("z = NonZero(x)").node("s = Squeeze(z, first)");
+            let trial = trial.node("t = Neg(s)").node("y = Shape(t)");
+            trial
+                .declares(declared, "n")
+                .output_of("y", Element::I64, "1")
+        };
+        // Neither of what is counted nor of what comes of it: only the step between goes.
+        assert_eq!(counted("s").unverified().len(), 3);
+        assert_eq!(counted("t").unverified().len(), 3);
+    }
+
+    #[test]
     fn a_target_that_follows_from_sizes_is_a_constant() {
         shape_chain(Trial::new(14).input("x", "N 3 4").output("y", "N 12"))
             .ints("rest", &[12])

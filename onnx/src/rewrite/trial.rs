@@ -129,6 +129,14 @@ impl Trial {
         self
     }
 
+    /// What the file says of an integer value inside.
+    pub fn declares(mut self, name: &str, sizes: &str) -> Trial {
+        self.graph()
+            .value_info
+            .push(value(name, Element::I64, sizes));
+        self
+    }
+
     /// An output of reals.
     pub fn output(self, name: &str, sizes: &str) -> Trial {
         self.output_of(name, Element::F32, sizes)

@@ -4,10 +4,13 @@
 //! The loss is computed again from the outputs of the model itself. Gradients are held against central
 //! differences `(L(p + h·d) − L(p − h·d)) / 2h` along random directions `d` through all that is
 //! differentiated at once; a direction's parts are scaled so that what each tensor contributes counts.
-//! Never looks at the graph's structure.
+//! Parameters are first moved a little at random, off the kinks on which zeros and bounds put them. A
+//! gradient is wrong only where differences of several steps agree with each other and not with it: where
+//! they do not agree, rounding or kinks decide, and nothing is proven. Never looks at the graph's structure.
 
 use super::cuts::Cuts;
-use super::samples::{Planted, Random, Sampler};
+use super::random::Random;
+use super::samples::{Planted, Sampler};
 use super::{Options, program};
 use crate::evaluate::{Precision, Program, Values, label};
 use crate::file::Model;
@@ -16,18 +19,28 @@ use crate::tensor::{Tensor, Values as Elements};
 /// Directions along which gradients are tried.
 pub const N_DIRECTIONS: usize = 2;
 /// How far the gradients' sum along a direction may be from the difference, relative to the sum of
-/// what each tensor contributes. A difference has about half of the digits of float64, and a few
-/// elements of a large network always pass a kink.
+/// what each tensor contributes: a difference has about half of the digits of float64.
 pub const MOST_ERROR: f64 = 1e-5;
+/// The same where differences of several steps are not closer to each other than to the gradient: a few
+/// elements of a large network always pass a kink.
+const MOST_UNSETTLED: f64 = 1e-3;
 /// How far the loss may be from that of the model's outputs, relative to it: constants are rounded to
 /// the types of the file.
 const MOST_LOSS_ERROR: f64 = 1e-6;
+/// Constants in narrower types than f32 are off by so many roundings of theirs together.
+const ROUNDINGS: f64 = 8.0;
 /// Steps relative to the parameters: where one meets a kink or drowns in rounding, another may not.
-const STEPS: [f64; 4] = [1e-6, 1e-7, 1e-5, 1e-8];
+const STEPS: [f64; 5] = [3e-7, 3e-6, 3e-8, 3e-5, 3e-9];
+/// Two differences agree if they are that part of their distance to the gradient apart.
+const AGREEING: f64 = 0.1;
+/// How far parameters are moved first, relative to their size.
+const MOVED: f64 = 1e-2;
+/// Tensors that contribute little are moved by up to that factor more.
+const MOST_BOOST: f64 = 100.0;
 /// Numbers that are differentiated at most, which take about 50 bytes each here.
 const MOST_NUMBERS: usize = 1 << 27;
-/// Tensors that contribute little are moved by up to that factor more.
-const MOST_BOOST: f64 = 1e3;
+/// Numbers that inputs have at most, so that a run takes seconds.
+const MOST_INPUTS: usize = 1 << 22;
 
 /// A loss of a model's only output, as the training graph defines it.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,59 +117,40 @@ pub fn check_gradients(
     let sampler = Sampler::new(training, &cuts, options).map_err(|e| untried(e.to_string()))?;
     let exact = program(&training.proto, &training.folder, Precision::Float64)
         .map_err(|e| untried(e.to_string()))?;
-    let tried = Tried::find(training, &sampler, &exact, false)?;
-    let loss = original.map(|(model, objective)| tried.loss_error(model, objective));
-    let loss = loss.transpose()?.flatten();
-    match tried.gradients(&exact) {
-        Ok(gradients) => Ok(GradientEvidence {
-            run: tried.run,
-            loss,
-            gradients,
-        }),
+    let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
+        let point = Point::find(&sampler, &exact, unmasked)?;
+        let loss = original.map(|(model, objective)| point.loss_error(model, objective));
+        let loss = loss.transpose()?.flatten();
+        let tried = Tried::of(training, &point, &exact)?;
+        let gradients = tried.gradients(&exact)?;
+        Ok((tried, loss, gradients))
+    };
+    let found = match run(false) {
         // Where a mask leaves nothing of a row, exporters add a number so large that what is beside it is
         // lost: the loss does not change with it, though the sum's derivative is 1.
-        Err(GradientError::Gradient { .. }) if sampler.has_masks() => {
-            let tried = Tried::find(training, &sampler, &exact, true)?;
-            Ok(GradientEvidence {
-                gradients: tried.gradients(&exact)?,
-                run: tried.run,
-                loss,
-            })
-        }
-        Err(error) => Err(error),
-    }
+        Err(GradientError::Gradient { .. }) if sampler.has_masks(&["labels"]) => run(true),
+        found => found,
+    };
+    let (tried, loss, gradients) = found?;
+    Ok(GradientEvidence {
+        run: tried.run,
+        loss,
+        gradients,
+    })
 }
 
-/// A run of the training graph.
-struct Tried {
+/// Inputs at which the loss is finite.
+struct Point {
     run: String,
     feeds: Values,
     loss: f64,
-    /// What is differentiated: its name, its value, its gradient.
-    parts: Vec<(String, Tensor, Vec<f64>)>,
+    /// The unit roundoff of the narrowest type of floats in the file, if it is wider than that of f32.
+    roundoff: f64,
 }
 
-impl Tried {
-    /// Runs the graph at sizes that work.
-    fn find(
-        training: &Model,
-        sampler: &Sampler,
-        exact: &Program,
-        unmasked: bool,
-    ) -> Result<Tried, GradientError> {
-        let graph = training.proto.graph.iter();
-        let outputs = graph.flat_map(|g| &g.output).map(|o| o.name.as_str());
-        let names: Vec<&str> = outputs.filter_map(|o| o.strip_suffix(".grad")).collect();
-        let n_numbers = differentiated(training, &names);
-        if n_numbers > MOST_NUMBERS {
-            return Err(GradientError::Untried(format!(
-                "{n_numbers} numbers are differentiated; up to {MOST_NUMBERS} are tried at once"
-            )));
-        }
-        let gradients: Vec<String> = names.iter().map(|n| format!("{n}.grad")).collect();
-        let mut wanted = vec!["loss"];
-        wanted.extend(gradients.iter().map(String::as_str));
-        wanted.extend(&names);
+impl Point {
+    /// Tries sizes until the graph runs.
+    fn find(sampler: &Sampler, exact: &Program, unmasked: bool) -> Result<Point, GradientError> {
         // An even seed keeps the file's parameters, and this one has batches of several.
         let seed = 2;
         let mut why = "no inputs could be made up".to_string();
@@ -169,33 +163,25 @@ impl Tried {
             let Some(feeds) = feeds.map_err(|e| GradientError::Untried(e.to_string()))? else {
                 continue;
             };
-            let found = match exact.run(&feeds, &wanted) {
-                Ok(found) => found,
-                Err(error) => {
-                    why = error.to_string();
-                    continue;
-                }
-            };
-            let numbers: Option<Vec<Vec<f64>>> = found.iter().map(Tensor::to_f64).collect();
-            let numbers = numbers.unwrap_or_default();
-            let finite = numbers.iter().flatten().all(|v| v.is_finite());
-            let Some(loss) = numbers.first().and_then(|l| l.first()).filter(|_| finite) else {
-                why = "its loss or gradients are not finite on inputs made up for it".to_string();
+            let n_inputs: usize = feeds.values().map(Tensor::len).sum();
+            if n_inputs > MOST_INPUTS {
+                why = format!("its inputs have {n_inputs} numbers, which would take long");
                 continue;
-            };
-            let values = found[1 + names.len()..].iter().cloned();
-            let gradients = numbers[1..=names.len()].iter().cloned();
-            let names = names.iter().map(|n| n.to_string());
-            return Ok(Tried {
-                run: attempt.describe(seed, Planted::Nothing),
-                loss: *loss,
-                parts: names
-                    .zip(values)
-                    .zip(gradients)
-                    .map(|((n, v), g)| (n, v, g))
-                    .collect(),
-                feeds,
-            });
+            }
+            match exact.run(&feeds, &["loss"]) {
+                Err(error) => why = error.to_string(),
+                Ok(found) => match found.first().and_then(Tensor::scalar) {
+                    Some(loss) if loss.is_finite() => {
+                        return Ok(Point {
+                            run: attempt.describe(seed, Planted::Nothing),
+                            feeds,
+                            loss,
+                            roundoff: sampler.roundoff(),
+                        });
+                    }
+                    _ => why = "its loss is not finite on inputs made up for it".to_string(),
+                },
+            }
         }
         Err(GradientError::Untried(why))
     }
@@ -207,11 +193,8 @@ impl Tried {
         objective: &Objective,
     ) -> Result<Option<f64>, GradientError> {
         let graph = model.proto.graph.iter();
-        let inputs: Vec<&String> = graph
-            .clone()
-            .flat_map(|g| &g.input)
-            .map(|i| &i.name)
-            .collect();
+        let declared = graph.clone().flat_map(|g| &g.input);
+        let inputs: Vec<&String> = declared.map(|i| &i.name).collect();
         let only = graph
             .flat_map(|g| &g.output)
             .map(|o| o.name.as_str())
@@ -228,20 +211,97 @@ impl Tried {
         let Some(Ok(found)) = found.map(|(name, exact)| exact.run(&feeds, &[name])) else {
             return Ok(None);
         };
-        let Some(expected) = found
-            .first()
-            .and_then(|output| objective.of(output, &self.feeds))
-        else {
+        let output = found.first();
+        let Some(expected) = output.and_then(|o| objective.of(o, &self.feeds)) else {
             return Ok(None);
         };
         let error = (self.loss - expected).abs() / expected.abs().max(f64::MIN_POSITIVE);
-        let same = self.loss == expected || error <= MOST_LOSS_ERROR;
+        let most = MOST_LOSS_ERROR.max(ROUNDINGS * self.roundoff);
+        let same = self.loss == expected || error <= most;
         same.then_some(Some(error))
             .ok_or_else(|| GradientError::Loss {
                 found: self.loss,
                 expected,
                 run: self.run.clone(),
             })
+    }
+}
+
+/// What a difference says of gradients.
+enum Verdict {
+    /// They are that close.
+    Close(f64),
+    /// Differences agree with each other, and not with them.
+    Wrong {
+        measured: f64,
+        claimed: f64,
+        error: f64,
+    },
+    /// Differences do not agree; the closest is that far away.
+    Unsettled(f64),
+}
+
+/// A run of the training graph.
+struct Tried {
+    run: String,
+    feeds: Values,
+    loss: f64,
+    roundoff: f64,
+    /// What is differentiated: its name, its value, its gradient.
+    parts: Vec<(String, Tensor, Vec<f64>)>,
+}
+
+impl Tried {
+    /// The gradients near the file's parameters.
+    fn of(training: &Model, point: &Point, exact: &Program) -> Result<Tried, GradientError> {
+        let untried = |what: String| GradientError::Untried(what);
+        let graph = training.proto.graph.iter();
+        let outputs = graph.flat_map(|g| &g.output).map(|o| o.name.as_str());
+        let names: Vec<&str> = outputs.filter_map(|o| o.strip_suffix(".grad")).collect();
+        let n_numbers = differentiated(training, &names);
+        if n_numbers > MOST_NUMBERS {
+            let what = format!(
+                "{n_numbers} numbers are differentiated; up to {MOST_NUMBERS} are tried at once"
+            );
+            return Err(untried(what));
+        }
+        let gradients: Vec<String> = names.iter().map(|n| format!("{n}.grad")).collect();
+        let mut wanted = vec!["loss"];
+        wanted.extend(gradients.iter().map(String::as_str));
+        let values = exact
+            .run(&point.feeds, &names)
+            .map_err(|e| untried(e.to_string()))?;
+        // What has to stay positive, say, may not bear to be moved.
+        for scale in [MOVED, 0.0] {
+            let mut feeds = point.feeds.clone();
+            let moved = names.iter().zip(&values).enumerate();
+            for (n, (name, value)) in moved {
+                feeds.insert(name.to_string(), nearby(value, scale, n as u64));
+            }
+            let found = exact
+                .run(&feeds, &wanted)
+                .map_err(|e| untried(e.to_string()))?;
+            let numbers: Option<Vec<Vec<f64>>> = found.iter().map(Tensor::to_f64).collect();
+            let numbers = numbers.unwrap_or_default();
+            let finite = numbers.iter().flatten().all(|v| v.is_finite());
+            let Some(loss) = numbers.first().and_then(|l| l.first()).filter(|_| finite) else {
+                continue;
+            };
+            let parts = names.iter().zip(&numbers[1..]).map(|(name, gradient)| {
+                let value = feeds.get(*name).cloned();
+                let value = value.unwrap_or_else(|| Tensor::new(&[0], Elements::F64(Vec::new())));
+                (name.to_string(), value, gradient.clone())
+            });
+            return Ok(Tried {
+                run: point.run.clone(),
+                loss: *loss,
+                roundoff: point.roundoff,
+                parts: parts.collect(),
+                feeds,
+            });
+        }
+        let what = "its gradients are not finite on inputs made up for it";
+        Err(untried(what.to_string()))
     }
 
     /// The largest error of a direction.
@@ -256,19 +316,32 @@ impl Tried {
     fn along(&self, exact: &Program, direction: usize) -> Result<f64, GradientError> {
         let directions = self.directions(direction);
         let all: Vec<usize> = (0..self.parts.len()).collect();
-        let (error, ..) = self.difference(exact, &directions, &all)?;
-        if error <= MOST_ERROR {
-            return Ok(error);
+        let unsettled = |error: f64| {
+            GradientError::Untried(format!(
+                "differences of the loss do not settle ({error:.0e} of what gradients say)"
+            ))
+        };
+        match self.difference(exact, &directions, &all)? {
+            Verdict::Close(error) => return Ok(error),
+            Verdict::Unsettled(error) if error <= MOST_UNSETTLED => return Ok(error),
+            Verdict::Unsettled(error) => return Err(unsettled(error)),
+            Verdict::Wrong { .. } => {}
         }
         // Which one is it? Alone, an error is larger still.
         let (mut worst, mut found) = (0.0, None);
         for n in all {
-            let (error, measured, claimed) = self.difference(exact, &directions, &[n])?;
-            if error > worst {
+            let verdict = self.difference(exact, &directions, &[n])?;
+            if let Verdict::Wrong {
+                measured,
+                claimed,
+                error,
+            } = verdict
+                && error > worst
+            {
                 (worst, found) = (error, Some((n, measured, claimed)));
             }
         }
-        let (n, measured, claimed) = found.unwrap_or((0, f64::NAN, f64::NAN));
+        let (n, measured, claimed) = found.ok_or_else(|| unsettled(worst))?;
         Err(GradientError::Gradient {
             name: format!("{}.grad", self.parts[n].0),
             measured,
@@ -281,9 +354,7 @@ impl Tried {
     fn directions(&self, direction: usize) -> Vec<Vec<f64>> {
         let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
         let sizes = self.parts.iter().map(|(_, value, gradient)| {
-            let values = value.to_f64().unwrap_or_default();
-            let size = norm(&values) / (values.len().max(1) as f64).sqrt();
-            let size = if size > 0.0 { size } else { 1.0 };
+            let size = size(&value.to_f64().unwrap_or_default());
             (size, size * norm(gradient))
         });
         let sizes: Vec<(f64, f64)> = sizes.collect();
@@ -302,38 +373,45 @@ impl Tried {
             .collect()
     }
 
-    /// Error, difference and what gradients say, where those parts move.
+    /// What differences say where those parts move.
     fn difference(
         &self,
         exact: &Program,
         directions: &[Vec<f64>],
         moved: &[usize],
-    ) -> Result<(f64, f64, f64), GradientError> {
+    ) -> Result<Verdict, GradientError> {
         let contributed = moved.iter().map(|n| {
             let terms = self.parts[*n].2.iter().zip(&directions[*n]);
             terms.map(|(g, d)| g * d).sum::<f64>()
         });
         let contributed: Vec<f64> = contributed.collect();
         let claimed: f64 = contributed.iter().sum();
-        let mut best = (f64::INFINITY, f64::NAN);
+        // Where nothing is claimed, what is measured counts against the loss.
+        let scale = contributed.iter().map(|c| c.abs()).sum::<f64>();
+        let scale = scale.max(1e-6 * self.loss.abs()).max(f64::MIN_POSITIVE);
+        let most = MOST_ERROR.max(ROUNDINGS * self.roundoff);
+        let mut measured: Vec<f64> = Vec::new();
+        let mut closest = f64::INFINITY;
         for step in STEPS {
-            let step = step / MOST_BOOST.sqrt();
             let ahead = self.loss_at(exact, directions, moved, step)?;
             let behind = self.loss_at(exact, directions, moved, -step)?;
-            let measured = (ahead - behind) / (2.0 * step);
-            let scale = contributed.iter().map(|c| c.abs()).sum::<f64>();
-            // Where nothing is claimed, what is measured counts against the loss.
-            let least = 1e-6 * self.loss.abs();
-            let error = (measured - claimed).abs() / scale.max(least).max(f64::MIN_POSITIVE);
-            let error = if measured == claimed { 0.0 } else { error };
-            if error < best.0 || best.1.is_nan() {
-                best = (error, measured);
+            let now = (ahead - behind) / (2.0 * step);
+            let error = (now - claimed).abs() / scale;
+            if error <= most {
+                return Ok(Verdict::Close(error));
             }
-            if error <= MOST_ERROR {
-                break;
+            closest = closest.min(error);
+            let agrees = |other: &f64| (other - now).abs() <= AGREEING * (now - claimed).abs();
+            if measured.iter().filter(|m| agrees(m)).count() >= 2 {
+                return Ok(Verdict::Wrong {
+                    measured: now,
+                    claimed,
+                    error,
+                });
             }
+            measured.push(now);
         }
-        Ok((best.0, best.1, claimed))
+        Ok(Verdict::Unsettled(closest))
     }
 
     /// The loss where those parts are moved by `step` along their directions.
@@ -361,6 +439,24 @@ impl Tried {
             .map_err(|e| untried(e.to_string()))?;
         let loss = found.first().and_then(Tensor::scalar);
         loss.ok_or_else(|| untried("the loss is no number".to_string()))
+    }
+}
+
+/// The value with every element moved at random by about `scale` of the tensor's size; of zeros, of 1.
+fn nearby(value: &Tensor, scale: f64, seed: u64) -> Tensor {
+    let values = value.to_f64().unwrap_or_default();
+    let size = scale * size(&values);
+    let mut random = Random::new(0x5eed_0000 + seed);
+    let moved = values.iter().map(|v| v + size * random.normal());
+    Tensor::new(&value.shape, Elements::F64(moved.collect()))
+}
+
+/// Root mean square; 1 where all are 0.
+fn size(values: &[f64]) -> f64 {
+    let sum: f64 = values.iter().map(|x| x * x).sum();
+    match sum > 0.0 {
+        true => (sum / values.len() as f64).sqrt(),
+        false => 1.0,
     }
 }
 

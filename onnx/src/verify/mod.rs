@@ -14,6 +14,7 @@ mod cuts;
 mod divergence;
 mod given;
 mod gradient;
+mod random;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};

@@ -6,6 +6,7 @@
 //! the same inputs.
 
 use super::cuts::Cuts;
+use super::random::Random;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -210,11 +211,21 @@ impl Sampler {
         made_up.any(|g| g.fact.element.is_some_and(Element::is_float))
     }
 
-    /// Whether there are integers or truth values that look nothing up.
-    pub fn has_masks(&self) -> bool {
-        let free = |g: &Given| g.bound.is_none() && !g.has_default;
-        let mut free = self.given.iter().filter(|g| free(g));
+    /// Whether there are integers or truth values that look nothing up, besides `others`.
+    pub fn has_masks(&self, others: &[&str]) -> bool {
+        let is_other = |g: &Given| g.bound.is_some() || others.contains(&g.name.as_str());
+        let mut free = self.given.iter().filter(|g| !is_other(g) && !g.has_default);
         free.any(|g| g.fact.element.is_some_and(|e| !e.is_float()))
+    }
+
+    /// The largest unit roundoff of what is given, 0 if nothing is narrower than f32.
+    pub fn roundoff(&self) -> f64 {
+        let of = |g: &Given| match g.fact.element {
+            Some(Element::F16) => 2f64.powi(-11),
+            Some(Element::BF16) => 2f64.powi(-8),
+            _ => 0.0,
+        };
+        self.given.iter().map(of).fold(0.0, f64::max)
     }
 
     /// Sizes to try for a seed, in order. First dimensions are usually batches: 1, 2, 3 by seed, and 1
@@ -526,39 +537,7 @@ fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {
     Tensor::floats(tensor.element(), &tensor.shape, &elements).unwrap_or(tensor)
 }
 
-/// Numbers that a seed gives: SplitMix64 (Steele, Lea, Flood 2014).
-pub(super) struct Random(u64);
-
 impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    /// A number of the standard normal distribution, nearly: the sum of twelve uniform ones.
-    pub(super) fn normal(&mut self) -> f64 {
-        let sum: f64 = (0..3)
-            .map(|_| {
-                let bits = self.next();
-                (0..4)
-                    .map(|k| f64::from((bits >> (16 * k)) as u16) / 65536.0)
-                    .sum::<f64>()
-            })
-            .sum();
-        sum - 6.0
-    }
-
     fn tensor(
         &mut self,
         element: Element,

@@ -134,17 +134,25 @@ impl<'a> Constant<'a> {
     }
 }
 
-/// Operators that give what they read in other sizes or another order.
-const MOVEMENTS: [&str; 8] = [
+/// Operators that give what they read in other sizes, another order or another type.
+const MOVEMENTS: [&str; 14] = [
+    "Cast",
+    "Concat",
     "Expand",
     "Flatten",
+    "Gather",
     "Identity",
+    "Pad",
     "Reshape",
     "Slice",
+    "Split",
     "Squeeze",
+    "Tile",
     "Transpose",
     "Unsqueeze",
 ];
+/// So many of them one after the other are looked through.
+const MOST_MOVEMENTS: usize = 16;
 
 /// Whether a value comes out of, or goes into, a quantized stretch whose structure is to stay.
 pub fn is_quantized(scope: &Scope, n: usize) -> bool {
@@ -156,17 +164,21 @@ pub fn is_quantized(scope: &Scope, n: usize) -> bool {
 
 /// Whether a value is one that was quantized, perhaps moved since.
 fn is_dequantized(scope: &Scope, value: &str) -> bool {
-    let mut value = value;
-    while let Some(n) = scope.producer(value) {
+    let mut open = vec![(value, MOST_MOVEMENTS)];
+    while let Some((value, left)) = open.pop() {
+        let Some(n) = scope.producer(value) else {
+            continue;
+        };
         if scope.is(n, "DequantizeLinear") {
             return true;
         }
-        if !MOVEMENTS.iter().any(|op| scope.is(n, op)) {
-            return false;
-        }
-        match scope.input(n, 0) {
-            Some(x) => value = x,
-            None => return false,
+        if left > 0 && MOVEMENTS.iter().any(|op| scope.is(n, op)) {
+            let n_moved = match scope.is(n, "Concat") {
+                true => scope.node(n).input.len(),
+                false => 1,
+            };
+            let moved = (0..n_moved).filter_map(|at| scope.input(n, at));
+            open.extend(moved.map(|x| (x, left - 1)));
         }
     }
     false

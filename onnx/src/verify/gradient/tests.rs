@@ -1,5 +1,6 @@
 use super::super::Options;
 use super::{GradientError, MOST_ERROR, Objective, check_gradients};
+use crate::element::Element;
 use crate::file::Model;
 use crate::rewrite::patch::int;
 use crate::rewrite::trial::{Trial, real, reals};
@@ -62,6 +63,114 @@ fn a_wrong_gradient_is_named() {
     assert_eq!(named(training(1.0 / 3.0, 1.001, "ReduceMean")), "b.grad");
     assert_eq!(named(training(1.0 / 3.0, 0.0, "ReduceMean")), "b.grad");
     const { assert!(MOST_ERROR < 1e-4) };
+}
+
+#[test]
+fn parameters_on_a_kink_are_tried_beside_it() {
+    // Zeros before Relu, whose derivative at 0 is none of the differences'.
+    let zeros = crate::tensor::Tensor::new(&[4], crate::tensor::Values::F32(vec![0.0; 4]));
+    let made = |sign: &str| {
+        let made = Trial::new(17)
+            .input("x", "3 4")
+            .constant("g", zeros.clone());
+        let made = made.constant("zero", real(0.0)).ints("rows", &[0]);
+        let made = made.node("m = Mul(x, g)").node("y = Relu(m)");
+        let made = made.with("loss = ReduceSum(y)", vec![int("keepdims", 0)]);
+        let made = made
+            .node(&format!("p = {sign}(m, zero)"))
+            .node("d = Where(p, x, zero)");
+        let made = made.with("g.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("g.grad", "4").model()
+    };
+    assert!(check_gradients(&made("Greater"), None, &Options::default()).is_ok());
+    let wrong = check_gradients(&made("Less"), None, &Options::default());
+    assert!(
+        matches!(wrong, Err(GradientError::Gradient { .. })),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn rounding_of_a_large_loss_is_no_error() {
+    let made = |scale: f32| {
+        let made = Trial::new(17).input("x", "3 4").constant("w", reals(&[4]));
+        let made = made
+            .constant("much", real(1e7))
+            .constant("scale", real(scale));
+        let made = made.node("m = Mul(x, w)").ints("rows", &[0]);
+        let made = made.with("s = ReduceSum(m)", vec![int("keepdims", 0)]);
+        let made = made.node("loss = Add(s, much)").node("d = Mul(x, scale)");
+        let made = made.with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "4").model()
+    };
+    let found = check_gradients(&made(1.0), None, &Options::default());
+    assert!(found.is_ok(), "{found:?}");
+    let wrong = check_gradients(&made(1.5), None, &Options::default());
+    assert!(
+        matches!(wrong, Err(GradientError::Gradient { .. })),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn constants_in_half_precision_may_be_rounded_so() {
+    let made = |scale: f32, element: Element| {
+        let w = crate::tensor::Tensor::floats(element, &[4], &[0.5, -1.0, 2.0, 0.25]);
+        let made = Trial::new(17).input_of("x", element, "3 4");
+        let made = made
+            .constant("w", w.expect("floats"))
+            .constant("scale", real(scale));
+        let made = made.node("m = Mul(x, w)").ints("rows", &[0]);
+        let made = made.with("loss = ReduceSum(m)", vec![int("keepdims", 0)]);
+        let made = made.node("d = Mul(x, scale)");
+        let made = made.with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "4").model()
+    };
+    let is_right = |scale: f32, element: Element| {
+        check_gradients(&made(scale, element), None, &Options::default()).is_ok()
+    };
+    assert!(is_right(1.0005, Element::F16));
+    assert!(!is_right(1.01, Element::F16));
+    assert!(!is_right(1.0005, Element::F32));
+}
+
+#[test]
+fn what_a_mask_swallows_is_tried_without_it() {
+    // A row of scores to which the largest number of single precision was added is that number.
+    let made = |of_kept: f32| {
+        let made = Trial::new(17)
+            .input("x", "3 4")
+            .input_of("mask", Element::I64, "3 4");
+        let made = made
+            .constant("w", reals(&[4]))
+            .constant("most", real(-3.4e38));
+        let made = made
+            .constant("least", real(0.0))
+            .constant("of_kept", real(of_kept));
+        let made = made
+            .with("kept = Cast(mask)", vec![int("to", 9)])
+            .ints("rows", &[0]);
+        let made = made
+            .node("far = Where(kept, least, most)")
+            .node("m = Mul(x, w)");
+        let made = made
+            .node("a = Add(m, far)")
+            .node("y = Softmax(a)")
+            .node("z = Mul(y, m)");
+        let made = made.with("loss = ReduceSum(z)", vec![int("keepdims", 0)]);
+        // d/dm of softmax(a)·m, where a is m and something: y + y·(m − Σ y·m).
+        let made = made.ints("last", &[1]).node("t = ReduceSum(z, last)");
+        let made = made
+            .node("u = Sub(m, t)")
+            .node("v = Mul(y, u)")
+            .node("s = Add(y, v)");
+        let made = made.node("r = Mul(s, of_kept)").node("d = Mul(r, x)");
+        let made = made.with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "4").model()
+    };
+    let found = check_gradients(&made(1.0), None, &Options::default());
+    assert!(found.is_ok(), "{found:?}");
+    assert!(check_gradients(&made(1.1), None, &Options::default()).is_err());
 }
 
 #[test]
