@@ -5,7 +5,9 @@
 use crate::training_graph::{Loss, TrainingOptions};
 use importer::onnx::Mode;
 use onnx::file::Model;
-use onnx::verify::{GradientError, GradientEvidence, Objective, Options, check_gradients};
+use onnx::verify::{
+    GradientError, GradientEvidence, Objective, Options, Original, check_gradients,
+};
 
 /// What is known of a training graph.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,8 +34,12 @@ pub fn prove(
         Loss::MeanSquaredError => Objective::MeanSquaredError,
         Loss::Output(name) => Objective::Output(name.clone()),
     };
-    let original = (mode == Mode::File).then_some((original, &objective));
-    match check_gradients(made, original, &Options::default()) {
+    let original = Original {
+        model: original,
+        objective: &objective,
+        same_form: mode == Mode::File,
+    };
+    match check_gradients(made, Some(original), &Options::default()) {
         Ok(found) => Ok(Proof::Found(found)),
         Err(GradientError::Untried(why)) => Ok(Proof::Untried(why)),
         Err(wrong) => Err(wrong),

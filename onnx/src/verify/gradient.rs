@@ -98,14 +98,69 @@ pub enum GradientError {
     },
 }
 
-/// Tries a training graph. `original` is the model it was made of, with its loss, where both run it in
-/// the same form.
+/// The model that a training graph was made of.
+#[derive(Clone, Copy)]
+pub struct Original<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// What is minimized.
+    pub objective: &'a Objective,
+    /// Whether the training graph runs it in the form of the file, so that both have one loss.
+    pub same_form: bool,
+}
+
+impl Original<'_> {
+    /// The output that the loss is of, if the model runs so.
+    fn output(&self, feeds: &Values) -> Option<Tensor> {
+        let model = self.model;
+        let graph = model.proto.graph.as_ref()?;
+        let wanted = match self.objective {
+            Objective::Output(name) => name.as_str(),
+            _ => graph.output.first()?.name.as_str(),
+        };
+        let is_input = |name: &&String| graph.input.iter().any(|i| i.name == **name);
+        let feeds = feeds.iter().filter(|(name, _)| is_input(name));
+        let feeds: Values = feeds.map(|(n, t)| (n.clone(), t.clone())).collect();
+        if !Cuts::of(&model.proto).nodes.is_empty() {
+            return None;
+        }
+        let exact = program(&model.proto, &model.folder, Precision::Float64).ok()?;
+        exact.run(&feeds, &[wanted]).ok()?.into_iter().next()
+    }
+
+    /// Targets of the output's sizes, which a file need not name as it names those of inputs.
+    fn fit(&self, feeds: &mut Values, output: &Tensor) {
+        let mut shape = output.shape.clone();
+        match self.objective {
+            Objective::MeanSquaredError => {
+                let Some(target) = feeds.get_mut("target").filter(|t| t.shape != shape) else {
+                    return;
+                };
+                let mut random = Random::new(1);
+                let values: Vec<f64> = (0..output.len()).map(|_| random.normal()).collect();
+                *target = Tensor::new(&shape, Elements::F64(values));
+            }
+            Objective::CrossEntropy(_) if shape.len() >= 2 => {
+                let n_classes = shape.remove(1).max(1);
+                let Some(labels) = feeds.get_mut("labels").filter(|t| t.shape != shape) else {
+                    return;
+                };
+                let n: usize = shape.iter().product();
+                let values = (0..n).map(|k| (k % n_classes) as i64).collect();
+                *labels = Tensor::new(&shape, Elements::I64(values));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Tries a training graph.
 ///
 /// # Errors
 /// See [`GradientError`].
 pub fn check_gradients(
     training: &Model,
-    original: Option<(&Model, &Objective)>,
+    original: Option<Original>,
     options: &Options,
 ) -> Result<GradientEvidence, GradientError> {
     let untried = |what: String| GradientError::Untried(what);
@@ -118,8 +173,9 @@ pub fn check_gradients(
     let exact = program(&training.proto, &training.folder, Precision::Float64)
         .map_err(|e| untried(e.to_string()))?;
     let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
-        let point = Point::find(&sampler, &exact, unmasked)?;
-        let loss = original.map(|(model, objective)| point.loss_error(model, objective));
+        let point = Point::find(&sampler, &exact, original, unmasked)?;
+        let same = original.filter(|o| o.same_form);
+        let loss = same.map(|o| point.loss_error(o.objective));
         let loss = loss.transpose()?.flatten();
         let tried = Tried::of(training, &point, &exact)?;
         let gradients = tried.gradients(&exact)?;
@@ -144,13 +200,20 @@ struct Point {
     run: String,
     feeds: Values,
     loss: f64,
+    /// What the model itself gives.
+    output: Option<Tensor>,
     /// The unit roundoff of the narrowest type of floats in the file, if it is wider than that of f32.
     roundoff: f64,
 }
 
 impl Point {
     /// Tries sizes until the graph runs.
-    fn find(sampler: &Sampler, exact: &Program, unmasked: bool) -> Result<Point, GradientError> {
+    fn find(
+        sampler: &Sampler,
+        exact: &Program,
+        original: Option<Original>,
+        unmasked: bool,
+    ) -> Result<Point, GradientError> {
         // An even seed keeps the file's parameters, and this one has batches of several.
         let seed = 2;
         let mut why = "no inputs could be made up".to_string();
@@ -160,13 +223,17 @@ impl Point {
                 false => attempt,
             };
             let feeds = sampler.feeds(seed, &attempt, Planted::Nothing);
-            let Some(feeds) = feeds.map_err(|e| GradientError::Untried(e.to_string()))? else {
+            let Some(mut feeds) = feeds.map_err(|e| GradientError::Untried(e.to_string()))? else {
                 continue;
             };
             let n_inputs: usize = feeds.values().map(Tensor::len).sum();
             if n_inputs > MOST_INPUTS {
                 why = format!("its inputs have {n_inputs} numbers, which would take long");
                 continue;
+            }
+            let output = original.and_then(|o| o.output(&feeds));
+            if let Some((original, output)) = original.zip(output.as_ref()) {
+                original.fit(&mut feeds, output);
             }
             match exact.run(&feeds, &["loss"]) {
                 Err(error) => why = error.to_string(),
@@ -176,6 +243,7 @@ impl Point {
                             run: attempt.describe(seed, Planted::Nothing),
                             feeds,
                             loss,
+                            output,
                             roundoff: sampler.roundoff(),
                         });
                     }
@@ -187,31 +255,8 @@ impl Point {
     }
 
     /// How far the loss is from that of the model's outputs; `None` if the model does not run so.
-    fn loss_error(
-        &self,
-        model: &Model,
-        objective: &Objective,
-    ) -> Result<Option<f64>, GradientError> {
-        let graph = model.proto.graph.iter();
-        let declared = graph.clone().flat_map(|g| &g.input);
-        let inputs: Vec<&String> = declared.map(|i| &i.name).collect();
-        let only = graph
-            .flat_map(|g| &g.output)
-            .map(|o| o.name.as_str())
-            .next();
-        let wanted = match objective {
-            Objective::Output(name) => Some(name.as_str()),
-            _ => only,
-        };
-        let feeds = self.feeds.iter().filter(|(name, _)| inputs.contains(name));
-        let feeds: Values = feeds.map(|(n, t)| (n.clone(), t.clone())).collect();
-        let cuts = !Cuts::of(&model.proto).nodes.is_empty();
-        let exact = program(&model.proto, &model.folder, Precision::Float64).ok();
-        let found = wanted.zip(exact.filter(|_| !cuts));
-        let Some(Ok(found)) = found.map(|(name, exact)| exact.run(&feeds, &[name])) else {
-            return Ok(None);
-        };
-        let output = found.first();
+    fn loss_error(&self, objective: &Objective) -> Result<Option<f64>, GradientError> {
+        let output = self.output.as_ref();
         let Some(expected) = output.and_then(|o| objective.of(o, &self.feeds)) else {
             return Ok(None);
         };
@@ -475,7 +520,8 @@ impl Objective {
         match self {
             Objective::Output(_) => y.first().copied(),
             Objective::MeanSquaredError => {
-                let target = feeds.get("target")?.to_f64()?;
+                let target = feeds.get("target").filter(|t| t.shape == output.shape)?;
+                let target = target.to_f64()?;
                 let squares = y.iter().zip(&target).map(|(a, b)| (a - b) * (a - b));
                 Some(squares.sum::<f64>() / y.len() as f64)
             }

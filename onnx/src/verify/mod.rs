@@ -22,7 +22,9 @@ pub use compare::OutputError;
 pub use cuts::is_known;
 pub use divergence::{Comparison, Computed, Divergence, compare_values};
 
-pub use gradient::{GradientError, GradientEvidence, MOST_ERROR, Objective, check_gradients};
+pub use gradient::{
+    GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
+};
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;

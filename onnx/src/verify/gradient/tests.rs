@@ -1,5 +1,5 @@
 use super::super::Options;
-use super::{GradientError, MOST_ERROR, Objective, check_gradients};
+use super::{GradientError, MOST_ERROR, Objective, Original, check_gradients};
 use crate::element::Element;
 use crate::file::Model;
 use crate::rewrite::patch::int;
@@ -43,14 +43,54 @@ fn training(scale: f32, of_bias: f32, reduction: &str) -> Model {
 
 const MEAN: Objective = Objective::MeanSquaredError;
 
+fn of(model: &Model) -> Original<'_> {
+    Original {
+        model,
+        objective: &MEAN,
+        same_form: true,
+    }
+}
+
 #[test]
 fn right_gradients_are_close_to_differences() {
     let (made, original) = (training(1.0 / 3.0, 1.0, "ReduceMean"), original());
-    let found = check_gradients(&made, Some((&original, &MEAN)), &Options::default());
+    let found = check_gradients(&made, Some(of(&original)), &Options::default());
     let found = found.expect("right");
     // A third of single precision is off by 1e-8 of it.
     assert!(found.gradients < 1e-7, "{found:?}");
     assert!(found.loss.is_some_and(|e| e < 1e-12), "{found:?}");
+}
+
+#[test]
+fn targets_have_the_sizes_of_the_output() {
+    // The file calls the output's sizes otherwise than the inputs'.
+    let squares = |output: &str| {
+        let model = Trial::new(17)
+            .input("x", "n 4 4")
+            .constant("w", reals(&[4]));
+        let model = model.ints("from", &[1]).ints("to", &[4]).ints("axis", &[1]);
+        let model = model
+            .node("s = Slice(x, from, to, axis)")
+            .node("y = Mul(s, w)");
+        if output == "y" {
+            return model.output("y", "a b 4").model();
+        }
+        let model = model.input("target", "a b 4").node("d = Sub(y, target)");
+        let model = model.node("q = Mul(d, d)").ints("rows", &[0, 1]);
+        let model = model.with("loss = ReduceMean(q)", vec![int("keepdims", 0)]);
+        let model = model
+            .node("n_y = Size(y)")
+            .with("n = Cast(n_y)", vec![int("to", 1)]);
+        let model = model
+            .node("e = Add(d, d)")
+            .node("f = Div(e, n)")
+            .node("g = Mul(f, s)");
+        let model = model.with("w.grad = ReduceSum(g, rows)", vec![int("keepdims", 0)]);
+        model.output("loss", "").output("w.grad", "4").model()
+    };
+    let (made, original) = (squares("loss"), squares("y"));
+    let found = check_gradients(&made, Some(of(&original)), &Options::default());
+    assert!(found.as_ref().is_ok_and(|f| f.loss.is_some()), "{found:?}");
 }
 
 #[test]
@@ -177,7 +217,7 @@ fn what_a_mask_swallows_is_tried_without_it() {
 fn another_loss_than_the_models_is_an_error() {
     let (made, original) = (training(2.0, 6.0, "ReduceSum"), original());
     assert!(check_gradients(&made, None, &Options::default()).is_ok());
-    let found = check_gradients(&made, Some((&original, &MEAN)), &Options::default());
+    let found = check_gradients(&made, Some(of(&original)), &Options::default());
     assert!(
         matches!(found, Err(GradientError::Loss { .. })),
         "{found:?}"
