@@ -33,7 +33,7 @@ ONNX Runtime cannot run is run by the `onnx` package's reference evaluator.
 """
 
 MARKS = """\
-**Bold**: the fewest nodes among the verified files. ✗: the outputs differ, or it does not run.
+**Bold**: the fewest nodes among the verified files of a tool and its rivals. ✗: the outputs differ, or it does not run.
 ∞: only the run with NaN and infinities differs. ~: something of the interface is not kept.
 """
 
@@ -102,10 +102,15 @@ def _is_right(tool: dict) -> bool:
     return tool["outcome"] == "ok" and tool["verified"] is not False
 
 
-def fewest(file: dict) -> int | None:
-    """The fewest nodes that a tool got to with the same numbers."""
-    counts = [nodes(tool) for tool in file["tools"].values() if _is_right(tool)]
-    return min(counts, default=None)
+def fewest(file: dict, name: str) -> int | None:
+    """The fewest nodes that a tool or its rivals got to with the same numbers.
+
+    Two targets of one program are no rivals: operators of one runtime only need fewer nodes.
+    """
+    program = name.split()[0]
+    tools = file["tools"].items()
+    rivals = [tool for other, tool in tools if other == name or other.split()[0] != program]
+    return min((nodes(tool) for tool in rivals if _is_right(tool)), default=None)
 
 
 def _summary(names: list[str], files: list[dict]) -> str:
@@ -152,7 +157,7 @@ def _per_tool(names: list[str], files: list[dict], holds: Callable[[dict], objec
 
 
 def _count_fewest(name: str, files: list[dict]) -> str:
-    tools = [(file["tools"][name], fewest(file)) for file in files]
+    tools = [(file["tools"][name], fewest(file, name)) for file in files]
     return str(sum(_is_right(tool) and nodes(tool) == least for tool, least in tools))
 
 
@@ -214,7 +219,7 @@ def _largest_peak(name: str, files: list[dict]) -> str:
 def _nodes_table(names: list[str], files: list[dict]) -> str:
     rows = []
     for file in files:
-        cells = [_nodes_cell(file["tools"][name], fewest(file)) for name in names]
+        cells = [_nodes_cell(file["tools"][name], fewest(file, name)) for name in names]
         rows.append([file["name"], _count(file["original"]), *cells])
     return _table(["file", "original", *names], rows)
 

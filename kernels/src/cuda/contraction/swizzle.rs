@@ -109,8 +109,11 @@ impl<'a> Swizzled<'a> {
             return Err("rows, terms or products of an operand lie at more than one distance");
         };
         // An operand that all products share is one matrix; a distance that nobody uses must be legal.
-        let planes = if plane == 0 { 1 } else { batch.0 };
         let legal = |distance: i64| (distance as u32).max(PIECE as u32);
+        let (planes, plane) = match plane == 0 || batch.0 == 1 {
+            true => (1, line * i64::from(slow.0)),
+            false => (batch.0, plane),
+        };
         Ok(TensorMap {
             dtype: self.source.dtype,
             offset: form::constant(self.source.access),

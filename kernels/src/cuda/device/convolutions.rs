@@ -9,7 +9,7 @@ use super::Device;
 use super::cublaslt::Complaint;
 use super::cudnn::{
     Address, Attribute, ConvolutionMode, Cudnn, DataType, Descriptor, Flag, HeuristicMode, Int,
-    Kind, NumericalNote, PointwiseMode, Session,
+    Kind, NanPropagation, NumericalNote, PointwiseMode, Session,
 };
 use crate::cuda::passes::ALIGNMENT;
 use crate::cuda::vendor::{Array, Convolution, Direction, Finish, Product};
@@ -362,6 +362,14 @@ fn pointwise(
         Attribute::CUDNN_ATTR_POINTWISE_MATH_PREC,
         &[data_type(DType::F32)],
     )?;
+    if mode == Pointwise::CUDNN_POINTWISE_RELU_FWD {
+        // A NaN stays one, as it does everywhere else; the library's default may make it 0.
+        let stays = sys::cudnnNanPropagation_t::CUDNN_PROPAGATE_NAN;
+        how.set(
+            Attribute::CUDNN_ATTR_POINTWISE_NAN_PROPAGATION,
+            &[NanPropagation(stays as u32)],
+        )?;
+    }
     let how = how.finalized()?;
     let mut node = Descriptor::new(library, Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?;
     node.set_descriptors(

@@ -256,6 +256,7 @@ values! {
     DataType(u32) = CUDNN_TYPE_DATA_TYPE;
     ConvolutionMode(u32) = CUDNN_TYPE_CONVOLUTION_MODE;
     PointwiseMode(u32) = CUDNN_TYPE_POINTWISE_MODE;
+    NanPropagation(u32) = CUDNN_TYPE_NAN_PROPOGATION;
     HeuristicMode(u32) = CUDNN_TYPE_HEUR_MODE;
     NumericalNote(u32) = CUDNN_TYPE_NUMERICAL_NOTE;
     Address(u64) = CUDNN_TYPE_VOID_PTR;

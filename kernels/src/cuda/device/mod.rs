@@ -47,11 +47,16 @@ impl Libraries {
     /// it.
     ///
     /// # Errors
-    /// There is no cuBLASLt.
+    /// There is no cuBLASLt, or a cuDNN that cannot be used.
     pub fn find(folders: &[PathBuf]) -> Result<Libraries, CudaError> {
+        let dnn = match Cudnn::find(folders) {
+            Ok(found) => Some(found),
+            Err(CudaError::NoCudnn { .. }) => None,
+            Err(error) => return Err(error),
+        };
         Ok(Libraries {
             blas: CublasLt::find(folders)?,
-            dnn: Cudnn::find(folders).ok(),
+            dnn,
             folders: folders.to_vec(),
         })
     }

@@ -1,7 +1,7 @@
 //! The products of a program on a device: descriptions and algorithms made at load, launches.
 //!
-//! Owns what is ready of both libraries, the translation of [`Gemm`] to the library's descriptions and the demand for an algorithm. At a
-//! launch nothing is allocated, asked for or waited for.
+//! Owns what is ready of both libraries, the translation of [`Gemm`] to the library's descriptions and the
+//! demand for an algorithm. At a launch nothing is allocated, asked for or waited for.
 #![allow(unsafe_code)]
 
 use super::convolutions::{self, Planned};
