@@ -1,3 +1,5 @@
+//! Right training graphs are found right, wrong ones named; what proves nothing is not called wrong.
+
 use super::super::Options;
 use super::{GradientError, MOST_ERROR, Objective, Original, check_gradients};
 use crate::element::Element;
