@@ -34,8 +34,8 @@ ONNX Runtime cannot run is run by the `onnx` package's reference evaluator.
 
 MARKS = """\
 **Bold**: the fewest nodes among the verified files of a tool and its rivals. ✗: the outputs differ,
-or it does not run. ∞: only the run with NaN and infinities differs. ~: something of the interface is
-not kept.
+or it does not run. ∞: only the run with NaN and infinities differs. ~: something of the interface
+is not kept.
 """
 
 
