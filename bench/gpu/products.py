@@ -133,7 +133,8 @@ class ProductTable:
 
 def _order(candidate: Candidate) -> tuple[int, int]:
     kind, rank = candidate
-    return shorthaul.products.KINDS.index(kind), rank or 0
+    kinds = shorthaul.products.KINDS + shorthaul.products.ATTENTION_KINDS
+    return kinds.index(kind), rank or 0
 
 
 def _is_hopper() -> bool:

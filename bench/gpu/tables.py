@@ -6,9 +6,9 @@ cuBLASLt has through PyTorch, beside Shorthaul's kernel. Attention: PyTorch's ba
 bound: groups over working sets up to 1 GiB, with the bytes that must move.
 
 Before all this, every candidate for the products and convolutions of the networks and of these
-shapes, and of ResNet-50's windows, is timed in place, in training steps, and the table that
-programs are compiled with is written: to the file of `--table`, which `SHORTHAUL_CUDA_TABLE` then
-names.
+shapes, and of ResNet-50's windows, is timed in place, in training steps, and every candidate for
+attention; the table that programs are compiled with is written: to the file of `--table`, which
+`SHORTHAUL_CUDA_TABLE` then names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attention as attention_rows
 import step
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,7 @@ CONVOLUTIONS = [
 ]
 #: (batch, heads, length, head size).
 ATTENTION = [(8, 16, 512, 64), (96, 16, 128, 64), (2, 16, 2048, 64)]
+DRY_ATTENTION = (1, 2, 8, 8)
 BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 MEGABYTES = (1, 16, 256, 1024)
 
@@ -215,16 +217,22 @@ def memory_bound(bench: Bench, kind: str, n_bytes: int, width: int, dtype) -> di
 
 
 def products_of_models(bench: Bench, options, dtype, item) -> None:
-    """Writes the table of products and convolutions: the networks' first, then the shapes'."""
+    """Writes the table: products and convolutions of networks, those of shapes, attention."""
     table: ProductTable | None = None
 
-    def add(model: nn.Module, inputs: tuple) -> dict[str, Any]:
+    def made() -> ProductTable:
         nonlocal table
         if table is None:
             path = options.table or Path(options.out).with_name("products.json")
             table = ProductTable(bench, path, options.ranks or (1 if bench.is_dry else 8))
+        return table
+
+    def add(model: nn.Module, inputs: tuple) -> dict[str, Any]:
         torch.manual_seed(0)
-        return table.measure(model.to(bench.device), inputs, dtype)
+        return made().measure(model.to(bench.device), inputs, dtype)
+
+    def attended(shape: tuple[int, int, int, int], is_causal: bool) -> dict[str, Any]:
+        return attention_rows.measure(bench, made(), shape, is_causal, dtype)
 
     def network(n: step.Network) -> dict[str, Any]:
         torch.manual_seed(0)
@@ -255,6 +263,11 @@ def products_of_models(bench: Bench, options, dtype, item) -> None:
         for epilogue in ("none", "bias_relu"):
             name = f"table of a convolution {'x'.join(map(str, shape))} {epilogue}"
             item(name, lambda s=shape, e=epilogue: convolved(s, e))
+    for shape in [DRY_ATTENTION] if bench.is_dry else ATTENTION:
+        for is_causal in (False, True):
+            kind = "causal attention" if is_causal else "attention"
+            name = f"table of {kind} {'x'.join(map(str, shape))}"
+            item(name, lambda s=shape, c=is_causal: attended(s, c))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -276,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
         for epilogue in ("none", "bias", "bias_gelu"):
             name = f"product {'x'.join(map(str, shape))} {epilogue}"
             item(name, lambda s=shape, e=epilogue: product(bench, s, e, half))
-    for shape in [(1, 2, 8, 8)] if dry else ATTENTION:
+    for shape in [DRY_ATTENTION] if dry else ATTENTION:
         name = f"attention {'x'.join(map(str, shape))}"
         item(name, lambda s=shape: attention(bench, s, half))
     sizes = [(1 << 10, 32)] if dry else [(mb << 20, 1024) for mb in MEGABYTES]

@@ -4,6 +4,7 @@
 //! Owns the choice of architecture and the progress of compilation. Never launches: callers run the
 //! passes on the [`Machine`].
 
+use crate::attention::{self, ChosenAttention, Operators};
 use crate::error::CompileError;
 use crate::plan::{Plan, Step};
 use crate::report::Memory;
@@ -74,27 +75,36 @@ pub struct CudaExecutable {
     pub machine: Machine,
     /// How each kernel was made, in order.
     pub kernels: Vec<KernelInfo>,
+    /// What computes each attention of the model, where a table or the caller could choose.
+    pub attentions: Vec<ChosenAttention>,
 }
 
 impl Captured {
     /// CUDA kernels for the sizes the graph was captured with; `wrt` as for [`Captured::compile`].
     ///
     /// # Errors
-    /// A graph that has no kernels yet, no NVRTC, no device or one that there is no code for, no memory.
+    /// A graph that has no kernels yet, no NVRTC, no device or one that there is no code for, no memory;
+    /// an operator of PyTorch's was chosen, and `operators` says that there is none.
     pub fn compile_cuda(
         &self,
         wrt: &[usize],
         target: &CudaTarget<'_>,
         products: &ProductsBy,
+        operators: Operators,
         progress: &mut dyn Progress,
     ) -> Result<CudaExecutable, CompileError> {
-        let graph = self.graph();
+        let graph = &mut self.graph().clone();
+        let attentions = attention::choose(graph, self.hints(), products, wrt, operators)?;
         let step = match wrt {
             [] => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         };
         let plan = step.plan_for(self.hints(), Target::Cuda)?;
-        CudaExecutable::build(plan, target, products, progress)
+        let built = CudaExecutable::build(plan, target, products, progress)?;
+        Ok(CudaExecutable {
+            attentions,
+            ..built
+        })
     }
 }
 
@@ -119,7 +129,7 @@ impl CudaExecutable {
             (
                 _,
                 ProductsBy::Every {
-                    candidate: Candidate::Warpgroup(_),
+                    candidate: Candidate::Warpgroup(_) | Candidate::Attention(_),
                     ..
                 },
             ) => None,
@@ -136,7 +146,8 @@ impl CudaExecutable {
                 let launches = forward.launches.iter().chain(&backward.launches);
                 let kernels = &program.kernels;
                 let module =
-                    CudaModule::load(&device, kernels, &cubins, &constants, launches.clone())?;
+                    CudaModule::load(&device, kernels, &cubins, &constants, launches.clone())?
+                        .with_calls(&program.calls);
                 Machine::Device(match libraries.filter(|_| !program.products.is_empty()) {
                     Some(found) => module.with_products(&found, &program.products, launches)?,
                     None => module,
@@ -147,6 +158,7 @@ impl CudaExecutable {
                 let mut ready = |done, total| report(progress, "kernels", done, total, start);
                 let emulated = Emulated::compile(&program.kernels, constants, *seed, &mut ready);
                 let emulated = emulated.map_err(CudaError::from)?;
+                let emulated = emulated.with_calls(&program.calls);
                 Machine::Emulated(emulated.with_products(&program.products))
             }
             (CudaTarget::Device { .. }, None) => return Err(CudaError::NoDriver.into()),
@@ -158,6 +170,7 @@ impl CudaExecutable {
             forward,
             backward,
             machine,
+            attentions: Vec::new(),
         })
     }
 
@@ -228,7 +241,10 @@ fn chosen(
                 (Some(device), Some(found)) => {
                     let (device, found) = (Arc::clone(device), Arc::clone(found));
                     let bytes = *workspace_bytes;
-                    Offers::of(move |operation, most| device.offers(&found, operation, bytes, most))
+                    Offers::of(move |operation, most| {
+                        let offered = device.offers(&found, operation, bytes, most);
+                        offered.map_err(|error| error.to_string())
+                    })
                 }
                 _ => Offers::default(),
             },
@@ -267,6 +283,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             n_launches: map.n_launches,
             reads,
             writes,
+            bytes_copied: map.bytes_copied,
             choice: (map.product.as_ref())
                 .filter(|_| with_choices)
                 .map(ToString::to_string),

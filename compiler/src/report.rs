@@ -38,6 +38,9 @@ pub struct Report {
     /// Fusion's refusals in sentences, those first that would have saved most; at most
     /// [`MAX_REFUSALS`].
     pub refusals: Vec<String>,
+    /// What computes each attention of the model, and why, where a table or the caller could choose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attentions: Vec<String>,
 }
 
 /// One kernel in numbers.
@@ -59,6 +62,9 @@ pub struct KernelReport {
     pub bytes_written: i64,
     /// Of both, bytes of the step's own inputs, parameters and outputs: the rest is intermediate.
     pub bytes_least: i64,
+    /// Bytes moved besides: results of somebody else's operator, copied to their places.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub bytes_copied: i64,
     /// Arithmetic operations.
     pub operations: u64,
     /// What computes it of several candidates, and why, where a table or the caller chose.
@@ -112,6 +118,7 @@ impl Report {
                     bytes_read: bytes(graph, &info.reads),
                     bytes_written: bytes(graph, &info.writes),
                     bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
+                    bytes_copied: info.bytes_copied as i64,
                     operations: info.flops,
                     choice: info.choice.clone(),
                 }
@@ -119,15 +126,27 @@ impl Report {
             .collect();
         let applied = plan.decisions.iter().filter(|d| d.applied);
         Report {
-            bytes_moved: reports.iter().map(|k| k.bytes_read + k.bytes_written).sum(),
+            bytes_moved: reports.iter().map(KernelReport::bytes_moved).sum(),
             bytes_least: lower_bound(graph),
             operations: reports.iter().map(|k| k.operations).sum(),
             kernels: reports,
             memory,
             bytes_saved: applied.map(|d| d.bytes).sum(),
             refusals: refusals(plan),
+            attentions: Vec::new(),
         }
     }
+}
+
+impl KernelReport {
+    fn bytes_moved(&self) -> i64 {
+        self.bytes_read + self.bytes_written + self.bytes_copied
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde asks by reference
+fn is_zero(n: &i64) -> bool {
+    *n == 0
 }
 
 /// What fusion refused although it would have saved bytes, each sentence once.

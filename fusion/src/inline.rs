@@ -15,8 +15,8 @@ use crate::unit::{
     unit, unit_tasklet_mut,
 };
 use graph::{
-    Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, Reduction, SymExpr,
-    Symbol, Tasklet, Unary,
+    Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Reduction,
+    SymExpr, Symbol, Tasklet, Unary,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +48,8 @@ enum Obstacle {
     DataPosition,
     #[error("the step returns it")]
     Returned,
+    #[error("an operator that is no kernel of ours reads it from memory")]
+    Called,
     #[error("reading what it is made of again would move {0} bytes more")]
     Traffic(i64),
 }
@@ -167,6 +169,9 @@ fn inlined_node(
     id: ContainerId,
     reader: &Node,
 ) -> Result<Node, Obstacle> {
+    if matches!(&reader.kind, NodeKind::Library(l) if l.computed_by().is_some()) {
+        return Err(Obstacle::Called);
+    }
     let (Some(def), Some((map, tasklet))) = (definition(graph, producer, id), unit(reader)) else {
         return Err(Obstacle::Returned);
     };

@@ -3,11 +3,13 @@
 //! [`expand`] rewrites operators as maps, merges containers across reshapes and inlines what is
 //! cheaper to compute again than to store. [`fuse`] groups the resulting units into kernels, for
 //! forward and backward together, products that only their kernel needs included where the target
-//! has such kernels. Both need constant sizes. Between them the layouts room decides
+//! has such kernels. What somebody else's operator computes stays whole, on views of containers. Both
+//! need constant sizes. Between them the layouts room decides
 //! the order of dimensions, since what may share a loop depends on what is contiguous. What
 //! was applied is recorded with the bytes it saves, what was refused with the reason. Papers: arXiv
 //! 1902.10345 (map fusion), 2007.00072 (fusion by data movement).
 
+mod call;
 mod chain;
 mod decision;
 mod group;
@@ -70,6 +72,7 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     require_constant_sizes(&graph)?;
     // Which input a result replaces concerns the caller, and the shapes before dimensions are split.
     graph.outputs.iter_mut().for_each(|o| o.updates = None);
+    call::separate(&mut graph);
     ops::expand_all(&mut graph)?;
     let mut decisions = Vec::new();
     let mut nodes = take_nodes(&mut graph)?;
@@ -85,6 +88,7 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     // is computed in their place.
     inline::inline_movement(&graph, &mut nodes);
     write_once::drop_idle_conflicts(&graph, &mut nodes);
+    call::absorb(&graph, &mut nodes, &mut decisions);
     inline::inline(&graph, &mut nodes, &mut decisions);
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })

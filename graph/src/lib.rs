@@ -6,6 +6,7 @@
 
 mod bind;
 mod build;
+mod called;
 mod compact;
 mod derive;
 mod dtype;
@@ -29,6 +30,7 @@ mod verify;
 
 pub use bind::{BindError, complete_bindings, infer_bindings};
 pub use build::Builder;
+pub use called::{Operand, View};
 pub use dtype::DType;
 pub use expr::{Binary, Expr, Scalar, Unary};
 pub use graph::{

@@ -80,6 +80,8 @@ pub struct KernelInfo {
     pub reads: Vec<ContainerId>,
     /// Containers it writes to memory, each once.
     pub writes: Vec<ContainerId>,
+    /// Bytes moved besides, to put the results of somebody else's operator in their places.
+    pub bytes_copied: u64,
     /// What computes it of several candidates, and why, where a table or the caller chose.
     pub choice: Option<String>,
 }
@@ -289,6 +291,7 @@ impl Lowering {
             n_launches,
             reads,
             writes,
+            bytes_copied: 0,
             choice: None,
         });
         self.kernels.len() - 1

@@ -365,7 +365,7 @@ fn what_the_library_does_not_offer_stays_ours() {
         let products = Products::Every {
             candidate,
             workspace_bytes: 64,
-            offers: Offers::of(move |operation, most| offered(operation.finish()).min(most)),
+            offers: Offers::of(move |operation, most| Ok(offered(operation.finish()).min(most))),
         };
         paths(&lower_with(&graph, &products).unwrap())
     };

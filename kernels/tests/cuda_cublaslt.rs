@@ -6,12 +6,11 @@ mod recorders;
 
 use graph::DType;
 use kernels::cuda::CudaError;
-use kernels::cuda::Work;
 use kernels::cuda::device::{CublasLt, CudaModule, Device, Libraries};
 use kernels::cuda::machine::Addresses;
-use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
+use kernels::cuda::passes::{Pass, PlacedLaunch};
 use kernels::cuda::vendor::{Compute, Finish, Gemm, Matrix, Operation, Product};
-use kernels::run::{BufferRef, ExternalSpec};
+use kernels::run::BufferRef;
 use recorders::Recorders;
 
 /// `[4, 16] x [8, 16]ᵀ + bias` in bf16, row-major, from the third row of its first factor on.
@@ -62,25 +61,12 @@ fn products() -> Vec<Product> {
 }
 
 fn launch(product: usize, args: &[BufferRef], line: u32) -> PlacedLaunch {
-    let argument = |at: &BufferRef| Argument {
-        at: *at,
-        bytes: 64,
-        name: "t".into(),
-    };
-    PlacedLaunch {
-        work: Work::Product(product),
-        grid: [1, 1, 1],
-        dynamic_shared_bytes: 0,
-        args: args.iter().map(argument).collect(),
-        writes_saved: false,
-        origin: format!("layers.{product} (net.py:{line})"),
-    }
+    recorders::launch(product, args, format!("layers.{product} (net.py:{line})"))
 }
 
 /// The first product twice, with other biases, then the second on what they made.
 fn pass() -> Pass {
     use BufferRef::{Arena, External, Saved};
-    let external = |written| ExternalSpec { bytes: 64, written };
     Pass {
         launches: vec![
             launch(
@@ -95,12 +81,7 @@ fn pass() -> Pass {
             ),
             launch(1, &[External(1), Saved(64), External(3), Arena(4096)], 6),
         ],
-        externals: vec![
-            external(false),
-            external(false),
-            external(false),
-            external(true),
-        ],
+        externals: recorders::externals(4, 3),
         arena_bytes: 4096 + WORKSPACE,
         saved_bytes: 128,
     }
@@ -116,7 +97,7 @@ const ADDRESSES: Addresses<'static> = Addresses {
 fn load(recorders: &Recorders) -> Result<CudaModule, CudaError> {
     let device = Device::open(0)?;
     let libraries = Libraries::find(&[recorders.folder()])?;
-    assert_eq!(libraries.cublaslt_version(), "13.4.1");
+    assert_eq!(libraries.cublaslt_version(), Some("13.4.1"));
     let pass = pass();
     let module = CudaModule::load(&device, &[], &[], &[], pass.launches.iter())?;
     module.with_products(&libraries, &products(), pass.launches.iter())
@@ -273,16 +254,14 @@ fn offers_are_counted() {
     let libraries = Libraries::find(&[recorders.folder()]).unwrap();
     let plain = Operation::Gemm(gemm(Finish::Nothing));
     let offered = |workspace, most| device.offers(&libraries, &plain, workspace, most);
-    assert_eq!(
-        (offered(WORKSPACE, 8), offered(WORKSPACE, 3), offered(0, 8)),
-        (5, 3, 1)
-    );
+    for (workspace, most, wanted) in [(WORKSPACE, 8, 5), (WORKSPACE, 3, 3), (0, 8, 1)] {
+        assert_eq!(offered(workspace, most).unwrap(), wanted);
+    }
     recorders.fail_blas("cublasLtMatmulDescCreate", 13);
-    assert_eq!(
-        offered(WORKSPACE, 8),
-        0,
-        "what it refuses it does not offer"
-    );
+    let refused = offered(WORKSPACE, 8).unwrap_err().to_string();
+    let said =
+        "cuBLASLt failed in cublasLtMatmulDescCreate on cuda:0: CUBLAS_STATUS_EXECUTION_FAILED (as";
+    assert!(refused.starts_with(said), "{refused}");
 }
 
 #[test]
@@ -315,27 +294,39 @@ fn an_algorithm_that_is_not_offered_is_told() {
 
 #[test]
 fn a_folder_without_the_library_is_told() {
-    let _turn = Recorders::new();
-    let empty = tempfile::tempdir().unwrap();
-    let damaged = tempfile::tempdir().unwrap();
-    std::fs::write(damaged.path().join("libcublasLt.so.13"), "no library").unwrap();
-    let find = |folder: &tempfile::TempDir| CublasLt::find(&[folder.path().to_path_buf()]);
-    let error = find(&damaged).err().unwrap();
+    let recorders = Recorders::new();
+    let names = ("SHORTHAUL_CUBLASLT", "libcublasLt.so.13");
+    let [damaged, _] = recorders.of_wrong_folders(names, CublasLt::find);
     assert!(
-        matches!(error, CudaError::CublasLtUnusable { .. }),
-        "{error}"
+        matches!(damaged, CudaError::LibraryUnusable { .. }),
+        "{damaged}"
     );
-    assert!(error.to_string().contains("too short"), "{error}");
-    // Where the system has one it is found after the folders.
-    if let Some(error) = find(&empty).err() {
-        let message = error.to_string();
-        assert!(
-            message.starts_with("cuBLASLt (libcublasLt.so) was not found; looked in "),
-            "{message}"
-        );
-        assert!(
-            message.contains(&*empty.path().to_string_lossy()),
-            "{message}"
-        );
-    }
+    assert!(damaged.to_string().contains("too short"), "{damaged}");
+    recorders.of_wrong_folders(names, Libraries::find);
+}
+
+/// Convolutions need no cuBLASLt, so it is missed by the first product.
+#[test]
+fn a_library_that_is_not_there_is_missed_by_its_product() {
+    let recorders = Recorders::new();
+    let folders = [recorders.folder()];
+    let libraries = Libraries::of(None, None, &folders);
+    assert_eq!(libraries.cublaslt_version(), None);
+    let device = Device::open(0).unwrap();
+    let pass = pass();
+    let load = |products: &[Product]| {
+        let module = CudaModule::load(&device, &[], &[], &[], pass.launches.iter()).unwrap();
+        module.with_products(&libraries, products, pass.launches.iter())
+    };
+    load(&[]).map(drop).unwrap();
+    let message = load(&products()).err().unwrap().to_string();
+    let said = format!(
+        "product {} (of layers.0 (net.py:3)) was to be cuBLASLt's, but cuBLASLt (libcublasLt.so) was not \
+         found; looked in {} and the loader's folders. Install ",
+        gemm(Finish::Nothing),
+        folders[0].display()
+    );
+    assert!(message.starts_with(&said), "{message}");
+    let offers = device.offers(&libraries, &products()[0].operation, 0, 1);
+    assert!(matches!(offers, Err(CudaError::NoLibrary { .. })));
 }

@@ -5,12 +5,12 @@
 mod recorders;
 
 use graph::DType;
+use kernels::cuda::CudaError;
 use kernels::cuda::device::{CudaModule, Cudnn, Device, Libraries};
 use kernels::cuda::machine::Addresses;
-use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
+use kernels::cuda::passes::Pass;
 use kernels::cuda::vendor::{Array, Convolution, Direction, Finish, Operation, Product};
-use kernels::cuda::{CudaError, Work};
-use kernels::run::{BufferRef, ExternalSpec};
+use kernels::run::BufferRef;
 use recorders::Recorders;
 
 /// 3x3 over `[2, 8, 6, 6]` to 16 channels; filters begin 32 elements behind their buffer's start.
@@ -39,6 +39,7 @@ fn convolution(direction: Direction, dtype: DType, finish: Finish) -> Convolutio
 }
 
 const WORKSPACE: usize = 4 << 20;
+const ORIGIN: &str = "layer1.0.conv2 (net.py:3)";
 
 fn product(convolution: Convolution, rank: usize) -> Product {
     let operation = Operation::Convolution(convolution);
@@ -50,26 +51,9 @@ fn pass(product: &Product) -> Pass {
     let externals = product.params.len() - 1;
     let mut at: Vec<BufferRef> = (0..externals).map(BufferRef::External).collect();
     at.push(BufferRef::Arena(4096));
-    let argument = |at: &BufferRef| Argument {
-        at: *at,
-        bytes: 64,
-        name: "t".into(),
-    };
     Pass {
-        launches: vec![PlacedLaunch {
-            work: Work::Product(0),
-            grid: [1, 1, 1],
-            dynamic_shared_bytes: 0,
-            args: at.iter().map(argument).collect(),
-            writes_saved: false,
-            origin: "layer1.0.conv2 (net.py:3)".into(),
-        }],
-        externals: (0..externals)
-            .map(|slot| ExternalSpec {
-                bytes: 64,
-                written: slot == 2,
-            })
-            .collect(),
+        launches: vec![recorders::launch(0, &at, ORIGIN.into())],
+        externals: recorders::externals(externals, 2),
         arena_bytes: 4096 + WORKSPACE,
         saved_bytes: 0,
     }
@@ -112,7 +96,10 @@ fn loaded(recorders: &Recorders) -> Vec<String> {
 fn a_graph_is_described_at_load() {
     let recorders = Recorders::new();
     let forward = convolution(Direction::Forward, DType::BF16, Finish::Nothing);
-    let module = load(&recorders, &product(forward, 0)).unwrap();
+    // No other test has looked for plans in a workspace of this size.
+    let operation = Operation::Convolution(forward);
+    let product = Product::new("sh_p0".into(), operation, 0, WORKSPACE - 64);
+    let module = load(&recorders, &product).unwrap();
     // Three arrays: number, bf16, sizes, strides, alignment, in memory. The second begins 64 bytes
     // behind its buffer's start, which is as well aligned.
     let arrays = [
@@ -293,19 +280,90 @@ fn ranks_count_what_computes_the_same_sums() {
     let offered = |dtype, workspace, most| {
         let convolution = convolution(Direction::Forward, dtype, Finish::Nothing);
         let operation = Operation::Convolution(convolution);
-        device.offers(&libraries, &operation, workspace, most)
+        let offered = device.offers(&libraries, &operation, workspace, most);
+        offered.map_err(|error| error.to_string())
     };
-    assert_eq!(offered(DType::BF16, WORKSPACE, 8), 3);
-    assert_eq!(offered(DType::BF16, WORKSPACE, 2), 2);
-    assert_eq!(offered(DType::BF16, 0, 8), 2);
-    assert_eq!(offered(DType::BF16, 1 << 31, 8), 4);
-    assert_eq!(offered(DType::F32, WORKSPACE, 8), 1);
+    assert_eq!(offered(DType::BF16, WORKSPACE, 8), Ok(3));
+    assert_eq!(offered(DType::BF16, WORKSPACE, 2), Ok(2));
+    assert_eq!(offered(DType::BF16, 0, 8), Ok(2));
+    assert_eq!(offered(DType::BF16, 1 << 31, 8), Ok(4));
+    assert_eq!(offered(DType::F32, WORKSPACE, 8), Ok(1));
     recorders.fail_dnn("cudnnBackendFinalize", 3000);
+    let refused = offered(DType::F16, 64, 8).unwrap_err();
     assert_eq!(
-        offered(DType::F32, WORKSPACE, 8),
-        0,
-        "what it refuses it does not offer"
+        refused,
+        "cuDNN failed in cudnnBackendFinalize on cuda:0: CUDNN_BACKEND_TENSOR_DESCRIPTOR: \
+         CUDNN_STATUS_NOT_SUPPORTED (as the test asked)"
     );
+}
+
+/// A plan may take seconds to make: to measure every rank makes it once when it is counted and once when it is
+/// loaded, and a table that is measured makes only what it loads.
+#[test]
+fn plans_are_not_made_again_to_be_counted() {
+    let recorders = Recorders::new();
+    let device = Device::open(0).unwrap();
+    let libraries = Libraries::find(&[recorders.folder()]).unwrap();
+    let convolution = convolution(Direction::Data, DType::BF16, Finish::Nothing);
+    let operation = Operation::Convolution(convolution);
+    let workspace = WORKSPACE - 128;
+    let mut made = Vec::new();
+    for rank in 0..5 {
+        recorders.reset();
+        let offered = device.offers(&libraries, &operation, workspace, rank + 1);
+        if offered.unwrap() > rank {
+            let product = Product::new("sh_p0".into(), operation.clone(), rank, workspace);
+            drop(load(&recorders, &product).unwrap());
+        }
+        let is_plan = |line: &&String| line.starts_with("finalize 5 ");
+        made.push(recorders.dnn_log().iter().filter(is_plan).count());
+    }
+    // Engines 1 and 2; 4, which wants too much, and 5; no more.
+    assert_eq!(made, [2, 2, 3, 0, 0]);
+}
+
+#[test]
+fn one_thread_at_a_time_uses_the_handle() {
+    let recorders = Recorders::new();
+    let [forward, data, filter] = [Direction::Forward, Direction::Data, Direction::Filter]
+        .map(|direction| product(convolution(direction, DType::F16, Finish::Nothing), 1));
+    let module = load(&recorders, &forward).unwrap();
+    recorders.slow_dnn();
+    std::thread::scope(|scope| {
+        for product in [&data, &filter] {
+            let recorders = &recorders;
+            scope.spawn(move || drop(load(recorders, product).unwrap()));
+        }
+        for _ in 0..10 {
+            run(&module, &forward, 1).unwrap();
+        }
+    });
+    assert_eq!(recorders.dnn_overlaps(), 0);
+}
+
+/// Where nothing is offered since something fails, the library's words are told; nothing of it is remembered.
+#[test]
+fn what_the_library_says_is_kept_where_nothing_is_found() {
+    let recorders = Recorders::new();
+    let filter = convolution(Direction::Filter, DType::F16, Finish::Nothing);
+    let operation = Operation::Convolution(filter);
+    let product = Product::new("sh_p0".into(), operation, 0, WORKSPACE - 192);
+    let device = Device::open(0).unwrap();
+    let libraries = Libraries::find(&[recorders.folder()]).unwrap();
+    for (kind, name) in [(4, "ENGINEHEUR"), (5, "EXECUTION_PLAN")] {
+        recorders.break_dnn(kind, 3000);
+        let words = format!(
+            "CUDNN_BACKEND_{name}_DESCRIPTOR: CUDNN_STATUS_NOT_SUPPORTED (as the test asked)"
+        );
+        let message = load(&recorders, &product).err().unwrap().to_string();
+        let said = format!("(of {ORIGIN}) on cuda:0: {words}");
+        assert!(message.contains(&said), "{message}");
+        let offered = device.offers(&libraries, &product.operation, WORKSPACE - 192, 8);
+        let message = offered.unwrap_err().to_string();
+        assert!(message.ends_with(&words), "{message}");
+        recorders.reset();
+    }
+    load(&recorders, &product).map(drop).unwrap();
 }
 
 #[test]
@@ -319,7 +377,7 @@ fn what_the_library_refuses_names_the_convolution_and_its_origin() {
     recorders.fail_dnn("cudnnBackendFinalize", 3000);
     let message = load(&recorders, &product).err().unwrap().to_string();
     let said = format!(
-        "cuDNN failed in cudnnBackendFinalize for product {text} (of layer1.0.conv2 (net.py:3)) on cuda:0: \
+        "cuDNN failed in cudnnBackendFinalize for product {text} (of {ORIGIN}) on cuda:0: \
          CUDNN_BACKEND_TENSOR_DESCRIPTOR: CUDNN_STATUS_NOT_SUPPORTED (as the test asked). Leave the table"
     );
     assert!(message.starts_with(&said), "{message}");
@@ -372,19 +430,38 @@ fn a_rank_that_is_not_offered_is_told() {
 
 #[test]
 fn a_folder_without_the_library_is_told() {
-    let _turn = Recorders::new();
-    let damaged = tempfile::tempdir().unwrap();
-    std::fs::write(damaged.path().join("libcudnn.so.9"), "no library").unwrap();
-    let error = Cudnn::find(&[damaged.path().to_path_buf()]).err().unwrap();
-    assert!(matches!(error, CudaError::CudnnUnusable { .. }), "{error}");
-    assert!(error.to_string().contains("set SHORTHAUL_CUDNN"), "{error}");
-    let empty = tempfile::tempdir().unwrap();
-    // Where the system has one it is found after the folders.
-    if let Some(error) = Cudnn::find(&[empty.path().to_path_buf()]).err() {
-        let message = error.to_string();
-        assert!(
-            message.starts_with("cuDNN (libcudnn.so) was not found; looked in "),
-            "{message}"
-        );
-    }
+    let recorders = Recorders::new();
+    let names = ("SHORTHAUL_CUDNN", "libcudnn.so.9");
+    let [damaged, _] = recorders.of_wrong_folders(names, Cudnn::find);
+    assert!(
+        matches!(damaged, CudaError::LibraryUnusable { .. }),
+        "{damaged}"
+    );
+    let message = damaged.to_string();
+    assert!(message.contains("set SHORTHAUL_CUDNN"), "{message}");
+    recorders.of_wrong_folders(names, Libraries::find);
+}
+
+/// Products need no cuDNN, so it is missed by the first convolution.
+#[test]
+fn a_library_that_is_not_there_is_missed_by_its_convolution() {
+    let recorders = Recorders::new();
+    let folders = [recorders.folder()];
+    let libraries = Libraries::of(None, None, &folders);
+    let product = product(
+        convolution(Direction::Data, DType::BF16, Finish::Nothing),
+        0,
+    );
+    let pass = pass(&product);
+    let device = Device::open(0).unwrap();
+    let module = CudaModule::load(&device, &[], &[], &[], pass.launches.iter()).unwrap();
+    let products = std::slice::from_ref(&product);
+    let missed = module.with_products(&libraries, products, pass.launches.iter());
+    let message = missed.err().unwrap().to_string();
+    let said = format!(
+        "product {} (of {ORIGIN}) was to be cuDNN's, but cuDNN (libcudnn.so) was not found; looked in {} and",
+        product.operation,
+        folders[0].display()
+    );
+    assert!(message.starts_with(&said), "{message}");
 }

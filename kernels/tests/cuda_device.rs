@@ -251,7 +251,7 @@ fn what_the_copy_engine_reads_is_encoded_for_each_launch() {
         offset: 8,
         sizes: [64, 40, 3],
         strides: [72, 2880],
-        lines: 128,
+        lines: [128, 1],
     });
     let (pass, cubins) = (pass(), [cubin(device.arch())]);
     let launches = pass.launches.iter();

@@ -1,7 +1,7 @@
 /* A CUDA driver without a device: records the calls that Shorthaul makes and fails where a test asks.
 
    Device memory is the host's. A call is recorded as one line. mock_fail(call, code, after) lets the
-   call fail with a code once it was made `after` times more. */
+   call fail with a code once it was made `after` times more. With OLD_DRIVER it is one for CUDA 11.8. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -53,7 +53,11 @@ void mock_capturing(int is) { capturing = is; }
 void mock_current(int ordinal) { current = ordinal < 0 ? NULL : &contexts[ordinal]; }
 
 int cuInit(unsigned flags) { return note("cuInit", " %u", flags); }
+#ifdef OLD_DRIVER
+int cuDriverGetVersion(int *version) { *version = 11080; return 0; }
+#else
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+#endif
 int cuDeviceGetCount(int *n) { *n = device_count; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int n, int device) {
@@ -143,12 +147,39 @@ int cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, un
     return note("cuLaunchKernel", " %s grid %u %u %u block %u %u %u shared %u stream %zu args%s", f->name,
                 gx, gy, gz, bx, by, bz, shared, (size_t)stream, args);
 }
+#ifndef OLD_DRIVER
+/* Which of cuda.h's conditions for 16-bit elements in swizzled lines of 128 bytes a map does not keep. */
+static const char *broken(const void *map, int type, unsigned rank, uint64_t address, const uint64_t *sizes,
+                          const uint64_t *strides, const unsigned *box, const unsigned *steps) {
+    if ((uint64_t)(uintptr_t)map % 64) return "map";
+    if (type != 6 && type != 9) return "type";
+    if (rank < 1 || rank > 5) return "rank";
+    if (address % 16) return "address";
+    for (unsigned i = 0; i < rank; i++) {
+        if (!sizes[i] || sizes[i] > 1ull << 32) return "size";
+        if (!box[i] || box[i] > 256) return "box";
+        if (!steps[i] || steps[i] > 8) return "step";
+    }
+    for (unsigned i = 0; i + 1 < rank; i++)
+        if (strides[i] % 16 || strides[i] >= 1ull << 40) return "stride";
+    if (strides[0] < sizes[0] * 2) return "line";
+    for (unsigned i = 1; i + 1 < rank; i++)
+        if (strides[i] % strides[i - 1] || strides[i] / strides[i - 1] < sizes[i]) return "plane";
+    if (box[0] * 2 % 16 || box[0] * 2 > 128) return "line of a box";
+    return NULL;
+}
 /* A map holds the address first, so that a launch's line shows it. */
 int cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave,
                            int swizzle, int promotion, int beyond) {
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    const char *problem = broken(map, type, rank, at, sizes, strides, box, steps);
+    if (problem) {
+        note("cuTensorMapEncodeTiled", " refused: %s", problem);
+        return 1;
+    }
     memset(map, 0, 128);
-    map[0] = (uint64_t)(uintptr_t)address;
+    map[0] = at;
     return note("cuTensorMapEncodeTiled",
                 " type %d rank %u at %llx sizes %llu %llu %llu strides %llu %llu box %u %u %u steps %u %u %u "
                 "interleave %d swizzle %d promotion %d beyond %d",
@@ -157,6 +188,7 @@ int cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, void *address
                 (unsigned long long)strides[1], box[0], box[1], box[2], steps[0], steps[1], steps[2], interleave,
                 swizzle, promotion, beyond);
 }
+#endif
 int cuGetErrorName(int code, const char **text) {
     *text = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
           : code == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : "CUDA_ERROR_INVALID_VALUE";

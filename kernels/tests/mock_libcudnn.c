@@ -9,18 +9,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static char log_text[1 << 20];
 static size_t log_bytes;
 static char fail_call[64];
-static int fail_status, n_alive, n_made;
+static int fail_status, n_alive, n_made, broken_kind, broken_status;
 
+static char is_writing;
 static void put(const char *format, ...) {
     va_list args;
+    while (__atomic_test_and_set(&is_writing, __ATOMIC_ACQUIRE)) usleep(1);
     va_start(args, format);
     log_bytes += vsnprintf(log_text + log_bytes, sizeof log_text - log_bytes, format, args);
     va_end(args);
+    __atomic_clear(&is_writing, __ATOMIC_RELEASE);
 }
+/* A handle is for one thread at a time. Calls that use it take a while if asked to; those that found
+   another one under way are counted. */
+static int is_slow, n_inside, n_overlaps;
+static void enter(void) {
+    if (__atomic_fetch_add(&n_inside, 1, __ATOMIC_SEQ_CST)) __atomic_fetch_add(&n_overlaps, 1, __ATOMIC_SEQ_CST);
+    if (is_slow) usleep(300);
+}
+static void leave(void) { __atomic_fetch_sub(&n_inside, 1, __ATOMIC_SEQ_CST); }
 /* Ends a line; the status of the call. */
 static int done(const char *call) {
     put("\n");
@@ -33,7 +45,13 @@ static int done(const char *call) {
 }
 
 const char *mock_log(void) { return log_text; }
-void mock_reset(void) { log_bytes = 0, log_text[0] = 0, fail_status = 0, n_made = 0; }
+void mock_reset(void) {
+    log_bytes = 0, log_text[0] = 0, fail_status = 0, n_made = 0, broken_status = 0, is_slow = 0, n_overlaps = 0;
+}
+/* From now on descriptors of a kind cannot be finalized. */
+void mock_break(int kind, int status) { broken_kind = kind, broken_status = status; }
+void mock_slow(void) { is_slow = 1; }
+int mock_overlaps(void) { return n_overlaps; }
 /* Descriptors made and not yet given back. */
 int mock_alive(void) { return n_alive; }
 void mock_fail(const char *call, int status) {
@@ -53,11 +71,13 @@ int cudnnCreate(void **handle) {
     return done("cudnnCreate");
 }
 int cudnnSetStream(void *handle, void *stream) {
+    enter();
     put("cudnnSetStream %zx %zu", (size_t)handle, (size_t)stream);
+    leave();
     return done("cudnnSetStream");
 }
 
-enum { ENGINE = 2, ENGINECFG = 3, HEURISTIC = 4, PLAN = 5, PACK = 16 };
+enum { ENGINE = 2, ENGINECFG = 3, HEURISTIC = 4, PLAN = 5, GRAPH = 15, PACK = 16 };
 struct object {
     int kind, number, engine, mode, n;
     uint64_t ids[8], addresses[8], workspace;
@@ -66,16 +86,20 @@ struct object {
 int cudnnBackendCreateDescriptor(int kind, struct object **object) {
     *object = calloc(1, sizeof **object);
     (*object)->kind = kind;
-    (*object)->number = ++n_made;
-    n_alive++;
+    (*object)->number = __atomic_add_fetch(&n_made, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&n_alive, 1, __ATOMIC_SEQ_CST);
     return 0;
 }
 int cudnnBackendDestroyDescriptor(struct object *object) {
     free(object);
-    n_alive--;
+    __atomic_fetch_sub(&n_alive, 1, __ATOMIC_SEQ_CST);
     return 0;
 }
 int cudnnBackendFinalize(struct object *object) {
+    if (object->kind == HEURISTIC || object->kind == PLAN || object->kind == GRAPH)
+        enter(), leave();
+    if (broken_status && object->kind == broken_kind)
+        return broken_status;
     if (object->kind == PLAN && object->engine == 3)
         return 3000;
     put("finalize %d #%d", object->kind, object->number);
@@ -116,7 +140,9 @@ int cudnnBackendSetAttribute(struct object *object, int attribute, int type, int
 
 int cudnnBackendGetAttribute(struct object *object, int attribute, int type, int64_t most, int64_t *n, void *values) {
     (void)type;
-    if (attribute == 202) { /* Results: engines 0 to 4, or for fallback (mode 2) the one with number 5. */
+    if (attribute == 202) {
+        enter(), leave();
+        /* Results: engines 0 to 4, or for fallback (mode 2) the one with number 5. */
         int first = object->mode == 2 ? 5 : 0, count = object->mode == 2 ? 1 : 5;
         *n = count;
         for (int i = 0; i < most && i < count; i++)
@@ -144,6 +170,7 @@ int cudnnBackendGetAttribute(struct object *object, int attribute, int type, int
 }
 
 int cudnnBackendExecute(void *handle, struct object *plan, struct object *pack) {
+    enter(), leave();
     put("execute %zx engine %d", (size_t)handle, plan->engine);
     for (int i = 0; i < pack->n; i++)
         put(" %llu at %llx", (unsigned long long)pack->ids[i], (unsigned long long)pack->addresses[i]);

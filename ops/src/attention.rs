@@ -21,17 +21,19 @@ pub struct Attention;
 /// Letters for leading dimensions; rows, columns and widths have letters of their own.
 const LEADING: &str = "abcfgh";
 
-struct Plan {
+/// Shapes and attributes; the first inputs of the call are q, k, v and the mask.
+pub(crate) struct Plan {
     leading: Vec<SymExpr>,
-    scores: Vec<SymExpr>,
-    y: TensorType,
-    scale: Expr,
+    /// `[…, L, M]`
+    pub(crate) scores: Vec<SymExpr>,
+    pub(crate) y: TensorType,
+    pub(crate) scale: Expr,
     causal: bool,
     dropout: f64,
 }
 
 impl Plan {
-    fn of(call: &Call) -> Result<Plan, OpError> {
+    pub(crate) fn of(call: &Call) -> Result<Plan, OpError> {
         let (q, k, v) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let rank = q.rank();
         let fits = (2..=LEADING.len() + 2).contains(&rank)
@@ -82,13 +84,14 @@ impl Plan {
         })
     }
 
-    fn equation(&self, a: &str, b: &str, y: &str) -> Attr {
+    /// An equation over letters of rows and widths, the leading dimensions added.
+    pub(crate) fn equation(&self, a: &str, b: &str, y: &str) -> Attr {
         let lead = &LEADING[..self.leading.len()];
         Attr::Str(format!("{lead}{a},{lead}{b}->{lead}{y}"))
     }
 
     /// The scores scaled and masked; `In(1)` is the mask.
-    fn masked(&self, mask: Option<DType>) -> Expr {
+    pub(crate) fn masked(&self, mask: Option<DType>) -> Expr {
         let scaled = Expr::In(0).mul(self.scale.clone());
         let never = || Expr::float(f64::NEG_INFINITY);
         let mut value = match mask {
@@ -110,8 +113,8 @@ impl Plan {
         Ok(attrs([("p", Attr::Float(self.dropout)), ("id", id)]))
     }
 
-    /// The probabilities, row-major in the shape of the scores.
-    fn probabilities(
+    /// The scores scaled and masked, row-major, and their shape.
+    pub(crate) fn masked_scores(
         &self,
         call: &Call,
         inputs: &[Option<&Tensor>],
@@ -123,7 +126,7 @@ impl Plan {
         let n = shape.len();
         let width = q.shape[n - 1];
         let scale = call.float_or("scale", 1.0 / (width as f64).sqrt())?;
-        let mut p = Vec::new();
+        let mut scores = Vec::new();
         for_each_index(&shape, |index| {
             let row = |m: usize| [&index[..n - 2], &[index[m]]].concat();
             let start = |m: usize, of: &Tensor| ravel(&row(m), &of.shape[..n - 1]) * width;
@@ -141,9 +144,19 @@ impl Plan {
             if self.causal && index[n - 1] > index[n - 2] {
                 score = f64::NEG_INFINITY;
             }
-            p.push(score);
+            scores.push(score);
         });
-        for row in p.chunks_mut(shape[n - 1].max(1)) {
+        Ok((scores, shape))
+    }
+
+    /// The probabilities, row-major in the shape of the scores.
+    fn probabilities(
+        &self,
+        call: &Call,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<(Vec<f64>, Vec<usize>), OpError> {
+        let (mut p, shape) = self.masked_scores(call, inputs)?;
+        for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if max == f64::NEG_INFINITY {
                 row.fill(0.0);
@@ -155,6 +168,21 @@ impl Plan {
         }
         Ok((p, shape))
     }
+}
+
+/// `p·v` for each head: p row-major in `shape` `[…, L, M]`, v `[…, M, width]`.
+pub(crate) fn weighted(p: &[f64], v: &[f64], shape: &[usize], width: usize) -> Vec<f64> {
+    let n = shape.len();
+    let (rows, columns) = (shape[n - 2], shape[n - 1]);
+    let mut y = Vec::new();
+    for (row, weights) in p.chunks(columns.max(1)).enumerate() {
+        let head = row / rows.max(1);
+        for e in 0..width {
+            let value = |m: usize| v[(head * columns + m) * width + e];
+            y.push((0..columns).map(|m| weights[m] * value(m)).sum());
+        }
+    }
+    y
 }
 
 impl Op for Attention {
@@ -187,22 +215,9 @@ impl Op for Attention {
                 .evaluate(&drop, &[Some(&p), Some(seed)])?
                 .remove(0);
         }
-        let (p, v) = (p.to_f64(), required(call, inputs, 2)?);
-        let values = v.to_f64();
+        let v = required(call, inputs, 2)?;
         let out = constant_shape(call, &plan.y.shape)?;
-        let n = out.len();
-        let mut y = Vec::new();
-        for_each_index(&out, |index| {
-            let row = ravel(&index[..n - 1], &out[..n - 1]);
-            let head = ravel(&index[..n - 2], &out[..n - 2]);
-            let columns = shape[n - 1];
-            let at = |m: usize| (head * columns + m) * out[n - 1] + index[n - 1];
-            y.push(
-                (0..columns)
-                    .map(|m| p[row * columns + m] * values[at(m)])
-                    .sum(),
-            );
-        });
+        let y = weighted(&p.to_f64(), &v.to_f64(), &shape, out[out.len() - 1]);
         Ok(vec![Tensor::from_f64(plan.y.dtype, &out, y)])
     }
 

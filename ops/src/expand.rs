@@ -1,16 +1,18 @@
 //! Expansion of a whole graph: operators become maps.
 //!
-//! An operator may expand into simpler operators, so expansion is repeated until only maps and
-//! `reshape` nodes (which fusion turns into shared containers) remain.
+//! An operator may expand into simpler operators, so expansion is repeated until only maps,
+//! `reshape` nodes (which fusion turns into shared containers) and nodes that somebody else's operator
+//! computes remain.
 
 use crate::op::{Call, OpError};
 use crate::registry;
-use graph::{Block, Builder, Graph, Node, NodeKind, State};
+use graph::{Block, Builder, Graph, Library, Node, NodeKind, State};
 
 /// Most rounds of expansion; more means that an operator expands into itself.
 const MAX_DEPTH: usize = 16;
 
-/// Replaces every library node but `reshape` by its expansion, keeping origin and stage.
+/// Replaces every library node but `reshape` and what is computed by others
+/// ([`Library::computed_by`]) by its expansion, keeping origin and stage.
 ///
 /// # Errors
 /// An unknown operator, or one whose expansion refuses.
@@ -38,7 +40,7 @@ fn expand_state(graph: &mut Graph, state: &mut State) -> Result<(), OpError> {
         let mut nodes = Vec::with_capacity(state.nodes.len());
         for node in std::mem::take(&mut state.nodes) {
             match &node.kind {
-                NodeKind::Library(library) if library.op != "reshape" => {
+                NodeKind::Library(library) if expands(library) => {
                     let mut builder = Builder::new(graph, node.origin.clone(), node.stage);
                     let call = Call::of(builder.graph, library);
                     registry::find(&library.op)?.expand(&call, &mut builder)?;
@@ -61,5 +63,9 @@ fn expand_state(graph: &mut Graph, state: &mut State) -> Result<(), OpError> {
 }
 
 fn is_operator(node: &Node) -> bool {
-    matches!(&node.kind, NodeKind::Library(l) if l.op != "reshape")
+    matches!(&node.kind, NodeKind::Library(l) if expands(l))
+}
+
+fn expands(library: &Library) -> bool {
+    library.op != "reshape" && library.computed_by().is_none()
 }

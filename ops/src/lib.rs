@@ -7,6 +7,7 @@ pub mod activations;
 pub mod adaptive_pool;
 pub mod arg_reduce;
 pub mod attention;
+pub mod attention_lse;
 pub mod average_pool;
 pub mod binary_loss;
 pub mod check;

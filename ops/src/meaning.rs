@@ -3,7 +3,9 @@
 
 use crate::op::{Call, OpError, TensorType};
 use crate::registry;
-use graph::{Attr, ContainerId, Expr, Graph, Library, LibraryMeaning, Refusal, SymExpr, Tensor};
+use graph::{
+    Attr, ContainerId, Expr, Graph, Library, LibraryMeaning, Operand, Refusal, SymExpr, Tensor,
+};
 
 /// The operators of the registry.
 #[derive(Clone, Copy, Debug)]
@@ -15,11 +17,30 @@ pub fn type_of(tensor: &Tensor) -> TensorType {
     TensorType::new(tensor.dtype, shape)
 }
 
-/// What an operator gives for inputs, in double precision.
+/// What an operator gives for inputs, in double precision. Where the node says that operands are views
+/// of containers, inputs and results are those containers.
 ///
 /// # Errors
 /// As [`crate::Op::infer`].
 pub fn evaluate(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+    let viewed = |(n, container): (usize, &Option<&Tensor>)| {
+        let container = (*container)?;
+        let view = library.view(Operand::Input(n))?;
+        Some(view.of(container))
+    };
+    let views: Vec<Option<Tensor>> = inputs.iter().enumerate().map(viewed).collect();
+    let inputs: Vec<Option<&Tensor>> = (views.iter().zip(inputs))
+        .map(|(view, whole)| view.as_ref().or(*whole))
+        .collect();
+    let results = evaluate_whole(library, &inputs)?;
+    let stored = |(n, result): (usize, Tensor)| match library.view(Operand::Output(n)) {
+        Some(view) => view.container(&result),
+        None => result,
+    };
+    Ok(results.into_iter().enumerate().map(stored).collect())
+}
+
+fn evaluate_whole(library: &Library, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
     let call = Call {
         library,
         inputs: inputs.iter().map(|t| t.map(type_of)).collect(),

@@ -43,6 +43,8 @@
 //! | `adaptive_average_pool` | x | `output: Ints` |
 //! | `adaptive_max_pool` → y, index | x | `output: Ints` |
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
+//! | `attention_with_lse` → y, lse | q, k, v, mask? | `scale`?, `causal`? |
+//! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse | as `attention_with_lse` |
 //! | `binary_cross_entropy` | x, target | |
 //! | `cross_entropy` → loss, total, lse | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
 //! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
@@ -52,9 +54,9 @@
 
 use crate::op::{Op, OpError};
 use crate::{
-    adaptive_pool, arg_reduce, attention, average_pool, binary_loss, contraction, convolution,
-    creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool, random,
-    reduce, slicing, softmax, stop_gradient, topk,
+    adaptive_pool, arg_reduce, attention, attention_lse, average_pool, binary_loss, contraction,
+    convolution, creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool,
+    random, reduce, slicing, softmax, stop_gradient, topk,
 };
 
 /// Every operator, ordered by family.
@@ -104,6 +106,8 @@ pub static ALL: &[&dyn Op] = &[
     &adaptive_pool::AdaptiveAveragePool,
     &adaptive_pool::AdaptiveMaxPool,
     &attention::Attention,
+    &attention_lse::AttentionWithLse,
+    &attention_lse::AttentionGradient,
     &binary_loss::BinaryCrossEntropy,
     &loss::CROSS_ENTROPY,
     &loss::CROSS_ENTROPY_GRADIENT,

@@ -8,7 +8,7 @@ use crate::program::CompileFailure;
 use compiler::cuda::CudaExecutable;
 use compiler::graph::Stage;
 use compiler::kernels::cuda::lower::MapInfo;
-use compiler::kernels::cuda::machine::Addresses;
+use compiler::kernels::cuda::machine::{Addresses, Operators};
 use compiler::kernels::lowering::KernelInfo;
 use compiler::kernels::memory::Buffer;
 use compiler::kernels::pool::Pool;
@@ -121,14 +121,14 @@ impl Built {
         own.map(|l| l.map).collect()
     }
 
-    /// Runs a pass on the CPU, or enqueues it on a stream.
+    /// Runs a pass on the CPU, or enqueues it on a stream with the program's calls by `operators`.
     pub fn run(
         &self,
         py: Python<'_>,
         backward: bool,
         blocks: Blocks,
         timed: bool,
-        stream: u64,
+        (stream, operators): (u64, &(dyn Operators + Sync)),
     ) -> PyResult<Times> {
         py.detach(move || {
             // The whole value, so that the closure captures it and not its raw pointers.
@@ -142,7 +142,9 @@ impl Built {
                     let times = run_cpu(program, *threads, &blocks, timed);
                     times.map_err(|error| CompileFailure::new_err(error.to_string()))
                 }
-                Built::Cuda(executable) => run_cuda(executable, backward, &blocks, timed, stream),
+                Built::Cuda(executable) => {
+                    run_cuda(executable, backward, &blocks, timed, (stream, operators))
+                }
             }
         })
     }
@@ -178,7 +180,7 @@ fn run_cuda(
     backward: bool,
     blocks: &Blocks,
     timed: bool,
-    stream: u64,
+    (stream, operators): (u64, &(dyn Operators + Sync)),
 ) -> PyResult<Times> {
     let pass = match backward {
         true => &executable.backward,
@@ -191,11 +193,15 @@ fn run_cuda(
         saved: blocks.saved.0 as usize as u64,
     };
     // SAFETY: as for the CPU, with tensors on the program's device. PyTorch's allocator gives memory
-    // of a stream back to that stream alone, so it stays theirs until the launches are done.
+    // of a stream back to that stream alone, so it stays theirs until the launches are done. A call's
+    // tensors are views of these same blocks, one for each operand.
     let done = unsafe {
         match timed {
-            true => executable.machine.run_timed(pass, stream, &addresses),
-            false => (executable.machine.run(pass, stream, &addresses)).map(|()| Vec::new()),
+            true => (executable.machine).run_timed(pass, stream, &addresses, operators),
+            false => {
+                let machine = &executable.machine;
+                (machine.run_with(pass, stream, &addresses, operators)).map(|()| Vec::new())
+            }
         }
     };
     let seconds = done.map_err(|error| CompileFailure::new_err(error.to_string()))?;

@@ -2,6 +2,7 @@
 
 use crate::program::CompileFailure;
 use compiler::cuda::ProductsBy;
+use compiler::kernels::cuda::CudaError;
 use compiler::kernels::cuda::device::{self, CublasLt, Cudnn, arch_for};
 use compiler::kernels::cuda::nvrtc::Nvrtc;
 use compiler::kernels::cuda::vendor::{Candidate, Table};
@@ -18,8 +19,7 @@ type DeviceRow = (usize, String, (i32, i32), usize, Option<&'static str>);
 /// is no driver or no device.
 #[pyfunction]
 pub fn cuda_devices() -> PyResult<(String, Vec<DeviceRow>)> {
-    let failed =
-        |error: compiler::kernels::cuda::CudaError| CompileFailure::new_err(error.to_string());
+    let failed = |error: CudaError| CompileFailure::new_err(error.to_string());
     let version = device::driver_version().map_err(failed)?;
     let mut rows = Vec::new();
     for ordinal in 0..device::count().map_err(failed)? {
@@ -49,12 +49,16 @@ pub fn cublaslt_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
     }
 }
 
-/// Version and path of the cuDNN that would compute convolutions. Raises `CompileFailure` where there is
-/// none.
+/// Version and path of the cuDNN that would compute convolutions; `None` where there is none. Raises
+/// `CompileFailure` where one cannot be used, or is not in the folder that `SHORTHAUL_CUDNN` names.
 #[pyfunction]
-pub fn cudnn_version(folders: Vec<PathBuf>) -> PyResult<(String, PathBuf)> {
+pub fn cudnn_version(folders: Vec<PathBuf>) -> PyResult<Option<(String, PathBuf)>> {
     match Cudnn::find(&folders) {
-        Ok(library) => Ok((library.version().to_string(), library.path().to_path_buf())),
+        Ok(library) => {
+            let path = library.path().to_path_buf();
+            Ok(Some((library.version().to_string(), path)))
+        }
+        Err(CudaError::NoLibrary { .. }) => Ok(None),
         Err(error) => Err(CompileFailure::new_err(error.to_string())),
     }
 }

@@ -4,6 +4,7 @@
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
 mod built;
+mod calls;
 mod cuda;
 mod onnx;
 mod onnx_optimize;

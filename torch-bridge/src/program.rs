@@ -5,10 +5,12 @@
 //! while kernels are compiled and run.
 
 use crate::built::{Blocks, Built, ProductRow, Times};
+use crate::calls::{self, AttentionRow, CallRow, PyOperators};
 use crate::cuda::products_by;
 use compiler::CompileError;
+use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
-use compiler::graph::{ContainerId, Graph};
+use compiler::graph::{ContainerId, DType, Graph};
 use compiler::importer::torch::ImportError;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
@@ -122,7 +124,13 @@ impl Program {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener { progress };
             let executable = captured
-                .compile_cuda(&requires_grad, &target, &products, &mut listener)
+                .compile_cuda(
+                    &requires_grad,
+                    &target,
+                    &products,
+                    Operators::PyTorch,
+                    &mut listener,
+                )
                 .map_err(Failure::Compile)?;
             Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
         });
@@ -146,6 +154,17 @@ impl Program {
         self.built.cuda_launch_maps(backward)
     }
 
+    /// The calls of PyTorch's operators that a pass makes, in order; see [`CallRow`].
+    fn cuda_calls(&self, backward: bool) -> Vec<CallRow> {
+        calls::rows(&self.built, backward)
+    }
+
+    /// What computes each attention of a CUDA program where a table or a decree could choose: `(product,
+    /// rest, kind, reason, origin)`, product and rest as a table knows them, where it can.
+    fn cuda_attentions(&self) -> Vec<AttentionRow> {
+        calls::attentions(&self.built)
+    }
+
     /// Bytes that live from the forward to the backward pass.
     #[getter]
     fn saved_bytes(&self) -> usize {
@@ -165,9 +184,10 @@ impl Program {
     }
 
     /// Computes the outputs and the saved block. CUDA kernels are enqueued on `stream`. With `timed`,
-    /// gives the launches' names and seconds, and waits for those on a device.
+    /// gives the launches' names and seconds, and waits for those on a device. `operators(n)` is called
+    /// for the n-th of `cuda_calls`, between the launches that stand before and after it.
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false, stream=0))]
+    #[pyo3(signature = (inputs, outputs, saved, scratch, timed=false, stream=0, operators=None))]
     fn forward(
         &self,
         py: Python<'_>,
@@ -177,6 +197,7 @@ impl Program {
         scratch: usize,
         timed: bool,
         stream: u64,
+        operators: Option<Py<PyAny>>,
     ) -> PyResult<Times> {
         expect("input", inputs.len(), self.inputs.len())?;
         expect("output", outputs.len(), self.outputs.len())?;
@@ -185,7 +206,9 @@ impl Program {
         slots.extend(addresses(&outputs));
         slots.extend(std::iter::repeat_n(null_mut(), self.grad_inputs.len()));
         let blocks = Blocks::new(slots, scratch, saved);
-        self.built.run(py, false, blocks, timed, stream)
+        let called = PyOperators::new(operators);
+        let result = self.built.run(py, false, blocks, timed, (stream, &called));
+        called.outcome(py, result)
     }
 
     /// Computes the gradients of the inputs named by `grad_inputs`.
@@ -193,7 +216,7 @@ impl Program {
     /// `reads` are the inputs of `backward_reads`, `output_reads` the outputs of
     /// `backward_output_reads`, as they were in the forward pass.
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false, stream=0))]
+    #[pyo3(signature = (grad_outputs, reads, output_reads, saved, grads, scratch, timed=false, stream=0, operators=None))]
     fn backward(
         &self,
         py: Python<'_>,
@@ -205,6 +228,7 @@ impl Program {
         scratch: usize,
         timed: bool,
         stream: u64,
+        operators: Option<Py<PyAny>>,
     ) -> PyResult<Times> {
         expect("output gradient", grad_outputs.len(), self.n_seeds)?;
         expect("input to read", reads.len(), self.backward_reads.len())?;
@@ -230,13 +254,16 @@ impl Program {
         }
         slots.extend(addresses(&grads));
         let blocks = Blocks::new(slots, scratch, saved);
-        self.built.run(py, true, blocks, timed, stream)
+        let called = PyOperators::new(operators);
+        let result = self.built.run(py, true, blocks, timed, (stream, &called));
+        called.outcome(py, result)
     }
 
     /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
     fn report(&self) -> PyResult<String> {
         let built = &self.built;
-        let report = Report::new(built.plan(), built.kernels(), built.memory());
+        let mut report = Report::new(built.plan(), built.kernels(), built.memory());
+        report.attentions = calls::sentences(built);
         serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
     }
 }
@@ -294,9 +321,13 @@ fn shape_of(graph: &Graph, id: ContainerId) -> PyResult<Vec<i64>> {
 }
 
 fn spec(graph: &Graph, id: ContainerId) -> PyResult<Spec> {
-    use compiler::graph::DType;
     let c = graph.container(id);
-    let dtype = match c.dtype {
+    Ok((c.name.clone(), shape_of(graph, id)?, dtype_name(c.dtype)))
+}
+
+/// PyTorch's name of a type.
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
         DType::Bool => "bool",
         DType::U8 => "uint8",
         DType::I8 => "int8",
@@ -307,8 +338,7 @@ fn spec(graph: &Graph, id: ContainerId) -> PyResult<Spec> {
         DType::BF16 => "bfloat16",
         DType::F32 => "float32",
         DType::F64 => "float64",
-    };
-    Ok((c.name.clone(), shape_of(graph, id)?, dtype))
+    }
 }
 
 enum Failure {

@@ -133,6 +133,20 @@ for device, version, said in [("Mock 0", "13.4.1", "on a device Mock 0, but this
     else:
         raise AssertionError("a table of another machine was taken")
 
+# A cuDNN that is not where its variable says is told, not left out.
+import os
+from shorthaul import products
+torch.cuda.current_device = lambda: 1
+found = products.machine()
+assert (found["cublaslt"], found["cudnn"]) == ("13.4.1", "9.26.0"), found
+os.environ["SHORTHAUL_CUDNN"] = "/nowhere"
+try:
+    products.machine()
+except _native.CompileFailure as error:
+    assert "SHORTHAUL_CUDNN names /nowhere, where no libcudnn.so is" in str(error), error
+else:
+    raise AssertionError("a folder without cuDNN was taken for none")
+
 driver.mock_device(2, 12, 0)
 try:
     _native.Program.compile_cuda(*arguments, 0, cuda.nvrtc_folders())

@@ -115,6 +115,32 @@ def test_a_table_has_convolutions_and_decides_them(script, tmp_path, monkeypatch
     assert convolution["path"] == "cudnn" and "1 us in" in convolution["choice"], convolution
 
 
+def test_a_table_has_attention_and_decides_it(script, tmp_path, monkeypatch):
+    status, data = run(script("tables"), tmp_path, "--only", "table of attention")
+    assert status == 0, data["items"]
+    (item,) = data["items"]
+    told = item["candidates"]["torch_flash forward and backward"]
+    assert "it takes bf16 and f16, not f32" in told["left out"], told
+    path = tmp_path / "products.json"
+    table = json.loads(path.read_text())
+    kinds = {e["rest"]: [c["kind"] for c in e["candidates"]] for e in table["entries"]}
+    assert kinds == {"gradients": ["own", "torch_efficient"], "nothing": ["own", "torch_efficient"]}
+    for entry in table["entries"]:
+        for candidate in entry["candidates"]:
+            candidate["microseconds"] = 1.0 if candidate["kind"] == "torch_efficient" else 2.0
+    path.write_text(json.dumps(table))
+    monkeypatch.setenv(shorthaul.products.TABLE_VARIABLE, str(path))
+    model = script("attention").Stacked(False)
+    x = torch.randn(1, 8, 3, 2, 8)
+    compiled = shorthaul.module(model, backend="cuda-emulated")
+    torch.testing.assert_close(compiled(x), model(x))
+    report = shorthaul.report(compiled, x).data
+    (kernel,) = [k for k in report["kernels"] if k["path"] == "torch_efficient"]
+    (reason,) = report["attentions"]
+    assert "PyTorch's memory-efficient attention: 1 us in" in reason, reason
+    assert kernel["bytes_copied"] > 0
+
+
 @pytest.mark.parametrize("tile", [2, 4])
 def test_products_of_warpgroups_train_where_they_are_asked_for(tile):
     linear = torch.nn.Linear(64, 72).bfloat16()

@@ -8,15 +8,15 @@
 //! w[b,g,r,j,e]`. After: `map (b,g,r,i,j,e): y[b,g,j,e] += p[b,g,r,i,j]·x[b,g,r,i,e]`: gradients of heads of
 //! keys that heads of queries share.
 //!
-//! Legal because sums may be taken in any order, and a copy has the type of what it copies. Whether
-//! it pays is decided with the kernels that come of it.
+//! Legal because sums may be taken in any order, what is summed up keeps single precision until then, and a
+//! copy has the type of what it copies. Whether it pays is decided with the kernels that come of it.
 
 use super::Obstacle;
 use super::find::{Chain, plain_dims, tile_product};
 use crate::unit::{is_contraction, mentions, unit, unit_tasklet_mut};
 use graph::{
-    ContainerId, Expr, Graph, Index, Lifetime, Map, Memlet, Node, NodeKind, Reduction, Storage,
-    Symbol, Tasklet,
+    ContainerId, DType, Expr, Graph, Index, Lifetime, Map, Memlet, Node, NodeKind, Reduction,
+    Storage, Symbol, Tasklet,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,7 +110,11 @@ impl Prepared {
         }
         let mut container = self.graph.container(first.container).clone();
         container.lifetime = Lifetime::Transient;
-        container.dtype = self.graph.container(write.container).dtype;
+        // The sum is rounded to its type, its terms are not.
+        container.dtype = match self.graph.container(write.container).dtype {
+            DType::F16 | DType::BF16 => DType::F32,
+            other => other,
+        };
         let (map, first) = (map.clone(), first.clone());
         let (write, tasklet) = (write.clone(), tasklet.clone());
         let id = self.graph.add_container(container);

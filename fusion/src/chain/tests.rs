@@ -212,6 +212,22 @@ fn values_that_are_summed_over_the_batch_are_one_tile() {
         "{decisions:?}"
     );
     assert_eq!([storage(&g, "p"), storage(&g, "t")], [Storage::Local; 2]);
+    // What is summed is rounded once, behind the sum.
+    let y = g.find("y").expect("y");
+    let nodes = &g.single_state().expect("one state").nodes;
+    let sum = nodes
+        .iter()
+        .find(|n| n.writes().contains(&y))
+        .expect("a sum");
+    let terms: Vec<DType> = sum
+        .reads()
+        .iter()
+        .map(|id| g.container(*id).dtype)
+        .collect();
+    assert_eq!(
+        (terms, g.container(y).dtype),
+        (vec![DType::F32], DType::BF16)
+    );
 }
 
 #[test]

@@ -451,10 +451,11 @@ fn argument(i: usize, ty: ParamType) -> String {
             element_type(dtype)
         ),
         ParamType::Map(map) => {
-            let ([x, y, z], [line, plane]) = (map.sizes, map.strides);
+            let ([x, y, z], [near, far], [lines, more]) = (map.sizes, map.strides, map.lines);
             format!(
-                "sh_tensor_map{{sh_view_of(a[{i}], 2), {}, {{{x}, {y}, {z}}}, {{{line}, {plane}}}, {}}}",
-                map.offset, map.lines
+                "sh_tensor_map{{sh_view_of(a[{i}], 2), {}, {{{x}, {y}, {z}}}, {{{near}, {far}}}, \
+                 {{{lines}, {more}}}}}",
+                map.offset
             )
         }
         ParamType::Scalar(dtype) => format!("*(const {}*)&a[{i}].bits", element_type(dtype)),

@@ -6,10 +6,10 @@
 //! tests and dry runs. Never plans, never emits.
 #![allow(unsafe_code)]
 
-use super::emulate::{BATCH, EmulateError, Emulator, Memory, Settings};
-use super::machine::{Addresses, check};
+use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings};
+use super::machine::{Addresses, NoOperators, Operators, check};
 use super::passes::{Argument, Pass, PlacedLaunch};
-use super::vendor::{self, Product};
+use super::vendor::{self, Call, Product};
 use super::{Arg, CudaError, Kernel, Launch, Param, ParamType, Work};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;
@@ -19,6 +19,7 @@ use std::time::Instant;
 pub struct Emulated {
     kernels: Vec<Kernel>,
     products: Vec<Product>,
+    calls: Vec<Call>,
     batches: Vec<Emulator>,
     constants: Vec<Vec<u8>>,
     settings: Settings,
@@ -56,6 +57,7 @@ impl Emulated {
         Ok(Emulated {
             kernels: kernels.to_vec(),
             products: Vec::new(),
+            calls: Vec::new(),
             batches,
             constants,
             settings: Settings {
@@ -72,7 +74,14 @@ impl Emulated {
         self
     }
 
-    /// Runs a pass.
+    /// The same with the program's calls, which whoever runs it brings the operators for.
+    #[must_use]
+    pub fn with_calls(mut self, calls: &[Call]) -> Emulated {
+        self.calls = calls.to_vec();
+        self
+    }
+
+    /// Runs a pass without calls.
     ///
     /// # Errors
     /// Addresses that do not fit, or a fault of a kernel with its name, block and thread.
@@ -81,31 +90,88 @@ impl Emulated {
     /// As for [`super::machine::Machine::run`], with addresses of host memory.
     pub unsafe fn run(&self, pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
         // SAFETY: passed on.
-        unsafe { self.run_timed(pass, addresses) }.map(|_| ())
+        unsafe { self.run_with(pass, addresses, &NoOperators) }.map(|_| ())
     }
 
-    /// As [`Emulated::run`]: the seconds of each launch in the emulator, which say nothing about a device.
+    /// Runs a pass: the seconds of each launch in the emulator, which say nothing about a device.
     ///
     /// # Errors
-    /// As for [`Emulated::run`].
+    /// As for [`Emulated::run`]; a call that fails, or reads what nobody wrote.
     ///
     /// # Safety
-    /// As for [`Emulated::run`].
-    pub unsafe fn run_timed(
+    /// As for [`super::machine::Machine::run_with`], with addresses of host memory.
+    pub unsafe fn run_with(
         &self,
         pass: &Pass,
         addresses: &Addresses<'_>,
+        operators: &dyn Operators,
     ) -> Result<Vec<f64>, CudaError> {
         check(pass, addresses)?;
         let mut written = at_start(pass);
-        let mut seconds = Vec::new();
+        let (mut seconds, mut n_calls) = (Vec::new(), 0);
         for launch in &pass.launches {
             let start = Instant::now();
-            // SAFETY: passed on; the places were planned within the stated sizes.
-            unsafe { self.launch(launch, addresses, &mut written)? };
+            if let Work::Call(n) = launch.work {
+                self.call(&self.calls[n], launch, &mut written, &|| {
+                    operators.call(n_calls)
+                })?;
+                n_calls += 1;
+            } else {
+                // SAFETY: passed on; the places were planned within the stated sizes.
+                unsafe { self.launch(launch, addresses, &mut written)? };
+            }
             seconds.push(start.elapsed().as_secs_f64());
         }
         Ok(seconds)
+    }
+
+    /// Has an operator called, whose operands lie where the launch's arguments do.
+    fn call(
+        &self,
+        call: &Call,
+        launch: &PlacedLaunch,
+        written: &mut Written,
+        operator: &dyn Fn() -> Result<(), String>,
+    ) -> Result<(), CudaError> {
+        for (argument, operand) in launch.args.iter().zip(&call.operands) {
+            if operand.is_written {
+                continue;
+            }
+            let held = holds(argument, operand.dtype.bytes(), written);
+            let unwritten = |at: &usize| held.get(*at) != Some(&1);
+            if let Some(at) = operand.view.places().into_iter().find(unwritten) {
+                let kind = FaultKind::Uninitialized {
+                    array: argument.name.clone(),
+                    element: at as i64,
+                };
+                let fault = Fault {
+                    kernel: call.name.clone(),
+                    origin: launch.origin.clone(),
+                    block: 0,
+                    thread: 0,
+                    kind,
+                };
+                return Err(EmulateError::Faults(vec![fault]).into());
+            }
+        }
+        operator().map_err(|problem| CudaError::Operator {
+            operator: call.operator(),
+            origin: launch.origin.clone(),
+            problem,
+        })?;
+        for (argument, operand) in launch.args.iter().zip(&call.operands) {
+            if operand.is_written {
+                let size = operand.dtype.bytes();
+                let mut held = holds(argument, size, written);
+                for at in operand.view.places() {
+                    if let Some(element) = held.get_mut(at) {
+                        *element = 1;
+                    }
+                }
+                note(argument, size, &held, written);
+            }
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -191,6 +257,7 @@ impl Emulated {
                 let product = &self.products[n];
                 &product.params[..product.workspace().unwrap_or(product.params.len())]
             }
+            Work::Call(n) => &self.calls[n].params,
         }
     }
 
@@ -211,6 +278,11 @@ impl Emulated {
                 self.batches[n / BATCH].run(&call, memory, &self.settings)
             }
             Work::Product(n) => vendor::run(&self.products[n], memory, buffers),
+            Work::Call(n) => Err(EmulateError::Launch {
+                kernel: self.calls[n].name.clone(),
+                origin: String::new(),
+                problem: "a call has no kernel".into(),
+            }),
         }
     }
 

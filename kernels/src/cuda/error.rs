@@ -4,6 +4,7 @@
 
 use super::Arch;
 use super::emulate::EmulateError;
+use super::library::Names;
 use super::vendor::TableError;
 use std::path::PathBuf;
 
@@ -81,6 +82,22 @@ pub enum CudaError {
         /// The driver's words.
         problem: String,
     },
+    /// A driver that cannot describe what a kernel reads.
+    #[error(
+        "kernel {kernel} (of {origin}) is fed by the copy engine of Hopper, which the driver of \
+         cuda:{ordinal} (for CUDA {version}) does not know; install one for CUDA 12.0 or newer, or leave \
+         the table of products out"
+    )]
+    OldDriver {
+        /// The kernel.
+        kernel: String,
+        /// The part of the model.
+        origin: String,
+        /// The device.
+        ordinal: usize,
+        /// The driver's version.
+        version: String,
+    },
     /// A kernel wants more shared memory than a block can have.
     #[error(
         "kernel {kernel} (of {origin}) needs {bytes} bytes of shared memory, a block on cuda:{ordinal} \
@@ -142,50 +159,72 @@ pub enum CudaError {
         /// The driver's words.
         problem: String,
     },
-    /// There is no cuBLASLt.
+    /// A library that computes products or convolutions is nowhere.
     #[error(
-        "cuBLASLt ({}) was not found; looked in {}. Install the CUDA build of PyTorch or `pip install \
-         nvidia-cublas`, set SHORTHAUL_CUBLASLT to the library's folder, or leave the table of products out",
-        super::device::CUBLASLT,
-        super::nvrtc::display_folders(.folders)
+        "{} ({}) was not found; looked in {}. Install the CUDA build of PyTorch or `pip install {}`, \
+         set {} to the library's folder, or leave the table of products out",
+        library.name,
+        library.stem,
+        super::nvrtc::display_folders(.folders),
+        library.package,
+        library.variable
     )]
-    NoCublasLt {
+    NoLibrary {
+        /// Which.
+        library: &'static Names,
         /// The folders searched.
         folders: Vec<PathBuf>,
     },
-    /// cuBLASLt is there and cannot be used.
+    /// The variable of such a library names folders without it.
     #[error(
-        "{} cannot be used: {problem}; set SHORTHAUL_CUBLASLT to another folder, or leave the table of \
-         products out",
-        path.display()
+        "{} names {}, where no {} is; set it to the folder of {}, or unset it",
+        library.variable,
+        super::nvrtc::paths(.folders),
+        library.stem,
+        library.stem
     )]
-    CublasLtUnusable {
-        /// The library.
+    NotInFolders {
+        /// Which.
+        library: &'static Names,
+        /// The folders named.
+        folders: Vec<PathBuf>,
+    },
+    /// Such a library is there and cannot be used.
+    #[error(
+        "{} cannot be used: {problem}; set {} to another folder, or leave the table of products out",
+        path.display(),
+        library.variable
+    )]
+    LibraryUnusable {
+        /// Which.
+        library: &'static Names,
+        /// Its file.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
     },
-    /// There is no cuDNN, but a convolution was to be its.
-    #[error(
-        "cuDNN ({}) was not found; looked in {}. Install the CUDA build of PyTorch or `pip install \
-         nvidia-cudnn-cu13`, set SHORTHAUL_CUDNN to the library's folder, or leave the table of products out",
-        super::device::CUDNN,
-        super::nvrtc::display_folders(.folders)
-    )]
-    NoCudnn {
-        /// The folders searched.
-        folders: Vec<PathBuf>,
+    /// A product or a convolution is a library's by the table, and the library is not there.
+    #[error("product {product} (of {origin}) was to be {library}'s, but {reason}")]
+    Without {
+        /// Which library.
+        library: &'static str,
+        /// The product's description.
+        product: String,
+        /// The part of the model.
+        origin: String,
+        /// Why it is not there.
+        reason: Box<CudaError>,
     },
-    /// cuDNN is there and cannot be used.
-    #[error(
-        "{} cannot be used: {problem}; set SHORTHAUL_CUDNN to another folder, or leave the table of \
-         products out",
-        path.display()
-    )]
-    CudnnUnusable {
-        /// The library.
-        path: PathBuf,
-        /// What is wrong with it.
+    /// A library does not say what it offers for a product.
+    #[error("{library} failed in {call} on cuda:{ordinal}: {problem}")]
+    Offers {
+        /// Which library.
+        library: &'static str,
+        /// The function.
+        call: &'static str,
+        /// The device.
+        ordinal: usize,
+        /// The library's words.
         problem: String,
     },
     /// A library refused a product or a convolution, at load or at launch.
@@ -225,6 +264,30 @@ pub enum CudaError {
         rank: usize,
         /// How many there are.
         offered: usize,
+    },
+    /// An operator of PyTorch's failed.
+    #[error(
+        "{operator} failed for {origin}: {problem}. Leave the table of products out, and our own kernels \
+         compute it"
+    )]
+    Operator {
+        /// What was called.
+        operator: String,
+        /// The part of the model.
+        origin: String,
+        /// Its words.
+        problem: String,
+    },
+    /// A program that needs PyTorch was asked for where there is none.
+    #[error(
+        "the table of products gives {origin} to {operator}, which only a program that runs in PyTorch can \
+         call: use the Python package, or leave the table out"
+    )]
+    NoOperators {
+        /// What was to be called.
+        operator: String,
+        /// The part of the model.
+        origin: String,
     },
     /// The table of products cannot be used.
     #[error(transparent)]

@@ -7,7 +7,7 @@
 use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
 use super::passes::{ALIGNMENT, positions};
-use super::vendor::{self, Product};
+use super::vendor::{self, Call, Product};
 use super::{Arg, Launch, Param, ParamType, Work};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
@@ -22,6 +22,8 @@ enum Ready<'a> {
     Kernel(&'a Emulator, Launch),
     /// Of a product.
     Product(&'a Product, Vec<usize>),
+    /// Of a call.
+    Call(&'a Call, Vec<usize>),
 }
 
 /// A program compiled for the host.
@@ -70,6 +72,7 @@ impl HostProgram<'_> {
         self.execute(inputs, seed, &mut |ready, memory, settings| match ready {
             Ready::Kernel(emulator, launch) => emulator.run(launch, memory, settings),
             Ready::Product(product, buffers) => vendor::run(product, memory, buffers),
+            Ready::Call(call, buffers) => vendor::attend(call, memory, buffers),
         })
     }
 
@@ -85,6 +88,10 @@ impl HostProgram<'_> {
                 Ready::Product(product, buffers) => {
                     vendor::run(product, memory, buffers)?;
                     vendor::traffic(&product.operation)
+                }
+                Ready::Call(call, buffers) => {
+                    vendor::attend(call, memory, buffers)?;
+                    vendor::call_traffic(call)
                 }
             });
             Ok(())
@@ -163,6 +170,10 @@ impl HostProgram<'_> {
                 let given = args.filter(|(b, _)| matches!(b, Buffer::Container(_)));
                 let given = given.map(|(b, p)| buffer(b, p)).collect();
                 Ready::Product(&self.program.products[n], given)
+            }
+            Work::Call(n) => {
+                let given = args.map(|(b, p)| buffer(b, p)).collect();
+                Ready::Call(&self.program.calls[n], given)
             }
         }
     }

@@ -6,6 +6,7 @@
 //! text are kept once. Nothing here decides what is fused: each top-level map becomes the launches it
 //! needs, in the graph's order.
 
+mod call;
 mod epilogue;
 mod finish;
 mod product;
@@ -15,7 +16,7 @@ use super::chain;
 use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
-use super::vendor::{Choice, Product, Products};
+use super::vendor::{Call, Choice, Product, Products};
 use super::{Kernel, Param, Work};
 use crate::emit::body::{self, HalfPrecision};
 use crate::emit::prepared;
@@ -36,6 +37,8 @@ pub struct CudaProgram {
     pub kernels: Vec<Kernel>,
     /// Products that cuBLASLt and convolutions that cuDNN computes, each description once.
     pub products: Vec<Product>,
+    /// What operators of PyTorch's compute, one for each launch.
+    pub calls: Vec<Call>,
     /// Launches in order.
     pub launches: Vec<Placed>,
     /// Where containers and workspaces live.
@@ -53,6 +56,7 @@ impl CudaProgram {
         match work {
             Work::Kernel(n) => &self.kernels[n].params,
             Work::Product(n) => &self.products[n].params,
+            Work::Call(n) => &self.calls[n].params,
         }
     }
 
@@ -60,7 +64,7 @@ impl CudaProgram {
     pub fn dynamic_shared_bytes(&self, work: Work) -> u32 {
         match work {
             Work::Kernel(n) => self.kernels[n].dynamic_shared_bytes(),
-            Work::Product(_) => 0,
+            Work::Product(_) | Work::Call(_) => 0,
         }
     }
 
@@ -69,16 +73,17 @@ impl CudaProgram {
         match work {
             Work::Kernel(n) => &self.kernels[n].name,
             Work::Product(n) => &self.products[n].name,
+            Work::Call(n) => &self.calls[n].name,
         }
     }
 }
 
-/// One launch: a kernel or a product on buffers of the memory plan.
+/// One launch: a kernel, a product or a call on buffers of the memory plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// What runs.
     pub work: Work,
-    /// Blocks, in one direction; 1 for a product.
+    /// Blocks, in one direction; 1 for a product or a call.
     pub grid: u32,
     /// Its buffers, in the order of [`CudaProgram::params`].
     pub args: Vec<Buffer>,
@@ -97,7 +102,7 @@ pub struct MapInfo {
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
     /// multiply-adds), `mma` (warp products), `wgmma` (products of warpgroups), `cublaslt` or `cudnn`, of
-    /// several in one kernel `chain`.
+    /// several in one kernel `chain`; of attention the operator of PyTorch's that computes it.
     pub path: &'static str,
     /// The widest type that it computes with.
     pub dtype: DType,
@@ -110,6 +115,8 @@ pub struct MapInfo {
     pub bytes_read: u64,
     /// Bytes of the containers it writes to memory, each once and whole.
     pub bytes_written: u64,
+    /// Bytes moved besides, to put the results of somebody else's operator in their places.
+    pub bytes_copied: u64,
     /// Of contractions: what else could compute it, and why this does.
     pub product: Option<Choice>,
 }
@@ -137,6 +144,7 @@ pub fn lower_with(graph: &Graph, products: &Products) -> Result<CudaProgram, Low
         program: CudaProgram {
             kernels: Vec::new(),
             products: Vec::new(),
+            calls: Vec::new(),
             launches: Vec::new(),
             memory: MemoryPlan::default(),
             workspace_bytes: Vec::new(),
@@ -164,6 +172,7 @@ impl Lowering {
         let origin = || node.origin.to_string();
         let map = match &node.kind {
             NodeKind::Map(map) => map,
+            NodeKind::Library(l) if l.computed_by().is_some() => return self.call(node, l),
             NodeKind::Library(l) => {
                 return Err(LowerError::Library {
                     op: l.op.clone(),
@@ -321,6 +330,7 @@ impl Lowering {
             flops,
             bytes_read: bytes(&read)?,
             bytes_written: bytes(&written)?,
+            bytes_copied: 0,
             product: None,
         })
     }

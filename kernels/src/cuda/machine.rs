@@ -20,6 +20,26 @@ pub struct Addresses<'a> {
     pub saved: u64,
 }
 
+/// Runs what a program leaves to operators that this crate does not have: its calls.
+pub trait Operators {
+    /// Enqueues the `n`-th call of the pass that runs, counted from 0, on that pass's stream; computes
+    /// it, where the pass is emulated. The caller knows where its memory lies.
+    ///
+    /// # Errors
+    /// The operator's words.
+    fn call(&self, n: usize) -> Result<(), String>;
+}
+
+/// For programs without calls.
+#[derive(Clone, Copy, Debug)]
+pub struct NoOperators;
+
+impl Operators for NoOperators {
+    fn call(&self, _: usize) -> Result<(), String> {
+        Err("it was run without PyTorch, which has the operator".into())
+    }
+}
+
 /// Kernels that can be launched.
 pub enum Machine {
     /// On the CPU, checked and slow.
@@ -48,35 +68,58 @@ impl Machine {
         addresses: &Addresses<'_>,
     ) -> Result<(), CudaError> {
         // SAFETY: passed on.
+        unsafe { self.run_with(pass, stream, addresses, &NoOperators) }
+    }
+
+    /// The same, with operators for the program's calls.
+    ///
+    /// # Errors
+    /// As for [`Machine::run`]; a call that fails.
+    ///
+    /// # Safety
+    /// As for [`Machine::run`]. A call touches nothing of that memory but its operands.
+    pub unsafe fn run_with(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+        operators: &dyn Operators,
+    ) -> Result<(), CudaError> {
+        // SAFETY: passed on.
         unsafe {
             match self {
-                Machine::Emulated(emulated) => emulated.run(pass, addresses),
-                Machine::Device(module) => module.run(pass, stream, addresses),
+                Machine::Emulated(emulated) => {
+                    (emulated.run_with(pass, addresses, operators)).map(|_| ())
+                }
+                Machine::Device(module) => module.run_with(pass, stream, addresses, operators),
             }
         }
     }
 }
 
 impl Machine {
-    /// As [`Machine::run`], and waits: the seconds of each launch. Those of the emulator say nothing about
+    /// As [`Machine::run_with`], and waits: the seconds of each launch. Those of the emulator say nothing about
     /// a device.
     ///
     /// # Errors
-    /// As for [`Machine::run`]; a stream that is being captured cannot be waited for.
+    /// As for [`Machine::run_with`]; a stream that is being captured cannot be waited for.
     ///
     /// # Safety
-    /// As for [`Machine::run`].
+    /// As for [`Machine::run_with`].
     pub unsafe fn run_timed(
         &self,
         pass: &Pass,
         stream: u64,
         addresses: &Addresses<'_>,
+        operators: &dyn Operators,
     ) -> Result<Vec<f64>, CudaError> {
         // SAFETY: passed on.
         unsafe {
             match self {
-                Machine::Emulated(emulated) => emulated.run_timed(pass, addresses),
-                Machine::Device(module) => module.run_timed(pass, stream, addresses),
+                Machine::Emulated(emulated) => emulated.run_with(pass, addresses, operators),
+                Machine::Device(module) => {
+                    module.run_timed_with(pass, stream, addresses, operators)
+                }
             }
         }
     }

@@ -43,6 +43,7 @@
 
 use crate::plan::Buffer;
 pub use error::CudaError;
+pub use tensor_map::TensorMap;
 
 use graph::{DType, Scalar};
 
@@ -55,12 +56,14 @@ pub mod emulated;
 mod error;
 pub mod execute;
 mod interface;
+mod library;
 pub mod lower;
 pub mod machine;
 pub mod nvrtc;
 pub mod passes;
 pub mod prelude;
 mod schedule;
+mod tensor_map;
 mod value_text;
 pub mod vendor;
 
@@ -200,27 +203,6 @@ impl ParamType {
     }
 }
 
-/// Matrices of 16-bit elements in a buffer, as the copy engine is told of them. It copies boxes: lines of 64
-/// elements, swizzled in shared memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorMap {
-    /// BF16 or F16.
-    pub dtype: DType,
-    /// The first element, a multiple of 8.
-    pub offset: i64,
-    /// Elements of a line, lines of a matrix, matrices.
-    pub sizes: [u32; 3],
-    /// Elements between lines and between matrices, multiples of 8.
-    pub strides: [u32; 2],
-    /// Lines of a box, at most 256.
-    pub lines: u32,
-}
-
-impl TensorMap {
-    /// Bytes of which a buffer's address is a multiple.
-    pub const ALIGNMENT: usize = 16;
-}
-
 /// One launch of a kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
@@ -241,6 +223,8 @@ pub enum Work {
     Kernel(usize),
     /// A product by cuBLASLt or a convolution by cuDNN, by its position among the program's.
     Product(usize),
+    /// What an operator of PyTorch's computes, by its position among the program's.
+    Call(usize),
 }
 
 /// One launch with its kernel, before both have a place in a program.

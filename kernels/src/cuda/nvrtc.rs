@@ -6,16 +6,16 @@
 mod library;
 mod resources;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
+use crate::cuda::library::Missing;
 use crate::cuda::{Arch, Kernel, prelude};
 
 pub use library::Nvrtc;
-pub(super) use library::newest;
 pub use resources::{GateError, Resources, gate};
 
 /// Why kernels could not be compiled for a GPU.
@@ -97,19 +97,17 @@ pub(super) fn display_folders(folders: &[PathBuf]) -> String {
     format!("{} and the loader's folders", paths(folders))
 }
 
-fn paths(folders: &[PathBuf]) -> String {
+pub(super) fn paths(folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
     folders.join(", ")
 }
 
-impl NvrtcError {
-    /// Whether the loader knows no such file, as opposed to one that does not load.
-    fn is_absence_of(&self, name: &Path) -> bool {
-        match self {
-            NvrtcError::Unusable { problem, .. } => {
-                problem.contains("No such file") && problem.contains(&*name.to_string_lossy())
-            }
-            _ => false,
+impl From<Missing> for NvrtcError {
+    fn from(missing: Missing) -> NvrtcError {
+        match missing {
+            Missing::Nowhere { folders } => NvrtcError::NotFound { folders },
+            Missing::NotInFolders { folders } => NvrtcError::NotInFolders { folders },
+            Missing::Unusable { path, problem } => NvrtcError::Unusable { path, problem },
         }
     }
 }

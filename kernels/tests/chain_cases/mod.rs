@@ -1,5 +1,7 @@
 //! Attention as tile chains in text form: forward, backward by rows, backward by columns.
 
+#![allow(dead_code)]
+
 use graph::{ContainerId, DType, Graph, Tensor};
 
 /// What is added to or taken from the scores.
@@ -11,6 +13,10 @@ pub enum Mask {
     Causal,
     /// Row i sees the columns before i: the first one sees nothing, and is NaN.
     Before,
+    /// Row i sees the columns up to i + 1.
+    After,
+    /// Row i sees the columns from i − 1 up to i + 1.
+    Band,
     /// A container `[batch, rows, columns]` is added, some of it −∞.
     Added,
     /// A fifth of the probabilities is dropped.
@@ -99,6 +105,14 @@ impl Text<'_> {
             ),
             Mask::Before => (
                 format!("select({{x}} < {{w}}, {scaled}, -inf)"),
+                format!("%{tile}{at}"),
+            ),
+            Mask::After => (
+                format!("select({{x}} <= {{w + 1}}, {scaled}, -inf)"),
+                format!("%{tile}{at}"),
+            ),
+            Mask::Band => (
+                format!("select(and({{x}} <= {{w + 1}}, {{x}} > {{w - 2}}), {scaled}, -inf)"),
                 format!("%{tile}{at}"),
             ),
             Mask::Added => (

@@ -1,10 +1,15 @@
-//! A driver, a cuBLASLt and a cuDNN that only record, compiled here and loaded under their names.
+//! A driver, a cuBLASLt and a cuDNN that only record, compiled here and loaded under their names; launches of
+//! products that are recorded.
 //!
 //! There is one of each for the process, so tests take turns.
 #![allow(unsafe_code)]
 // Each test uses some of them.
 #![allow(dead_code)]
 
+use graph::DType;
+use kernels::cuda::passes::{Argument, PlacedLaunch};
+use kernels::cuda::{CudaError, TensorMap, Work};
+use kernels::run::{BufferRef, ExternalSpec};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
@@ -114,12 +119,106 @@ impl Recorders {
         fail(&self.dnn, call, status);
     }
 
+    /// Lets no descriptor of cuDNN of that kind be finalized.
+    pub fn break_dnn(&self, kind: c_int, status: c_int) {
+        type Break = unsafe extern "C" fn(c_int, c_int);
+        // SAFETY: as above.
+        unsafe { self.dnn.get::<Break>("mock_break").unwrap()(kind, status) };
+    }
+
+    /// Lets cuDNN take its time in calls that use the handle.
+    pub fn slow_dnn(&self) {
+        // SAFETY: as above.
+        unsafe { self.dnn.get::<unsafe extern "C" fn()>("mock_slow").unwrap()() };
+    }
+
+    /// How many calls used cuDNN's handle while another one did.
+    pub fn dnn_overlaps(&self) -> c_int {
+        type Overlaps = unsafe extern "C" fn() -> c_int;
+        // SAFETY: as above.
+        unsafe { self.dnn.get::<Overlaps>("mock_overlaps").unwrap()() }
+    }
+
+    /// What is said of a folder where `file` is damaged, and of an empty one that `variable` names.
+    pub fn of_wrong_folders<L>(
+        &self,
+        (variable, file): (&str, &str),
+        find: impl Fn(&[PathBuf]) -> Result<L, CudaError>,
+    ) -> [CudaError; 2] {
+        let [damaged, empty] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        std::fs::write(damaged.path().join(file), "no library").unwrap();
+        let damaged = find(&[damaged.path().to_path_buf()]).err();
+        // SAFETY: whoever reads the environment in these tests has a turn, which this is.
+        unsafe { std::env::set_var(variable, empty.path()) };
+        // Folders that have it do not help.
+        let absent = find(&[self.folder()]).err();
+        // SAFETY: as above.
+        unsafe { std::env::remove_var(variable) };
+        let said = format!("{variable} names {}, where no ", empty.path().display());
+        let absent = absent.expect("an empty folder has no library");
+        assert!(absent.to_string().starts_with(&said), "{absent}");
+        [damaged.expect("a damaged library is not loaded"), absent]
+    }
+
     /// Lets the next such call of the driver fail.
     pub fn fail_driver(&self, call: &str, code: c_int) {
         type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
         let call = CString::new(call).unwrap();
         // SAFETY: as above.
         unsafe { self.driver.get::<Fail>("mock_fail").unwrap()(call.as_ptr(), code, 0) };
+    }
+
+    /// How many arguments of a launch are recorded; a kernel has at least as many.
+    pub fn params(&self, n: c_int) {
+        // SAFETY: as above.
+        unsafe {
+            self.driver
+                .get::<unsafe extern "C" fn(c_int)>("mock_params")
+                .unwrap()(n);
+        }
+    }
+
+    /// Whether the driver takes a map of 16-bit elements at an address, asked by itself.
+    pub fn takes(&self, map: &TensorMap, address: u64) -> bool {
+        type Encode = unsafe extern "C" fn(
+            *mut [u64; 16],
+            c_int,
+            u32,
+            u64,
+            *const u64,
+            *const u64,
+            *const u32,
+            *const u32,
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+        ) -> c_int;
+        #[repr(align(64))]
+        struct Encoded([u64; 16]);
+        let mut encoded = Encoded([0; 16]);
+        let dtype = if map.dtype == DType::F16 { 6 } else { 9 };
+        let (sizes, strides) = (map.sizes.map(u64::from), map.strides.map(|n| n * 2));
+        let (in_box, steps) = ([64, map.lines[0], map.lines[1]], [1; 3]);
+        let first = address + map.offset as u64 * 2;
+        // SAFETY: as above; there are as many numbers as the rank says.
+        let status = unsafe {
+            self.driver.get::<Encode>("cuTensorMapEncodeTiled").unwrap()(
+                &mut encoded.0,
+                dtype,
+                3,
+                first,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                in_box.as_ptr(),
+                steps.as_ptr(),
+                0,
+                3,
+                3,
+                0,
+            )
+        };
+        status == 0
     }
 
     pub fn driver_log(&self) -> Vec<String> {
@@ -133,6 +232,32 @@ impl Recorders {
     pub fn dnn_log(&self) -> Vec<String> {
         log(&self.dnn)
     }
+}
+
+/// One launch of a product on 64 bytes each.
+pub fn launch(product: usize, args: &[BufferRef], origin: String) -> PlacedLaunch {
+    let argument = |at: &BufferRef| Argument {
+        at: *at,
+        bytes: 64,
+        name: "t".into(),
+    };
+    PlacedLaunch {
+        work: Work::Product(product),
+        grid: [1, 1, 1],
+        dynamic_shared_bytes: 0,
+        args: args.iter().map(argument).collect(),
+        writes_saved: false,
+        origin,
+    }
+}
+
+/// Buffers of the caller, of which one is written.
+pub fn externals(n: usize, written: usize) -> Vec<ExternalSpec> {
+    let external = |slot| ExternalSpec {
+        bytes: 64,
+        written: slot == written,
+    };
+    (0..n).map(external).collect()
 }
 
 fn alive(library: &Library) -> c_int {

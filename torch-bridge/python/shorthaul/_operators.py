@@ -16,7 +16,7 @@ import weakref
 
 import torch
 
-from . import _native
+from . import _attention, _native
 from ._errors import ShorthaulError
 from ._program import Program, TensorSpec
 
@@ -87,9 +87,33 @@ def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
         scratch.data_ptr(),
         timings is not None,
         owner.place.stream(),
+        _attention.operators(
+            owner.forward_calls, lambda: _forward_slots(owner, inputs, results), scratch, saved
+        ),
     )
     _note("forward", times)
     return results
+
+
+def _forward_slots(program: Program, inputs, results) -> list[torch.Tensor | None]:
+    """The tensors of a forward pass as the native half counts its buffers."""
+    *outputs, state, _ = results
+    users = iter(outputs)
+    offsets = enumerate(program.state_offsets)
+    made = [next(users) if at is None else program.state_view(state, i) for i, at in offsets]
+    seeds = [None] * len(program.differentiable_user_outputs)
+    return [*inputs, *seeds, *made, *[None] * len(program.grad_inputs)]
+
+
+def _backward_slots(program: Program, given, reads, output_reads, grads) -> list:
+    """The tensors of a backward pass as the native half counts its buffers."""
+    inputs: list[torch.Tensor | None] = [None] * len(program.inputs)
+    for i, tensor in zip(program.backward_reads, reads, strict=True):
+        inputs[i] = tensor
+    outputs: list[torch.Tensor | None] = [None] * len(program.outputs)
+    for (i, _, _), tensor in zip(program.backward_output_reads, output_reads, strict=True):
+        outputs[i] = tensor
+    return [*inputs, *given, *outputs, *grads]
 
 
 def _launch(native, *arguments):
@@ -129,6 +153,12 @@ def _backward(
         scratch.data_ptr(),
         timings is not None,
         owner.place.stream(),
+        _attention.operators(
+            owner.backward_calls,
+            lambda: _backward_slots(owner, given, reads, output_reads, grads),
+            scratch,
+            saved,
+        ),
     )
     _note("backward", times)
     return grads

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from . import _native, cuda, products
+from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
 from ._errors import CompileError, Unsupported
@@ -59,6 +60,9 @@ class Program:
     zero_inputs: list[int] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
+    #: Operators of PyTorch's that a pass calls between its launches.
+    forward_calls: list[Call] = field(default_factory=list)
+    backward_calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self):
         for spec, output in zip(self.outputs, self.captured.outputs, strict=True):
@@ -80,6 +84,9 @@ class Program:
         self.backward_scratch_bytes = self.native.backward_scratch_bytes
         self.backward_reads = list(self.native.backward_reads)
         self.grad_inputs = list(self.native.grad_inputs)
+        if self.place.runs_cuda_text:
+            self.forward_calls = calls_of(self.native.cuda_calls(False))
+            self.backward_calls = calls_of(self.native.cuda_calls(True))
         user_idx = {i: n for n, i in enumerate(self._user_output_idxs())}
         self.backward_output_reads = [
             (i, self.state_offsets[i], user_idx.get(i)) for i in self.native.backward_output_reads

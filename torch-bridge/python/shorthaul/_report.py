@@ -17,9 +17,11 @@ class Report:
     """A step in numbers: ``data`` as parsed JSON, ``str()`` as text.
 
     ``data`` has ``kernels`` (name, origin, stage, path, launches, bytes_read, bytes_written,
-    bytes_least, operations, and ``choice`` where a table of products chose), ``bytes_moved``,
-    ``bytes_least``, ``bytes_saved``, ``operations``, ``memory`` (bytes) and ``refusals``, the
-    rewrites that were not legal.
+    bytes_least, operations, ``choice`` where a table of products chose, and ``bytes_copied`` where
+    PyTorch computes it and its results are copied to their places), ``bytes_moved``,
+    ``bytes_least``, ``bytes_saved``, ``operations``, ``memory`` (bytes), ``refusals``, the rewrites
+    that were not legal, and ``attentions``, where a table or the caller could choose what computes
+    attention: what does, and why.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -42,6 +44,7 @@ class Report:
             f"{_mib(memory['forward_arena_bytes'])} more in forward and "
             f"{_mib(memory['backward_arena_bytes'])} in backward",
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
+            *data.get("attentions", ()),
         ]
         return "\n".join(lines)
 

@@ -2,7 +2,8 @@
 
 ``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names a table of measured times, which
 ``bench/gpu/tables.py`` writes; with it, each product is computed by our own kernel or by cuBLASLt,
-each convolution by our own or by cuDNN, whichever was faster on this device. There is none by
+each convolution by our own or by cuDNN, each attention by ours or by an operator of PyTorch's,
+whichever was faster on this device. There is none by
 default: then all are ours. A table of another device, another cuBLASLt or another cuDNN is refused
 with a ``CompileError`` that says so; the emulator takes any. The format is described in
 ``kernels/src/cuda/vendor/table.rs``.
@@ -30,6 +31,8 @@ TABLE_VARIABLE = "SHORTHAUL_CUDA_TABLE"
 
 #: What may compute a product, as tables call it.
 KINDS = ("own", "library", "library_then_map", "wgmma")
+#: What may compute attention besides ``own``: operators of PyTorch's.
+ATTENTION_KINDS = ("torch_flash", "torch_efficient", "torch_cudnn")
 
 _decree: contextvars.ContextVar[tuple[str, int, int] | None] = contextvars.ContextVar(
     "shorthaul_products", default=None
@@ -43,15 +46,15 @@ def table_file() -> str | None:
 
 @contextlib.contextmanager
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
-    """Inside, programs are compiled with one candidate for all products that it can compute.
+    """Inside, programs are compiled with one candidate for all that it can compute.
 
-    ``kind`` is one of ``KINDS``; ``rank`` is the position of an algorithm in the library's own
-    order, or of ``wgmma``, our kernel for Hopper, the number of its tile; ``workspace_bytes`` is
-    what each product of the library may use. What the candidate cannot compute is our own
-    kernel's. Tables are not looked at.
+    ``kind`` is one of ``KINDS`` or, for attention, of ``ATTENTION_KINDS``, which have no rank;
+    ``rank`` is the position of an algorithm in the library's own order, or of ``wgmma``, our kernel
+    for Hopper, the number of its tile; ``workspace_bytes`` is what each product of the library may
+    use. What the candidate cannot compute is our own kernel's. Tables are not looked at.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind is one of {KINDS}, not {kind!r}")
+    if kind not in KINDS + ATTENTION_KINDS:
+        raise ValueError(f"kind is one of {KINDS + ATTENTION_KINDS}, not {kind!r}")
     token = _decree.set((kind, rank, workspace_bytes))
     try:
         yield
@@ -112,11 +115,25 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     ]
 
 
+def launched(step: Callable[[], object]) -> float:
+    """Microseconds of all launches of compiled modules that ``step`` makes, PyTorch's operators
+    between them included; afterwards their stream is waited for.
+    """
+    from . import _operators
+
+    before, _operators.timings = _operators.timings, []
+    try:
+        step()
+        return sum(seconds for _, _, seconds in _operators.timings) * 1e6
+    finally:
+        _operators.timings = before
+
+
 def machine(is_emulated: bool = False) -> dict[str, str]:
     """What times are taken on, as a table says it: the current device, its driver, the libraries.
 
-    Raises what the native half raises where there is no device or no cuBLASLt. Without cuDNN, whose
-    version is then left out, all convolutions are ours.
+    Raises what the native half raises where there is no device, no cuBLASLt, or a cuDNN that cannot
+    be used. Without cuDNN, whose version is then left out, all convolutions are ours.
     """
     if is_emulated:
         return {"device": "emulator", "driver": "none", "cublaslt": "none"}
@@ -124,9 +141,19 @@ def machine(is_emulated: bool = False) -> dict[str, str]:
     version, _ = _native.cublaslt_version(cuda.nvrtc_folders())
     device = rows[torch.cuda.current_device()]
     found = {"device": device[1], "driver": driver, "cublaslt": version}
-    with contextlib.suppress(_native.CompileFailure):
-        found["cudnn"], _ = _native.cudnn_version(cuda.nvrtc_folders())
+    if cudnn := _native.cudnn_version(cuda.nvrtc_folders()):
+        found["cudnn"], _ = cudnn
     return found
 
 
-__all__ = ["KINDS", "TABLE_VARIABLE", "Timed", "every", "machine", "table_file", "timed"]
+__all__ = [
+    "ATTENTION_KINDS",
+    "KINDS",
+    "TABLE_VARIABLE",
+    "Timed",
+    "every",
+    "launched",
+    "machine",
+    "table_file",
+    "timed",
+]

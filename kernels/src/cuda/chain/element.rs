@@ -13,7 +13,7 @@ use crate::emit::index::{Extents, Loop};
 use crate::emit::scalar;
 use crate::emit::text::CText;
 use crate::emit::values::{Address, Effect, Op, ValueId, Values};
-use graph::{Binary, ContainerId, DType, SymExpr};
+use graph::{Binary, ContainerId, DType, Reduction, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names that the text shares with the rest of the kernel.
@@ -234,6 +234,20 @@ impl<'f> Elements<'f> {
         });
         let stored = self.stored().map(|(n, e)| (e.value, Sink::Store(n)));
         reduced.chain(out).chain(stored)
+    }
+
+    /// Values that change numbers of rows or products out of tiles, with how they do.
+    pub(super) fn taken(&self) -> Vec<(ValueId, Reduction)> {
+        let reduction = |sink| match sink {
+            Sink::Scalar(s) => self.sweeps.scalars[s].reduction,
+            Sink::Factor(_) | Sink::Store(_) => Reduction::Sum,
+        };
+        self.sinks().map(|(v, sink)| (v, reduction(sink))).collect()
+    }
+
+    /// How many values there are, each behind those that it is made of.
+    pub(super) fn n_values(&self) -> usize {
+        self.values.values.len()
     }
 
     /// Tiles that are stored in this sweep, with their positions.

@@ -7,6 +7,7 @@
 use super::EmittedChain;
 use super::element::{Elements, Names, is_small};
 use super::form::{Form, Lines, VECTOR};
+use super::hidden::Hidden;
 use super::running;
 use super::sweep::Sweeps;
 use super::tile::{Tile, ceil, padded};
@@ -135,18 +136,49 @@ impl Job<'_> {
 
     fn flops(&self) -> u64 {
         let form = self.form;
-        let batch: i64 = form.batch.iter().map(|l| l.size).product();
-        let groups: i64 = form.groups.iter().map(|l| l.size).product();
-        let points = (batch * groups * form.row.size * form.col.size) as u64;
-        let into = |n: &usize| form.tile_products[*n].rows.width as u64;
+        let outer: i64 = form.outer().map(|l| l.size).product();
         let again = self.tile.parts as u64;
-        let swept = self
-            .sweeps
-            .sweeps
-            .iter()
-            .flat_map(|s| s.products.iter().map(into));
-        let out = form.out_products.iter().map(|p| p.out.width as u64);
-        2 * points * (again * swept.sum::<u64>() + out.sum::<u64>())
+        let of_pass = |together: Range<usize>| {
+            let points = (outer * self.points(together.clone())) as u64;
+            let sweeps = &self.sweeps.sweeps[together];
+            let into = sweeps.iter().flat_map(|s| &s.products);
+            let into: u64 = into.map(|n| form.tile_products[*n].rows.width as u64).sum();
+            let is_last = sweeps.iter().any(|s| s.is_last);
+            let out = form.out_products.iter().filter(|_| is_last);
+            let out: u64 = out.map(|p| p.out.width as u64).sum();
+            points * (again * into + out)
+        };
+        2 * self.passes().into_iter().map(of_pass).sum::<u64>()
+    }
+
+    /// Points of rows and columns that a pass goes over, for each of what is around them.
+    fn points(&self, together: Range<usize>) -> i64 {
+        let (form, hidden) = (self.form, self.hidden(together));
+        let blocks = (0..ceil(form.row.size, ROWS)).map(|n| n * ROWS);
+        let points = blocks.map(|first| {
+            let columns = hidden.columns(form, first..first + ROWS, self.tile.cols);
+            (columns.end - columns.start) * ROWS.min(form.row.size - first)
+        });
+        points.sum()
+    }
+
+    /// Sweeps that go over the columns together.
+    fn passes(&self) -> Vec<Range<usize>> {
+        let all = 0..self.sweeps.sweeps.len();
+        let mut passes: Vec<Range<usize>> = Vec::new();
+        for n in all {
+            match passes.last_mut().filter(|_| self.is_joined(n)) {
+                Some(pass) => pass.end = n + 1,
+                None => passes.push(n..n + 1),
+            }
+        }
+        passes
+    }
+
+    /// What sweeps together need not go over.
+    fn hidden(&self, together: Range<usize>) -> Hidden {
+        let all = together.map(|n| Hidden::of(&self.elements(n)));
+        all.reduce(Hidden::and).unwrap_or_default()
     }
 
     fn text(&self, name: &str) -> String {
@@ -172,14 +204,8 @@ impl Job<'_> {
             clear(&mut t, &format!("out{q}"), n);
         }
         t.line("int now = 0; /* the buffer of the block that is next */");
-        let mut next = 0;
-        while next < self.sweeps.sweeps.len() {
-            let first = next;
-            next += 1;
-            while self.is_joined(next) {
-                next += 1;
-            }
-            self.sweep(&mut t, first..next);
+        for together in self.passes() {
+            self.sweep(&mut t, together);
         }
         self.store_scalars(&mut t);
         for q in 0..self.form.out_products.len() {
@@ -208,8 +234,14 @@ impl Job<'_> {
             ));
             below *= l.size;
         }
+        // The blocks that take longest begin first.
+        let mut passes = self.passes().into_iter();
+        let block = match passes.any(|together| self.hidden(together).grows()) {
+            true => format!("({} - SH_BID % {n_rows})", n_rows - 1),
+            false => format!("SH_BID % {n_rows}"),
+        };
         t.line(&format!(
-            "const int first_row = SH_BID % {n_rows}*{ROWS} + SH_WARP*16 + lane_row;"
+            "const int block_row = {block}*{ROWS}, first_row = block_row + SH_WARP*16 + lane_row;"
         ));
         t.line(&format!("{index} row_at[2];"));
         t.line("SH_UNROLL");
@@ -293,10 +325,12 @@ impl Job<'_> {
 
     /// One pass over the columns, of sweeps that go along with each other.
     fn sweep(&self, t: &mut CText, together: Range<usize>) {
-        let (cols, size) = (self.tile.cols, self.form.col.size);
+        let cols = self.tile.cols;
         let sweeps = &self.sweeps.sweeps;
         let panels = self.panels(together.clone());
         t.open("");
+        let hidden = self.hidden(together.clone());
+        let (begin, end) = hidden.declare(t, self.form, ROWS, cols);
         for l in &self.form.groups {
             let (index, var) = (self.index_type(), &l.var);
             t.open(&format!(
@@ -314,14 +348,14 @@ impl Job<'_> {
         }
         // Not the buffer of the block before, be it the last sweep's, and that one's other readers have
         // met at the barrier since.
-        self.load(t, &panels, "0", "now");
+        self.load(t, &panels, &begin, "now");
         t.line("sh_copy_commit();");
         t.open(&format!(
-            "for (int first = 0; first < {size}; first += {cols})"
+            "for (int first = {begin}; first < {end}; first += {cols})"
         ));
         t.line("sh_copy_wait<0>();");
         t.line("SH_SYNC(); /* this block is written, the one before is read */");
-        t.open(&format!("if (first + {cols} < {size})"));
+        t.open(&format!("if (first + {cols} < {end})"));
         self.load(t, &panels, &format!("first + {cols}"), "1 - now");
         t.close();
         t.line("sh_copy_commit();");

@@ -102,25 +102,49 @@ impl<'a> Swizzled<'a> {
             return Err("it reads beyond the border of an operand");
         }
         let (fast, slow, lines) = match self.by_terms {
-            true => (rows, terms, LINE),
-            false => (terms, rows, self.n_rows),
+            true => (rows, terms, LINE as u32),
+            false => (terms, rows, self.n_rows as u32),
         };
         let (Some(1), Some(line), Some(plane)) = (fast.1, slow.1, batch.1) else {
             return Err("rows, terms or products of an operand lie at more than one distance");
         };
-        // An operand that all products share is one matrix; a distance that nobody uses must be legal.
-        let legal = |distance: i64| (distance as u32).max(PIECE as u32);
-        let (planes, plane) = match plane == 0 || batch.0 == 1 {
-            true => (1, line * i64::from(slow.0)),
-            false => (batch.0, plane),
+        // An operand that all products share is one matrix. A distance that nobody uses must be legal.
+        let planes = if plane == 0 { 1 } else { batch.0 };
+        let whole = (i64::from(fast.0) + PIECE - 1) / PIECE * PIECE;
+        let (line, plane) = match (slow.0, planes) {
+            (1, 1) => (whole, whole),
+            (1, _) => (plane, plane),
+            (n, 1) => (line, line * i64::from(n)),
+            _ => (line, plane),
         };
-        Ok(TensorMap {
+        let directions = [(slow.0, line, lines), (planes, plane, 1)];
+        let [first, second] = match self.planes_first() {
+            true => [directions[1], directions[0]],
+            false => directions,
+        };
+        let map = TensorMap {
             dtype: self.source.dtype,
             offset: form::constant(self.source.access),
-            sizes: [fast.0, slow.0, planes],
-            strides: [legal(line), legal(plane)],
-            lines: lines as u32,
-        })
+            sizes: [fast.0, first.0, second.0],
+            strides: [first.1, second.1].map(|n| n as u64),
+            lines: [first.2, second.2],
+        };
+        map.check().map(|()| map)
+    }
+
+    /// Whether the matrices of a batch lie closer than the lines of one, as those of attention's heads do.
+    fn planes_first(&self) -> bool {
+        let f = self.source.form;
+        let slow: &[usize] = if self.by_terms {
+            &f.k
+        } else {
+            self.source.rows
+        };
+        let are_many = f.count(&f.batch) > 1 && f.count(slow) > 1;
+        match (self.distance(&f.batch), self.distance(slow)) {
+            (Some(plane), Some(line)) => are_many && plane > 0 && plane < line,
+            _ => false,
+        }
     }
 
     /// The distance of neighbours, if it is the same across all of some dims.
@@ -144,14 +168,16 @@ impl<'a> Swizzled<'a> {
         let boxes = if self.by_terms { rows / LINE } else { 1 };
         for i in 0..boxes {
             let row = format!("{block}*{rows} + {}", i * LINE);
-            let place = match self.by_terms {
-                true => format!("{row}, k0"),
-                false => format!("k0, {row}"),
+            let (fast, slow) = match self.by_terms {
+                true => (row.as_str(), "k0"),
+                false => ("k0", row.as_str()),
+            };
+            let place = match self.planes_first() {
+                true => format!("{fast}, {plane}, {slow}"),
+                false => format!("{fast}, {slow}, {plane}"),
             };
             let to = format!("s*{words} + {}", i * LINE * LINE_WORDS);
-            t.line(format!(
-                "sh_box_copy({x}, {place}, {plane}, {x}_s, {to}, full, s);"
-            ));
+            t.line(format!("sh_box_copy({x}, {place}, {x}_s, {to}, full, s);"));
         }
     }
 

@@ -1,22 +1,22 @@
-//! The convolutions of a program on a device: graphs, engines and plans made at load, launches.
+//! The convolutions of a program on a device: graphs and plans made at load, launches.
 //!
-//! Owns the translation of [`Convolution`] to cuDNN's graph of operations, which engines are taken, and
-//! the ranks of their plans. At a launch no memory of the device is allocated, nothing is asked for or
-//! waited for; the library has no way to name addresses but a small descriptor on the host.
+//! Owns the translation of [`Convolution`] to cuDNN's graph of operations. At a launch no memory of the
+//! device is allocated, nothing is asked for or waited for; the library has no way to name addresses but a
+//! small descriptor on the host.
 #![allow(unsafe_code)]
 
 use super::Device;
 use super::cublaslt::Complaint;
 use super::cudnn::{
-    Address, Attribute, ConvolutionMode, Cudnn, DataType, Descriptor, Flag, HeuristicMode, Int,
-    Kind, NanPropagation, NumericalNote, PointwiseMode, Session,
+    Address, Attribute, ConvolutionMode, Cudnn, DataType, Descriptor, Flag, Int, Kind,
+    NanPropagation, PointwiseMode, Session,
 };
+use super::plans::{Asked, Handed, Place, Plan};
 use crate::cuda::passes::ALIGNMENT;
 use crate::cuda::vendor::{Array, Convolution, Direction, Finish, Product};
 use cudarc::cudnn::sys;
 use graph::DType;
 use std::sync::Arc;
-use sys::cudnnBackendNumericalNote_t as Note;
 use sys::cudnnPointwiseMode_t as Pointwise;
 
 /// Numbers of the arrays in a graph: those of memory in the order of a launch's parameters.
@@ -28,7 +28,7 @@ const BIASED: i64 = 6;
 /// A convolution that is ready to be launched.
 pub(super) struct Planned {
     session: Arc<Session>,
-    plan: Descriptor,
+    plan: Plan,
     /// What the plan is made of.
     _graph: Graph,
 }
@@ -40,47 +40,11 @@ struct Graph {
     _parts: Vec<Descriptor>,
 }
 
-/// What plans are made for.
-#[derive(Clone, Copy)]
-enum Place<'a> {
-    /// The device of a session.
-    Session(&'a Session),
-    /// One that is described.
-    #[cfg(test)]
-    Properties(&'a Descriptor),
-}
-
-/// The attributes that name a place, where there are such.
-struct Names {
-    handle: Option<Attribute>,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a session is named by its handle")
-    )]
-    properties: Option<Attribute>,
-}
-
-impl Place<'_> {
-    fn name(self, descriptor: &mut Descriptor, names: Names) -> Result<(), Complaint> {
-        match self {
-            Place::Session(session) => match names.handle {
-                Some(attribute) => session.set_handle(descriptor, attribute),
-                None => Ok(()),
-            },
-            #[cfg(test)]
-            Place::Properties(device) => match names.properties {
-                Some(attribute) => descriptor.set_descriptors(attribute, &[device]),
-                None => Ok(()),
-            },
-        }
-    }
-}
-
 /// Makes a convolution ready, with the device's context current; or how many plans the library offers,
 /// if fewer than its rank needs.
 ///
 /// # Errors
-/// The library refuses the description.
+/// The library refuses the description, or every plan of it.
 pub(super) fn load(
     device: &Device,
     library: &Arc<Cudnn>,
@@ -88,18 +52,23 @@ pub(super) fn load(
     convolution: &Convolution,
 ) -> Result<Result<Planned, usize>, Complaint> {
     let session = device.dnn_session(library)?;
-    let graph = describe(library, Place::Session(&session), convolution)?;
-    let limit = product.workspace_bytes;
-    let mut plans = plans(
+    let mut turn = session.turn();
+    let key = (convolution.clone(), product.workspace_bytes);
+    let mut ranking = turn.rankings.get(&key).cloned().unwrap_or_default();
+    let place = Place::Session(&turn);
+    let graph = describe(library, place, convolution)?;
+    let asked = Asked {
         library,
-        Place::Session(&session),
-        &graph,
+        place,
+        graph: &graph.whole,
         convolution,
-        limit,
-        product.rank + 1,
-    )?;
-    let offered = plans.len();
-    Ok(match plans.pop().filter(|_| offered > product.rank) {
+        workspace_bytes: product.workspace_bytes,
+    };
+    let plan = asked.plan(&mut ranking, product.rank)?;
+    let offered = ranking.offered(product.rank);
+    turn.rankings.insert(key, ranking);
+    drop(turn);
+    Ok(match plan {
         Some(plan) => Ok(Planned {
             session,
             plan,
@@ -113,7 +82,7 @@ pub(super) fn load(
 /// current.
 ///
 /// # Errors
-/// The library refuses the description.
+/// The library refuses the description, or every plan of it.
 pub(super) fn n_offers(
     device: &Device,
     library: &Arc<Cudnn>,
@@ -122,16 +91,23 @@ pub(super) fn n_offers(
     most: usize,
 ) -> Result<usize, Complaint> {
     let session = device.dnn_session(library)?;
-    let graph = describe(library, Place::Session(&session), convolution)?;
-    let all = plans(
-        library,
-        Place::Session(&session),
-        &graph,
-        convolution,
-        workspace_bytes,
-        most,
-    )?;
-    Ok(all.len())
+    let mut turn = session.turn();
+    let key = (convolution.clone(), workspace_bytes);
+    let mut ranking = turn.rankings.get(&key).cloned().unwrap_or_default();
+    if !ranking.is_known(most) {
+        let place = Place::Session(&turn);
+        let graph = describe(library, place, convolution)?;
+        let asked = Asked {
+            library,
+            place,
+            graph: &graph.whole,
+            convolution,
+            workspace_bytes,
+        };
+        asked.look(&mut ranking, most)?;
+        turn.rankings.insert(key, ranking.clone());
+    }
+    Ok(ranking.offered(most))
 }
 
 impl Planned {
@@ -166,7 +142,7 @@ impl Planned {
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &workspace)?;
         let pack = pack.finalized()?;
         // SAFETY: passed on; the plan was made for this convolution and a workspace of this size.
-        unsafe { self.session.execute(&self.plan, &pack, stream) }
+        unsafe { self.session.turn().execute(&self.plan.plan, &pack, stream) }
     }
 }
 
@@ -212,11 +188,11 @@ fn describe(library: &Arc<Cudnn>, place: Place<'_>, c: &Convolution) -> Result<G
         }
     }
     let mut whole = Descriptor::new(library, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-    let names = Names {
+    let handed = Handed {
         handle: Some(Attribute::CUDNN_ATTR_OPERATIONGRAPH_HANDLE),
         properties: None,
     };
-    place.name(&mut whole, names)?;
+    place.hand(&mut whole, handed)?;
     let all: Vec<&Descriptor> = operations.iter().map(|(node, _)| node).collect();
     whole.set_descriptors(Attribute::CUDNN_ATTR_OPERATIONGRAPH_OPS, &all)?;
     let whole = whole.finalized()?;
@@ -384,102 +360,6 @@ fn pointwise(
     Ok((node.finalized()?, how))
 }
 
-/// The first plans for a graph, at most `most`, in the library's order: first those that it recommends,
-/// then those that it falls back to. What wants a larger workspace or other numbers is left out, and what
-/// the library cannot run on this device after all.
-fn plans(
-    library: &Arc<Cudnn>,
-    place: Place<'_>,
-    graph: &Graph,
-    convolution: &Convolution,
-    workspace_bytes: usize,
-    most: usize,
-) -> Result<Vec<Descriptor>, Complaint> {
-    use sys::cudnnBackendHeurMode_t as Mode;
-    let mut found = Vec::new();
-    for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
-        let Ok(choices) = choices(library, place, graph, HeuristicMode(mode as u32)) else {
-            continue;
-        };
-        for choice in choices {
-            if found.len() == most {
-                return Ok(found);
-            }
-            if !is_exact(&choice, convolution)? {
-                continue;
-            }
-            if let Ok((plan, bytes)) = plan(library, place, &choice)
-                && bytes <= workspace_bytes
-            {
-                found.push(plan);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// What the library would run a graph by, the best first.
-fn choices(
-    library: &Arc<Cudnn>,
-    place: Place<'_>,
-    graph: &Graph,
-    mode: HeuristicMode,
-) -> Result<Vec<Descriptor>, Complaint> {
-    let mut asked = Descriptor::new(library, Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
-    let of = Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH;
-    asked.set_descriptors(of, &[&graph.whole])?;
-    asked.set(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, &[mode])?;
-    let names = Names {
-        handle: None,
-        properties: Some(Attribute::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP),
-    };
-    place.name(&mut asked, names)?;
-    let asked = asked.finalized()?;
-    let results = Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS;
-    let kind = Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
-    asked.descriptors(results, kind, asked.count(results)?)
-}
-
-/// Whether an engine makes the sums that the description means, each time the same: in f32 and from the
-/// factors as they are. For f32 factors tensor cores would be TF32.
-fn is_exact(choice: &Descriptor, convolution: &Convolution) -> Result<bool, Complaint> {
-    const MOST: usize = 32;
-    let kind = Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR;
-    let engines = choice.descriptors(Attribute::CUDNN_ATTR_ENGINECFG_ENGINE, kind, 1)?;
-    let [engine] = engines.as_slice() else {
-        return Ok(false);
-    };
-    let notes = Attribute::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE;
-    let notes: Vec<NumericalNote> = engine.get(notes, MOST)?;
-    let is_half = convolution.x.dtype.bytes() == 2;
-    Ok(notes.iter().all(|note| {
-        let tensor_cores = note.0 == Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE as u32;
-        tensor_cores && is_half || note.0 == Note::CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP as u32
-    }))
-}
-
-/// A plan, and the bytes of workspace that it wants.
-fn plan(
-    library: &Arc<Cudnn>,
-    place: Place<'_>,
-    choice: &Descriptor,
-) -> Result<(Descriptor, usize), Complaint> {
-    let mut plan = Descriptor::new(library, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
-    let names = Names {
-        handle: Some(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE),
-        properties: Some(Attribute::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
-    };
-    place.name(&mut plan, names)?;
-    let config = Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
-    plan.set_descriptors(config, &[choice])?;
-    let plan = plan.finalized()?;
-    let bytes: Vec<Int> = plan.get(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, 1)?;
-    let bytes = bytes
-        .first()
-        .map_or(0, |n| usize::try_from(n.0).unwrap_or(usize::MAX));
-    Ok((plan, bytes))
-}
-
 /// The library's name of a type that convolutions have.
 fn data_type(dtype: DType) -> DataType {
     use sys::cudnnDataType_t as Type;
@@ -493,6 +373,7 @@ fn data_type(dtype: DType) -> DataType {
 #[cfg(test)]
 mod tests {
     use super::super::cudnn::Character;
+    use super::super::plans::Ranking;
     use super::*;
     use std::path::PathBuf;
 
@@ -569,9 +450,16 @@ mod tests {
         }
         for c in all {
             let graph = describe(&library, place, &c).unwrap_or_else(|e| panic!("{c}: {e:?}"));
-            let found = plans(&library, place, &graph, &c, 64 << 20, 1);
+            let asked = Asked {
+                library: &library,
+                place,
+                graph: &graph.whole,
+                convolution: &c,
+                workspace_bytes: 64 << 20,
+            };
+            let found = asked.plan(&mut Ranking::default(), 0);
             let found = found.unwrap_or_else(|e| panic!("{c}: {e:?}"));
-            assert_eq!(found.len(), 1, "no plan with sums as described: {c}");
+            assert!(found.is_some(), "no plan with sums as described: {c}");
         }
         let mut wrong = convolution(Forward, DType::BF16, 3, 1);
         wrong.y.sizes[2] += 1;

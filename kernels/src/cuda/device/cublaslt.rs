@@ -1,28 +1,26 @@
 //! The cuBLASLt library: found, loaded, called.
 //!
-//! Owns the search (`SHORTHAUL_CUBLASLT`, the caller's folders, the loader's own) and every use of the
-//! C interface, each behind a function that gives the library's own words for a failure. Types and
-//! numbers are cudarc's bindings; its loader is not used, since it looks for names only, where the
-//! library of PyTorch's wheels is not found, and panics without one. Never keeps a stream, never waits.
+//! Owns its names and every use of the C interface, each behind a function that gives the library's own
+//! words for a failure. Types and numbers are cudarc's bindings; its loader is not used, since it looks for
+//! names only, where the library of PyTorch's wheels is not found, and panics without one. Never keeps a
+//! stream, never waits.
 #![allow(unsafe_code)]
 
-use super::search::Search;
 use crate::cuda::CudaError;
-use crate::cuda::interface::{interface, told};
+use crate::cuda::interface::interface;
+use crate::cuda::library::{Files, Names};
 use cudarc::cublaslt::sys;
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::collections::BTreeMap;
+use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// The library's file, without its version.
-pub const CUBLASLT: &str = "libcublasLt.so";
-
-const SEARCH: Search = Search {
+static NAMES: Names = Names {
+    name: "cuBLASLt",
+    package: "nvidia-cublas",
     variable: "SHORTHAUL_CUBLASLT",
-    stem: CUBLASLT,
+    stem: "libcublasLt.so",
     loader_names: &["libcublasLt.so.13", "libcublasLt.so.12"],
 };
 
@@ -79,8 +77,7 @@ pub struct CublasLt {
     _library: Library,
 }
 
-/// The libraries loaded so far.
-static LOADED: Mutex<BTreeMap<PathBuf, Arc<CublasLt>>> = Mutex::new(BTreeMap::new());
+static FILES: Files<CublasLt> = Files::new(&NAMES, CublasLt::of);
 
 impl CublasLt {
     /// Loads cuBLASLt from the folder that `SHORTHAUL_CUBLASLT` names, else from the first of `folders`
@@ -89,29 +86,19 @@ impl CublasLt {
     /// # Errors
     /// None is there, or one is and cannot be used; a folder named explicitly is never passed over.
     pub fn find(folders: &[PathBuf]) -> Result<Arc<CublasLt>, CudaError> {
-        let none = |folders| CudaError::NoCublasLt { folders };
-        SEARCH.find(folders, CublasLt::once, none)
+        FILES.find(folders)
     }
 
-    fn once(path: &Path) -> Result<Arc<CublasLt>, CudaError> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = loaded.get(path) {
-            return Ok(Arc::clone(known));
+    /// That it is in none of these folders, nor where the loader looks.
+    pub(super) fn nowhere(folders: Vec<PathBuf>) -> CudaError {
+        CudaError::NoLibrary {
+            library: &NAMES,
+            folders,
         }
-        let library = Arc::new(CublasLt::load(path)?);
-        loaded.insert(path.to_path_buf(), Arc::clone(&library));
-        Ok(library)
     }
 
-    fn load(path: &Path) -> Result<CublasLt, CudaError> {
-        let unusable = |problem: libloading::Error| CudaError::CublasLtUnusable {
-            path: path.to_path_buf(),
-            problem: told(&problem),
-        };
-        // SAFETY: NVIDIA's library; loading it runs only its own constructors.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(unusable)?;
-        let interface = Interface::of(&library).map_err(unusable)?;
+    fn of(library: Library, path: &Path) -> Result<CublasLt, libloading::Error> {
+        let interface = Interface::of(&library)?;
         // SAFETY: takes nothing and gives a number.
         let version = unsafe { (interface.version)() };
         Ok(CublasLt {

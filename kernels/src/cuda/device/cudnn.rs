@@ -1,30 +1,29 @@
 //! The cuDNN library: found, loaded, called.
 //!
-//! Owns the search (`SHORTHAUL_CUDNN`, the caller's folders, the loader's own) and every use of the C
-//! interface, each behind a function that gives the library's own words for a failure. Of cuDNN's two
-//! interfaces this is the graph one (`cudnnBackend…`): the older calls are deprecated since version 9,
-//! know no ranking of algorithms for a given workspace, and fuse no bias into a bf16 convolution. Numbers
-//! are cudarc's bindings; its loader is not used, as for cuBLASLt. Never keeps a stream, never waits.
+//! Owns its names and every use of the C interface, each behind a function that gives the library's own
+//! words for a failure. Of cuDNN's two interfaces this is the graph one (`cudnnBackend…`): the older calls
+//! are deprecated since version 9, know no ranking of algorithms for a given workspace, and fuse no bias
+//! into a bf16 convolution. Numbers are cudarc's bindings; its loader is not used, as for cuBLASLt. Never
+//! keeps a stream, never waits.
 #![allow(unsafe_code)]
 
 use super::cublaslt::Complaint;
-use super::search::Search;
+use super::plans::Rankings;
 use crate::cuda::CudaError;
-use crate::cuda::interface::{interface, told};
+use crate::cuda::interface::interface;
+use crate::cuda::library::{Files, Names};
 use cudarc::cudnn::sys;
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::collections::BTreeMap;
+use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The library's file, without its version.
-pub const CUDNN: &str = "libcudnn.so";
-
-const SEARCH: Search = Search {
+static NAMES: Names = Names {
+    name: "cuDNN",
+    package: "nvidia-cudnn-cu13",
     variable: "SHORTHAUL_CUDNN",
-    stem: CUDNN,
+    stem: "libcudnn.so",
     loader_names: &["libcudnn.so.9"],
 };
 
@@ -59,8 +58,7 @@ pub struct Cudnn {
     _library: Library,
 }
 
-/// The libraries loaded so far.
-static LOADED: Mutex<BTreeMap<PathBuf, Arc<Cudnn>>> = Mutex::new(BTreeMap::new());
+static FILES: Files<Cudnn> = Files::new(&NAMES, Cudnn::of);
 
 impl Cudnn {
     /// Loads cuDNN from the folder that `SHORTHAUL_CUDNN` names, else from the first of `folders` (such as
@@ -69,29 +67,19 @@ impl Cudnn {
     /// # Errors
     /// None is there, or one is and cannot be used; a folder named explicitly is never passed over.
     pub fn find(folders: &[PathBuf]) -> Result<Arc<Cudnn>, CudaError> {
-        let none = |folders| CudaError::NoCudnn { folders };
-        SEARCH.find(folders, Cudnn::once, none)
+        FILES.find(folders)
     }
 
-    fn once(path: &Path) -> Result<Arc<Cudnn>, CudaError> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = loaded.get(path) {
-            return Ok(Arc::clone(known));
+    /// That it is in none of these folders, nor where the loader looks.
+    pub(super) fn nowhere(folders: Vec<PathBuf>) -> CudaError {
+        CudaError::NoLibrary {
+            library: &NAMES,
+            folders,
         }
-        let library = Arc::new(Cudnn::load(path)?);
-        loaded.insert(path.to_path_buf(), Arc::clone(&library));
-        Ok(library)
     }
 
-    fn load(path: &Path) -> Result<Cudnn, CudaError> {
-        let unusable = |problem: libloading::Error| CudaError::CudnnUnusable {
-            path: path.to_path_buf(),
-            problem: told(&problem),
-        };
-        // SAFETY: NVIDIA's library; loading it runs only its own constructors.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(unusable)?;
-        let interface = Interface::of(&library).map_err(unusable)?;
+    fn of(library: Library, path: &Path) -> Result<Cudnn, libloading::Error> {
+        let interface = Interface::of(&library)?;
         // SAFETY: takes nothing and gives a number.
         let version = unsafe { (interface.version)() };
         Ok(Cudnn {
@@ -153,15 +141,23 @@ fn version_text(version: usize) -> String {
 /// The library's state on a device, made with the device's context current; stays for good.
 pub(super) struct Session {
     pub(super) library: Arc<Cudnn>,
-    /// One launch has it at a time: it holds the stream.
-    handle: Mutex<OfLibrary>,
+    state: Mutex<State>,
+}
+
+/// What one thread has at a time: the library allows a handle no more, and also heuristics and the
+/// finalization of graphs and plans use it.
+pub(super) struct State {
+    library: Arc<Cudnn>,
+    handle: OfLibrary,
+    /// What was found out about the plans of convolutions.
+    pub(super) rankings: Rankings,
 }
 
 /// A pointer that the library gave.
 #[derive(Clone, Copy)]
 struct OfLibrary(Handle);
 
-// SAFETY: a handle may be used from any thread, by one at a time, which the lock sees to.
+// SAFETY: a handle may be used from any thread, by one at a time, which the session's lock sees to.
 unsafe impl Send for OfLibrary {}
 
 impl Session {
@@ -172,20 +168,29 @@ impl Session {
         library.check("cudnnCreate", status)?;
         Ok(Session {
             library: Arc::clone(library),
-            handle: Mutex::new(OfLibrary(handle)),
+            state: Mutex::new(State {
+                library: Arc::clone(library),
+                handle: OfLibrary(handle),
+                rankings: Rankings::default(),
+            }),
         })
     }
 
-    /// Gives a descriptor the handle.
+    /// Waits until no other thread has the state.
+    pub(super) fn turn(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Gives a descriptor the handle; it is used in this turn only.
     pub(super) fn set_handle(
         &self,
         descriptor: &mut Descriptor,
         attribute: Attribute,
     ) -> Result<(), Complaint> {
-        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        let handles = [handle.0];
         let of_type = sys::cudnnBackendAttributeType_t::CUDNN_TYPE_HANDLE as c_uint;
-        descriptor.set_raw(attribute, of_type, &handles)
+        descriptor.set_raw(attribute, of_type, &[self.handle.0])
     }
 
     /// Enqueues a plan on what `pack` names.
@@ -199,13 +204,12 @@ impl Session {
         pack: &Descriptor,
         stream: u64,
     ) -> Result<(), Complaint> {
-        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        let interface = &self.library.interface;
+        let (interface, handle) = (&self.library.interface, self.handle.0);
         // SAFETY: the handle lives, and the stream is the caller's promise.
-        let status = unsafe { (interface.set_stream)(handle.0, stream as usize as *mut c_void) };
+        let status = unsafe { (interface.set_stream)(handle, stream as usize as *mut c_void) };
         self.library.check("cudnnSetStream", status)?;
         // SAFETY: the caller's promise; all three live.
-        let status = unsafe { (interface.execute)(handle.0, plan.raw, pack.raw) };
+        let status = unsafe { (interface.execute)(handle, plan.raw, pack.raw) };
         self.library.check("cudnnBackendExecute", status)
     }
 }

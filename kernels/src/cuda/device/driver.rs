@@ -300,25 +300,72 @@ impl Function {
 #[derive(Clone, Copy)]
 pub(super) struct EncodedMap(sys::CUtensorMap);
 
+// What the driver writes to must lie at a multiple of 64 bytes.
+const _: () = assert!(align_of::<EncodedMap>() >= 64);
+
+/// `cuTensorMapEncodeTiled`.
+type Encode = unsafe extern "C" fn(
+    *mut sys::CUtensorMap,
+    sys::CUtensorMapDataType,
+    u32,
+    *mut c_void,
+    *const u64,
+    *const u64,
+    *const u32,
+    *const u32,
+    sys::CUtensorMapInterleave,
+    sys::CUtensorMapSwizzle,
+    sys::CUtensorMapL2promotion,
+    sys::CUtensorMapFloatOOBfill,
+) -> CUresult;
+
+/// The driver's function, which those older than CUDA 12.0 lack: then the bindings would panic.
+fn encode() -> Option<Encode> {
+    static FOUND: OnceLock<Option<Encode>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        // SAFETY: the signature is the header's; the driver stays loaded.
+        unsafe {
+            let found = sys::culib().get::<Encode>(b"cuTensorMapEncodeTiled");
+            found.ok().map(|function| *function)
+        }
+    })
+}
+
 impl EncodedMap {
+    /// Whether the driver knows maps.
+    pub(super) fn is_known() -> bool {
+        encode().is_some()
+    }
+
     /// Of the buffer at `address`.
+    ///
+    /// # Errors
+    /// It does not keep one of the driver's conditions, or the driver refuses it.
     pub(super) fn of(map: &TensorMap, address: u64) -> Result<EncodedMap, Failure> {
         use sys::{
             CUtensorMapDataType as Type, CUtensorMapFloatOOBfill as Beyond,
             CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion,
             CUtensorMapSwizzle as Swizzle,
         };
-        const LINE: u32 = 64;
-        let bytes = map.dtype.bytes() as u64;
+        let refused = |problem: &str| Failure {
+            code: CUresult::CUDA_ERROR_INVALID_VALUE as u32,
+            problem: format!("a map for the copy engine must keep this: {problem}"),
+        };
+        map.check().map_err(refused)?;
+        if !address.is_multiple_of(TensorMap::ALIGNMENT as u64) {
+            return Err(refused("its buffer starts at a multiple of 16 bytes"));
+        }
+        let encode = encode().ok_or_else(|| refused("the driver is one for CUDA 12.0 or newer"))?;
         let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
-        let first = address + map.offset as u64 * bytes;
+        let first = address + map.offset as u64 * map.dtype.bytes() as u64;
         let sizes = map.sizes.map(u64::from);
-        let strides = map.strides.map(|elements| u64::from(elements) * bytes);
-        let (in_box, steps) = ([LINE, map.lines, 1], [1; 3]);
+        let strides = map.stride_bytes();
+        let [lines, more] = map.lines;
+        let (in_box, steps) = ([TensorMap::LINE, lines, more], [1; 3]);
         // SAFETY: every pointer leads to as many numbers as there are dimensions, strides one fewer; the
         // address is only written down.
         checked(unsafe {
-            sys::cuTensorMapEncodeTiled(
+            encode(
                 &mut encoded,
                 match map.dtype {
                     DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

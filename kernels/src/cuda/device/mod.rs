@@ -9,8 +9,8 @@ mod cublaslt;
 mod cudnn;
 mod driver;
 mod module;
+mod plans;
 mod products;
-mod search;
 
 use super::vendor::Operation;
 use super::{Arch, CudaError};
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use cublaslt::{CUBLASLT, CublasLt};
-pub use cudnn::{CUDNN, Cudnn};
+pub use cublaslt::CublasLt;
+pub use cudnn::Cudnn;
 pub use module::CudaModule;
 
 /// One device, with its primary context held for the rest of the process.
@@ -37,33 +37,36 @@ pub struct Device {
 
 /// The libraries that may compute products and convolutions.
 pub struct Libraries {
-    blas: Arc<CublasLt>,
+    blas: Option<Arc<CublasLt>>,
     dnn: Option<Arc<Cudnn>>,
     folders: Vec<PathBuf>,
 }
 
 impl Libraries {
-    /// Looks for both, as [`CublasLt::find`] and [`Cudnn::find`] do. Without cuDNN there are no convolutions by
-    /// it.
+    /// Looks for both, as [`CublasLt::find`] and [`Cudnn::find`] do. One that is nowhere is only missed by
+    /// the first product or convolution that is to be its.
     ///
     /// # Errors
-    /// There is no cuBLASLt, or a cuDNN that cannot be used.
+    /// One is there and cannot be used, or not in the folder that its variable names.
     pub fn find(folders: &[PathBuf]) -> Result<Libraries, CudaError> {
-        let dnn = match Cudnn::find(folders) {
-            Ok(found) => Some(found),
-            Err(CudaError::NoCudnn { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Libraries {
-            blas: CublasLt::find(folders)?,
-            dnn,
-            folders: folders.to_vec(),
-        })
+        let blas = unless_nowhere(CublasLt::find(folders))?;
+        let dnn = unless_nowhere(Cudnn::find(folders))?;
+        Ok(Libraries::of(blas, dnn, folders))
     }
 
-    /// The version of cuBLASLt.
-    pub fn cublaslt_version(&self) -> &str {
-        self.blas.version()
+    /// Those that are there; `folders` were searched for the others.
+    pub fn of(
+        blas: Option<Arc<CublasLt>>,
+        dnn: Option<Arc<Cudnn>>,
+        folders: &[PathBuf],
+    ) -> Libraries {
+        let folders = folders.to_vec();
+        Libraries { blas, dnn, folders }
+    }
+
+    /// The version of cuBLASLt, if there is one.
+    pub fn cublaslt_version(&self) -> Option<&str> {
+        self.blas.as_ref().map(|blas| blas.version())
     }
 
     /// The version of cuDNN, if there is one.
@@ -71,17 +74,26 @@ impl Libraries {
         self.dnn.as_ref().map(|dnn| dnn.version())
     }
 
+    /// cuBLASLt, where something is its.
+    fn blas(&self) -> Result<&Arc<CublasLt>, CudaError> {
+        let folders = || self.folders.clone();
+        self.blas
+            .as_ref()
+            .ok_or_else(|| CublasLt::nowhere(folders()))
+    }
+
     /// cuDNN, where something is its.
     fn dnn(&self) -> Result<&Arc<Cudnn>, CudaError> {
-        self.dnn
-            .as_ref()
-            .ok_or_else(|| match Cudnn::find(&self.folders) {
-                Err(error) => error,
-                // Installed since.
-                Ok(_) => CudaError::NoCudnn {
-                    folders: self.folders.clone(),
-                },
-            })
+        let folders = || self.folders.clone();
+        self.dnn.as_ref().ok_or_else(|| Cudnn::nowhere(folders()))
+    }
+}
+
+fn unless_nowhere<L>(found: Result<L, CudaError>) -> Result<Option<L>, CudaError> {
+    match found {
+        Ok(library) => Ok(Some(library)),
+        Err(CudaError::NoLibrary { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -172,16 +184,19 @@ impl Device {
     }
 
     /// How many algorithms a library offers for an operation in a workspace of that size, at most
-    /// `most`; none for one that it refuses, and none of a library that is not there.
+    /// `most`.
+    ///
+    /// # Errors
+    /// The library refuses it, or is not there.
     pub fn offers(
         &self,
         libraries: &Libraries,
         operation: &Operation,
         workspace_bytes: usize,
         most: usize,
-    ) -> usize {
+    ) -> Result<usize, CudaError> {
         let ask = || products::n_offers(self, libraries, operation, workspace_bytes, most);
-        self.context.within(ask).unwrap_or(0)
+        self.context.within(ask)?
     }
 
     fn dropped(&self) -> MutexGuard<'_, module::Dropped> {

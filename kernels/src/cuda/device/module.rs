@@ -8,10 +8,10 @@
 use super::driver::{self, EncodedMap, Event, Failure, Function, Module};
 use super::products;
 use super::{Device, Libraries};
-use crate::cuda::machine::{Addresses, check};
+use crate::cuda::machine::{Addresses, NoOperators, Operators, check};
 use crate::cuda::nvrtc::Cubin;
 use crate::cuda::passes::{Pass, PlacedLaunch};
-use crate::cuda::vendor::Product;
+use crate::cuda::vendor::{Call, Product};
 use crate::cuda::{CudaError, Kernel, TensorMap, Work};
 use crate::run::BufferRef;
 use std::ffi::{CString, c_void};
@@ -24,6 +24,7 @@ pub struct CudaModule {
     modules: Vec<Module>,
     kernels: Vec<Loaded>,
     products: Vec<products::Loaded>,
+    calls: Vec<Call>,
     constants: Vec<u64>,
     /// Wait after every launch, so that a fault is blamed on its kernel.
     blocking: bool,
@@ -60,6 +61,7 @@ impl CudaModule {
             modules: Vec::new(),
             kernels: Vec::new(),
             products: Vec::new(),
+            calls: Vec::new(),
             constants: Vec::new(),
             blocking: std::env::var("SHORTHAUL_CUDA_BLOCKING").is_ok_and(|v| v != "0"),
             is_checked: AtomicBool::new(false),
@@ -121,6 +123,13 @@ impl CudaModule {
         Ok(self)
     }
 
+    /// The same module with a program's calls, which whoever runs it brings the operators for.
+    #[must_use]
+    pub fn with_calls(mut self, calls: &[Call]) -> CudaModule {
+        self.calls = calls.to_vec();
+        self
+    }
+
     fn load_batch(&mut self, kernels: &[Kernel], cubin: &Cubin) -> Result<(), CudaError> {
         let ordinal = self.device.info.ordinal;
         let refused = |failure: Failure, kernels: &[Kernel]| {
@@ -138,12 +147,21 @@ impl CudaModule {
         let loaded = Module::load(&cubin.bytes).map_err(|f| refused(f, kernels))?;
         self.modules.push(loaded);
         for kernel in kernels {
+            let maps: Vec<_> = kernel.params.iter().map(|p| p.ty.map()).collect();
+            if maps.iter().any(Option::is_some) && !EncodedMap::is_known() {
+                return Err(CudaError::OldDriver {
+                    kernel: kernel.name.clone(),
+                    origin: kernel.origin.clone(),
+                    ordinal,
+                    version: driver::version()?,
+                });
+            }
             let name = CString::new(kernel.name.as_str()).unwrap_or_default();
             let function = loaded.function(&name);
             self.kernels.push(Loaded {
                 function: function.map_err(|f| refused(f, std::slice::from_ref(kernel)))?,
                 threads: kernel.threads,
-                maps: kernel.params.iter().map(|p| p.ty.map()).collect(),
+                maps,
                 name: kernel.name.clone(),
                 origin: kernel.origin.clone(),
             });
@@ -222,6 +240,24 @@ impl CudaModule {
         stream: u64,
         addresses: &Addresses<'_>,
     ) -> Result<(), CudaError> {
+        // SAFETY: passed on.
+        unsafe { self.run_with(pass, stream, addresses, &NoOperators) }
+    }
+
+    /// The same, with operators for the program's calls. They enqueue on the stream too.
+    ///
+    /// # Errors
+    /// As for [`CudaModule::run`]; a call that fails.
+    ///
+    /// # Safety
+    /// As for [`crate::cuda::machine::Machine::run_with`].
+    pub unsafe fn run_with(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+        operators: &dyn Operators,
+    ) -> Result<(), CudaError> {
         check(pass, addresses)?;
         self.device.context.within(|| {
             self.check_devices(pass, addresses)?;
@@ -231,9 +267,10 @@ impl CudaModule {
                 self.is_captured.store(true, Ordering::Relaxed);
             }
             let waits = self.blocking && !captures;
+            let mut calls = 0;
             for launch in &pass.launches {
                 // SAFETY: passed on.
-                unsafe { self.launch(launch, stream, addresses)? };
+                unsafe { self.launch(launch, stream, addresses, (operators, &mut calls))? };
                 if waits {
                     driver::wait(stream).map_err(|f| self.failed(launch, f))?;
                 }
@@ -256,14 +293,33 @@ impl CudaModule {
         stream: u64,
         addresses: &Addresses<'_>,
     ) -> Result<Vec<f64>, CudaError> {
+        // SAFETY: passed on.
+        unsafe { self.run_timed_with(pass, stream, addresses, &NoOperators) }
+    }
+
+    /// The same, with operators for the program's calls.
+    ///
+    /// # Errors
+    /// As for [`CudaModule::run_timed`]; a call that fails.
+    ///
+    /// # Safety
+    /// As for [`crate::cuda::machine::Machine::run_with`].
+    pub unsafe fn run_timed_with(
+        &self,
+        pass: &Pass,
+        stream: u64,
+        addresses: &Addresses<'_>,
+        operators: &dyn Operators,
+    ) -> Result<Vec<f64>, CudaError> {
         check(pass, addresses)?;
         let failed = |f: Failure| f.of_call("cuEventRecord", self.device.info.ordinal);
         self.device.context.within(|| {
             self.check_devices(pass, addresses)?;
             let mut events = vec![Event::record(stream).map_err(failed)?];
+            let mut calls = 0;
             for launch in &pass.launches {
                 // SAFETY: passed on.
-                unsafe { self.launch(launch, stream, addresses)? };
+                unsafe { self.launch(launch, stream, addresses, (operators, &mut calls))? };
                 events.push(Event::record(stream).map_err(failed)?);
             }
             let between = events.windows(2).map(|e| e[1].seconds_since(&e[0]));
@@ -278,6 +334,7 @@ impl CudaModule {
         launch: &PlacedLaunch,
         stream: u64,
         addresses: &Addresses<'_>,
+        (operators, calls): (&dyn Operators, &mut usize),
     ) -> Result<(), CudaError> {
         let place = |at: BufferRef| match at {
             BufferRef::Arena(offset) => addresses.arena + offset as u64,
@@ -294,6 +351,15 @@ impl CudaModule {
                 let launched = unsafe { loaded.launch(&values, stream) };
                 return launched.map_err(|complaint| {
                     products::of_product(complaint, loaded.product(), &launch.origin, ordinal)
+                });
+            }
+            Work::Call(n) => {
+                *calls += 1;
+                let called = operators.call(*calls - 1);
+                return called.map_err(|problem| CudaError::Operator {
+                    operator: self.calls[n].operator(),
+                    origin: launch.origin.clone(),
+                    problem,
                 });
             }
         };
@@ -386,6 +452,10 @@ impl CudaModule {
                     let product = self.products[n].product();
                     let (name, operation) = (&product.name, &product.operation);
                     format!("{name} ({}'s {operation})", operation.library())
+                }
+                Work::Call(n) => {
+                    let call = &self.calls[n];
+                    format!("{} ({})", call.name, call.operator())
                 }
             },
             origin: launch.origin.clone(),

@@ -1,7 +1,7 @@
 //! The products of a program on a device: descriptions and algorithms made at load, launches.
 //!
-//! Owns what is ready of both libraries, the translation of [`Gemm`] to the library's descriptions and the
-//! demand for an algorithm. At a launch nothing is allocated, asked for or waited for.
+//! Owns what is ready of both libraries, the translation of [`Gemm`] to the library's descriptions and
+//! the demand for an algorithm. At a launch nothing is allocated, asked for or waited for.
 #![allow(unsafe_code)]
 
 use super::convolutions::{self, Planned};
@@ -46,8 +46,7 @@ struct Multiplication {
 /// the model that they compute, for messages.
 ///
 /// # Errors
-/// A library refuses a description, or does not offer the algorithm; there is no cuDNN but a
-/// convolution.
+/// A library refuses a description, does not offer the algorithm, or is not there.
 pub(super) fn load(
     device: &Device,
     libraries: &Libraries,
@@ -58,30 +57,49 @@ pub(super) fn load(
     let mut loaded = Vec::new();
     for (n, product) in products.iter().enumerate() {
         let origin = origins.get(n).unwrap_or(&none);
-        let ordinal = device.info.ordinal;
-        let refused = |complaint| of_product(complaint, product, origin, ordinal);
-        let ready = match &product.operation {
-            Operation::Gemm(gemm) => multiplication(device, &libraries.blas, product, gemm)
-                .map(|found| found.map(|ready| Ready::Gemm(gemm.clone(), ready))),
-            Operation::Convolution(c) => convolutions::load(device, libraries.dnn()?, product, c)
-                .map(|found| found.map(|ready| Ready::Convolution(c.clone(), ready))),
-        };
-        let ready = ready
-            .map_err(refused)?
-            .map_err(|offered| CudaError::NoAlgorithm {
-                library: product.operation.library(),
-                product: product.operation.to_string(),
-                origin: origin.clone(),
-                ordinal,
-                rank: product.rank,
-                offered,
-            })?;
+        let ready = ready(device, libraries, product, origin)?;
+        let ready = ready.map_err(|offered| CudaError::NoAlgorithm {
+            library: product.operation.library(),
+            product: product.operation.to_string(),
+            origin: origin.clone(),
+            ordinal: device.info.ordinal,
+            rank: product.rank,
+            offered,
+        })?;
         loaded.push(Loaded {
             product: product.clone(),
             ready,
         });
     }
     Ok(loaded)
+}
+
+/// A product or convolution made ready; or how many algorithms its library offers, if too few.
+fn ready(
+    device: &Device,
+    libraries: &Libraries,
+    product: &Product,
+    origin: &str,
+) -> Result<Result<Ready, usize>, CudaError> {
+    let without = |reason| CudaError::Without {
+        library: product.operation.library(),
+        product: product.operation.to_string(),
+        origin: origin.to_string(),
+        reason: Box::new(reason),
+    };
+    let ready = match &product.operation {
+        Operation::Gemm(gemm) => {
+            let library = libraries.blas().map_err(without)?;
+            multiplication(device, library, product, gemm)
+                .map(|found| found.map(|ready| Ready::Gemm(gemm.clone(), ready)))
+        }
+        Operation::Convolution(c) => {
+            let library = libraries.dnn().map_err(without)?;
+            convolutions::load(device, library, product, c)
+                .map(|found| found.map(|ready| Ready::Convolution(c.clone(), ready)))
+        }
+    };
+    ready.map_err(|complaint| of_product(complaint, product, origin, device.info.ordinal))
 }
 
 /// A product made ready; or how many algorithms the library offers, if fewer than its rank needs.
@@ -119,27 +137,45 @@ fn multiplication(
 }
 
 /// How many algorithms the library offers for an operation, at most `most`, with the device's context
-/// current; none for one that it refuses, and none where there is no library.
+/// current.
+///
+/// # Errors
+/// The library refuses it, or is not there.
 pub(super) fn n_offers(
     device: &Device,
     libraries: &Libraries,
     operation: &Operation,
     workspace_bytes: usize,
     most: usize,
-) -> usize {
-    let multiplications = |gemm: &Gemm| {
-        let session = device.session(&libraries.blas)?;
-        let described = describe(&libraries.blas, gemm)?;
-        let preferences = preferences(&libraries.blas, gemm, workspace_bytes)?;
-        Ok::<_, Complaint>(session.offers(&described, &preferences, most)?.len())
-    };
-    match (operation, libraries.dnn()) {
-        (Operation::Gemm(gemm), _) => multiplications(gemm).unwrap_or(0),
-        (Operation::Convolution(c), Ok(library)) => {
-            convolutions::n_offers(device, library, c, workspace_bytes, most).unwrap_or(0)
+) -> Result<usize, CudaError> {
+    let offered = match operation {
+        Operation::Gemm(gemm) => {
+            let library = libraries.blas()?;
+            multiplications(device, library, gemm, workspace_bytes, most)
         }
-        (Operation::Convolution(_), Err(_)) => 0,
-    }
+        Operation::Convolution(c) => {
+            convolutions::n_offers(device, libraries.dnn()?, c, workspace_bytes, most)
+        }
+    };
+    offered.map_err(|complaint| CudaError::Offers {
+        library: operation.library(),
+        call: complaint.call,
+        ordinal: device.info.ordinal,
+        problem: complaint.problem,
+    })
+}
+
+fn multiplications(
+    device: &Device,
+    library: &Arc<CublasLt>,
+    gemm: &Gemm,
+    workspace_bytes: usize,
+    most: usize,
+) -> Result<usize, Complaint> {
+    let session = device.session(library)?;
+    let described = describe(library, gemm)?;
+    let preferences = preferences(library, gemm, workspace_bytes)?;
+    Ok(session.offers(&described, &preferences, most)?.len())
 }
 
 /// A failed call as the error of a product.

@@ -209,8 +209,8 @@ impl fmt::Display for FaultKind {
                 writer,
             } => write!(
                 f,
-                "an asynchronous product reads {array}[{element}], which thread {writer} wrote without a \
-                 fence (sh_async_fence) before the barrier"
+                "an asynchronous product or copy uses {array}[{element}], which thread {writer} wrote without a \
+                 fence (sh_async_fence, or sh_phases_begin for barriers) before the block met"
             ),
             FaultKind::SumsUnfenced => f.write_str(
                 "an asynchronous product without a fence of its sums (sh_wgmma_fence) in its group",

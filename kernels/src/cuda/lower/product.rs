@@ -28,9 +28,8 @@ impl Lowering {
         own: EmittedContraction,
     ) -> Result<(), LowerError> {
         let (choice, operation) = self.choose(found, NOTHING, &[Finish::Nothing], None);
-        let own = self
-            .by_warpgroups(choice.candidate, found, None)
-            .unwrap_or(own);
+        let by_warpgroups = self.by_warpgroups(choice.candidate, found, None);
+        let own = by_warpgroups.unwrap_or(own);
         match (choice.candidate, operation) {
             (Candidate::Library(rank), Some(operation)) => {
                 let args = arguments(&operation, found);
@@ -141,16 +140,19 @@ impl Lowering {
             Ok(operation) => {
                 let finished = finish.first().map(|finish| operation.finished(*finish));
                 let can = |candidate| match candidate {
-                    Candidate::Own => true,
-                    Candidate::Library(rank) => {
-                        (finished.as_ref()).is_some_and(|own| self.products.offers(own, rank))
+                    Candidate::Own => Ok(()),
+                    Candidate::Library(rank) => match &finished {
+                        Some(finished) => self.products.offers(finished, rank),
+                        None => Err(format!("{} has no such epilogue", operation.library())),
+                    },
+                    Candidate::LibraryThenMap(_) if rest == NOTHING => {
+                        Err("there is no rest".to_string())
                     }
-                    Candidate::LibraryThenMap(rank) => {
-                        rest != NOTHING && self.products.offers(&operation, rank)
-                    }
+                    Candidate::LibraryThenMap(rank) => self.products.offers(&operation, rank),
                     Candidate::Warpgroup(_) => {
-                        self.by_warpgroups(candidate, found, epilogue).is_some()
+                        self.by_warpgroups(candidate, found, epilogue).map(drop)
                     }
+                    Candidate::Attention(_) => Err("it is no attention".to_string()),
                 };
                 let choice = self.products.choose(Key::new(&operation, rest), &can);
                 (choice, Some(operation))
@@ -167,19 +169,25 @@ impl Lowering {
         }
     }
 
-    /// The contraction's kernels by products of warpgroups, if these are the candidate and can be.
+    /// The contraction's kernels by products of warpgroups, if these are the candidate.
+    ///
+    /// # Errors
+    /// Why they are not, or cannot be.
     fn by_warpgroups(
         &self,
         candidate: Candidate,
         found: &Recognized,
         epilogue: Option<&Epilogue>,
-    ) -> Option<EmittedContraction> {
+    ) -> Result<EmittedContraction, String> {
         let Candidate::Warpgroup(tile) = candidate else {
-            return None;
+            return Err(format!("it is {candidate}'s"));
         };
+        if tile >= n_warpgroup_tiles() {
+            return Err(format!("there are {} tiles", n_warpgroup_tiles()));
+        }
         let (c, types) = (&found.contraction, types(&self.graph, found));
-        let emit = || emit_for_warpgroups(NAME, c, types, buffers(found), epilogue, Some(tile));
-        (tile < n_warpgroup_tiles()).then(emit)?.ok()
+        let emitted = emit_for_warpgroups(NAME, c, types, buffers(found), epilogue, Some(tile));
+        emitted.map_err(|unsupported| unsupported.to_string())
     }
 
     fn place_product(

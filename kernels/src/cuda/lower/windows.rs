@@ -101,6 +101,13 @@ fn mentions(m: &Memlet, name: &Symbol) -> bool {
     m.subset.iter().any(has)
 }
 
+/// Whether a value is computed from a parameter itself.
+fn computes_with(value: &Expr, name: &Symbol) -> bool {
+    let mut found = false;
+    value.visit(&mut |e| found |= matches!(e, Expr::Index(index) if index.mentions(name)));
+    found
+}
+
 /// Gathers along one dimension of the result.
 fn gather(graph: &Graph, map: &mut Map, tasklet: &mut Tasklet, dim: usize) -> Option<()> {
     let (out, _) = &tasklet.outputs[0];
@@ -117,6 +124,10 @@ fn gather(graph: &Graph, map: &mut Map, tasklet: &mut Tasklet, dim: usize) -> Op
     }
     for name in [&window.position, &window.tap] {
         is_whole(graph, map, &tasklet.inputs, name)?;
+        // They mean something else afterwards.
+        if computes_with(&tasklet.outputs[0].1, name) {
+            return None;
+        }
     }
     let phase = Symbol::new(format!("{}_phase", window.position));
     let [p, t, h] = [&window.position, &window.tap, &phase].map(SymExpr::from);
@@ -193,4 +204,40 @@ fn is_whole(graph: &Graph, map: &Map, inputs: &[Memlet], name: &Symbol) -> Optio
         }
     }
     found.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A depthwise sum of windows with stride 2 whose value is `value`; the map that gathers it.
+    fn of(value: &str) -> Option<Node> {
+        let text = format!(
+            "graph \"g\" {{
+               %y: f32[8, 3] input
+               %w: f32[3, 3] input
+               %out: f32[16, 3]
+               inputs %y, %w
+               state {{
+                 map [p < 8, c < 3, r < 3] {{
+                   tasklet %out[2*p + r - 1, c | 0.0] (sum) = {value} from %y[p, c], %w[r, c]
+                 }}
+               }}
+               outputs %out
+             }}"
+        );
+        let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let node = &graph.single_state().expect("one state").nodes[0];
+        gathered(&graph, node)
+    }
+
+    #[test]
+    fn what_is_computed_from_positions_is_not_gathered() {
+        assert!(of("$0 * $1").is_some());
+        assert!(of("$0 * $1 * {c}").is_some());
+        for replaced in ["p", "r", "2*p + c"] {
+            let value = format!("$0 * $1 * {{{replaced}}}");
+            assert!(of(&value).is_none(), "{value}");
+        }
+    }
 }

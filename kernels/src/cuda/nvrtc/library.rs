@@ -1,9 +1,8 @@
 //! The NVRTC library: found, loaded, called.
 //!
-//! Owns the search (`SHORTHAUL_NVRTC`, the caller's folders, the loader's own) and the C interface.
+//! Owns its names and the C interface; the search is every library's.
 #![allow(unsafe_code)]
 
-use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,17 +10,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::NvrtcError;
 use crate::cache::Key;
 use crate::cuda::Arch;
-use crate::cuda::interface::{interface, told};
+use crate::cuda::interface::interface;
+use crate::cuda::library::{Missing, Names, newest, open};
 
-const LIBRARY: &str = "libnvrtc.so";
+const NAMES: Names = Names {
+    name: "NVRTC",
+    package: "nvidia-cuda-nvrtc",
+    variable: "SHORTHAUL_NVRTC",
+    stem: "libnvrtc.so",
+    loader_names: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+};
 const BUILTINS: &str = "libnvrtc-builtins.so";
-/// What the system's loader is asked for, in this order.
-const LOADER_NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", LIBRARY];
 
 type Program = *mut c_void;
 type Status = c_int;
@@ -60,62 +64,17 @@ impl Nvrtc {
     /// # Errors
     /// None is there, or one is and cannot be used; a folder named explicitly is never passed over.
     pub fn find(folders: &[PathBuf]) -> Result<Nvrtc, NvrtcError> {
-        let explicit = env::var_os("SHORTHAUL_NVRTC").filter(|value| !value.is_empty());
-        let explicit = explicit.map(|list| env::split_paths(&list).collect());
-        Nvrtc::search(explicit, folders, &LOADER_NAMES.map(Path::new))
+        Ok(NAMES.find(folders, Nvrtc::load)?)
     }
 
-    fn search(
-        explicit: Option<Vec<PathBuf>>,
-        folders: &[PathBuf],
-        loader_names: &[&Path],
-    ) -> Result<Nvrtc, NvrtcError> {
-        if let Some(explicit) = explicit {
-            return match explicit.iter().find_map(|folder| newest(folder, LIBRARY)) {
-                Some(path) => Nvrtc::load(&path),
-                None => Err(NvrtcError::NotInFolders { folders: explicit }),
-            };
-        }
-        if let Some(path) = folders.iter().find_map(|folder| newest(folder, LIBRARY)) {
-            return Nvrtc::load(&path);
-        }
-        let mut unusable = None;
-        for name in loader_names {
-            match Nvrtc::load(name) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(error) if error.is_absence_of(name) => {}
-                Err(error) => unusable = unusable.or(Some(error)),
-            }
-        }
-        let folders = folders.to_vec();
-        Err(unusable.unwrap_or(NvrtcError::NotFound { folders }))
-    }
-
-    fn load(path: &Path) -> Result<Nvrtc, NvrtcError> {
-        let unusable = |problem: libloading::Error| NvrtcError::Unusable {
+    fn load(path: &Path) -> Result<Nvrtc, Missing> {
+        let library = open(path)?;
+        let refused = |problem: libloading::Error| Missing::refused(path, &problem);
+        let interface = Interface::of(&library).map_err(refused)?;
+        let (version, archs) = interface.known().map_err(|error| Missing::Unusable {
             path: path.to_path_buf(),
-            problem: told(&problem),
-        };
-        // SAFETY: NVIDIA's library; loading it runs only its own constructors.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(unusable)?;
-        let interface = Interface::of(&library).map_err(unusable)?;
-        let (mut major, mut minor, mut n_archs) = (0, 0, 0);
-        // SAFETY: the pointers lead to numbers, the last to as many as the call before said.
-        let archs = unsafe {
-            interface.check("nvrtcVersion", (interface.version)(&mut major, &mut minor))?;
-            interface.check(
-                "nvrtcGetNumSupportedArchs",
-                (interface.n_archs)(&mut n_archs),
-            )?;
-            let mut archs = vec![0; usize::try_from(n_archs).unwrap_or(0)];
-            interface.check(
-                "nvrtcGetSupportedArchs",
-                (interface.archs)(archs.as_mut_ptr()),
-            )?;
-            archs
-        };
-        let version = format!("{major}.{minor}");
+            problem: error.to_string(),
+        })?;
         // Its file of built-in functions, which it opens by name at the first compilation.
         let stem = format!("{BUILTINS}.{version}");
         let builtins = path.parent().and_then(|folder| newest(folder, &stem));
@@ -130,7 +89,7 @@ impl Nvrtc {
             archs,
             path: file,
             _library: library,
-            _builtins: builtins.transpose().map_err(unusable)?,
+            _builtins: builtins.transpose().map_err(refused)?,
         })
     }
 
@@ -258,6 +217,19 @@ impl Drop for Run<'_> {
 }
 
 impl Interface {
+    /// The version, such as `13.2`, and the numbers of the architectures.
+    fn known(&self) -> Result<(String, Vec<i32>), NvrtcError> {
+        let (mut major, mut minor, mut n_archs) = (0, 0, 0);
+        // SAFETY: the pointers lead to numbers, the last to as many as the call before said.
+        unsafe {
+            self.check("nvrtcVersion", (self.version)(&mut major, &mut minor))?;
+            self.check("nvrtcGetNumSupportedArchs", (self.n_archs)(&mut n_archs))?;
+            let mut archs = vec![0; usize::try_from(n_archs).unwrap_or(0)];
+            self.check("nvrtcGetSupportedArchs", (self.archs)(archs.as_mut_ptr()))?;
+            Ok((format!("{major}.{minor}"), archs))
+        }
+    }
+
     fn check(&self, call: &'static str, status: Status) -> Result<(), NvrtcError> {
         if status == 0 {
             return Ok(());
@@ -304,88 +276,13 @@ fn content(file: &Path) -> io::Result<String> {
     Ok(format!("{length} {}", Key::of(&[samples])))
 }
 
-/// The newest of a folder's files that are called `stem`, or `stem` with a version behind it.
-pub(in crate::cuda) fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
-    let files = fs::read_dir(folder).ok()?.flatten();
-    let versions = files.filter_map(|entry| {
-        let name = entry.file_name();
-        let numbers = name.to_str()?.strip_prefix(stem)?;
-        let numbers: Option<Vec<u64>> = match numbers.strip_prefix('.') {
-            Some(numbers) => numbers.split('.').map(|n| n.parse().ok()).collect(),
-            None => numbers.is_empty().then(Vec::new),
-        };
-        Some((numbers?, entry.path()))
-    });
-    versions.max().map(|(_, path)| path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn folder(files: &[&str]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for file in files {
-            fs::write(folder.path().join(file), "no library").unwrap();
-        }
-        folder
-    }
-
-    #[test]
-    fn versions_are_numbers() {
-        let folder = folder(&[
-            "libnvrtc.so.12.9",
-            "libnvrtc.so.12.10",
-            "libnvrtc.so",
-            "libnvrtc.so.old",
-            "libnvrtc.so.9",
-            "libnvrtc-builtins.so.12.9",
-            "libnvrtc-builtins.so.12.10.7",
-            "libnvrtc-builtins.so.13.0",
-        ]);
-        let found =
-            |stem: &str| newest(folder.path(), stem).map(|p| p.file_name().unwrap().to_owned());
-        assert_eq!(found(LIBRARY).unwrap(), "libnvrtc.so.12.10");
-        let builtins = |version| found(&format!("{BUILTINS}.{version}"));
-        assert_eq!(builtins("12.10").unwrap(), "libnvrtc-builtins.so.12.10.7");
-        assert_eq!(builtins("12.1"), None);
-        assert_eq!(builtins("13.0").unwrap(), "libnvrtc-builtins.so.13.0");
-    }
-
-    #[test]
-    fn an_explicit_folder_is_not_passed_over() {
-        let (empty, damaged) = (folder(&[]), folder(&["libnvrtc.so.13"]));
-        let path = |folder: &tempfile::TempDir| folder.path().to_path_buf();
-        let search = |explicit: &tempfile::TempDir| {
-            let others = [path(&damaged)];
-            let found = Nvrtc::search(Some(vec![path(explicit)]), &others, &[]);
-            found.err().unwrap()
-        };
-        let error = search(&empty);
-        assert!(
-            matches!(&error, NvrtcError::NotInFolders { folders } if folders[0] == empty.path())
-        );
-        assert!(matches!(search(&damaged), NvrtcError::Unusable { .. }));
-    }
-
-    #[test]
-    fn what_the_loader_finds_and_cannot_use_is_told() {
-        let folder = folder(&["libnvrtc.so.13"]);
-        let (absent, damaged) = (
-            folder.path().join("libnvrtc.so.14"),
-            folder.path().join("libnvrtc.so.13"),
-        );
-        let search = |names: &[&Path]| Nvrtc::search(None, &[], names).err().unwrap();
-        let error = search(&[&absent, &damaged, &absent]);
-        assert!(matches!(&error, NvrtcError::Unusable { path, .. } if *path == damaged));
-        assert!(error.to_string().contains("too short"), "{error}");
-        let error = search(&[&absent, Path::new("libnvrtc-that-is-nowhere.so")]);
-        assert!(matches!(error, NvrtcError::NotFound { .. }), "{error}");
-    }
-
     #[test]
     fn files_of_other_content_are_told_apart() {
-        let folder = folder(&["a", "b", "c"]);
+        let folder = tempfile::tempdir().unwrap();
         let path = |name| folder.path().join(name);
         let mut bytes = vec![7; 1 << 20];
         fs::write(path("a"), &bytes).unwrap();

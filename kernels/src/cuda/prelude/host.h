@@ -91,11 +91,12 @@ static struct {
 alignas(1024) static char sh_static_data[SH_STATIC_BYTES], sh_dynamic_data[SH_SHARED_BYTES];
 static sh_cell sh_static_cells[SH_STATIC_BYTES], sh_dynamic_cells[SH_SHARED_BYTES];
 /* For what reads shared memory asynchronously: at which step each byte of the pool was written last, and
- * after which step each thread made its last fence, the last that a barrier followed. */
+ * after which step each thread made its last fence (or its last of new phases), the last that a barrier
+ * followed. */
 static sh_u32 sh_written[SH_SHARED_BYTES];
 /* Stands for the copy engine where threads are told. */
 enum { SH_ENGINE = 0xfffe };
-static struct { sh_u32 made, ordered; } sh_fences[1024];
+static struct { sh_u32 made, ordered, begun, begun_ordered; } sh_fences[1024];
 static sh_region sh_static_region = {sh_static_data, SH_STATIC_BYTES, 1, 1, sh_static_cells, nullptr, "static"};
 static sh_region sh_dynamic_region = {sh_dynamic_data, SH_SHARED_BYTES, 1, 1, sh_dynamic_cells, nullptr, "dynamic"};
 
@@ -393,7 +394,11 @@ static void sh_block_barrier(sh_place at) {
   if (!alike) return sh_to_scheduler();
   sh_now.at_barrier = 0;
   sh_now.epoch++;
-  for (sh_u32 i = 0; i < n; i++) f[i].state = SH_RUNS, sh_fences[i].ordered = sh_fences[i].made;
+  for (sh_u32 i = 0; i < n; i++) {
+    f[i].state = SH_RUNS;
+    sh_fences[i].ordered = sh_fences[i].made;
+    sh_fences[i].begun_ordered = sh_fences[i].begun;
+  }
   for (sh_u32 i = 0; i < n / 32; i++) sh_now.warps[i].clock = 0;
 }
 /* Waits for the warp; afterwards every lane's words stand in the result. */
@@ -530,7 +535,7 @@ static void sh_run_block(sh_u64 &random) {
   for (sh_u32 i = 0; i < l->threads; i++) {
     char *top = l->stacks + (sh_u64)(i + 1) * l->stack_bytes;
     sh_now.fibers[i] = {sh_fresh((int)i, top, sh_entry), SH_RUNS, {0, 0}, {0, 0}};
-    sh_fences[i] = {0, 0};
+    sh_fences[i] = {0, 0, 0, 0};
   }
   while (sh_now.n_done < l->threads && !sh_now.ended) {
     bool progress = false;

@@ -32,8 +32,8 @@ SH_FN void sh_phase_wait(sh_u64 *b, int s, int parity) {
                  : "=r"(over) : "r"(sh_phase_at(b, s)), "r"(parity) : "memory");
   } while (!over);
 }
-/* Begins the copy of a box of the map: its lines of 64 elements, from element x of line y of plane z on, to
-   the words from `at` on, swizzled as warpgroup products read it; zeros beyond the ends. */
+/* Begins the copy of a box of the map: its lines of 64 elements, from element x of line (y, z) on, to the
+   words from `at` on, swizzled as warpgroup products read it; zeros beyond the ends. */
 SH_FN void sh_box_copy(const sh_tensor_map &map, int x, int y, int z, unsigned *to, int at, sh_u64 *b, int s) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%3, %4, %5}], [%2];"
@@ -42,9 +42,16 @@ SH_FN void sh_box_copy(const sh_tensor_map &map, int x, int y, int z, unsigned *
                : "memory");
 }
 #else
-/* A matrix of 16-bit elements: lengths of lines, of planes in lines, number of planes; distances of lines
-   and of planes in elements; lines of a box. */
-struct sh_tensor_map { sh_view v; sh_i64 offset; int sizes[3]; sh_i64 strides[2]; int lines; };
+/* Lines of 16-bit elements in two directions: elements of a line, lines each way; their distances in
+   elements; lines of a box each way. */
+struct sh_tensor_map {
+  sh_view v;
+  sh_i64 offset;
+  int sizes[3];
+  sh_i64 strides[2];
+  int box[2];
+  int lines() const { return box[0] * box[1]; }
+};
 #define SH_MAP(T) const sh_tensor_map
 struct sh_box { sh_tensor_map map; int x, y, z, thread; sh_u32 at; };
 struct sh_phase { sh_u32 at; int arrivals, arrived, n; sh_u32 n_past; sh_i64 awaited; sh_box boxes[16]; };
@@ -71,7 +78,10 @@ static void sh_phase_init(sh_out<sh_u64> b, int s, int arrivals) {
   b[s] = 0;
   sh_phases.all[sh_phases.n++] = {(sh_u32)b.v.start + s * 8, arrivals};
 }
-static void sh_phases_begin() {}
+static void sh_phases_begin() {
+  sh_async_fence();
+  sh_fences[sh_now.thread].begun = (sh_u32)sh_now.steps;
+}
 static void sh_phase_settle(sh_phase &p) {
   if (p.arrived != p.arrivals || p.awaited) return;
   p.arrived = 0;
@@ -91,7 +101,7 @@ static void sh_phase_expect(sh_out<sh_u64> b, int s, int bytes) {
 /* Copies arrive as late as is legal: when somebody waits for the last of what must come. */
 static bool sh_is_due(const sh_phase &p) {
   sh_i64 bytes = 0;
-  for (int i = 0; i < p.n; i++) bytes += p.boxes[i].map.lines * 128;
+  for (int i = 0; i < p.n; i++) bytes += p.boxes[i].map.lines() * 128;
   return p.n && p.arrived == p.arrivals && bytes == p.awaited;
 }
 static bool sh_is_past(const sh_fiber &f) { return (f.phase->n_past & 1) != (sh_u32)f.parity || sh_is_due(*f.phase); }
@@ -107,16 +117,16 @@ static void sh_deliver(const sh_box &box) {
   const sh_tensor_map &m = box.map;
   const int waits = sh_now.thread;
   sh_now.thread = box.thread;
-  for (int p = 0; p < m.lines * 8; p++) {
-    const int x = box.x + p % 8 * 8, y = box.y + p / 8;
+  for (int p = 0; p < m.lines() * 8; p++) {
+    const int x = box.x + p % 8 * 8, y = box.y + p / 8 % m.box[0], z = box.z + p / 8 / m.box[0];
     const sh_u32 at = box.at + p * 16;
     char *to = sh_dynamic_data + (at ^ (at >> 3 & 0x70));
-    if (x < m.sizes[0] && y < m.sizes[1] && box.z < m.sizes[2])
-      __builtin_memcpy(to, sh_touch(m.v, m.offset + x + y * m.strides[0] + box.z * m.strides[1], 8, 2, 0), 16);
+    if (x < m.sizes[0] && y < m.sizes[1] && z < m.sizes[2])
+      __builtin_memcpy(to, sh_touch(m.v, m.offset + x + y * m.strides[0] + z * m.strides[1], 8, 2, 0), 16);
     else
       __builtin_memset(to, 0, 16);
   }
-  sh_mark_copied(box.at, m.lines * 128, sh_now.epoch);
+  sh_mark_copied(box.at, m.lines() * 128, sh_now.epoch);
   sh_now.thread = waits;
 }
 static void sh_phase_wait(sh_out<sh_u64> b, int s, int parity, int line = __builtin_LINE()) {
@@ -140,12 +150,18 @@ static void sh_phase_wait(sh_out<sh_u64> b, int s, int parity, int line = __buil
 static void sh_box_copy(const sh_tensor_map &map, int x, int y, int z, sh_out<unsigned> to, int at, sh_out<sh_u64> b,
                         int s) {
   sh_phase &p = sh_phase_of(b, s);
-  const int bytes = map.lines * 128;
+  const int bytes = map.lines() * 128;
   const sh_u32 from = (sh_u32)to.v.start + at * 4;
   if (at < 0 || at > to.v.n - bytes / 4 || p.n == 16) {
     sh_fault *f = sh_report(SH_OUT_OF_BOUNDS, to.v.name);
     f->element = at, f->n = to.v.n, f->write = 1;
     return;
+  }
+  /* The engine finds a barrier whose making it was told of, and the block too. */
+  if (sh_written[p.at] > sh_fences[sh_dynamic_cells[p.at].w_thread].begun_ordered) {
+    sh_fault *f = sh_report(SH_UNFENCED, b.v.name);
+    f->element = s;
+    f->other_thread = sh_dynamic_cells[p.at].w_thread;
   }
   if (from % 1024) {
     sh_fault *f = sh_report(SH_MISALIGNED, to.v.name);

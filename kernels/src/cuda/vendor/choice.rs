@@ -27,15 +27,17 @@ pub enum Products {
     },
 }
 
-/// How many algorithms the library offers for a product, at most as many as asked for.
+/// How many algorithms the library offers for a product, at most as many as asked for; else its words.
 #[derive(Clone, Default)]
 pub struct Offers(Option<Arc<Ask>>);
 
-type Ask = dyn Fn(&Operation, usize) -> usize + Send + Sync;
+type Ask = dyn Fn(&Operation, usize) -> Result<usize, String> + Send + Sync;
 
 impl Offers {
     /// Asks `library` for at most so many algorithms of a product.
-    pub fn of(library: impl Fn(&Operation, usize) -> usize + Send + Sync + 'static) -> Offers {
+    pub fn of(
+        library: impl Fn(&Operation, usize) -> Result<usize, String> + Send + Sync + 'static,
+    ) -> Offers {
         Offers(Some(Arc::new(library)))
     }
 }
@@ -80,29 +82,37 @@ impl Products {
         }
     }
 
-    /// Whether the library has an algorithm of that rank. Of a table's ranks that is believed here, and
+    /// That the library has an algorithm of that rank. Of a table's ranks that is believed here, and
     /// told when the program is loaded.
-    pub fn offers(&self, operation: &Operation, rank: usize) -> bool {
-        match self {
-            Products::Own | Products::Measured(_) => true,
-            Products::Every { offers, .. } => {
-                let Offers(ask) = offers;
-                ask.as_ref()
-                    .is_none_or(|ask| ask(operation, rank + 1) > rank)
-            }
+    ///
+    /// # Errors
+    /// Why it has none.
+    pub fn offers(&self, operation: &Operation, rank: usize) -> Result<(), String> {
+        let Products::Every {
+            offers: Offers(Some(ask)),
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
+        match ask(operation, rank + 1)? {
+            offered if offered > rank => Ok(()),
+            offered => Err(format!("{} offers {offered}", operation.library())),
         }
     }
 
-    /// The candidate for a product, one of those that `can` be: our own kernel always can.
-    pub fn choose(&self, key: Key, can: &dyn Fn(Candidate) -> bool) -> Choice {
+    /// The candidate for a product, one of those that `can` be, which says why another cannot: our own
+    /// kernel always can.
+    pub fn choose(&self, key: Key, can: &dyn Fn(Candidate) -> Result<(), String>) -> Choice {
         let (candidate, reason) = match self {
             Products::Own => (Candidate::Own, "no table of times is given".to_string()),
-            Products::Every { candidate, .. } if can(*candidate) => {
-                (*candidate, "asked for everywhere".to_string())
-            }
-            Products::Every { candidate, .. } => {
-                (Candidate::Own, format!("{candidate} cannot compute it"))
-            }
+            Products::Every { candidate, .. } => match can(*candidate) {
+                Ok(()) => (*candidate, "asked for everywhere".to_string()),
+                Err(why) => {
+                    let reason = format!("{candidate} cannot compute it: {why}");
+                    (Candidate::Own, reason)
+                }
+            },
             Products::Measured(table) => fastest(table, &key, can),
         };
         Choice {
@@ -114,10 +124,14 @@ impl Products {
     }
 }
 
-fn fastest(table: &Table, key: &Key, can: &dyn Fn(Candidate) -> bool) -> (Candidate, String) {
+fn fastest(
+    table: &Table,
+    key: &Key,
+    can: &dyn Fn(Candidate) -> Result<(), String>,
+) -> (Candidate, String) {
     let file = table.path().display();
     let all = table.candidates(key);
-    let possible = all.iter().filter(|m| can(m.candidate));
+    let possible = all.iter().filter(|m| can(m.candidate).is_ok());
     // The first of equals, as `min_by` says.
     let best = possible.min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
     match best {
@@ -161,16 +175,20 @@ mod tests {
     fn the_first_of_the_fastest_that_can_be_is_taken() {
         let table = Table::parse(Path::new("t.json"), TABLE).unwrap();
         let products = Products::Measured(Arc::new(table));
-        let any = products.choose(key("bias"), &|_| true);
+        let any = products.choose(key("bias"), &|_| Ok(()));
         assert_eq!(any.candidate, Candidate::Library(2));
         assert!(
             any.reason
                 .starts_with("1.5 us in t.json, against our own kernel 3 us, ")
         );
-        let unfused = |c| !matches!(c, Candidate::Library(_));
+        let no = || Err("it has a rest".to_string());
+        let unfused = |c| match c {
+            Candidate::Library(_) => no(),
+            _ => Ok(()),
+        };
         let second = products.choose(key("bias"), &unfused);
         assert_eq!(second.candidate, Candidate::LibraryThenMap(0));
-        let absent = products.choose(key("nothing"), &|_| true);
+        let absent = products.choose(key("nothing"), &|_| Ok(()));
         assert_eq!(absent.candidate, Candidate::Own);
         assert_eq!(
             absent.to_string(),
@@ -187,17 +205,22 @@ mod tests {
             offers: Offers::default(),
         };
         assert_eq!(
-            products.choose(key("bias"), &|_| true).candidate,
+            products.choose(key("bias"), &|_| Ok(())).candidate,
             Candidate::Library(1)
         );
-        let own = products.choose(key("bias"), &|c| c == Candidate::Own);
+        let only = |c| {
+            (c == Candidate::Own)
+                .then_some(())
+                .ok_or("cuX offers 1".to_string())
+        };
+        let own = products.choose(key("bias"), &only);
         assert_eq!(own.candidate, Candidate::Own);
         assert!(
             own.reason
-                .contains("the library's algorithm 1 cannot compute it")
+                .contains("the library's algorithm 1 cannot compute it: cuX offers 1")
         );
         assert_eq!(
-            Products::Own.choose(key("bias"), &|_| true).candidate,
+            Products::Own.choose(key("bias"), &|_| Ok(())).candidate,
             Candidate::Own
         );
     }

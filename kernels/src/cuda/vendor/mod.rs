@@ -1,10 +1,12 @@
-//! Products that NVIDIA's cuBLASLt and convolutions that its cuDNN computes, and the choice between them
-//! and our own kernels.
+//! Products that NVIDIA's cuBLASLt, convolutions that its cuDNN and attention that PyTorch's operators
+//! compute, and the choice between them and our own kernels.
 //!
-//! Owns the description of a product and of a convolution in the libraries' terms, their meaning
+//! Owns the description of a product, of a convolution and of attention in the libraries' terms, their meaning
 //! (executed on the host by tests and by the emulator) and the tables of measured times that choices are
 //! read from. Never calls a library, which is the device's; never decides what is a contraction.
 
+mod attend;
+mod attention;
 mod choice;
 mod convolution;
 mod convolve;
@@ -16,6 +18,8 @@ mod table;
 use crate::cuda::{Param, ParamType};
 use graph::DType;
 
+pub(super) use attend::{attend, call_traffic};
+pub use attention::{Attending, Attention, Call, CallOperand, Mask, Pass as CallPass};
 pub use choice::{Choice, Offers, Products};
 pub use convolution::{Array, Convolution, Direction};
 pub use convolve::convolve;

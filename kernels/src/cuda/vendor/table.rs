@@ -18,30 +18,42 @@
 //!         {"kind": "library", "rank": 1, "microseconds": 52.9},
 //!         {"kind": "library_then_map", "rank": 0, "microseconds": 63.5}
 //!       ]
+//!     },
+//!     {
+//!       "product": "attention batch 8 heads 16 rows 512 columns 512 width 64 values 64; bf16",
+//!       "rest": "gradients",
+//!       "candidates": [
+//!         {"kind": "own", "microseconds": 310},
+//!         {"kind": "torch_flash", "microseconds": 204.5}
+//!       ]
 //!     }
 //!   ]
 //! }
 //! ```
 //!
 //! - `machine`: what the times were taken on. A program for another device, or with another cuBLASLt or
-//!   cuDNN, refuses the table: neither the times nor the ranks mean anything there. The driver's version
-//!   is for the reader. `cudnn` is left out where there was none. The emulator, which computes every
-//!   candidate alike, takes any table.
+//!   cuDNN, refuses the table: neither the times nor the ranks mean anything there. A library that is not
+//!   there is only missed by a product that is its. The driver's version is for the reader. `cudnn` is left
+//!   out where there was none. The emulator, which computes every candidate alike, takes any table.
 //! - `workspace_bytes`: what every product of the library is given; ranks hold for this size.
-//! - `product`: sizes, types and places as the text of [`super::Gemm`] or of [`super::Convolution`] has them.
+//! - `product`: sizes, types and places as the text of [`super::Gemm`], of [`super::Convolution`] or of
+//!   [`super::Attention`] has them.
 //! - `rest`: the element-wise work that was fused to the product: `nothing`, `bias`, `bias_relu`, or
-//!   a digest of its text.
+//!   a digest of its text. Of attention `gradients`, if times are those of forward and backward together,
+//!   else `nothing`.
 //! - `kind`: `own` is our kernel with the rest in its registers; `library` is the library's (cuBLASLt's
 //!   for products, cuDNN's for convolutions), with the rest as its epilogue; `library_then_map` is the
 //!   library's alone, and then the rest as a kernel of ours; `wgmma` is our kernel for Hopper, with the
 //!   rest in its registers. `rank` is the algorithm's position in the library's own order of those that it
 //!   offers in this workspace, or the number of the kernel's tile (0 to 2: operands copied by threads, the
-//!   largest tile first; 3 and 4: by the copy engine).
+//!   largest tile first; 3 and 4: by the copy engine). Of attention, `torch_flash`, `torch_efficient` and
+//!   `torch_cudnn` are PyTorch's operators, without a rank.
 //! - `microseconds`: of all launches of the candidate together.
 //!
 //! The fastest candidate is taken; of equally fast ones the first. A product without an entry is our
 //! own kernel's.
 
+use super::attention::{Attending, Attention};
 use super::operation::Operation;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
@@ -72,6 +84,19 @@ impl Key {
             rest: rest.to_string(),
         }
     }
+
+    /// Of attention, with its gradients or alone.
+    pub fn of_attention(attention: &Attention, with_gradients: bool) -> Key {
+        Key {
+            product: attention.to_string(),
+            rest: if with_gradients {
+                "gradients"
+            } else {
+                "nothing"
+            }
+            .to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Key {
@@ -92,17 +117,19 @@ pub enum Candidate {
     /// Our kernel by products of warpgroups, in the tile of that number, as
     /// [`crate::cuda::contraction::emit_for_warpgroups`] counts them: on Hopper only.
     Warpgroup(usize),
+    /// Of attention: an operator of PyTorch's.
+    Attention(Attending),
 }
 
 impl Candidate {
-    /// Of a table's `kind` and `rank`, which an own kernel does not have.
+    /// Of a table's `kind` and `rank`, which our own kernels and PyTorch's operators do not have.
     pub fn of(kind: &str, rank: usize) -> Option<Candidate> {
         match kind {
             "own" => Some(Candidate::Own),
             "library" => Some(Candidate::Library(rank)),
             "library_then_map" => Some(Candidate::LibraryThenMap(rank)),
             "wgmma" => Some(Candidate::Warpgroup(rank)),
-            _ => None,
+            _ => Attending::of(kind).map(Candidate::Attention),
         }
     }
 
@@ -113,6 +140,7 @@ impl Candidate {
             Candidate::Library(rank) => ("library", Some(rank)),
             Candidate::LibraryThenMap(rank) => ("library_then_map", Some(rank)),
             Candidate::Warpgroup(tile) => ("wgmma", Some(tile)),
+            Candidate::Attention(by) => (by.name(), None),
         }
     }
 }
@@ -131,6 +159,7 @@ impl fmt::Display for Candidate {
             Candidate::Warpgroup(tile) => {
                 write!(f, "our kernel by products of warpgroups in tile {tile}")
             }
+            Candidate::Attention(by) => by.fmt(f),
         }
     }
 }
@@ -246,7 +275,8 @@ impl Table {
             let line = line_of(text, &key.product);
             if let Some(row) = entry.candidates.iter().find(|c| c.is_misplaced()) {
                 let (kind, _) = row.measured().candidate.parts();
-                let rank = "`own` has no `rank`, every other kind has one";
+                let rank =
+                    "`own` has no `rank`, nor have PyTorch's operators; every other kind has one";
                 return Err(wrong(line, format!("candidate `{kind}`: {rank}")));
             }
             if entry.candidates.is_empty() {
@@ -286,23 +316,24 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// That it was measured on this device with this cuBLASLt and, if with one at all, with this cuDNN.
+    /// That it was measured on this device, and with these libraries, of those that are here: one that is
+    /// not is only missed by the first product that is to be its.
     ///
     /// # Errors
     /// [`TableError::Elsewhere`].
     pub fn check(
         &self,
         device: &str,
-        cublaslt: &str,
+        cublaslt: Option<&str>,
         cudnn: Option<&str>,
     ) -> Result<(), TableError> {
         let machine = &self.machine;
-        let mut compared = vec![
-            ("a device", machine.device.as_str(), device),
-            ("cuBLASLt", &machine.cublaslt, cublaslt),
-        ];
-        if let Some(measured) = &machine.cudnn {
-            compared.push(("cuDNN", measured, cudnn.unwrap_or("without cuDNN")));
+        let mut compared = vec![("a device", machine.device.as_str(), device)];
+        if let Some(here) = cublaslt {
+            compared.push(("cuBLASLt", &machine.cublaslt, here));
+        }
+        if let (Some(measured), Some(here)) = (&machine.cudnn, cudnn) {
+            compared.push(("cuDNN", measured, here));
         }
         match compared
             .iter()
@@ -368,11 +399,15 @@ enum Kind {
     Library,
     LibraryThenMap,
     Wgmma,
+    TorchFlash,
+    TorchEfficient,
+    TorchCudnn,
 }
 
 impl Row {
     fn is_misplaced(&self) -> bool {
-        (self.kind == Kind::Own) != self.rank.is_none()
+        let (_, rank) = self.measured().candidate.parts();
+        rank.is_some() != self.rank.is_some()
     }
 
     fn measured(&self) -> Measured {
@@ -383,6 +418,9 @@ impl Row {
                 Kind::Library => Candidate::Library(rank),
                 Kind::LibraryThenMap => Candidate::LibraryThenMap(rank),
                 Kind::Wgmma => Candidate::Warpgroup(rank),
+                Kind::TorchFlash => Candidate::Attention(Attending::Flash),
+                Kind::TorchEfficient => Candidate::Attention(Attending::Efficient),
+                Kind::TorchCudnn => Candidate::Attention(Attending::Cudnn),
             },
             microseconds: self.microseconds,
         }

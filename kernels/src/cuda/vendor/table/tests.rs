@@ -112,34 +112,38 @@ fn what_is_wrong_with_a_file_is_told_with_its_line() {
 #[test]
 fn a_table_of_another_machine_is_refused() {
     let table = parse(GOOD).unwrap();
-    table.check("NVIDIA H200", "13.4.1", None).unwrap();
-    let device = table
-        .check("NVIDIA A100", "13.4.1", None)
-        .unwrap_err()
-        .to_string();
+    let told = |table: &Table, device: &str, cublaslt, cudnn| {
+        let checked = table.check(device, cublaslt, cudnn);
+        checked.err().map(|error| error.to_string())
+    };
+    let (here, newer) = (Some("13.4.1"), Some("13.5.0"));
+    assert_eq!(told(&table, "NVIDIA H200", here, None), None);
+    let device = told(&table, "NVIDIA A100", here, None).unwrap();
     assert!(
         device.contains("was measured on a device NVIDIA H200, but this is NVIDIA A100; measure")
     );
-    let library = table
-        .check("NVIDIA H200", "13.5.0", None)
-        .unwrap_err()
-        .to_string();
+    let library = told(&table, "NVIDIA H200", newer, None).unwrap();
     assert!(
         library.contains("was measured on cuBLASLt 13.4.1, but this is 13.5.0"),
         "{library}"
     );
     let text = GOOD.replace("\"13.4.1\"", "\"13.4.1\", \"cudnn\": \"9.26.0\"");
     let with_cudnn = parse(&text).unwrap();
-    let told = |found| {
-        let checked = with_cudnn.check("NVIDIA H200", "13.4.1", found);
-        checked.err().map(|error| error.to_string())
-    };
+    let told = |cudnn| told(&with_cudnn, "NVIDIA H200", here, cudnn);
     assert_eq!(told(Some("9.26.0")), None);
     let newer = told(Some("9.27.0")).unwrap();
     assert!(
         newer.contains("was measured on cuDNN 9.26.0, but this is 9.27.0"),
         "{newer}"
     );
-    let none = told(None).unwrap();
-    assert!(none.contains("but this is without cuDNN"), "{none}");
+}
+
+/// What is missed is told by the product that is the library's.
+#[test]
+fn a_library_that_is_not_there_is_not_compared() {
+    let text = GOOD.replace("\"13.4.1\"", "\"13.4.1\", \"cudnn\": \"9.26.0\"");
+    let table = parse(&text).unwrap();
+    table.check("NVIDIA H200", None, None).unwrap();
+    table.check("NVIDIA H200", None, Some("9.26.0")).unwrap();
+    assert!(table.check("NVIDIA H200", None, Some("9.27.0")).is_err());
 }

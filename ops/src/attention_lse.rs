@@ -1,0 +1,319 @@
+//! Attention that keeps the logarithm of each row's sum, and its gradient from that.
+//!
+//! With scores `s = scale·q·kᵀ + mask`, `lse_l = ln Σ_m e^(s_lm)` and `p = e^(s − lse)`: `y = p·v`. For incoming
+//! `dy`, with `δ_l = Σ_e dy_le·y_le`: `dv = pᵀ·dy`, `ds = p·(dy·vᵀ − δ)`, `dq = scale·ds·k`,
+//! `dk = scale·dsᵀ·q` (FlashAttention, arXiv 2205.14135, section 3 and appendix B; PyTorch's
+//! `_scaled_dot_product_flash_attention` and its backward). Neither scores nor probabilities pass from
+//! the forward to the backward pass.
+
+use crate::attention::{Plan, weighted};
+use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
+use crate::reference::{constant_shape, required};
+use graph::{Attr, Attrs, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
+
+/// `attention_with_lse` (q `[…, L, D]`, k `[…, M, D]`, v `[…, M, E]`, mask?) → y `[…, L, E]`, lse `[…, L]`
+/// in f32 (f64 of f64).
+///
+/// Attributes `scale` and `causal` as `attention`, which see; every row must see something. There is
+/// no dropout, and no gradient of the mask except by expansion.
+#[derive(Debug)]
+pub struct AttentionWithLse;
+
+/// `attention_gradient` (dy, q, k, v, mask?, y, lse) → dq, dk, dv; attributes as `attention_with_lse`.
+#[derive(Debug)]
+pub struct AttentionGradient;
+
+/// Position of `y` among the inputs of the gradient; lse follows.
+const Y: usize = 5;
+
+/// The call of the forward operator that a gradient's inputs from q on are.
+fn forward_call<'a>(call: &Call<'a>) -> Result<Call<'a>, OpError> {
+    call.input(Y + 1)?;
+    Ok(Call {
+        library: call.library,
+        inputs: call.inputs[1..Y].to_vec(),
+    })
+}
+
+fn lse_type(plan: &Plan) -> TensorType {
+    let dtype = match plan.y.dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    TensorType::new(dtype, plan.scores[..plan.scores.len() - 1].to_vec())
+}
+
+fn typed(expr: Expr, dtype: DType) -> Attrs {
+    attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(dtype))])
+}
+
+/// The scores, masked and scaled, in lse's type.
+fn append_scores(
+    plan: &Plan,
+    builder: &mut Builder,
+    (q, k, mask): (ContainerId, ContainerId, Option<ContainerId>),
+) -> Result<ContainerId, OpError> {
+    let equation = attrs([("equation", plan.equation("ld", "md", "lm"))]);
+    let products = builder.op1("einsum", &[q, k], equation)?;
+    let expr = plan.masked(mask.map(|m| builder.dtype(m)));
+    let inputs: Vec<_> = [products].into_iter().chain(mask).collect();
+    builder.op1("elementwise", &inputs, typed(expr, lse_type(plan).dtype))
+}
+
+/// `e^(s − lse)` in y's type.
+fn append_probabilities(
+    plan: &Plan,
+    builder: &mut Builder,
+    (scores, lse): (ContainerId, ContainerId),
+) -> Result<ContainerId, OpError> {
+    let mut column = lse_type(plan).shape;
+    column.push(SymExpr::constant(1));
+    let shape = attrs([("shape", Attr::Sizes(column))]);
+    let lse = builder.op1("reshape", &[lse], shape)?;
+    let p = Expr::In(0).sub(Expr::In(1)).exp();
+    builder.op1("elementwise", &[scores, lse], typed(p, plan.y.dtype))
+}
+
+/// Appends an operator that writes an existing container.
+fn append_into(
+    builder: &mut Builder,
+    op: &str,
+    attrs: Attrs,
+    inputs: &[ContainerId],
+    out: ContainerId,
+) {
+    builder.library(Library {
+        op: op.into(),
+        attrs,
+        inputs: inputs.iter().map(|id| Some(*id)).collect(),
+        outputs: vec![Some(out)],
+    });
+}
+
+/// Rows and columns exchanged in each head: `shape` is `[…, L, M]`.
+fn transposed(p: &[f64], shape: &[usize]) -> (Vec<f64>, Vec<usize>) {
+    let n = shape.len();
+    let (rows, columns) = (shape[n - 2], shape[n - 1]);
+    let mut turned = Vec::with_capacity(p.len());
+    for head in p.chunks((rows * columns).max(1)) {
+        turned.extend((0..columns).flat_map(|m| (0..rows).map(move |l| head[l * columns + m])));
+    }
+    let shape = [&shape[..n - 2], &[columns, rows]].concat();
+    (turned, shape)
+}
+
+impl Op for AttentionWithLse {
+    fn name(&self) -> &'static str {
+        "attention_with_lse"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let plan = Plan::of(call)?;
+        if call.float_or("dropout", 0.0)? > 0.0 {
+            return Err(call.unsupported("dropout"));
+        }
+        Ok(vec![plan.y.clone(), lse_type(&plan)])
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(call)?;
+        let (mut p, shape) = Plan::of(call)?.masked_scores(call, inputs)?;
+        let mut lse = Vec::new();
+        for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|s| (s - max).exp()).sum();
+            let own = max + sum.ln();
+            row.iter_mut().for_each(|s| *s = (*s - own).exp());
+            lse.push(own);
+        }
+        let out = constant_shape(call, &types[0].shape)?;
+        let v = required(call, inputs, 2)?.to_f64();
+        let y = weighted(&p, &v, &shape, out[out.len() - 1]);
+        Ok(vec![
+            Tensor::from_f64(types[0].dtype, &out, y),
+            Tensor::from_f64(types[1].dtype, &shape[..shape.len() - 1], lse),
+        ])
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let plan = Plan::of(call)?;
+        let (q, k, v) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
+        let scores = append_scores(&plan, builder, (q, k, call.optional_id(3)))?;
+        let list = attrs([
+            ("kind", Attr::Str("logsumexp".into())),
+            ("axes", Attr::Ints(vec![-1])),
+        ]);
+        let lse = match call.output_id(1) {
+            Some(lse) => {
+                append_into(builder, "reduce", list, &[scores], lse);
+                lse
+            }
+            None => builder.op1("reduce", &[scores], list)?,
+        };
+        if let Some(y) = call.output_id(0) {
+            let p = append_probabilities(&plan, builder, (scores, lse))?;
+            let equation = attrs([("equation", plan.equation("lm", "me", "le"))]);
+            append_into(builder, "einsum", equation, &[p, v], y);
+        }
+        Ok(())
+    }
+
+    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
+        let Some(dy) = g.dy(0) else {
+            return Ok(match g.dy(1) {
+                None => Gradient::Zero,
+                Some(_) => Gradient::Derive,
+            });
+        };
+        if g.dy(1).is_some() || g.wants(3) {
+            return Ok(Gradient::Derive);
+        }
+        let mut inputs = vec![Some(dy)];
+        inputs.extend((0..4).map(|n| g.call.optional_id(n)));
+        inputs.extend([Some(g.output(0)?), Some(g.output(1)?)]);
+        let wanted = [0, 1, 2].map(|n| g.wants(n));
+        let attrs = g.call.library.attrs.clone();
+        let mut parts = builder.op_for("attention_gradient", &inputs, attrs, &wanted)?;
+        parts.resize(g.call.inputs.len(), None);
+        Ok(Gradient::Rule(parts))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let qkv: [&[i64]; 3] = [&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]];
+        let causal = attrs([("causal", Attr::Bool(true)), ("scale", Attr::Float(0.7))]);
+        let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
+        let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
+        vec![
+            Sample::new("plain", &qkv, attrs([])),
+            Sample::new("causal", &qkv, causal.clone()),
+            Sample::new("no leading dimension", &[&[3, 2], &[3, 2], &[3, 2]], causal),
+            Sample::new("added mask", &qkv, attrs([])).value(3, bias),
+        ]
+    }
+}
+
+impl AttentionGradient {
+    /// `ds·scale` appended in y's type.
+    fn append_score_gradient(
+        &self,
+        (call, plan): (&Call, &Plan),
+        builder: &mut Builder,
+        p: ContainerId,
+    ) -> Result<ContainerId, OpError> {
+        let (dy, v, y) = (call.input_id(0)?, call.input_id(3)?, call.input_id(Y)?);
+        let equation = attrs([("equation", plan.equation("le", "me", "lm"))]);
+        let dp = builder.op1("einsum", &[dy, v], equation)?;
+        let products = typed(Expr::In(0).mul(Expr::In(1)), lse_type(plan).dtype);
+        let products = builder.op1("elementwise", &[dy, y], products)?;
+        let list = attrs([
+            ("kind", Attr::Str("sum".into())),
+            ("axes", Attr::Ints(vec![-1])),
+            ("keep", Attr::Bool(true)),
+        ]);
+        let delta = builder.op1("reduce", &[products], list)?;
+        let ds = Expr::In(0).mul(Expr::In(1).sub(Expr::In(2)));
+        let ds = typed(ds.mul(plan.scale.clone()), plan.y.dtype);
+        builder.op1("elementwise", &[p, dp, delta], ds)
+    }
+}
+
+impl Op for AttentionGradient {
+    fn name(&self) -> &'static str {
+        "attention_gradient"
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
+        let plan = Plan::of(&forward_call(call)?)?;
+        let fits = call.input(0)?.shape == plan.y.shape
+            && call.input(Y)?.shape == plan.y.shape
+            && call.input(Y + 1)?.shape == lse_type(&plan).shape;
+        if !fits {
+            return Err(call.shape_error("result, lse or gradient do not fit the operands"));
+        }
+        (1..=3).map(|n| call.input(n).cloned()).collect()
+    }
+
+    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(call)?;
+        let (forward, plan) = (forward_call(call)?, Plan::of(&forward_call(call)?)?);
+        let (mut p, shape) = plan.masked_scores(&forward, &inputs[1..Y])?;
+        let at = |n: usize| required(call, inputs, n).map(|t| (t.to_f64(), t.shape.clone()));
+        let ((dy, wide), (y, _), (lse, _)) = (at(0)?, at(Y)?, at(Y + 1)?);
+        let ((q, narrow), (k, _), (v, _)) = (at(1)?, at(2)?, at(3)?);
+        let (columns, width) = (shape[shape.len() - 1], wide[wide.len() - 1]);
+        let depth = narrow[narrow.len() - 1];
+        for (row, own) in p.chunks_mut(columns.max(1)).zip(&lse) {
+            row.iter_mut().for_each(|s| *s = (*s - own).exp());
+        }
+        let scale = call.float_or("scale", 1.0 / (depth as f64).sqrt())?;
+        // v has a row for each column of the scores: dy·vᵀ is dy by the columns of vᵀ.
+        let values = [&shape[..shape.len() - 2], &[columns, width]].concat();
+        let dp = weighted(&dy, &transposed(&v, &values).0, &wide, columns);
+        let mut ds = p.clone();
+        for (l, row) in ds.chunks_mut(columns.max(1)).enumerate() {
+            let own = l * width..(l + 1) * width;
+            let delta: f64 = own.map(|at| dy[at] * y[at]).sum();
+            for (m, s) in row.iter_mut().enumerate() {
+                *s *= (dp[l * columns + m] - delta) * scale;
+            }
+        }
+        let (pt, turned) = transposed(&p, &shape);
+        let dst = transposed(&ds, &shape).0;
+        let results = [
+            weighted(&ds, &k, &shape, depth),
+            weighted(&dst, &q, &turned, depth),
+            weighted(&pt, &dy, &turned, width),
+        ];
+        let typed = types.iter().zip(results);
+        typed
+            .map(|(ty, data)| {
+                Ok(Tensor::from_f64(
+                    ty.dtype,
+                    &constant_shape(call, &ty.shape)?,
+                    data,
+                ))
+            })
+            .collect()
+    }
+
+    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
+        let plan = Plan::of(&forward_call(call)?)?;
+        let (dy, q, k) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
+        let scores = append_scores(&plan, builder, (q, k, call.optional_id(4)))?;
+        let lse = call.input_id(Y + 1)?;
+        let p = append_probabilities(&plan, builder, (scores, lse))?;
+        let into = |builder: &mut Builder, letters: [&str; 3], a, b, out| {
+            let [x, y, z] = letters;
+            let equation = attrs([("equation", plan.equation(x, y, z))]);
+            append_into(builder, "einsum", equation, &[a, b], out);
+        };
+        if let Some(dv) = call.output_id(2) {
+            into(builder, ["lm", "le", "me"], p, dy, dv);
+        }
+        if call.output_id(0).is_some() || call.output_id(1).is_some() {
+            let ds = self.append_score_gradient((call, &plan), builder, p)?;
+            if let Some(dq) = call.output_id(0) {
+                into(builder, ["lm", "md", "ld"], ds, k, dq);
+            }
+            if let Some(dk) = call.output_id(1) {
+                into(builder, ["lm", "ld", "md"], ds, q, dk);
+            }
+        }
+        Ok(())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let (q, k, v): (&[i64], &[i64], &[i64]) = (&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]);
+        let (y, lse): (&[i64], &[i64]) = (&[2, 2, 3, 3], &[2, 2, 3]);
+        let all: [&[i64]; 7] = [y, q, k, v, &[], y, lse];
+        let causal = attrs([("causal", Attr::Bool(true)), ("scale", Attr::Float(0.7))]);
+        let bias: Vec<f64> = (0..10).map(|i| f64::from(i) * 0.2 - 1.0).collect();
+        let bias = Tensor::from_f64(DType::F32, &[2, 1, 1, 5], bias);
+        let sample = |name: &str, attrs| Sample::new(name, &all, attrs).not_differentiable();
+        vec![
+            sample("plain", attrs([])).without(4),
+            sample("causal", causal).without(4),
+            sample("added mask", attrs([])).value(4, bias),
+        ]
+    }
+}
