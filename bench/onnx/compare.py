@@ -70,7 +70,7 @@ def _parse() -> argparse.Namespace:
     add(
         "--zoo", type=Path, default=ROOT / "out" / "zoo", help="folder of the files, made if needed"
     )
-    add("--groups", default="light,trained,exported,hard", help="also: big, a BERT-large of 1.3 GB")
+    add("--groups", default="light,trained,exported,hard", help="also: big, 1.3 GB and 2.8 GB")
     add("--only", default="", help="comma-separated names of files")
     add("--tools", default="", help="comma-separated names of tools (default: all that are here)")
     add("--timeout", type=float, default=300.0, help="seconds for one optimizer on one file")
@@ -248,9 +248,28 @@ def _line(result: dict) -> str:
 def _write(document: dict, folder: Path) -> None:
     """Writes page and raw results; called after every file, as a run takes long."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1)
-    (folder / "onnx-comparison.json").write_text(text + "\n", encoding="utf-8")
+    text = as_text(document)
+    (folder / "onnx-comparison.json").write_text(text, encoding="utf-8")
     (folder / "onnx-comparison.md").write_text(page.render(document), encoding="utf-8")
+
+
+def as_text(document: dict) -> str:
+    """JSON with a line for each file; numbers with five significant digits, as no time has more."""
+    files = [json.dumps(_rounded(result)) for result in document["files"]]
+    rest = {key: value for key, value in document.items() if key != "files"}
+    head = json.dumps(_rounded(rest), indent=1).removesuffix("\n}")
+    return f'{head},\n "files": [\n' + ",\n".join(files) + "\n]\n}\n"
+
+
+def _rounded(value: object) -> object:
+    """The same with floats of five significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return value
 
 
 if __name__ == "__main__":

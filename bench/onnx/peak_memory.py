@@ -3,7 +3,8 @@
 Owns one measurement: the largest resident memory of ``shorthaul optimize``, verification included,
 beside the bytes of the model and its external data. Prints JSON.
 
-    python bench/onnx/peak_memory.py bert_large.onnx
+    python bench/onnx/zoo.py FOLDER --groups big
+    python bench/onnx/peak_memory.py FOLDER/bert_large.onnx
 """
 
 from __future__ import annotations

@@ -59,6 +59,10 @@ def files(groups: tuple[str, ...]) -> Iterator[File]:
         import zoo_networks
 
         yield from (file for file in zoo_networks.files(File) if file.group in groups)
+    if "big" in groups:
+        import zoo_large
+
+        yield from zoo_large.files(File)
     if "hard" in groups:
         import zoo_hard
 

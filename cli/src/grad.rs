@@ -56,9 +56,12 @@ Examples:
   shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
 
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state, zeros at first, and for adam and adamw the number of
-the step, `step`, 1 at first; classes are dimension 1 of the output. It gives `loss`, NAME.grad and NAME.next. State of
-parameters in half precision is in single precision.
+`target`, and with an optimizer `lr` and its state, zeros at first. Classes are dimension 1 of the output:
+logits are [N, C, …], labels [N, …]. It gives `loss`, NAME.grad and NAME.next; the loop gives every
+NAME.next back as NAME. State of parameters in half precision is in single precision.
+adam and adamw also read `step`, the number of the step as a float: 1 in the first, then 2, 3 and so on;
+there is no `step.next`. momentum keeps 0.9 of the last step; adam and adamw have betas 0.9 and 0.999 and
+an epsilon of 1e-8, adamw a weight decay of 0.01.
 The loss is computed again from the model's outputs, and gradients are held against differences of the
 loss along random directions, in float64; nothing is written if they disagree.
 PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
@@ -79,7 +82,13 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         sizes: args.bind.iter().cloned().collect(),
         mode: args.mode,
     };
-    let model = File::decode(path, bytes)?.import(&options)?;
+    let source = File::decode(path, bytes)?;
+    let model = source.import(&options)?;
+    let open = Options {
+        mode: args.mode,
+        ..Options::default()
+    };
+    sizes::refuse_unknown_of(&source, &open, &options)?;
     progress.stage("differentiating");
     let training = TrainingOptions {
         loss: args.loss.clone(),

@@ -2,6 +2,7 @@
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
+use crate::sizes;
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, bail};
 use compiler::graph::{Bindings, DType, Symbol};
@@ -155,28 +156,7 @@ fn check_sizes(file: &File, model: &Model, options: &Options) -> Result<()> {
             open.join(" ")
         );
     }
-    let open = file.import(&Options::default());
-    let known = open.map(|m| m.sizes).unwrap_or_default();
-    let is_known = |given: &str| {
-        known
-            .iter()
-            .any(|(name, symbol)| name == given || symbol.as_str() == given)
-    };
-    match options.sizes.keys().find(|name| !is_known(name)) {
-        Some(name) => {
-            let names: Vec<_> = known.iter().map(|(name, _)| name.as_str()).collect();
-            let has = if names.is_empty() {
-                "none".into()
-            } else {
-                names.join(", ")
-            };
-            bail!(
-                "{} has no dynamic size `{name}`; it has {has}",
-                path.display()
-            )
-        }
-        None => Ok(()),
-    }
+    sizes::refuse_unknown_of(file, &Options::default(), options)
 }
 
 /// The step: forward, or with the gradients of all trainable parameters.

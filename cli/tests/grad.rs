@@ -7,7 +7,7 @@ mod program;
 use onnx::element::Element;
 use onnx::file::Model;
 use onnx::npy;
-use onnx::proto::{ModelProto, ValueInfoProto};
+use onnx::proto::{AttributeProto, ModelProto, ValueInfoProto, attribute_type};
 use onnx::tensor::{Tensor, Values};
 use program::{arg, floats, listing, model, node, save, shorthaul, small, stderr, stdout};
 use serde_json::Value;
@@ -197,6 +197,61 @@ fn a_name_that_the_model_has_already_is_refused() {
         );
     }
     assert_eq!(listing(folder.path()), ["m.onnx"]);
+}
+
+#[test]
+fn a_size_that_the_model_lacks_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&product("w"), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+    let text = stderr(&[&grad[..], &["--bind", "Q=3"]].concat());
+    assert!(text.contains("no dynamic size `Q`"), "{text}");
+    assert_eq!(listing(folder.path()), ["m.onnx"]);
+}
+
+#[test]
+fn a_size_may_be_given_that_the_model_cannot_be_read_without() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let int = |name: &str, i: i64| AttributeProto {
+        name: name.to_string(),
+        i: Some(i),
+        r#type: attribute_type::INT,
+        ..Default::default()
+    };
+    // Halves of a dynamic size.
+    let mut split = node("Split", &["p"], "a");
+    split.output.push("b".to_string());
+    split.attribute = vec![int("num_outputs", 2)];
+    let mut whole = node("Concat", &["b", "c"], "y");
+    whole.attribute = vec![int("axis", 0)];
+    let product = |a: &str, b: &str, y: &str| node("Mul", &[a, b], y);
+    let nodes = vec![product("x", "w", "p"), split, product("a", "b", "c"), whole];
+    let halves = model(nodes, vec![floats("w", &[4], 0.5)], 4);
+    let path = save(&halves, folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+    assert!(!shorthaul(&grad).status.success());
+    let said = stdout(&[&grad[..], &["--bind", "batch=6"]].concat(), 0);
+    assert!(said.contains("verified in float64"), "{said}");
+}
+
+#[test]
+fn a_graph_with_dropout_is_proven_with_masks_that_stay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let drops = vec![
+        node("MatMul", &["x", "w"], "a"),
+        node("Dropout", &["a", "ratio", "on"], "y"),
+    ];
+    let mut ratio = floats("ratio", &[], 0.5);
+    ratio.dims.clear();
+    let on = Tensor::new(&[], Values::Bool(vec![true])).to_proto("on");
+    let weights = vec![floats("w", &[4, 4], 0.5), ratio, on];
+    let path = save(&model(drops, weights, 4), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+    let said = stdout(&[&grad[..], &["--mode", "train"]].concat(), 0);
+    assert!(said.contains("masks of Dropout held"), "{said}");
 }
 
 #[test]

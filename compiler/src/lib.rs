@@ -1,10 +1,12 @@
 //! The straight line from model to executable, training graphs as ONNX files, reports.
 
+pub mod attention;
 mod boundary;
 mod composed;
 pub mod cuda;
 mod error;
 mod executable;
+mod functions;
 mod plan;
 pub mod report;
 pub mod torch;

@@ -5,6 +5,7 @@
 
 use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
+use crate::functions::merge_functions;
 use autodiff::Request;
 use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
@@ -121,6 +122,8 @@ pub fn training_graph(
         }
     }
     let composed = compose(&mut made.graph).map_err(CompileError::from)?;
+    graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
+    merge_functions(&mut made.graph);
     graph::simplify_before_gradients(&mut made.graph, &ops::Meaning);
     check("simplify", &made.graph)?;
     let named = options.wrt.is_some();
@@ -432,6 +435,12 @@ impl Made {
                 })?,
             });
         }
+        if matches!(optimizer, Optimizer::Adam | Optimizer::AdamW) {
+            let part = Expr::float(ADAM_PART).mul(Expr::In(0).cast(wide(dtype)));
+            inputs[1] = self.build(&origin, Stage::Optimizer, |b| {
+                b.elementwise(part, &inputs[1..2])
+            })?;
+        }
         inputs.insert(2, rate);
         inputs.extend(step);
         for (suffix, expr) in update_rules(optimizer, dtype) {
@@ -492,7 +501,11 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// What each optimizer computes from (parameter of type `dtype`, gradient, rate, state…, step): the
+/// How much of the gradient Adam's running mean takes: `1 − b1`.
+const ADAM_PART: f64 = 1.0 - 0.9;
+
+/// What each optimizer computes from (parameter of type `dtype`, gradient, of which Adam takes
+/// [`ADAM_PART`], rate, state…, step): the
 /// parameter's successor and the state's, by the suffix of their names.
 fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)> {
     let [p, g, rate, m, v, t] = [0, 1, 2, 3, 4, 5].map(Expr::In);
@@ -510,10 +523,13 @@ fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)>
         }
         Optimizer::Adam | Optimizer::AdamW => {
             let (b1, b2) = (0.9, 0.999);
-            let m = number(b1).mul(m).add(number(1.0 - b1).mul(g.clone()));
+            // Of the gradient comes the part that the mean takes: a product that gives the gradient can give
+            // it scaled instead, and its square then needs a factor only, as the gradient's own does.
+            let part = ADAM_PART;
+            let m = number(b1).mul(m).add(g.clone());
             let v = number(b2)
                 .mul(v)
-                .add(number(1.0 - b2).mul(g.clone().mul(g)));
+                .add(number((1.0 - b2) / part / part).mul(g.clone().mul(g)));
             let power = |b: f64| Expr::binary(graph::Binary::Pow, number(b), t.clone());
             // rate/(1 − b1ᵗ) · m/(√(v/(1 − b2ᵗ)) + ε), with numbers taken out of it: what depends on the
             // step only is computed once for all parameters.

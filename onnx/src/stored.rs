@@ -5,14 +5,18 @@
 use crate::element::Element;
 use crate::proto::{SparseTensorProto, TensorProto};
 use crate::same_type;
-use crate::tensor::{Tensor, of_raw, sizes};
+use crate::tensor::{Tensor, Values, of_parts, of_raw, sizes};
 use bytes::Bytes;
-use std::io::{Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Constants of up to this many elements stay decoded.
 const KEPT_ELEMENTS: usize = 1 << 16;
+
+/// Bytes of elements in another file that are kept to tell tensors apart.
+const HEAD: u64 = 64;
 
 /// An initializer.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub struct Stored {
     proto: TensorProto,
     folder: Arc<Path>,
     decoded: OnceLock<Tensor>,
+    /// The first bytes of elements in another file, once they were asked for; `None` if there are none.
+    head: OnceLock<Option<(External, Vec<u8>)>>,
     /// The one element that all are equal to, where none is stored.
     every: Option<Tensor>,
 }
@@ -31,6 +37,7 @@ impl Stored {
             proto,
             folder: Arc::clone(folder),
             decoded: OnceLock::new(),
+            head: OnceLock::new(),
             every: None,
         }
     }
@@ -47,6 +54,7 @@ impl Stored {
             proto,
             folder: Arc::from(Path::new(".")),
             decoded,
+            head: OnceLock::new(),
             every: None,
         }
     }
@@ -62,6 +70,7 @@ impl Stored {
             proto,
             folder: Arc::from(Path::new(".")),
             decoded: OnceLock::new(),
+            head: OnceLock::new(),
             every: Some(every),
         }
     }
@@ -143,6 +152,33 @@ impl Stored {
         Ok(tensor)
     }
 
+    /// Whether type, sizes and elements are the same bit by bit. Of elements in other files no more is read
+    /// than tells them apart.
+    pub fn same_elements(&self, other: &Stored) -> bool {
+        let (a, b) = (&self.proto, &other.proto);
+        if (a.data_type, &a.dims) != (b.data_type, &b.dims) {
+            return false;
+        }
+        if let (Some(a), Some(b)) = (&a.raw_data, &b.raw_data) {
+            return a == b;
+        }
+        if let (Some((a, head)), Some((b, other))) = (self.head(), other.head()) {
+            return a == b || (head == other && a.same_bytes(b).is_ok_and(|same| same));
+        }
+        matches!((self.tensor(), other.tensor()), (Ok(a), Ok(b)) if a.same_bits(&b))
+    }
+
+    /// Where elements in another file are, and the first of their bytes.
+    fn head(&self) -> Option<&(External, Vec<u8>)> {
+        let read = || {
+            let external = self.external().ok()??;
+            let mut head = vec![0; HEAD.min(external.length) as usize];
+            external.open().ok()?.read_exact(&mut head).ok()?;
+            Some((external, head))
+        };
+        self.head.get_or_init(read).as_ref()
+    }
+
     /// Where its elements are, if they are in another file.
     ///
     /// # Errors
@@ -163,10 +199,10 @@ pub fn decode(proto: &TensorProto, folder: &Path) -> Result<Tensor, String> {
     let element = Element::of_number(proto.data_type)
         .ok_or_else(|| format!("element type number {} is not supported", proto.data_type))?;
     let (shape, _) = sizes(&proto.dims)?;
-    let bytes = external
-        .read()
+    let values = external
+        .values(element)
         .map_err(|error| external.cannot_read(&error))?;
-    Ok(Tensor::new(&shape, of_raw(element, &bytes)))
+    Ok(Tensor::new(&shape, values))
 }
 
 /// The tensor that coordinates and elements stand for; everything else in it is zero.
@@ -286,19 +322,41 @@ impl External {
         }))
     }
 
-    /// Its bytes.
+    /// Its elements.
     ///
     /// # Errors
     /// The file cannot be read or has become shorter.
-    pub fn read(&self) -> std::io::Result<Vec<u8>> {
-        let mut file = std::fs::File::open(&self.path)?;
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut bytes = vec![0; self.length as usize];
-        file.read_exact(&mut bytes)?;
-        Ok(bytes)
+    fn values(&self, element: Element) -> std::io::Result<Values> {
+        let mut file = BufReader::with_capacity(1 << 20, self.open()?);
+        of_parts(element, self.length as usize, |part| file.read_exact(part))
     }
 
-    /// A sentence for an error of [`External::read`].
+    /// Whether as many bytes are the same in another range.
+    fn same_bytes(&self, other: &External) -> std::io::Result<bool> {
+        const PART: u64 = 1 << 16;
+        let (mut a, mut b) = (self.open()?, other.open()?);
+        let (mut part, mut its) = (vec![0; PART as usize], vec![0; PART as usize]);
+        let mut left = self.length;
+        while left > 0 {
+            let n = left.min(PART) as usize;
+            a.read_exact(&mut part[..n])?;
+            b.read_exact(&mut its[..n])?;
+            if part[..n] != its[..n] {
+                return Ok(false);
+            }
+            left -= n as u64;
+        }
+        Ok(self.length == other.length)
+    }
+
+    /// The file, at the first of its bytes.
+    fn open(&self) -> std::io::Result<File> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        Ok(file)
+    }
+
+    /// A sentence for an error of reading.
     pub fn cannot_read(&self, error: &std::io::Error) -> String {
         format!("cannot read {}: {error}", self.path.display())
     }
@@ -322,4 +380,51 @@ fn inside(folder: &Path, location: &str) -> Result<PathBuf, String> {
         ));
     }
     Ok(real)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::StringStringEntryProto;
+
+    /// `n` numbers at `offset` of `weights` in that folder.
+    fn external(folder: &Path, offset: usize, n: usize) -> Stored {
+        let entry = |key: &str, value: String| StringStringEntryProto {
+            key: key.to_string(),
+            value,
+        };
+        let proto = TensorProto {
+            dims: vec![n as i64],
+            data_type: Element::F32.number(),
+            data_location: 1,
+            external_data: vec![
+                entry("location", "weights".to_string()),
+                entry("offset", offset.to_string()),
+            ],
+            ..TensorProto::default()
+        };
+        Stored::new(proto, &Arc::from(folder))
+    }
+
+    #[test]
+    fn elements_in_other_files_are_told_apart_wherever_they_differ() {
+        const N: usize = 20_000;
+        let folder = tempfile::tempdir().expect("a folder");
+        let same: Vec<u8> = (0..4 * N).map(|n| (n % 251) as u8).collect();
+        let changed = |at: usize| {
+            let mut bytes = same.clone();
+            bytes[at] ^= 1;
+            bytes
+        };
+        let (first, middle, last) = (changed(0), changed(2 * N), changed(4 * N - 1));
+        let all = [&same, &same, &first, &middle, &last].map(Vec::as_slice);
+        std::fs::write(folder.path().join("weights"), all.concat()).expect("written");
+        let [a, b, others @ ..] = [0, 1, 2, 3, 4].map(|k| external(folder.path(), 4 * N * k, N));
+        assert!(a.same_elements(&b) && b.same_elements(&a) && a.same_elements(&a));
+        assert!(!others.iter().any(|other| a.same_elements(other)));
+        // As the model itself would store them.
+        let tensor = b.tensor().expect("read");
+        assert!(Stored::of_tensor("own", tensor).same_elements(&a));
+        assert!(!a.same_elements(&external(folder.path(), 0, N - 1)));
+    }
 }

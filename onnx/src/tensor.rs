@@ -7,6 +7,7 @@ use crate::element::Element;
 use crate::proto::TensorProto;
 use bytes::Bytes;
 use half::{bf16, f16};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Elements, row-major.
@@ -402,25 +403,63 @@ pub fn room(shape: &[usize]) -> Result<usize, String> {
 
 /// Elements from little-endian bytes.
 pub fn of_raw(element: Element, bytes: &[u8]) -> Values {
-    fn each<const N: usize, T>(bytes: &[u8], f: impl Fn([u8; N]) -> T) -> Vec<T> {
-        bytes.as_chunks::<N>().0.iter().map(|b| f(*b)).collect()
+    let mut rest = bytes;
+    let fill = |part: &mut [u8]| -> Result<(), Infallible> {
+        let (head, tail) = rest.split_at(part.len());
+        part.copy_from_slice(head);
+        rest = tail;
+        Ok(())
+    };
+    match of_parts(element, bytes.len(), fill) {
+        Ok(values) => values,
+        Err(never) => match never {},
     }
-    match element {
-        Element::F32 => Values::F32(each(bytes, f32::from_le_bytes)),
-        Element::F64 => Values::F64(each(bytes, f64::from_le_bytes)),
-        Element::F16 => Values::F16(each(bytes, f16::from_le_bytes)),
-        Element::BF16 => Values::BF16(each(bytes, bf16::from_le_bytes)),
-        Element::I8 => Values::I8(each(bytes, i8::from_le_bytes)),
-        Element::I16 => Values::I16(each(bytes, i16::from_le_bytes)),
-        Element::I32 => Values::I32(each(bytes, i32::from_le_bytes)),
-        Element::I64 => Values::I64(each(bytes, i64::from_le_bytes)),
-        Element::U8 => Values::U8(bytes.to_vec()),
-        Element::U16 => Values::U16(each(bytes, u16::from_le_bytes)),
-        Element::U32 => Values::U32(each(bytes, u32::from_le_bytes)),
-        Element::U64 => Values::U64(each(bytes, u64::from_le_bytes)),
-        Element::Bool => Values::Bool(each(bytes, |[b]| b != 0)),
+}
+
+/// Elements from `n_bytes` little-endian bytes that `fill` gives in order, a part at a time, so that they
+/// never are in memory as bytes and as elements both.
+///
+/// # Errors
+/// Those of `fill`.
+pub fn of_parts<E>(
+    element: Element,
+    n_bytes: usize,
+    fill: impl FnMut(&mut [u8]) -> Result<(), E>,
+) -> Result<Values, E> {
+    /// A multiple of every element's size that stays in the nearest cache.
+    const PART: usize = 1 << 14;
+    fn each<const N: usize, T, E>(
+        n_bytes: usize,
+        mut fill: impl FnMut(&mut [u8]) -> Result<(), E>,
+        f: impl Fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, E> {
+        let mut place = [0; PART];
+        let mut left = n_bytes / N * N;
+        let mut items = Vec::with_capacity(n_bytes / N);
+        while left > 0 {
+            let part = &mut place[..left.min(PART)];
+            fill(part)?;
+            items.extend(part.as_chunks::<N>().0.iter().map(|b| f(*b)));
+            left -= part.len();
+        }
+        Ok(items)
+    }
+    Ok(match element {
+        Element::F32 => Values::F32(each(n_bytes, fill, f32::from_le_bytes)?),
+        Element::F64 => Values::F64(each(n_bytes, fill, f64::from_le_bytes)?),
+        Element::F16 => Values::F16(each(n_bytes, fill, f16::from_le_bytes)?),
+        Element::BF16 => Values::BF16(each(n_bytes, fill, bf16::from_le_bytes)?),
+        Element::I8 => Values::I8(each(n_bytes, fill, i8::from_le_bytes)?),
+        Element::I16 => Values::I16(each(n_bytes, fill, i16::from_le_bytes)?),
+        Element::I32 => Values::I32(each(n_bytes, fill, i32::from_le_bytes)?),
+        Element::I64 => Values::I64(each(n_bytes, fill, i64::from_le_bytes)?),
+        Element::U8 => Values::U8(each(n_bytes, fill, u8::from_le_bytes)?),
+        Element::U16 => Values::U16(each(n_bytes, fill, u16::from_le_bytes)?),
+        Element::U32 => Values::U32(each(n_bytes, fill, u32::from_le_bytes)?),
+        Element::U64 => Values::U64(each(n_bytes, fill, u64::from_le_bytes)?),
+        Element::Bool => Values::Bool(each(n_bytes, fill, |[b]| b != 0)?),
         Element::String => Values::String(Vec::new()),
-    }
+    })
 }
 
 fn of_fields(element: Element, proto: &TensorProto) -> Values {

@@ -159,12 +159,14 @@ class Program:
         """As the native half."""
         return _thread.submit(self._backward, *pointers).result() or []
 
-    def _forward(self, inputs, outputs, saved, scratch, timed, _stream):
+    def _forward(self, inputs, outputs, saved, scratch, timed, _stream, _calls):
         _, results = self._evaluate(inputs)
         for (_, shape, dtype), pointer, result in zip(self.outputs, outputs, results, strict=True):
             _at(pointer, shape, getattr(torch, dtype)).copy_(result.detach())
 
-    def _backward(self, grad_outputs, reads, output_reads, saved, grads, scratch, timed, _stream):
+    def _backward(
+        self, grad_outputs, reads, output_reads, saved, grads, scratch, timed, _stream, _calls
+    ):
         values, results = self._evaluate(reads)
         differentiable = [results[i] for i in self.differentiable_outputs]
         given = [

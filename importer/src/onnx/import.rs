@@ -156,7 +156,7 @@ impl File {
             }
             let mut name = qualified(node);
             if self.defines(&node.domain, &node.op_type) {
-                name.push_str(" (a function of the model; inline it with `onnx.inliner`)");
+                name.push_str(" (a function of the model; `shorthaul optimize` inlines it)");
             }
             found.entry(name).or_default().push(label(n, node));
         }

@@ -7,8 +7,10 @@
 //! else is plain.
 
 mod control;
+mod lanes;
 
 pub use control::is_control;
+pub use lanes::{Lane, Outcome, run_in_step};
 
 use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
@@ -196,55 +198,12 @@ impl<'m> Program<'m> {
         outer: &Scope,
         opsets: &Opsets,
     ) -> Result<Vec<Tensor>, EvaluateError> {
-        let mut scope = Scope {
-            values: BTreeMap::new(),
-            outer: Some(outer),
-            depth: outer.depth,
+        let lane = Lane {
+            program: self,
+            feeds,
         };
-        for (name, tensor) in feeds {
-            scope
-                .values
-                .insert(name.clone(), self.widened(tensor.clone()));
-        }
-        let stored: BTreeMap<&str, usize> = body
-            .initializer
-            .iter()
-            .enumerate()
-            .map(|(n, t)| (t.name.as_str(), n))
-            .collect();
-        for sparse in &body.sparse_initializer {
-            let name = sparse.values.as_ref().map_or("", |v| v.name.as_str());
-            let tensor =
-                stored::dense(sparse, self.folder).map_err(|what| unreadable(name, &what))?;
-            scope.values.insert(name.to_string(), self.widened(tensor));
-        }
-        let needed = needed(&body.node, feeds, wanted);
-        let last = last_uses(&body.node, &needed);
-        for (n, node) in body.node.iter().enumerate() {
-            if !needed.contains(&n) {
-                continue;
-            }
-            for name in reads(node) {
-                if let (false, Some(at)) = (scope.values.contains_key(name), stored.get(name)) {
-                    let tensor = self.initializer(body, *at)?;
-                    scope.values.insert(name.to_string(), tensor);
-                }
-            }
-            for (name, tensor) in node.output.iter().zip(self.node(node, &scope, opsets)?) {
-                scope.values.insert(name.clone(), tensor);
-            }
-            for name in last.get(&n).into_iter().flatten() {
-                if !wanted.contains(name) {
-                    scope.values.remove(*name);
-                }
-            }
-        }
-        let give = |name: &&str| match (scope.get(name), stored.get(name)) {
-            (Some(tensor), _) => Ok(self.widened(tensor.clone())),
-            (None, Some(at)) => Ok(self.widened(self.initializer(body, *at)?)),
-            (None, None) => Err(missing(name)),
-        };
-        wanted.iter().map(give).collect()
+        let mut outcomes = lanes::walk(body, &[lane], wanted, outer, opsets);
+        outcomes.pop().unwrap_or_else(|| Ok(Vec::new()))
     }
 
     fn initializer(&self, body: &GraphProto, at: usize) -> Result<Tensor, EvaluateError> {

@@ -84,8 +84,8 @@ impl Staged {
         let folder = |path: &Path| super::folder_of(path).canonicalize();
         if folder(&self.path)? != folder(file)? {
             return Err(io::Error::other(format!(
-                "it is a link into another folder, and its external data would not be found beside the \
-                 link; give {}",
+                "it is a link to {}, and its external data would not be found beside the link; choose a \
+                 target that is no link",
                 file.display()
             )));
         }

@@ -115,19 +115,6 @@ fn equal_initializers<'a>(body: &GraphProto, constants: &'a Constants, fixed: bo
     groups
 }
 
-fn same_elements(a: &Stored, b: &Stored) -> bool {
-    if a.proto().dims != b.proto().dims {
-        return false;
-    }
-    match (&a.proto().raw_data, &b.proto().raw_data) {
-        (Some(a), Some(b)) => a == b,
-        _ => match (a.external(), b.external()) {
-            (Ok(Some(a)), Ok(Some(b))) if a == b => true,
-            _ => matches!((a.tensor(), b.tensor()), (Ok(a), Ok(b)) if a.same_bits(&b)),
-        },
-    }
-}
-
 impl<'a> Scope<'a> {
     /// A view of `body`; `outer` is what is known around it.
     pub fn new(
@@ -278,7 +265,7 @@ impl<'a> Scope<'a> {
         let same = groups.get(&(own.proto().data_type, own.len()))?;
         same.iter()
             .copied()
-            .find(|other| *other == name || same_elements(own, &self.constants[*other]))
+            .find(|other| *other == name || own.same_elements(&self.constants[*other]))
     }
 
     /// The first value of this body that has, symbol by symbol, the same integers, type and sizes;

@@ -203,7 +203,7 @@ fn makes_no_tensor(node: &NodeProto) -> bool {
 }
 
 /// Positions of the nodes that outputs depend on.
-fn needed(graph: &GraphProto) -> BTreeSet<usize> {
+pub(super) fn needed(graph: &GraphProto) -> BTreeSet<usize> {
     let mut names: BTreeSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
     let mut needed = BTreeSet::new();
     for (n, node) in graph.node.iter().enumerate().rev() {

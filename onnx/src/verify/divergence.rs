@@ -177,7 +177,7 @@ fn run(
 ) -> Result<(String, Values, Vec<Tensor>), VerifyError> {
     let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
     let programs = super::Programs::of(model)?;
-    let (run, attempt) = super::run(&programs, sampler, &names, seed, Planted::Nothing)?;
+    let (run, attempt) = programs.run(sampler, &names, seed, Planted::Nothing)?;
     sampler.settle(&attempt);
     Ok((run.described, run.feeds, run.stored))
 }

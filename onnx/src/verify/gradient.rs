@@ -8,15 +8,19 @@
 //! gradient is wrong only where differences of several steps agree with each other and not with it: where
 //! they do not agree, rounding or kinks decide, and nothing is proven. Never looks at the graph's structure.
 
+mod work;
+
 use super::cuts::Cuts;
+use super::masks;
 use super::random::Random;
 use super::samples::{Planted, Sampler};
-use super::{Options, program};
+use super::{Options, VerifyError, program};
 use crate::evaluate::{Precision, Program, Values, label};
 use crate::file::Model;
 use crate::tensor::{Tensor, Values as Elements};
+use work::Work;
 
-/// Directions along which gradients are tried.
+/// Directions along which gradients are tried, unless each run takes long.
 pub const N_DIRECTIONS: usize = 2;
 /// How far the gradients' sum along a direction may be from the difference, relative to the sum of
 /// what each tensor contributes: a difference has about half of the digits of float64.
@@ -39,8 +43,6 @@ const MOVED: f64 = 1e-2;
 const MOST_BOOST: f64 = 100.0;
 /// Numbers that are differentiated at most, which take about 50 bytes each here.
 const MOST_NUMBERS: usize = 1 << 27;
-/// Numbers that inputs have at most, so that a run takes seconds.
-const MOST_INPUTS: usize = 1 << 22;
 
 /// A loss of a model's only output, as the training graph defines it.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,6 +166,8 @@ pub fn check_gradients(
     options: &Options,
 ) -> Result<GradientEvidence, GradientError> {
     let untried = |what: String| GradientError::Untried(what);
+    let held = masks::held(&training.proto).map(|proto| training.with(proto));
+    let training = held.as_ref().unwrap_or(training);
     let cuts = Cuts::of(&training.proto);
     if let Some(node) = cuts.nodes.first() {
         let what = format!("{} gives what is not computed here", label(node));
@@ -173,7 +177,10 @@ pub fn check_gradients(
     let exact = program(&training.proto, &training.folder, Precision::Float64)
         .map_err(|e| untried(e.to_string()))?;
     let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
-        let point = Point::find(&sampler, &exact, original, unmasked)?;
+        let mut point = Point::find(training, (&sampler, &exact), original, unmasked)?;
+        if held.is_some() {
+            point.run.push_str(", masks of Dropout held");
+        }
         let same = original.filter(|o| o.same_form);
         let loss = same.map(|o| point.loss_error(o.objective));
         let loss = loss.transpose()?.flatten();
@@ -204,17 +211,20 @@ struct Point {
     output: Option<Tensor>,
     /// The unit roundoff of the narrowest type of floats in the file, if it is wider than that of f32.
     roundoff: f64,
+    /// Directions to try.
+    n_directions: usize,
 }
 
 impl Point {
     /// Tries sizes until the graph runs.
     fn find(
-        sampler: &Sampler,
-        exact: &Program,
+        training: &Model,
+        (sampler, exact): (&Sampler, &Program),
         original: Option<Original>,
         unmasked: bool,
     ) -> Result<Point, GradientError> {
-        // An even seed keeps the file's parameters, and this one has batches of several.
+        // An even seed keeps the file's parameters, and this one has batches of three: what is normalized by
+        // the statistics of two values hardly depends on what is in front of it.
         let seed = 2;
         let mut why = "no inputs could be made up".to_string();
         for attempt in sampler.attempts(seed, Planted::Nothing) {
@@ -222,15 +232,22 @@ impl Point {
                 true => attempt.unmasked(),
                 false => attempt,
             };
-            let feeds = sampler.feeds(seed, &attempt, Planted::Nothing);
-            let Some(mut feeds) = feeds.map_err(|e| GradientError::Untried(e.to_string()))? else {
+            let untried = |e: VerifyError| GradientError::Untried(e.to_string());
+            let Some(shapes) = sampler.shapes(&attempt).map_err(untried)? else {
+                why = "inputs of the sizes tried are too large to be made up, or a size is negative; a \
+                       smaller batch may do"
+                    .to_string();
                 continue;
             };
-            let n_inputs: usize = feeds.values().map(Tensor::len).sum();
-            if n_inputs > MOST_INPUTS {
-                why = format!("its inputs have {n_inputs} numbers, which would take long");
+            let work = Work::of(training, &shapes);
+            if let Some(refusal) = work.refusal() {
+                why = refusal;
                 continue;
             }
+            let feeds = sampler.feeds(seed, &attempt, Planted::Nothing);
+            let Some(mut feeds) = feeds.map_err(untried)? else {
+                continue;
+            };
             let output = original.and_then(|o| o.output(&feeds));
             if let Some((original, output)) = original.zip(output.as_ref()) {
                 original.fit(&mut feeds, output);
@@ -245,6 +262,7 @@ impl Point {
                             loss,
                             output,
                             roundoff: sampler.roundoff(),
+                            n_directions: if work.is_large() { 1 } else { N_DIRECTIONS },
                         });
                     }
                     _ => why = "its loss is not finite on inputs made up for it".to_string(),
@@ -292,6 +310,7 @@ struct Tried {
     feeds: Values,
     loss: f64,
     roundoff: f64,
+    n_directions: usize,
     /// What is differentiated: its name, its value, its gradient.
     parts: Vec<(String, Tensor, Vec<f64>)>,
 }
@@ -341,6 +360,7 @@ impl Tried {
                 run: point.run.clone(),
                 loss: *loss,
                 roundoff: point.roundoff,
+                n_directions: point.n_directions,
                 parts: parts.collect(),
                 feeds,
             });
@@ -351,7 +371,7 @@ impl Tried {
 
     /// The largest error of a direction.
     fn gradients(&self, exact: &Program) -> Result<f64, GradientError> {
-        let directions = 0..N_DIRECTIONS;
+        let directions = 0..self.n_directions;
         directions
             .map(|direction| self.along(exact, direction))
             .try_fold(0.0f64, |worst, error| Ok(worst.max(error?)))

@@ -14,7 +14,9 @@ mod cuts;
 mod divergence;
 mod given;
 mod gradient;
+mod masks;
 mod random;
+mod runs;
 mod samples;
 
 pub use bisect::{Dropped, Proof, ProveError, prove};
@@ -28,12 +30,11 @@ pub use gradient::{
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
-use crate::operators::threads;
 use crate::proto::ModelProto;
 use crate::tensor::Tensor;
 use cuts::Cuts;
-use samples::{Attempt, Planted, Sampler};
-use std::borrow::Cow;
+use runs::{Programs, Run, is_blind};
+use samples::{Planted, Sampler};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -212,35 +213,6 @@ struct Witness {
     outputs: Vec<Vec<Tensor>>,
 }
 
-/// One run of the original.
-struct Run {
-    described: String,
-    feeds: Values,
-    stored: Vec<Tensor>,
-    /// Absent where NaN or infinities were planted.
-    exact: Option<Vec<Tensor>>,
-}
-
-impl Run {
-    fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
-        let shape = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.shape.clone());
-        self.feeds.iter().map(shape).collect()
-    }
-}
-
-impl Run {
-    /// The feeds for a model in which some of them have other names.
-    fn feeds_of(&self, renamed: &[(String, String)]) -> Cow<'_, Values> {
-        let mut feeds = Cow::Borrowed(&self.feeds);
-        for (before, after) in renamed {
-            if let Some(value) = self.feeds.get(before) {
-                feeds.to_mut().insert(after.clone(), value.clone());
-            }
-        }
-        feeds
-    }
-}
-
 impl<'m> Checker<'m> {
     /// Runs the original on inputs made up for it.
     ///
@@ -255,26 +227,12 @@ impl<'m> Checker<'m> {
         let planted = planted.map(|(n, planted)| (options.n_seeds.max(1) + n, planted));
         let planted = planted.filter(|_| sampler.has_floats());
         let others: Vec<(usize, Planted)> = plans.chain(planted).collect();
-        // The first run finds sizes that work; the others take place side by side unless the model is so
-        // large that decoding it several times at once would be what takes the memory.
+        // The first run finds sizes that work.
         let programs = Programs::of(original)?;
-        let (first, attempt) = run(&programs, &sampler, &wanted, 0, Planted::Nothing)?;
+        let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
         sampler.settle(&attempt);
-        let side_by_side = programs.stored.keeps();
-        let others = threads::map_if(side_by_side, others, |(seed, planted)| {
-            run(&programs, &sampler, &wanted, seed, planted).map(|(run, _)| run)
-        });
         let mut runs = vec![first];
-        for other in others {
-            runs.push(other?);
-        }
-        let empties = sampler.empties();
-        let empties = threads::map_if(side_by_side, empties, |attempt| {
-            run_empty(&programs, &sampler, &wanted, &attempt)
-        });
-        for empty in empties {
-            runs.extend(empty?);
-        }
+        runs.extend(programs.others(&sampler, &wanted, &others)?);
         let mut checker = Checker {
             original,
             cuts,
@@ -400,14 +358,20 @@ impl<'m> Checker<'m> {
             ..Evidence::default()
         };
         let values: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
-        let runs = self.runs.iter().collect();
-        let found = threads::map_if(program.keeps(), runs, |run: &Run| match unchanged {
-            true => Ok(run.stored.clone()),
-            false => program.run(&run.feeds_of(&compared.renamed), &values),
-        });
+        let found = match unchanged {
+            true => self.runs.iter().map(|run| Ok(run.stored.clone())).collect(),
+            false => {
+                let feeds = self.runs.iter().map(|run| run.feeds_of(&compared.renamed));
+                runs::all(&program, &feeds.collect::<Vec<_>>(), &values)
+            }
+        };
+        let mut short = compare::ShortSlices::default();
         for (run, found) in self.runs.iter().zip(found) {
             for (n, after) in found.map_err(failed)?.iter().enumerate() {
                 let exact = run.exact.as_ref().map(|e| &e[n]);
+                if let Some(exact) = exact {
+                    short.add(n, [&run.stored[n], after, exact]);
+                }
                 let error =
                     compare::errors(&names[n], &run.stored[n], after, exact).map_err(|what| {
                         VerifyError::Differs {
@@ -421,6 +385,13 @@ impl<'m> Checker<'m> {
                 }
             }
             evidence.runs.push(run.described.clone());
+        }
+        if let Some((n, what)) = short.worst() {
+            return Err(VerifyError::Differs {
+                output: names[n].clone(),
+                run: "all runs together".to_string(),
+                what,
+            });
         }
         self.compare_witness(rewritten, folder, &mut evidence)?;
         Ok(evidence)
@@ -468,114 +439,8 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
     let sampler = Sampler::new(model, &cuts, options)?;
     let wanted = cuts.wanted(&model.proto);
     let programs = Programs::of(model)?;
-    Ok(run(&programs, &sampler, &wanted, seed, Planted::Nothing)?
-        .0
-        .feeds)
-}
-
-/// Whether no element can be compared, though there are some.
-fn is_blind(tensor: &Tensor) -> bool {
-    let is_float = tensor.element().is_float() && !tensor.is_empty();
-    is_float
-        && tensor
-            .to_f64()
-            .is_some_and(|v| v.iter().all(|x| !x.is_finite()))
-}
-
-fn blind_name(names: &[&str], outputs: &[Tensor]) -> String {
-    let blind = names.iter().zip(outputs).find(|(_, t)| is_blind(t));
-    blind.map_or(String::new(), |(name, _)| name.to_string())
-}
-
-/// The original, in its own types and as the reference.
-struct Programs<'m> {
-    stored: Program<'m>,
-    exact: Program<'m>,
-}
-
-impl<'m> Programs<'m> {
-    fn of(model: &'m Model) -> Result<Programs<'m>, VerifyError> {
-        let program = |precision| program(&model.proto, &model.folder, precision);
-        let programs = || {
-            Ok(Programs {
-                stored: program(Precision::AsStored)?,
-                exact: program(Precision::Float64)?,
-            })
-        };
-        programs().map_err(|cause| VerifyError::Original { cause })
-    }
-}
-
-/// Runs the original where a size is 0; `None` if it does not run there, as it then need not afterwards.
-fn run_empty(
-    original: &Programs,
-    sampler: &Sampler,
-    wanted: &[String],
-    attempt: &Attempt,
-) -> Result<Option<Run>, VerifyError> {
-    let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-    let Some(feeds) = sampler.feeds(0, attempt, Planted::Nothing)? else {
-        return Ok(None);
-    };
-    let both = original.stored.run(&feeds, &names).ok();
-    let both = both.zip(original.exact.run(&feeds, &names).ok());
-    Ok(both.map(|(stored, exact)| Run {
-        described: attempt.describe(0, Planted::Nothing),
-        feeds,
-        stored,
-        exact: Some(exact),
-    }))
-}
-
-/// Runs the original; sizes are tried until it runs, and are told.
-fn run(
-    original: &Programs,
-    sampler: &Sampler,
-    wanted: &[String],
-    seed: usize,
-    planted: Planted,
-) -> Result<(Run, Attempt), VerifyError> {
-    let failed = |cause| VerifyError::Original { cause };
-    let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-    let mut last = None;
-    for attempt in sampler.attempts(seed, planted) {
-        let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
-            continue;
-        };
-        match original.stored.run(&feeds, &names) {
-            Ok(outputs) => {
-                // Where every element is NaN or infinite nothing is compared: other inputs may do.
-                let blind = planted == Planted::Nothing && outputs.iter().any(is_blind);
-                if blind && !attempt.is_positive() {
-                    last = Some(EvaluateError::Value {
-                        name: blind_name(&names, &outputs),
-                        what: "has no finite element".to_string(),
-                    });
-                    continue;
-                }
-                let exact = match planted {
-                    Planted::Nothing => Some(original.exact.run(&feeds, &names).map_err(failed)?),
-                    _ => None,
-                };
-                let described = attempt.describe(seed, planted);
-                let run = Run {
-                    described,
-                    feeds,
-                    stored: outputs,
-                    exact,
-                };
-                return Ok((run, attempt));
-            }
-            Err(cause) => last = Some(cause),
-        }
-    }
-    let none = EvaluateError::Value {
-        name: "inputs".to_string(),
-        what: "could not be made up".to_string(),
-    };
-    Err(VerifyError::Original {
-        cause: last.unwrap_or(none),
-    })
+    let (run, _) = programs.run(&sampler, &wanted, seed, Planted::Nothing)?;
+    Ok(run.feeds)
 }
 
 #[cfg(test)]

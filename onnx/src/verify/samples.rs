@@ -23,6 +23,9 @@ use graph::{Bindings, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Sizes by name of the input.
+pub type Shapes = BTreeMap<String, Vec<usize>>;
+
 /// What is planted in inputs of floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
@@ -68,6 +71,11 @@ impl Attempt {
             integers: Integers::Ones,
             ..self.clone()
         }
+    }
+
+    fn bindings(&self) -> Bindings {
+        let sizes = self.sizes.iter();
+        sizes.map(|(name, n)| (Symbol::new(name), *n)).collect()
     }
 
     /// For people: seed, sizes, what is planted.
@@ -340,6 +348,23 @@ impl Sampler {
         }
     }
 
+    /// The shapes of inputs of those sizes; `None` if a size comes out negative.
+    ///
+    /// # Errors
+    /// [`VerifyError::Cut`].
+    pub fn shapes(&self, attempt: &Attempt) -> Result<Option<Shapes>, VerifyError> {
+        let bindings = attempt.bindings();
+        let fixed = self.fixed.iter();
+        let mut shapes: Shapes = fixed.map(|(n, t)| (n.clone(), t.shape.clone())).collect();
+        for given in &self.given {
+            match tensor_sizes(&given.type_at(&bindings)?.1) {
+                Some(sizes) => shapes.entry(given.name.clone()).or_insert(sizes),
+                None => return Ok(None),
+            };
+        }
+        Ok(Some(shapes))
+    }
+
     /// Inputs of those sizes; `None` if a size comes out negative.
     ///
     /// # Errors
@@ -350,11 +375,7 @@ impl Sampler {
         attempt: &Attempt,
         planted: Planted,
     ) -> Result<Option<Values>, VerifyError> {
-        let bindings: Bindings = attempt
-            .sizes
-            .iter()
-            .map(|(name, n)| (Symbol::new(name), *n))
-            .collect();
+        let bindings = attempt.bindings();
         let mut feeds = self.fixed.clone();
         for (n, given) in self.given.iter().enumerate() {
             let left_out = given.has_default && !replaces(seed, given);

@@ -517,3 +517,23 @@ fn branches_that_no_run_takes_are_told() {
         evidence.untried
     );
 }
+
+#[test]
+fn a_few_small_numbers_beside_large_ones_are_seen() {
+    // Only integers go in, so that no run with NaN shows the wrong ones; three sigmoids a run are few.
+    let model = |shift: f32| {
+        let trial = Trial::new(17).input_of("x", Element::I64, "1 3");
+        let trial = trial
+            .constant("e", reals(&[10, 4]))
+            .constant("k", real(1700.7))
+            .constant("shift", real(shift));
+        let trial = trial.node("g = Gather(e, x)").node("u = Mul(g, k)");
+        let trial = trial.node("s = Sigmoid(g)").node("v = Add(s, shift)");
+        let trial = trial.with("y = Concat(u, v)", vec![int("axis", 2)]);
+        trial.output("y", "1 3 8")
+    };
+    assert!(checked(&model(0.0), &model(0.0)).is_ok());
+    let error = checked(&model(0.0), &model(2e-3)).expect_err("off by 2e-3");
+    let all = matches!(&error, VerifyError::Differs { run, .. } if run.starts_with("all runs"));
+    assert!(all, "{error:?}");
+}

@@ -4,6 +4,7 @@
 //! computed when the file runs, and the file's bytes. Every file is self-contained, and the same graph
 //! gives the same bytes. Never changes what a graph computes.
 
+mod arranged;
 mod convolutions;
 mod lookups;
 mod losses;
@@ -12,6 +13,7 @@ mod norms;
 mod products;
 mod rules;
 mod scalar;
+mod scaled;
 mod sizes;
 mod windows;
 

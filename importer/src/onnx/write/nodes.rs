@@ -31,6 +31,8 @@ pub(super) struct Nodes<'g> {
     pub(super) sizes: BTreeMap<String, String>,
     /// Columns of the results of `Gemm`.
     pub(super) columns: BTreeMap<String, SymExpr>,
+    /// Shapes of inputs and of what was brought into another shape.
+    pub(super) shapes: BTreeMap<String, Vec<SymExpr>>,
     /// How often each container is read; a result is read once more.
     readers: BTreeMap<ContainerId, usize>,
     values: BTreeMap<ContainerId, String>,
@@ -41,6 +43,8 @@ pub(super) struct Nodes<'g> {
     computed: BTreeMap<(String, Vec<String>, Vec<u8>), Vec<String>>,
     taken: BTreeSet<String>,
     origin: String,
+    /// How many nodes there were, those left out again included: no two may have one name.
+    n_given: usize,
 }
 
 impl<'g> Nodes<'g> {
@@ -52,6 +56,7 @@ impl<'g> Nodes<'g> {
             masks: BTreeMap::new(),
             sizes: BTreeMap::new(),
             columns: BTreeMap::new(),
+            shapes: BTreeMap::new(),
             readers: readers(graph),
             values: BTreeMap::new(),
             made: BTreeMap::new(),
@@ -59,11 +64,14 @@ impl<'g> Nodes<'g> {
             computed: BTreeMap::new(),
             taken: names.outputs.iter().cloned().collect(),
             origin: String::new(),
+            n_given: 0,
         };
         for id in &graph.inputs {
             let own = &graph.container(*id).name;
             let name = names.inputs.get(id).unwrap_or(own).clone();
             nodes.taken.insert(name.clone());
+            let shape = graph.container(*id).shape.clone();
+            nodes.shapes.insert(name.clone(), shape);
             nodes.values.insert(*id, name);
         }
         nodes
@@ -124,11 +132,12 @@ impl<'g> Nodes<'g> {
         self.list.push(NodeProto {
             input: own(inputs),
             output: own(outputs),
-            name: format!("{}#{}", self.origin, self.list.len()),
+            name: format!("{}#{}", self.origin, self.n_given),
             op_type: op.to_string(),
             attribute,
             ..Default::default()
         });
+        self.n_given += 1;
     }
 
     /// Appends a node with one output and gives its name.
@@ -163,6 +172,11 @@ impl<'g> Nodes<'g> {
         self.give(op, inputs, &outputs, attribute);
         self.computed.insert(key, names.clone());
         names
+    }
+
+    /// The position of the node that makes a value.
+    pub(super) fn position(&self, value: &str) -> Option<usize> {
+        self.made.get(value).copied()
     }
 
     /// The node that makes a value.
@@ -270,11 +284,7 @@ impl<'g> Nodes<'g> {
     /// The rank of an input or initializer.
     fn shape_of(&self, name: &str) -> Option<usize> {
         let constant = self.constants.iter().find(|c| c.name == *name);
-        let input = || {
-            let known = self.graph.inputs.iter();
-            let mut own = known.filter(|id| self.values.get(*id).is_some_and(|v| v == name));
-            own.next().map(|id| self.graph.container(*id).shape.len())
-        };
+        let input = || self.shapes.get(name).map(Vec::len);
         constant.map(|c| c.dims.len()).or_else(input)
     }
 
@@ -291,7 +301,16 @@ impl<'g> Nodes<'g> {
         }
         kept.reverse();
         self.list = kept;
-        self.constants.retain(|c| needed.contains(&c.name));
+        self.made.clear();
+        for (at, node) in self.list.iter().enumerate() {
+            let outputs = node.output.iter().cloned();
+            self.made.extend(outputs.map(|output| (output, at)));
+        }
+        let values: Vec<&str> = results.iter().map(|(value, _)| value.as_str()).collect();
+        self.scale_products(&values);
+        let read = self.list.iter().flat_map(|node| &node.input);
+        let read: BTreeSet<&str> = read.map(String::as_str).chain(values).collect();
+        self.constants.retain(|c| read.contains(c.name.as_str()));
         let made: BTreeSet<String> = self.list.iter().flat_map(|n| n.output.clone()).collect();
         let mut renamed: BTreeMap<String, String> = BTreeMap::new();
         let mut copies = Vec::new();

@@ -225,7 +225,10 @@ pub(super) fn layer_norm(n: &mut Nodes, c: &Call) -> Written {
         let value = made.remove(position);
         if let Some(id) = c.output_id(position) {
             let container = n.graph.container(id);
-            // The operator gives its statistics in single precision.
+            // The operator gives its statistics in single precision, with 1 along what it sums.
+            let mut kept = x.shape.clone();
+            kept[axis as usize..].fill(SymExpr::constant(1));
+            n.shapes.insert(value.clone(), kept);
             let value = n.cast(value, DType::F32, container.dtype);
             let value = n.reshaped(&value, &container.shape)?;
             n.assign(id, value);
@@ -347,9 +350,15 @@ pub(super) fn norm_gradient(n: &mut Nodes, c: &Call) -> Written {
             1 => n.of2("Mul", &dy, &x_hat),
             _ => dy.clone(),
         };
-        let sum = n.reduced("ReduceSum", &terms, &view.others, false);
         let shape = n.graph.container(id).shape.clone();
-        let sum = n.reshaped(&sum, &shape)?;
+        let of = (view.shape.as_slice(), x.dtype);
+        let sum = match n.sum_of_rows(&terms, of, &view.others, &shape)? {
+            Some(sum) => sum,
+            None => {
+                let sum = n.reduced("ReduceSum", &terms, &view.others, false);
+                n.reshaped(&sum, &shape)?
+            }
+        };
         n.assign(id, sum);
     }
     Ok(())

@@ -247,6 +247,56 @@ fn what_draws_at_random_is_not_tried() {
 }
 
 #[test]
+fn dropout_is_tried_with_a_mask_that_stays() {
+    let on = crate::tensor::Tensor::new(&[], crate::tensor::Values::Bool(vec![true]));
+    let made = |scale: f32| {
+        let made = Trial::new(17).input("x", "30 4").constant("w", reals(&[4]));
+        let made = made
+            .constant("ratio", real(0.5))
+            .constant("on", on.clone())
+            .constant("scale", real(scale))
+            .constant("none", real(0.0));
+        let made = made
+            .node("m = Mul(x, w)")
+            .node("y, mask = Dropout(m, ratio, on)")
+            .with("loss = ReduceSum(y)", vec![int("keepdims", 0)]);
+        let made = made
+            .node("t = Mul(x, scale)")
+            .node("d = Where(mask, t, none)")
+            .ints("rows", &[0]);
+        let made = made.with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "4").model()
+    };
+    let found = check_gradients(&made(2.0), None, &Options::default()).expect("right");
+    assert!(found.run.contains("held"), "{found:?}");
+    let wrong = check_gradients(&made(1.5), None, &Options::default());
+    assert!(
+        matches!(wrong, Err(GradientError::Gradient { .. })),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn what_would_take_minutes_is_not_tried() {
+    let made = |sizes: &str| {
+        let made = Trial::new(17).input("x", sizes).constant("w", reals(&[64]));
+        let made = made.node("a = Mul(x, w)").node("b = Sigmoid(a)");
+        let made = made.node("c = Sigmoid(b)").node("d = Sigmoid(c)");
+        let made = made.with("loss = ReduceSum(d)", vec![int("keepdims", 0)]);
+        // Whether it is right does not matter here.
+        let made = made.ints("rows", &[0, 1]);
+        let made = made.with("w.grad = ReduceSum(d, rows)", vec![int("keepdims", 0)]);
+        made.output("loss", "").output("w.grad", "64").model()
+    };
+    for sizes in ["4096 4096 64", "n 65536 65536"] {
+        let found = check_gradients(&made(sizes), None, &Options::default());
+        let untried =
+            matches!(&found, Err(GradientError::Untried(why)) if why.contains("smaller batch"));
+        assert!(untried, "{sizes}: {found:?}");
+    }
+}
+
+#[test]
 fn cross_entropy_is_that_of_the_outputs() {
     // log-softmax of two classes of which the first has the logarithm of 3: probabilities 3/4 and 1/4.
     let logits = crate::tensor::Tensor::new(

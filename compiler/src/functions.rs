@@ -1,0 +1,135 @@
+//! Element-wise functions of one value, written node by node, put together as one node.
+//!
+//! Before: `%a = div(%x, √2)`, `%b = erf(%a)`, `%c = add(%b, 1)`, `%d = mul(%x, %c)`, `%y = mul(%d, 0.5)`.
+//! After: `%y = elementwise(%x)` of the whole expression. The derivative then is one expression as well,
+//! in which products have their constants and the incoming gradient in common; node by node each would be
+//! a pass over memory. Only functions that are smooth: what is chosen by comparisons has better operators
+//! than its derivative as an expression. Used for training graphs as files only.
+
+use graph::{Attr, Binary, ContainerId, Expr, Graph, Library, Lifetime, NodeKind, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parts of an expression at most: a longer one starts anew.
+const MOST_PARTS: usize = 48;
+
+/// A function of one value.
+struct Function {
+    of: ContainerId,
+    expr: Expr,
+    /// Whether other nodes' expressions are in it.
+    is_composed: bool,
+}
+
+/// Writes each element-wise node that is a smooth function of one value through others as one node of that
+/// value. Nodes that nobody reads any more stay; simplification drops them.
+pub(crate) fn merge_functions(graph: &mut Graph) {
+    let functions = functions(graph);
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    // What others than such functions read is computed; what only they read is a part of them.
+    let mut read: BTreeSet<ContainerId> = outputs;
+    graph.visit_nodes(&mut |node| {
+        if !node.writes().iter().any(|id| functions.contains_key(id)) {
+            read.extend(node.reads());
+        }
+    });
+    let Some(state) = graph.single_state_mut() else {
+        return;
+    };
+    for node in &mut state.nodes {
+        let NodeKind::Library(library) = &mut node.kind else {
+            continue;
+        };
+        let Some(Some(out)) = library.outputs.first() else {
+            continue;
+        };
+        if let Some(function) = functions.get(out).filter(|f| f.is_composed)
+            && read.contains(out)
+        {
+            let expr = Attr::Expr(function.expr.clone());
+            library.attrs.insert("expr".into(), expr);
+            library.inputs = vec![Some(function.of)];
+        }
+    }
+}
+
+/// Every container that is a smooth function of another one.
+fn functions(graph: &Graph) -> BTreeMap<ContainerId, Function> {
+    let mut found = BTreeMap::new();
+    let nodes = graph.single_state().into_iter().flat_map(|s| &s.nodes);
+    for node in nodes {
+        if let NodeKind::Library(library) = &node.kind
+            && let [Some(out)] = library.outputs.as_slice()
+            && let Some(function) = function(graph, library, *out, &found)
+        {
+            found.insert(*out, function);
+        }
+    }
+    found
+}
+
+fn function(
+    graph: &Graph,
+    library: &Library,
+    out: ContainerId,
+    found: &BTreeMap<ContainerId, Function>,
+) -> Option<Function> {
+    let (container, Attr::Expr(expr)) = (graph.container(out), library.attrs.get("expr")?) else {
+        return None;
+    };
+    if library.op != "elementwise" || !container.dtype.is_float() || !is_smooth(expr) {
+        return None;
+    }
+    let (mut of, mut is_composed, mut operands) = (None, false, Vec::new());
+    for input in &library.inputs {
+        let input = (*input)?;
+        let c = graph.container(input);
+        if c.dtype != container.dtype {
+            return None;
+        }
+        if let Lifetime::Constant(number) = &c.lifetime
+            && number.len() == 1
+        {
+            operands.push(Expr::float(*number.to_f64().first()?));
+            continue;
+        }
+        let known = found.get(&input);
+        let (value, operand) = match known {
+            Some(known) => (known.of, known.expr.clone()),
+            None => (input, Expr::In(0)),
+        };
+        if c.shape != container.shape || *of.get_or_insert(value) != value {
+            return None;
+        }
+        is_composed |= known.is_some();
+        operands.push(operand);
+    }
+    let expr = expr.substitute_inputs(&|i| operands[i].clone());
+    let mut n_parts = 0;
+    expr.visit(&mut |_| n_parts += 1);
+    Some(Function {
+        of: of.filter(|_| n_parts <= MOST_PARTS)?,
+        expr,
+        is_composed,
+    })
+}
+
+/// Whether the expression and its derivatives are made of arithmetic only.
+fn is_smooth(e: &Expr) -> bool {
+    use Unary::*;
+    match e {
+        Expr::In(_) => true,
+        Expr::Const(_) => e.as_number().is_some(),
+        Expr::Unary(f, a) => {
+            let smooth = matches!(
+                f,
+                Neg | Exp | Log | Sqrt | Recip | Sin | Cos | Tanh | Erf | Sigmoid
+            );
+            smooth && is_smooth(a)
+        }
+        Expr::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div, a, b) => {
+            is_smooth(a) && is_smooth(b)
+        }
+        Expr::Binary(Binary::Pow, a, b) => b.as_number().is_some() && is_smooth(a),
+        _ => false,
+    }
+}

@@ -1,0 +1,89 @@
+//! Constant factors of matrix products, as an attribute of the product instead of a pass over it.
+//!
+//! Before: `g = Gemm(a, b)`, `h = Mul(0.1, g)`, as the running mean of an optimizer wants it. After:
+//! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: a pass less for those who
+//! do not ask for it, and none more for others. Single precision only, which is that of attributes.
+
+use super::super::proto::{NodeProto, TensorProto};
+use super::nodes::{Nodes, float};
+use graph::{DType, Scalar};
+use std::collections::BTreeMap;
+
+impl Nodes<'_> {
+    /// Moves factors into products; `results` are the values that the file gives.
+    pub(super) fn scale_products(&mut self, results: &[&str]) {
+        let mut reads: BTreeMap<String, usize> = BTreeMap::new();
+        for input in self.list.iter().flat_map(|node| &node.input) {
+            *reads.entry(input.clone()).or_default() += 1;
+        }
+        let mut unread = Vec::new();
+        for at in 0..self.list.len() {
+            let Some((value, factor)) = self.scaling(&self.list[at]) else {
+                continue;
+            };
+            let once = |name: &str| reads.get(name) == Some(&1);
+            let inner = |name: &str| once(name) && !results.contains(&name);
+            let Some((product, last)) = self.product_of(&value, &inner).filter(|_| once(&value))
+            else {
+                continue;
+            };
+            let scaled = std::mem::take(&mut self.list[at].output[0]);
+            self.list[product]
+                .attribute
+                .push(float("alpha", f64::from(factor)));
+            self.list[last].output[0].clone_from(&scaled);
+            if !results.contains(&value.as_str()) {
+                unread.push(at);
+                continue;
+            }
+            let inverse = Scalar::Float(1.0 / f64::from(factor));
+            let inverse = self.number(inverse, DType::F32);
+            let node = &mut self.list[at];
+            node.input = vec![scaled, inverse];
+            node.output[0] = value;
+        }
+        for at in unread.into_iter().rev() {
+            self.list.remove(at);
+        }
+    }
+
+    /// What a node multiplies with a stored number, and the number.
+    fn scaling(&self, node: &NodeProto) -> Option<(String, f32)> {
+        let number = |name: &str| {
+            self.constants
+                .iter()
+                .find(|c| c.name == name)
+                .and_then(number)
+        };
+        let [a, b] = node.input.as_slice() else {
+            return None;
+        };
+        let (value, factor) = match (number(a), number(b)) {
+            (Some(factor), None) => (b, factor),
+            (None, Some(factor)) => (a, factor),
+            _ => return None,
+        };
+        // Farther from 1, what goes one way and comes back may leave the range of single precision.
+        let usable = (2f32.powi(-20)..=2f32.powi(20)).contains(&factor.abs());
+        (node.op_type == "Mul" && usable).then(|| (value.clone(), factor))
+    }
+
+    /// The product that a value is, perhaps in other order, by position, and the node that gives the value.
+    fn product_of(&self, value: &str, inner: &dyn Fn(&str) -> bool) -> Option<(usize, usize)> {
+        let last = self.position(value)?;
+        let mut at = last;
+        while matches!(self.list[at].op_type.as_str(), "Transpose" | "Reshape") {
+            let from = &self.list[at].input[0];
+            at = self.position(from).filter(|_| inner(from))?;
+        }
+        let node = &self.list[at];
+        let plain = node.input.len() == 2 && node.attribute.iter().all(|a| a.name != "alpha");
+        (node.op_type == "Gemm" && plain).then_some((at, last))
+    }
+}
+
+/// The number of a tensor without dimensions, in single precision.
+fn number(tensor: &TensorProto) -> Option<f32> {
+    let bytes: [u8; 4] = tensor.raw_data.as_deref()?.try_into().ok()?;
+    (tensor.dims.is_empty() && tensor.data_type == 1).then(|| f32::from_le_bytes(bytes))
+}

@@ -1,0 +1,389 @@
+//! What the original gives on inputs made up for it: in its own types, and in float64 as the reference.
+//!
+//! Owns the order of these runs. Small models run side by side on threads with decoded initializers kept;
+//! of large ones all runs go through the file in step, so that it is read once for all of them.
+
+use super::samples::{Attempt, Planted, Sampler};
+use super::{VerifyError, program};
+use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
+use crate::file::Model;
+use crate::operators::threads;
+use crate::tensor::Tensor;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// One run of the original.
+pub(super) struct Run {
+    pub described: String,
+    pub feeds: Values,
+    pub stored: Vec<Tensor>,
+    /// Absent where NaN or infinities were planted.
+    pub exact: Option<Vec<Tensor>>,
+}
+
+impl Run {
+    pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let shape = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.shape.clone());
+        self.feeds.iter().map(shape).collect()
+    }
+
+    /// The feeds for a model in which some of them have other names.
+    pub fn feeds_of(&self, renamed: &[(String, String)]) -> Cow<'_, Values> {
+        let mut feeds = Cow::Borrowed(&self.feeds);
+        for (before, after) in renamed {
+            if let Some(value) = self.feeds.get(before) {
+                feeds.to_mut().insert(after.clone(), value.clone());
+            }
+        }
+        feeds
+    }
+}
+
+/// What a program gives for each of those inputs.
+pub(super) fn all(program: &Program, feeds: &[Cow<Values>], wanted: &[&str]) -> Vec<Outcome> {
+    if program.keeps() {
+        let feeds = feeds.iter().collect();
+        return threads::map_if(true, feeds, |feeds: &Cow<Values>| {
+            program.run(feeds, wanted)
+        });
+    }
+    let lane = |feeds| Lane { program, feeds };
+    let lanes: Vec<Lane> = feeds.iter().map(|feeds| lane(feeds.as_ref())).collect();
+    run_in_step(&lanes, wanted)
+}
+
+/// Whether no element can be compared, though there are some.
+pub(super) fn is_blind(tensor: &Tensor) -> bool {
+    let is_float = tensor.element().is_float() && !tensor.is_empty();
+    is_float
+        && tensor
+            .to_f64()
+            .is_some_and(|v| v.iter().all(|x| !x.is_finite()))
+}
+
+fn blind_name(names: &[&str], outputs: &[Tensor]) -> String {
+    let blind = names.iter().zip(outputs).find(|(_, t)| is_blind(t));
+    blind.map_or(String::new(), |(name, _)| name.to_string())
+}
+
+/// One run that is to be made.
+struct Plan {
+    seed: usize,
+    planted: Planted,
+    attempt: Attempt,
+    feeds: Values,
+}
+
+/// The original, in its own types and as the reference.
+pub(super) struct Programs<'m> {
+    pub stored: Program<'m>,
+    exact: Program<'m>,
+}
+
+impl<'m> Programs<'m> {
+    pub fn of(model: &'m Model) -> Result<Programs<'m>, VerifyError> {
+        let program = |precision| program(&model.proto, &model.folder, precision);
+        let programs = || {
+            Ok(Programs {
+                stored: program(Precision::AsStored)?,
+                exact: program(Precision::Float64)?,
+            })
+        };
+        programs().map_err(|cause| VerifyError::Original { cause })
+    }
+
+    /// The runs after the first: with each of `others`, and with each size 0 with which the original runs.
+    ///
+    /// # Errors
+    /// As [`Programs::run`].
+    pub fn others(
+        &self,
+        sampler: &Sampler,
+        wanted: &[String],
+        others: &[(usize, Planted)],
+    ) -> Result<Vec<Run>, VerifyError> {
+        if !self.stored.keeps() {
+            return self.others_in_step(sampler, wanted, others);
+        }
+        let runs = threads::map_if(true, others.to_vec(), |(seed, planted)| {
+            self.run(sampler, wanted, seed, planted).map(|(run, _)| run)
+        });
+        let mut runs: Vec<Run> = runs.into_iter().collect::<Result<_, _>>()?;
+        let empties = threads::map_if(true, sampler.empties(), |attempt| {
+            self.run_empty(sampler, wanted, attempt)
+        });
+        for empty in empties {
+            runs.extend(empty?);
+        }
+        Ok(runs)
+    }
+
+    /// The same runs, in step.
+    fn others_in_step(
+        &self,
+        sampler: &Sampler,
+        wanted: &[String],
+        others: &[(usize, Planted)],
+    ) -> Result<Vec<Run>, VerifyError> {
+        let mut plans = Vec::new();
+        for (seed, planted) in others {
+            plans.push(sampler.first(*seed, *planted)?);
+        }
+        for attempt in sampler.empties() {
+            if let Some(feeds) = sampler.feeds(0, &attempt, Planted::Nothing)? {
+                plans.push(Some(Plan {
+                    seed: 0,
+                    planted: Planted::Nothing,
+                    attempt,
+                    feeds,
+                }));
+            }
+        }
+        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let all: Vec<&Plan> = plans.iter().flatten().collect();
+        let mut found = self.in_step(&all, &names).into_iter();
+        let mut runs = Vec::new();
+        for (n, plan) in plans.into_iter().enumerate() {
+            let others = others.get(n);
+            let found = plan.and_then(|plan| {
+                let retried = others.is_some() && plan.planted == Planted::Nothing;
+                let may_be_blind = !retried || plan.attempt.is_positive();
+                let run = settled(plan, found.next()?)?;
+                (may_be_blind || !run.stored.iter().any(is_blind)).then_some(run)
+            });
+            match (found, others) {
+                (Some(run), _) => runs.push(run),
+                // Other sizes may do.
+                (None, Some((seed, planted))) => {
+                    runs.push(self.run(sampler, wanted, *seed, *planted)?.0);
+                }
+                // It does not run with that size 0, so that it need not afterwards.
+                (None, None) => {}
+            }
+        }
+        Ok(runs)
+    }
+
+    /// What the original gives for each plan, in its own types and exactly; the latter not where NaN or
+    /// infinities are planted.
+    fn in_step<'p>(
+        &'p self,
+        plans: &[&'p Plan],
+        names: &[&str],
+    ) -> Vec<(Outcome, Option<Outcome>)> {
+        let is_finite = |plan: &Plan| plan.planted == Planted::Nothing;
+        let lanes = |program, plans: &[&'p Plan]| -> Vec<Lane<'p, 'm>> {
+            let feeds = plans.iter().map(|plan| &plan.feeds);
+            feeds.map(|feeds| Lane { program, feeds }).collect()
+        };
+        let finite: Vec<&Plan> = plans.iter().copied().filter(|p| is_finite(p)).collect();
+        let mut all = lanes(&self.stored, plans);
+        all.extend(lanes(&self.exact, &finite));
+        let mut found = run_in_step(&all, names);
+        let mut exact = found.split_off(plans.len()).into_iter();
+        let both = found.into_iter().zip(plans);
+        both.map(|(stored, plan)| match is_finite(plan) {
+            true => (stored, exact.next()),
+            false => (stored, None),
+        })
+        .collect()
+    }
+
+    /// Runs the original where a size is 0; `None` if it does not run there, as it then need not afterwards.
+    fn run_empty(
+        &self,
+        sampler: &Sampler,
+        wanted: &[String],
+        attempt: Attempt,
+    ) -> Result<Option<Run>, VerifyError> {
+        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let planted = Planted::Nothing;
+        let feeds = sampler.feeds(0, &attempt, planted)?;
+        Ok(feeds.and_then(|feeds| {
+            let stored = self.stored.run(&feeds, &names);
+            let exact = stored.is_ok().then(|| self.exact.run(&feeds, &names));
+            let plan = Plan {
+                seed: 0,
+                planted,
+                attempt,
+                feeds,
+            };
+            settled(plan, (stored, exact))
+        }))
+    }
+
+    /// Runs the original; sizes are tried until it runs, and are told.
+    ///
+    /// # Errors
+    /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
+    pub fn run(
+        &self,
+        sampler: &Sampler,
+        wanted: &[String],
+        seed: usize,
+        planted: Planted,
+    ) -> Result<(Run, Attempt), VerifyError> {
+        let failed = |cause| VerifyError::Original { cause };
+        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let mut last = None;
+        for attempt in sampler.attempts(seed, planted) {
+            let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
+                continue;
+            };
+            let plan = Plan {
+                seed,
+                planted,
+                attempt,
+                feeds,
+            };
+            let (stored, mut exact) = match self.stored.keeps() {
+                true => (self.stored.run(&plan.feeds, &names), None),
+                false => self.in_step(&[&plan], &names).remove(0),
+            };
+            match stored {
+                Ok(outputs) => {
+                    // Where every element is NaN or infinite nothing is compared: other inputs may do.
+                    let blind = planted == Planted::Nothing && outputs.iter().any(is_blind);
+                    if blind && !plan.attempt.is_positive() {
+                        last = Some(EvaluateError::Value {
+                            name: blind_name(&names, &outputs),
+                            what: "has no finite element".to_string(),
+                        });
+                        continue;
+                    }
+                    if planted == Planted::Nothing && exact.is_none() {
+                        exact = Some(self.exact.run(&plan.feeds, &names));
+                    }
+                    let run = Run {
+                        described: plan.attempt.describe(seed, planted),
+                        feeds: plan.feeds,
+                        stored: outputs,
+                        exact: exact.transpose().map_err(failed)?,
+                    };
+                    return Ok((run, plan.attempt));
+                }
+                Err(cause) => last = Some(cause),
+            }
+        }
+        let none = EvaluateError::Value {
+            name: "inputs".to_string(),
+            what: "could not be made up".to_string(),
+        };
+        Err(VerifyError::Original {
+            cause: last.unwrap_or(none),
+        })
+    }
+}
+
+impl Sampler {
+    /// The first inputs that can be made up.
+    fn first(&self, seed: usize, planted: Planted) -> Result<Option<Plan>, VerifyError> {
+        for attempt in self.attempts(seed, planted) {
+            if let Some(feeds) = self.feeds(seed, &attempt, planted)? {
+                return Ok(Some(Plan {
+                    seed,
+                    planted,
+                    attempt,
+                    feeds,
+                }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A run that went well.
+fn settled(plan: Plan, (stored, exact): (Outcome, Option<Outcome>)) -> Option<Run> {
+    let stored = stored.ok()?;
+    Some(Run {
+        described: plan.attempt.describe(plan.seed, plan.planted),
+        feeds: plan.feeds,
+        stored,
+        exact: exact.transpose().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::Element;
+    use crate::rewrite::patch::int;
+    use crate::rewrite::trial::{Trial, reals};
+    use crate::verify::cuts::Cuts;
+    use crate::verify::{MOST_TRIPS, Options};
+
+    /// What is run of a model: seeds, NaN, sizes of 0.
+    fn shown(model: &Model, keeping: bool) -> Vec<String> {
+        let program = |precision| {
+            let program = Program::new(&model.proto, &model.folder, precision);
+            let program = program.expect("a graph").within(MOST_TRIPS);
+            match keeping {
+                true => program.keeping(),
+                false => program,
+            }
+        };
+        let programs = Programs {
+            stored: program(Precision::AsStored),
+            exact: program(Precision::Float64),
+        };
+        assert_eq!(programs.stored.keeps(), keeping);
+        let cuts = Cuts::of(&model.proto);
+        let mut sampler = Sampler::new(model, &cuts, &Options::default()).expect("inputs");
+        let wanted = cuts.wanted(&model.proto);
+        let first = programs.run(&sampler, &wanted, 0, Planted::Nothing);
+        let (first, attempt) = first.expect("it runs");
+        sampler.settle(&attempt);
+        let others = [
+            (1, Planted::Nothing),
+            (2, Planted::Nan),
+            (3, Planted::Infinity),
+        ];
+        let others = programs.others(&sampler, &wanted, &others);
+        let runs = [first].into_iter().chain(others.expect("they run"));
+        let shown = |run: Run| {
+            let Run { feeds, stored, .. } = &run;
+            format!("{} {feeds:?} {stored:?} {:?}", run.described, run.exact)
+        };
+        runs.map(shown).collect()
+    }
+
+    #[test]
+    fn runs_in_step_are_those_made_alone() {
+        let dense = || {
+            let trial = Trial::new(17).input("x", "n 4").output("y", "n 3");
+            let trial = trial.constant("w", reals(&[4, 3]));
+            trial.constant("b", reals(&[3])).node("p = MatMul(x, w)")
+        };
+        let plain = dense().node("y = Add(p, b)");
+        // Runs with no size of 0: its mean of nothing has none that a reshape fits.
+        let picky = dense().ints("shape", &[-1, 1, 3]).ints("back", &[-1, 3]);
+        let picky = picky
+            .node("r = Reshape(p, shape)")
+            .node("y = Reshape(r, back)");
+        // Integers of both signs look nothing up here, so that other inputs are tried.
+        let table = Trial::new(17).input_of("i", Element::I64, "n");
+        let table = table.output("y", "n 3").constant("w", reals(&[4, 3]));
+        let table = table.with("y = Gather(w, i)", vec![int("axis", 0)]);
+        for trial in [plain, picky, table] {
+            let model = trial.model();
+            let (alone, in_step) = (shown(&model, true), shown(&model, false));
+            assert!(alone.len() >= 2, "{alone:?}");
+            assert_eq!(alone, in_step);
+        }
+    }
+
+    #[test]
+    fn a_lane_that_fails_leaves_the_others() {
+        let trial = Trial::new(17).input("x", "n m").output("y", "n 3");
+        let trial = trial.constant("w", reals(&[4, 3])).node("y = MatMul(x, w)");
+        let model = trial.model();
+        let program = Program::new(&model.proto, &model.folder, Precision::AsStored);
+        let program = program.expect("a graph");
+        let x = |columns: usize| Values::from([("x".to_string(), reals(&[2, columns]))]);
+        let feeds = [x(4), x(5), x(4)].map(Cow::Owned);
+        let found = all(&program, &feeds, &["y"]);
+        assert!(found[1].is_err());
+        assert_eq!(found[0], program.run(&feeds[0], &["y"]));
+        assert_eq!(found[0], found[2]);
+    }
+}
