@@ -82,13 +82,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         sizes: args.bind.iter().cloned().collect(),
         mode: args.mode,
     };
-    let source = File::decode(path, bytes)?;
-    let model = source.import(&options)?;
-    let open = Options {
-        mode: args.mode,
-        ..Options::default()
-    };
-    sizes::refuse_unknown_of(&source, &open, &options)?;
+    let model = File::decode(path, bytes)?.import(&options)?;
     progress.stage("differentiating");
     let training = TrainingOptions {
         loss: args.loss.clone(),

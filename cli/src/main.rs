@@ -12,7 +12,6 @@ mod grad;
 mod info;
 mod interrupt;
 mod optimize;
-mod ort;
 mod page;
 mod progress;
 mod report;

@@ -4,12 +4,12 @@
 //! The summary's text is in `summary.rs`.
 
 use crate::answer::{Answer, apart};
-use crate::ort::OnnxRuntime;
 use crate::progress::Progress;
 use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use onnx::file::{self, Model};
+use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
 use onnx::{optimize, verify};
 use std::path::PathBuf;
@@ -181,7 +181,9 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     if let Some((clock, options)) = timed {
         let feeds = verify::made_up(&model, 0, &options)?;
         progress.stage("measuring");
-        let (before, after) = clock.measure(path, &staged.path(), &feeds)?;
+        let (before, after) = clock
+            .measure(path, &staged.path(), &feeds)
+            .context("ONNX Runtime cannot be measured")?;
         summary.before.milliseconds = Some(before);
         summary.after.milliseconds = Some(after);
     }

@@ -115,7 +115,7 @@ fn errors_are_one_message_with_the_next_step() {
     );
     let unknown = stderr(&["report", MLP, "--bind", "batch=8", "--bind", "seq=2"], 1);
     assert!(
-        unknown.contains("no dynamic size `seq`; it has batch"),
+        unknown.contains("size `seq`: the file has no dynamic size of that name; it has batch"),
         "{unknown}"
     );
     let unsupported = stderr(&["report", UNSUPPORTED], 1);

@@ -133,3 +133,102 @@ fn is_smooth(e: &Expr) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::{Bindings, Builder, DType, Precision, Stage, SymExpr, Tensor, interpret};
+    use ops::{Meaning, OpBuilder};
+    use std::sync::Arc;
+
+    /// A graph of `x` and `y`, whose outputs `build` gives.
+    fn made(build: impl FnOnce(&mut Builder, [ContainerId; 2]) -> Vec<ContainerId>) -> Graph {
+        let mut graph = Graph::new("functions");
+        let shape = vec![SymExpr::constant(3)];
+        let [x, y] = ["x", "y"]
+            .map(|name| graph.add_input(name, DType::F64, shape.clone(), Lifetime::Input));
+        let mut builder = Builder::new(&mut graph, Arc::default(), Stage::Forward);
+        let outputs = build(&mut builder, [x, y]);
+        let nodes = std::mem::take(&mut builder.nodes);
+        graph.last_state().nodes.extend(nodes);
+        for output in outputs {
+            graph.add_output(output);
+        }
+        graph
+    }
+
+    /// Merges, checks that the values stay, and gives how many nodes there are after what is dead is
+    /// dropped.
+    fn merged(mut graph: Graph) -> usize {
+        let given = [vec![0.3, -1.2, 2.0], vec![1.5, -0.1, 0.7]];
+        let given = given.map(|list| Tensor::from_f64(DType::F64, &[3], list));
+        let values = |graph: &Graph| {
+            let none = Bindings::new();
+            let found = interpret(graph, &given, &none, &Meaning, Precision::Double);
+            let found = found.expect("interprets");
+            found.iter().flat_map(Tensor::to_f64).collect::<Vec<f64>>()
+        };
+        let before = values(&graph);
+        merge_functions(&mut graph);
+        graph::simplify_before_gradients(&mut graph, &Meaning);
+        let after = values(&graph);
+        assert_eq!(before.len(), after.len());
+        for (before, after) in before.iter().zip(&after) {
+            let apart = (before - after).abs();
+            assert!(apart <= 1e-15 * before.abs().max(1.0), "{before} {after}");
+        }
+        graph.single_state().expect("one state").nodes.len()
+    }
+
+    fn erf(b: &mut Builder, x: ContainerId) -> ContainerId {
+        let scaled = b.elementwise(Expr::In(0).div(Expr::float(2f64.sqrt())), &[x]);
+        let erf = Expr::unary(Unary::Erf, Expr::In(0));
+        b.elementwise(erf, &[scaled.unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn a_function_of_one_value_becomes_one_node() {
+        let gelu = made(|b, [x, _]| {
+            let erf = erf(b, x);
+            let product = Expr::In(0).mul(Expr::In(1).add(Expr::float(1.0)));
+            vec![b.elementwise(product, &[x, erf]).unwrap()]
+        });
+        assert_eq!(merged(gelu), 1);
+    }
+
+    #[test]
+    fn what_others_read_too_stays_and_is_not_computed_in_parts() {
+        let both = made(|b, [x, _]| {
+            let erf = erf(b, x);
+            let exp = b.elementwise(Expr::In(0).exp(), &[erf]).unwrap();
+            vec![erf, exp]
+        });
+        assert_eq!(merged(both), 2);
+    }
+
+    #[test]
+    fn functions_of_two_values_and_steps_stay() {
+        let two = made(|b, [x, y]| {
+            let exp = b.elementwise(Expr::In(0).exp(), &[x]).unwrap();
+            vec![b.elementwise(Expr::In(0).mul(Expr::In(1)), &[exp, y]).unwrap()]
+        });
+        assert_eq!(merged(two), 2);
+        let steps = made(|b, [x, _]| {
+            let exp = b.elementwise(Expr::In(0).exp(), &[x]).unwrap();
+            let floor = Expr::unary(Unary::Floor, Expr::In(0));
+            vec![b.elementwise(floor, &[exp]).unwrap()]
+        });
+        assert_eq!(merged(steps), 2);
+    }
+
+    #[test]
+    fn a_long_function_starts_anew() {
+        let n_steps = 2 * MOST_PARTS;
+        let long = made(|b, [x, _]| {
+            let step = |b: &mut Builder, of| b.elementwise(Expr::In(0).exp().neg(), &[of]).unwrap();
+            vec![(0..n_steps).fold(x, |of, _| step(b, of))]
+        });
+        let found = merged(long);
+        assert!(found > 1 && found < n_steps / 4, "{found}");
+    }
+}

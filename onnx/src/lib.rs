@@ -19,6 +19,7 @@ mod interface;
 pub mod npy;
 pub mod operators;
 pub mod optimize;
+pub mod ort;
 pub mod proto;
 pub mod rewrite;
 pub mod stored;

@@ -3,13 +3,16 @@
 use crate::onnx::OnnxFailure;
 use ::onnx::file::{self, Model};
 use ::onnx::optimize::{self as optimizing, Options, Summary};
+use ::onnx::ort::OnnxRuntime;
 use ::onnx::rewrite::Target;
 use ::onnx::{npy, rewrite, verify};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What is asked for; the fields are as `shorthaul.onnx.optimize` documents them.
 #[derive(FromPyObject)]
@@ -27,6 +30,12 @@ pub struct Request {
     without: Vec<String>,
     fold_limit: usize,
     max_growth: Option<f64>,
+    /// Whether ONNX Runtime runs both files besides.
+    ask_runtime: bool,
+    /// Whether it times them.
+    measure: bool,
+    /// The interpreter that has it.
+    python: PathBuf,
 }
 
 /// The bytes of the better file, if it is not written, and the summary as JSON. Runs without the
@@ -42,23 +51,36 @@ pub fn optimize(
     Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), summary))
 }
 
+fn said(error: impl Display) -> String {
+    error.to_string()
+}
+
 fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), String> {
-    let model = match (request.path, request.bytes) {
+    let runtime = match request.ask_runtime || request.measure {
+        true => Some(OnnxRuntime::of(&request.python).map_err(said)?),
+        false => None,
+    };
+    let model = match (&request.path, request.bytes) {
         (Some(path), _) => Model::read(path),
         (None, bytes) => {
             let name = PathBuf::from("the given model");
             Model::of_bytes(&name, bytes.unwrap_or_default().into())
         }
     };
-    let model = model.map_err(|error| error.to_string())?;
+    let model = model.map_err(said)?;
     let inputs = request.inputs.as_deref().map(npy::read_npz);
     let inputs = inputs.transpose()?.unwrap_or_default();
     let verifying = verify::Options {
         n_seeds: request.seeds,
         sizes: request.sizes.into_iter().collect(),
         inputs: inputs.into_iter().collect(),
-        oracle: None,
+        oracle: match (&runtime, request.ask_runtime) {
+            (Some(runtime), true) => Some(Arc::new(runtime.clone())),
+            _ => None,
+        },
     };
+    let clock = runtime.filter(|_| request.measure);
+    let timed = clock.map(|clock| (clock, verifying.clone()));
     let options = Options {
         rewriting: rewrite::Options {
             target,
@@ -69,28 +91,49 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
         verifying: request.verify.then_some(verifying),
     };
     let mut optimized =
-        optimizing::optimize(&model, &options, &mut |_| {}).map_err(|error| error.to_string())?;
+        optimizing::optimize(&model, &options, &mut |_| {}).map_err(said)?;
+    if let Some((clock, options)) = timed {
+        let found = milliseconds(&clock, [&model, &optimized.model], &options)?;
+        optimized.summary.before.milliseconds = Some(found.0);
+        optimized.summary.after.milliseconds = Some(found.1);
+    }
     let summary = &mut optimized.summary;
     let held = |summary: &Summary| match request.max_growth {
-        Some(most) => summary.held(most).map_err(|error| error.to_string()),
+        Some(most) => summary.held(most).map_err(said),
         None => Ok(()),
     };
     let bytes = match &request.out {
         Some(out) => {
-            let staged = file::stage(&optimized.model, out).map_err(|error| error.to_string())?;
+            let staged = file::stage(&optimized.model, out).map_err(said)?;
             summary.after.file_bytes = staged.written().n_bytes + staged.written().n_external;
             held(summary)?;
-            staged.place().map_err(|error| error.to_string())?;
+            staged.place().map_err(said)?;
             None
         }
         None => {
-            let bytes = file::encoded(&optimized.model).map_err(|error| error.to_string())?;
+            let bytes = file::encoded(&optimized.model).map_err(said)?;
             summary.after.file_bytes = bytes.len() as u64;
             held(summary)?;
             Some(bytes)
         }
     };
-    let mut value = serde_json::to_value(&*summary).map_err(|error| error.to_string())?;
+    let mut value = serde_json::to_value(&*summary).map_err(said)?;
     value["grows"] = serde_json::Value::from(summary.grows());
     Ok((bytes, value.to_string()))
+}
+
+/// Median milliseconds of a run of either model in ONNX Runtime, on the same inputs.
+fn milliseconds(
+    clock: &OnnxRuntime,
+    models: [&Model; 2],
+    options: &verify::Options,
+) -> Result<(f64, f64), String> {
+    let folder = tempfile::tempdir().map_err(said)?;
+    let [before, after] = ["before.onnx", "after.onnx"].map(|name| folder.path().join(name));
+    for (model, path) in models.iter().zip([&before, &after]) {
+        file::write(model, path).map_err(said)?;
+    }
+    let feeds = verify::made_up(models[0], 0, options).map_err(said)?;
+    let found = clock.measure(&before, &after, &feeds);
+    found.map_err(|error| format!("ONNX Runtime cannot be measured: {error}"))
 }

@@ -1,6 +1,7 @@
 """Optimized files give in ONNX Runtime what the originals give."""
 
 import io
+import sys
 import threading
 import time
 import warnings
@@ -108,6 +109,22 @@ def test_options():
         shorthaul.onnx.optimize(data, target="tpu")
     with pytest.raises(shorthaul.onnx.OnnxError, match="no rule `no-such`"):
         shorthaul.onnx.optimize(data, without=["no-such"])
+
+
+def test_another_runtime_as_witness_and_clock(monkeypatch):
+    data = double().SerializeToString()
+    made = shorthaul.onnx.optimize(data, oracle="ort", measure=True)
+    assert made.model == shorthaul.onnx.optimize(data).model
+    for side in ("before", "after"):
+        assert made.summary[side]["milliseconds"] > 0
+    assert "ONNX Runtime" in str(made)
+    with pytest.raises(ValueError, match="oracle is None or 'ort', not 'tract'"):
+        shorthaul.onnx.optimize(data, oracle="tract")
+    with pytest.raises(ValueError, match="leave out verify=False"):
+        shorthaul.onnx.optimize(data, oracle="ort", verify=False)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(shorthaul.onnx.OnnxError, match="pip install onnxruntime"):
+        shorthaul.onnx.optimize(data, oracle="ort")
 
 
 def test_growth_is_refused(tmp_path):

@@ -15,14 +15,15 @@ use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, Origin, Stage, SymExpr, Symbol,
 };
 use ops::{OpBuilder, attrs};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::sync::Arc;
 
 /// How to import.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Values for dynamic sizes, by the name they have in the file or in [`Model::sizes`].
+    /// Values for dynamic sizes, by the name they have in the file or in [`Model::sizes`]. One that the file
+    /// does not have is a problem of the import.
     pub sizes: BTreeMap<String, i64>,
     /// The form of batch normalization and dropout.
     pub mode: Mode,
@@ -198,6 +199,8 @@ pub(super) struct Importer<'g> {
     made: BTreeMap<String, ContainerId>,
     names: SizeNames,
     sizes: Vec<(String, Symbol)>,
+    /// Those that have a value, as the file and as the graph would call them.
+    bound: Vec<(String, String)>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
@@ -231,6 +234,7 @@ impl<'g> Importer<'g> {
             made: BTreeMap::new(),
             names: SizeNames::default(),
             sizes: Vec::new(),
+            bound: Vec::new(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             parameters: Vec::new(),
@@ -260,6 +264,7 @@ impl<'g> Importer<'g> {
                 self.input(input);
             }
         }
+        self.refuse_unknown_sizes();
         for (n, node) in graph.node.iter().enumerate() {
             self.node(n, node);
         }
@@ -348,13 +353,37 @@ impl<'g> Importer<'g> {
     fn size(&mut self, name: String, symbol: String) -> SymExpr {
         let given = &self.options.sizes;
         if let Some(value) = given.get(&name).or_else(|| given.get(&symbol)) {
-            return SymExpr::constant(*value);
+            let value = SymExpr::constant(*value);
+            self.bound.push((name, symbol));
+            return value;
         }
         let symbol = Symbol::new(symbol);
         if !self.sizes.iter().any(|(_, s)| *s == symbol) {
             self.sizes.push((name, symbol.clone()));
         }
         SymExpr::symbol(symbol)
+    }
+
+    /// A value for a size that no input has.
+    fn refuse_unknown_sizes(&mut self) {
+        let open = self.sizes.iter().map(|(name, s)| (name.as_str(), s.as_str()));
+        let bound = self.bound.iter().map(|(name, s)| (name.as_str(), s.as_str()));
+        let known: Vec<(&str, &str)> = open.chain(bound).collect();
+        let is_known = |given: &str| known.iter().any(|(n, s)| *n == given || *s == given);
+        let given = self.options.sizes.keys();
+        let unknown: Vec<String> = given.filter(|name| !is_known(name)).cloned().collect();
+        if unknown.is_empty() {
+            return;
+        }
+        let names: BTreeSet<&str> = known.iter().map(|(name, _)| *name).collect();
+        let has = match names.is_empty() {
+            true => "it has none".to_string(),
+            false => format!("it has {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+        };
+        for name in unknown {
+            let what = format!("the file has no dynamic size of that name; {has}");
+            self.problem(format!("size `{name}`"), what);
+        }
     }
 
     fn node(&mut self, position: usize, node: &NodeProto) {

@@ -392,9 +392,10 @@ impl Tried {
             Verdict::Unsettled(error) => return Err(unsettled(error)),
             Verdict::Wrong { .. } => {}
         }
-        // Which one is it? Alone, an error is larger still.
+        let set = self.guilty(exact, &directions, all)?;
+        // Errors of several may have hidden each other: alone, each is larger.
         let (mut worst, mut found) = (0.0, None);
-        for n in all {
+        for n in set {
             let verdict = self.difference(exact, &directions, &[n])?;
             if let Verdict::Wrong {
                 measured,
@@ -413,6 +414,30 @@ impl Tried {
             claimed,
             run: self.run.clone(),
         })
+    }
+
+    /// The smallest set of gradients that halving a wrong one leads to: each trial is several runs, and a
+    /// network has hundreds of parameters.
+    fn guilty(
+        &self,
+        exact: &Program,
+        directions: &[Vec<f64>],
+        mut set: Vec<usize>,
+    ) -> Result<Vec<usize>, GradientError> {
+        while set.len() > 1 {
+            let (left, right) = set.split_at(set.len() / 2);
+            let is_wrong = |half: &[usize]| -> Result<bool, GradientError> {
+                let verdict = self.difference(exact, directions, half)?;
+                Ok(matches!(verdict, Verdict::Wrong { .. }))
+            };
+            set = match is_wrong(left)? {
+                true => left.to_vec(),
+                false if is_wrong(right)? => right.to_vec(),
+                // Wrong only together.
+                false => return Ok(set),
+            };
+        }
+        Ok(set)
     }
 
     /// Random directions: of each part as large as it is, larger where it contributes little.

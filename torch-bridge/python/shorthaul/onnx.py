@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,9 @@ class Optimized:
             lines.append(f"{'worst error':<14}{error}, in {runs} runs")
         else:
             lines.append("not verified")
+        if after["milliseconds"] is not None:
+            times = f"{before['milliseconds']:.3g} → {after['milliseconds']:.3g} ms"
+            lines.append(f"{'ONNX Runtime':<14}{times}")
         for dropped in self.summary["dropped"]:
             lines.append(f"dropped {dropped['rule']} at {dropped['node']}: {dropped['difference']}")
         if self.summary["kept"]:
@@ -122,6 +126,8 @@ def optimize(
     without: Sequence[str] = (),
     fold_limit: int = 16 << 10,
     max_growth: float | None = None,
+    oracle: str | None = None,
+    measure: bool = False,
 ) -> Optimized:
     """A better ONNX file that was shown to give what ``model`` gives.
 
@@ -132,12 +138,19 @@ def optimize(
     of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or
     on ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
     that one folding may add. ``max_growth``: the factor of the original's beyond which the file,
-    the peak memory or the bytes moved are an error.
+    the peak memory or the bytes moved are an error. ``oracle="ort"``: ONNX Runtime runs both files
+    besides, without its own optimizations. ``measure``: it times both, with all of them;
+    ``milliseconds`` under ``before`` and ``after`` of the summary. Both need the package
+    ``onnxruntime``.
 
     A rewrite that makes a difference is dropped and named in the summary. Raises
     :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or
     written.
     """
+    if oracle not in (None, "ort"):
+        raise ValueError(f"oracle is None or 'ort', not {oracle!r}")
+    if oracle and not verify:
+        raise ValueError("an oracle is asked when verifying: leave out verify=False")
     path, data = _source(model)
     request = _Request(
         path=path,
@@ -151,6 +164,9 @@ def optimize(
         without=list(without),
         fold_limit=fold_limit,
         max_growth=max_growth,
+        ask_runtime=oracle is not None,
+        measure=measure,
+        python=sys.executable,
     )
     try:
         made, summary = _native.optimize(request)
@@ -172,6 +188,9 @@ class _Request:
     without: list[str]
     fold_limit: int
     max_growth: float | None
+    ask_runtime: bool
+    measure: bool
+    python: str
 
 
 @dataclass

@@ -87,3 +87,143 @@ fn number(tensor: &TensorProto) -> Option<f32> {
     let bytes: [u8; 4] = tensor.raw_data.as_deref()?.try_into().ok()?;
     (tensor.dims.is_empty() && tensor.data_type == 1).then(|| f32::from_le_bytes(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Names;
+    use super::*;
+    use graph::{Graph, Lifetime, SymExpr};
+
+    /// The nodes of a file whose inputs are `a` and `b`, as lines; `build` gives the values that become
+    /// the outputs `0`, `1`, ….
+    fn written(build: impl FnOnce(&mut Nodes) -> Vec<String>) -> Vec<String> {
+        let mut graph = Graph::new("products");
+        for name in ["a", "b"] {
+            let shape = vec![SymExpr::constant(4); 2];
+            graph.add_input(name, DType::F32, shape, Lifetime::Input);
+        }
+        let mut nodes = Nodes::new(&graph, &Names::default());
+        nodes.begin("n");
+        let values = build(&mut nodes);
+        let names: Vec<String> = (0..values.len()).map(|n| n.to_string()).collect();
+        let results: Vec<(String, &str)> = values
+            .into_iter()
+            .zip(names.iter().map(String::as_str))
+            .collect();
+        nodes.finish(&results);
+        let mut seen = std::collections::BTreeSet::new();
+        for node in &nodes.list {
+            assert!(seen.insert(&node.name), "two nodes `{}`", node.name);
+        }
+        let operand = |name: &String| {
+            let constant = nodes.constants.iter().find(|c| c.name == *name);
+            constant
+                .and_then(number)
+                .map_or_else(|| name.clone(), |n| n.to_string())
+        };
+        let line = |node: &NodeProto| {
+            let inputs: Vec<String> = node.input.iter().map(operand).collect();
+            let alpha = node.attribute.iter().find(|a| a.name == "alpha");
+            let alpha = alpha.map_or_else(String::new, |a| format!(" alpha {}", a.f.unwrap()));
+            let made = format!("{}({})", node.op_type, inputs.join(", "));
+            format!("{} = {made}{alpha}", node.output[0])
+        };
+        nodes.list.iter().map(line).collect()
+    }
+
+    /// `factor · value`.
+    fn times(nodes: &mut Nodes, factor: f64, value: &str) -> String {
+        let factor = nodes.number(Scalar::Float(factor), DType::F32);
+        nodes.node("Mul", &[&factor, value], Vec::new())
+    }
+
+    fn product(nodes: &mut Nodes) -> String {
+        nodes.node("Gemm", &["a", "b"], Vec::new())
+    }
+
+    #[test]
+    fn a_factor_becomes_an_attribute_of_its_product() {
+        let lines = written(|n| {
+            let g = product(n);
+            vec![times(n, 0.25, &g)]
+        });
+        assert_eq!(lines, ["0 = Gemm(a, b) alpha 0.25"]);
+    }
+
+    #[test]
+    fn a_product_that_is_a_result_is_computed_from_the_scaled_one() {
+        let lines = written(|n| {
+            let g = product(n);
+            vec![times(n, 0.25, &g), g]
+        });
+        assert_eq!(lines, ["0 = Gemm(a, b) alpha 0.25", "1 = Mul(0, 4)"]);
+    }
+
+    #[test]
+    fn transposes_and_shapes_between_are_looked_through() {
+        let lines = written(|n| {
+            let g = product(n);
+            let t = n.node("Transpose", &[&g], Vec::new());
+            vec![times(n, 0.25, &t)]
+        });
+        let alpha = "n.gemm = Gemm(a, b) alpha 0.25";
+        assert_eq!(lines, [alpha, "0 = Transpose(n.gemm)"]);
+    }
+
+    #[test]
+    fn what_others_read_keeps_its_factor() {
+        let unscaled = |lines: Vec<String>| {
+            assert!(lines.iter().all(|l| !l.contains("alpha")), "{lines:?}");
+        };
+        // The product is read by another node as well.
+        unscaled(written(|n| {
+            let g = product(n);
+            let e = n.node("Exp", &[&g], Vec::new());
+            vec![times(n, 0.25, &g), e]
+        }));
+        // What is transposed is a result itself.
+        unscaled(written(|n| {
+            let g = product(n);
+            let t = n.node("Transpose", &[&g], Vec::new());
+            vec![times(n, 0.25, &t), g]
+        }));
+        // The product has an addend, which must not be scaled.
+        unscaled(written(|n| {
+            let g = n.node("Gemm", &["a", "b", "a"], Vec::new());
+            vec![times(n, 0.25, &g)]
+        }));
+        // The factor has no inverse in reach, or none at all.
+        for factor in [0.0, 1e-30, f64::INFINITY, f64::NAN] {
+            unscaled(written(|n| {
+                let g = product(n);
+                vec![times(n, factor, &g)]
+            }));
+        }
+        // The factor is no single-precision number.
+        unscaled(written(|n| {
+            let g = product(n);
+            let factor = n.number(Scalar::Float(0.25), DType::F64);
+            vec![n.node("Mul", &[&factor, &g], Vec::new())]
+        }));
+        // A product takes one factor.
+        let lines = written(|n| {
+            let g = product(n);
+            let h = times(n, 0.25, &g);
+            vec![times(n, 0.5, &h)]
+        });
+        assert_eq!(lines.len(), 2, "{lines:?}");
+    }
+
+    #[test]
+    fn a_result_twice_is_copied_under_a_name_of_its_own() {
+        let lines = written(|n| {
+            // Left out, since nothing reads them; their names are not given again.
+            for input in ["a", "b"] {
+                n.node("Exp", &[input], Vec::new());
+            }
+            let g = product(n);
+            vec![g.clone(), g]
+        });
+        assert_eq!(lines, ["0 = Gemm(a, b)", "1 = Identity(0)"]);
+    }
+}
