@@ -206,7 +206,7 @@ fn a_size_that_the_model_lacks_is_refused() {
     let train = folder.path().join("t.onnx");
     let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
     let text = stderr(&[&grad[..], &["--bind", "Q=3"]].concat());
-    let unknown = "size `Q`: the file has no dynamic size of that name; it has none";
+    let unknown = "size `Q`: the file has no dynamic size of that name; it has batch";
     assert!(text.contains(unknown), "{text}");
     assert_eq!(listing(folder.path()), ["m.onnx"]);
 }

@@ -210,7 +210,10 @@ mod tests {
     fn functions_of_two_values_and_steps_stay() {
         let two = made(|b, [x, y]| {
             let exp = b.elementwise(Expr::In(0).exp(), &[x]).unwrap();
-            vec![b.elementwise(Expr::In(0).mul(Expr::In(1)), &[exp, y]).unwrap()]
+            vec![
+                b.elementwise(Expr::In(0).mul(Expr::In(1)), &[exp, y])
+                    .unwrap(),
+            ]
         });
         assert_eq!(merged(two), 2);
         let steps = made(|b, [x, _]| {

@@ -73,9 +73,8 @@ impl OnnxRuntime {
     fn call(&self, args: &[&Path]) -> Result<String, RuntimeError> {
         let mut command = Command::new(&self.python);
         let output = command.arg("-c").arg(SCRIPT).args(args).output();
-        let output = output.map_err(|error| {
-            unasked(format!("cannot start {}: {error}", self.python.display()))
-        })?;
+        let output = output
+            .map_err(|error| unasked(format!("cannot start {}: {error}", self.python.display())))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let last = said.trim().lines().last().unwrap_or("it says nothing");

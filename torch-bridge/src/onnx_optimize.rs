@@ -90,8 +90,7 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
         },
         verifying: request.verify.then_some(verifying),
     };
-    let mut optimized =
-        optimizing::optimize(&model, &options, &mut |_| {}).map_err(said)?;
+    let mut optimized = optimizing::optimize(&model, &options, &mut |_| {}).map_err(said)?;
     if let Some((clock, options)) = timed {
         let found = milliseconds(&clock, [&model, &optimized.model], &options)?;
         optimized.summary.before.milliseconds = Some(found.0);

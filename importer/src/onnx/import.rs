@@ -366,8 +366,14 @@ impl<'g> Importer<'g> {
 
     /// A value for a size that no input has.
     fn refuse_unknown_sizes(&mut self) {
-        let open = self.sizes.iter().map(|(name, s)| (name.as_str(), s.as_str()));
-        let bound = self.bound.iter().map(|(name, s)| (name.as_str(), s.as_str()));
+        let open = self
+            .sizes
+            .iter()
+            .map(|(name, s)| (name.as_str(), s.as_str()));
+        let bound = self
+            .bound
+            .iter()
+            .map(|(name, s)| (name.as_str(), s.as_str()));
         let known: Vec<(&str, &str)> = open.chain(bound).collect();
         let is_known = |given: &str| known.iter().any(|(n, s)| *n == given || *s == given);
         let given = self.options.sizes.keys();
@@ -378,7 +384,10 @@ impl<'g> Importer<'g> {
         let names: BTreeSet<&str> = known.iter().map(|(name, _)| *name).collect();
         let has = match names.is_empty() {
             true => "it has none".to_string(),
-            false => format!("it has {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+            false => format!(
+                "it has {}",
+                names.into_iter().collect::<Vec<_>>().join(", ")
+            ),
         };
         for name in unknown {
             let what = format!("the file has no dynamic size of that name; {has}");
