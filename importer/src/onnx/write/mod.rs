@@ -6,6 +6,7 @@
 
 mod arranged;
 mod convolutions;
+mod joined;
 mod lookups;
 mod losses;
 mod nodes;
@@ -15,6 +16,9 @@ mod rules;
 mod scalar;
 mod scaled;
 mod sizes;
+#[cfg(test)]
+mod trial;
+mod turned;
 mod windows;
 
 use super::file::About;

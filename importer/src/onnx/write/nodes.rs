@@ -107,7 +107,8 @@ impl<'g> Nodes<'g> {
         self.values.insert(id, value);
     }
 
-    fn fresh(&mut self, wanted: &str) -> String {
+    /// A name that nothing has yet.
+    pub(super) fn fresh(&mut self, wanted: &str) -> String {
         let mut name = wanted.to_string();
         let mut n = 1;
         while !self.taken.insert(name.clone()) {
@@ -291,22 +292,11 @@ impl<'g> Nodes<'g> {
     /// Gives the results their names: where nodes make them, the nodes' outputs are called so. Leaves
     /// out what no result needs.
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {
-        let mut needed: BTreeSet<String> = results.iter().map(|(value, _)| value.clone()).collect();
-        let mut kept = Vec::new();
-        for node in std::mem::take(&mut self.list).into_iter().rev() {
-            if node.output.iter().any(|o| needed.contains(o)) {
-                needed.extend(node.input.iter().cloned());
-                kept.push(node);
-            }
-        }
-        kept.reverse();
-        self.list = kept;
-        self.made.clear();
-        for (at, node) in self.list.iter().enumerate() {
-            let outputs = node.output.iter().cloned();
-            self.made.extend(outputs.map(|output| (output, at)));
-        }
         let values: Vec<&str> = results.iter().map(|(value, _)| value.as_str()).collect();
+        self.drop_unread(&values);
+        self.turn_operands(&values);
+        self.join_rows();
+        self.drop_unread(&values);
         self.scale_products(&values);
         let read = self.list.iter().flat_map(|node| &node.input);
         let read: BTreeSet<&str> = read.map(String::as_str).chain(values).collect();
@@ -332,6 +322,30 @@ impl<'g> Nodes<'g> {
             let value = renamed.get(&value).cloned().unwrap_or(value);
             self.give("Identity", &[&value], &[name], Vec::new());
         }
+    }
+
+    /// Finds the makers of values anew, after nodes were moved.
+    pub(super) fn find_makers(&mut self) {
+        self.made.clear();
+        for (at, node) in self.list.iter().enumerate() {
+            let outputs = node.output.iter().cloned();
+            self.made.extend(outputs.map(|output| (output, at)));
+        }
+    }
+
+    /// Leaves out nodes that neither a node nor a result reads.
+    pub(super) fn drop_unread(&mut self, results: &[&str]) {
+        let mut read: BTreeSet<String> = results.iter().map(ToString::to_string).collect();
+        let mut kept = Vec::new();
+        for node in std::mem::take(&mut self.list).into_iter().rev() {
+            if node.output.iter().any(|o| read.contains(o)) {
+                read.extend(node.input.iter().cloned());
+                kept.push(node);
+            }
+        }
+        kept.reverse();
+        self.list = kept;
+        self.find_makers();
     }
 
     /// A tensor of the file; equal ones are stored once.

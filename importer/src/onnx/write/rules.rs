@@ -214,9 +214,11 @@ impl Nodes<'_> {
         let ones = self.of2("Expand", &one, &sizes);
         let rows = match shape.len() {
             2 => value.to_string(),
-            _ => self.reshaped(value, &[n_rows, n_columns])?,
+            _ => self.reshaped(value, &[n_rows, n_columns.clone()])?,
         };
         let sum = self.of2("MatMul", &ones, &rows);
+        let row = vec![SymExpr::constant(1), n_columns];
+        self.shapes.insert(sum.clone(), row);
         Ok(Some(self.reshaped(&sum, to)?))
     }
 }

@@ -90,46 +90,8 @@ fn number(tensor: &TensorProto) -> Option<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Names;
+    use super::super::trial::written;
     use super::*;
-    use graph::{Graph, Lifetime, SymExpr};
-
-    /// The nodes of a file whose inputs are `a` and `b`, as lines; `build` gives the values that become
-    /// the outputs `0`, `1`, ….
-    fn written(build: impl FnOnce(&mut Nodes) -> Vec<String>) -> Vec<String> {
-        let mut graph = Graph::new("products");
-        for name in ["a", "b"] {
-            let shape = vec![SymExpr::constant(4); 2];
-            graph.add_input(name, DType::F32, shape, Lifetime::Input);
-        }
-        let mut nodes = Nodes::new(&graph, &Names::default());
-        nodes.begin("n");
-        let values = build(&mut nodes);
-        let names: Vec<String> = (0..values.len()).map(|n| n.to_string()).collect();
-        let results: Vec<(String, &str)> = values
-            .into_iter()
-            .zip(names.iter().map(String::as_str))
-            .collect();
-        nodes.finish(&results);
-        let mut seen = std::collections::BTreeSet::new();
-        for node in &nodes.list {
-            assert!(seen.insert(&node.name), "two nodes `{}`", node.name);
-        }
-        let operand = |name: &String| {
-            let constant = nodes.constants.iter().find(|c| c.name == *name);
-            constant
-                .and_then(number)
-                .map_or_else(|| name.clone(), |n| n.to_string())
-        };
-        let line = |node: &NodeProto| {
-            let inputs: Vec<String> = node.input.iter().map(operand).collect();
-            let alpha = node.attribute.iter().find(|a| a.name == "alpha");
-            let alpha = alpha.map_or_else(String::new, |a| format!(" alpha {}", a.f.unwrap()));
-            let made = format!("{}({})", node.op_type, inputs.join(", "));
-            format!("{} = {made}{alpha}", node.output[0])
-        };
-        nodes.list.iter().map(line).collect()
-    }
 
     /// `factor · value`.
     fn times(nodes: &mut Nodes, factor: f64, value: &str) -> String {
