@@ -190,8 +190,10 @@ def ours(program, exported, names, feeds, threads):
     with tempfile.TemporaryDirectory() as folder:
         path, out = Path(folder) / "model.onnx", Path(folder) / "train.onnx"
         onnx.save(exported, path)
+        # A training loop reads the loss and the state, not the gradients; onnxsim's gives no others.
         command = [program, "grad", path, "-o", out, "--loss", "loss", "--optimizer", "adam"]
-        run = subprocess.run([*command, "--wrt", ",".join(names)], capture_output=True, text=True)
+        command += ["--no-gradients", "--wrt", ",".join(names)]
+        run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(run.stderr.strip())
         model = onnx.load(out)
@@ -202,10 +204,6 @@ def ours(program, exported, names, feeds, threads):
         given.setdefault(value.name, initial.get(value.name, np.zeros(shape, np.float32)))
     outputs = {output.name for output in model.graph.output}
     state = {n: f"{n}.next" for n in given if f"{n}.next" in outputs}
-    # A training loop reads the loss and the state, not the gradients.
-    kept = [o for o in model.graph.output if not o.name.endswith(".grad")]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
     return model, Step(model, given, state, threads), "loss"
 
 

@@ -31,6 +31,9 @@ pub struct Grad {
     /// Initializers or inputs to differentiate (default: every trainable initializer)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
+    /// With an optimizer: do not give NAME.grad, which costs passes over memory
+    #[arg(long, requires = "optimizer")]
+    no_gradients: bool,
     /// How much of each label cross-entropy spreads over all classes
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     label_smoothing: f64,
@@ -54,11 +57,12 @@ Examples:
   shorthaul grad model.onnx -o train.onnx --loss cross-entropy
   shorthaul grad model.onnx -o train.onnx --loss mse --optimizer adam --wrt fc.weight,fc.bias
   shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
+  shorthaul grad model.onnx -o train.onnx --loss mse --optimizer sgd --no-gradients
 
 The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
 `target`, and with an optimizer `lr` and its state, zeros at first. Classes are dimension 1 of the output:
 logits are [N, C, …], labels [N, …]. It gives `loss`, NAME.grad and NAME.next; the loop gives every
-NAME.next back as NAME. State of parameters in half precision is in single precision.
+NAME.next back as NAME. A loop that does not look at gradients is faster with --no-gradients. State of parameters in half precision is in single precision.
 adam and adamw also read `step`, the number of the step as a float: 1 in the first, then 2, 3 and so on;
 there is no `step.next`. momentum keeps 0.9 of the last step; adam and adamw have betas 0.9 and 0.999 and
 an epsilon of 1e-8, adamw a weight decay of 0.01.
@@ -88,6 +92,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         loss: args.loss.clone(),
         optimizer: args.optimizer,
         wrt: args.wrt.clone(),
+        gradients: !args.no_gradients,
         label_smoothing: args.label_smoothing,
     };
     let bytes = training_graph(&model, &training)
@@ -97,7 +102,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         true => None,
         false => {
             progress.stage("verifying");
-            let found = prove(&sources, &made, &training, args.mode);
+            let found = prove((&sources, &model), &made, &training, args.mode);
             Some(found.with_context(|| {
                 format!(
                     "wrong training graph of {}, nothing is written; please report it \

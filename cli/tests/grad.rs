@@ -200,6 +200,21 @@ fn a_name_that_the_model_has_already_is_refused() {
 }
 
 #[test]
+fn gradients_need_not_be_outputs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&product("w"), folder.path(), "m.onnx");
+    let train = folder.path().join("t.onnx");
+    let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+    let adam = ["--optimizer", "adam", "--no-gradients"];
+    let text = stdout(&[&grad[..], &adam].concat(), 0);
+    assert!(text.contains("verified in float64"), "{text}");
+    let outputs: Vec<String> = made(&train).1.into_keys().collect();
+    assert_eq!(outputs, ["loss", "w.mean.next", "w.next", "w.square.next"]);
+    let usage = shorthaul(&[&grad[..], &["--no-gradients"]].concat());
+    assert_eq!(usage.status.code(), Some(2));
+}
+
+#[test]
 fn a_size_that_the_model_lacks_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&product("w"), folder.path(), "m.onnx");

@@ -75,6 +75,8 @@ pub struct TrainingOptions {
     pub optimizer: Option<Optimizer>,
     /// What is differentiated: names of initializers or inputs; `None`: every trainable initializer.
     pub wrt: Option<Vec<String>>,
+    /// Whether `NAME.grad` are outputs; with an optimizer they need not be, and cost passes over memory.
+    pub gradients: bool,
     /// How much of each label cross-entropy spreads over all classes, in `[0, 1]`; 0: nothing.
     pub label_smoothing: f64,
 }
@@ -97,7 +99,7 @@ pub enum TrainingGraphError {
 }
 
 /// The bytes of an ONNX file whose outputs are `loss`, `NAME.next` for running statistics of batch
-/// normalization in training form, `NAME.grad` for everything that is differentiated and, with an
+/// normalization in training form, `NAME.grad` for everything that is differentiated, if asked for, and, with an
 /// optimizer, `NAME.next` and its state's successors. Initializers are
 /// inputs as well, with their value in the file as default. Successors have the type of what they
 /// follow; updates of parameters in half precision are computed in f32, and their state is f32.
@@ -108,6 +110,10 @@ pub fn training_graph(
     model: &Model,
     options: &TrainingOptions,
 ) -> Result<Vec<u8>, TrainingGraphError> {
+    if !options.gradients && options.optimizer.is_none() {
+        let text = "without gradients and without an optimizer the file would only give the loss";
+        return Err(TrainingGraphError::Request(text.to_string()));
+    }
     let mut made = Made::of(model)?;
     let wrt = made.differentiated(model, options.wrt.as_deref())?;
     let loss = made.loss(model, &options.loss, options.label_smoothing)?;
@@ -130,7 +136,8 @@ pub fn training_graph(
     let (wrt, gradients) = made.differentiate(&wrt, named)?;
     composed.restore(&mut made.graph);
     join(&mut made.graph);
-    for (position, gradient) in wrt.iter().zip(&gradients) {
+    let given = wrt.iter().zip(&gradients).filter(|_| options.gradients);
+    for (position, gradient) in given {
         made.graph.add_output(*gradient);
         outputs.push(format!("{}.grad", made.name(*position)));
     }

@@ -27,6 +27,7 @@ pub struct Request {
     out: Option<PathBuf>,
     loss: String,
     optimizer: Option<String>,
+    gradients: bool,
     wrt: Option<Vec<String>>,
     mode: String,
     label_smoothing: f64,
@@ -48,6 +49,7 @@ pub fn training_graph(
         loss,
         optimizer: optimizer.transpose().map_err(PyValueError::new_err)?,
         wrt: request.wrt,
+        gradients: request.gradients,
         label_smoothing: request.label_smoothing,
     };
     let import = Options {
@@ -102,7 +104,7 @@ fn made(
     if verify {
         let made = file::Model::of_bytes(Path::new("train.onnx"), bytes.clone().into())
             .map_err(|error| error.to_string())?;
-        let proof = prove(&read, &made, options, import.mode);
+        let proof = prove((&read, &model), &made, options, import.mode);
         let wrong = |error| {
             format!(
                 "wrong training graph of {}, please report it (`verify=False` makes it all the same): {error}",

@@ -309,6 +309,28 @@ def test_the_same_model_gives_the_same_bytes():
     assert shorthaul.onnx.grad(data, loss="mse") == shorthaul.onnx.grad(data, loss="mse")
 
 
+def test_a_step_without_its_gradients(recwarn):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.GELU(), nn.Linear(4, 2)).eval()
+    x, target = torch.randn(2, 3), torch.randn(2, 2)
+    data = exported(model, x)
+    whole = shorthaul.onnx.grad(data, loss="mse", optimizer="adam")
+    without = shorthaul.onnx.grad(data, loss="mse", optimizer="adam", gradients=False)
+    assert not [w for w in recwarn if "verified" in str(w.message)]
+    state = {
+        f"{name}.{part}": torch.zeros_like(value)
+        for name, value in model.named_parameters()
+        for part in ("mean", "square")
+    }
+    given = {"x0": x, "target": target, "lr": torch.tensor(0.1), "step": torch.tensor(1.0), **state}
+    found, wanted = run(without, given), run(whole, given)
+    assert found.keys() == {name for name in wanted if not name.endswith(".grad")}
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-6, atol=1e-7)
+    with pytest.raises(shorthaul.onnx.OnnxError, match="would only give the loss"):
+        shorthaul.onnx.grad(data, loss="mse", gradients=False)
+
+
 def test_every_form_of_a_model(tmp_path):
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
     path, out = tmp_path / "m.onnx", tmp_path / "t.onnx"

@@ -83,6 +83,16 @@ pub enum GradientError {
         /// The seed and the sizes.
         run: String,
     },
+    /// What a training graph gives depends on whether it gives its gradients as well.
+    #[error("`{name}` is {error:.1e} off where gradients are no outputs ({run})")]
+    Step {
+        /// The output.
+        name: String,
+        /// Relative to its largest element.
+        error: f64,
+        /// The seed and the sizes.
+        run: String,
+    },
     /// A gradient is wrong.
     #[error(
         "`{name}` is wrong: along a direction the loss changes by {measured:e}, and by that gradient \
@@ -200,6 +210,80 @@ pub fn check_gradients(
         loss,
         gradients,
     })
+}
+
+/// Holds a training graph that does not give its gradients against the one that gives them as well: the same
+/// loss and the same successors of parameters and state.
+///
+/// # Errors
+/// See [`GradientError`].
+pub fn check_same_step(
+    whole: &Model,
+    without: &Model,
+    options: &Options,
+) -> Result<(), GradientError> {
+    let untried = GradientError::Untried;
+    let held = |model: &Model| masks::held(&model.proto).map(|proto| model.with(proto));
+    let (held_whole, held_without) = (held(whole), held(without));
+    let whole = held_whole.as_ref().unwrap_or(whole);
+    let without = held_without.as_ref().unwrap_or(without);
+    let programs = [exact(whole)?, exact(without)?];
+    let cuts = Cuts::of(&whole.proto);
+    let sampler = Sampler::new(whole, &cuts, options).map_err(|e| untried(e.to_string()))?;
+    let mut point = Point::find(whole, (&sampler, &programs[0]), None, false)?;
+    // What is squared has no sign, and steps are counted.
+    for (name, value) in &mut point.feeds {
+        if (name.ends_with(".square") || name == "step")
+            && let Some(numbers) = value.to_f64()
+        {
+            let numbers = numbers.iter().map(|x| 1.0 + x.abs()).collect();
+            *value = Tensor::new(&value.shape, Elements::F64(numbers));
+        }
+    }
+    let outputs = without.proto.graph.iter().flat_map(|g| &g.output);
+    let names: Vec<&str> = outputs.map(|o| o.name.as_str()).collect();
+    let run = |program: &Program| {
+        let found = program.run(&point.feeds, &names);
+        found.map_err(|e| untried(e.to_string()))
+    };
+    let [wanted, found] = [run(&programs[0])?, run(&programs[1])?];
+    let most = MOST_LOSS_ERROR.max(ROUNDINGS * point.roundoff);
+    for ((name, wanted), found) in names.iter().zip(&wanted).zip(&found) {
+        let error = apart(wanted, found);
+        if error > most {
+            return Err(GradientError::Step {
+                name: name.to_string(),
+                error,
+                run: point.run.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn exact(model: &Model) -> Result<Program<'_>, GradientError> {
+    let made = program(&model.proto, &model.folder, Precision::Float64);
+    made.map_err(|error| GradientError::Untried(error.to_string()))
+}
+
+/// The largest difference relative to the largest element; infinite where sizes or kinds of numbers differ.
+fn apart(a: &Tensor, b: &Tensor) -> f64 {
+    let (Some(x), Some(y)) = (a.to_f64(), b.to_f64()) else {
+        return f64::INFINITY;
+    };
+    if a.shape != b.shape {
+        return f64::INFINITY;
+    }
+    let largest = x
+        .iter()
+        .filter(|v| v.is_finite())
+        .fold(0.0f64, |m, v| m.max(v.abs()));
+    let difference = |(x, y): (&f64, &f64)| match (x.is_nan() && y.is_nan()) || x == y {
+        true => 0.0,
+        false if x.is_finite() && y.is_finite() => (x - y).abs() / largest,
+        false => f64::INFINITY,
+    };
+    x.iter().zip(&y).map(difference).fold(0.0, f64::max)
 }
 
 /// Inputs at which the loss is finite.

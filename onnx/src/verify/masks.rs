@@ -22,12 +22,13 @@ pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
     }
     let mut model = model.clone();
     let graph = model.graph.as_mut()?;
-    let mut nodes = Vec::new();
+    let (mut nodes, mut n_held) = (Vec::new(), 0);
     for node in std::mem::take(&mut graph.node) {
         match draws(&node) {
             true => {
-                let mut held = Held::of(&node, nodes.len());
+                let mut held = Held::of(&node, n_held);
                 held.write();
+                n_held += 1;
                 nodes.append(&mut held.nodes);
                 graph.initializer.extend(held.numbers);
             }
@@ -41,7 +42,7 @@ pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
 /// What stands for one Dropout.
 struct Held<'n> {
     dropout: &'n NodeProto,
-    /// Its position, so that each has another mask.
+    /// How many came before it, so that each has another mask.
     at: usize,
     nodes: Vec<NodeProto>,
     numbers: Vec<crate::proto::TensorProto>,
@@ -130,7 +131,10 @@ impl<'n> Held<'n> {
         let reals = self.fresh();
         let to = crate::rewrite::patch::int("to", 1);
         self.node_as("Cast", &[&positions], &reals, vec![to]);
-        let (shift, factor) = (self.number(self.at as f64 + 0.5), self.number(12.9898));
+        let (shift, factor) = (
+            self.number(17.0 * self.at as f64 + 0.5),
+            self.number(12.9898),
+        );
         let shifted = self.node("Add", &[&reals, &shift]);
         let angle = self.node("Mul", &[&shifted, &factor]);
         let sine = self.node("Sin", &[&angle]);

@@ -26,6 +26,7 @@ pub use divergence::{Comparison, Computed, Divergence, compare_values};
 
 pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
+    check_same_step,
 };
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};

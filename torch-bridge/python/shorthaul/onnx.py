@@ -28,6 +28,7 @@ def grad(
     *,
     loss: str,
     optimizer: str | None = None,
+    gradients: bool = True,
     wrt: Sequence[str] | None = None,
     mode: str = "file",
     label_smoothing: float = 0.0,
@@ -42,7 +43,8 @@ def grad(
     ``sizes``: values of dynamic dimensions by name. ``loss``: ``"cross-entropy"`` (adds an input
     ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
     ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
-    the state and, for Adam, ``step``. ``wrt``: what is differentiated, by name; every trainable
+    the state and, for Adam, ``step``. ``gradients=False``: with an optimizer, without the outputs
+    ``NAME.grad``, which cost passes over memory. ``wrt``: what is differentiated, by name; every trainable
     initializer if not given. ``mode``: the form of BatchNormalization and Dropout: ``"file"``
     (each node's own), ``"train"`` (statistics of the batch, values dropped) or ``"eval"``; PyTorch
     exports BatchNormalization in evaluation form even from a model in training mode.
@@ -66,6 +68,7 @@ def grad(
         out=None if out is None else os.fspath(out),
         loss=loss,
         optimizer=optimizer,
+        gradients=gradients,
         wrt=None if wrt is None else list(wrt),
         mode=mode,
         label_smoothing=label_smoothing,
@@ -200,6 +203,7 @@ class _GradRequest:
     out: str | None
     loss: str
     optimizer: str | None
+    gradients: bool
     wrt: list[str] | None
     mode: str
     label_smoothing: float

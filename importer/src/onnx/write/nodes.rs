@@ -294,7 +294,7 @@ impl<'g> Nodes<'g> {
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {
         let values: Vec<&str> = results.iter().map(|(value, _)| value.as_str()).collect();
         self.drop_unread(&values);
-        self.turn_operands(&values);
+        self.turn_operands();
         self.join_rows();
         self.drop_unread(&values);
         self.scale_products(&values);

@@ -1,7 +1,7 @@
 //! Right training graphs are found right, wrong ones named; what proves nothing is not called wrong.
 
 use super::super::Options;
-use super::{GradientError, MOST_ERROR, Objective, Original, check_gradients};
+use super::{GradientError, MOST_ERROR, Objective, Original, check_gradients, check_same_step};
 use crate::element::Element;
 use crate::file::Model;
 use crate::rewrite::patch::int;
@@ -105,6 +105,70 @@ fn a_wrong_gradient_is_named() {
     assert_eq!(named(training(1.0 / 3.0, 1.001, "ReduceMean")), "b.grad");
     assert_eq!(named(training(1.0 / 3.0, 0.0, "ReduceMean")), "b.grad");
     const { assert!(MOST_ERROR < 1e-4) };
+}
+
+#[test]
+fn a_wrong_gradient_is_named_among_many() {
+    // The loss is the sum of x · g0 + … + x · g6; the gradient of each is x.
+    let made = |wrong: &[usize]| {
+        let mut made = Trial::new(17)
+            .input("x", "4")
+            .constant("off", real(1.01))
+            .constant("y0", real(0.0));
+        for n in 0..7 {
+            let scale = match wrong.contains(&n) {
+                true => format!("g{n}.grad = Mul(x, off)"),
+                false => format!("g{n}.grad = Identity(x)"),
+            };
+            made = made
+                .constant(&format!("g{n}"), reals(&[4]))
+                .node(&format!("p{n} = Mul(x, g{n})"))
+                .node(&format!("y{} = Add(y{n}, p{n})", n + 1))
+                .node(&scale);
+        }
+        made = made.with("loss = ReduceSum(y7)", vec![int("keepdims", 0)]);
+        made = made.output("loss", "");
+        let all = (0..7).fold(made, |made, n| made.output(&format!("g{n}.grad"), "4"));
+        match check_gradients(&all.model(), None, &Options::default()) {
+            Err(GradientError::Gradient { name, .. }) => Some(name),
+            Ok(_) => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(made(&[]), None);
+    for n in 0..7 {
+        assert_eq!(made(&[n]), Some(format!("g{n}.grad")));
+    }
+    assert!(made(&[1, 5]).is_some_and(|name| name == "g1.grad" || name == "g5.grad"));
+}
+
+#[test]
+fn a_step_without_gradients_is_the_step_with_them() {
+    let step = |rate: f32, with: bool| {
+        let made = Trial::new(17)
+            .input("x", "3 4")
+            .constant("w", reals(&[4]))
+            .constant("rate", real(rate))
+            .ints("rows", &[0]);
+        let made = made.node("y = Mul(x, w)");
+        let made = made.with("loss = ReduceSum(y)", vec![int("keepdims", 0)]);
+        let made = made.with("w.grad = ReduceSum(x, rows)", vec![int("keepdims", 0)]);
+        let made = made
+            .node("u = Mul(w.grad, rate)")
+            .node("w.next = Sub(w, u)");
+        let made = made.output("loss", "").output("w.next", "4");
+        match with {
+            true => made.output("w.grad", "4").model(),
+            false => made.model(),
+        }
+    };
+    let whole = step(0.1, true);
+    let same = |without: &Model| check_same_step(&whole, without, &Options::default());
+    assert_eq!(same(&step(0.1, false)), Ok(()));
+    match same(&step(0.1001, false)) {
+        Err(GradientError::Step { name, .. }) => assert_eq!(name, "w.next"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
