@@ -321,9 +321,12 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
         ));
     }
     for (n, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
-        let written = matches!(param.ty, ParamType::Out(_));
+        let written = param.ty.is_written();
         match (param.ty, arg) {
-            (ParamType::In(_) | ParamType::Out(_) | ParamType::Map(_), Arg::Buffer(idx)) => {
+            (
+                ParamType::In(_) | ParamType::Out(_) | ParamType::InOut(_) | ParamType::Map(_),
+                Arg::Buffer(idx),
+            ) => {
                 let dtype = param.ty.dtype();
                 let Some(buffer) = memory.buffers.get(*idx) else {
                     return refuse(format!("no buffer number {idx} for {}", param.name));
@@ -446,7 +449,7 @@ fn argument(i: usize, ty: ParamType) -> String {
             "sh_in<{0}>{{sh_view_of(a[{i}], sizeof({0}))}}",
             element_type(dtype)
         ),
-        ParamType::Out(dtype) => format!(
+        ParamType::Out(dtype) | ParamType::InOut(dtype) => format!(
             "sh_out<{0}>{{sh_view_of(a[{i}], sizeof({0}))}}",
             element_type(dtype)
         ),

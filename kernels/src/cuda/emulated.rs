@@ -107,7 +107,7 @@ impl Emulated {
         operators: &dyn Operators,
     ) -> Result<Vec<f64>, CudaError> {
         check(pass, addresses)?;
-        let mut written = at_start(pass);
+        let mut written = self.at_start(pass);
         let (mut seconds, mut n_calls) = (Vec::new(), 0);
         for launch in &pass.launches {
             let start = Instant::now();
@@ -212,13 +212,14 @@ impl Emulated {
         let done = self.execute(launch, &args, &mut memory);
         done.map_err(|error| error.of_launch(&launch.origin))?;
         for ((argument, param), buffer) in params.zip(args) {
-            if let ParamType::Out(dtype) = param.ty {
+            if param.ty.is_written() {
                 let bytes = memory.bytes(buffer);
                 if let Some(place) = address(argument, addresses) {
                     // SAFETY: the place has `argument.bytes` bytes, and `memory` is our own.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
                 }
-                note(argument, dtype.bytes(), memory.initialized(buffer), written);
+                let size = param.ty.dtype().bytes();
+                note(argument, size, memory.initialized(buffer), written);
             }
         }
         // SAFETY: passed on.
@@ -286,6 +287,28 @@ impl Emulated {
         }
     }
 
+    /// What holds something before the first launch: all but the arena and what the pass is to write, unless
+    /// it reads that first. The saved block is the forward pass's to write, which is the one that writes it
+    /// at all.
+    fn at_start(&self, pass: &Pass) -> Written {
+        let saves = pass.launches.iter().any(|launch| launch.writes_saved);
+        let mut written = Written::new();
+        written.insert(Block::Arena, vec![0; pass.arena_bytes]);
+        written.insert(Block::Saved, vec![u8::from(!saves); pass.saved_bytes]);
+        for (slot, spec) in pass.externals.iter().enumerate() {
+            let holds = u8::from(!spec.written);
+            written.insert(Block::External(slot), vec![holds; spec.bytes]);
+        }
+        for launch in &pass.launches {
+            for (argument, param) in launch.args.iter().zip(self.params(launch.work)) {
+                if let (ParamType::InOut(_), BufferRef::External(slot)) = (param.ty, argument.at) {
+                    written.insert(Block::External(slot), vec![1; argument.bytes]);
+                }
+            }
+        }
+        written
+    }
+
     /// # Safety
     /// As for `run`.
     unsafe fn bytes<'a>(&'a self, argument: &Argument, addresses: &Addresses<'a>) -> &'a [u8] {
@@ -309,20 +332,6 @@ fn address(argument: &Argument, addresses: &Addresses<'_>) -> Option<*mut u8> {
         BufferRef::Constant(_) => return None,
     };
     Some(address as usize as *mut u8)
-}
-
-/// What holds something before the first launch: all but the arena and what the pass is to write.
-/// The saved block is the forward pass's to write, which is the one that writes it at all.
-fn at_start(pass: &Pass) -> Written {
-    let saves = pass.launches.iter().any(|launch| launch.writes_saved);
-    let mut written = Written::new();
-    written.insert(Block::Arena, vec![0; pass.arena_bytes]);
-    written.insert(Block::Saved, vec![u8::from(!saves); pass.saved_bytes]);
-    for (slot, spec) in pass.externals.iter().enumerate() {
-        let holds = u8::from(!spec.written);
-        written.insert(Block::External(slot), vec![holds; spec.bytes]);
-    }
-    written
 }
 
 fn range(argument: &Argument) -> Option<(Block, std::ops::Range<usize>)> {

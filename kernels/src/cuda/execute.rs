@@ -184,7 +184,7 @@ impl HostProgram<'_> {
         let place = self.rooted(Buffer::Container(id));
         let writes = |placed: &&Placed| {
             let mut args = placed.args.iter().zip(self.program.params(placed.work));
-            args.any(|(b, p)| self.rooted(*b) == place && matches!(p.ty, ParamType::Out(_)))
+            args.any(|(b, p)| self.rooted(*b) == place && p.ty.is_written())
         };
         let placed = self.program.launches.iter().rev().find(writes);
         let (kernel, origin) = match placed {

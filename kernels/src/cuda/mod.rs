@@ -61,6 +61,7 @@ pub mod lower;
 pub mod machine;
 pub mod nvrtc;
 pub mod passes;
+pub mod pooled;
 pub mod prelude;
 mod schedule;
 mod tensor_map;
@@ -120,18 +121,20 @@ pub struct Kernel {
 
 impl Kernel {
     /// Bytes of which the address passed for the `n`-th parameter must be a multiple: those of an
-    /// element, or of the widest vector that the text loads, copies or stores.
+    /// element, or of the widest vector that the text loads, copies or stores, under whatever name.
     pub fn alignment(&self, n: usize) -> usize {
         let param = &self.params[n];
         if matches!(param.ty, ParamType::Map(_)) {
             return TensorMap::ALIGNMENT;
         }
+        let renamed = self.text.split_once(&format!(" = {};", param.name));
+        let renamed = renamed.and_then(|(before, _)| before.split_whitespace().next_back());
         let accesses = ["sh_load<", "sh_copy_async<", "sh_store<"].into_iter();
         let widths = accesses.flat_map(|name| self.text.split(name).skip(1));
         let widths = widths.filter_map(|access| {
             let (width, rest) = access.split_once(">(")?;
             let (of, _) = rest.split_once(',')?;
-            (of == param.name).then(|| width.parse().ok())?
+            (of == param.name || Some(of) == renamed).then(|| width.parse().ok())?
         });
         // Wider ones move in pieces of 16 bytes.
         (param.ty.dtype().bytes() * widths.max().unwrap_or(1)).min(16)
@@ -177,8 +180,10 @@ pub struct Param {
 pub enum ParamType {
     /// A buffer that is only read in the whole launch.
     In(DType),
-    /// A buffer that is written, perhaps also read.
+    /// A buffer that is written, perhaps also read afterwards.
     Out(DType),
+    /// A buffer that holds something at first, which is read, and is written.
+    InOut(DType),
     /// A buffer that is only read, by the copy engine of Hopper.
     Map(TensorMap),
     /// A number: `long long` for I64, `float` for F32 and so on.
@@ -189,9 +194,17 @@ impl ParamType {
     /// Of the elements of a buffer, or of a number.
     pub fn dtype(self) -> DType {
         match self {
-            ParamType::In(dtype) | ParamType::Out(dtype) | ParamType::Scalar(dtype) => dtype,
+            ParamType::In(dtype)
+            | ParamType::Out(dtype)
+            | ParamType::InOut(dtype)
+            | ParamType::Scalar(dtype) => dtype,
             ParamType::Map(map) => map.dtype,
         }
+    }
+
+    /// Whether a buffer is written.
+    pub fn is_written(self) -> bool {
+        matches!(self, ParamType::Out(_) | ParamType::InOut(_))
     }
 
     /// How the copy engine reads a buffer, if it does.

@@ -6,7 +6,7 @@
 
 use super::emulate::Memory;
 use super::lower::CudaProgram;
-use super::{ParamType, Work};
+use super::Work;
 use crate::plan::{self, Buffer, PlanError};
 use crate::run::{BufferRef, ExternalSpec};
 use graph::{ContainerId, Graph, Lifetime, Stage, Tensor};
@@ -96,7 +96,7 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
                 continue;
             };
             let argument = argument(graph, program, *buffer, at)?;
-            let written = matches!(param.ty, ParamType::Out(_));
+            let written = param.ty.is_written();
             if let BufferRef::External(slot) = at {
                 let spec = &mut pass.externals[slot];
                 spec.bytes = spec.bytes.max(argument.bytes);

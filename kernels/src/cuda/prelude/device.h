@@ -10,6 +10,8 @@ typedef long long sh_i64;
   extern "C" __global__ void __launch_bounds__(threads, min_blocks) name
 #define SH_IN(T) const T *__restrict__
 #define SH_OUT(T) T *__restrict__
+#define SH_AT_IN(T) const T *
+#define SH_AT_OUT(T) T *
 #define SH_SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define SH_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 #define SH_CARVE(T, name, pool, byte_offset, n) T *const name = reinterpret_cast<T *>((pool) + (byte_offset))

@@ -9,6 +9,8 @@
   static void name
 #define SH_IN(T) sh_in<T>
 #define SH_OUT(T) sh_out<T>
+#define SH_AT_IN(T) sh_in<T>
+#define SH_AT_OUT(T) sh_out<T>
 #define SH_SHARED(T, name, n)               \
   static sh_site name##_site = {#name, 0, 0}; \
   sh_out<T> name = sh_shared_at<T>(name##_site, n)

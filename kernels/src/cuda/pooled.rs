@@ -1,0 +1,450 @@
+//! Arrays of any number and size updated in place by few launches: an optimizer's step over all parameters.
+//!
+//! Before: a launch, and in most frameworks several, for each parameter. After: one launch for as many
+//! arrays as its parameters have room for. A block finds its array by comparing its own number, which all
+//! its threads do alike; so there is no table of pointers in memory that would have to be copied to the
+//! device at every step, and a launch can be captured. Numbers such as the rate are read where they lie on
+//! the device: nothing waits for them. Every operand is read once and written at most once.
+//!
+//! Legal because an element's successors depend on the elements of its own position only.
+
+use super::passes::{Argument, Pass, PlacedLaunch};
+use super::{Kernel, Param, ParamType, Work, element_type, value_text};
+use crate::emit::scalar;
+use crate::emit::text::CText;
+use crate::run::{BufferRef, ExternalSpec};
+use graph::{DType, Expr};
+use std::collections::BTreeMap;
+
+/// Bytes of a kernel's parameters, for every driver and architecture (CUDA C++ Programming Guide, "Function
+/// Parameters").
+const PARAMETER_BYTES: usize = 4096;
+const POINTER_BYTES: usize = 8;
+const THREADS: usize = 256;
+/// Vectors that a thread takes, so that what depends on no element is computed seldom.
+const VECTORS: usize = 4;
+/// Bytes of the widest access.
+const VECTOR_BYTES: usize = 16;
+
+/// One operand that every array has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Its name in messages.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Whether it has a successor, which takes its place.
+    pub written: bool,
+}
+
+/// What is done to each element.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// What messages call it.
+    pub name: String,
+    /// What every array has, all of one size.
+    pub operands: Vec<Operand>,
+    /// Names of single numbers of type f32 in the device's memory.
+    pub numbers: Vec<String>,
+    /// The number that keeps everything as it is where it is not 0.
+    pub unless: Option<usize>,
+    /// Successors of operands by position: real arithmetic on the inputs, which are the operands, then the
+    /// numbers.
+    pub rules: Vec<(usize, Expr)>,
+    /// The type that is computed in, f32 or f64.
+    pub dtype: DType,
+}
+
+/// Why an update has no kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PooledError {
+    /// An expression that is no real arithmetic.
+    #[error("the update `{update}` of `{operand}` has an operation that is no real arithmetic")]
+    Operation {
+        /// The update.
+        update: String,
+        /// What the rule is of.
+        operand: String,
+    },
+    /// An operand has several rules, or one that is not written has one, or none has.
+    #[error("the update `{update}` needs one rule for each operand that is written, and no others")]
+    Rules {
+        /// The update.
+        update: String,
+    },
+    /// More operands than a launch takes.
+    #[error("the update `{update}` has {n} operands and numbers, more than a kernel takes")]
+    Operands {
+        /// The update.
+        update: String,
+        /// How many.
+        n: usize,
+    },
+}
+
+/// Kernels, and the pass that launches them. Its buffers are the arrays' operands, array by array, then
+/// the numbers; it needs no other memory.
+#[derive(Clone, Debug)]
+pub struct Pooled {
+    /// One for each launch.
+    pub kernels: Vec<Kernel>,
+    /// The launches.
+    pub pass: Pass,
+    /// Bytes that are read and written, each once.
+    pub bytes_moved: u64,
+}
+
+/// Kernels for arrays of these sizes. Without `aligned`, arrays may start at any element.
+///
+/// # Errors
+/// See [`PooledError`].
+pub fn emit(update: &Update, sizes: &[usize], aligned: bool) -> Result<Pooled, PooledError> {
+    let (n_operands, n_numbers) = (update.operands.len(), update.numbers.len());
+    let room = (PARAMETER_BYTES / POINTER_BYTES).saturating_sub(n_numbers);
+    let per_launch = room.checked_div(n_operands).unwrap_or(0);
+    if per_launch == 0 {
+        return Err(PooledError::Operands {
+            update: update.name.clone(),
+            n: n_operands + n_numbers,
+        });
+    }
+    let body = Body::of(update, aligned)?;
+    let spec = |bytes, written| ExternalSpec { bytes, written };
+    let arrays = sizes.iter().flat_map(|n| {
+        let operands = update.operands.iter();
+        operands.map(move |o| spec(n * o.dtype.bytes(), o.written))
+    });
+    let numbers = (0..n_numbers).map(|_| spec(DType::F32.bytes(), false));
+    let mut pooled = Pooled {
+        kernels: Vec::new(),
+        pass: Pass {
+            externals: arrays.chain(numbers).collect(),
+            ..Pass::default()
+        },
+        bytes_moved: 0,
+    };
+    let each = update.operands.iter().map(|o| {
+        let times = if o.written { 2 } else { 1 };
+        times * o.dtype.bytes() as u64
+    });
+    pooled.bytes_moved = each.sum::<u64>() * sizes.iter().map(|n| *n as u64).sum::<u64>();
+    let filled: Vec<usize> = (0..sizes.len()).filter(|at| sizes[*at] > 0).collect();
+    for arrays in filled.chunks(per_launch) {
+        let name = format!("sh_pooled{}", pooled.kernels.len());
+        let (kernel, grid) = body.kernel(&name, sizes, arrays);
+        let work = Work::Kernel(pooled.kernels.len());
+        pooled.kernels.push(kernel);
+        pooled.pass.launches.push(PlacedLaunch {
+            work,
+            grid: [grid, 1, 1],
+            dynamic_shared_bytes: 0,
+            args: body.arguments(sizes, arrays),
+            writes_saved: false,
+            origin: update.name.clone(),
+        });
+    }
+    Ok(pooled)
+}
+
+/// The text that all launches have in common.
+struct Body<'u> {
+    update: &'u Update,
+    /// Elements of a vector.
+    width: usize,
+    /// Values that depend on no element.
+    common: String,
+    /// Their names.
+    common_names: Vec<String>,
+    /// Values of one element, and its successors in the variables `x0`, `x1`, ….
+    element: String,
+}
+
+impl<'u> Body<'u> {
+    fn of(update: &'u Update, aligned: bool) -> Result<Body<'u>, PooledError> {
+        let written = update.operands.iter().enumerate();
+        let written: Vec<usize> = written.filter(|(_, o)| o.written).map(|(n, _)| n).collect();
+        let mut ruled: Vec<usize> = update.rules.iter().map(|(n, _)| *n).collect();
+        ruled.sort_unstable();
+        if ruled != written || written.is_empty() {
+            let update = update.name.clone();
+            return Err(PooledError::Rules { update });
+        }
+        let mut lines = Lines {
+            n_operands: update.operands.len(),
+            dtype: update.dtype,
+            known: BTreeMap::new(),
+            common: CText::default(),
+            common_names: Vec::new(),
+            element: CText::default(),
+        };
+        let mut successors = Vec::new();
+        for (n, rule) in &update.rules {
+            let value = lines.value(rule).ok_or_else(|| PooledError::Operation {
+                update: update.name.clone(),
+                operand: update.operands[*n].name.clone(),
+            })?;
+            successors.push((*n, value));
+        }
+        for (n, value) in successors {
+            let stored = value_text::cast(&value.text, update.dtype, update.operands[n].dtype);
+            lines.element.line(&format!("x{n} = {stored};"));
+        }
+        let smallest = update.operands.iter().map(|o| o.dtype.bytes()).min();
+        Ok(Body {
+            update,
+            width: match aligned {
+                true => VECTOR_BYTES / smallest.unwrap_or(VECTOR_BYTES),
+                false => 1,
+            },
+            common: lines.common.finish(),
+            common_names: lines.common_names,
+            element: lines.element.finish(),
+        })
+    }
+
+    /// Elements that a block takes.
+    fn per_block(&self) -> usize {
+        THREADS * VECTORS * self.width
+    }
+
+    /// The kernel for some of the arrays, and its blocks.
+    fn kernel(&self, name: &str, sizes: &[usize], arrays: &[usize]) -> (Kernel, u32) {
+        let update = self.update;
+        let ctype = |n: usize| element_type(update.operands[n].dtype);
+        let space = |n: usize| if update.operands[n].written { "OUT" } else { "IN" };
+        let operands = 0..update.operands.len();
+        let mut params = Vec::new();
+        for at in 0..arrays.len() {
+            for n in operands.clone() {
+                let dtype = update.operands[n].dtype;
+                let ty = match update.operands[n].written {
+                    true => ParamType::InOut(dtype),
+                    false => ParamType::In(dtype),
+                };
+                let name = format!("x{n}_{at}");
+                params.push((format!("SH_{}({}) {name}", space(n), ctype(n)), Param { name, ty }));
+            }
+        }
+        for n in 0..update.numbers.len() {
+            let (name, ty) = (format!("n{n}"), ParamType::In(DType::F32));
+            params.push((format!("SH_IN(float) {name}"), Param { name, ty }));
+        }
+        let mut t = CText::default();
+        self.element_function(name, &mut t);
+        let declared: Vec<&str> = params.iter().map(|(text, _)| text.as_str()).collect();
+        let head = format!("SH_KERNEL({name}, {THREADS}, 2)({})", declared.join(", "));
+        t.open(&head);
+        if let Some(unless) = update.unless {
+            t.line(&format!("if (n{unless}[0] != 0.0f) return;"));
+        }
+        let value = scalar::value_type(update.dtype);
+        for n in 0..update.numbers.len() {
+            t.line(&format!("const {value} s{n} = n{n}[0];"));
+        }
+        t.lines(&self.common);
+        for n in operands.clone() {
+            t.line(&format!("SH_AT_{}({}) x{n};", space(n), ctype(n)));
+        }
+        t.line("sh_i64 n_elements;");
+        t.line("int first;");
+        let mut firsts = vec![0];
+        for at in arrays {
+            let blocks = sizes[*at].div_ceil(self.per_block());
+            firsts.push(firsts.last().copied().unwrap_or(0) + blocks);
+        }
+        let grid = firsts.pop().unwrap_or(0);
+        self.find(sizes, arrays, &firsts, 0, &mut t);
+        self.walk(name, &mut t);
+        t.close();
+        let kernel = Kernel {
+            name: name.to_string(),
+            text: t.finish(),
+            params: params.into_iter().map(|(_, param)| param).collect(),
+            threads: THREADS as u32,
+            min_blocks: 2,
+            origin: update.name.clone(),
+        };
+        (kernel, grid as u32)
+    }
+
+    /// A function of one element: reads what has no successor, changes what has.
+    fn element_function(&self, name: &str, t: &mut CText) {
+        let update = self.update;
+        let value = scalar::value_type(update.dtype);
+        let mut parameters: Vec<String> = Vec::new();
+        for (n, operand) in update.operands.iter().enumerate() {
+            let reference = if operand.written { " &" } else { " " };
+            parameters.push(format!("{}{reference}x{n}", element_type(operand.dtype)));
+        }
+        let numbers = (0..update.numbers.len()).map(|n| format!("s{n}"));
+        let common = numbers.chain(self.common_names.iter().cloned());
+        parameters.extend(common.map(|name| format!("{value} {name}")));
+        t.open(&format!("SH_FN void {name}_element({})", parameters.join(", ")));
+        for (n, operand) in update.operands.iter().enumerate() {
+            let read = value_text::cast(&format!("x{n}"), operand.dtype, update.dtype);
+            t.line(&format!("const {value} v{n} = {read};"));
+        }
+        t.lines(&self.element);
+        t.close();
+    }
+
+    /// The call of that function on values of these names.
+    fn element(&self, name: &str, of: &dyn Fn(usize) -> String) -> String {
+        let operands = (0..self.update.operands.len()).map(of);
+        let numbers = (0..self.update.numbers.len()).map(|n| format!("s{n}"));
+        let all = operands.chain(numbers).chain(self.common_names.iter().cloned());
+        let all: Vec<String> = all.collect();
+        format!("{name}_element({});", all.join(", "))
+    }
+
+    /// Which array a block belongs to, by halving.
+    fn find(&self, sizes: &[usize], arrays: &[usize], firsts: &[usize], from: usize, t: &mut CText) {
+        if let [array] = arrays {
+            for n in 0..self.update.operands.len() {
+                t.line(&format!("x{n} = x{n}_{from};"));
+            }
+            t.line(&format!("n_elements = {};", sizes[*array]));
+            t.line(&format!("first = {};", firsts[0]));
+            return;
+        }
+        let half = arrays.len() / 2;
+        let ((left, right), (lower, upper)) = (arrays.split_at(half), firsts.split_at(half));
+        t.open(&format!("if (SH_BID < {})", upper[0]));
+        self.find(sizes, left, lower, from, t);
+        t.close();
+        t.open("else");
+        self.find(sizes, right, upper, from + half, t);
+        t.close();
+    }
+
+    /// The block's part of its array.
+    fn walk(&self, name: &str, t: &mut CText) {
+        let (width, per_block) = (self.width, self.per_block());
+        t.line(&format!("const sh_i64 start = (sh_i64)(SH_BID - first) * {per_block};"));
+        t.line(&format!("const sh_i64 end = start + {per_block} < n_elements ? start + {per_block} : n_elements;"));
+        let step = THREADS * width;
+        t.open(&format!("for (sh_i64 i = start + SH_TID * {width}; i < end; i += {step})"));
+        if width > 1 {
+            t.open(&format!("if (i + {width} <= end)"));
+            let operands = || self.update.operands.iter().enumerate();
+            for (n, operand) in operands() {
+                let ctype = element_type(operand.dtype);
+                t.line(&format!("sh_vec<{ctype}, {width}> a{n} = sh_load<{width}>(x{n}, i);"));
+            }
+            t.line("SH_UNROLL");
+            t.open(&format!("for (int k = 0; k < {width}; k++)"));
+            t.line(&self.element(name, &|n| format!("a{n}[k]")));
+            t.close();
+            for (n, _) in operands().filter(|(_, o)| o.written) {
+                t.line(&format!("sh_store<{width}>(x{n}, i, a{n});"));
+            }
+            t.close();
+            t.open("else");
+        }
+        t.open(&format!("for (sh_i64 k = i; k < i + {width} && k < end; k++)"));
+        for (n, operand) in self.update.operands.iter().enumerate() {
+            t.line(&format!("{} a{n} = x{n}[k];", element_type(operand.dtype)));
+        }
+        t.line(&self.element(name, &|n| format!("a{n}")));
+        for (n, _) in self.update.operands.iter().enumerate().filter(|(_, o)| o.written) {
+            t.line(&format!("x{n}[k] = a{n};"));
+        }
+        t.close();
+        if width > 1 {
+            t.close();
+        }
+        t.close();
+    }
+
+    /// What a launch is given: the operands of its arrays, then the numbers.
+    fn arguments(&self, sizes: &[usize], arrays: &[usize]) -> Vec<Argument> {
+        let n_operands = self.update.operands.len();
+        let mut args = Vec::new();
+        for array in arrays {
+            for (n, operand) in self.update.operands.iter().enumerate() {
+                args.push(Argument {
+                    at: BufferRef::External(array * n_operands + n),
+                    bytes: sizes[*array] * operand.dtype.bytes(),
+                    name: format!("{} {array}", operand.name),
+                });
+            }
+        }
+        for (n, name) in self.update.numbers.iter().enumerate() {
+            args.push(Argument {
+                at: BufferRef::External(sizes.len() * n_operands + n),
+                bytes: DType::F32.bytes(),
+                name: name.clone(),
+            });
+        }
+        args
+    }
+}
+
+/// A value's text, and whether it is the same for every element.
+#[derive(Clone)]
+struct Value {
+    text: String,
+    is_common: bool,
+}
+
+/// Values of expressions, each computed once, apart by whether they depend on elements.
+struct Lines {
+    n_operands: usize,
+    dtype: DType,
+    known: BTreeMap<Expr, Value>,
+    common: CText,
+    common_names: Vec<String>,
+    element: CText,
+}
+
+impl Lines {
+    /// `None` for what is no real arithmetic.
+    fn value(&mut self, e: &Expr) -> Option<Value> {
+        if let Some(known) = self.known.get(e) {
+            return Some(known.clone());
+        }
+        let common = |text| Value { text, is_common: true };
+        let made = match e {
+            Expr::In(n) if *n < self.n_operands => Value {
+                text: format!("v{n}"),
+                is_common: false,
+            },
+            Expr::In(n) => common(format!("s{}", n - self.n_operands)),
+            Expr::Const(number) => {
+                e.as_number()?;
+                common(scalar::literal(*number, self.dtype))
+            }
+            Expr::Unary(f, a) if !matches!(f, graph::Unary::Not | graph::Unary::IsNan) => {
+                let a = self.value(a)?;
+                self.named(scalar::unary(*f, &a.text, self.dtype), a.is_common)
+            }
+            Expr::Binary(f, a, b) if is_arithmetic(*f) => {
+                let (a, b) = (self.value(a)?, self.value(b)?);
+                let text = scalar::binary(*f, &a.text, &b.text, self.dtype);
+                self.named(text, a.is_common && b.is_common)
+            }
+            _ => return None,
+        };
+        self.known.insert(e.clone(), made.clone());
+        Some(made)
+    }
+
+    fn named(&mut self, computation: String, is_common: bool) -> Value {
+        let ctype = scalar::value_type(self.dtype);
+        let text = format!("t{}", self.known.len());
+        let line = format!("const {ctype} {text} = {computation};");
+        match is_common {
+            true => {
+                self.common.line(&line);
+                self.common_names.push(text.clone());
+            }
+            false => self.element.line(&line),
+        }
+        Value { text, is_common }
+    }
+}
+
+fn is_arithmetic(f: graph::Binary) -> bool {
+    use graph::Binary::*;
+    matches!(f, Add | Sub | Mul | Div | Pow | Min | Max)
+}
