@@ -16,7 +16,7 @@ use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::{CudaProgram, lower_with};
 use kernels::cuda::machine::Machine;
 use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
-use kernels::cuda::passes::{Pass, constants, passes};
+use kernels::cuda::passes::{Pass, PlacedLaunch, constants, passes};
 use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
 use kernels::cuda::{Arch, CudaError, Kernel, ParamType};
 use kernels::lowering::KernelInfo;
@@ -154,10 +154,7 @@ impl CudaExecutable {
                 })
             }
             (CudaTarget::Emulated { seed }, _) => {
-                let start = Instant::now();
-                let mut ready = |done, total| report(progress, "kernels", done, total, start);
-                let emulated = Emulated::compile(&program.kernels, constants, *seed, &mut ready);
-                let emulated = emulated.map_err(CudaError::from)?;
+                let emulated = emulated(&program.kernels, constants, *seed, progress)?;
                 let emulated = emulated.with_calls(&program.calls);
                 Machine::Emulated(emulated.with_products(&program.products))
             }
@@ -183,6 +180,41 @@ impl CudaExecutable {
             thread_scratch_bytes: 0,
         }
     }
+}
+
+/// What runs kernels that need nothing but the caller's buffers.
+///
+/// # Errors
+/// No NVRTC, no device or one that there is no code for.
+pub(crate) fn machine(
+    kernels: &[Kernel],
+    launches: &[PlacedLaunch],
+    target: &CudaTarget<'_>,
+    progress: &mut dyn Progress,
+) -> Result<Machine, CompileError> {
+    match target {
+        CudaTarget::Emulated { seed } => {
+            emulated(kernels, Vec::new(), *seed, progress).map(Machine::Emulated)
+        }
+        CudaTarget::Device { ordinal, nvrtc } => {
+            let device = Device::open(*ordinal)?;
+            let cubins = cubins(kernels, device.arch(), nvrtc, progress)?;
+            let module = CudaModule::load(&device, kernels, &cubins, &[], launches.iter())?;
+            Ok(Machine::Device(module))
+        }
+    }
+}
+
+fn emulated(
+    kernels: &[Kernel],
+    constants: Vec<Vec<u8>>,
+    seed: u64,
+    progress: &mut dyn Progress,
+) -> Result<Emulated, CompileError> {
+    let start = Instant::now();
+    let mut ready = |done, total| report(progress, "kernels", done, total, start);
+    let emulated = Emulated::compile(kernels, constants, seed, &mut ready);
+    Ok(emulated.map_err(CudaError::from)?)
 }
 
 fn cubins(

@@ -35,6 +35,9 @@ pub enum CompileError {
     /// The kernels do not load on the device, or there is none.
     #[error(transparent)]
     Cuda(#[from] kernels::cuda::CudaError),
+    /// An optimizer's step has no kernels.
+    #[error(transparent)]
+    Pooled(#[from] kernels::cuda::pooled::PooledError),
     /// The kernels do not fit together.
     #[error(transparent)]
     Assemble(#[from] kernels::assemble::AssembleError),

@@ -4,9 +4,9 @@
 //! lies (the caller's buffer, arena, saved block, constant), how many bytes it has, the bytes of
 //! constants. Never runs anything.
 
+use super::Work;
 use super::emulate::Memory;
 use super::lower::CudaProgram;
-use super::Work;
 use crate::plan::{self, Buffer, PlanError};
 use crate::run::{BufferRef, ExternalSpec};
 use graph::{ContainerId, Graph, Lifetime, Stage, Tensor};

@@ -211,7 +211,13 @@ impl<'u> Body<'u> {
     fn kernel(&self, name: &str, sizes: &[usize], arrays: &[usize]) -> (Kernel, u32) {
         let update = self.update;
         let ctype = |n: usize| element_type(update.operands[n].dtype);
-        let space = |n: usize| if update.operands[n].written { "OUT" } else { "IN" };
+        let space = |n: usize| {
+            if update.operands[n].written {
+                "OUT"
+            } else {
+                "IN"
+            }
+        };
         let operands = 0..update.operands.len();
         let mut params = Vec::new();
         for at in 0..arrays.len() {
@@ -222,7 +228,10 @@ impl<'u> Body<'u> {
                     false => ParamType::In(dtype),
                 };
                 let name = format!("x{n}_{at}");
-                params.push((format!("SH_{}({}) {name}", space(n), ctype(n)), Param { name, ty }));
+                params.push((
+                    format!("SH_{}({}) {name}", space(n), ctype(n)),
+                    Param { name, ty },
+                ));
             }
         }
         for n in 0..update.numbers.len() {
@@ -279,7 +288,10 @@ impl<'u> Body<'u> {
         let numbers = (0..update.numbers.len()).map(|n| format!("s{n}"));
         let common = numbers.chain(self.common_names.iter().cloned());
         parameters.extend(common.map(|name| format!("{value} {name}")));
-        t.open(&format!("SH_FN void {name}_element({})", parameters.join(", ")));
+        t.open(&format!(
+            "SH_FN void {name}_element({})",
+            parameters.join(", ")
+        ));
         for (n, operand) in update.operands.iter().enumerate() {
             let read = value_text::cast(&format!("x{n}"), operand.dtype, update.dtype);
             t.line(&format!("const {value} v{n} = {read};"));
@@ -292,13 +304,22 @@ impl<'u> Body<'u> {
     fn element(&self, name: &str, of: &dyn Fn(usize) -> String) -> String {
         let operands = (0..self.update.operands.len()).map(of);
         let numbers = (0..self.update.numbers.len()).map(|n| format!("s{n}"));
-        let all = operands.chain(numbers).chain(self.common_names.iter().cloned());
+        let all = operands
+            .chain(numbers)
+            .chain(self.common_names.iter().cloned());
         let all: Vec<String> = all.collect();
         format!("{name}_element({});", all.join(", "))
     }
 
     /// Which array a block belongs to, by halving.
-    fn find(&self, sizes: &[usize], arrays: &[usize], firsts: &[usize], from: usize, t: &mut CText) {
+    fn find(
+        &self,
+        sizes: &[usize],
+        arrays: &[usize],
+        firsts: &[usize],
+        from: usize,
+        t: &mut CText,
+    ) {
         if let [array] = arrays {
             for n in 0..self.update.operands.len() {
                 t.line(&format!("x{n} = x{n}_{from};"));
@@ -320,16 +341,22 @@ impl<'u> Body<'u> {
     /// The block's part of its array.
     fn walk(&self, name: &str, t: &mut CText) {
         let (width, per_block) = (self.width, self.per_block());
-        t.line(&format!("const sh_i64 start = (sh_i64)(SH_BID - first) * {per_block};"));
+        t.line(&format!(
+            "const sh_i64 start = (sh_i64)(SH_BID - first) * {per_block};"
+        ));
         t.line(&format!("const sh_i64 end = start + {per_block} < n_elements ? start + {per_block} : n_elements;"));
         let step = THREADS * width;
-        t.open(&format!("for (sh_i64 i = start + SH_TID * {width}; i < end; i += {step})"));
+        t.open(&format!(
+            "for (sh_i64 i = start + SH_TID * {width}; i < end; i += {step})"
+        ));
         if width > 1 {
             t.open(&format!("if (i + {width} <= end)"));
             let operands = || self.update.operands.iter().enumerate();
             for (n, operand) in operands() {
                 let ctype = element_type(operand.dtype);
-                t.line(&format!("sh_vec<{ctype}, {width}> a{n} = sh_load<{width}>(x{n}, i);"));
+                t.line(&format!(
+                    "sh_vec<{ctype}, {width}> a{n} = sh_load<{width}>(x{n}, i);"
+                ));
             }
             t.line("SH_UNROLL");
             t.open(&format!("for (int k = 0; k < {width}; k++)"));
@@ -341,12 +368,20 @@ impl<'u> Body<'u> {
             t.close();
             t.open("else");
         }
-        t.open(&format!("for (sh_i64 k = i; k < i + {width} && k < end; k++)"));
+        t.open(&format!(
+            "for (sh_i64 k = i; k < i + {width} && k < end; k++)"
+        ));
         for (n, operand) in self.update.operands.iter().enumerate() {
             t.line(&format!("{} a{n} = x{n}[k];", element_type(operand.dtype)));
         }
         t.line(&self.element(name, &|n| format!("a{n}")));
-        for (n, _) in self.update.operands.iter().enumerate().filter(|(_, o)| o.written) {
+        for (n, _) in self
+            .update
+            .operands
+            .iter()
+            .enumerate()
+            .filter(|(_, o)| o.written)
+        {
             t.line(&format!("x{n}[k] = a{n};"));
         }
         t.close();
@@ -403,7 +438,10 @@ impl Lines {
         if let Some(known) = self.known.get(e) {
             return Some(known.clone());
         }
-        let common = |text| Value { text, is_common: true };
+        let common = |text| Value {
+            text,
+            is_common: true,
+        };
         let made = match e {
             Expr::In(n) if *n < self.n_operands => Value {
                 text: format!("v{n}"),

@@ -135,7 +135,9 @@ pub(super) struct Size {
 pub(in crate::cuda) fn declaration(p: &Param) -> String {
     match p.ty {
         ParamType::In(t) => format!("SH_IN({}) {}", element_type(t), p.name),
-        ParamType::Out(t) | ParamType::InOut(t) => format!("SH_OUT({}) {}", element_type(t), p.name),
+        ParamType::Out(t) | ParamType::InOut(t) => {
+            format!("SH_OUT({}) {}", element_type(t), p.name)
+        }
         ParamType::Map(m) => format!("SH_MAP({}) {}", element_type(m.dtype), p.name),
         ParamType::Scalar(t) => format!("{} {}", element_type(t), p.name),
     }
