@@ -4,12 +4,14 @@
 //! Ignored in a plain `cargo test`; `cargo xtask test` runs it with `SHORTHAUL_NVRTC` set to the folder
 //! of PyTorch's wheel. All architectures and numbers: `cargo run --example cuda_table`.
 
+use compiler::optimizer::Rule;
 use compiler::{Step, Target};
 use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::{Cache, CacheSettings};
 use kernels::cuda::contraction::n_warpgroup_tiles;
 use kernels::cuda::lower::lower_with;
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
+use kernels::cuda::pooled;
 use kernels::cuda::vendor::{Candidate, Offers, Products};
 use kernels::cuda::{Arch, Kernel};
 use kernels::progress::Silent;
@@ -33,10 +35,13 @@ fn kernels(graph: &Graph, products: &Products) -> Vec<Kernel> {
 
 /// Compiles for Hopper, and finds nothing that the gate refuses.
 fn keep_to_registers(name: &str, kernels: &[Kernel]) {
+    keep_to_registers_on(Arch::Sm90a, name, kernels);
+}
+
+fn keep_to_registers_on(arch: Arch, name: &str, kernels: &[Kernel]) {
     let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent).expect("a cache");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let arch = Arch::Sm90a;
     let cubins = compile_all(kernels, arch, &nvrtc, &cache, threads, &mut |_, _| ());
     let cubins = cubins.expect("NVRTC takes all kernels");
     let n: usize = cubins.iter().map(|c| c.resources.len()).sum();
@@ -71,6 +76,42 @@ fn kernels_of_networks_keep_to_registers() {
     for graph in networks {
         let graph = graph.expect("a network of ours builds");
         keep_to_registers(&graph.name, &kernels(&graph, &Products::Own));
+    }
+}
+
+/// A hundred parameters of an encoder's sizes, in every type and on every architecture.
+#[test]
+#[ignore = "needs NVRTC: run by `cargo xtask test`"]
+fn steps_of_optimizers_keep_to_registers() {
+    let sizes: Vec<usize> = [1024 * 1024, 1024, 4096 * 1024, 4096, 3].repeat(20);
+    let adam = |decoupled| Rule::Adam {
+        betas: (0.9, 0.999),
+        eps: 1e-8,
+        decay: 0.01,
+        decoupled,
+    };
+    let momentum = Rule::Sgd {
+        momentum: 0.9,
+        decay: 1e-4,
+        nesterov: true,
+    };
+    let mut kernels = Vec::new();
+    for rule in [adam(true), adam(false), momentum] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            for aligned in [true, false] {
+                let step = pooled::emit(&rule.update(dtype, false), &sizes, aligned);
+                let step = step.expect("emits");
+                assert_eq!(step.kernels.len(), 1);
+                kernels.extend(step.kernels);
+            }
+        }
+    }
+    for (n, kernel) in kernels.iter_mut().enumerate() {
+        kernel.text = kernel.text.replace("sh_pooled0", &format!("sh_step{n}"));
+        kernel.name = format!("sh_step{n}");
+    }
+    for arch in Arch::ALL {
+        keep_to_registers_on(arch, arch.name(), &kernels);
     }
 }
 

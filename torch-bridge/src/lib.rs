@@ -8,6 +8,7 @@ mod calls;
 mod cuda;
 mod onnx;
 mod onnx_optimize;
+mod optimizer;
 mod program;
 mod threads;
 
@@ -24,6 +25,7 @@ fn supported_targets() -> Vec<&'static str> {
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Program>()?;
+    m.add_class::<optimizer::PooledStep>()?;
     m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
     m.add(
         "UnsupportedOperators",

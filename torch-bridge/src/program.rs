@@ -366,8 +366,8 @@ impl Failure {
 }
 
 /// Passes progress on to a Python callable, and warnings to Python's `warnings`.
-struct Listener {
-    progress: Option<Py<PyAny>>,
+pub(crate) struct Listener {
+    pub(crate) progress: Option<Py<PyAny>>,
 }
 
 impl Progress for Listener {

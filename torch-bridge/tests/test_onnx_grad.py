@@ -342,7 +342,9 @@ def test_every_form_of_a_model(tmp_path):
     assert out.read_bytes() == made.pop()
     fixed = onnx.load_from_string(shorthaul.onnx.grad(path, loss="mse", sizes={"batch": 7}))
     assert [d.dim_value for d in fixed.graph.input[0].type.tensor_type.shape.dim] == [7, 3]
-    with pytest.raises(shorthaul.onnx.OnnxError, match="no dynamic size of that name; it has batch"):
+    with pytest.raises(
+        shorthaul.onnx.OnnxError, match="no dynamic size of that name; it has batch"
+    ):
         shorthaul.onnx.grad(path, loss="mse", sizes={"rows": 7})
     with pytest.raises(shorthaul.onnx.OnnxError, match="is read from and would be replaced"):
         shorthaul.onnx.grad(path, loss="mse", out=path)

@@ -6,7 +6,7 @@
 use super::CudaError;
 use super::device::CudaModule;
 use super::emulated::Emulated;
-use super::passes::{ALIGNMENT, Pass};
+use super::passes::Pass;
 
 /// Where the memory of a call lies: addresses of the device's memory, or of the host's for the
 /// emulator.
@@ -133,24 +133,28 @@ pub(super) fn check(pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaEr
     }
     let externals = addresses.externals.iter().zip(&pass.externals);
     for (slot, (address, spec)) in externals.enumerate() {
-        one(&|| format!("buffer {slot}"), *address, spec.bytes)?;
+        one(&|| format!("buffer {slot}"), *address, spec.bytes, pass)?;
     }
-    one(&|| "the arena".into(), addresses.arena, pass.arena_bytes)?;
-    one(
-        &|| "the saved block".into(),
-        addresses.saved,
-        pass.saved_bytes,
-    )
+    let (arena, saved) = (addresses.arena, addresses.saved);
+    one(&|| "the arena".into(), arena, pass.arena_bytes, pass)?;
+    one(&|| "the saved block".into(), saved, pass.saved_bytes, pass)
 }
 
-fn one(name: &dyn Fn() -> String, address: u64, bytes: usize) -> Result<(), CudaError> {
+fn one(
+    name: &dyn Fn() -> String,
+    address: u64,
+    bytes: usize,
+    pass: &Pass,
+) -> Result<(), CudaError> {
     match bytes {
         0 => Ok(()),
         _ if address == 0 => Err(CudaError::NoMemory {
             buffer: name(),
             bytes,
         }),
-        _ if !address.is_multiple_of(ALIGNMENT) => Err(CudaError::Misaligned { buffer: name() }),
+        _ if !address.is_multiple_of(pass.alignment.max(1)) => {
+            Err(CudaError::Misaligned { buffer: name() })
+        }
         _ => Ok(()),
     }
 }

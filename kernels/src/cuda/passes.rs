@@ -53,6 +53,8 @@ pub struct Pass {
     pub arena_bytes: usize,
     /// Size of the block between the passes in bytes.
     pub saved_bytes: usize,
+    /// Bytes of which the address of every buffer must be a multiple; 0: any.
+    pub alignment: u64,
 }
 
 /// Splits a program into its forward and its backward pass.
@@ -71,6 +73,7 @@ fn pass(graph: &Graph, program: &CudaProgram, backward: bool) -> Result<Pass, Pl
             false => memory.forward_arena_bytes,
         },
         saved_bytes: memory.saved_bytes,
+        alignment: ALIGNMENT,
         ..Pass::default()
     };
     let slots = graph.inputs.len() + graph.outputs.len();

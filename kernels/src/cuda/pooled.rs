@@ -8,7 +8,7 @@
 //!
 //! Legal because an element's successors depend on the elements of its own position only.
 
-use super::passes::{Argument, Pass, PlacedLaunch};
+use super::passes::{ALIGNMENT, Argument, Pass, PlacedLaunch};
 use super::{Kernel, Param, ParamType, Work, element_type, value_text};
 use crate::emit::scalar;
 use crate::emit::text::CText;
@@ -23,8 +23,6 @@ const POINTER_BYTES: usize = 8;
 const THREADS: usize = 256;
 /// Vectors that a thread takes, so that what depends on no element is computed seldom.
 const VECTORS: usize = 4;
-/// Bytes of the widest access.
-const VECTOR_BYTES: usize = 16;
 
 /// One operand that every array has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +117,7 @@ pub fn emit(update: &Update, sizes: &[usize], aligned: bool) -> Result<Pooled, P
         kernels: Vec::new(),
         pass: Pass {
             externals: arrays.chain(numbers).collect(),
+            alignment: if aligned { ALIGNMENT } else { 0 },
             ..Pass::default()
         },
         bytes_moved: 0,
@@ -193,7 +192,7 @@ impl<'u> Body<'u> {
         Ok(Body {
             update,
             width: match aligned {
-                true => VECTOR_BYTES / smallest.unwrap_or(VECTOR_BYTES),
+                true => ALIGNMENT as usize / smallest.unwrap_or(ALIGNMENT as usize),
                 false => 1,
             },
             common: lines.common.finish(),

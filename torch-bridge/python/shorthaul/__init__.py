@@ -5,7 +5,7 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
-from . import _threads, cuda, products
+from . import _threads, cuda, optim, products
 from ._errors import (
     CaptureError,
     CapturingError,
@@ -35,6 +35,7 @@ __all__ = [
     "Unsupported",
     "cuda",
     "module",
+    "optim",
     "products",
     "report",
 ]

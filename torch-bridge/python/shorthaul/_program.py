@@ -138,12 +138,12 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
                 wrt,
                 place.device.index if place.is_cuda else None,
                 cuda.nvrtc_folders(),
-                _progress(),
+                progress(),
                 **products.arguments(),
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, torch.get_num_threads(), _progress()
+                captured.json, captured.constants, wrt, torch.get_num_threads(), progress()
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
@@ -187,7 +187,7 @@ def _differentiably_read(document: dict) -> set[str]:
     return reached
 
 
-def _progress():
+def progress():
     """A callback that keeps one line on a terminal; nothing when stderr is a file."""
     if not sys.stderr.isatty():
         return None

@@ -44,10 +44,11 @@ def grad(
     ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
     ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
     the state and, for Adam, ``step``. ``gradients=False``: with an optimizer, without the outputs
-    ``NAME.grad``, which cost passes over memory. ``wrt``: what is differentiated, by name; every trainable
-    initializer if not given. ``mode``: the form of BatchNormalization and Dropout: ``"file"``
-    (each node's own), ``"train"`` (statistics of the batch, values dropped) or ``"eval"``; PyTorch
-    exports BatchNormalization in evaluation form even from a model in training mode.
+    ``NAME.grad``, which cost passes over memory. ``wrt``: what is differentiated, by name; every
+    trainable initializer if not given. ``mode``: the form of BatchNormalization and Dropout:
+    ``"file"`` (each node's own), ``"train"`` (statistics of the batch, values dropped) or
+    ``"eval"``; PyTorch exports BatchNormalization in evaluation form even from a model in training
+    mode.
     ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
 
     Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``: the exporter's

@@ -1,0 +1,132 @@
+//! Optimizers' steps in CUDA kernels, called from Python.
+
+#![allow(unsafe_code)]
+
+use crate::program::{CompileFailure, Listener};
+use compiler::cuda::CudaTarget;
+use compiler::graph::DType;
+use compiler::kernels::cuda::machine::Addresses;
+use compiler::optimizer::{OptimizerStep, Rule};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+/// An update rule; the fields are as `shorthaul.optim` documents them.
+#[derive(FromPyObject)]
+pub struct RuleRequest {
+    /// `sgd`, `adam` or `adamw`.
+    kind: String,
+    momentum: f64,
+    nesterov: bool,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    maximize: bool,
+}
+
+impl RuleRequest {
+    fn rule(&self) -> PyResult<Rule> {
+        match self.kind.as_str() {
+            "sgd" => Ok(Rule::Sgd {
+                momentum: self.momentum,
+                decay: self.weight_decay,
+                nesterov: self.nesterov,
+            }),
+            "adam" | "adamw" => Ok(Rule::Adam {
+                betas: self.betas,
+                eps: self.eps,
+                decay: self.weight_decay,
+                decoupled: self.kind == "adamw",
+            }),
+            other => Err(PyValueError::new_err(format!("no update rule `{other}`"))),
+        }
+    }
+}
+
+/// A step of an optimizer over parameters of one type and given sizes.
+#[pyclass(frozen, module = "shorthaul._native")]
+pub struct PooledStep {
+    step: OptimizerStep,
+    /// Bytes read and written, each once.
+    #[pyo3(get)]
+    bytes_moved: u64,
+    /// Names of the state of each parameter.
+    #[pyo3(get)]
+    state: Vec<&'static str>,
+}
+
+#[pymethods]
+impl PooledStep {
+    /// Compiles a step for the device of that number, or for the emulator where it is `None`. `aligned`: all
+    /// arrays start at multiples of 16 bytes.
+    #[staticmethod]
+    #[pyo3(signature = (rule, dtype, sizes, aligned, device, nvrtc, progress=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn compile(
+        py: Python<'_>,
+        rule: RuleRequest,
+        dtype: &str,
+        sizes: Vec<usize>,
+        aligned: bool,
+        device: Option<usize>,
+        nvrtc: Vec<PathBuf>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<PooledStep> {
+        let dtype = match dtype {
+            "float16" => DType::F16,
+            "bfloat16" => DType::BF16,
+            "float32" => DType::F32,
+            "float64" => DType::F64,
+            other => {
+                let text = format!("parameters of type {other} have no update");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        let (maximize, rule) = (rule.maximize, rule.rule()?);
+        let target = match device {
+            Some(ordinal) => CudaTarget::Device {
+                ordinal,
+                nvrtc: &nvrtc,
+            },
+            None => CudaTarget::Emulated { seed: 1 },
+        };
+        let step = py.detach(|| {
+            let update = rule.update(dtype, maximize);
+            let mut listener = Listener { progress };
+            OptimizerStep::build(&update, &sizes, aligned, &target, &mut listener)
+        });
+        let step = step.map_err(|error| CompileFailure::new_err(error.to_string()))?;
+        Ok(PooledStep {
+            bytes_moved: step.pooled.bytes_moved,
+            state: rule.state().to_vec(),
+            step,
+        })
+    }
+
+    /// Enqueues the step on a stream: addresses of each parameter, its gradient and its state, then of the
+    /// rate, the number of the step, the factor of gradients, and whether to leave the step out.
+    fn run(&self, py: Python<'_>, addresses: Vec<u64>, stream: u64) -> PyResult<()> {
+        let addresses = Addresses {
+            externals: &addresses,
+            arena: 0,
+            saved: 0,
+        };
+        // SAFETY: the package passes dense tensors of the sizes and the type that the step was compiled for,
+        // each with one layout for a parameter, its gradient and its state, on the step's device; they are
+        // PyTorch's, whose allocator gives memory of a stream back to that stream alone.
+        let done = py.detach(|| unsafe {
+            self.step
+                .machine
+                .run(&self.step.pooled.pass, stream, &addresses)
+        });
+        done.map_err(|error| CompileFailure::new_err(error.to_string()))
+    }
+
+    /// Name, origin and text of every kernel.
+    fn cuda_kernels(&self) -> Vec<(String, String, String)> {
+        let kernels = self.step.pooled.kernels.iter();
+        kernels
+            .map(|k| (k.name.clone(), k.origin.clone(), k.text.clone()))
+            .collect()
+    }
+}
