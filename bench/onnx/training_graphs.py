@@ -190,7 +190,7 @@ def ours(program, exported, names, feeds, threads):
     with tempfile.TemporaryDirectory() as folder:
         path, out = Path(folder) / "model.onnx", Path(folder) / "train.onnx"
         onnx.save(exported, path)
-        # A training loop reads the loss and the state, not the gradients; onnxsim's gives no others.
+        # A training loop reads the loss and the state; onnxsim's graph gives no gradients.
         command = [program, "grad", path, "-o", out, "--loss", "loss", "--optimizer", "adam"]
         command += ["--no-gradients", "--wrt", ",".join(names)]
         run = subprocess.run(command, capture_output=True, text=True)

@@ -41,6 +41,7 @@ def run(module, tmp_path, *arguments):
         ("tables", "attention", 1),
         ("layer", "", 1),
         ("step", "cnn", 1),
+        ("optimizer", "", 4),
     ],
 )
 def test_dry_runs_check_and_flush(script, tmp_path, name, only, least):
