@@ -84,6 +84,7 @@ fn pass() -> Pass {
         externals: recorders::externals(4, 3),
         arena_bytes: 4096 + WORKSPACE,
         saved_bytes: 128,
+        alignment: kernels::cuda::passes::ALIGNMENT,
     }
 }
 

@@ -56,6 +56,7 @@ fn pass(product: &Product) -> Pass {
         externals: recorders::externals(externals, 2),
         arena_bytes: 4096 + WORKSPACE,
         saved_bytes: 0,
+        alignment: kernels::cuda::passes::ALIGNMENT,
     }
 }
 

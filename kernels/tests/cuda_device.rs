@@ -171,6 +171,7 @@ fn pass() -> Pass {
         ],
         arena_bytes: 512,
         saved_bytes: 128,
+        alignment: kernels::cuda::passes::ALIGNMENT,
     }
 }
 

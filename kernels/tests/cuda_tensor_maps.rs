@@ -71,6 +71,7 @@ fn run(device: &std::sync::Arc<Device>, kernels: &[Kernel], address: u64) -> Res
         externals: vec![],
         arena_bytes: 64,
         saved_bytes: 0,
+        alignment: kernels::cuda::passes::ALIGNMENT,
     };
     let module = CudaModule::load(device, kernels, &cubins, &[], pass.launches.iter())?;
     let addresses = Addresses {
