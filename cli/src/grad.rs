@@ -144,10 +144,16 @@ fn text(args: &Grad, made: &Model, n_frozen: usize, proof: Option<&Proof>) -> St
         Some(Proof::Found(found)) => {
             let loss = match found.loss {
                 Some(error) => format!("the loss within {error:.1e} of the model's, "),
+                None => "the loss in that form not compared, ".to_string(),
+            };
+            let step = match found.step {
+                Some(error) => {
+                    format!(", the step within {error:.1e} of that of the graph with gradients")
+                }
                 None => String::new(),
             };
             said.push_str(&format!(
-                "verified in float64 ({}): {loss}gradients within {:.1e} of differences of the loss\n",
+                "verified in float64 ({}): {loss}gradients within {:.1e} of differences of the loss{step}\n",
                 found.run, found.gradients
             ));
         }
@@ -174,6 +180,7 @@ fn as_json(args: &Grad, made: &Model, frozen: &[String], proof: Option<&Proof>) 
                 "run": found.run,
                 "loss_error": found.loss,
                 "gradient_error": found.gradients,
+                "step_error": found.step,
             }),
             _ => json!(null),
         },

@@ -17,7 +17,7 @@ use std::path::Path;
 /// The text or JSON to print.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or has no size of a name that is given.
 pub fn run(
     path: &Path,
     options: &Options,
@@ -28,6 +28,11 @@ pub fn run(
     let bytes = onnx::file::read_whole(path)?;
     let file = onnx::file::Model::of_bytes(path, bytes.clone())?;
     let facts = Facts::of(&file, File::decode(path, bytes), options);
+    if let Err(OnnxError::Model { problems, .. }) = &facts.model
+        && let Some(unknown) = problems.iter().find(|p| p.place.starts_with("size `"))
+    {
+        anyhow::bail!("{}: {}: {}", path.display(), unknown.place, unknown.message);
+    }
     Ok(if as_json { facts.json() } else { facts.text() })
 }
 

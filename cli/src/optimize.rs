@@ -109,7 +109,7 @@ Examples:
 
 The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
 difference is dropped and named in the summary. Otherwise, and where --measure or printing the summary
-fails, the target stays as it was. A link stays, and what it leads to is replaced, with its permissions.
+fails, the target stays as it was; a reader of the summary that goes away is no failure. A link stays, and what it leads to is replaced, with its permissions.
 External data goes to OUT.onnx.data.";
 
 /// A line for each rule: its name and what it does.

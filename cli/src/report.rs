@@ -71,6 +71,7 @@ pub fn page(
             path.display()
         );
     }
+    refuse_unknown(&model, options)?;
     let shapes = shapes(&model, options)?;
     progress.stage("planning");
     let kernels = File::decode(path, bytes_read)
@@ -90,6 +91,32 @@ pub fn page(
         path.display()
     );
     Ok(Answer::with(said, staged))
+}
+
+/// A value for a size that neither an input nor an output has is refused: also of files that are drawn only.
+fn refuse_unknown(model: &onnx::file::Model, options: &Options) -> Result<()> {
+    let mut known = BTreeSet::new();
+    let ports = model.proto.graph.iter();
+    for port in ports.flat_map(|g| g.input.iter().chain(&g.output)) {
+        let fact = onnx::infer::declared(port, &onnx::operators::Unknowns::default());
+        for (d, size) in fact.shape.iter().flatten().enumerate() {
+            match onnx::infer::is_unknown(size) {
+                true => drop(known.insert(format!("{}.{d}", port.name))),
+                false => known.extend(size.symbols().iter().map(|s| s.as_str().to_string())),
+            }
+        }
+    }
+    if let Some(unknown) = options.sizes.keys().find(|name| !known.contains(*name)) {
+        let has = match known.is_empty() {
+            true => "none".to_string(),
+            false => known.into_iter().collect::<Vec<_>>().join(", "),
+        };
+        bail!(
+            "{} has no dynamic size of the name `{unknown}`; it has {has}",
+            model.path.display()
+        );
+    }
+    Ok(())
 }
 
 /// Sizes of the inputs that have to be given.

@@ -251,6 +251,34 @@ fn other_commands_refuse_too() {
 }
 
 #[test]
+fn a_limit_on_the_size_of_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let weights = vec![floats("w", &[64, 64], 0.5)];
+    let large = model(vec![node("MatMul", &["x", "w"], "y")], weights, 64);
+    let path = save(&large, folder.path(), "m.onnx");
+    let target = folder.path().join("t.onnx");
+    // Blocks of 512 or 1024 bytes, whatever the shell.
+    let command = "ulimit -f 4; exec \"$0\" optimize \"$1\" -o \"$2\"";
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            command,
+            env!("CARGO_BIN_EXE_shorthaul"),
+            arg(&path),
+            arg(&target),
+        ])
+        .output()
+        .expect("the shell starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("t.onnx") && text.to_lowercase().contains("too large"),
+        "{text}"
+    );
+    assert_eq!(listing(folder.path()), ["m.onnx"]);
+}
+
+#[test]
 fn a_witness_that_is_not_there() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&small(), folder.path(), "m.onnx");

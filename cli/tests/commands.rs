@@ -118,6 +118,24 @@ fn errors_are_one_message_with_the_next_step() {
         unknown.contains("size `seq`: the file has no dynamic size of that name; it has batch"),
         "{unknown}"
     );
+    let page = [
+        "report",
+        UNSUPPORTED,
+        "--html",
+        "/dev/null",
+        "--bind",
+        "seq=2",
+    ];
+    let drawn = stderr(&page, 1);
+    assert!(
+        drawn.contains("no dynamic size of the name `seq`"),
+        "{drawn}"
+    );
+    let told = stderr(&["info", MLP, "--bind", "seq=2"], 1);
+    assert!(
+        told.contains("size `seq`: the file has no dynamic size"),
+        "{told}"
+    );
     let unsupported = stderr(&["report", UNSUPPORTED], 1);
     assert!(unsupported.contains("NonZero: find"), "{unsupported}");
     let usage = stderr(&["report", MLP, "--bind", "batch=none"], 2);

@@ -200,6 +200,39 @@ fn a_name_that_the_model_has_already_is_refused() {
 }
 
 #[test]
+fn the_loss_is_compared_in_the_form_that_is_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = folder.path().join("t.onnx");
+    let said = |model: &ModelProto, mode: &str| {
+        let path = save(model, folder.path(), "m.onnx");
+        let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
+        stdout(&[&grad[..], &["--mode", mode]].concat(), 0)
+    };
+    let by_batch = {
+        let operands = ["x", "scale", "bias", "mean", "var"];
+        let weights = operands[1..].iter().map(|name| floats(name, &[4], 0.5));
+        model(
+            vec![node("BatchNormalization", &operands, "y")],
+            weights.collect(),
+            4,
+        )
+    };
+    for mode in ["file", "train", "eval"] {
+        for model in [product("w"), by_batch.clone()] {
+            let text = said(&model, mode);
+            assert!(text.contains("the loss within"), "{mode}: {text}");
+        }
+    }
+    // What dropout leaves in training is its own.
+    let mut dropped = product("w");
+    let graph = dropped.graph.as_mut().expect("a graph");
+    graph.node[0].output[0] = "a".to_string();
+    graph.node.push(node("Dropout", &["a"], "y"));
+    assert!(said(&dropped, "eval").contains("the loss within"));
+    assert!(said(&dropped, "train").contains("the loss in that form not compared"));
+}
+
+#[test]
 fn gradients_need_not_be_outputs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&product("w"), folder.path(), "m.onnx");
@@ -207,7 +240,11 @@ fn gradients_need_not_be_outputs() {
     let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", "mse"];
     let adam = ["--optimizer", "adam", "--no-gradients"];
     let text = stdout(&[&grad[..], &adam].concat(), 0);
-    assert!(text.contains("verified in float64"), "{text}");
+    let step = "of that of the graph with gradients";
+    assert!(
+        text.contains("verified in float64") && text.contains(step),
+        "{text}"
+    );
     let outputs: Vec<String> = made(&train).1.into_keys().collect();
     assert_eq!(outputs, ["loss", "w.mean.next", "w.next", "w.square.next"]);
     let usage = shorthaul(&[&grad[..], &["--no-gradients"]].concat());

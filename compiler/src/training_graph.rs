@@ -211,7 +211,7 @@ impl Made {
                     self.graph.container(id).dtype
                 ))),
                 None => Err(TrainingGraphError::Request(format!(
-                    "the model has no initializer or input `{name}`; `shorthaul info` lists them"
+                    "the model has no initializer or input `{name}`; `shorthaul info --json` lists them"
                 ))),
             }
         });

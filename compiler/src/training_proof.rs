@@ -4,7 +4,9 @@
 
 use crate::training_graph::{Loss, TrainingOptions, training_graph};
 use importer::onnx::{Mode, Model as Imported};
+use onnx::attributes::bodies;
 use onnx::file::Model;
+use onnx::proto::{AttributeProto, attribute_type};
 use onnx::verify::{
     GradientError, GradientEvidence, Objective, Options, Original, check_gradients, check_same_step,
 };
@@ -20,7 +22,7 @@ pub enum Proof {
 }
 
 /// Tries `made`, the training graph of `original`, which is `imported` in the form `mode`.
-/// In another form than the file's the model itself has another loss, which is then not compared. One
+/// Where the model cannot be brought into that form, its loss is not compared. One
 /// that does not give its gradients is held against the one that does, which is tried.
 ///
 /// # Errors
@@ -47,11 +49,17 @@ pub fn prove(
                 Ok(whole) => whole,
                 Err(why) => return Ok(Proof::Untried(why)),
             };
-            let proof = proven(original, &whole, &all, mode)?;
-            if let Proof::Untried(_) = proof {
-                return Ok(proof);
-            }
-            told(check_same_step(&whole, made, &Options::default()).map(|()| proof))
+            let found = match proven(original, &whole, &all, mode)? {
+                Proof::Found(found) => found,
+                untried => return Ok(untried),
+            };
+            let step = check_same_step(&whole, made, &Options::default());
+            told(step.map(|error| {
+                Proof::Found(GradientEvidence {
+                    step: Some(error),
+                    ..found
+                })
+            }))
         }
     }
 }
@@ -74,10 +82,49 @@ fn proven(
         Loss::MeanSquaredError => Objective::MeanSquaredError,
         Loss::Output(name) => Objective::Output(name.clone()),
     };
+    let formed = in_form(original, mode);
     let original = Original {
-        model: original,
+        model: formed.as_ref().unwrap_or(original),
         objective: &objective,
-        same_form: mode == Mode::File,
+        same_form: formed.is_some(),
     };
     told(check_gradients(made, Some(original), &Options::default()).map(Proof::Found))
+}
+
+/// The model in a form, where that is a matter of its nodes' attributes: what dropout leaves is its own.
+fn in_form(model: &Model, mode: Mode) -> Option<Model> {
+    let mut proto = model.proto.clone();
+    if mode == Mode::File {
+        return Some(model.with(proto));
+    }
+    let is_formed = |op: &str| matches!(op, "BatchNormalization" | "Dropout");
+    let called = proto.functions.iter().flat_map(|f| &f.node);
+    let version = proto.opset_import.iter().find(|o| o.domain.is_empty());
+    let has_modes = version.is_some_and(|o| o.version >= 14);
+    let graph = proto.graph.as_mut()?;
+    let in_bodies = graph.node.iter().flat_map(bodies).flat_map(|b| &b.node);
+    if called.chain(in_bodies).any(|node| is_formed(&node.op_type)) {
+        return None;
+    }
+    let formed = graph
+        .node
+        .iter_mut()
+        .filter(|node| is_formed(&node.op_type));
+    for node in formed {
+        match (node.op_type.as_str(), mode) {
+            ("Dropout", Mode::Eval) => node.input.truncate(1),
+            ("BatchNormalization", _) if has_modes => {
+                node.attribute.retain(|a| a.name != "training_mode");
+                node.attribute.push(AttributeProto {
+                    name: "training_mode".to_string(),
+                    i: Some(i64::from(mode == Mode::Train)),
+                    r#type: attribute_type::INT,
+                    ..AttributeProto::default()
+                });
+                node.output.truncate(1);
+            }
+            _ => return None,
+        }
+    }
+    Some(model.with(proto))
 }

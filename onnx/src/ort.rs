@@ -28,6 +28,17 @@ pub enum RuntimeError {
          environment or name its interpreter in SHORTHAUL_PYTHON"
     )]
     Missing,
+    /// A Python that was named cannot import it.
+    #[error(
+        "{python} cannot run models: {why} (`pip install onnxruntime` into its environment, or name \
+         another interpreter in SHORTHAUL_PYTHON)"
+    )]
+    Unusable {
+        /// The interpreter.
+        python: String,
+        /// What it says.
+        why: String,
+    },
     /// It could not be asked: no file could be written, or Python could not be started.
     #[error("{0}")]
     Unasked(String),
@@ -46,13 +57,15 @@ impl OnnxRuntime {
     /// Finds one: `SHORTHAUL_PYTHON`, the active virtual environment, `python3`, `python`.
     ///
     /// # Errors
-    /// [`RuntimeError::Missing`].
+    /// [`RuntimeError::Missing`]; [`RuntimeError::Unusable`] for the first of them.
     pub fn find() -> Result<OnnxRuntime, RuntimeError> {
-        let named = std::env::var_os("SHORTHAUL_PYTHON");
+        if let Some(named) = std::env::var_os("SHORTHAUL_PYTHON") {
+            return OnnxRuntime::of(named);
+        }
         let active = std::env::var_os("VIRTUAL_ENV");
         let active = active.map(|folder| PathBuf::from(folder).join("bin/python").into_os_string());
         let usual = ["python3", "python"].map(OsString::from);
-        let mut all = named.into_iter().chain(active).chain(usual);
+        let mut all = active.into_iter().chain(usual);
         all.find_map(|python| OnnxRuntime::of(python).ok())
             .ok_or(RuntimeError::Missing)
     }
@@ -60,13 +73,16 @@ impl OnnxRuntime {
     /// That of one interpreter.
     ///
     /// # Errors
-    /// [`RuntimeError::Missing`] if it does not have the package.
+    /// [`RuntimeError::Unusable`] if it does not have the package.
     pub fn of(python: impl Into<OsString>) -> Result<OnnxRuntime, RuntimeError> {
         let python = python.into();
         let found = OnnxRuntime { python };
         match found.call(&["version".as_ref()]) {
             Ok(_) => Ok(found),
-            Err(_) => Err(RuntimeError::Missing),
+            Err(error) => Err(RuntimeError::Unusable {
+                python: found.python.display().to_string(),
+                why: error.to_string(),
+            }),
         }
     }
 

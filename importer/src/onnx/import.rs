@@ -4,6 +4,8 @@
 
 use super::error::{OnnxError, Problem, UnsupportedOperator};
 use super::file::{About, File};
+use super::given_sizes::unknown_sizes;
+use super::mode::Mode;
 use super::names::{SizeNames, identifier};
 use super::node::NodeCx;
 use super::operators;
@@ -15,8 +17,7 @@ use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, Origin, Stage, SymExpr, Symbol,
 };
 use ops::{OpBuilder, attrs};
-use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How to import.
@@ -27,31 +28,6 @@ pub struct Options {
     pub sizes: BTreeMap<String, i64>,
     /// The form of batch normalization and dropout.
     pub mode: Mode,
-}
-
-/// Which form batch normalization and dropout take: the two operators that do other things in
-/// training than in use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Each node's own, by its `training_mode`.
-    #[default]
-    File,
-    /// Statistics of the batch, values dropped.
-    Train,
-    /// Running statistics, no value dropped.
-    Eval,
-}
-
-impl FromStr for Mode {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        match s {
-            "file" => Ok(Mode::File),
-            "train" => Ok(Mode::Train),
-            "eval" => Ok(Mode::Eval),
-            other => Err(format!("`{other}` is none of file, train, eval")),
-        }
-    }
 }
 
 /// An imported model.
@@ -199,8 +175,8 @@ pub(super) struct Importer<'g> {
     made: BTreeMap<String, ContainerId>,
     names: SizeNames,
     sizes: Vec<(String, Symbol)>,
-    /// Those that have a value, as the file and as the graph would call them.
-    bound: Vec<(String, String)>,
+    /// Those that have a value, as the graph would call them.
+    bound: Vec<String>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
@@ -264,7 +240,10 @@ impl<'g> Importer<'g> {
                 self.input(input);
             }
         }
-        self.refuse_unknown_sizes();
+        let made = self.sizes.iter().map(|(_, symbol)| symbol.as_str());
+        let made = made.chain(self.bound.iter().map(String::as_str));
+        self.problems
+            .extend(unknown_sizes(graph, &made.collect(), &self.options.sizes));
         for (n, node) in graph.node.iter().enumerate() {
             self.node(n, node);
         }
@@ -354,7 +333,7 @@ impl<'g> Importer<'g> {
         let given = &self.options.sizes;
         if let Some(value) = given.get(&name).or_else(|| given.get(&symbol)) {
             let value = SymExpr::constant(*value);
-            self.bound.push((name, symbol));
+            self.bound.push(symbol);
             return value;
         }
         let symbol = Symbol::new(symbol);
@@ -362,37 +341,6 @@ impl<'g> Importer<'g> {
             self.sizes.push((name, symbol.clone()));
         }
         SymExpr::symbol(symbol)
-    }
-
-    /// A value for a size that no input has.
-    fn refuse_unknown_sizes(&mut self) {
-        let open = self
-            .sizes
-            .iter()
-            .map(|(name, s)| (name.as_str(), s.as_str()));
-        let bound = self
-            .bound
-            .iter()
-            .map(|(name, s)| (name.as_str(), s.as_str()));
-        let known: Vec<(&str, &str)> = open.chain(bound).collect();
-        let is_known = |given: &str| known.iter().any(|(n, s)| *n == given || *s == given);
-        let given = self.options.sizes.keys();
-        let unknown: Vec<String> = given.filter(|name| !is_known(name)).cloned().collect();
-        if unknown.is_empty() {
-            return;
-        }
-        let names: BTreeSet<&str> = known.iter().map(|(name, _)| *name).collect();
-        let has = match names.is_empty() {
-            true => "it has none".to_string(),
-            false => format!(
-                "it has {}",
-                names.into_iter().collect::<Vec<_>>().join(", ")
-            ),
-        };
-        for name in unknown {
-            let what = format!("the file has no dynamic size of that name; {has}");
-            self.problem(format!("size `{name}`"), what);
-        }
     }
 
     fn node(&mut self, position: usize, node: &NodeProto) {

@@ -8,7 +8,9 @@
 
 mod error;
 mod file;
+mod given_sizes;
 mod import;
+mod mode;
 mod names;
 mod node;
 mod operators;
@@ -20,7 +22,8 @@ mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
 pub use file::{About, Declared, File, Initializers};
-pub use import::{Mode, Model, Options, Parameter, Port};
+pub use import::{Model, Options, Parameter, Port};
+pub use mode::Mode;
 pub use tensor::Stored;
 pub use write::{Names, WRITTEN_OPSET, WriteError, write};
 

@@ -1,6 +1,7 @@
 //! A node as its rule sees it: attributes and inputs by what they are used for, and appending operators.
 
-use super::import::{Importer, Mode};
+use super::import::Importer;
+use super::mode::Mode;
 use super::proto::{AttributeProto, NodeProto, attribute_type};
 use super::tensor::Stored;
 use super::value::{Ints, Value};

@@ -75,6 +75,29 @@ impl<'m> Cuts<'m> {
         cuts
     }
 
+    /// Values that depend on cuts of a kind.
+    pub fn after(
+        &self,
+        model: &'m ModelProto,
+        kind: &dyn Fn(&NodeProto) -> bool,
+    ) -> BTreeSet<&'m str> {
+        let chosen = self.nodes.iter().filter(|node| kind(node));
+        let mut found: BTreeSet<&str> = chosen
+            .flat_map(|node| node.output.iter().map(String::as_str))
+            .collect();
+        found.remove("");
+        for node in model.graph.iter().flat_map(|g| &g.node) {
+            if evaluate::reads(node)
+                .iter()
+                .any(|name| found.contains(name))
+            {
+                let outputs = node.output.iter().filter(|o| !o.is_empty());
+                found.extend(outputs.map(String::as_str));
+            }
+        }
+        found
+    }
+
     /// Outputs of the model that can be compared, then what cuts read.
     pub fn wanted(&self, model: &ModelProto) -> Vec<String> {
         let outputs = model

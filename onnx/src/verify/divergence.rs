@@ -58,7 +58,7 @@ pub struct Computed {
 /// Compares every value that both models compute, on the same inputs.
 ///
 /// # Errors
-/// [`VerifyError::Original`], [`VerifyError::Cut`]; [`VerifyError::Rewritten`] for the second model.
+/// [`VerifyError::Original`], [`VerifyError::Cut`]; [`VerifyError::Second`].
 pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Comparison, VerifyError> {
     let empty = GraphProto::default();
     let graph = |model: &'_ Model| model.proto.graph.clone().unwrap_or_default();
@@ -94,7 +94,7 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
             .map_err(|cause| VerifyError::Original { cause })?;
         let other = program(&b.proto, &b.folder, Precision::AsStored)
             .and_then(|program| program.run(&feeds, &shared))
-            .map_err(|cause| VerifyError::Rewritten { cause })?;
+            .map_err(|cause| VerifyError::Second { cause })?;
         let differs = (0..shared.len()).find_map(|n| {
             let error = compare::errors(shared[n], &found[n], &other[n], Some(&exact[n]));
             error.err().map(|what| (n, what))

@@ -8,7 +8,12 @@
 //! gradient is wrong only where differences of several steps agree with each other and not with it: where
 //! they do not agree, rounding or kinks decide, and nothing is proven. Never looks at the graph's structure.
 
+mod objective;
+mod step;
 mod work;
+
+pub use objective::Objective;
+pub use step::check_same_step;
 
 use super::cuts::Cuts;
 use super::masks;
@@ -44,17 +49,6 @@ const MOST_BOOST: f64 = 100.0;
 /// Numbers that are differentiated at most, which take about 50 bytes each here.
 const MOST_NUMBERS: usize = 1 << 27;
 
-/// A loss of a model's only output, as the training graph defines it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Objective {
-    /// Mean cross-entropy with the input `labels`, that part of each spread over all classes.
-    CrossEntropy(f64),
-    /// Mean squared difference to the input `target`.
-    MeanSquaredError,
-    /// The output of that name.
-    Output(String),
-}
-
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientEvidence {
@@ -65,6 +59,9 @@ pub struct GradientEvidence {
     pub loss: Option<f64>,
     /// The largest error of a direction, relative as [`MOST_ERROR`] is.
     pub gradients: f64,
+    /// Of a training graph that does not give its gradients: how far its step is from that of the one that
+    /// does.
+    pub step: Option<f64>,
 }
 
 /// Why gradients are not proven.
@@ -201,7 +198,15 @@ pub fn check_gradients(
     let found = match run(false) {
         // Where a mask leaves nothing of a row, exporters add a number so large that what is beside it is
         // lost: the loss does not change with it, though the sum's derivative is 1.
-        Err(GradientError::Gradient { .. }) if sampler.has_masks(&["labels"]) => run(true),
+        Err(GradientError::Gradient { .. }) if sampler.has_masks(&["labels"]) => {
+            let mut found = run(true);
+            if let Ok((tried, ..)) = &mut found {
+                tried
+                    .run
+                    .push_str(", nothing masked; where masks are drawn differences disagree");
+            }
+            found
+        }
         found => found,
     };
     let (tried, loss, gradients) = found?;
@@ -209,81 +214,8 @@ pub fn check_gradients(
         run: tried.run,
         loss,
         gradients,
+        step: None,
     })
-}
-
-/// Holds a training graph that does not give its gradients against the one that gives them as well: the same
-/// loss and the same successors of parameters and state.
-///
-/// # Errors
-/// See [`GradientError`].
-pub fn check_same_step(
-    whole: &Model,
-    without: &Model,
-    options: &Options,
-) -> Result<(), GradientError> {
-    let untried = GradientError::Untried;
-    let held = |model: &Model| masks::held(&model.proto).map(|proto| model.with(proto));
-    let (held_whole, held_without) = (held(whole), held(without));
-    let whole = held_whole.as_ref().unwrap_or(whole);
-    let without = held_without.as_ref().unwrap_or(without);
-    let programs = [exact(whole)?, exact(without)?];
-    let cuts = Cuts::of(&whole.proto);
-    let sampler = Sampler::new(whole, &cuts, options).map_err(|e| untried(e.to_string()))?;
-    let mut point = Point::find(whole, (&sampler, &programs[0]), None, false)?;
-    // What is squared has no sign, and steps are counted.
-    for (name, value) in &mut point.feeds {
-        if (name.ends_with(".square") || name == "step")
-            && let Some(numbers) = value.to_f64()
-        {
-            let numbers = numbers.iter().map(|x| 1.0 + x.abs()).collect();
-            *value = Tensor::new(&value.shape, Elements::F64(numbers));
-        }
-    }
-    let outputs = without.proto.graph.iter().flat_map(|g| &g.output);
-    let names: Vec<&str> = outputs.map(|o| o.name.as_str()).collect();
-    let run = |program: &Program| {
-        let found = program.run(&point.feeds, &names);
-        found.map_err(|e| untried(e.to_string()))
-    };
-    let [wanted, found] = [run(&programs[0])?, run(&programs[1])?];
-    let most = MOST_LOSS_ERROR.max(ROUNDINGS * point.roundoff);
-    for ((name, wanted), found) in names.iter().zip(&wanted).zip(&found) {
-        let error = apart(wanted, found);
-        if error > most {
-            return Err(GradientError::Step {
-                name: name.to_string(),
-                error,
-                run: point.run.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn exact(model: &Model) -> Result<Program<'_>, GradientError> {
-    let made = program(&model.proto, &model.folder, Precision::Float64);
-    made.map_err(|error| GradientError::Untried(error.to_string()))
-}
-
-/// The largest difference relative to the largest element; infinite where sizes or kinds of numbers differ.
-fn apart(a: &Tensor, b: &Tensor) -> f64 {
-    let (Some(x), Some(y)) = (a.to_f64(), b.to_f64()) else {
-        return f64::INFINITY;
-    };
-    if a.shape != b.shape {
-        return f64::INFINITY;
-    }
-    let largest = x
-        .iter()
-        .filter(|v| v.is_finite())
-        .fold(0.0f64, |m, v| m.max(v.abs()));
-    let difference = |(x, y): (&f64, &f64)| match (x.is_nan() && y.is_nan()) || x == y {
-        true => 0.0,
-        false if x.is_finite() && y.is_finite() => (x - y).abs() / largest,
-        false => f64::INFINITY,
-    };
-    x.iter().zip(&y).map(difference).fold(0.0, f64::max)
 }
 
 /// Inputs at which the loss is finite.
@@ -379,11 +311,7 @@ enum Verdict {
     /// They are that close.
     Close(f64),
     /// Differences agree with each other, and not with them.
-    Wrong {
-        measured: f64,
-        claimed: f64,
-        error: f64,
-    },
+    Wrong { measured: f64, claimed: f64 },
     /// Differences do not agree; the closest is that far away.
     Unsettled(f64),
 }
@@ -470,58 +398,54 @@ impl Tried {
                 "differences of the loss do not settle ({error:.0e} of what gradients say)"
             ))
         };
-        match self.difference(exact, &directions, &all)? {
+        let all = match self.difference(exact, &directions, &all)? {
             Verdict::Close(error) => return Ok(error),
             Verdict::Unsettled(error) if error <= MOST_UNSETTLED => return Ok(error),
             Verdict::Unsettled(error) => return Err(unsettled(error)),
-            Verdict::Wrong { .. } => {}
-        }
-        let set = self.guilty(exact, &directions, all)?;
-        // Errors of several may have hidden each other: alone, each is larger.
-        let (mut worst, mut found) = (0.0, None);
-        for n in set {
-            let verdict = self.difference(exact, &directions, &[n])?;
-            if let Verdict::Wrong {
-                measured,
-                claimed,
-                error,
-            } = verdict
-                && error > worst
-            {
-                (worst, found) = (error, Some((n, measured, claimed)));
-            }
-        }
-        let (n, measured, claimed) = found.ok_or_else(|| unsettled(worst))?;
+            Verdict::Wrong { measured, claimed } => (all, measured, claimed),
+        };
+        let (set, measured, claimed) = self.guilty(exact, &directions, all)?;
+        let names: Vec<String> = set
+            .iter()
+            .map(|n| format!("{}.grad", self.parts[*n].0))
+            .collect();
         Err(GradientError::Gradient {
-            name: format!("{}.grad", self.parts[n].0),
+            name: names.join("` or `"),
             measured,
             claimed,
             run: self.run.clone(),
         })
     }
 
-    /// The smallest set of gradients that halving a wrong one leads to: each trial is several runs, and a
-    /// network has hundreds of parameters.
+    /// The smallest set of gradients that halving a wrong one leads to, with what differences measure and
+    /// gradients claim: each trial is several runs, and a network has hundreds of parameters.
     fn guilty(
         &self,
         exact: &Program,
         directions: &[Vec<f64>],
-        mut set: Vec<usize>,
-    ) -> Result<Vec<usize>, GradientError> {
+        (mut set, mut measured, mut claimed): (Vec<usize>, f64, f64),
+    ) -> Result<(Vec<usize>, f64, f64), GradientError> {
         while set.len() > 1 {
-            let (left, right) = set.split_at(set.len() / 2);
-            let is_wrong = |half: &[usize]| -> Result<bool, GradientError> {
-                let verdict = self.difference(exact, directions, half)?;
-                Ok(matches!(verdict, Verdict::Wrong { .. }))
-            };
-            set = match is_wrong(left)? {
-                true => left.to_vec(),
-                false if is_wrong(right)? => right.to_vec(),
-                // Wrong only together.
-                false => return Ok(set),
-            };
+            let right = set.split_off(set.len() / 2);
+            let mut found = None;
+            for half in [&set, &right] {
+                if let Verdict::Wrong { measured, claimed } =
+                    self.difference(exact, directions, half)?
+                {
+                    found = Some((half.clone(), measured, claimed));
+                    break;
+                }
+            }
+            match found {
+                Some(half) => (set, measured, claimed) = half,
+                // Wrong only together: each half's part of the loss may be too small to tell.
+                None => {
+                    set.extend(right);
+                    break;
+                }
+            }
         }
-        Ok(set)
+        Ok((set, measured, claimed))
     }
 
     /// Random directions: of each part as large as it is, larger where it contributes little.
@@ -580,7 +504,6 @@ impl Tried {
                 return Ok(Verdict::Wrong {
                     measured: now,
                     claimed,
-                    error,
                 });
             }
             measured.push(now);
@@ -640,40 +563,6 @@ fn differentiated(training: &Model, names: &[&str]) -> usize {
     let named = stored.filter(|t| names.contains(&t.name.as_str()));
     let sizes = named.map(|t| crate::tensor::sizes(&t.dims).map_or(0, |(_, n)| n));
     sizes.fold(0, usize::saturating_add)
-}
-
-impl Objective {
-    /// The loss of an output, in float64; `None` if something does not fit.
-    fn of(&self, output: &Tensor, feeds: &Values) -> Option<f64> {
-        let y = output.to_f64()?;
-        match self {
-            Objective::Output(_) => y.first().copied(),
-            Objective::MeanSquaredError => {
-                let target = feeds.get("target").filter(|t| t.shape == output.shape)?;
-                let target = target.to_f64()?;
-                let squares = y.iter().zip(&target).map(|(a, b)| (a - b) * (a - b));
-                Some(squares.sum::<f64>() / y.len() as f64)
-            }
-            Objective::CrossEntropy(smoothing) => {
-                let labels = feeds.get("labels")?.to_i64()?;
-                let (n, classes) = (*output.shape.first()?, *output.shape.get(1)?);
-                let inner: usize = output.shape[2..].iter().product();
-                let mut sum = 0.0;
-                for (row, label) in labels.iter().enumerate() {
-                    let (outer, at) = (row / inner, row % inner);
-                    let one = |c: usize| y.get((outer * classes + c) * inner + at).copied();
-                    let logits: Vec<f64> = (0..classes).map(one).collect::<Option<_>>()?;
-                    let most = logits.iter().fold(f64::NEG_INFINITY, |m, v| m.max(*v));
-                    let total: f64 = logits.iter().map(|v| (v - most).exp()).sum();
-                    let log = |v: f64| v - most - total.ln();
-                    let own = log(*logits.get(usize::try_from(*label).ok()?)?);
-                    let all: f64 = logits.iter().map(|v| log(*v)).sum();
-                    sum -= (1.0 - smoothing) * own + smoothing * all / classes as f64;
-                }
-                (labels.len() == n * inner).then(|| sum / labels.len() as f64)
-            }
-        }
-    }
 }
 
 #[cfg(test)]

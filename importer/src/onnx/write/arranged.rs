@@ -185,8 +185,11 @@ fn times(number: f64, e: Expr) -> Expr {
     }
 }
 
-/// `number·e` in as many passes as `e`, but for those that something else shares: `c·exp(−q) = exp(ln c − q)`,
-/// and in a sum of which one side takes it in.
+/// The most that is added to an exponent: its rounding is an error of the power, relative to it.
+const MOST_SHIFT: f64 = 1.0;
+
+/// `number·e` in as many passes as `e`, but for those that something else shares: `c·exp(−q) = exp(ln c − q)`
+/// for c near 1, and in a sum of which one side takes it in.
 fn taken_in(e: &Expr, number: f64) -> Option<Expr> {
     match e {
         Expr::Unary(Unary::Exp, power) if number > 0.0 && number.is_finite() => {
@@ -195,8 +198,9 @@ fn taken_in(e: &Expr, number: f64) -> Option<Expr> {
                 Expr::Binary(Binary::Sub, c, q) => (c.as_number()?, q),
                 _ => return None,
             };
-            let shift = Expr::float(shift + number.ln());
-            Some(shift.sub(below.as_ref().clone()).exp())
+            let shift = shift + number.ln();
+            let shifted = Expr::float(shift).sub(below.as_ref().clone());
+            (shift.abs() <= MOST_SHIFT).then(|| shifted.exp())
         }
         Expr::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
             let (left, right) = (Product::of_arranged(a), Product::of_arranged(b));
@@ -281,10 +285,31 @@ mod tests {
     }
 
     #[test]
+    fn powers_take_in_what_leaves_them_accurate() {
+        let power = |c: f64| {
+            let square = Expr::In(0).mul(Expr::In(0));
+            Expr::float(c).mul(square.neg().exp()).mul(Expr::In(1))
+        };
+        // A factor becomes a part of the exponent, whose sign was an operation before.
+        check(&power(0.4), 4);
+        // Its logarithm in single precision would be too far off; or there is none.
+        for c in [1e-9, 3e4, 5.7e36, -0.4] {
+            check(&power(c), 5);
+        }
+    }
+
+    #[test]
     fn sums_keep_what_they_do_not_share() {
         let [x, y] = [0, 1].map(Expr::In);
         let e = Expr::float(0.9).mul(x).add(Expr::float(0.1).mul(y));
         assert_eq!(arranged(&e), e);
+        // A number in a sum cannot take in another one for nothing.
+        let shifted = Expr::In(0).add(Expr::float(1.0)).mul(Expr::float(2.0));
+        check(&shifted, 2);
+        // Of steps, another rounding may be another step.
+        let third = Expr::In(0).mul(Expr::float(1.0 / 3.0));
+        let step = Expr::unary(Unary::Floor, third.mul(Expr::float(3.0)));
+        assert_eq!(arranged(&step), step);
         let chosen = Expr::select(Expr::In(0).lt(Expr::float(0.0)), Expr::In(0), e);
         assert_eq!(arranged(&chosen), chosen);
     }
