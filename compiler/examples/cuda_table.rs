@@ -1,4 +1,4 @@
-//! Compiles every kernel of six training steps by NVRTC for every architecture and prints what each
+//! Compiles every kernel of six training steps and of optimizers' steps by NVRTC for every architecture and prints what each
 //! needs: registers, spills, stack frame, shared memory, launches, bytes moved.
 //! `SHORTHAUL_NVRTC=FOLDER cargo run --release --example cuda_table > bench/results/DATE-cuda-kernels.md`
 //! A word after `cuda_table` keeps the networks whose name holds it.
@@ -8,12 +8,14 @@
 //! that stands between it and the next: their operands and results, each once per convolution. Compilation is of an empty cache; the time is the processor's, which does not
 //! depend on what else runs.
 
+use compiler::optimizer::Rule;
 use compiler::{Step, Target};
 use graph::{Bindings, DType, Graph, Lifetime, NodeKind};
 use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
-use kernels::cuda::{Arch, ParamType, Work};
+use kernels::cuda::pooled;
+use kernels::cuda::{Arch, Kernel, ParamType, Work};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Encoder, encoder_layer_of};
@@ -37,6 +39,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             continue;
         }
         network(name, &graph, &nvrtc, threads)?;
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        let name = format!("AdamW over the parameters of BERT-large, {dtype}");
+        if name.contains(&wanted) {
+            optimizer(&name, dtype, &nvrtc, threads)?;
+        }
     }
     Ok(())
 }
@@ -111,36 +119,7 @@ fn convolved(graph: &Graph) -> Result<usize, Box<dyn Error>> {
 fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(), Box<dyn Error>> {
     let (program, graph, floor) = program(graph)?;
     println!("## {name}\n");
-    let folder = tempfile::tempdir()?;
-    let cache = Cache::at(folder.path(), 1 << 30)?;
-    let mut resources: Vec<Vec<Resources>> = vec![Vec::new(); program.kernels.len()];
-    for arch in Arch::ALL {
-        let begin = processor_seconds()?;
-        let cubins = compile_all(
-            &program.kernels,
-            arch,
-            nvrtc,
-            &cache,
-            threads,
-            &mut |_, _| (),
-        )?;
-        let seconds = processor_seconds()? - begin;
-        let refused = gate(&program.kernels, &cubins);
-        let told = cubins.iter().flat_map(|cubin| &cubin.resources);
-        for (all, own) in resources.iter_mut().zip(told) {
-            all.push(own.clone());
-        }
-        println!(
-            "- {}: {} kernels in {} files, compiled in {seconds:.1} s of processor time; refused by the gate: {}",
-            arch.name(),
-            program.kernels.len(),
-            cubins.len(),
-            refused.len()
-        );
-        for error in refused {
-            println!("  - {error}");
-        }
-    }
+    let resources = compiled(&program.kernels, nvrtc, threads)?;
     totals(&program, &graph)?;
     if floor > 0 {
         println!(
@@ -155,6 +134,101 @@ fn network(name: &str, graph: &Graph, nvrtc: &Nvrtc, threads: usize) -> Result<(
     }
     println!();
     Ok(())
+}
+
+/// Compiles kernels for every architecture and prints how long that took: what each needs, by architecture.
+fn compiled(
+    kernels: &[Kernel],
+    nvrtc: &Nvrtc,
+    threads: usize,
+) -> Result<Vec<Vec<Resources>>, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let cache = Cache::at(folder.path(), 1 << 30)?;
+    let mut resources: Vec<Vec<Resources>> = vec![Vec::new(); kernels.len()];
+    for arch in Arch::ALL {
+        let begin = processor_seconds()?;
+        let cubins = compile_all(kernels, arch, nvrtc, &cache, threads, &mut |_, _| ())?;
+        let seconds = processor_seconds()? - begin;
+        let refused = gate(kernels, &cubins);
+        let told = cubins.iter().flat_map(|cubin| &cubin.resources);
+        for (all, own) in resources.iter_mut().zip(told) {
+            all.push(own.clone());
+        }
+        println!(
+            "- {}: {} kernels in {} files, compiled in {seconds:.1} s of processor time; refused by the gate: {}",
+            arch.name(),
+            kernels.len(),
+            cubins.len(),
+            refused.len()
+        );
+        for error in refused {
+            println!("  - {error}");
+        }
+    }
+    Ok(resources)
+}
+
+/// A step of an optimizer; its bytes are of elements that are read and written, each once.
+fn optimizer(
+    name: &str,
+    dtype: DType,
+    nvrtc: &Nvrtc,
+    threads: usize,
+) -> Result<(), Box<dyn Error>> {
+    let rule = Rule::Adam {
+        betas: (0.9, 0.999),
+        eps: 1e-8,
+        decay: 0.01,
+        decoupled: true,
+    };
+    let sizes = bert_large();
+    let step = pooled::emit(&rule.update(dtype, false), &sizes, true)?;
+    println!("## {name}\n");
+    let resources = compiled(&step.kernels, nvrtc, threads)?;
+    println!(
+        "- {} launches for {} parameters of {:.1} million elements, {:.1} MB moved\n",
+        step.kernels.len(),
+        sizes.len(),
+        sizes.iter().sum::<usize>() as f64 / 1e6,
+        step.bytes_moved as f64 / 1e6
+    );
+    println!("| kernel | registers | spills | stack | shared |");
+    println!("|---|---|---|---|---|");
+    for (kernel, own) in step.kernels.iter().zip(&resources) {
+        println!("| {} | {} |", kernel.name, needs(own));
+    }
+    println!();
+    Ok(())
+}
+
+/// Sizes of its 391 parameters: embeddings, 24 layers, the pooler.
+fn bert_large() -> Vec<usize> {
+    let width = 1024;
+    let mut sizes = vec![30522 * width, 512 * width, 2 * width, width, width];
+    for _ in 0..24 {
+        sizes.extend([width * width, width].repeat(4));
+        sizes.extend([width; 4]);
+        sizes.extend([4 * width * width, 4 * width, 4 * width * width, width]);
+    }
+    sizes.extend([width * width, width]);
+    sizes
+}
+
+/// Registers, spills, stack and shared memory, of all architectures.
+fn needs(own: &[Resources]) -> String {
+    let each = |f: &dyn Fn(&Resources) -> u32| {
+        let all: Vec<String> = own.iter().map(|r| f(r).to_string()).collect();
+        let same = all.iter().all(|text| *text == all[0]);
+        if same { all[0].clone() } else { all.join("/") }
+    };
+    let spilled = own.iter().map(|r| r.spill_store_bytes + r.spill_load_bytes);
+    format!(
+        "{} | {} | {} | {}",
+        each(&|r| r.registers),
+        spilled.sum::<u32>(),
+        each(&|r| r.stack_bytes),
+        each(&|r| r.static_shared_bytes)
+    )
 }
 
 fn totals(program: &CudaProgram, graph: &Graph) -> Result<(), Box<dyn Error>> {
@@ -207,20 +281,11 @@ fn row(
     let path = launches()
         .next()
         .map_or("", |launch| program.maps[launch.map].path);
-    let each = |f: &dyn Fn(&Resources) -> u32| {
-        let all: Vec<String> = own.iter().map(|r| f(r).to_string()).collect();
-        let same = all.iter().all(|text| *text == all[0]);
-        if same { all[0].clone() } else { all.join("/") }
-    };
-    let spilled = own.iter().map(|r| r.spill_store_bytes + r.spill_load_bytes);
     println!(
-        "| {} | {} | {path} | {} | {} | {} | {} | {} | {:.1} |",
+        "| {} | {} | {path} | {} | {} | {:.1} |",
         kernel.name,
         kernel.origin,
-        each(&|r| r.registers),
-        spilled.sum::<u32>(),
-        each(&|r| r.stack_bytes),
-        each(&|r| r.static_shared_bytes),
+        needs(own),
         launches().count(),
         bytes as f64 / 1e6
     );
