@@ -1,10 +1,10 @@
-"""``peak_memory.py MODEL``: memory that optimizing a file takes, as a factor of the file's size.
+"""``peak_memory.py MODEL...``: memory that optimizing files takes, as a factor of their sizes.
 
 Owns one measurement: the largest resident memory of ``shorthaul optimize``, verification included,
 beside the bytes of the model and its external data. Prints JSON.
 
     python bench/onnx/zoo.py FOLDER --groups big
-    python bench/onnx/peak_memory.py FOLDER/bert_large.onnx
+    python bench/onnx/peak_memory.py FOLDER/bert_large.onnx FOLDER/beyond_2_gb.onnx --out FILE
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ PROGRAM = HERE.parents[1] / "target" / "release" / "shorthaul"
 
 
 def main() -> int:
-    """Prints size, peak, their ratio and seconds; the exit status is the program's."""
+    """Prints size, peak, their ratio and seconds of each; the exit status is that of the worst."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
     parser.add_argument("--shorthaul", type=Path, default=PROGRAM, help="the program")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit")
     options = parser.parse_args()
-    model = options.model.resolve()
+    results = [measure(model.resolve(), options) for model in options.models]
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return max(1 if result["exit"] is None else result["exit"] for result in results)
+
+
+def measure(model: Path, options: argparse.Namespace) -> dict:
+    """One model."""
     size = model.stat().st_size + _external_bytes(model)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-I", "-S", HERE / "measure.py", str(options.seconds), folder]
@@ -47,7 +55,7 @@ def main() -> int:
     print(json.dumps(result))
     if facts["exit"]:
         print(facts["messages"], file=sys.stderr)
-    return facts["exit"] if facts["exit"] is not None else 1
+    return result
 
 
 def _external_bytes(path: Path) -> int:

@@ -165,6 +165,30 @@ def test_a_scaled_loss_is_undone_and_what_is_not_finite_is_skipped():
     assert float(mine.state[own[0]]["step"]) == 2.0
 
 
+def test_a_grad_scaler_leaves_the_scale_to_the_kernel():
+    torch.manual_seed(0)
+    network, other = nn.Linear(6, 4), nn.Linear(6, 4)
+    other.load_state_dict(network.state_dict())
+    mine = emulated("AdamW", list(network.parameters()), lr=0.1)
+    plain = torch.optim.AdamW(other.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    x = torch.randn(5, 6)
+    for step in range(3):
+        given = x * torch.inf if step == 1 else x
+        for n, optimizer in ((network, mine), (other, plain)):
+            optimizer.zero_grad()
+            loss = n(given).square().mean()
+            if optimizer is mine:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            elif step != 1:
+                loss.backward()
+                optimizer.step()
+    assert scaler.get_scale() == 128.0
+    assert_close(network.parameters(), [q.double() for q in other.parameters()], 1e-5, 1e-6)
+
+
 def test_gradients_are_clipped_together():
     own, theirs = parameters(torch.float32), parameters(torch.float32)
     mine = emulated("SGD", own, lr=0.1, max_norm=0.5)
