@@ -140,3 +140,22 @@ def _double(leaf):
     if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32:
         return leaf.detach().double().requires_grad_(leaf.requires_grad)
     return leaf
+
+
+def emulated(model: nn.Module, **options) -> nn.Module:
+    """``model`` whose CUDA text the CPU executes."""
+    return shorthaul.module(model, backend="cuda-emulated", **options)
+
+
+def assert_emulated_matches(model: nn.Module, *args) -> None:
+    """One forward and backward in the emulator, held to the rule for CPU kernels."""
+    runs = {}
+    for name in ("emulated", "eager", "float64"):
+        candidate = copy.deepcopy(model)
+        inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]
+        if name == "float64":
+            candidate = candidate.double()
+            inputs = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+        runs[name] = step(emulated(candidate) if name == "emulated" else candidate, inputs, {})
+    for what, exact in runs["float64"].items():
+        assert_close(what, runs["emulated"][what], runs["eager"][what], exact)

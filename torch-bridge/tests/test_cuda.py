@@ -10,7 +10,7 @@ import pytest
 import shorthaul
 import torch
 import torch.nn.functional as F
-from against_eager import assert_close, step
+from against_eager import assert_emulated_matches, emulated
 from shorthaul import _place
 from shorthaul._autocast import casting
 from shorthaul._capture import capture
@@ -60,24 +60,6 @@ class Attention(nn.Module):
 
 def linear():
     return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
-
-
-def emulated(model, **options):
-    return shorthaul.module(model, backend="cuda-emulated", **options)
-
-
-def assert_emulated_matches(model, *args):
-    """One forward and backward in the emulator, held to the rule for CPU kernels."""
-    runs = {}
-    for name in ("emulated", "eager", "float64"):
-        candidate = copy.deepcopy(model)
-        inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]
-        if name == "float64":
-            candidate = candidate.double()
-            inputs = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-        runs[name] = step(emulated(candidate) if name == "emulated" else candidate, inputs, {})
-    for what, exact in runs["float64"].items():
-        assert_close(what, runs["emulated"][what], runs["eager"][what], exact)
 
 
 @pytest.mark.parametrize(

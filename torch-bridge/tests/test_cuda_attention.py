@@ -12,7 +12,7 @@ import pytest
 import shorthaul
 import torch
 import torch.nn.functional as F
-from against_eager import assert_close, step
+from against_eager import assert_emulated_matches, emulated
 from shorthaul import _attention, products
 from shorthaul.module import runner_of
 from torch import nn
@@ -73,10 +73,6 @@ def called(monkeypatch):
     return counts
 
 
-def emulated(model):
-    return shorthaul.module(model, backend="cuda-emulated")
-
-
 def qkv(batch=1, heads=2, rows=8, columns=8, width=8, dtype=torch.bfloat16):
     shapes = (rows, columns, columns)
     return [
@@ -96,17 +92,8 @@ def choices(model, *inputs):
 
 def assert_matches(model, *args, kind="torch_efficient"):
     """Forward and backward by the operator, held to float64 as eager's own results are."""
-    runs = {}
-    for name in ("emulated", "eager", "float64"):
-        candidate = copy.deepcopy(model)
-        inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]
-        if name == "float64":
-            candidate = candidate.double()
-            inputs = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-        with products.every(kind, 0, 0):
-            runs[name] = step(emulated(candidate) if name == "emulated" else candidate, inputs, {})
-    for what, exact in runs["float64"].items():
-        assert_close(what, runs["emulated"][what], runs["eager"][what], exact)
+    with products.every(kind, 0, 0):
+        assert_emulated_matches(model, *args)
 
 
 @pytest.mark.parametrize("is_stacked", [True, False], ids=["stacked", "apart"])
