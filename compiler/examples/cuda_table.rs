@@ -176,9 +176,7 @@ fn optimizer(
     threads: usize,
 ) -> Result<(), Box<dyn Error>> {
     let rule = Rule::Adam {
-        betas: (0.9, 0.999),
-        eps: 1e-8,
-        decay: 0.01,
+        decay: true,
         decoupled: true,
     };
     let sizes = bert_large();

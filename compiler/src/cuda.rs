@@ -18,7 +18,7 @@ use kernels::cuda::machine::Machine;
 use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
 use kernels::cuda::passes::{Pass, PlacedLaunch, constants, passes};
 use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
-use kernels::cuda::{Arch, CudaError, Kernel, ParamType};
+use kernels::cuda::{Arch, CudaError, Kernel};
 use kernels::lowering::KernelInfo;
 use kernels::plan::Buffer;
 use kernels::progress::{Progress, UnitReady};
@@ -296,9 +296,9 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
                 let Buffer::Container(id) = buffer else {
                     continue;
                 };
-                let list = match param.ty {
-                    ParamType::Out(_) => &mut writes,
-                    _ => &mut reads,
+                let list = match param.ty.is_written() {
+                    true => &mut writes,
+                    false => &mut reads,
                 };
                 if !list.contains(id) {
                     list.push(*id);

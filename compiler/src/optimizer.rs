@@ -1,9 +1,9 @@
 //! Optimizers' steps over all parameters at once, in CUDA kernels that update in place.
 //!
-//! Owns the update rules, as `torch.optim` defines them, and the way to a program that runs. What is read
-//! from the device's memory at each step: the rate, the number of the step, by how much gradients are
-//! multiplied (what undoes a scaled loss, and what clips), and whether the step is to be left out since a
-//! gradient was not finite.
+//! Owns the update rules, as `torch.optim` defines them, and the way to a program that runs. Every number is
+//! read from the device's memory at each step, so that schedules of rates and momenta need no other kernel:
+//! the rate, the number of the step, by how much gradients are multiplied (what undoes a scaled loss, and
+//! what clips), whether the step is to be left out since a gradient was not finite, and the rule's constants.
 
 use crate::CompileError;
 use crate::cuda::{CudaTarget, machine};
@@ -12,43 +12,59 @@ use kernels::cuda::machine::Machine;
 use kernels::cuda::pooled::{self, Operand, Pooled, Update};
 use kernels::progress::Progress;
 
-/// An update rule with its constants; the rate is no constant.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// An update rule; its constants are numbers that kernels read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// `torch.optim.SGD`: `g ← g + decay·p`, `b ← momentum·b + g`, `p ← p − rate·b`, with Nesterov's
     /// momentum `p − rate·(g + momentum·b)`; without momentum `p − rate·g`, and no state.
     Sgd {
-        /// Of the gradients so far.
-        momentum: f64,
-        /// Of the parameter, added to its gradient.
-        decay: f64,
+        /// Whether gradients so far count.
+        momentum: bool,
+        /// Whether a part of the parameter is added to its gradient.
+        decay: bool,
         /// Sutskever et al., ICML 2013.
         nesterov: bool,
     },
     /// `torch.optim.Adam` (Kingma and Ba, arXiv 1412.6980); with `decoupled` `torch.optim.AdamW`
     /// (Loshchilov and Hutter, arXiv 1711.05101).
     Adam {
-        /// What the running means keep of the gradient and of its square.
-        betas: (f64, f64),
-        /// Added to the root of the mean square.
-        eps: f64,
-        /// Of the parameter.
-        decay: f64,
+        /// Whether parameters decay.
+        decay: bool,
         /// Whether the decay is taken off the parameter instead of added to its gradient.
         decoupled: bool,
     },
 }
 
-/// What every update reads besides, in order: single numbers of type f32 on the device.
+/// What every update reads first, in order: single numbers of type f32 on the device.
 pub const NUMBERS: [&str; 4] = ["rate", "step", "factor", "skip"];
 
 impl Rule {
     /// Names of the state of a parameter, as in PyTorch's state.
     pub fn state(&self) -> &'static [&'static str] {
         match self {
-            Rule::Sgd { momentum, .. } if *momentum == 0.0 => &[],
+            Rule::Sgd {
+                momentum: false, ..
+            } => &[],
             Rule::Sgd { .. } => &["momentum_buffer"],
             Rule::Adam { .. } => &["exp_avg", "exp_avg_sq"],
+        }
+    }
+
+    /// Names of the constants, which are read after [`NUMBERS`]. What is left of a number near 1, and its
+    /// logarithm, are given besides it: single precision would lose them.
+    pub fn constants(&self) -> &'static [&'static str] {
+        match self {
+            Rule::Sgd { .. } => &["decay", "momentum"],
+            Rule::Adam { .. } => &[
+                "decay",
+                "eps",
+                "beta1",
+                "1 - beta1",
+                "ln beta1",
+                "beta2",
+                "1 - beta2",
+                "ln beta2",
+            ],
         }
     }
 
@@ -59,11 +75,11 @@ impl Rule {
         let [p, g, a, b] = [0, 1, 2, 3].map(Expr::In);
         let number = |n: usize| Expr::In(2 + state.len() + n);
         let (rate, step, factor) = (number(0), number(1), number(2));
-        let times = |x: f64, e: Expr| Expr::float(x).mul(e);
+        let constant = |n: usize| number(NUMBERS.len() + n);
         let g = g.mul(if maximize { factor.neg() } else { factor });
-        let with_decay = |g: Expr, decay: f64| match decay {
-            0.0 => g,
-            _ => g.add(times(decay, Expr::In(0))),
+        let with_decay = |g: Expr, decay: bool| match decay {
+            false => g,
+            true => g.add(constant(0).mul(Expr::In(0))),
         };
         let rules = match *self {
             Rule::Sgd {
@@ -72,37 +88,33 @@ impl Rule {
                 nesterov,
             } => {
                 let g = with_decay(g, decay);
+                let next = constant(1).mul(a).add(g.clone());
+                let along = g.clone().add(constant(1).mul(next.clone()));
                 match (momentum, nesterov) {
-                    (0.0, _) => vec![(0, p.sub(rate.mul(g)))],
-                    (_, false) => {
-                        let next = times(momentum, a).add(g);
-                        vec![(0, p.sub(rate.mul(next.clone()))), (2, next)]
-                    }
-                    (_, true) => {
-                        let next = times(momentum, a).add(g.clone());
-                        let along = g.add(times(momentum, next.clone()));
-                        vec![(0, p.sub(rate.mul(along))), (2, next)]
-                    }
+                    (false, _) => vec![(0, p.sub(rate.mul(g)))],
+                    (true, false) => vec![(0, p.sub(rate.mul(next.clone()))), (2, next)],
+                    (true, true) => vec![(0, p.sub(rate.mul(along))), (2, next)],
                 }
             }
-            Rule::Adam {
-                betas: (first, second),
-                eps,
-                decay,
-                decoupled,
-            } => {
-                let (p, g) = match decoupled {
-                    true => (p.mul(Expr::float(1.0).sub(times(decay, rate.clone()))), g),
+            Rule::Adam { decay, decoupled } => {
+                let (p, g) = match decoupled && decay {
+                    true => {
+                        let kept = Expr::float(1.0).sub(constant(0).mul(rate.clone()));
+                        (p.mul(kept), g)
+                    }
                     false => (p, with_decay(g, decay)),
                 };
-                let mean = times(first, a).add(times(1.0 - first, g.clone()));
-                let square = times(second, b).add(times(1.0 - second, g.clone().mul(g)));
+                let mean = constant(2).mul(a).add(constant(3).mul(g.clone()));
+                let squared = g.clone().mul(g);
+                let square = constant(5).mul(b).add(constant(6).mul(squared));
                 // 1 − βᵗ, exact also where βᵗ is almost 1.
-                let corrected =
-                    |beta: f64| Expr::unary(Unary::Expm1, times(beta.ln(), step.clone())).neg();
-                let root = corrected(second).sqrt();
-                let scale = square.clone().sqrt().div(root).add(Expr::float(eps));
-                let rate = rate.div(corrected(first));
+                let corrected = |logarithm: usize| {
+                    let power = constant(logarithm).mul(step.clone());
+                    Expr::unary(Unary::Expm1, power).neg()
+                };
+                let root = corrected(7).sqrt();
+                let scale = square.clone().sqrt().div(root).add(constant(1));
+                let rate = rate.div(corrected(4));
                 let next = p.sub(rate.mul(mean.clone().div(scale)));
                 vec![(0, next), (2, mean), (3, square)]
             }
@@ -114,10 +126,11 @@ impl Rule {
         };
         let mut operands = vec![operand("parameter", true), operand("gradient", false)];
         operands.extend(state.iter().map(|name| operand(name, true)));
+        let numbers = NUMBERS.iter().chain(self.constants());
         Update {
             name: format!("the optimizer's step ({})", self.name()),
             operands,
-            numbers: NUMBERS.map(String::from).into(),
+            numbers: numbers.map(|name| name.to_string()).collect(),
             unless: Some(3),
             rules,
             dtype: match dtype {

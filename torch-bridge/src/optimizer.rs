@@ -16,11 +16,9 @@ use std::path::PathBuf;
 pub struct RuleRequest {
     /// `sgd`, `adam` or `adamw`.
     kind: String,
-    momentum: f64,
+    momentum: bool,
     nesterov: bool,
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
+    decay: bool,
     maximize: bool,
 }
 
@@ -29,13 +27,11 @@ impl RuleRequest {
         match self.kind.as_str() {
             "sgd" => Ok(Rule::Sgd {
                 momentum: self.momentum,
-                decay: self.weight_decay,
+                decay: self.decay,
                 nesterov: self.nesterov,
             }),
             "adam" | "adamw" => Ok(Rule::Adam {
-                betas: self.betas,
-                eps: self.eps,
-                decay: self.weight_decay,
+                decay: self.decay,
                 decoupled: self.kind == "adamw",
             }),
             other => Err(PyValueError::new_err(format!("no update rule `{other}`"))),
@@ -53,6 +49,9 @@ pub struct PooledStep {
     /// Names of the state of each parameter.
     #[pyo3(get)]
     state: Vec<&'static str>,
+    /// Names of the rule's constants.
+    #[pyo3(get)]
+    constants: Vec<&'static str>,
 }
 
 #[pymethods]
@@ -99,12 +98,13 @@ impl PooledStep {
         Ok(PooledStep {
             bytes_moved: step.pooled.bytes_moved,
             state: rule.state().to_vec(),
+            constants: rule.constants().to_vec(),
             step,
         })
     }
 
     /// Enqueues the step on a stream: addresses of each parameter, its gradient and its state, then of the
-    /// rate, the number of the step, the factor of gradients, and whether to leave the step out.
+    /// rate, the number of the step, the factor of gradients, whether to leave the step out, and the constants.
     fn run(&self, py: Python<'_>, addresses: Vec<u64>, stream: u64) -> PyResult<()> {
         let addresses = Addresses {
             externals: &addresses,

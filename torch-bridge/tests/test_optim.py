@@ -128,6 +128,129 @@ def test_rates_change_and_may_be_tensors():
     assert_close(given[:-1], [w.double() for w in wanted], rtol=1e-6, atol=1e-7)
 
 
+def test_schedules_of_momentum_need_no_other_kernel():
+    own, theirs = parameters(torch.float32), parameters(torch.float32)
+    mine, other = emulated("AdamW", own, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=9) for o in (mine, other)
+    ]
+    for step in range(4):
+        for some, optimizer, schedule in zip((own, theirs), (mine, other), schedules, strict=True):
+            give_gradients(some, step)
+            optimizer.step()
+            schedule.step()
+    assert len(mine._steps) == 1
+    assert_close(own, [q.double() for q in theirs], rtol=1e-5, atol=1e-6)
+
+
+def test_constants_come_in_the_order_that_kernels_read_them():
+    for name, settings in CASES.values():
+        own = parameters(torch.float32)
+        mine = emulated(name, own, **settings)
+        give_gradients(own, 0)
+        mine.step()
+        (step,) = mine._steps.values()
+        assert step.constants == list(mine._constants(mine.param_groups[0]))
+
+
+def test_state_follows_its_parameter():
+    own, theirs = parameters(torch.float32), parameters(torch.float32)
+    mine, other = emulated("AdamW", own, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)
+    for step in range(3):
+        for some, optimizer in ((own, mine), (theirs, other)):
+            if step == 1:
+                # Images lie in memory otherwise from here on.
+                some[4].data = some[4].data.contiguous()
+            give_gradients(some, step)
+            optimizer.step()
+        if step == 1:
+            # One parameter goes on with a rate of its own.
+            for optimizer in (mine, other):
+                moved = optimizer.param_groups[0]["params"].pop(0)
+                optimizer.add_param_group({"params": [moved], "lr": 0.01})
+    assert_close(own, [q.double() for q in theirs], rtol=1e-5, atol=1e-6)
+
+
+def test_state_that_belongs_to_another_parameter_is_refused():
+    own, other = [nn.Parameter(torch.ones(64))], [nn.Parameter(torch.ones(8))]
+    mine, small = emulated("AdamW", own), emulated("AdamW", other)
+    for some, optimizer in ((own, mine), (other, small)):
+        some[0].grad = torch.ones_like(some[0])
+        optimizer.step()
+    before = own[0].detach().clone()
+    mine.load_state_dict(small.state_dict())
+    with pytest.raises(shorthaul.InputError, match=r"`exp_avg` of parameter 0 of group 0 has the"):
+        mine.step()
+    assert torch.equal(own[0], before)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        twice = emulated("SGD", [own[0], own[0]])
+    with pytest.raises(shorthaul.InputError, match="group 0 has a parameter twice"):
+        twice.step()
+
+
+def test_state_takes_the_type_of_its_parameter():
+    own = [nn.Parameter(torch.ones(64).bfloat16())]
+    mine = emulated("AdamW", own, lr=0.1)
+    own[0].grad = torch.ones_like(own[0])
+    mine.step()
+    own[0].data = own[0].data.float()
+    own[0].grad = torch.ones(64)
+    mine.step()
+    assert mine.state[own[0]]["exp_avg"].dtype == torch.float32
+    torch.testing.assert_close(own[0].detach(), torch.full((64,), 0.8), rtol=0, atol=0.01)
+
+
+def test_large_gradients_in_half_precision_are_clipped():
+    own = [nn.Parameter(torch.zeros(1000).half())]
+    mine = emulated("SGD", own, lr=1.0, max_norm=1.0)
+    own[0].grad = torch.full((1000,), 3000.0).half()
+    mine.step()
+    torch.testing.assert_close(own[0].detach().float().norm(), torch.tensor(1.0), rtol=1e-3, atol=0)
+
+
+def test_a_scaler_with_nothing_to_do():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    first, second = (emulated("AdamW", list(n.parameters())) for n in (one, two))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(one(torch.ones(1, 2)).sum()).backward()
+    scaler.step(first)
+    second.grad_scale, second.found_inf = torch.tensor(2.0), 0
+    assert second.step() is None
+    assert not second.state
+
+
+def test_a_copy_goes_on_by_itself():
+    own = parameters(torch.float32)
+    mine = emulated("AdamW", own, lr=0.1)
+    give_gradients(own, 0)
+    mine.step()
+    copied, other = copy.deepcopy((mine, own))
+    for optimizer, some in ((mine, own), (copied, other)):
+        give_gradients(some, 1)
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(own, other, strict=True))
+
+
+def test_rates_at_any_address():
+    own = [nn.Parameter(torch.ones(5))]
+    rates = torch.tensor([0.1, 0.5])
+    mine = emulated("SGD", own, lr=rates[1])
+    own[0].grad = torch.ones(5)
+    mine.step()
+    assert torch.equal(own[0].detach(), torch.full((5,), 0.5))
+
+
+def test_decay_is_as_the_group_says():
+    own, theirs = parameters(torch.float32), parameters(torch.float32)
+    mine, other = emulated("Adam", own, lr=0.1), torch.optim.Adam(theirs, lr=0.1)
+    for optimizer in (mine, other):
+        optimizer.param_groups[0] |= {"decoupled_weight_decay": True, "weight_decay": 0.3}
+    for some, optimizer in ((own, mine), (theirs, other)):
+        give_gradients(some, 0)
+        optimizer.step()
+    assert_close(own, [q.double() for q in theirs], rtol=1e-5, atol=1e-6)
+
+
 def test_a_parameter_that_comes_later_counts_its_own_steps():
     own, theirs = parameters(torch.float32), parameters(torch.float32)
     mine, other = emulated("Adam", own, lr=0.1), torch.optim.Adam(theirs, lr=0.1)

@@ -9,6 +9,8 @@ Parameters on the CPU are updated by PyTorch's own fused kernels.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +18,27 @@ from typing import Any
 import torch
 
 from . import _native, cuda
-from ._errors import CompileError, InputError
+from ._errors import CapturingError, CompileError, InputError
 from ._place import Place, place_of
 from ._program import progress
 
 #: Bytes of the widest access of a kernel.
 _ALIGNMENT = 16
 
+#: Kernels of so many sets of parameters are kept: each that has gradients together is one.
+_MOST_STEPS = 64
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the compiler makes kernels of; the learning rate is read at every step."""
+    """What the compiler makes kernels of; numbers are read at every step."""
 
     kind: str
-    momentum: float = 0.0
+    momentum: bool = False
     nesterov: bool = False
-    betas: tuple[float, float] = (0.0, 0.0)
-    eps: float = 0.0
-    weight_decay: float = 0.0
+    decay: bool = False
     maximize: bool = False
 
     @property
@@ -44,6 +47,23 @@ class _Rule:
         if self.kind == "sgd":
             return ("momentum_buffer",) if self.momentum else ()
         return ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Kernels with what they are given: each parameter with its gradient and state, and numbers."""
+
+    compiled: Any
+    arrays: list[list[torch.Tensor]]
+    numbers: list[torch.Tensor]
+
+    def run(self, place: Place) -> None:
+        """Enqueues the kernels, and tells autograd what they change."""
+        tensors = [tensor for array in self.arrays for tensor in array]
+        addresses = [tensor.data_ptr() for tensor in (*tensors, *self.numbers)]
+        self.compiled.run(addresses, place.stream())
+        written = [t for array in self.arrays for n, t in enumerate(array) if n != 1]
+        torch.autograd.graph.increment_version(written)
 
 
 class _Pooled:
@@ -59,6 +79,7 @@ class _Pooled:
     def _forget(self) -> None:
         self._steps: dict[tuple, Any] = {}
         self._numbers: dict[tuple, tuple[float, torch.Tensor]] = {}
+        self._constants_there: dict[tuple, tuple[dict, torch.Tensor]] = {}
         # GradScaler then leaves it to the step to undo the scale and to skip what is not finite.
         self._step_supports_amp_scaling = True
 
@@ -75,7 +96,8 @@ class _Pooled:
         """One update of all parameters that have a gradient.
 
         On a device it is enqueued on the current stream, also while a CUDA graph is captured, for
-        which one step must have been made before. Gradients stay as they are.
+        which one step must have been made before. A replay reads the rate where it lay then: give
+        ``lr`` as a tensor on the device to change it between replays.
         """
         place = self._place()
         if not place.runs_cuda_text:
@@ -84,12 +106,32 @@ class _Pooled:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        factor, skip = self._factor(place)
-        for n, group in enumerate(self.param_groups):
-            rule = self._rule(group)
+        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if not gradients:
+            return loss
+        cohorts = [
+            (n, group, self._rule(group), parameters)
+            for n, group in enumerate(self.param_groups)
+            for parameters in self._cohorts(n, group, place)
+        ]
+        # How many parameters share each number of steps.
+        shared = Counter(id(state["step"]) for state in self.state.values() if "step" in state)
+        for _, _, _, parameters in cohorts:
+            self._own_step(parameters, shared, place)
+        factor, skip = self._factor(gradients, place)
+        launches = []
+        for n, group, rule, parameters in cohorts:
             rate = self._number(("rate", n), group["lr"], place)
-            for parameters in self._cohorts(group, rule, place):
-                self._update(parameters, rule, (rate, factor, skip), place)
+            constants = self._packed(n, self._constants(group), place)
+            numbers = [rate, self.state[parameters[0]]["step"], factor, skip, *constants]
+            launches.append(self._launch(parameters, rule, numbers, place))
+        # Nothing is changed before everything is checked and compiled.
+        for launch in launches:
+            launch.numbers[1].add_(1.0 - skip)
+            try:
+                launch.run(place)
+            except _native.CompileFailure as error:
+                raise CompileError(str(error)) from None
         return loss
 
     def _place(self) -> Place:
@@ -103,13 +145,10 @@ class _Pooled:
         names = [(f"parameter {n} of group {m}", p) for (_, n, m), p in named]
         return place_of(names, self._backend)
 
-    def _gradients(self) -> list[torch.Tensor]:
-        return [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-
     def _step_on_cpu(self, step: Callable, closure: Callable[[], Any] | None) -> Any:
         if self._max_norm is not None:
             if closure is not None or getattr(self, "grad_scale", None) is not None:
-                raise InputError("max_norm with a closure or a GradScaler needs a CUDA device")
+                raise InputError("on the CPU max_norm goes without closures and GradScaler")
             parameters = [p for group in self.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
         for group in self.param_groups:
@@ -118,62 +157,89 @@ class _Pooled:
         # Hooks of a step are called around ours already.
         return (step.__wrapped__ if getattr(step, "hooked", False) else step)(self, closure)
 
-    def _factor(self, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    def _factor(
+        self, gradients: list[torch.Tensor], place: Place
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """What gradients are multiplied with, and whether the step is left out: on the device."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        one = self._number(("one",), 1.0, place)
-        factor = one if scale is None else scale.to(place.device, torch.float32).reciprocal()
-        if self._max_norm is not None and (gradients := self._gradients()):
-            norm = torch.nn.utils.get_total_norm(gradients).to(torch.float32) * factor
+        factor = self._number(("one",), 1.0, place)
+        if scale is not None:
+            factor = scale.to(place.device, torch.float32).reciprocal()
+        if self._max_norm is not None:
+            # Squares of half-precision numbers do not fit their type.
+            norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
+            norm = torch.linalg.vector_norm(torch.stack(norms)) * factor
             factor = factor * (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
-        if found is None:
+        if not isinstance(found, torch.Tensor):
             return factor, self._number(("zero",), 0.0, place)
-        return factor, found.to(place.device, torch.float32)
+        return factor, self._number(("found",), found, place)
 
     def _number(self, name: tuple, value: float | torch.Tensor, place: Place) -> torch.Tensor:
         """A number where kernels read it; written only when it is another than before."""
         if isinstance(value, torch.Tensor) and value.device == place.device:
-            return value.to(torch.float32)
+            value = value.to(torch.float32)
+            return value.clone() if value.data_ptr() % _ALIGNMENT else value
         value = float(value)
         known = self._numbers.get((*name, place))
-        if known is None:
-            place.refuse_capture("the optimizer's step")
-            known = (value, torch.full((), value, dtype=torch.float32, device=place.device))
-        elif known[0] != value:
-            known = (value, known[1].fill_(value))
-        self._numbers[*name, place] = known
+        if known is None or known[0] != value:
+            _refuse_capture_of_numbers(place)
+            there = None if known is None else known[1].fill_(value)
+            if there is None:
+                there = torch.full((), value, dtype=torch.float32, device=place.device)
+            known = self._numbers[*name, place] = (value, there)
         return known[1]
 
-    def _cohorts(self, group: dict, rule: _Rule, place: Place) -> Iterable[list[torch.Tensor]]:
+    def _packed(self, n: int, values: dict[str, float], place: Place) -> torch.Tensor:
+        """The rule's constants of the n-th group where kernels read them: a row for each."""
+        known = self._constants_there.get((n, place))
+        if known is None or known[0] != values:
+            _refuse_capture_of_numbers(place)
+            # Each at an address that kernels can read vectors from.
+            rows = torch.tensor([[value] * 4 for value in values.values()], dtype=torch.float32)
+            known = (values, rows.to(place.device, non_blocking=True))
+            self._constants_there[n, place] = known
+        return known[1]
+
+    def _cohorts(self, n: int, group: dict, place: Place) -> Iterable[list[torch.Tensor]]:
         """Parameters with a gradient, by type and by the number of their next step.
 
         Parameters that always had their gradients together share one tensor with that number.
         """
         found: dict[tuple, list[torch.Tensor]] = {}
-        fresh: dict[tuple, torch.Tensor] = {}
-        for n, p in enumerate(group["params"]):
-            if p.grad is None:
-                continue
-            _check(f"parameter {n}", p)
+        fresh: dict[torch.dtype, torch.Tensor] = {}
+        chosen = [(f"parameter {m} of group {n}", p) for m, p in enumerate(group["params"])]
+        chosen = [(name, p) for name, p in chosen if p.grad is not None]
+        if len({id(p) for _, p in chosen}) < len(chosen):
+            raise InputError(f"group {n} has a parameter twice; leave one of them out")
+        for name, p in chosen:
+            _check(name, p)
             state = self.state[p]
             if "step" not in state:
                 place.refuse_capture("the optimizer's step")
                 first = torch.zeros((), dtype=torch.float32, device=place.device)
-                state["step"] = fresh.setdefault((p.dtype,), first)
-            for name in rule.state:
-                if state.get(name) is None:
-                    state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state["step"] = fresh.setdefault(p.dtype, first)
+            for key in self._rule(group).state:
+                known = state.get(key)
+                if known is None:
+                    state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                elif known.shape != p.shape:
+                    raise InputError(
+                        f"`{key}` of {name} has the shape {tuple(known.shape)}, the parameter "
+                        f"{tuple(p.shape)}; load a state that belongs to it"
+                    )
+                elif not _is_laid_out_as(known, p):
+                    place.refuse_capture("the optimizer's step")
+                    state[key] = _laid_out_as(known, p)
             found.setdefault((p.dtype, id(state["step"])), []).append(p)
-        for parameters in found.values():
-            self._own_step(group, parameters, place)
-        return list(found.values())
+        return found.values()
 
-    def _own_step(self, group: dict, parameters: list[torch.Tensor], place: Place) -> None:
+    def _own_step(self, parameters: list[torch.Tensor], shared: Counter, place: Place) -> None:
         """A number of steps that only these parameters share, on the device."""
         step = self.state[parameters[0]]["step"]
-        others = sum(self.state.get(p, {}).get("step") is step for p in group["params"])
-        if others > len(parameters) or step.device != place.device or step.dtype != torch.float32:
+        others = shared[id(step)] > len(parameters)
+        if others or step.device != place.device or step.dtype != torch.float32:
             place.refuse_capture("the optimizer's step")
+            shared[id(step)] -= len(parameters)
             step = step.detach().to(place.device, torch.float32, copy=True)
             for p in parameters:
                 self.state[p]["step"] = step
@@ -198,35 +264,18 @@ class _Pooled:
                     step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
                     state["step"] = known.setdefault((p.dtype, float(step)), step)
 
-    def _update(
-        self,
-        parameters: list[torch.Tensor],
-        rule: _Rule,
-        numbers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        place: Place,
-    ) -> None:
-        rate, factor, skip = numbers
-        step = self.state[parameters[0]]["step"]
-        step.add_(1.0 - skip)
-        arrays, kept = [], []
+    def _launch(
+        self, parameters: list[torch.Tensor], rule: _Rule, numbers: list[torch.Tensor], place: Place
+    ) -> _Launch:
+        """The kernels for these parameters, and what they are given."""
+        arrays = []
         for p in parameters:
-            grad = p.grad
-            if grad.stride() != p.stride():
-                # The same elements at the same places.
-                grad = torch.empty_like(p, memory_format=torch.preserve_format).copy_(grad)
-                kept.append(grad)
-            arrays += [p, grad, *(self.state[p][name] for name in rule.state)]
-        addresses = [tensor.data_ptr() for tensor in arrays]
-        aligned = not any(address % _ALIGNMENT for address in addresses)
+            grad = p.grad if _is_laid_out_as(p.grad, p) else _laid_out_as(p.grad, p)
+            arrays.append([p, grad, *(self.state[p][name] for name in rule.state)])
+        aligned = not any(t.data_ptr() % _ALIGNMENT for tensors in arrays for t in tensors)
         sizes = tuple(p.numel() for p in parameters)
         compiled = self._compiled(rule, parameters[0].dtype, sizes, aligned, place)
-        addresses += [number.data_ptr() for number in (rate, step, factor, skip)]
-        try:
-            compiled.run(addresses, place.stream())
-        except _native.CompileFailure as error:
-            raise CompileError(str(error)) from None
-        written = [tensor for n, tensor in enumerate(arrays) if n % (2 + len(rule.state)) != 1]
-        torch.autograd.graph.increment_version(written)
+        return _Launch(compiled, arrays, numbers)
 
     def _compiled(
         self, rule: _Rule, dtype: torch.dtype, sizes: tuple, aligned: bool, place: Place
@@ -234,6 +283,8 @@ class _Pooled:
         key = (rule, dtype, sizes, aligned, place)
         if key not in self._steps:
             place.refuse_capture("the optimizer's step")
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.pop(next(iter(self._steps)))
             try:
                 self._steps[key] = _native.PooledStep.compile(
                     rule,
@@ -251,7 +302,8 @@ class _Pooled:
 
 def _check(name: str, p: torch.Tensor) -> None:
     if p.dtype not in _DTYPES:
-        raise InputError(f"{name} is of {p.dtype}; kernels update real numbers")
+        types = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise InputError(f"{name} is of {p.dtype}; kernels update {types}: use torch.optim for it")
     if p.grad.is_sparse:
         raise InputError(f"the gradient of {name} is sparse; use torch.optim for it")
     if p.grad.dtype != p.dtype:
@@ -265,13 +317,32 @@ def _check(name: str, p: torch.Tensor) -> None:
         expected *= max(size, 1)
 
 
+def _is_laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> bool:
+    """Whether the same elements lie at the same places, in the same type."""
+    same = tensor.stride() == p.stride() and tensor.shape == p.shape
+    return same and tensor.dtype == p.dtype and tensor.device == p.device
+
+
+def _laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(p, memory_format=torch.preserve_format).copy_(tensor)
+
+
+def _refuse_capture_of_numbers(place: Place) -> None:
+    if place.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CapturingError(
+            "a number of the optimizer changed since the last step, and a CUDA graph that is being "
+            "captured would write it at every replay; make a step with it before the capture, or "
+            "give `lr` as a tensor on the device"
+        )
+
+
 def _refused(group: dict, names: tuple[str, ...]) -> None:
     for name in names:
         if group.get(name):
             raise ValueError(f"{name} has no kernel; use torch.optim with it")
 
 
-def _constants(values: Iterable[Any]) -> None:
+def _no_tensors(values: Iterable[Any]) -> None:
     if any(isinstance(value, torch.Tensor) for value in values):
         raise ValueError("only the learning rate may be a tensor")
 
@@ -284,14 +355,14 @@ class SGD(_Pooled, torch.optim.SGD):
         params: Any,
         lr: float | torch.Tensor = 1e-3,
         momentum: float = 0.0,
+        *,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
         maximize: bool = False,
         max_norm: float | None = None,
         backend: str = "auto",
     ):
-        _constants((momentum, weight_decay))
+        _no_tensors((momentum, weight_decay))
         super().__init__(
             params, lr, momentum, 0.0, weight_decay, nesterov, maximize=maximize, foreach=False
         )
@@ -301,17 +372,18 @@ class SGD(_Pooled, torch.optim.SGD):
         _refused(group, ("dampening", "differentiable"))
         return _Rule(
             "sgd",
-            momentum=group["momentum"],
+            momentum=group["momentum"] != 0,
             nesterov=group["nesterov"],
-            weight_decay=group["weight_decay"],
+            decay=group["weight_decay"] != 0,
             maximize=group["maximize"],
         )
+
+    def _constants(self, group: dict) -> dict[str, float]:
+        return {"decay": group["weight_decay"], "momentum": group["momentum"]}
 
 
 class Adam(_Pooled, torch.optim.Adam):
     """``torch.optim.Adam`` without ``amsgrad``; see :class:`AdamW` for the rest."""
-
-    _kind = "adam"
 
     def __init__(
         self,
@@ -325,7 +397,7 @@ class Adam(_Pooled, torch.optim.Adam):
         max_norm: float | None = None,
         backend: str = "auto",
     ):
-        _constants((*betas, eps, weight_decay))
+        _no_tensors((*betas, eps, weight_decay))
         super().__init__(
             params, lr, betas, eps, weight_decay, maximize=maximize, foreach=False, capturable=False
         )
@@ -333,28 +405,31 @@ class Adam(_Pooled, torch.optim.Adam):
 
     def _rule(self, group: dict) -> _Rule:
         _refused(group, ("amsgrad", "differentiable"))
-        return _Rule(
-            self._kind,
-            betas=tuple(group["betas"]),
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-        )
+        kind = "adamw" if group["decoupled_weight_decay"] else "adam"
+        return _Rule(kind, decay=group["weight_decay"] != 0, maximize=group["maximize"])
+
+    def _constants(self, group: dict) -> dict[str, float]:
+        made = {"decay": group["weight_decay"], "eps": group["eps"]}
+        for n, beta in enumerate(map(float, group["betas"]), 1):
+            # What is near 1 is lost in single precision.
+            logarithm = math.log(beta) if beta > 0 else -math.inf
+            made |= {f"beta{n}": beta, f"1 - beta{n}": 1 - beta, f"ln beta{n}": logarithm}
+        return made
 
 
 class AdamW(Adam):
     """``torch.optim.AdamW`` (Loshchilov and Hutter, arXiv 1711.05101) without ``amsgrad``.
 
-    On a CUDA device all parameters of a group with one type are updated by one kernel, or one for
-    every hundred of them, in place: each element of the parameter and its state is read and written
-    once, each of the gradient read once. A ``GradScaler``'s scale is undone in that kernel, and a
-    step with gradients that are not finite is left out without waiting for the device.
-    ``max_norm``: gradients are scaled down to that norm together, as by
-    ``torch.nn.utils.clip_grad_norm_``, but in the same kernel: ``.grad`` stays as it is.
+    On a CUDA device, one for all parameters, those of a group with one type are updated by one
+    kernel, or one for every hundred of them, in place: each element of the parameter and its state
+    is read and written once, each of the gradient read once (PyTorch counts the steps before it). A
+    ``GradScaler``'s scale is undone in that kernel, and a step with gradients that are not finite
+    is left out without waiting for the device. ``max_norm``: gradients are scaled down to that norm
+    together, as by ``torch.nn.utils.clip_grad_norm_``, but in the same kernel: ``.grad`` stays as
+    it is (on the CPU it is scaled). Kernels are compiled for the set of parameters that have
+    gradients; another set compiles anew, and so do arrays that start at no multiple of 16 bytes.
     ``backend="cuda-emulated"`` executes the kernels on the CPU, for tests.
     """
-
-    _kind = "adamw"
 
     def __init__(
         self,
@@ -378,8 +453,8 @@ class AdamW(Adam):
             max_norm=max_norm,
             backend=backend,
         )
-        for group in self.param_groups:
-            group["decoupled_weight_decay"] = True
+        for settings in (self.defaults, *self.param_groups):
+            settings["decoupled_weight_decay"] = True
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
