@@ -4,7 +4,8 @@
 
 `# …`            what made the table
 `types N …`      set N of tensor element types
-`operator …`     domain (`-` for the standard's), name, first version, `deprecated` if so
+`operator …`     domain (`-` for the standard's), name, first version; then `deprecated` if it is, or
+                 `open` if it may have attributes of any name
 `in`, `out`      name:type of each; after it `?` for an optional one, `*N` for one that stands for any
                  number of values of one type, at least N, and `~N` the same of types of their own
 `has`            name:type of each attribute; `!` after a required one
@@ -16,7 +17,7 @@ A type is a variable, an element type, or `-` where it is no tensor.
 import re
 
 import onnx
-from onnx import defs
+from onnx import checker, defs, helper
 
 DOMAINS = {"": "-", "ai.onnx.ml": "ai.onnx.ml"}
 OPTION = defs.OpSchema.FormalParameterOption
@@ -46,6 +47,20 @@ def attributes(schema):
         yield f"{name}:{kind}{'!' if attribute.required else ''}"
 
 
+def is_open(schema):
+    """Whether the checker lets an attribute pass that the schema does not name."""
+    values = [["v"] * n for n in (schema.min_input, schema.min_output)]
+    node = helper.make_node(schema.name, *values, domain=schema.domain, unheard_of=1)
+    context = checker.C.CheckerContext()
+    context.ir_version = onnx.IR_VERSION
+    context.opset_imports = {schema.domain: schema.since_version}
+    try:
+        checker.check_node(node, context)
+    except checker.ValidationError as error:
+        return "attribute: unheard_of" not in str(error)
+    return True
+
+
 def main() -> None:
     schemas = [s for s in defs.get_all_schemas_with_history() if s.domain in DOMAINS]
     schemas.sort(key=lambda s: (s.domain, s.name, s.since_version))
@@ -58,7 +73,8 @@ def main() -> None:
             text = " ".join(sorted(e[1] for e in elements if e))
             variables[constraint.type_param_str] = sets.setdefault(text, len(sets))
         head = f"operator {DOMAINS[schema.domain]} {schema.name} {schema.since_version}"
-        lines.append(head + " deprecated" * schema.deprecated)
+        mark = " deprecated" if schema.deprecated else " open" * is_open(schema)
+        lines.append(head + mark)
         parts = {
             "in": ports(schema.inputs, schema.min_input, variables),
             "out": ports(schema.outputs, schema.min_output, variables),

@@ -5,9 +5,10 @@
 
 use super::plain;
 use super::schemas::{self, Many, Port, Schema, counts};
+use crate::attributes::bodies;
 use crate::evaluate::qualified;
 use crate::infer::Opsets;
-use crate::proto::{AttributeProto, NodeProto, attribute_type};
+use crate::proto::{AttributeProto, GraphProto, NodeProto, attribute_type};
 use std::ops::RangeInclusive;
 
 /// What the standard says of a node's operator; `None` if it says nothing. An error is what is wrong.
@@ -49,7 +50,31 @@ pub fn differences(node: &NodeProto, schema: &Schema) -> Vec<String> {
             found.push(format!("its attribute `{name}` is missing"));
         }
     }
+    if node.op_type == "Constant" && node.attribute.len() != 1 {
+        let n = node.attribute.len();
+        found.push(format!("it has {n} attributes, and its value is one"));
+    }
+    found.extend(body_problem(node, schema));
     found
+}
+
+/// What is wrong with the number of values that go into a node's bodies and come out.
+fn body_problem(node: &NodeProto, schema: &Schema) -> Option<String> {
+    let (inputs, outputs) = match node.op_type.as_str() {
+        "If" => (0, node.output.len()),
+        "Loop" => (node.input.len().max(2), node.output.len() + 1),
+        // In the first version lengths come before what the body takes.
+        "Scan" if schema.since == 8 => (node.input.len().saturating_sub(1), node.output.len()),
+        "Scan" => (node.input.len(), node.output.len()),
+        _ => return None,
+    };
+    let wrong = |body: &&GraphProto| (body.input.len(), body.output.len()) != (inputs, outputs);
+    let body = bodies(node).find(wrong)?;
+    Some(format!(
+        "its body takes {} values and gives {}, and is to take {inputs} and give {outputs}",
+        body.input.len(),
+        body.output.len(),
+    ))
 }
 
 /// What is wrong with the number of inputs or outputs. Those left out at the end count for nothing.
@@ -86,8 +111,8 @@ fn attribute_problem(
     let name = &attribute.name;
     let Some(expected) = schema.attributes.get(name.as_str()) else {
         // Names like this are a runtime's own.
-        let is_internal = name.starts_with("__");
-        return (!is_internal).then(|| format!("`{}` has no attribute `{name}`", node.op_type));
+        let may_be = schema.is_open || name.starts_with("__");
+        return (!may_be).then(|| format!("`{}` has no attribute `{name}`", node.op_type));
     };
     // Of a file without types, what is given tells the type.
     let stated = kind(attribute.r#type).into_iter();

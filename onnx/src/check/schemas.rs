@@ -15,6 +15,8 @@ pub struct Schema {
     pub since: i64,
     /// Whether it is no longer to be used.
     pub is_deprecated: bool,
+    /// Whether it may have attributes of any name.
+    pub is_open: bool,
     /// Its inputs.
     pub inputs: Vec<Port>,
     /// Its outputs.
@@ -153,9 +155,12 @@ fn parsed(text: &'static str) -> Table {
         if key == "operator" {
             let mut word = || words.next().unwrap_or_default();
             (domain, name) = (word().trim_start_matches('-'), word());
+            let since = word().parse().unwrap_or(0);
+            let mark = word();
             let schema = Schema {
-                since: word().parse().unwrap_or(0),
-                is_deprecated: word() == "deprecated",
+                since,
+                is_deprecated: mark == "deprecated",
+                is_open: mark == "open",
                 ..Schema::default()
             };
             let names = table.domains.entry(domain).or_default();

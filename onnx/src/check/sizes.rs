@@ -28,7 +28,8 @@ pub fn problem(node: &NodeProto, version: i64, facts: &Facts) -> Option<String> 
         "Gemm" => gemm(&operands),
         "Concat" => concat(&operands),
         "Transpose" => transpose(&operands),
-        "Conv" => convolution(&operands),
+        "Conv" => convolution(&operands).or_else(|| window(&operands)),
+        "ConvTranspose" | "AveragePool" | "MaxPool" | "LpPool" => window(&operands),
         "Reshape" => reshape(&operands),
         "BatchNormalization" => channels(&operands),
         "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Mod" | "And" | "Or" | "Xor" | "Equal" | "Less"
@@ -212,6 +213,31 @@ fn convolution(operands: &Operands) -> Option<String> {
     is_wrong.then(|| match groups {
         1 => never_fit(&[x, w]),
         _ => format!("{} in {groups} groups", never_fit(&[x, w])),
+    })
+}
+
+/// Whether a window has as many sizes as its operand has dimensions behind the first two.
+fn window(operands: &Operands) -> Option<String> {
+    let shape = operands.shape(0)?;
+    let Some(rank) = shape.len().checked_sub(2).filter(|rank| *rank > 0) else {
+        return Some(format!(
+            "its operand of shape {} has too few dimensions",
+            text_of(shape)
+        ));
+    };
+    let lists = [
+        ("kernel_shape", 1),
+        ("strides", 1),
+        ("dilations", 1),
+        ("pads", 2),
+    ];
+    lists.into_iter().find_map(|(name, each)| {
+        let given = Attributes::of(operands.node).get(name)?;
+        let is_wrong = given.ref_attr_name.is_empty() && given.ints.len() != rank * each;
+        is_wrong.then(|| {
+            let (n, shape) = (given.ints.len(), text_of(shape));
+            format!("its `{name}` is of {n} integers, and its operand of shape {shape}")
+        })
     })
 }
 

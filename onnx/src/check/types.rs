@@ -71,14 +71,14 @@ struct Typing<'a> {
 type Infos<'a> = BTreeMap<&'a str, Vec<&'a ValueInfoProto>>;
 
 impl Typing<'_> {
-    /// A body before whose first node this is known.
-    fn body(&self, body: &GraphProto, facts: Facts, place: &str, list: &mut Problems) {
+    /// A body before whose first node this is known. Gives what is known after the last one.
+    fn body(&self, body: &GraphProto, facts: Facts, place: &str, list: &mut Problems) -> Facts {
         if !self.looks_at_values {
             for node in &body.node {
                 self.form(node, place, list);
                 self.inside(node, &facts, place, list);
             }
-            return;
+            return facts;
         }
         let mut infos = Infos::new();
         for info in body.value_info.iter().chain(&body.output) {
@@ -100,7 +100,7 @@ impl Typing<'_> {
                     list.error(at, format!("its output `{name}`: {message}"));
                 }
             }
-        });
+        })
     }
 
     /// A node before which `facts` are known, and which gives `outputs`.
@@ -155,7 +155,9 @@ impl Typing<'_> {
         if bodies(node).next().is_none() {
             return;
         }
+        let at = format!("{place}{}", label(node));
         let never = never_taken(node, facts);
+        let mut given: Vec<Option<Element>> = Vec::new();
         for body in bodies(node) {
             let is_never = never.is_some_and(|never| std::ptr::eq(never, body));
             let nothing = Facts::default();
@@ -165,9 +167,43 @@ impl Typing<'_> {
                 let fact = declared_fact(info, self.walk.unknowns);
                 inner.set(&info.name, Fact::new(fact.element, None));
             }
-            let place = format!("{place}{}, ", label(node));
-            self.body(body, inner, &place, list);
+            let inner = self.body(body, inner, &format!("{at}, "), list);
+            let of = |info: &ValueInfoProto| inner.get(&info.name).and_then(|fact| fact.element);
+            let outputs: Vec<Option<Element>> = body.output.iter().map(of).collect();
+            for (n, (a, b)) in given.iter().zip(&outputs).enumerate() {
+                if let (Some(a), Some(b), "If") = (a, b, node.op_type.as_str())
+                    && a != b
+                {
+                    let message =
+                        format!("its output {n} is {a} after one branch and {b} after the other");
+                    list.error(at.clone(), message);
+                }
+            }
+            given = outputs;
+            let message = self
+                .taken(node, body, facts)
+                .filter(|_| self.looks_at_values);
+            if let Some(message) = message {
+                list.error(at.clone(), message);
+            }
         }
+    }
+
+    /// What is wrong with the types of the values that a loop's body takes.
+    fn taken(&self, node: &NodeProto, body: &GraphProto, facts: &Facts) -> Option<String> {
+        let skip = match node.op_type.as_str() {
+            "Loop" => 2,
+            "Scan" if self.walk.opsets.version("") >= 9 => 0,
+            _ => return None,
+        };
+        let pairs = node.input.iter().zip(&body.input).skip(skip);
+        let wrong = |(name, info): (&String, &ValueInfoProto)| {
+            let given = facts.get(name)?.element?;
+            let taken = declared_fact(info, self.walk.unknowns).element?;
+            let said = || format!("its input `{name}` is {given}, and its body takes {taken}");
+            (given != taken).then(said)
+        };
+        pairs.filter_map(wrong).next()
     }
 }
 
@@ -220,8 +256,7 @@ fn constants(body: &GraphProto) -> BTreeMap<String, Arc<Stored>> {
     body.initializer.iter().map(constant).collect()
 }
 
-/// What is wrong with the element types of a node's values. Gives outputs of which nothing is known the
-/// type that follows.
+/// What is wrong with the element types of a node's values. Gives its outputs the types that follow.
 fn types(node: &NodeProto, schema: &Schema, facts: &Facts, outputs: &mut [Fact]) -> Option<String> {
     let mut bound: BTreeMap<&str, (Element, &str)> = BTreeMap::new();
     for (at, name) in node.input.iter().enumerate() {
@@ -253,7 +288,7 @@ fn types(node: &NodeProto, schema: &Schema, facts: &Facts, outputs: &mut [Fact])
             Type::Any => None,
         };
         if !matches!(port.many, Many::Free(_)) {
-            fact.element = fact.element.or(follows);
+            fact.element = follows.or(fact.element);
         }
         let element = fact.element;
         let refused = element.and_then(|e| Some((e, refused(schema, &port.element, e)?)));
