@@ -71,7 +71,8 @@ def main() -> None:
         for constraint in schema.type_constraints:
             elements = [TENSOR.fullmatch(t) for t in constraint.allowed_type_strs]
             text = " ".join(sorted(e[1] for e in elements if e))
-            variables[constraint.type_param_str] = sets.setdefault(text, len(sets))
+            if text:
+                variables[constraint.type_param_str] = sets.setdefault(text, len(sets))
         head = f"operator {DOMAINS[schema.domain]} {schema.name} {schema.since_version}"
         mark = " deprecated" if schema.deprecated else " open" * is_open(schema)
         lines.append(head + mark)

@@ -496,3 +496,5 @@ fn unused(graph: &GraphProto, list: &mut Problems) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod typed_tests;
