@@ -117,8 +117,8 @@ fn attribute_problem(
     // Of a file without types, what is given tells the type.
     let stated = kind(attribute.r#type).into_iter();
     let is_reference = !attribute.ref_attr_name.is_empty();
-    let given = stated.chain(held(attribute).filter(|_| !is_reference));
-    let wrong = given.filter(|kind| *kind != expected.kind).next()?;
+    let mut given = stated.chain(held(attribute).filter(|_| !is_reference));
+    let wrong = given.find(|kind| *kind != expected.kind)?;
     Some(format!(
         "its attribute `{name}` is {}, and is to be {}",
         spoken(wrong),
