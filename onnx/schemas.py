@@ -4,10 +4,10 @@
 
 `# …`            what made the table
 `types N …`      set N of tensor element types
-`operator …`     domain (`-` for the standard's), name, first version; then `deprecated` if it is, or
-                 `open` if it may have attributes of any name
-`in`, `out`      name:type of each; after it `?` for an optional one, `*N` for one that stands for any
-                 number of values of one type, at least N, and `~N` the same of types of their own
+`operator …`     domain (`-` for the standard's), name, first version; then `deprecated` if it is,
+                 or `open` if it may have attributes of any name
+`in`, `out`      name:type of each; after it `?` for an optional one, `*N` for one that stands for
+                 any number of values of one type, at least N, and `~N` the same of types of their own
 `has`            name:type of each attribute; `!` after a required one
 `is`             name:set of each type variable
 
@@ -83,7 +83,8 @@ def main() -> None:
             "is": [f"{name}:{n}" for name, n in variables.items()],
         }
         lines += [" ".join([key, *words]) for key, words in parts.items() if words]
-    print(f"# Made by `python onnx/schemas.py > onnx/src/check/schemas.txt`, onnx {onnx.__version__}")
+    command = "python onnx/schemas.py > onnx/src/check/schemas.txt"
+    print(f"# Made by `{command}`, onnx {onnx.__version__}")
     for text, n in sets.items():
         print(f"types {n} {text}".rstrip())
     print("\n".join(lines))

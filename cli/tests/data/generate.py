@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def write(name, nodes, parameters, *, sizes=("batch", 4), opset=18):
-    """Writes a model with input `x`, [batch, 4], and output `y` of other sizes, if they are given."""
+    """Writes a model with input `x`, [batch, 4], and output `y` of those sizes."""
     shapes = {"x": ["batch", 4], "y": sizes}
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
     stored = [numpy_helper.from_array(v, k) for k, v in parameters.items()]
