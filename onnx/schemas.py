@@ -7,7 +7,7 @@
 `operator …`     domain (`-` for the standard's), name, first version; then `deprecated` if it is,
                  or `open` if it may have attributes of any name
 `in`, `out`      name:type of each; after it `?` for an optional one, `*N` for one that stands for
-                 any number of values of one type, at least N, and `~N` the same of types of their own
+                 any number of values of one type, at least N, and `~N` the same, of any types
 `has`            name:type of each attribute; `!` after a required one
 `is`             name:set of each type variable
 
