@@ -4,9 +4,9 @@ use crate::answer::Answer;
 use crate::progress::Progress;
 use crate::sizes;
 use crate::style::Style;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use onnx::check::{Problem, Severity, problems};
+use onnx::check::{Problem, Severity, errors, problems};
 use onnx::file::Model;
 use onnx::verify::{self, Checker, Evidence, VerifyError};
 use serde_json::json;
@@ -94,6 +94,26 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
         false => as_text(&files, compared.as_ref()),
     };
     Ok(Answer::new(text, is_yes))
+}
+
+/// Refuses a file that is not well formed. The order of its nodes may be any in which they can be put
+/// right.
+///
+/// # Errors
+/// The first problem.
+pub fn refuse_unsound(model: &Model) -> Result<()> {
+    let sorted = onnx::check::sorted(model.proto.clone());
+    let found = match sorted {
+        Ok(proto) => errors(&model.with(proto)),
+        Err(_) => errors(model),
+    };
+    if let Some(problem) = found.first() {
+        bail!(
+            "{} is not well formed: {problem}; `shorthaul check` lists all problems",
+            model.path.display()
+        );
+    }
+    Ok(())
 }
 
 fn as_text(

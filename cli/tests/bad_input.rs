@@ -43,6 +43,25 @@ fn graph(model: &mut ModelProto) -> &mut onnx::proto::GraphProto {
 }
 
 #[test]
+fn wrongly_typed_files() {
+    let relu = "Relu → `r`: it has 2 inputs, and takes 1";
+    let twice = |model: &mut ModelProto| graph(model).node[1].input.push("x".to_string());
+    refuses_model(twice, &["m.onnx is not well formed", relu]);
+    let five = |model: &mut ModelProto| graph(model).output = vec![program::port("y", 5)];
+    let shape = "the file says that its shape is [batch, 5], and it is [batch, 4]";
+    refuses_model(five, &[shape]);
+    // Nor is a training graph made of one.
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut model = small();
+    twice(&mut model);
+    let path = save(&model, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let text = stderr(&["grad", arg(&path), "-o", arg(&out), "--loss", "mse"]);
+    assert!(text.contains(relu), "{text}");
+    assert_eq!(listing(folder.path()), ["m.onnx"]);
+}
+
+#[test]
 fn truncated_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let whole = fs::read(save(&small(), folder.path(), "m.onnx")).expect("read");

@@ -1,8 +1,14 @@
 //! Whether a file is well formed: everything that is wrong with it, at once.
 //!
 //! Owns the rules that every reader relies on: each name has one definition, before its uses; operator
-//! sets are imported and known; tensors have the bytes their sizes ask for; external data is there.
+//! sets are imported and known; tensors have the bytes their sizes ask for; external data is there. What
+//! the standard asks of nodes is in `nodes.rs`, and whether types and sizes fit in `types.rs`.
 //! Notes tell of what is legal but odd. Never changes a file, but [`sorted`] puts nodes in order.
+
+mod nodes;
+mod schemas;
+mod sizes;
+mod types;
 
 use crate::attributes::{bodies, bodies_mut, is_standard};
 use crate::evaluate::{function_of, label, qualified, reads};
@@ -92,6 +98,7 @@ pub fn problems(model: &Model) -> Vec<Problem> {
             );
         }
     }
+    types::problems(proto, &mut list);
     list.finish()
 }
 
@@ -230,6 +237,10 @@ impl Problems {
         if !self.0.contains(&problem) {
             self.0.push(problem);
         }
+    }
+
+    fn is_sound(&self) -> bool {
+        self.0.iter().all(|p| p.severity != Severity::Error)
     }
 
     fn finish(mut self) -> Vec<Problem> {
@@ -485,3 +496,5 @@ fn unused(graph: &GraphProto, list: &mut Problems) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod typed_tests;

@@ -50,6 +50,12 @@ impl Element {
         row.map(|(element, _, _)| *element)
     }
 
+    /// The type of that name in `TensorProto.DataType`, in small letters.
+    pub fn of_name(name: &str) -> Option<Element> {
+        let row = ALL.iter().find(|(_, _, n)| *n == name);
+        row.map(|(element, _, _)| *element)
+    }
+
     /// Its number in `TensorProto.DataType`.
     pub fn number(self) -> i32 {
         self.row().1
@@ -96,6 +102,7 @@ mod tests {
     fn every_type_has_its_own_row() {
         for (element, number, name) in ALL {
             assert_eq!(Element::of_number(number), Some(element));
+            assert_eq!(Element::of_name(name), Some(element));
             assert_eq!(
                 (element.number(), element.to_string()),
                 (number, name.to_string())

@@ -8,9 +8,10 @@ from onnx import TensorProto, helper, numpy_helper, save
 HERE = Path(__file__).parent
 
 
-def write(name, nodes, parameters, *, opset=18):
-    """Writes a model with input `x` and output `y`, both [batch, 4]."""
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xy"]
+def write(name, nodes, parameters, *, sizes=("batch", 4), opset=18):
+    """Writes a model with input `x`, [batch, 4], and output `y` of those sizes."""
+    shapes = {"x": ["batch", 4], "y": sizes}
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
     stored = [numpy_helper.from_array(v, k) for k, v in parameters.items()]
     graph = helper.make_graph(nodes, name, ports[:1], ports[1:], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
@@ -51,6 +52,7 @@ def main():
             helper.make_node("Add", ["d", "e"], ["y"], name="sum"),
         ],
         {},
+        sizes=[],
     )
 
 

@@ -1,11 +1,14 @@
 //! Each rule with a file that breaks it alone.
 
 use super::*;
-use crate::proto::{OperatorSetIdProto, ValueInfoProto};
+use crate::proto::{
+    Dimension, DimensionProto, OperatorSetIdProto, TensorShapeProto, TensorTypeProto, TypeProto,
+    ValueInfoProto,
+};
 use bytes::Bytes;
 use std::sync::Arc;
 
-fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
+pub(super) fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto {
         op_type: op.to_string(),
         input: inputs.iter().map(ToString::to_string).collect(),
@@ -19,6 +22,38 @@ fn port(name: &str) -> ValueInfoProto {
         name: name.to_string(),
         ..Default::default()
     }
+}
+
+/// A value of a name, the number of an element type (0: none is said) and sizes (`?`: none are said).
+pub(super) fn typed((name, element, sizes): &(&str, i32, &str)) -> ValueInfoProto {
+    let size = |word: &str| DimensionProto {
+        value: Some(match word.parse() {
+            Ok(n) => Dimension::DimValue(n),
+            Err(_) => Dimension::DimParam(word.to_string()),
+        }),
+        ..Default::default()
+    };
+    let shape = (*sizes != "?").then(|| TensorShapeProto {
+        dim: sizes.split_ascii_whitespace().map(size).collect(),
+    });
+    let tensor_type = Some(TensorTypeProto {
+        elem_type: *element,
+        shape,
+    });
+    ValueInfoProto {
+        r#type: (*element != 0).then(|| TypeProto {
+            tensor_type,
+            ..Default::default()
+        }),
+        ..port(name)
+    }
+}
+
+/// The errors of a model, as text.
+pub(super) fn problems_of(proto: ModelProto) -> String {
+    let model = Model { proto, ..model() };
+    let all: Vec<String> = errors(&model).iter().map(ToString::to_string).collect();
+    all.join("; ")
 }
 
 /// `h = x + w`, `y = Relu(h)`.

@@ -131,13 +131,23 @@ impl Walk<'_> {
         constants: &BTreeMap<String, Arc<Stored>>,
         outer: &Facts,
     ) -> Facts {
+        let facts = self.before(body, constants, outer);
+        self.nodes(body, facts, &mut |_, _, _| ())
+    }
+
+    /// What is known of the values of `body` before its first node.
+    pub(crate) fn before(
+        &self,
+        body: &GraphProto,
+        constants: &BTreeMap<String, Arc<Stored>>,
+        outer: &Facts,
+    ) -> Facts {
         let mut facts = Facts::inside(outer);
         if outer.is_empty() {
             give_sizes(body, self.unknowns);
         }
         for info in &body.input {
-            let fact = stated(info, self.unknowns, &|name| self.unknowns.named(name));
-            facts.set(&info.name, fact);
+            facts.set(&info.name, declared_fact(info, self.unknowns));
         }
         for sparse in &body.sparse_initializer {
             if let Some(values) = &sparse.values {
@@ -152,13 +162,26 @@ impl Walk<'_> {
                 facts.set(name, Fact::of_stored(stored));
             }
         }
+        facts
+    }
+
+    /// What is known after the last node of `body`, given what is known before the first one. `seen` gets
+    /// every node with what is known before it and of its outputs, of which the file has not been asked.
+    pub(crate) fn nodes(
+        &self,
+        body: &GraphProto,
+        mut facts: Facts,
+        seen: &mut dyn FnMut(&NodeProto, &Facts, &mut [Fact]),
+    ) -> Facts {
         let infos = body.value_info.iter().chain(&body.output);
         let infos: BTreeMap<&str, &ValueInfoProto> = infos.map(|i| (i.name.as_str(), i)).collect();
         let mut counted: BTreeSet<&str> = BTreeSet::new();
         for node in &body.node {
             let is_counted =
                 counts_elements(node) || reads(node).into_iter().any(|name| counted.contains(name));
-            for (name, mut fact) in node.output.iter().zip(self.node(node, &facts)) {
+            let mut outputs = self.node(node, &facts);
+            seen(node, &facts, &mut outputs);
+            for (name, mut fact) in node.output.iter().zip(outputs) {
                 if let Some(info) = infos.get(name.as_str()) {
                     match is_counted {
                         true => complete_type(&mut fact, info, self.unknowns),
@@ -322,6 +345,11 @@ pub fn declared(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
     })
 }
 
+/// What the file says of a value inside.
+pub(crate) fn declared_fact(info: &ValueInfoProto, unknowns: &Unknowns) -> Fact {
+    stated(info, unknowns, &|name| unknowns.named(name))
+}
+
 /// What the file says of a value, whose sizes `named` gives by their names.
 fn stated(info: &ValueInfoProto, unknowns: &Unknowns, named: &dyn Fn(&str) -> SymExpr) -> Fact {
     let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
@@ -342,7 +370,7 @@ fn stated(info: &ValueInfoProto, unknowns: &Unknowns, named: &dyn Fn(&str) -> Sy
 
 /// Adds what the file declares where nothing is known.
 pub(crate) fn complete(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
-    let stated = stated(info, unknowns, &|name| unknowns.named(name));
+    let stated = declared_fact(info, unknowns);
     fact.element = fact.element.or(stated.element);
     match (&mut fact.shape, stated.shape) {
         (Some(known), Some(stated)) if known.len() == stated.len() => {
