@@ -160,9 +160,7 @@ impl Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let answer = interrupt::install()
-        .map_err(anyhow::Error::from)
-        .and_then(|()| run(&cli));
+    let answer = interrupt::install().and_then(|()| run(&cli));
     let told = answer.map_err(|error| {
         if cli.command.is_json() {
             // The message below says the same to people.

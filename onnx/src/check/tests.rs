@@ -56,6 +56,15 @@ pub(super) fn problems_of(proto: ModelProto) -> String {
     all.join("; ")
 }
 
+/// What is legal but odd.
+pub(super) fn notes_of(proto: ModelProto) -> String {
+    let model = Model { proto, ..model() };
+    let all = problems(&model).into_iter();
+    let notes = all.filter(|p| p.severity == Severity::Note);
+    let notes: Vec<String> = notes.map(|p| p.to_string()).collect();
+    notes.join("; ")
+}
+
 /// `h = x + w`, `y = Relu(h)`.
 fn model() -> Model {
     let weight = TensorProto {

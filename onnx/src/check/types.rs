@@ -87,7 +87,7 @@ impl Typing<'_> {
         // What no node gives is there from the beginning.
         for output in &body.output {
             let known = facts.get(&output.name).cloned();
-            if let Some(message) = known.and_then(|fact| contradiction(&fact, output)) {
+            if let Some((_, message)) = known.and_then(|fact| contradiction(&fact, output)) {
                 list.error(format!("{place}output `{}`", output.name), message);
             }
         }
@@ -95,9 +95,23 @@ impl Typing<'_> {
             self.node(node, facts, outputs, place, list);
             for (name, fact) in node.output.iter().zip(outputs) {
                 let infos = infos.get(name.as_str()).into_iter().flatten();
-                if let Some(message) = infos.filter_map(|i| contradiction(fact, i)).next() {
-                    let at = format!("{place}{}", label(node));
-                    list.error(at, format!("its output `{name}`: {message}"));
+                let told = infos.filter_map(|i| {
+                    let is_output = body.output.iter().any(|o| std::ptr::eq(o, *i));
+                    Some((is_output, contradiction(fact, i)?))
+                });
+                // What is said of an inner size is only a hint, to runtimes too, and often left over.
+                let (mut hints, mut wrong) = (Vec::new(), Vec::new());
+                for (is_output, (matter, message)) in told {
+                    match (is_output, matter) {
+                        (false, Matter::Sizes) => hints.push(message),
+                        _ => wrong.push(message),
+                    }
+                }
+                let at = || format!("{place}{}", label(node));
+                if let Some(message) = wrong.first() {
+                    list.error(at(), format!("its output `{name}`: {message}"));
+                } else if let Some(message) = hints.first() {
+                    list.note(at(), format!("its output `{name}`: {message}"));
                 }
             }
         })
@@ -311,14 +325,24 @@ fn refused(schema: &Schema, kind: &Type, element: Element) -> Option<String> {
     })
 }
 
+/// What a declaration is wrong about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matter {
+    /// The type of elements, or whether it is a tensor.
+    Type,
+    /// The number of dimensions or a size.
+    Sizes,
+}
+
 /// What the file says of a value that is never so.
-pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<String> {
+pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<(Matter, String)> {
     let said = info.r#type.as_ref()?;
     let Some(tensor) = &said.tensor_type else {
         let is_other =
             said.sequence_type.is_some() || said.map_type.is_some() || said.optional_type.is_some();
         let is_tensor = is_other && fact.element.is_some();
-        return is_tensor.then(|| "the file says that it is no tensor, and it is one".to_string());
+        let what = "the file says that it is no tensor, and it is one";
+        return is_tensor.then(|| (Matter::Type, what.to_string()));
     };
     let element = fact
         .element
@@ -328,9 +352,8 @@ pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<String> {
             Some(said) => said.to_string(),
             None => format!("of type number {}", tensor.elem_type),
         };
-        return Some(format!(
-            "the file says that it is {said}, and it is {element}"
-        ));
+        let what = format!("the file says that it is {said}, and it is {element}");
+        return Some((Matter::Type, what));
     }
     let said = declared_fact(info, &Unknowns::default()).shape?;
     let known = fact.shape.as_ref()?;
@@ -338,7 +361,8 @@ pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<String> {
     let is_other = said.len() != known.len() || pairs().any(|(a, b)| sizes::differ(a, b));
     is_other.then(|| {
         let (said, known) = (text_of(&said), text_of(known));
-        format!("the file says that its shape is {said}, and it is {known}")
+        let what = format!("the file says that its shape is {said}, and it is {known}");
+        (Matter::Sizes, what)
     })
 }
 
