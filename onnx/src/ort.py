@@ -1,10 +1,6 @@
 """Runs models in ONNX Runtime: outputs MODEL (IN.npz OUT.npz)..., or measure A B IN.npz."""
 
 import sys
-
-# The working folder, which `-c` puts there, may hold modules of these names.
-sys.path[:] = [folder for folder in sys.path if folder]
-
 import time
 
 import numpy as np

@@ -47,7 +47,11 @@ pub enum RuntimeError {
     Refused(String),
 }
 
-const SCRIPT: &str = include_str!("ort.py");
+/// The working folder, which `-c` puts on the path, may hold modules of the names that are imported.
+const SCRIPT: &str = concat!(
+    "import sys\nsys.path[:] = [folder for folder in sys.path if folder]\n",
+    include_str!("ort.py")
+);
 
 fn unasked(error: impl ToString) -> RuntimeError {
     RuntimeError::Unasked(error.to_string())

@@ -475,3 +475,5 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod witness_tests;
