@@ -18,11 +18,7 @@ impl Nodes<'_> {
             };
             let vector = std::mem::take(&mut node.output[0]);
             let row = self.fresh(&format!("{vector}.row"));
-            let origin = node
-                .name
-                .rsplit_once('#')
-                .map(|(origin, _)| origin.to_string());
-            self.begin(&origin.unwrap_or_default());
+            self.begin_beside(&node);
             node.input = rows;
             node.output[0].clone_from(&row);
             node.attribute = vec![int("axis", 1)];

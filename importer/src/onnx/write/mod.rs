@@ -12,6 +12,7 @@ mod losses;
 mod nodes;
 mod norms;
 mod products;
+mod rows;
 mod rules;
 mod scalar;
 mod scaled;

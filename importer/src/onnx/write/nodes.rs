@@ -29,9 +29,7 @@ pub(super) struct Nodes<'g> {
     pub(super) masks: BTreeMap<i64, String>,
     /// Scalars computed from shapes, by their expression.
     pub(super) sizes: BTreeMap<String, String>,
-    /// Columns of the results of `Gemm`.
-    pub(super) columns: BTreeMap<String, SymExpr>,
-    /// Shapes of inputs and of what was brought into another shape.
+    /// Shapes of values, as far as they are known.
     pub(super) shapes: BTreeMap<String, Vec<SymExpr>>,
     /// How often each container is read; a result is read once more.
     readers: BTreeMap<ContainerId, usize>,
@@ -55,7 +53,6 @@ impl<'g> Nodes<'g> {
             constants: Vec::new(),
             masks: BTreeMap::new(),
             sizes: BTreeMap::new(),
-            columns: BTreeMap::new(),
             shapes: BTreeMap::new(),
             readers: readers(graph),
             values: BTreeMap::new(),
@@ -82,6 +79,12 @@ impl<'g> Nodes<'g> {
         self.origin = origin.to_string();
     }
 
+    /// Nodes from here on come from what this one comes from.
+    pub(super) fn begin_beside(&mut self, node: &NodeProto) {
+        let origin = node.name.rsplit_once('#').map(|(origin, _)| origin);
+        self.begin(origin.unwrap_or_default());
+    }
+
     /// The name of a container's value.
     pub(super) fn value(&self, id: ContainerId) -> String {
         let own = || self.graph.container(id).name.clone();
@@ -104,6 +107,9 @@ impl<'g> Nodes<'g> {
 
     /// A value that stands for the container from here on.
     pub(super) fn assign(&mut self, id: ContainerId, value: String) {
+        let shape = self.graph.container(id).shape.clone();
+        let known = self.shapes.insert(value.clone(), shape.clone());
+        debug_assert!(known.is_none_or(|known| known == shape), "shape of {value}");
         self.values.insert(id, value);
     }
 
@@ -155,12 +161,8 @@ impl<'g> Nodes<'g> {
         n_outputs: usize,
         attribute: Vec<Attribute>,
     ) -> Vec<String> {
-        let list = NodeProto {
-            attribute: attribute.clone(),
-            ..NodeProto::default()
-        };
         let own = inputs.iter().map(ToString::to_string).collect();
-        let key = (op.to_string(), own, list.encode_to_vec());
+        let key = (op.to_string(), own, encoded(attribute.clone()));
         let is_random = op == "Dropout";
         if let Some(known) = self.computed.get(&key).filter(|_| !is_random)
             && known.len() >= n_outputs
@@ -173,6 +175,28 @@ impl<'g> Nodes<'g> {
         self.give(op, inputs, &outputs, attribute);
         self.computed.insert(key, names.clone());
         names
+    }
+
+    /// Appends a node that was written before.
+    pub(super) fn take_up(&mut self, node: NodeProto) {
+        for output in &node.output {
+            self.made.insert(output.clone(), self.list.len());
+        }
+        let key = (
+            node.op_type.clone(),
+            node.input.clone(),
+            encoded(node.attribute.clone()),
+        );
+        self.computed.insert(key, node.output.clone());
+        self.list.push(node);
+    }
+
+    /// Takes the list to write it anew, so that nothing is used again which is not there yet.
+    pub(super) fn take_list(&mut self) -> Vec<NodeProto> {
+        self.made.clear();
+        self.computed.clear();
+        self.sizes.clear();
+        std::mem::take(&mut self.list)
     }
 
     /// The position of the node that makes a value.
@@ -258,7 +282,7 @@ impl<'g> Nodes<'g> {
             ("Gemm", 2) => {
                 along.len() == 1
                     && shape.last() == along.first()
-                    && self.columns.get(&node.output[0]) == along.first()
+                    && self.shapes.get(&node.output[0]).and_then(|s| s.last()) == along.first()
             }
             ("Conv" | "ConvTranspose", 2) => {
                 shape.len() == along.len() + 1
@@ -272,7 +296,7 @@ impl<'g> Nodes<'g> {
         if let Some(maker) = self.maker(&name).filter(|m| m.op_type == "Reshape" && fits) {
             name = maker.input[0].clone();
         }
-        let rank = self.shape_of(&name)?;
+        let rank = self.rank(&name)?;
         if !fits || self.made.contains_key(&name) || rank != 1 {
             return None;
         }
@@ -282,11 +306,11 @@ impl<'g> Nodes<'g> {
         Some(value)
     }
 
-    /// The rank of an input or initializer.
-    fn shape_of(&self, name: &str) -> Option<usize> {
+    /// How many dimensions a value has, if that is known.
+    pub(super) fn rank(&self, name: &str) -> Option<usize> {
         let constant = self.constants.iter().find(|c| c.name == *name);
-        let input = || self.shapes.get(name).map(Vec::len);
-        constant.map(|c| c.dims.len()).or_else(input)
+        let shape = || self.shapes.get(name).map(Vec::len);
+        constant.map(|c| c.dims.len()).or_else(shape)
     }
 
     /// Gives the results their names: where nodes make them, the nodes' outputs are called so. Leaves
@@ -294,6 +318,7 @@ impl<'g> Nodes<'g> {
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {
         let values: Vec<&str> = results.iter().map(|(value, _)| value.as_str()).collect();
         self.drop_unread(&values);
+        self.keep_rows(&values);
         self.turn_operands();
         self.join_rows();
         self.drop_unread(&values);
@@ -380,6 +405,15 @@ impl<'g> Nodes<'g> {
             values.to_vec(),
         ))
     }
+}
+
+/// Attributes as a key to find them by.
+fn encoded(attribute: Vec<Attribute>) -> Vec<u8> {
+    let list = NodeProto {
+        attribute,
+        ..NodeProto::default()
+    };
+    list.encode_to_vec()
 }
 
 fn readers(graph: &Graph) -> BTreeMap<ContainerId, usize> {

@@ -118,7 +118,8 @@ impl Product {
             let (b, trans_b) = self.matrix(n, inputs, order[1], [&summed, right])?;
             let flags = vec![int("transA", trans_a.into()), int("transB", trans_b.into())];
             let product = n.node("Gemm", &[&a, &b], flags);
-            n.columns.insert(product.clone(), self.size(right));
+            let shape = vec![self.size(left), self.size(right)];
+            n.shapes.insert(product.clone(), shape);
             product
         } else {
             let a = self.stack(n, inputs, order[0], [&batch, left, &summed])?;

@@ -152,21 +152,25 @@ impl Nodes<'_> {
         if self.shapes.get(&from).is_some_and(|known| known == shape) {
             return Ok(from);
         }
-        let fixed = shape
-            .iter()
-            .filter(|size| size.as_const().is_some_and(|n| n > 0));
-        let operand = if fixed.count() + 1 == shape.len() {
-            let sizes = shape.iter().map(|size| match size.as_const() {
-                Some(n) if n > 0 => n,
-                _ => -1,
-            });
-            self.ints(&sizes.collect::<Vec<_>>())
-        } else {
-            self.shape(shape)?
-        };
-        let made = self.of2("Reshape", &from, &operand);
+        let (operand, attributes) = self.target(shape)?;
+        let made = self.node("Reshape", &[&from, &operand], attributes);
         self.shapes.insert(made.clone(), shape.to_vec());
         Ok(made)
+    }
+
+    /// The second operand of `Reshape` and its attributes for a shape.
+    pub(super) fn target(
+        &mut self,
+        shape: &[SymExpr],
+    ) -> Result<(String, Vec<super::nodes::Attribute>), Refusal> {
+        let sizes = shape.iter().map(|size| size.as_const().filter(|n| *n > 0));
+        let sizes: Vec<Option<i64>> = sizes.collect();
+        if sizes.iter().flatten().count() + 1 >= shape.len() {
+            let sizes: Vec<i64> = sizes.into_iter().map(|n| n.unwrap_or(-1)).collect();
+            return Ok((self.ints(&sizes), Vec::new()));
+        }
+        // A size of 0 is meant, not the operand's own size at that place.
+        Ok((self.shape(shape)?, vec![int("allowzero", 1)]))
     }
 
     /// The value of shape `from` under another shape, if it is another.

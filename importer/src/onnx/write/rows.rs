@@ -1,0 +1,384 @@
+//! Values of several dimensions, kept as the rows that matrix products give and take.
+//!
+//! Before: `y = Reshape(Gemm(…), [b, t, w])`, `z = Relu(y)`, `Gemm(Reshape(z, [b·t, w]), …)`. After:
+//! `Gemm(Relu(Gemm(…)), …)`. Exact: a reshaping moves nothing, and what is computed of single elements, or along
+//! the last dimension, is the same for rows. A runtime schedules each reshaping as a node. Only where fewer nodes
+//! are left than there were.
+
+use super::super::proto::NodeProto;
+use super::nodes::{Nodes, Refusal, type_number};
+use graph::{DType, SymExpr};
+use std::collections::BTreeMap;
+
+/// A value that is there as rows, too.
+#[derive(Clone)]
+struct Rows {
+    /// The value of two dimensions.
+    name: String,
+    /// The shape of the value itself: what counts the rows, then their width.
+    shape: Vec<SymExpr>,
+}
+
+impl Rows {
+    fn lead(&self) -> &[SymExpr] {
+        &self.shape[..self.shape.len() - 1]
+    }
+}
+
+/// Whether a shape of two dimensions is the rows of another one.
+fn are_rows(flat: &[SymExpr], shape: &[SymExpr]) -> bool {
+    let Some((width, lead)) = shape.split_last() else {
+        return false;
+    };
+    flat.len() == 2
+        && shape.len() > 2
+        && flat[1] == *width
+        && flat[0] == SymExpr::product(lead)
+        && flat.iter().all(|size| size.as_const() != Some(0))
+}
+
+/// What is known while the list is written anew.
+#[derive(Default)]
+struct Known {
+    rows: BTreeMap<String, Rows>,
+    /// Values that nobody has needed in their own shape yet.
+    waiting: BTreeMap<String, Rows>,
+    /// Values that are another one.
+    renamed: BTreeMap<String, String>,
+}
+
+/// How an operator sees its operands.
+enum Sight {
+    /// Element by element.
+    Elements,
+    /// Along the last dimension of its first operand.
+    Last,
+}
+
+impl Nodes<'_> {
+    /// Does so for the whole list; `results` are the values that the file gives.
+    pub(super) fn keep_rows(&mut self, results: &[&str]) {
+        let before = self.list.clone();
+        let mut known = Known::default();
+        let written = self.take_list().into_iter().try_for_each(|node| {
+            self.begin_beside(&node);
+            self.rewrite(node, results, &mut known)
+        });
+        let given = results
+            .iter()
+            .try_for_each(|value| self.need(value, &mut known));
+        self.drop_unread(results);
+        if written.and(given).is_err() || self.list.len() >= before.len() {
+            self.list = before;
+            self.find_makers();
+        }
+    }
+
+    /// Appends a node, on rows if it can be.
+    fn rewrite(
+        &mut self,
+        mut node: NodeProto,
+        results: &[&str],
+        known: &mut Known,
+    ) -> Result<(), Refusal> {
+        for input in &mut node.input {
+            if let Some(name) = known.renamed.get(input) {
+                input.clone_from(name);
+            }
+        }
+        if node.op_type == "Reshape" && self.reshape(&mut node, results, known) {
+            return Ok(());
+        }
+        if let Some((lead, widths)) = self.widths(&node, known) {
+            self.on_rows(node, &lead, widths, known);
+            return Ok(());
+        }
+        for input in &node.input {
+            self.need(input, known)?;
+        }
+        self.take_up(node);
+        Ok(())
+    }
+
+    /// Finds the rows in a reshaping, or reshapes rows instead of what they are rows of. Whether the node is
+    /// done with.
+    fn reshape(&mut self, node: &mut NodeProto, results: &[&str], known: &mut Known) -> bool {
+        let to = node.output[0].clone();
+        let Some(shape) = self.shapes.get(&to).cloned() else {
+            return false;
+        };
+        // Where 0 means the operand's own size, another operand is another shape.
+        let own_sizes = node.attribute.is_empty()
+            && self
+                .stored_ints(&node.input[1])
+                .is_none_or(|n| n.contains(&0));
+        if let Some(rows) = known.rows.get(&node.input[0]).filter(|_| !own_sizes) {
+            node.input[0].clone_from(&rows.name);
+        }
+        let from = node.input[0].clone();
+        let Some(of) = self.shapes.get(&from).cloned() else {
+            return false;
+        };
+        let is_result = results.contains(&to.as_str());
+        if of == shape && !is_result && !known.waiting.contains_key(&from) {
+            known.renamed.insert(to, from);
+            return true;
+        }
+        if are_rows(&of, &shape) {
+            let rows = Rows { name: from, shape };
+            known.rows.insert(to.clone(), rows.clone());
+            known.waiting.insert(to, rows);
+            return true;
+        }
+        if are_rows(&shape, &of) && !known.rows.contains_key(&from) {
+            let rows = Rows {
+                name: to,
+                shape: of,
+            };
+            known.rows.insert(from, rows);
+        }
+        false
+    }
+
+    /// What counts the rows of a node's operands, and how wide the rows of its results are; `None` if it has to
+    /// see its operands as they are.
+    fn widths(&self, node: &NodeProto, known: &Known) -> Option<(Vec<SymExpr>, Vec<SymExpr>)> {
+        let one = SymExpr::constant(1);
+        let rows = || node.input.iter().filter_map(|input| known.rows.get(input));
+        let lead = rows().next()?.lead();
+        let rank = lead.len() as i64 + 1;
+        match sight(&node.op_type)? {
+            Sight::Elements => {
+                let fits = |input: &String| match known.rows.get(input) {
+                    Some(rows) => rows.lead() == lead,
+                    None => input.is_empty() || self.rank(input).is_some_and(|rank| rank < 2),
+                };
+                let vectors = node.input.iter().filter_map(|input| self.vector(input));
+                let of_rows = rows().filter_map(|rows| rows.shape.last().cloned());
+                let wide = of_rows.chain(vectors).find(|width| *width != one);
+                let width = wide.unwrap_or(one);
+                let all = node.input.iter().all(fits);
+                all.then(|| (lead.to_vec(), vec![width; node.output.len()]))
+            }
+            Sight::Last => {
+                let first = known.rows.get(&node.input[0])?;
+                let width = first.shape.last()?.clone();
+                let last = |axis: i64| axis == rank - 1 || axis == -1;
+                let attribute = |name: &str| node.attribute.iter().find(|a| a.name == name)?.i;
+                let others = node.input[1..].iter();
+                if others.clone().any(|input| known.rows.contains_key(input)) {
+                    return None;
+                }
+                let mut widths = vec![one; node.output.len()];
+                if node.op_type.starts_with("Reduce") {
+                    let axes = self.stored_ints(node.input.get(1)?)?;
+                    let keeps = attribute("keepdims") == Some(1);
+                    (keeps && axes.len() == 1 && last(axes[0])).then_some(())?;
+                } else {
+                    last(attribute("axis")?).then_some(())?;
+                    widths[0] = width;
+                }
+                Some((first.lead().to_vec(), widths))
+            }
+        }
+    }
+
+    /// Appends a node that works on rows.
+    fn on_rows(
+        &mut self,
+        mut node: NodeProto,
+        lead: &[SymExpr],
+        widths: Vec<SymExpr>,
+        known: &mut Known,
+    ) {
+        for input in &mut node.input {
+            if let Some(rows) = known.rows.get(input) {
+                input.clone_from(&rows.name);
+            }
+        }
+        if let Some(axis) = node.attribute.iter_mut().find(|a| a.name == "axis") {
+            axis.i = Some(1);
+        }
+        if node.op_type.starts_with("Reduce") {
+            node.input[1] = self.ints(&[1]);
+        }
+        for (output, width) in node.output.iter_mut().zip(widths) {
+            let name = self.fresh(&format!("{output}.rows"));
+            let value = std::mem::replace(output, name.clone());
+            let flat = vec![SymExpr::product(lead), width.clone()];
+            self.shapes.insert(name.clone(), flat);
+            let shape: Vec<SymExpr> = lead.iter().cloned().chain([width]).collect();
+            self.shapes.insert(value.clone(), shape.clone());
+            let rows = Rows { name, shape };
+            known.rows.insert(value.clone(), rows.clone());
+            known.waiting.insert(value, rows);
+        }
+        self.take_up(node);
+    }
+
+    /// Gives a value its own shape, if it only waits as rows.
+    fn need(&mut self, value: &str, known: &mut Known) -> Result<(), Refusal> {
+        let Some(rows) = known.waiting.remove(value) else {
+            return Ok(());
+        };
+        let (operand, attributes) = self.target(&rows.shape)?;
+        self.give("Reshape", &[&rows.name, &operand], &[value], attributes);
+        Ok(())
+    }
+
+    /// The size of a value of one dimension.
+    fn vector(&self, value: &str) -> Option<SymExpr> {
+        let stored = self.constants.iter().find(|c| c.name == value);
+        let dims = stored.map(|c| c.dims.iter().map(|n| SymExpr::constant(*n)).collect());
+        let shape: Vec<SymExpr> = dims.or_else(|| self.shapes.get(value).cloned())?;
+        (shape.len() == 1).then(|| shape[0].clone())
+    }
+
+    /// A stored list of integers.
+    fn stored_ints(&self, name: &str) -> Option<Vec<i64>> {
+        let stored = self.constants.iter().find(|c| c.name == name)?;
+        let bytes = stored.raw_data.as_deref()?.chunks_exact(8);
+        let number = |n: &[u8]| n.try_into().ok().map(i64::from_le_bytes);
+        (stored.data_type == type_number(DType::I64)).then(|| bytes.map(number).collect())?
+    }
+}
+
+fn sight(op: &str) -> Option<Sight> {
+    Some(match op {
+        "Abs" | "Add" | "And" | "Cast" | "Ceil" | "Clip" | "Cos" | "Div" | "Dropout" | "Equal"
+        | "Erf" | "Exp" | "Floor" | "Greater" | "GreaterOrEqual" | "IsInf" | "IsNaN" | "Less"
+        | "LessOrEqual" | "Log" | "Max" | "Min" | "Mod" | "Mul" | "Neg" | "Not" | "Or" | "Pow"
+        | "Reciprocal" | "Relu" | "Round" | "Sigmoid" | "Sign" | "Sin" | "Sqrt" | "Sub"
+        | "Tanh" | "Where" => Sight::Elements,
+        "LayerNormalization" | "LogSoftmax" | "ReduceMax" | "ReduceMean" | "ReduceMin"
+        | "ReduceSum" | "Softmax" => Sight::Last,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nodes::int;
+    use super::super::trial::written;
+    use super::*;
+    use graph::Scalar;
+
+    fn sizes(sizes: &[i64]) -> Vec<SymExpr> {
+        sizes.iter().copied().map(SymExpr::constant).collect()
+    }
+
+    fn reshaped(n: &mut Nodes, value: &str, to: &[i64]) -> String {
+        n.reshaped(value, &sizes(to)).expect("is written")
+    }
+
+    /// A product of four rows, as two by two of them.
+    fn product(n: &mut Nodes, of: &str) -> String {
+        let made = n.node("Gemm", &[of, "b"], Vec::new());
+        n.shapes.insert(made.clone(), sizes(&[4, 4]));
+        reshaped(n, &made, &[2, 2, 4])
+    }
+
+    #[test]
+    fn what_is_computed_between_products_is_computed_of_their_rows() {
+        let lines = written(|n| {
+            let (x, y) = (product(n, "a"), product(n, "b"));
+            let sum = n.of2("Add", &x, &y);
+            let bent = n.node("Relu", &[&sum], Vec::new());
+            let axes = n.ints(&[2]);
+            let mean = n.node("ReduceMean", &[&bent, &axes], vec![int("keepdims", 1)]);
+            let centred = n.of2("Sub", &bent, &mean);
+            let normal = n.node("Softmax", &[&centred], vec![int("axis", 2)]);
+            let flat = reshaped(n, &normal, &[4, 4]);
+            vec![n.node("Gemm", &[&flat, "b"], Vec::new()), sum]
+        });
+        let made = [
+            "n.gemm = Gemm(a, b)",
+            "n.gemm_2 = Gemm(b, b)",
+            "n.add.rows = Add(n.gemm, n.gemm_2)",
+            "n.relu.rows = Relu(n.add.rows)",
+            "n.reducemean.rows = ReduceMean(n.relu.rows, [1]) keepdims 1",
+            "n.sub.rows = Sub(n.relu.rows, n.reducemean.rows)",
+            "n.softmax.rows = Softmax(n.sub.rows) axis 1",
+            "0 = Gemm(n.softmax.rows, b)",
+            // A result keeps its shape.
+            "1 = Reshape(n.add.rows, [2, 2, 4])",
+        ];
+        assert_eq!(lines, made);
+    }
+
+    #[test]
+    fn another_shape_is_made_of_the_rows() {
+        let lines = written(|n| {
+            let x = product(n, "a");
+            let bent = n.node("Relu", &[&x], Vec::new());
+            vec![reshaped(n, &bent, &[2, 2, 2, 2])]
+        });
+        let made = [
+            "n.gemm = Gemm(a, b)",
+            "n.relu.rows = Relu(n.gemm)",
+            "0 = Reshape(n.relu.rows, [2, 2, 2, 2])",
+        ];
+        assert_eq!(lines, made);
+    }
+
+    #[test]
+    fn what_sees_more_than_rows_sees_the_value() {
+        let stays = |lines: Vec<String>| {
+            assert!(lines.iter().all(|l| !l.contains("rows")), "{lines:?}");
+        };
+        // Along another dimension.
+        stays(written(|n| {
+            let x = product(n, "a");
+            let y = n.node("Softmax", &[&x], vec![int("axis", 1)]);
+            vec![reshaped(n, &y, &[4, 4])]
+        }));
+        // A sum that takes its dimension away.
+        stays(written(|n| {
+            let x = product(n, "a");
+            let axes = n.ints(&[2]);
+            vec![n.node("ReduceSum", &[&x, &axes], vec![int("keepdims", 0)])]
+        }));
+        // With an operand that stretches along what counts the rows.
+        stays(written(|n| {
+            let (x, y) = (product(n, "a"), reshaped(n, "b", &[2, 1, 8]));
+            let sum = n.of2("Add", &x, &y);
+            vec![reshaped(n, &sum, &[4, 8])]
+        }));
+        // Rows that are counted in another way.
+        stays(written(|n| {
+            let x = product(n, "a");
+            let y = n.node("Gemm", &["b", "b"], Vec::new());
+            n.shapes.insert(y.clone(), sizes(&[4, 4]));
+            let y = reshaped(n, &y, &[4, 1, 4]);
+            let sum = n.of2("Add", &x, &y);
+            vec![reshaped(n, &sum, &[8, 4])]
+        }));
+        // No node is saved: both products are results in their own shape.
+        stays(written(|n| {
+            let (x, y) = (product(n, "a"), product(n, "b"));
+            vec![n.of2("Add", &x, &y), x, y]
+        }));
+    }
+
+    #[test]
+    fn vectors_and_numbers_meet_rows_as_they_are() {
+        let lines = written(|n| {
+            let half = n.number(Scalar::Float(0.5), DType::F32);
+            let axes = n.ints(&[0]);
+            let vector = n.node("ReduceSum", &["b", &axes], vec![int("keepdims", 0)]);
+            n.shapes.insert(vector.clone(), sizes(&[4]));
+            let x = product(n, "a");
+            let x = n.of2("Sub", &x, &half);
+            let x = n.of2("Add", &x, &vector);
+            vec![reshaped(n, &x, &[4, 4])]
+        });
+        let made = [
+            "n.reducesum = ReduceSum(b, [0]) keepdims 0",
+            "n.gemm = Gemm(a, b)",
+            "n.sub.rows = Sub(n.gemm, 0.5)",
+            "n.add.rows = Add(n.sub.rows, n.reducesum)",
+            "0 = Reshape(n.add.rows, [4, 4])",
+        ];
+        assert_eq!(lines, made);
+    }
+}
