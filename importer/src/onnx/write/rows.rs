@@ -40,6 +40,8 @@ fn are_rows(flat: &[SymExpr], shape: &[SymExpr]) -> bool {
 /// What is known while the list is written anew.
 #[derive(Default)]
 struct Known {
+    /// Whether values that meet rows become rows, too; else the rows become values of several dimensions.
+    makes_rows: bool,
     rows: BTreeMap<String, Rows>,
     /// Values that nobody has needed in their own shape yet.
     waiting: BTreeMap<String, Rows>,
@@ -59,19 +61,32 @@ impl Nodes<'_> {
     /// Does so for the whole list; `results` are the values that the file gives.
     pub(super) fn keep_rows(&mut self, results: &[&str]) {
         let before = self.list.clone();
-        let mut known = Known::default();
-        let written = self.take_list().into_iter().try_for_each(|node| {
-            self.begin_beside(&node);
-            self.rewrite(node, results, &mut known)
-        });
-        let given = results
-            .iter()
-            .try_for_each(|value| self.need(value, &mut known));
-        self.drop_unread(results);
-        if written.and(given).is_err() || self.list.len() >= before.len() {
-            self.list = before;
-            self.find_makers();
+        let mut best = before.clone();
+        for makes_rows in [true, false] {
+            self.list.clone_from(&before);
+            let known = Known {
+                makes_rows,
+                ..Known::default()
+            };
+            if self.rewritten(results, known).is_ok() && self.list.len() < best.len() {
+                best.clone_from(&self.list);
+            }
         }
+        self.list = best;
+        self.find_makers();
+    }
+
+    /// Writes the list anew.
+    fn rewritten(&mut self, results: &[&str], mut known: Known) -> Result<(), Refusal> {
+        for node in self.take_list() {
+            self.begin_beside(&node);
+            self.rewrite(node, results, &mut known)?;
+        }
+        for value in results {
+            self.need(value, &mut known)?;
+        }
+        self.drop_unread(results);
+        Ok(())
     }
 
     /// Appends a node, on rows if it can be.
@@ -90,8 +105,7 @@ impl Nodes<'_> {
             return Ok(());
         }
         if let Some((lead, widths)) = self.widths(&node, known) {
-            self.on_rows(node, &lead, widths, known);
-            return Ok(());
+            return self.on_rows(node, &lead, widths, known);
         }
         for input in &node.input {
             self.need(input, known)?;
@@ -144,21 +158,31 @@ impl Nodes<'_> {
     /// see its operands as they are.
     fn widths(&self, node: &NodeProto, known: &Known) -> Option<(Vec<SymExpr>, Vec<SymExpr>)> {
         let one = SymExpr::constant(1);
-        let rows = || node.input.iter().filter_map(|input| known.rows.get(input));
-        let lead = rows().next()?.lead();
+        let lead = node
+            .input
+            .iter()
+            .find_map(|input| known.rows.get(input))?
+            .lead();
         let rank = lead.len() as i64 + 1;
         match sight(&node.op_type)? {
             Sight::Elements => {
-                let fits = |input: &String| match known.rows.get(input) {
-                    Some(rows) => rows.lead() == lead,
-                    None => input.is_empty() || self.rank(input).is_some_and(|rank| rank < 2),
+                // The width of an operand; `None` for one that is not rows.
+                let width = |input: &String| -> Option<SymExpr> {
+                    match known.rows.get(input) {
+                        Some(rows) => rows.shape.last().filter(|_| rows.lead() == lead).cloned(),
+                        None if input.is_empty() || self.rank(input) == Some(0) => {
+                            Some(one.clone())
+                        }
+                        None => self.vector(input).or_else(|| {
+                            let could = self.could_be_rows(input, lead, known);
+                            self.shapes.get(input)?.last().filter(|_| could).cloned()
+                        }),
+                    }
                 };
-                let vectors = node.input.iter().filter_map(|input| self.vector(input));
-                let of_rows = rows().filter_map(|rows| rows.shape.last().cloned());
-                let wide = of_rows.chain(vectors).find(|width| *width != one);
+                let widths: Vec<SymExpr> = node.input.iter().map(width).collect::<Option<_>>()?;
+                let wide = widths.into_iter().find(|width| *width != one);
                 let width = wide.unwrap_or(one);
-                let all = node.input.iter().all(fits);
-                all.then(|| (lead.to_vec(), vec![width; node.output.len()]))
+                Some((lead.to_vec(), vec![width; node.output.len()]))
             }
             Sight::Last => {
                 let first = known.rows.get(&node.input[0])?;
@@ -183,6 +207,14 @@ impl Nodes<'_> {
         }
     }
 
+    /// Whether a value that is there in its own shape has rows that are counted so.
+    fn could_be_rows(&self, value: &str, lead: &[SymExpr], known: &Known) -> bool {
+        let shape = self.shapes.get(value).and_then(|shape| shape.split_last());
+        let has_some = |size: &SymExpr| size.as_const() != Some(0);
+        let fits = shape.is_some_and(|(width, own)| own == lead && has_some(width));
+        fits && known.makes_rows && lead.len() > 1 && lead.iter().all(has_some)
+    }
+
     /// Appends a node that works on rows.
     fn on_rows(
         &mut self,
@@ -190,8 +222,14 @@ impl Nodes<'_> {
         lead: &[SymExpr],
         widths: Vec<SymExpr>,
         known: &mut Known,
-    ) {
+    ) -> Result<(), Refusal> {
+        let flat = |width: &SymExpr| vec![SymExpr::product(lead), width.clone()];
         for input in &mut node.input {
+            if !known.rows.contains_key(input) && self.could_be_rows(input, lead, known) {
+                let shape = self.shapes[input.as_str()].clone();
+                let name = self.reshaped(input, &flat(&shape[lead.len()]))?;
+                known.rows.insert(input.clone(), Rows { name, shape });
+            }
             if let Some(rows) = known.rows.get(input) {
                 input.clone_from(&rows.name);
             }
@@ -205,8 +243,7 @@ impl Nodes<'_> {
         for (output, width) in node.output.iter_mut().zip(widths) {
             let name = self.fresh(&format!("{output}.rows"));
             let value = std::mem::replace(output, name.clone());
-            let flat = vec![SymExpr::product(lead), width.clone()];
-            self.shapes.insert(name.clone(), flat);
+            self.shapes.insert(name.clone(), flat(&width));
             let shape: Vec<SymExpr> = lead.iter().cloned().chain([width]).collect();
             self.shapes.insert(value.clone(), shape.clone());
             let rows = Rows { name, shape };
@@ -214,6 +251,7 @@ impl Nodes<'_> {
             known.waiting.insert(value, rows);
         }
         self.take_up(node);
+        Ok(())
     }
 
     /// Gives a value its own shape, if it only waits as rows.
@@ -358,6 +396,32 @@ mod tests {
             let (x, y) = (product(n, "a"), product(n, "b"));
             vec![n.of2("Add", &x, &y), x, y]
         }));
+    }
+
+    #[test]
+    fn a_value_that_meets_rows_becomes_rows() {
+        let lines = written(|n| {
+            let (x, y) = (product(n, "a"), reshaped(n, "c", &[2, 32, 4]));
+            let y = n.node("ReduceMax", &[&y], vec![int("keepdims", 1)]);
+            n.shapes.insert(y.clone(), sizes(&[2, 2, 4]));
+            let mean = n.ints(&[2]);
+            let mean = n.node("ReduceMean", &[&x, &mean], vec![int("keepdims", 1)]);
+            let (x, y) = (n.of2("Add", &x, &y), n.of2("Mul", &mean, &y));
+            let [x, y] = [x, y].map(|v| reshaped(n, &v, &[4, 4]));
+            vec![n.node("Gemm", &[&x, &y], Vec::new())]
+        });
+        let made = [
+            "n.gemm = Gemm(a, b)",
+            "n.reshape_2 = Reshape(c, [2, 32, 4])",
+            "n.reducemax = ReduceMax(n.reshape_2) keepdims 1",
+            "n.reducemean.rows = ReduceMean(n.gemm, [1]) keepdims 1",
+            "n.reshape_5 = Reshape(n.reducemax, [4, 4])",
+            "n.add.rows = Add(n.gemm, n.reshape_5)",
+            // As wide as the wider one.
+            "n.mul.rows = Mul(n.reducemean.rows, n.reshape_5)",
+            "0 = Gemm(n.add.rows, n.mul.rows)",
+        ];
+        assert_eq!(lines, made);
     }
 
     #[test]

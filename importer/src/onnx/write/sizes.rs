@@ -12,9 +12,14 @@ impl Nodes<'_> {
         }
         let mut parts = Vec::new();
         for size in sizes {
-            parts.push(match size.as_const() {
-                Some(n) => self.ints(&[n]),
-                None => {
+            parts.push(match (size.as_const(), size.as_symbol()) {
+                (Some(n), _) => self.ints(&[n]),
+                (_, Some(symbol)) => {
+                    let (input, axis) = self.holder(symbol)?;
+                    let only = vec![int("start", axis), int("end", axis + 1)];
+                    self.node("Shape", &[&input], only)
+                }
+                _ => {
                     let scalar = self.size(size)?;
                     let one = self.ints(&[1]);
                     self.node("Reshape", &[&scalar, &one], Vec::new())
@@ -22,7 +27,10 @@ impl Nodes<'_> {
             });
         }
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        Ok(self.node("Concat", &parts, vec![int("axis", 0)]))
+        Ok(match parts.as_slice() {
+            [one] => one.to_string(),
+            parts => self.node("Concat", parts, vec![int("axis", 0)]),
+        })
     }
 
     /// One size as an i64 without dimensions.
@@ -75,16 +83,20 @@ impl Nodes<'_> {
         }
     }
 
-    /// A dynamic size, from the first input that has it as a dimension.
+    /// A dynamic size, without dimensions.
     fn symbol(&mut self, symbol: &Symbol) -> Result<String, Refusal> {
-        let graph = self.graph;
-        for id in &graph.inputs {
-            let shape = &graph.container(*id).shape;
+        let (input, axis) = self.holder(symbol)?;
+        let shape = self.node("Shape", &[&input], Vec::new());
+        let axis = self.number(Scalar::Int(axis), DType::I64);
+        Ok(self.node("Gather", &[&shape, &axis], vec![int("axis", 0)]))
+    }
+
+    /// The first input that has a dynamic size as a dimension, and which one.
+    fn holder(&self, symbol: &Symbol) -> Result<(String, i64), Refusal> {
+        for id in &self.graph.inputs {
+            let shape = &self.graph.container(*id).shape;
             if let Some(axis) = shape.iter().position(|s| s.as_symbol() == Some(symbol)) {
-                let input = self.value(*id);
-                let shape = self.node("Shape", &[&input], Vec::new());
-                let axis = self.number(Scalar::Int(axis as i64), DType::I64);
-                return Ok(self.node("Gather", &[&shape, &axis], vec![int("axis", 0)]));
+                return Ok((self.value(*id), axis as i64));
             }
         }
         Err(Refusal(format!(
