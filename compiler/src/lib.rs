@@ -13,6 +13,7 @@ pub mod report;
 pub mod torch;
 pub mod training_graph;
 pub mod training_proof;
+mod update_groups;
 
 pub use error::CompileError;
 pub use executable::Executable;

@@ -6,6 +6,7 @@
 use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
 use crate::functions::merge_functions;
+use crate::update_groups::update_groups;
 use autodiff::Request;
 use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
@@ -386,26 +387,16 @@ impl Made {
             true => Some(self.input("step", DType::F32, &[])?),
             false => None,
         };
-        let all = wrt.iter().copied().zip(gradients.iter().copied());
-        let is_vector = |(p, _): &(ContainerId, ContainerId)| matches!(self.graph.container(*p).shape.as_slice(), [n] if n.as_const().is_some());
-        let (mut vectors, others): (Vec<_>, Vec<_>) = all.partition(is_vector);
-        let mut groups: Vec<Vec<_>> = others.into_iter().map(|one| vec![one]).collect();
-        while let Some(first) = vectors.first() {
-            let dtype = self.graph.container(first.0).dtype;
-            let same =
-                |(p, _): &(ContainerId, ContainerId)| self.graph.container(*p).dtype == dtype;
-            let (group, rest): (Vec<_>, Vec<_>) = vectors.iter().copied().partition(same);
-            vectors = rest;
-            groups.push(group);
-        }
-        for group in groups {
+        let arrays = wrt.iter().map(|p| self.graph.container(*p));
+        let arrays: Vec<_> = arrays.map(|c| (c.dtype, c.shape.clone())).collect();
+        for group in update_groups(&arrays, is_adam) {
+            let group: Vec<_> = group.iter().map(|at| (wrt[*at], gradients[*at])).collect();
             self.update_together(optimizer, (rate, step), &group, outputs)?;
         }
         Ok(())
     }
 
-    /// Updates of parameters of one type: of several vectors as one, since each would be many small
-    /// operators.
+    /// Updates of parameters of one group of [`update_groups`], as one array.
     fn update_together(
         &mut self,
         optimizer: Optimizer,

@@ -1,4 +1,4 @@
-//! Constant factors of matrix products, as an attribute of the product instead of a pass over it.
+//! Constant factors of matrix products, joined ones too, as an attribute of the product instead of a pass over it.
 //!
 //! Before: `g = Gemm(a, b)`, `h = Mul(0.1, g)`, as the running mean of an optimizer wants it. After:
 //! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: a pass less for those who
@@ -23,14 +23,16 @@ impl Nodes<'_> {
             };
             let once = |name: &str| reads.get(name) == Some(&1);
             let inner = |name: &str| once(name) && !results.contains(&name);
-            let Some((product, last)) = self.product_of(&value, &inner).filter(|_| once(&value))
-            else {
+            let made = self.position(&value).filter(|_| once(&value));
+            let products = made.and_then(|last| Some((self.products_of(last, &inner)?, last)));
+            let Some((products, last)) = products else {
                 continue;
             };
             let scaled = std::mem::take(&mut self.list[at].output[0]);
-            self.list[product]
-                .attribute
-                .push(float("alpha", f64::from(factor)));
+            for product in products {
+                let alpha = float("alpha", f64::from(factor));
+                self.list[product].attribute.push(alpha);
+            }
             self.list[last].output[0].clone_from(&scaled);
             if !results.contains(&value.as_str()) {
                 unread.push(at);
@@ -68,17 +70,27 @@ impl Nodes<'_> {
         (node.op_type == "Mul" && usable).then(|| (value.clone(), factor))
     }
 
-    /// The product that a value is, perhaps in other order, by position, and the node that gives the value.
-    fn product_of(&self, value: &str, inner: &dyn Fn(&str) -> bool) -> Option<(usize, usize)> {
-        let last = self.position(value)?;
-        let mut at = last;
-        while matches!(self.list[at].op_type.as_str(), "Transpose" | "Reshape") {
-            let from = &self.list[at].input[0];
-            at = self.position(from).filter(|_| inner(from))?;
+    /// The products that what a node gives consists of, perhaps in other order or joined.
+    fn products_of(&self, last: usize, inner: &dyn Fn(&str) -> bool) -> Option<Vec<usize>> {
+        let (mut open, mut products) = (vec![last], Vec::new());
+        while let Some(at) = open.pop() {
+            let node = &self.list[at];
+            let n_moved = match node.op_type.as_str() {
+                "Transpose" | "Reshape" => 1,
+                "Concat" => node.input.len(),
+                "Gemm" => {
+                    let has_factor = node.attribute.iter().any(|a| a.name == "alpha");
+                    (node.input.len() == 2 && !has_factor).then_some(())?;
+                    products.push(at);
+                    continue;
+                }
+                _ => return None,
+            };
+            for from in &node.input[..n_moved] {
+                open.push(self.position(from).filter(|_| inner(from))?);
+            }
         }
-        let node = &self.list[at];
-        let plain = node.input.len() == 2 && node.attribute.iter().all(|a| a.name != "alpha");
-        (node.op_type == "Gemm" && plain).then_some((at, last))
+        Some(products)
     }
 }
 
@@ -90,6 +102,7 @@ fn number(tensor: &TensorProto) -> Option<f32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nodes::int;
     use super::super::trial::written;
     use super::*;
 
@@ -130,6 +143,25 @@ mod tests {
         });
         let alpha = "n.gemm = Gemm(a, b) alpha 0.25";
         assert_eq!(lines, [alpha, "0 = Transpose(n.gemm)"]);
+    }
+
+    #[test]
+    fn each_of_joined_products_takes_the_factor() {
+        let joined = |n: &mut Nodes, of: &str| {
+            let (g, h) = (product(n), n.node("Gemm", &["b", of], Vec::new()));
+            let both = n.node("Concat", &[&g, &h], vec![int("axis", 0)]);
+            vec![times(n, 0.25, &both), h]
+        };
+        let lines = written(|n| joined(n, "a")[..1].to_vec());
+        let made = [
+            "n.gemm = Gemm(a, b) alpha 0.25",
+            "n.gemm_2 = Gemm(b, a) alpha 0.25",
+            "0 = Concat(n.gemm, n.gemm_2) axis 0",
+        ];
+        assert_eq!(lines, made);
+        // One of them is a result.
+        let lines = written(|n| joined(n, "a"));
+        assert!(lines.iter().all(|l| !l.contains("alpha")), "{lines:?}");
     }
 
     #[test]
