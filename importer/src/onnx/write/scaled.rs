@@ -77,7 +77,8 @@ impl Nodes<'_> {
             let node = &self.list[at];
             let n_moved = match node.op_type.as_str() {
                 "Transpose" | "Reshape" => 1,
-                "Concat" => node.input.len(),
+                // Deeper ones stay as they are: runtimes move the transposes of what they join otherwise.
+                "Concat" if at == last => node.input.len(),
                 "Gemm" => {
                     let has_factor = node.attribute.iter().any(|a| a.name == "alpha");
                     (node.input.len() == 2 && !has_factor).then_some(())?;
