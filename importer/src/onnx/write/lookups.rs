@@ -17,6 +17,31 @@ impl Nodes<'_> {
         Ok(self.of2("Expand", &zero, &shape))
     }
 
+    /// Indices as they were before negative ones were counted from the end: the standard's lookups count
+    /// them so themselves. `size` is that of the dimension.
+    fn uncounted(&mut self, index: &str, size: &SymExpr) -> Result<String, Refusal> {
+        let Some([is_low, counted, own]) = self.operands(index, "Where") else {
+            return Ok(index.to_string());
+        };
+        let below = self.operands(&is_low, "Less");
+        let below =
+            below.is_some_and(|[i, zero]| i == own && self.stored_ints(&zero) == Some(vec![0]));
+        let size = self.size(size)?;
+        let moved = self.operands(&counted, "Add");
+        let moved = moved.is_some_and(|[i, n]| i == own && n == size);
+        Ok(if below && moved {
+            own
+        } else {
+            index.to_string()
+        })
+    }
+
+    /// The operands of the node that makes a value, if it is of that operator and has so many.
+    fn operands<const N: usize>(&self, value: &str, op: &str) -> Option<[String; N]> {
+        let node = self.maker(value).filter(|node| node.op_type == op)?;
+        node.input.clone().try_into().ok()
+    }
+
     /// The value with its dimensions in another order.
     fn ordered(&mut self, value: String, order: &[i64]) -> String {
         if order.iter().enumerate().all(|(d, o)| d as i64 == *o) {
@@ -24,6 +49,15 @@ impl Nodes<'_> {
         }
         self.node("Transpose", &[&value], vec![int_list("perm", order)])
     }
+}
+
+pub(super) fn gather(n: &mut Nodes, c: &Call) -> Written {
+    let axis = c.int("axis")?;
+    let (x, index) = (n.input(c, 0)?, n.input(c, 1)?);
+    let index = n.uncounted(&index, &c.input(0)?.shape[axis as usize])?;
+    let value = n.node("Gather", &[&x, &index], vec![int("axis", axis)]);
+    n.output(c, 0, value);
+    Ok(())
 }
 
 /// Rows of dy are added where they were looked up; the axis of the lookup is the first meanwhile.
@@ -54,6 +88,7 @@ pub(super) fn gather_gradient(n: &mut Nodes, c: &Call) -> Written {
         .chain(row.iter().cloned())
         .collect();
     let updates = n.reshaped(&updates, &flat)?;
+    let index_name = n.uncounted(&index_name, &c.sizes("size")?[0])?;
     let rows = n.reshaped(&index_name, &[count, SymExpr::constant(1)])?;
     let rows = n.cast(rows, index.dtype, DType::I64);
     let size: Vec<SymExpr> = c
@@ -135,4 +170,42 @@ pub(super) fn one_hot(n: &mut Nodes, c: &Call) -> Written {
     let hot = n.cast(hot, DType::Bool, c.dtype("dtype")?);
     n.output(c, 0, hot);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::written;
+    use super::*;
+
+    /// What is looked up where negative indices `a` are counted from the end of `n` rows, those below `low`.
+    fn looked_up(low: i64, rows: i64, own: &str) -> Vec<String> {
+        written(|n| {
+            let number = |n: &mut Nodes, i: i64| n.number(Scalar::Int(i), DType::I64);
+            let (low, rows) = (number(n, low), number(n, rows));
+            let below = n.of2("Less", "a", &low);
+            let counted = n.of2("Add", "a", &rows);
+            let index = n.node("Where", &[&below, &counted, own], Vec::new());
+            let index = n
+                .uncounted(&index, &SymExpr::constant(9))
+                .expect("is written");
+            vec![n.of2("Gather", "b", &index)]
+        })
+    }
+
+    #[test]
+    fn lookups_count_negative_indices_themselves() {
+        assert_eq!(looked_up(0, 9, "a"), ["0 = Gather(b, a)"]);
+        for others in [
+            looked_up(1, 9, "a"),
+            looked_up(0, 8, "a"),
+            looked_up(0, 9, "b"),
+        ] {
+            assert_eq!(others.len(), 4, "{others:?}");
+        }
+        let plain = written(|n| {
+            let index = n.uncounted("a", &SymExpr::constant(9)).expect("is written");
+            vec![n.of2("Gather", "b", &index)]
+        });
+        assert_eq!(plain, ["0 = Gather(b, a)"]);
+    }
 }

@@ -313,6 +313,14 @@ impl<'g> Nodes<'g> {
         constant.map(|c| c.dims.len()).or_else(shape)
     }
 
+    /// A stored integer or list of them.
+    pub(super) fn stored_ints(&self, name: &str) -> Option<Vec<i64>> {
+        let stored = self.constants.iter().find(|c| c.name == name)?;
+        let bytes = stored.raw_data.as_deref()?.chunks_exact(8);
+        let number = |n: &[u8]| n.try_into().ok().map(i64::from_le_bytes);
+        (stored.data_type == type_number(DType::I64)).then(|| bytes.map(number).collect())?
+    }
+
     /// Gives the results their names: where nodes make them, the nodes' outputs are called so. Leaves
     /// out what no result needs.
     pub(super) fn finish(&mut self, results: &[(String, &str)]) {

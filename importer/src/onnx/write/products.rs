@@ -1,5 +1,6 @@
 //! Products of two arrays: einsum as matrix products.
 
+use super::super::proto::NodeProto;
 use super::nodes::{Nodes, Refusal, int, int_list, text};
 use super::rules::Written;
 use graph::SymExpr;
@@ -22,6 +23,33 @@ pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
     };
     n.output(c, 0, value);
     Ok(())
+}
+
+impl Nodes<'_> {
+    /// Two values whose product has along its last dimension the sums that `dy·y` has, and fewer elements.
+    ///
+    /// Where `o = y·v` and `dy = do·vᵀ`, `Σ_s dy·y = Σ_s Σ_d do_d·v_sd·y_s = Σ_d do_d·o_d`: what the gradient of a
+    /// softmax needs of attention's scores, of the width of a head instead of the length of the text (Dao et
+    /// al., arXiv 2205.14135, section B.2).
+    pub(super) fn same_row_sums(&self, dy: &str, y: &str) -> Option<(String, String)> {
+        let product = self.maker(dy).filter(|n| n.op_type == "MatMul")?;
+        let (upper, turned) = (&product.input[0], self.maker(&product.input[1])?);
+        let order = turned.attribute.iter().find(|a| a.name == "perm")?;
+        let n = order.ints.len() as i64;
+        let swapped = (0..n - 2).chain([n - 1, n - 2]);
+        if turned.op_type != "Transpose" || n < 3 || !order.ints.iter().copied().eq(swapped) {
+            return None;
+        }
+        let values = &turned.input[0];
+        let last = |value: &str| self.shapes.get(value)?.last()?.as_const();
+        // Unless it is known to be as long, the text is longer than a head is wide.
+        if last(values).is_none() || last(y).is_some_and(|length| last(values) >= Some(length)) {
+            return None;
+        }
+        let own = |node: &&NodeProto| node.op_type == "MatMul" && node.input == [y, values];
+        let made = self.list.iter().find(own)?;
+        Some((upper.clone(), made.output[0].clone()))
+    }
 }
 
 /// One of the two operands.
@@ -199,4 +227,37 @@ fn transposed(n: &mut Nodes, value: String, from: &[char], to: &[char]) -> Strin
         return value;
     }
     n.node("Transpose", &[&value], vec![int_list("perm", &order)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::written;
+    use super::*;
+
+    /// What is multiplied for the sums of `dy·y`, where `o = y·v` and `dy = do·vᵀ`: y is `a`, v is `b`, `c` is do.
+    fn factors(order: &[i64], width: i64, length: i64) -> String {
+        let lines = written(|n| {
+            for (value, last) in [("a", length), ("b", width), ("c", width)] {
+                let shape = [2, 3, last].map(SymExpr::constant);
+                n.shapes.insert(value.into(), shape.to_vec());
+            }
+            let o = n.of2("MatMul", "a", "b");
+            let turned = n.node("Transpose", &["b"], vec![int_list("perm", order)]);
+            let dy = n.of2("MatMul", "c", &turned);
+            let (left, right) = n.same_row_sums(&dy, "a").unwrap_or((dy, "a".into()));
+            vec![o, n.of2("Mul", &left, &right)]
+        });
+        lines[lines.len() - 1].clone()
+    }
+
+    #[test]
+    fn sums_of_scores_are_sums_of_what_they_weigh() {
+        assert_eq!(factors(&[0, 2, 1], 8, 64), "1 = Mul(c, 0)");
+        // Of as many elements, or more.
+        let whole = "1 = Mul(n.matmul_2, a)";
+        assert_eq!(factors(&[0, 2, 1], 64, 64), whole);
+        assert_eq!(factors(&[0, 2, 1], 64, 8), whole);
+        // Not what was weighed, turned.
+        assert_eq!(factors(&[2, 1, 0], 8, 64), whole);
+    }
 }

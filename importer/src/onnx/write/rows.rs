@@ -6,8 +6,8 @@
 //! are left than there were.
 
 use super::super::proto::NodeProto;
-use super::nodes::{Nodes, Refusal, type_number};
-use graph::{DType, SymExpr};
+use super::nodes::{Nodes, Refusal};
+use graph::SymExpr;
 use std::collections::BTreeMap;
 
 /// A value that is there as rows, too.
@@ -271,14 +271,6 @@ impl Nodes<'_> {
         let shape: Vec<SymExpr> = dims.or_else(|| self.shapes.get(value).cloned())?;
         (shape.len() == 1).then(|| shape[0].clone())
     }
-
-    /// A stored list of integers.
-    fn stored_ints(&self, name: &str) -> Option<Vec<i64>> {
-        let stored = self.constants.iter().find(|c| c.name == name)?;
-        let bytes = stored.raw_data.as_deref()?.chunks_exact(8);
-        let number = |n: &[u8]| n.try_into().ok().map(i64::from_le_bytes);
-        (stored.data_type == type_number(DType::I64)).then(|| bytes.map(number).collect())?
-    }
 }
 
 fn sight(op: &str) -> Option<Sight> {
@@ -299,7 +291,7 @@ mod tests {
     use super::super::nodes::int;
     use super::super::trial::written;
     use super::*;
-    use graph::Scalar;
+    use graph::{DType, Scalar};
 
     fn sizes(sizes: &[i64]) -> Vec<SymExpr> {
         sizes.iter().copied().map(SymExpr::constant).collect()

@@ -84,10 +84,7 @@ const RULES: &[(&str, Rule)] = &[
     ("nll_loss", losses::class_loss),
     ("cross_entropy_gradient", losses::class_loss_gradient),
     ("nll_loss_gradient", losses::class_loss_gradient),
-    ("gather", |n, c| {
-        let axis = int("axis", c.int("axis")?);
-        n.apply(c, "Gather", vec![axis])
-    }),
+    ("gather", lookups::gather),
     ("gather_gradient", lookups::gather_gradient),
     ("gather_elements", |n, c| {
         let axis = int("axis", c.int("axis")?);
@@ -444,7 +441,8 @@ fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
         let part = n.of2("Mul", &p, &sum);
         n.of2("Sub", &dy, &part)
     } else {
-        let product = n.of2("Mul", &dy, &y);
+        let (a, b) = n.same_row_sums(&dy, &y).unwrap_or((dy.clone(), y.clone()));
+        let product = n.of2("Mul", &a, &b);
         let sum = n.reduced("ReduceSum", &product, &axis, true);
         let centered = n.of2("Sub", &dy, &sum);
         n.of2("Mul", &centered, &y)

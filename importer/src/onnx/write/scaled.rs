@@ -2,7 +2,8 @@
 //!
 //! Before: `g = Gemm(a, b)`, `h = Mul(0.1, g)`, as the running mean of an optimizer wants it. After:
 //! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: a pass less for those who
-//! do not ask for it, and none more for others. Single precision only, which is that of attributes.
+//! do not ask for it, and none more for others. Single precision only, which is that of attributes. Where rows are
+//! added into zeros, as in the gradient of a lookup, the rows are scaled instead of the whole table.
 
 use super::super::proto::{NodeProto, TensorProto};
 use super::nodes::{Nodes, float};
@@ -26,6 +27,9 @@ impl Nodes<'_> {
             let made = self.position(&value).filter(|_| once(&value));
             let products = made.and_then(|last| Some((self.products_of(last, &inner)?, last)));
             let Some((products, last)) = products else {
+                if let Some(sum) = self.scattered(&value).filter(|_| inner(&value)) {
+                    self.scale_before(at, sum);
+                }
                 continue;
             };
             let scaled = std::mem::take(&mut self.list[at].output[0]);
@@ -47,6 +51,40 @@ impl Nodes<'_> {
         for at in unread.into_iter().rev() {
             self.list.remove(at);
         }
+    }
+
+    /// The position of the node that makes a value by adding into zeros.
+    fn scattered(&self, value: &str) -> Option<usize> {
+        let at = self.position(value)?;
+        let node = &self.list[at];
+        let adds = node
+            .attribute
+            .iter()
+            .any(|a| a.s.as_deref() == Some(b"add"));
+        let into = self
+            .maker(&node.input[0])
+            .filter(|n| n.op_type == "Expand")?;
+        let stored = self.constants.iter().find(|c| c.name == into.input[0]);
+        let is_zero = stored.and_then(number) == Some(0.0);
+        (node.op_type == "ScatterND" && adds && is_zero).then_some(at)
+    }
+
+    /// Multiplies what is added instead of the sum: the two nodes change places, and nothing between them reads
+    /// the sum.
+    fn scale_before(&mut self, scaling: usize, sum: usize) {
+        let added = self.list[sum].input[2].clone();
+        let name = self.fresh(&format!("{added}.scaled"));
+        let unscaled = self.list[sum].output[0].clone();
+        let scaled = std::mem::replace(&mut self.list[scaling].output[0], name.clone());
+        for input in &mut self.list[scaling].input {
+            if *input == unscaled {
+                input.clone_from(&added);
+            }
+        }
+        self.list[sum].input[2] = name;
+        self.list[sum].output[0] = scaled;
+        self.list.swap(scaling, sum);
+        self.find_makers();
     }
 
     /// What a node multiplies with a stored number, and the number.
@@ -103,7 +141,7 @@ fn number(tensor: &TensorProto) -> Option<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::nodes::int;
+    use super::super::nodes::{int, text};
     use super::super::trial::written;
     use super::*;
 
@@ -163,6 +201,35 @@ mod tests {
         // One of them is a result.
         let lines = written(|n| joined(n, "a"));
         assert!(lines.iter().all(|l| !l.contains("alpha")), "{lines:?}");
+    }
+
+    #[test]
+    fn rows_are_scaled_before_they_are_added_into_zeros() {
+        let scattered = |n: &mut Nodes, into: f64| {
+            let zero = n.number(Scalar::Float(into), DType::F32);
+            let shape = n.ints(&[9, 4]);
+            let (zeros, rows) = (n.of2("Expand", &zero, &shape), n.ints(&[0, 0, 3, 4]));
+            let sum = n.node(
+                "ScatterND",
+                &[&zeros, &rows, "a"],
+                vec![text("reduction", "add")],
+            );
+            (times(n, 0.25, &sum), sum)
+        };
+        let lines = written(|n| vec![scattered(n, 0.0).0]);
+        let made = [
+            "n.expand = Expand(0, [9, 4])",
+            "a.scaled = Mul(0.25, a)",
+            "0 = ScatterND(n.expand, [0, 0, 3, 4], a.scaled) reduction []",
+        ];
+        assert_eq!(lines, made);
+        let stays = |lines: Vec<String>| assert!(lines[2].starts_with("0 = Mul"), "{lines:?}");
+        stays(written(|n| vec![scattered(n, 1.0).0]));
+        // The sum is a result.
+        stays(written(|n| {
+            let (scaled, sum) = scattered(n, 0.0);
+            vec![scaled, sum]
+        }));
     }
 
     #[test]
