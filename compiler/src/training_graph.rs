@@ -6,7 +6,7 @@
 use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
 use crate::functions::merge_functions;
-use crate::update_groups::update_groups;
+use crate::update_groups::{Passes, update_groups};
 use autodiff::Request;
 use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
@@ -389,7 +389,8 @@ impl Made {
         };
         let arrays = wrt.iter().map(|p| self.graph.container(*p));
         let arrays: Vec<_> = arrays.map(|c| (c.dtype, c.shape.clone())).collect();
-        for group in update_groups(&arrays, is_adam) {
+        let passes = if is_adam { Passes::Many } else { Passes::Few };
+        for group in update_groups(&arrays, passes) {
             let group: Vec<_> = group.iter().map(|at| (wrt[*at], gradients[*at])).collect();
             self.update_together(optimizer, (rate, step), &group, outputs)?;
         }

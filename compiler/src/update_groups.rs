@@ -3,11 +3,9 @@
 //! An update is some element-wise operators for each parameter: nodes that a runtime schedules, and passes too
 //! short to be worth a second thread. Vectors, and matrices of one shape, can be joined along their first
 //! dimension, updated as one, and parted again; the same numbers. That copies each of them once for every operand
-//! and result of the update. Where it pays was measured in ONNX Runtime with the transformer of
-//! `bench/onnx/training_graphs.py` and Adam (2 threads, 2-core machine with AVX-512): its step took 4.45 ms with
-//! vectors joined only, 4.28 with its eight matrices of 2¹⁴ elements, 4.15 with its two pairs of 2¹⁶ too. Groups
-//! of 2¹⁸ elements or of several shapes gained less. Weights of convolutions stay alone: the runtime moves the
-//! transposes of their gradients behind what joins them, and ResNet-18's step took 63 ms instead of 56.
+//! and result of the update. Where it pays was found with ONNX Runtime and the networks of
+//! `bench/onnx/training_graphs.py`: for Adam, and less where groups have 2¹⁸ elements or several shapes. Weights of
+//! convolutions stay alone, since the runtime moves the transposes of their gradients behind what joins them.
 
 use graph::{DType, SymExpr};
 
@@ -18,11 +16,19 @@ const MOST_TOGETHER: i64 = 1 << 17;
 /// So many elements are copied seven times, for Adam, in the time that eleven nodes take to be scheduled.
 const WORTH_A_PARAMETER: i64 = 25_000;
 
-/// Positions of parameters, those that are updated together in one list. `has_many_passes` says whether an
-/// update is several times as many passes as it has operands and results.
+/// How an update's passes over arrays compare with the arrays that it reads and writes, which joining copies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Passes {
+    /// About as many, as for gradient descent.
+    Few,
+    /// More by half or above, as for Adam.
+    Many,
+}
+
+/// Positions of parameters of these types and shapes, those that are updated together in one list.
 pub(crate) fn update_groups(
     parameters: &[(DType, Vec<SymExpr>)],
-    has_many_passes: bool,
+    passes: Passes,
 ) -> Vec<Vec<usize>> {
     let mut groups: Vec<Group> = Vec::new();
     for (at, (dtype, shape)) in parameters.iter().enumerate() {
@@ -30,12 +36,14 @@ pub(crate) fn update_groups(
         let n: Option<i64> = sizes.as_ref().map(|sizes| sizes.iter().product());
         let is_vector = shape.len() == 1;
         let joins = match n {
-            Some(n) => is_vector || has_many_passes && shape.len() == 2 && n < THREADED,
+            Some(n) => is_vector || passes == Passes::Many && shape.len() == 2 && n < THREADED,
             None => false,
         };
         let n = n.unwrap_or(0);
-        let like = if is_vector { &[] } else { shape.as_slice() };
-        let kind = joins.then(|| (*dtype, like.to_vec()));
+        let kind = joins.then(|| match is_vector {
+            true => Kind::Vectors(*dtype),
+            false => Kind::Matrices(*dtype, shape.clone()),
+        });
         let open = groups.iter_mut().find(|group| {
             let has_room = is_vector || group.n_elements + n <= MOST_TOGETHER;
             kind.is_some() && group.kind == kind && has_room
@@ -59,19 +67,26 @@ pub(crate) fn update_groups(
     parted.collect()
 }
 
-/// Parameters that can be joined.
+/// What parameters that can be joined share.
+#[derive(PartialEq)]
+enum Kind {
+    Vectors(DType),
+    Matrices(DType, Vec<SymExpr>),
+}
+
 struct Group {
-    /// What they share: type and shape, vectors no shape. `None` for one that stays alone.
-    kind: Option<(DType, Vec<SymExpr>)>,
+    /// `None` for one that stays alone.
+    kind: Option<Kind>,
     n_elements: i64,
     members: Vec<usize>,
 }
 
 impl Group {
     fn pays(&self) -> bool {
-        let is_vectors = self.kind.as_ref().is_some_and(|(_, like)| like.is_empty());
         let saved = WORTH_A_PARAMETER * (self.members.len() as i64 - 1);
-        is_vectors || self.n_elements >= THREADED || self.n_elements <= saved
+        matches!(self.kind, Some(Kind::Vectors(_)))
+            || self.n_elements >= THREADED
+            || self.n_elements <= saved
     }
 }
 
@@ -79,36 +94,42 @@ impl Group {
 mod tests {
     use super::*;
 
-    fn groups(shapes: &[&[i64]], has_many_passes: bool) -> Vec<Vec<usize>> {
+    fn groups(shapes: &[&[i64]], passes: Passes) -> Vec<Vec<usize>> {
         let sizes = |shape: &&[i64]| shape.iter().copied().map(SymExpr::constant).collect();
         let parameters: Vec<_> = shapes.iter().map(|s| (DType::F32, sizes(s))).collect();
-        update_groups(&parameters, has_many_passes)
+        update_groups(&parameters, passes)
     }
 
     #[test]
     fn vectors_are_always_joined() {
         let shapes: [&[i64]; 4] = [&[4], &[2, 4], &[100_000], &[3]];
-        for many in [true, false] {
-            assert_eq!(groups(&shapes, many), [vec![0, 2, 3], vec![1]]);
+        for passes in [Passes::Many, Passes::Few] {
+            assert_eq!(groups(&shapes, passes), [vec![0, 2, 3], vec![1]]);
         }
     }
 
     #[test]
     fn matrices_are_joined_where_passes_outweigh_copies() {
         let shapes: [&[i64]; 4] = [&[512, 128], &[128, 512], &[512, 128], &[128, 512]];
-        assert_eq!(groups(&shapes, true), [[0, 2], [1, 3]]);
-        assert_eq!(groups(&shapes, false), [[0], [1], [2], [3]]);
+        assert_eq!(groups(&shapes, Passes::Many), [[0, 2], [1, 3]]);
+        assert_eq!(groups(&shapes, Passes::Few), [[0], [1], [2], [3]]);
         // Neither many nodes nor a second thread.
-        assert_eq!(groups(&[&[160, 256], &[160, 256]], true), [[0], [1]]);
-        assert_eq!(groups(&[&[16, 256], &[16, 256]], true), [[0, 1]]);
+        assert_eq!(
+            groups(&[&[160, 256], &[160, 256]], Passes::Many),
+            [[0], [1]]
+        );
+        assert_eq!(groups(&[&[16, 256], &[16, 256]], Passes::Many), [[0, 1]]);
         // In several threads already.
-        assert_eq!(groups(&[&[1000, 128], &[1000, 128]], true), [[0], [1]]);
+        assert_eq!(
+            groups(&[&[1000, 128], &[1000, 128]], Passes::Many),
+            [[0], [1]]
+        );
     }
 
     #[test]
     fn groups_do_not_outgrow_the_caches() {
         let shapes: Vec<&[i64]> = vec![&[256, 256]; 6];
-        assert_eq!(groups(&shapes, true), [[0, 1], [2, 3], [4, 5]]);
+        assert_eq!(groups(&shapes, Passes::Many), [[0, 1], [2, 3], [4, 5]]);
     }
 
     #[test]
@@ -124,6 +145,6 @@ mod tests {
             (DType::F32, vec![size(4); 4]),
         ];
         let alone: Vec<Vec<usize>> = (0..7).map(|at| vec![at]).collect();
-        assert_eq!(update_groups(&parameters, true), alone);
+        assert_eq!(update_groups(&parameters, Passes::Many), alone);
     }
 }

@@ -56,10 +56,11 @@ class Convolutions(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Embedding, LayerNorm, softmax attention."""
+    """Embedding, LayerNorm, softmax attention; weights sum to one along `axis`."""
 
-    def __init__(self):
+    def __init__(self, axis=-1):
         super().__init__()
+        self.axis = axis
         self.embedding = nn.Embedding(11, 16)
         self.qkv = nn.Linear(16, 48)
         self.norm = nn.LayerNorm(16)
@@ -69,7 +70,7 @@ class Tokens(nn.Module):
         x = self.embedding(ids)
         qkv = self.qkv(self.norm(x))
         q, k, v = qkv[..., :16], qkv[..., 16:32], qkv[..., 32:]
-        weights = torch.softmax(q @ k.transpose(1, 2) / 4, -1)
+        weights = torch.softmax(q @ k.transpose(1, 2) / 4, self.axis)
         return self.head((x + weights @ v).mean(1))
 
 
@@ -79,8 +80,11 @@ class Tokens(nn.Module):
         (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)), torch.randn(3, 6)),
         (Convolutions(), torch.randn(2, 3, 17, 15)),
         (Tokens(), torch.randint(11, (3, 7))),
+        # More tokens than a head is wide.
+        (Tokens(), torch.randint(11, (3, 20))),
+        (Tokens(axis=1), torch.randint(11, (3, 20))),
     ],
-    ids=["dense", "convolutions", "tokens"],
+    ids=["dense", "convolutions", "tokens", "many tokens", "many tokens, other axis"],
 )
 def test_gradients_are_those_of_pytorch_in_float64(model, x):
     torch.manual_seed(0)
@@ -329,6 +333,62 @@ def test_a_step_without_its_gradients(recwarn):
         torch.testing.assert_close(value, wanted[name], rtol=1e-6, atol=1e-7)
     with pytest.raises(shorthaul.onnx.OnnxError, match="would only give the loss"):
         shorthaul.onnx.grad(data, loss="mse", gradients=False)
+
+
+class Table(nn.Module):
+    """A table of more rows than are looked up, and two matrices of one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(200, 16)
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, ids):
+        x = F.gelu(self.a(self.table(ids)))
+        return self.head((x + self.b(x)).mean(1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_updated_together_is_updated_as_by_pytorch(dynamic):
+    torch.manual_seed(0)
+    model, ids, rate = Table(), torch.randint(200, (3, 5)), 0.1
+    labels = torch.randint(4, (3,))
+    data = shorthaul.onnx.grad(
+        exported(model, ids, dynamic=dynamic),
+        loss="cross-entropy",
+        optimizer="adam",
+        gradients=False,
+    )
+    nodes = onnx.load_from_string(data).graph.node
+    joined = [set(node.input) for node in nodes if node.op_type == "Concat"]
+    assert {"a.weight.mean", "b.weight.mean"} in joined
+    exact = copy.deepcopy(model).double()
+    parameters = dict(exact.named_parameters())
+    # A state as other steps leave it, so that every part of the update shows.
+    given = dict(model.named_parameters())
+    given |= {f"{n}.mean": torch.randn_like(p) for n, p in model.named_parameters()}
+    given |= {f"{n}.square": torch.rand_like(p) for n, p in model.named_parameters()}
+    stepper = torch.optim.Adam(parameters.values(), lr=rate)
+    for name, parameter in parameters.items():
+        stepper.state[parameter] = {
+            "step": torch.tensor(4.0),
+            "exp_avg": given[f"{name}.mean"].double(),
+            "exp_avg_sq": given[f"{name}.square"].double(),
+        }
+    F.cross_entropy(exact(ids), labels).backward()
+    stepper.step()
+    given |= {"x0": ids, "labels": labels, "lr": torch.tensor(rate), "step": torch.tensor(5.0)}
+    found = run(data, given)
+    for name, parameter in parameters.items():
+        state = stepper.state[parameter]
+        for part, wanted in (
+            ("", parameter.detach()),
+            (".mean", state["exp_avg"]),
+            (".square", state["exp_avg_sq"]),
+        ):
+            value = found[f"{name}{part}.next"].double()
+            torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_every_form_of_a_model(tmp_path):

@@ -145,6 +145,7 @@ CASES = [
     ),
     case("Gather", lambda x, i: x[i], (5, 3), ints(0, 4, 4)),
     case("Gather", lambda x, i: x[:, i], (2, 5, 3), ints(0, 4, 4), name="second axis", axis=1),
+    case("Gather", lambda x, i: x[i], (5, 3), ints(0, -1, -5, 4), name="from the end"),
     case(
         "GatherElements",
         lambda x, i: x.gather(1, i),

@@ -19,21 +19,21 @@ impl Nodes<'_> {
 
     /// Indices as they were before negative ones were counted from the end: the standard's lookups count
     /// them so themselves. `size` is that of the dimension.
-    fn uncounted(&mut self, index: &str, size: &SymExpr) -> Result<String, Refusal> {
+    fn uncounted(&mut self, index: &str, size: &SymExpr) -> String {
+        let whole = || index.to_string();
         let Some([is_low, counted, own]) = self.operands(index, "Where") else {
-            return Ok(index.to_string());
+            return whole();
         };
-        let below = self.operands(&is_low, "Less");
-        let below =
-            below.is_some_and(|[i, zero]| i == own && self.stored_ints(&zero) == Some(vec![0]));
-        let size = self.size(size)?;
-        let moved = self.operands(&counted, "Add");
-        let moved = moved.is_some_and(|[i, n]| i == own && n == size);
-        Ok(if below && moved {
-            own
-        } else {
-            index.to_string()
-        })
+        let [Some([below, zero]), Some([moved, n])] =
+            [(&is_low, "Less"), (&counted, "Add")].map(|(value, op)| self.operands(value, op))
+        else {
+            return whole();
+        };
+        let by_zero = self.stored_ints(&zero) == Some(vec![0]);
+        match self.size(size) {
+            Ok(size) if by_zero && n == size && below == own && moved == own => own,
+            _ => whole(),
+        }
     }
 
     /// The operands of the node that makes a value, if it is of that operator and has so many.
@@ -54,7 +54,9 @@ impl Nodes<'_> {
 pub(super) fn gather(n: &mut Nodes, c: &Call) -> Written {
     let axis = c.int("axis")?;
     let (x, index) = (n.input(c, 0)?, n.input(c, 1)?);
-    let index = n.uncounted(&index, &c.input(0)?.shape[axis as usize])?;
+    let shape = &c.input(0)?.shape;
+    let size = shape.get(axis.rem_euclid(shape.len().max(1) as i64) as usize);
+    let index = size.map_or(index.clone(), |size| n.uncounted(&index, size));
     let value = n.node("Gather", &[&x, &index], vec![int("axis", axis)]);
     n.output(c, 0, value);
     Ok(())
@@ -88,7 +90,7 @@ pub(super) fn gather_gradient(n: &mut Nodes, c: &Call) -> Written {
         .chain(row.iter().cloned())
         .collect();
     let updates = n.reshaped(&updates, &flat)?;
-    let index_name = n.uncounted(&index_name, &c.sizes("size")?[0])?;
+    let index_name = n.uncounted(&index_name, &c.sizes("size")?[0]);
     let rows = n.reshaped(&index_name, &[count, SymExpr::constant(1)])?;
     let rows = n.cast(rows, index.dtype, DType::I64);
     let size: Vec<SymExpr> = c
@@ -177,7 +179,8 @@ mod tests {
     use super::super::trial::written;
     use super::*;
 
-    /// What is looked up where negative indices `a` are counted from the end of `n` rows, those below `low`.
+    /// What is looked up where indices `a` below `low` are counted from the end of `rows` rows, and others are
+    /// those of `own`.
     fn looked_up(low: i64, rows: i64, own: &str) -> Vec<String> {
         written(|n| {
             let number = |n: &mut Nodes, i: i64| n.number(Scalar::Int(i), DType::I64);
@@ -185,9 +188,7 @@ mod tests {
             let below = n.of2("Less", "a", &low);
             let counted = n.of2("Add", "a", &rows);
             let index = n.node("Where", &[&below, &counted, own], Vec::new());
-            let index = n
-                .uncounted(&index, &SymExpr::constant(9))
-                .expect("is written");
+            let index = n.uncounted(&index, &SymExpr::constant(9));
             vec![n.of2("Gather", "b", &index)]
         })
     }
@@ -203,7 +204,7 @@ mod tests {
             assert_eq!(others.len(), 4, "{others:?}");
         }
         let plain = written(|n| {
-            let index = n.uncounted("a", &SymExpr::constant(9)).expect("is written");
+            let index = n.uncounted("a", &SymExpr::constant(9));
             vec![n.of2("Gather", "b", &index)]
         });
         assert_eq!(plain, ["0 = Gather(b, a)"]);

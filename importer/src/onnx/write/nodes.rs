@@ -107,9 +107,16 @@ impl<'g> Nodes<'g> {
 
     /// A value that stands for the container from here on.
     pub(super) fn assign(&mut self, id: ContainerId, value: String) {
-        let shape = self.graph.container(id).shape.clone();
-        let known = self.shapes.insert(value.clone(), shape.clone());
-        debug_assert!(known.is_none_or(|known| known == shape), "shape of {value}");
+        let shape = &self.graph.container(id).shape;
+        match self.shapes.get(&value) {
+            Some(known) if known != shape => {
+                debug_assert!(false, "`{value}` has two shapes");
+                self.shapes.remove(&value);
+            }
+            _ => {
+                self.shapes.insert(value.clone(), shape.clone());
+            }
+        }
         self.values.insert(id, value);
     }
 
@@ -177,7 +184,7 @@ impl<'g> Nodes<'g> {
         names
     }
 
-    /// Appends a node that was written before.
+    /// Appends a node that was written before; a later one like it uses it again.
     pub(super) fn take_up(&mut self, node: NodeProto) {
         for output in &node.output {
             self.made.insert(output.clone(), self.list.len());
@@ -193,10 +200,22 @@ impl<'g> Nodes<'g> {
 
     /// Takes the list to write it anew, so that nothing is used again which is not there yet.
     pub(super) fn take_list(&mut self) -> Vec<NodeProto> {
-        self.made.clear();
+        let list = std::mem::take(&mut self.list);
+        self.replace_list(Vec::new());
+        list
+    }
+
+    /// Another list; nothing of the one before is used again.
+    pub(super) fn replace_list(&mut self, list: Vec<NodeProto>) {
+        self.list = list;
         self.computed.clear();
         self.sizes.clear();
-        std::mem::take(&mut self.list)
+        self.find_makers();
+    }
+
+    /// Notes where a value is made, after it was renamed.
+    pub(super) fn made_at(&mut self, value: &str, at: usize) {
+        self.made.insert(value.to_string(), at);
     }
 
     /// The position of the node that makes a value.

@@ -26,7 +26,8 @@ pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
 }
 
 impl Nodes<'_> {
-    /// Two values whose product has along its last dimension the sums that `dy·y` has, and fewer elements.
+    /// Two values whose product has along its last dimension the sums that `dy·y` has, up to rounding, and fewer
+    /// elements.
     ///
     /// Where `o = y·v` and `dy = do·vᵀ`, `Σ_s dy·y = Σ_s Σ_d do_d·v_sd·y_s = Σ_d do_d·o_d`: what the gradient of a
     /// softmax needs of attention's scores, of the width of a head instead of the length of the text (Dao et
@@ -234,14 +235,15 @@ mod tests {
     use super::super::trial::written;
     use super::*;
 
-    /// What is multiplied for the sums of `dy·y`, where `o = y·v` and `dy = do·vᵀ`: y is `a`, v is `b`, `c` is do.
-    fn factors(order: &[i64], width: i64, length: i64) -> String {
+    /// What is multiplied for the sums of `dy·y`, where `dy = do·vᵀ` and `o = weights·v`: y is `a`, v is `b`, do
+    /// is `c`.
+    fn factors(weights: &str, order: &[i64], width: i64, length: i64) -> String {
         let lines = written(|n| {
             for (value, last) in [("a", length), ("b", width), ("c", width)] {
                 let shape = [2, 3, last].map(SymExpr::constant);
                 n.shapes.insert(value.into(), shape.to_vec());
             }
-            let o = n.of2("MatMul", "a", "b");
+            let o = n.of2("MatMul", weights, "b");
             let turned = n.node("Transpose", &["b"], vec![int_list("perm", order)]);
             let dy = n.of2("MatMul", "c", &turned);
             let (left, right) = n.same_row_sums(&dy, "a").unwrap_or((dy, "a".into()));
@@ -252,12 +254,14 @@ mod tests {
 
     #[test]
     fn sums_of_scores_are_sums_of_what_they_weigh() {
-        assert_eq!(factors(&[0, 2, 1], 8, 64), "1 = Mul(c, 0)");
+        assert_eq!(factors("a", &[0, 2, 1], 8, 64), "1 = Mul(c, 0)");
         // Of as many elements, or more.
         let whole = "1 = Mul(n.matmul_2, a)";
-        assert_eq!(factors(&[0, 2, 1], 64, 64), whole);
-        assert_eq!(factors(&[0, 2, 1], 64, 8), whole);
+        assert_eq!(factors("a", &[0, 2, 1], 64, 64), whole);
+        assert_eq!(factors("a", &[0, 2, 1], 64, 8), whole);
         // Not what was weighed, turned.
-        assert_eq!(factors(&[2, 1, 0], 8, 64), whole);
+        assert_eq!(factors("a", &[2, 1, 0], 8, 64), whole);
+        // Others weighed it.
+        assert_eq!(factors("c", &[0, 2, 1], 8, 64), whole);
     }
 }

@@ -37,11 +37,20 @@ fn are_rows(flat: &[SymExpr], shape: &[SymExpr]) -> bool {
         && flat.iter().all(|size| size.as_const() != Some(0))
 }
 
+/// What happens where rows meet a value of several dimensions that has none yet.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Meeting {
+    /// Its rows are made.
+    #[default]
+    OfRows,
+    /// The rows are given their own shape.
+    OfShapes,
+}
+
 /// What is known while the list is written anew.
 #[derive(Default)]
 struct Known {
-    /// Whether values that meet rows become rows, too; else the rows become values of several dimensions.
-    makes_rows: bool,
+    meeting: Meeting,
     rows: BTreeMap<String, Rows>,
     /// Values that nobody has needed in their own shape yet.
     waiting: BTreeMap<String, Rows>,
@@ -62,18 +71,17 @@ impl Nodes<'_> {
     pub(super) fn keep_rows(&mut self, results: &[&str]) {
         let before = self.list.clone();
         let mut best = before.clone();
-        for makes_rows in [true, false] {
+        for meeting in [Meeting::OfRows, Meeting::OfShapes] {
             self.list.clone_from(&before);
             let known = Known {
-                makes_rows,
+                meeting,
                 ..Known::default()
             };
             if self.rewritten(results, known).is_ok() && self.list.len() < best.len() {
                 best.clone_from(&self.list);
             }
         }
-        self.list = best;
-        self.find_makers();
+        self.replace_list(best);
     }
 
     /// Writes the list anew.
@@ -212,7 +220,7 @@ impl Nodes<'_> {
         let shape = self.shapes.get(value).and_then(|shape| shape.split_last());
         let has_some = |size: &SymExpr| size.as_const() != Some(0);
         let fits = shape.is_some_and(|(width, own)| own == lead && has_some(width));
-        fits && known.makes_rows && lead.len() > 1 && lead.iter().all(has_some)
+        fits && known.meeting == Meeting::OfRows && lead.len() > 1 && lead.iter().all(has_some)
     }
 
     /// Appends a node that works on rows.
@@ -337,6 +345,37 @@ mod tests {
     }
 
     #[test]
+    fn every_result_of_a_node_is_rows() {
+        let lines = written(|n| {
+            n.shapes.insert("c".into(), sizes(&[4]));
+            let x = product(n, "a");
+            let half = n.number(Scalar::Float(0.5), DType::F32);
+            let kept = n.nodes("Dropout", &[&x, &half], 2, Vec::new());
+            let norm = n.nodes(
+                "LayerNormalization",
+                &[&kept[0], "c"],
+                3,
+                vec![int("axis", -1)],
+            );
+            let back = n.node("Where", &[&kept[1], &norm[0], &half], Vec::new());
+            let back = n.of2("Mul", &back, &norm[2]);
+            let back = n.of2("Sub", &back, &norm[1]);
+            vec![reshaped(n, &back, &[2, 2, 2, 2])]
+        });
+        let norm = "n.layernormalization.rows = LayerNormalization(n.dropout.rows, c) axis 1";
+        let made = [
+            "n.gemm = Gemm(a, b)",
+            "n.dropout.rows = Dropout(n.gemm, 0.5)",
+            norm,
+            "n.where.rows = Where(n.dropout_2.rows, n.layernormalization.rows, 0.5)",
+            "n.mul.rows = Mul(n.where.rows, n.layernormalization_3.rows)",
+            "n.sub.rows = Sub(n.mul.rows, n.layernormalization_2.rows)",
+            "0 = Reshape(n.sub.rows, [2, 2, 2, 2])",
+        ];
+        assert_eq!(lines, made);
+    }
+
+    #[test]
     fn another_shape_is_made_of_the_rows() {
         let lines = written(|n| {
             let x = product(n, "a");
@@ -366,13 +405,24 @@ mod tests {
         stays(written(|n| {
             let x = product(n, "a");
             let axes = n.ints(&[2]);
-            vec![n.node("ReduceSum", &[&x, &axes], vec![int("keepdims", 0)])]
+            let sum = n.node("ReduceSum", &[&x, &axes], vec![int("keepdims", 0)]);
+            let flat = reshaped(n, &sum, &[4]);
+            vec![n.node("Exp", &[&flat], Vec::new())]
+        }));
+        // A shape in which 0 stands for the size that is there.
+        stays(written(|n| {
+            let x = product(n, "a");
+            let y = n.node("Relu", &[&x], Vec::new());
+            let shape = n.ints(&[0, -1]);
+            let y = n.of2("Reshape", &y, &shape);
+            n.shapes.insert(y.clone(), sizes(&[2, 8]));
+            vec![n.node("Exp", &[&y], Vec::new())]
         }));
         // With an operand that stretches along what counts the rows.
         stays(written(|n| {
-            let (x, y) = (product(n, "a"), reshaped(n, "b", &[2, 1, 8]));
+            let (x, y) = (product(n, "a"), reshaped(n, "b", &[4, 1, 4]));
             let sum = n.of2("Add", &x, &y);
-            vec![reshaped(n, &sum, &[4, 8])]
+            vec![reshaped(n, &sum, &[8, 4])]
         }));
         // Rows that are counted in another way.
         stays(written(|n| {
@@ -381,7 +431,8 @@ mod tests {
             n.shapes.insert(y.clone(), sizes(&[4, 4]));
             let y = reshaped(n, &y, &[4, 1, 4]);
             let sum = n.of2("Add", &x, &y);
-            vec![reshaped(n, &sum, &[8, 4])]
+            let flat = reshaped(n, &sum, &[16, 4]);
+            vec![n.node("Exp", &[&flat], Vec::new())]
         }));
         // No node is saved: both products are results in their own shape.
         stays(written(|n| {

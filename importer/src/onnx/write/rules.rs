@@ -433,7 +433,8 @@ fn softmax(n: &mut Nodes, c: &Call) -> Written {
 }
 
 fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
-    let axis = [c.int("axis")?];
+    let rank = c.input(1)?.rank() as i64;
+    let axis = [c.int("axis")?.rem_euclid(rank.max(1))];
     let (dy, y) = (n.input(c, 0)?, n.input(c, 1)?);
     let value = if log {
         let p = n.node("Exp", &[&y], Vec::new());
@@ -441,7 +442,8 @@ fn softmax_gradient(n: &mut Nodes, c: &Call, log: bool) -> Written {
         let part = n.of2("Mul", &p, &sum);
         n.of2("Sub", &dy, &part)
     } else {
-        let (a, b) = n.same_row_sums(&dy, &y).unwrap_or((dy.clone(), y.clone()));
+        let in_rows = n.same_row_sums(&dy, &y).filter(|_| axis[0] == rank - 1);
+        let (a, b) = in_rows.unwrap_or((dy.clone(), y.clone()));
         let product = n.of2("Mul", &a, &b);
         let sum = n.reduced("ReduceSum", &product, &axis, true);
         let centered = n.of2("Sub", &dy, &sum);

@@ -3,12 +3,15 @@
 //! Before: `g = Gemm(a, b)`, `h = Mul(0.1, g)`, as the running mean of an optimizer wants it. After:
 //! `h = Gemm(a, b, alpha 0.1)`, and where `g` is a result, `g = Mul(h, 10)`: a pass less for those who
 //! do not ask for it, and none more for others. Single precision only, which is that of attributes. Where rows are
-//! added into zeros, as in the gradient of a lookup, the rows are scaled instead of the whole table.
+//! added into zeros, as in the gradient of a lookup, the rows are scaled instead of a table of more rows.
 
 use super::super::proto::{NodeProto, TensorProto};
 use super::nodes::{Nodes, float};
 use graph::{DType, Scalar};
 use std::collections::BTreeMap;
+
+/// As how many rows a number counts that is only known when the file runs.
+const MOST_OPEN_ROWS: i64 = 4096;
 
 impl Nodes<'_> {
     /// Moves factors into products; `results` are the values that the file gives.
@@ -38,6 +41,7 @@ impl Nodes<'_> {
                 self.list[product].attribute.push(alpha);
             }
             self.list[last].output[0].clone_from(&scaled);
+            self.made_at(&scaled, last);
             if !results.contains(&value.as_str()) {
                 unread.push(at);
                 continue;
@@ -53,7 +57,7 @@ impl Nodes<'_> {
         }
     }
 
-    /// The position of the node that makes a value by adding into zeros.
+    /// The position of the node that makes a value by adding rows into zeros, if they are fewer than its own.
     fn scattered(&self, value: &str) -> Option<usize> {
         let at = self.position(value)?;
         let node = &self.list[at];
@@ -66,7 +70,10 @@ impl Nodes<'_> {
             .filter(|n| n.op_type == "Expand")?;
         let stored = self.constants.iter().find(|c| c.name == into.input[0]);
         let is_zero = stored.and_then(number) == Some(0.0);
-        (node.op_type == "ScatterND" && adds && is_zero).then_some(at)
+        let n_rows = |value: &str| self.shapes.get(value)?.first();
+        let n_added = n_rows(&node.input[2])?.as_const().unwrap_or(MOST_OPEN_ROWS);
+        let are_fewer = n_rows(value)?.as_const()? > n_added;
+        (node.op_type == "ScatterND" && adds && is_zero && are_fewer).then_some(at)
     }
 
     /// Multiplies what is added instead of the sum: the two nodes change places, and nothing between them reads
@@ -115,7 +122,8 @@ impl Nodes<'_> {
             let node = &self.list[at];
             let n_moved = match node.op_type.as_str() {
                 "Transpose" | "Reshape" => 1,
-                // Deeper ones stay as they are: runtimes move the transposes of what they join otherwise.
+                // Those behind a transpose stay: without a node after it, ONNX Runtime moves the transpose through
+                // more of the graph, and steps of convolutional networks become slower.
                 "Concat" if at == last => node.input.len(),
                 "Gemm" => {
                     let has_factor = node.attribute.iter().any(|a| a.name == "alpha");
@@ -144,6 +152,7 @@ mod tests {
     use super::super::nodes::{int, text};
     use super::super::trial::written;
     use super::*;
+    use graph::SymExpr;
 
     /// `factor · value`.
     fn times(nodes: &mut Nodes, factor: f64, value: &str) -> String {
@@ -201,34 +210,57 @@ mod tests {
         // One of them is a result.
         let lines = written(|n| joined(n, "a"));
         assert!(lines.iter().all(|l| !l.contains("alpha")), "{lines:?}");
+        // Joined, then turned.
+        let lines = written(|n| {
+            let g = product(n);
+            let twice = n.node("Concat", &[&g, "a"], vec![int("axis", 0)]);
+            let turned = n.node("Transpose", &[&twice], Vec::new());
+            vec![times(n, 0.25, &turned)]
+        });
+        assert!(lines.iter().all(|l| !l.contains("alpha")), "{lines:?}");
     }
 
     #[test]
     fn rows_are_scaled_before_they_are_added_into_zeros() {
-        let scattered = |n: &mut Nodes, into: f64| {
+        let scattered = |n: &mut Nodes, into: f64, n_rows: i64| {
             let zero = n.number(Scalar::Float(into), DType::F32);
-            let shape = n.ints(&[9, 4]);
+            let shape = n.ints(&[n_rows, 4]);
             let (zeros, rows) = (n.of2("Expand", &zero, &shape), n.ints(&[0, 0, 3, 4]));
-            let sum = n.node(
-                "ScatterND",
-                &[&zeros, &rows, "a"],
-                vec![text("reduction", "add")],
-            );
-            (times(n, 0.25, &sum), sum)
+            let how = vec![text("reduction", "add")];
+            let sum = n.node("ScatterND", &[&zeros, &rows, "a"], how);
+            let sizes = [n_rows, 4].map(SymExpr::constant);
+            n.shapes.insert(sum.clone(), sizes.to_vec());
+            // Between the two nodes that change places.
+            let other = n.node("Exp", &["b"], Vec::new());
+            (times(n, 0.25, &sum), sum, other)
         };
-        let lines = written(|n| vec![scattered(n, 0.0).0]);
+        let lines = written(|n| {
+            let (scaled, _, other) = scattered(n, 0.0, 9);
+            vec![n.of2("Sub", &scaled, &other)]
+        });
         let made = [
             "n.expand = Expand(0, [9, 4])",
             "a.scaled = Mul(0.25, a)",
-            "0 = ScatterND(n.expand, [0, 0, 3, 4], a.scaled) reduction []",
+            "n.exp = Exp(b)",
+            "n.mul = ScatterND(n.expand, [0, 0, 3, 4], a.scaled) reduction add",
+            "0 = Sub(n.mul, n.exp)",
         ];
         assert_eq!(lines, made);
-        let stays = |lines: Vec<String>| assert!(lines[2].starts_with("0 = Mul"), "{lines:?}");
-        stays(written(|n| vec![scattered(n, 1.0).0]));
-        // The sum is a result.
+        let stays = |lines: Vec<String>| {
+            let scaled = lines.iter().any(|l| l.starts_with("a.scaled"));
+            assert!(!scaled, "{lines:?}");
+        };
+        // Not into zeros; into a table of no more rows.
+        stays(written(|n| vec![scattered(n, 1.0, 9).0]));
+        stays(written(|n| vec![scattered(n, 0.0, 4).0]));
+        // The sum is a result, or read by another node.
         stays(written(|n| {
-            let (scaled, sum) = scattered(n, 0.0);
+            let (scaled, sum, _) = scattered(n, 0.0, 9);
             vec![scaled, sum]
+        }));
+        stays(written(|n| {
+            let (scaled, sum, _) = scattered(n, 0.0, 9);
+            vec![scaled, n.node("Exp", &[&sum], Vec::new())]
         }));
     }
 

@@ -53,9 +53,10 @@ fn line(nodes: &Nodes, node: &NodeProto) -> String {
 }
 
 fn attribute(a: &AttributeProto) -> String {
-    match (a.f, a.i) {
-        (Some(f), _) => format!("{} {f}", a.name),
-        (_, Some(i)) => format!("{} {i}", a.name),
+    match (a.f, a.i, a.s.as_deref()) {
+        (Some(f), ..) => format!("{} {f}", a.name),
+        (_, Some(i), _) => format!("{} {i}", a.name),
+        (.., Some(s)) => format!("{} {}", a.name, String::from_utf8_lossy(s)),
         _ => format!("{} {:?}", a.name, a.ints),
     }
 }
