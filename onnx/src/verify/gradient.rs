@@ -20,7 +20,7 @@ use super::masks;
 use super::random::Random;
 use super::samples::{Planted, Sampler};
 use super::{Options, VerifyError, program};
-use crate::evaluate::{Precision, Program, Values, label};
+use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
 use crate::tensor::{Tensor, Values as Elements};
 use work::Work;
@@ -77,6 +77,14 @@ pub enum GradientError {
         found: f64,
         /// Computed from the model's outputs.
         expected: f64,
+        /// The seed and the sizes.
+        run: String,
+    },
+    /// The loss is there, and what computes the gradients does not fit together.
+    #[error("its gradients cannot be computed: {what} ({run})")]
+    Broken {
+        /// The node that refuses, and what.
+        what: String,
         /// The seed and the sizes.
         run: String,
     },
@@ -354,9 +362,13 @@ impl Tried {
             for (n, (name, value)) in moved {
                 feeds.insert(name.to_string(), nearby(value, scale, n as u64));
             }
-            let found = exact
-                .run(&feeds, &wanted)
-                .map_err(|e| untried(e.to_string()))?;
+            let found = exact.run(&feeds, &wanted).map_err(|error| match error {
+                EvaluateError::Node { .. } => GradientError::Broken {
+                    what: error.to_string(),
+                    run: point.run.clone(),
+                },
+                error => untried(error.to_string()),
+            })?;
             let numbers: Option<Vec<Vec<f64>>> = found.iter().map(Tensor::to_f64).collect();
             let numbers = numbers.unwrap_or_default();
             let finite = numbers.iter().flatten().all(|v| v.is_finite());

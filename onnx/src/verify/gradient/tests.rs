@@ -108,6 +108,24 @@ fn a_wrong_gradient_is_named() {
 }
 
 #[test]
+fn gradients_that_do_not_fit_together_are_an_error() {
+    let mut made = training(1.0 / 3.0, 1.0, "ReduceMean");
+    let graph = made.proto.graph.as_mut().expect("a graph");
+    let product = graph.node.iter_mut().find(|n| n.output == ["w.grad"]);
+    // x itself instead of its transpose.
+    product.expect("the gradient of w").input[0] = "x".to_string();
+    let found = check_gradients(&made, Some(of(&original())), &Options::default());
+    let Err(error @ GradientError::Broken { .. }) = found else {
+        panic!("{found:?}");
+    };
+    let text = error.to_string();
+    assert!(
+        text.starts_with("its gradients cannot be computed: MatMul"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_wrong_gradient_is_named_among_many() {
     // The loss is the sum of x · g0 + … + x · g6; the gradient of each is x.
     let made = |wrong: &[usize]| {
