@@ -5,7 +5,7 @@
 //! do not ask for it, and none more for others. Single precision only, which is that of attributes. Where rows are
 //! added into zeros, as in the gradient of a lookup, the rows are scaled instead of a table of more rows.
 
-use super::super::proto::{NodeProto, TensorProto};
+use super::super::proto::{AttributeProto, NodeProto, TensorProto};
 use super::nodes::{Nodes, float};
 use graph::{DType, Scalar};
 use std::collections::BTreeMap;
@@ -60,20 +60,19 @@ impl Nodes<'_> {
     /// The position of the node that makes a value by adding rows into zeros, if they are fewer than its own.
     fn scattered(&self, value: &str) -> Option<usize> {
         let at = self.position(value)?;
-        let node = &self.list[at];
-        let adds = node
-            .attribute
-            .iter()
-            .any(|a| a.s.as_deref() == Some(b"add"));
-        let into = self
-            .maker(&node.input[0])
-            .filter(|n| n.op_type == "Expand")?;
+        let node = Some(&self.list[at]).filter(|node| node.op_type == "ScatterND")?;
+        let [into, _, added] = node.input.as_slice() else {
+            return None;
+        };
+        let is_sum = |a: &AttributeProto| a.s.as_deref() == Some(b"add");
+        let into = self.maker(into).filter(|n| n.op_type == "Expand")?;
         let stored = self.constants.iter().find(|c| c.name == into.input[0]);
         let is_zero = stored.and_then(number) == Some(0.0);
         let n_rows = |value: &str| self.shapes.get(value)?.first();
-        let n_added = n_rows(&node.input[2])?.as_const().unwrap_or(MOST_OPEN_ROWS);
+        let n_added = n_rows(added)?.as_const().unwrap_or(MOST_OPEN_ROWS);
         let are_fewer = n_rows(value)?.as_const()? > n_added;
-        (node.op_type == "ScatterND" && adds && is_zero && are_fewer).then_some(at)
+        let adds = node.attribute.iter().any(is_sum);
+        (adds && is_zero && are_fewer).then_some(at)
     }
 
     /// Multiplies what is added instead of the sum: the two nodes change places, and nothing between them reads
@@ -253,6 +252,16 @@ mod tests {
         // Not into zeros; into a table of no more rows.
         stays(written(|n| vec![scattered(n, 1.0, 9).0]));
         stays(written(|n| vec![scattered(n, 0.0, 4).0]));
+        // Another node of zeros, of two operands.
+        stays(written(|n| {
+            let (shape, two) = (n.ints(&[4, 4]), n.of2("Mul", "a", "b"));
+            let zero = n.number(Scalar::Float(0.0), DType::F32);
+            let zeros = n.of2("Expand", &zero, &shape);
+            let wide = n.of2("Pow", &zeros, &two);
+            n.shapes
+                .insert(wide.clone(), [4, 4].map(SymExpr::constant).to_vec());
+            vec![times(n, 0.25, &wide)]
+        }));
         // The sum is a result, or read by another node.
         stays(written(|n| {
             let (scaled, sum, _) = scattered(n, 0.0, 9);
