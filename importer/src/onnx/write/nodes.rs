@@ -315,7 +315,7 @@ impl<'g> Nodes<'g> {
         if let Some(maker) = self.maker(&name).filter(|m| m.op_type == "Reshape" && fits) {
             name = maker.input[0].clone();
         }
-        let rank = self.rank(&name)?;
+        let rank = self.shape_of(&name)?.len();
         if !fits || self.made.contains_key(&name) || rank != 1 {
             return None;
         }
@@ -325,16 +325,22 @@ impl<'g> Nodes<'g> {
         Some(value)
     }
 
-    /// How many dimensions a value has, if that is known.
-    pub(super) fn rank(&self, name: &str) -> Option<usize> {
-        let constant = self.constants.iter().find(|c| c.name == *name);
-        let shape = || self.shapes.get(name).map(Vec::len);
-        constant.map(|c| c.dims.len()).or_else(shape)
+    /// The shape of a value, if that is known.
+    pub(super) fn shape_of(&self, name: &str) -> Option<Vec<SymExpr>> {
+        match self.initializer(name) {
+            Some(stored) => Some(stored.dims.iter().copied().map(SymExpr::constant).collect()),
+            None => self.shapes.get(name).cloned(),
+        }
+    }
+
+    /// A constant of the file.
+    pub(super) fn initializer(&self, name: &str) -> Option<&TensorProto> {
+        self.constants.iter().find(|c| c.name == name)
     }
 
     /// A stored integer or list of them.
     pub(super) fn stored_ints(&self, name: &str) -> Option<Vec<i64>> {
-        let stored = self.constants.iter().find(|c| c.name == name)?;
+        let stored = self.initializer(name)?;
         let bytes = stored.raw_data.as_deref()?.chunks_exact(8);
         let number = |n: &[u8]| n.try_into().ok().map(i64::from_le_bytes);
         (stored.data_type == type_number(DType::I64)).then(|| bytes.map(number).collect())?

@@ -34,20 +34,21 @@ impl Nodes<'_> {
     /// al., arXiv 2205.14135, section B.2).
     pub(super) fn same_row_sums(&self, dy: &str, y: &str) -> Option<(String, String)> {
         let product = self.maker(dy).filter(|n| n.op_type == "MatMul")?;
-        let (upper, turned) = (&product.input[0], self.maker(&product.input[1])?);
-        let order = turned.attribute.iter().find(|a| a.name == "perm")?;
-        let n = order.ints.len() as i64;
+        let upper = &product.input[0];
+        let (values, order) = self.permuted(&product.input[1])?;
+        let n = order.len() as i64;
         let swapped = (0..n - 2).chain([n - 1, n - 2]);
-        if turned.op_type != "Transpose" || n < 3 || !order.ints.iter().copied().eq(swapped) {
+        if n < 3 || !order.into_iter().eq(swapped) {
             return None;
         }
-        let values = &turned.input[0];
         let last = |value: &str| self.shapes.get(value)?.last()?.as_const();
         // Unless it is known to be as long, the text is longer than a head is wide.
-        if last(values).is_none() || last(y).is_some_and(|length| last(values) >= Some(length)) {
+        let width = last(&values)?;
+        if last(y).is_some_and(|length| width >= length) {
             return None;
         }
-        let own = |node: &&NodeProto| node.op_type == "MatMul" && node.input == [y, values];
+        let own =
+            |node: &&NodeProto| node.op_type == "MatMul" && node.input == [y, values.as_str()];
         let made = self.list.iter().find(own)?;
         Some((upper.clone(), made.output[0].clone()))
     }

@@ -176,15 +176,19 @@ impl Nodes<'_> {
             Sight::Elements => {
                 // The width of an operand; `None` for one that is not rows.
                 let width = |input: &String| -> Option<SymExpr> {
-                    match known.rows.get(input) {
-                        Some(rows) => rows.shape.last().filter(|_| rows.lead() == lead).cloned(),
-                        None if input.is_empty() || self.rank(input) == Some(0) => {
-                            Some(one.clone())
-                        }
-                        None => self.vector(input).or_else(|| {
+                    if let Some(rows) = known.rows.get(input) {
+                        return rows.shape.last().filter(|_| rows.lead() == lead).cloned();
+                    }
+                    if input.is_empty() {
+                        return Some(one.clone());
+                    }
+                    match self.shape_of(input)?.as_slice() {
+                        [] => Some(one.clone()),
+                        [size] => Some(size.clone()),
+                        [.., last] => {
                             let could = self.could_be_rows(input, lead, known);
-                            self.shapes.get(input)?.last().filter(|_| could).cloned()
-                        }),
+                            could.then(|| last.clone())
+                        }
                     }
                 };
                 let widths: Vec<SymExpr> = node.input.iter().map(width).collect::<Option<_>>()?;
@@ -270,14 +274,6 @@ impl Nodes<'_> {
         let (operand, attributes) = self.target(&rows.shape)?;
         self.give("Reshape", &[&rows.name, &operand], &[value], attributes);
         Ok(())
-    }
-
-    /// The size of a value of one dimension.
-    fn vector(&self, value: &str) -> Option<SymExpr> {
-        let stored = self.constants.iter().find(|c| c.name == value);
-        let dims = stored.map(|c| c.dims.iter().map(|n| SymExpr::constant(*n)).collect());
-        let shape: Vec<SymExpr> = dims.or_else(|| self.shapes.get(value).cloned())?;
-        (shape.len() == 1).then(|| shape[0].clone())
     }
 }
 
@@ -420,18 +416,20 @@ mod tests {
         }));
         // With an operand that stretches along what counts the rows.
         stays(written(|n| {
-            let (x, y) = (product(n, "a"), reshaped(n, "b", &[4, 1, 4]));
+            let (x, y) = (product(n, "a"), n.node("Exp", &["c"], Vec::new()));
+            n.shapes.insert(y.clone(), sizes(&[2, 1, 4]));
             let sum = n.of2("Add", &x, &y);
-            vec![reshaped(n, &sum, &[8, 4])]
+            let flat = reshaped(n, &sum, &[4, 4]);
+            vec![n.node("Exp", &[&flat], Vec::new())]
         }));
         // Rows that are counted in another way.
         stays(written(|n| {
             let x = product(n, "a");
-            let y = n.node("Gemm", &["b", "b"], Vec::new());
-            n.shapes.insert(y.clone(), sizes(&[4, 4]));
-            let y = reshaped(n, &y, &[4, 1, 4]);
+            let y = n.node("Gemm", &["c", "b"], Vec::new());
+            n.shapes.insert(y.clone(), sizes(&[2, 4]));
+            let y = reshaped(n, &y, &[1, 2, 4]);
             let sum = n.of2("Add", &x, &y);
-            let flat = reshaped(n, &sum, &[16, 4]);
+            let flat = reshaped(n, &sum, &[4, 4]);
             vec![n.node("Exp", &[&flat], Vec::new())]
         }));
         // No node is saved: both products are results in their own shape.

@@ -66,8 +66,7 @@ impl Nodes<'_> {
         };
         let is_sum = |a: &AttributeProto| a.s.as_deref() == Some(b"add");
         let into = self.maker(into).filter(|n| n.op_type == "Expand")?;
-        let stored = self.constants.iter().find(|c| c.name == into.input[0]);
-        let is_zero = stored.and_then(number) == Some(0.0);
+        let is_zero = self.initializer(&into.input[0]).and_then(number) == Some(0.0);
         let n_rows = |value: &str| self.shapes.get(value)?.first();
         let n_added = n_rows(added)?.as_const().unwrap_or(MOST_OPEN_ROWS);
         let are_fewer = n_rows(value)?.as_const()? > n_added;
@@ -95,12 +94,7 @@ impl Nodes<'_> {
 
     /// What a node multiplies with a stored number, and the number.
     fn scaling(&self, node: &NodeProto) -> Option<(String, f32)> {
-        let number = |name: &str| {
-            self.constants
-                .iter()
-                .find(|c| c.name == name)
-                .and_then(number)
-        };
+        let number = |name: &str| self.initializer(name).and_then(number);
         let [a, b] = node.input.as_slice() else {
             return None;
         };

@@ -28,7 +28,7 @@ impl Nodes<'_> {
     }
 
     /// What a transpose is of, and its order.
-    fn permuted(&self, value: &str) -> Option<(String, Vec<i64>)> {
+    pub(super) fn permuted(&self, value: &str) -> Option<(String, Vec<i64>)> {
         let node = self.maker(value).filter(|n| n.op_type == "Transpose")?;
         let order = node.attribute.iter().find(|a| a.name == "perm")?;
         Some((node.input[0].clone(), order.ints.clone()))
