@@ -1,6 +1,6 @@
 """What ``torch.autocast`` asks of a program.
 
-Owns the region that capture puts around ``forward``: export ignores a region around the module, but
+Owns the region that capture puts around a function: export ignores a region around the module, but
 keeps one inside, and PyTorch's decompositions turn it into casts of the graph. Parameters stay what
 they are; their gradients come back through the casts in the parameters' type.
 """
@@ -20,25 +20,24 @@ def key() -> tuple:
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in on)
 
 
-def requested(device: torch.device) -> torch.dtype | None:
-    """The type that autocast is on with for tensors of ``device``."""
-    return dict(key()).get(device.type)
-
-
 def suspended(device: torch.device) -> torch.autocast:
     """A region without autocast, for tracing."""
     return torch.autocast(device.type, enabled=False)
 
 
-def casting(forward, device: torch.device):
-    """``forward`` within an autocast region of its own, if one is on now."""
-    dtype = requested(device)
-    if dtype is None:
-        return forward
+def casting(function, device: torch.device):
+    """``function`` within an autocast region of its own, if one is on now."""
+    dtype = dict(key()).get(device.type)
+    return function if dtype is None else within(function, (device.type, dtype, True, None))
 
-    @functools.wraps(forward)
-    def cast_forward(self, *args, **kwargs):
-        with torch.autocast(device.type, dtype=dtype):
-            return forward(self, *args, **kwargs)
 
-    return cast_forward
+def within(function, arguments: tuple):
+    """``function`` within the region that ``torch.autocast(*arguments)`` opens."""
+    kind, dtype, enabled, cache = arguments
+
+    @functools.wraps(function)
+    def cast(*inputs):
+        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache):
+            return function(*inputs)
+
+    return cast

@@ -1,8 +1,8 @@
 """Indices that a program takes from its caller, and the range that eager would hold them to.
 
 Owns the check that embeddings, look-ups and class labels stay within their tables. It costs one
-pass over those inputs, which are small beside what they look up. Indices that the graph computes
-are not checked; there, what lies outside reads NaN and writes nothing.
+pass over those inputs, which are small beside what they look up. Indices and divisors that the
+graph computes are given by it besides, and checked before anything is written or returned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ._errors import OutOfRange
+from ._errors import DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
 
 #: Operators after which the elements are the same ones.
@@ -67,20 +67,61 @@ class Bound:
             )
 
 
-def bounds_of(nodes: list[FunctionalNode]) -> list[Bound]:
-    """The bounds on placeholders, each once, in the order of their operators."""
-    found: dict[tuple, Bound] = {}
+@dataclass(frozen=True)
+class DivisorBound:
+    """That an integer division has no divisor 0."""
+
+    placeholder: str
+    use: str
+
+    def check(self, divisors: torch.Tensor) -> None:
+        """Raises ``DivisionByZero``, as eager does."""
+        if not divisors.all():
+            raise DivisionByZero(f"ZeroDivisionError: {self.use} divides integers by zero")
+
+
+def bounds_of(
+    nodes: list[FunctionalNode],
+) -> tuple[list[Bound | DivisorBound], list[tuple[Ref, Bound | DivisorBound]]]:
+    """What operators demand of placeholders, and of values that the graph computes; each once."""
     made_by = {node.node: node for node in nodes}
+    fed: dict[Bound | DivisorBound, None] = {}
+    computed: dict[tuple[Ref, Bound | DivisorBound], None] = {}
     for node in nodes:
-        for index, low, high, ignored in _demands(node):
-            source = _source_of(index, made_by)
-            if source is None or not isinstance(high, int):
-                continue
-            module = list((node.node.meta.get("nn_module_stack") or {}).values())
-            where = f" in `{module[-1][0]}`" if module and module[-1][0] else ""
-            bound = Bound(source.name, low, high, ignored, f"{node.target}{where}")
-            found.setdefault((source.name, low, high, ignored), bound)
-    return list(found.values())
+        module = list((node.node.meta.get("nn_module_stack") or {}).values())
+        where = f" in `{module[-1][0]}`" if module and module[-1][0] else ""
+        for ref, make in _checked(node, f"{node.target}{where}"):
+            source = _source_of(ref, made_by)
+            if source is not None:
+                fed[make(source.name)] = None
+            elif not _is_known(ref, make("a computed value"), made_by):
+                computed[ref, make("a computed value")] = None
+    return list(fed), list(computed)
+
+
+def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
+    """Each operand that must be checked, and what makes its bound from its name."""
+    for ref, low, high, ignored in _demands(node):
+        is_whole = getattr(ref.value, "dtype", None) in (torch.int64, torch.int32)
+        if is_whole and isinstance(high, int):
+            yield ref, lambda name, ends=(low, high, ignored): Bound(name, *ends, use)
+    divisor = node.args.get("other")
+    divides = node.target.split(".")[1:2] in (["remainder"], ["fmod"], ["floor_divide"], ["div"])
+    if divides and isinstance(divisor, Ref) and not node.outputs[0].is_floating_point():
+        yield divisor, lambda name: DivisorBound(name, use)
+
+
+def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:
+    """Whether a computed value satisfies its bound whatever the inputs are."""
+    maker = made_by.get(ref.node)
+    while maker is not None and maker.target in _SAME:
+        ref = maker.args["self"]
+        maker = made_by.get(ref.node)
+    if maker is None or not isinstance(bound, Bound) or not maker.target.startswith("aten.arange"):
+        return False
+    start, end = maker.args.get("start", 0), maker.args["end"]
+    numbers = isinstance(start, int) and isinstance(end, int)
+    return numbers and maker.args.get("step", 1) == 1 and bound.low <= start and end <= bound.high
 
 
 def _demands(node: FunctionalNode) -> Iterator[tuple]:
@@ -94,6 +135,15 @@ def _demands(node: FunctionalNode) -> Iterator[tuple]:
         for dim, index in enumerate(args["indices"]):
             size = args["self"].value.shape[dim]
             if index is not None and isinstance(size, int):
+                yield index, -size, size, None
+    elif name in ("scatter", "scatter_add", "scatter_reduce") and args["self"].value.dim():
+        yield args["index"], 0, args["self"].value.shape[args["dim"]], None
+    elif name in ("index_add", "index_copy", "index_fill") and args["self"].value.dim():
+        yield args["index"], 0, args["self"].value.shape[args["dim"]], None
+    elif name == "index_put":
+        for dim, index in enumerate(args["indices"]):
+            if index is not None:
+                size = args["self"].value.shape[dim]
                 yield index, -size, size, None
     elif name in _CLASSES and not args["target"].value.is_floating_point():
         scores = args["self"].value

@@ -1,4 +1,4 @@
-"""Captures one module, in one mode, for one set of example inputs, as a functional graph.
+"""Captures a function of tensors, for one set of example inputs, as a functional graph.
 
 Owns the way from ``torch.export`` to a JSON document that the importer reads, and the
 document's schema. Never touches values: parameters stay where they are, and constants that
@@ -36,8 +36,8 @@ import functools
 import json
 import logging
 import math
+import re
 import time
-import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +45,12 @@ import torch
 from torch import fx, nn
 from torch._decomp import decomposition_table
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from ._bounds import Bound, bounds_of
-from ._errors import CaptureError
+from ._bounds import Bound, DivisorBound, bounds_of
+from ._errors import CaptureError, Refused
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
-from ._regions import inline_regions, keep_origins, stops_gradient
+from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 
 log = logging.getLogger("shorthaul")
 
@@ -114,9 +113,19 @@ class InputSpec:
 class OutputSpec:
     """One tensor that the program writes, and what becomes of it."""
 
-    kind: str  # user, buffer, user_input
+    kind: str  # user, buffer, user_input, check
     target: str | None  # state_dict key of a buffer
     user_idx: int | None  # position among the flattened user inputs (user_input only)
+    #: What a value that the graph computes must satisfy (check only).
+    bound: Bound | DivisorBound | None = None
+    #: The node of Dynamo's that writes the input last (user_input only).
+    writer: str = ""
+    #: Whether what is written needs a gradient (user_input only).
+    carries_gradient: bool = False
+
+    def check(self, value: torch.Tensor) -> None:
+        """Raises what eager would have raised for this value."""
+        self.bound.check(value)
 
 
 @dataclass
@@ -130,8 +139,12 @@ class Captured:
     #: What the call returns: per flattened position ``("output", i)`` (the i-th program output),
     #: ``("input", i)`` (the i-th program input, returned as it is) or ``("value", constant)``.
     returns: list[tuple[str, Any]]
-    #: What look-ups demand of inputs.
-    bounds: list[Bound]
+    #: What operators demand of inputs.
+    bounds: list[Bound | DivisorBound]
+    #: For each of ``returns`` how eager's result lies in memory, where it is not contiguous.
+    strides: list[tuple[int, ...] | None] = field(default_factory=list)
+    #: The node of Dynamo's behind each node of the document, where they are known.
+    sources: dict[str, str] = field(default_factory=dict)
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
@@ -149,8 +162,12 @@ def capture(
     *,
     supported: frozenset[str] | None = None,
     dynamic_shapes: Any = None,
+    origins: dict[str, fx.Node] | None = None,
 ) -> Captured:
     """Captures ``module(*args, **kwargs)`` in the module's present train/eval mode.
+
+    ``origins`` are nodes of Dynamo's by the name that ``_SOURCE`` in a traced node's metadata
+    gives; they know the user's modules and lines.
 
     ``supported`` names the operators that the importer knows (``aten.conv2d.default``): a graph
     made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
@@ -170,7 +187,7 @@ def capture(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
             "through a view, which Shorthaul cannot hold; move that part out of the module."
         )
-    captured = _Writer(exported, functional).write()
+    captured = _Writer(exported, functional, origins or {}).write()
     captured.export_seconds = export_seconds
     return captured
 
@@ -179,55 +196,17 @@ def _export(
     module: nn.Module, args: tuple, kwargs: dict, dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     try:
-        with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
+        with fx.traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
-        raise CaptureError(_explain(module, error)) from error
+        raise CaptureError(_explain(error)) from error
 
 
-def _explain(module: nn.Module, error: Exception) -> str:
-    """One sentence: where in the user's code capture stopped, why, and what to do."""
-    cumulative = [
-        name
-        for name, child in module.named_modules()
-        if isinstance(child, _BatchNorm) and child.training and child.momentum is None
-    ]
-    if cumulative:
-        return (
-            f"`{cumulative[0] or type(module).__name__}` is a BatchNorm with momentum=None, whose "
-            "averages weigh every step differently, which a graph cannot hold; give it a momentum."
-        )
-    module_path, place = _place_of(module, error)
+def _explain(error: Exception) -> str:
     reason = str(error).strip().split("\n")[0] or type(error).__name__
-    kind = type(error).__name__
-    where = f"in `{module_path or type(module).__name__}`" + (f" at {place}" if place else "")
-    if "GuardOnDataDependent" in kind or "data-dependent" in reason.lower() or "UserError" in kind:
-        return (
-            f"`forward` {where} lets a tensor's value decide what Python does next, which a "
-            f"graph cannot hold; "
-            "use torch.where (or torch.cond), or keep that part outside `shorthaul.module`. "
-            f"PyTorch says: {reason}"
-        )
-    return (
-        f"`forward` {where} cannot be captured: {reason} (from torch.export; does it run in eager?)"
-    )
-
-
-def _place_of(module: nn.Module, error: Exception) -> tuple[str, str]:
-    """The innermost module path and ``file:line: code`` of the user's own frames."""
-    names = {id(child): name for name, child in module.named_modules()}
-    module_path, place = "", ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        filename = frame.f_code.co_filename
-        owner = frame.f_locals.get("self")
-        if frame.f_code.co_name == "forward" and id(owner) in names:
-            module_path = names[id(owner)] or type(owner).__name__
-        if isinstance(owner, nn.Module) and "/torch/" not in filename.replace("\\", "/"):
-            summary = traceback.FrameSummary(filename, line, frame.f_code.co_name)
-            place = f"{filename}:{line}: `{(summary.line or '').strip()}`"
-    return module_path, place
+    return f"PyTorch cannot trace it: {reason}"
 
 
 def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:
@@ -258,7 +237,15 @@ def _decompose(exported, supported: frozenset[str] | None):
 class _Writer:
     """Writes one exported program as a document."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, functional: Functional):
+    def __init__(
+        self,
+        exported: torch.export.ExportedProgram,
+        functional: Functional,
+        origins: dict[str, fx.Node],
+    ):
+        self.origins = origins
+        self.sources: dict[str, str] = {}
+        self.strides: list[tuple[int, ...] | None] = []
         self.exported = exported
         self.functional = functional
         self.constants: list[bytes] = []
@@ -276,7 +263,8 @@ class _Writer:
         ]
         input_docs = [doc for doc in input_docs if doc is not None]
         nodes = [doc for node in self.functional.nodes for doc in self._nodes(node)]
-        outputs, output_docs, returns = self._outputs()
+        self.bounds, computed = bounds_of(self.functional.nodes)
+        outputs, output_docs, returns = self._outputs(computed)
         document = {
             "version": 1,
             "symbols": [
@@ -292,7 +280,9 @@ class _Writer:
             self.inputs,
             outputs,
             returns,
-            bounds_of(self.functional.nodes),
+            self.bounds,
+            self.strides,
+            self.sources,
             self.exported.call_spec.out_spec,
         )
 
@@ -341,6 +331,7 @@ class _Writer:
         if functional.target in _CHECKS or not functional.is_tensor_op:
             return []
         node = functional.node
+        self.sources[node.name] = _source_node(node)
         self._check_dtypes(functional)
         outputs = []
         for i, value in enumerate(functional.outputs):
@@ -368,11 +359,17 @@ class _Writer:
         doc = {
             "name": node.name,
             "target": functional.target,
-            "args": {name: self._arg(value) for name, value in functional.args.items()},
+            "args": self._args(functional),
             "outputs": outputs,
             "origin": origin,
         }
         return [doc, *stops]
+
+    def _args(self, functional: FunctionalNode) -> dict[str, Any]:
+        try:
+            return {name: self._arg(value) for name, value in functional.args.items()}
+        except CaptureError as error:
+            raise Refused.of_node(_source_node(functional.node), error) from error
 
     def _check_dtypes(self, functional: FunctionalNode) -> None:
         if functional.target.split(".")[1] not in _UNIFORM:
@@ -381,21 +378,23 @@ class _Writer:
         dtypes = [_dtype_name(ref.value.dtype) for ref in refs]
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
-            raise CaptureError(
+            error = CaptureError(
                 f"{functional.target} in `{origin['module']}` at {origin['source']} is given "
                 f"operands of different "
                 f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
             )
+            raise Refused.of_node(_source_node(functional.node), error)
 
-    def _outputs(self):
+    def _outputs(self, computed: list[tuple[Ref, Bound | DivisorBound]]):
         specs, docs, returns = [], [], []
         seen: dict[str, int] = {}
         output = next(node for node in self.exported.graph.nodes if node.op == "output")
         inputs = {spec.name: i for i, spec in enumerate(self.inputs)}
 
-        def emit(kind, target, user_idx, name):
-            specs.append(OutputSpec(kind, target, user_idx))
-            docs.append({"kind": kind, "target": target, "value": name})
+        def emit(kind, target, user_idx, name, **more):
+            specs.append(OutputSpec(kind, target, user_idx, **more))
+            known = "user" if kind == "check" else kind
+            docs.append({"kind": known, "target": target, "value": name})
             return len(specs) - 1
 
         users = {node.name: i for i, node in enumerate(self._user_placeholders())}
@@ -403,7 +402,15 @@ class _Writer:
             if kind == "buffer":
                 emit("buffer", target, None, self._name_of(node))
             else:
-                emit("user_input", target, users[target], self._name_of(node))
+                last = node.node if isinstance(node, Ref) else node
+                emit(
+                    "user_input",
+                    target,
+                    users[target],
+                    self._name_of(node),
+                    writer=_source_node(last),
+                    carries_gradient=_needs_gradient(node),
+                )
         for spec, arg in zip(
             self.exported.graph_signature.output_specs, output.args[0], strict=True
         ):
@@ -411,7 +418,10 @@ class _Writer:
                 continue
             if not isinstance(arg, fx.Node) or not isinstance(arg.meta.get("val"), torch.Tensor):
                 returns.append(("value", self._scalar(arg)))
+                self.strides.append(None)
                 continue
+            value = arg.meta["val"]
+            self.strides.append(None if value.is_contiguous() else tuple(value.stride()))
             name = self._name_of(arg)
             if name in inputs:
                 returns.append(("input", inputs[name]))
@@ -419,6 +429,8 @@ class _Writer:
                 if name not in seen:
                     seen[name] = emit("user", None, None, name)
                 returns.append(("output", seen[name]))
+        for ref, bound in computed:
+            emit("check", None, None, self.value_names[ref], bound=bound)
         return specs, docs, returns
 
     def _user_placeholders(self) -> list[fx.Node]:
@@ -524,14 +536,35 @@ class _Writer:
         return [op, *(self._expression(arg, size) for arg in expr.args)]
 
     def _origin(self, node: fx.Node) -> dict:
+        node = self.origins.get(_source_node(node), node)
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         module, kind = stack[-1] if stack else ("", "")
         kind = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
         return {
-            "module": module,
+            "module": _module_path(module),
             "kind": kind.rsplit(".", 1)[-1],
             "source": _source(node.meta.get("stack_trace")),
         }
+
+
+#: Where a traced node's metadata names the node of Dynamo's that it comes from, under "custom".
+SOURCE = "shorthaul_source"
+
+
+def _source_node(node: fx.Node) -> str:
+    return (node.meta.get("custom") or {}).get(SOURCE, "")
+
+
+def _needs_gradient(value: fx.Node | Ref) -> bool:
+    traced = value.value if isinstance(value, Ref) else value.meta.get("val")
+    return isinstance(traced, torch.Tensor) and traced.requires_grad
+
+
+def _module_path(path: str) -> str:
+    """``L['self'].layers[0]._modules['fc']``, as Dynamo says it, as ``layers.0.fc``."""
+    path = re.sub(r"^L(\['\w+'\]|__\w+?___?)(\.__self__)?", "", path)
+    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    return re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).strip(".")
 
 
 def _source(stack_trace: str | None) -> str:

@@ -1,21 +1,322 @@
-"""``torch.compile(model, backend="shorthaul")``: PyTorch's own capture in front of Shorthaul.
+"""From a graph that Dynamo captured to a function that runs it: PyTorch's parts and our regions.
 
-Owns the backend function that the ``torch_dynamo_backends`` entry point names. A graph that
-Dynamo hands over is an ``nn.Module``, and is compiled like any other.
+Owns the backend of ``torch.compile(model, backend="shorthaul")`` and of ``shorthaul.module``, the
+loop that gives PyTorch what no region can hold, and the settings under which Dynamo's guards see
+everything that eager would. Never looks at modules or Python: that is Dynamo's part.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
-from .module import module
+from ._capture import SOURCE, _module_path, _source
+from ._errors import CaptureError, CompileError, FallbackWarning, RecompileWarning, Unsupported
+from ._errors import Refused as RefusedNodes
+from ._partition import (
+    Ambient,
+    NotSplit,
+    RegionPlan,
+    Split,
+    emit,
+    value_of,
+    whole_graph_reason,
+)
+from ._place import BACKENDS
+from ._region import Region
+
+log = logging.getLogger("shorthaul")
+
+_FALLBACKS = ("eager", "error")
+
+#: Guards that Dynamo leaves out for speed, without which a change goes unseen.
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+}
 
 
-def shorthaul(graph_module: fx.GraphModule, example_inputs):
-    """A callable that runs ``graph_module``; it compiles at its first call."""
-    return module(_no_instance_forward(graph_module), fallback="eager")
+@dataclass(frozen=True)
+class Options:
+    """How a module is compiled; see :func:`shorthaul.module`."""
+
+    fallback: str = "eager"
+    max_programs: int = 16
+    backend: str = "auto"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+    def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend is one of {BACKENDS}, not {self.backend!r}")
+        if self.fallback not in _FALLBACKS:
+            raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
+        if self.max_programs < 1:
+            raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
 
 
-def _no_instance_forward(graph_module: fx.GraphModule) -> fx.GraphModule:
-    graph_module.__dict__.pop("forward", None)
-    return graph_module
+def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
+    """The backend that the ``torch_dynamo_backends`` entry point names.
+
+    ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
+    ``max_programs`` and ``backend``.
+    """
+    unknown = set(options or {}) - {"fallback", "max_programs", "backend"} | set(more)
+    if unknown or mode:
+        named = ", ".join(sorted(unknown)) or "mode"
+        raise ValueError(f"backend='shorthaul' has no option {named}")
+    return GraphCompiler(Options(**(options or {})), "the model")(graph_module, example_inputs)
+
+
+def make_guards_complete() -> None:
+    """Makes Dynamo guard what it leaves out by default, from here on in this process."""
+    for name, value in _SETTINGS.items():
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, value)
+
+
+shorthaul._dynamo_backend_init = make_guards_complete
+
+
+class GraphCompiler:
+    """Compiles the graphs of one module, and says what it could not."""
+
+    def __init__(self, options: Options, name: str):
+        self.options = options
+        self.name = name
+        self.said: set[str] = set()
+        #: Seconds that PyTorch took to trace regions.
+        self.n_graphs = 0
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs):
+        """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
+        make_guards_complete()
+        self.n_graphs += 1
+        self._say_graph_break(graph_module)
+        return self.compile(graph_module, example_inputs)
+
+    def compile(self, graph_module: fx.GraphModule, example_inputs):
+        """A function of the graph's inputs."""
+        reason = whole_graph_reason(graph_module.graph)
+        if reason is not None:
+            self.say_falls_back(reason)
+            return graph_module.forward
+        return _Attempt(self, graph_module, example_inputs).run()
+
+    def say_falls_back(self, what: str) -> None:
+        """Once for each sentence: PyTorch runs something."""
+        self._say(f"PyTorch runs a part of {self.name}: {what}", FallbackWarning)
+
+    def say_full(self, n_programs: int) -> None:
+        """Once: there are too many programs."""
+        self._say(
+            f"{self.name} already has {n_programs} programs for other sizes; further ones run "
+            f"through PyTorch. Pad the inputs to fewer sizes, or raise max_programs.",
+            RecompileWarning,
+        )
+
+    def _say(self, message: str, category: type[Warning]) -> None:
+        if message not in self.said:
+            self.said.add(message)
+            log.info(message)
+            warnings.warn(message, category, stacklevel=_outside_level())
+
+    def _say_graph_break(self, graph_module: fx.GraphModule) -> None:
+        why = getattr(graph_module, "compile_subgraph_reason", None)
+        if why is None or not why.graph_break:
+            return
+        frame = why.user_stack[-1] if why.user_stack else None
+        where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
+        reason = str(why.reason).strip().split("\n")[0]
+        self._say(
+            f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})",
+            FallbackWarning,
+        )
+
+
+def _outside_level() -> int:
+    """How many frames up the user's own code is."""
+    import sys
+
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and (
+        "/torch/" in frame.f_code.co_filename or "/shorthaul/" in frame.f_code.co_filename
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class _Attempt:
+    """The search for a split of one graph all of whose regions compile."""
+
+    def __init__(self, compiler: GraphCompiler, graph_module: fx.GraphModule, example_inputs):
+        self.compiler = compiler
+        self.graph_module = graph_module
+        self.refused: dict[str, str] = {}
+        self.regions: dict[tuple, Region] = {}
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        self.examples = dict(zip(placeholders, example_inputs, strict=True))
+        self.requires_grad = {
+            node: value.requires_grad
+            for node, value in self.examples.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def run(self):
+        """Splits until nothing is refused any more; each round gives PyTorch at least one node."""
+        while True:
+            try:
+                split = Split(self.graph_module.graph, self.refused)
+                runs = {plan.name: self._region(plan) for plan in split.regions}
+                break
+            except (NotSplit, RefusedNodes) as refusal:
+                new = refusal.reasons.keys() - self.refused.keys()
+                if not new:
+                    raise CompileError(f"a region is refused for good: {refusal}") from refusal
+                self.refused |= refusal.reasons
+        self._say_what_is_torchs(split)
+        runs |= self._checkpoints(split)
+        if not runs:
+            return self.graph_module.forward
+        return emit(split, self.graph_module, runs).forward
+
+    def _region(self, plan: RegionPlan) -> Region:
+        known = self.regions.get(plan.key)
+        if known is not None:
+            return known
+        body, origins = _body_of(plan, self.graph_module)
+        flags = [value_of(node).requires_grad for node in plan.outputs]
+        region = Region(body, origins, flags, self.compiler)
+        with _entered(plan.ambient):
+            inputs = [self._example(node) for node in plan.inputs]
+            try:
+                region.calls[region.key(inputs)] = region.compile(inputs)
+            except RefusedNodes:
+                raise
+            except Unsupported as error:
+                if self.compiler.options.fallback == "error" or not error.nodes:
+                    raise
+                raise RefusedNodes(error.nodes) from error
+            except (CaptureError, CompileError) as error:
+                if self.compiler.options.fallback == "error":
+                    raise
+                reason = str(error)
+                raise RefusedNodes({node.name: reason for node in plan.nodes}) from error
+        self.regions[plan.key] = region
+        return region
+
+    def _example(self, node: fx.Node) -> Any:
+        """What a region's input looks like in the call that is compiled."""
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            return _look_of(value, self.requires_grad.get(node, value.requires_grad))
+        return _hint(value)
+
+    def _say_what_is_torchs(self, split: Split) -> None:
+        reasons: dict[str, list[str]] = {}
+        for node, reason in split.torch_nodes.items():
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            module = _module_path(stack[-1][0]) if stack else ""
+            place = f"{module or 'the model itself'} ({_source(node.meta.get('stack_trace'))})"
+            reasons.setdefault(reason, []).append(place)
+        for reason, places in reasons.items():
+            first = ", ".join(dict.fromkeys(places[:3]))
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            self.compiler.say_falls_back(f"{reason}, at {first}{more}")
+
+    def _checkpoints(self, split: Split) -> dict[str, Any]:
+        """What replaces calls of ``torch.utils.checkpoint``: the same around a compiled body."""
+        found = {}
+        for node in split.torch_nodes:
+            target = str(node.target)
+            if target != "tag_activation_checkpoint":
+                continue
+            body = getattr(self.graph_module, node.args[0].target)
+            operands = node.args[1:]
+            if body.meta.get("_checkpoint_context_fn") or not all(
+                isinstance(operand, fx.Node) for operand in operands
+            ):
+                continue
+            examples = [
+                self.examples.get(operand, value_of(operand)) for operand in operands
+            ]
+            run = self.compiler.compile(body, examples)
+            keeps_random_state = node.kwargs.get("preserve_rng_state", True)
+            found[node.name] = _Checkpointed(run, keeps_random_state)
+        return found
+
+
+class _Checkpointed:
+    """A part of a graph whose values are computed again in the backward pass."""
+
+    def __init__(self, run, keeps_random_state: bool):
+        self.run = run
+        self.keeps_random_state = keeps_random_state
+
+    def __call__(self, *inputs):
+        return checkpoint(
+            self.run, *inputs, use_reentrant=False, preserve_rng_state=self.keeps_random_state
+        )
+
+
+def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """A tensor like ``value`` without memory, with sizes that are known."""
+    shape, stride = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
+    with FakeTensorMode():
+        look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+    return look.requires_grad_(requires_grad)
+
+
+def _hint(value: Any) -> Any:
+    """The number that a symbolic one is in this call."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return value
+
+
+@contextlib.contextmanager
+def _entered(ambient: Ambient) -> Iterator[None]:
+    """PyTorch's state as it is where a region begins."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype, enabled, cache in ambient.autocasts:
+            stack.enter_context(
+                torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache)
+            )
+        if ambient.grad is not None:
+            stack.enter_context(torch.set_grad_enabled(ambient.grad))
+        yield
+
+
+def _body_of(
+    plan: RegionPlan, graph_module: fx.GraphModule
+) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """A region as a graph of its own, and Dynamo's nodes by the names they have in it."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    origins: dict[str, fx.Node] = {}
+    for i, node in enumerate(plan.inputs):
+        made[node] = graph.placeholder(f"in_{i}")
+    for node in plan.nodes:
+        copied = made[node] = graph.node_copy(node, lambda n: made[n])
+        copied.name = node.name
+        copied.meta = dict(node.meta)
+        copied.meta["custom"] = {**(node.meta.get("custom") or {}), SOURCE: node.name}
+        origins[node.name] = node
+    graph.output([made[node] for node in plan.outputs])
+    root = {
+        node.target: functools.reduce(getattr, node.target.split("."), graph_module)
+        for node in graph.nodes
+        if node.op == "get_attr"
+    }
+    return fx.GraphModule(root, graph, "Region"), origins

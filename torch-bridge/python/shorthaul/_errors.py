@@ -15,6 +15,19 @@ class CaptureError(ShorthaulError):
     """The module's ``forward`` could not be turned into a graph."""
 
 
+class Refused(CaptureError):
+    """Nodes of a graph that no program can hold: names with reasons. They are PyTorch's to run."""
+
+    def __init__(self, reasons: dict[str, str]):
+        self.reasons = reasons
+        super().__init__("; ".join(dict.fromkeys(reasons.values())))
+
+    @classmethod
+    def of_node(cls, name: str, error: Exception) -> Exception:
+        """A refusal of the node of that name; the error itself where the name is not known."""
+        return cls({name: str(error)}) if name else error
+
+
 class Unsupported(ShorthaulError):
     """The graph uses operators that Shorthaul does not have; all of them are listed.
 
@@ -23,6 +36,8 @@ class Unsupported(ShorthaulError):
 
     def __init__(self, operators: list[tuple[str, list[str]]]):
         self.operators = operators
+        #: Nodes of the region's graph that need them, with the reason.
+        self.nodes: dict[str, str] = {}
         lines = [
             f"  {target} at {', '.join(places[:4])}"
             + (f" and {len(places) - 4} more" if len(places) > 4 else "")
@@ -31,8 +46,8 @@ class Unsupported(ShorthaulError):
         super().__init__(
             f"Shorthaul has no implementation of {len(operators)} operator(s) of this model:\n"
             + "\n".join(lines)
-            + "\nReplace them, or keep the modules that use them outside `shorthaul.module`, "
-            'or pass `fallback="eager"` to run the whole module through PyTorch.'
+            + "\nReplace them, or leave out `fallback=\"error\"`: then PyTorch runs them, and "
+            "Shorthaul the rest."
         )
 
 
@@ -42,6 +57,10 @@ class InputError(ShorthaulError):
 
 class OutOfRange(InputError, IndexError):
     """An index or a class label lies outside of what it looks up."""
+
+
+class DivisionByZero(ShorthaulError, ZeroDivisionError):
+    """An integer was divided by zero."""
 
 
 class CompileError(ShorthaulError):
@@ -54,3 +73,7 @@ class CapturingError(ShorthaulError):
 
 class RecompileWarning(UserWarning):
     """A module is compiled again, or no longer, because its inputs or mode keep changing."""
+
+
+class FallbackWarning(UserWarning):
+    """PyTorch runs a part of a module, or Python runs between two parts of it."""

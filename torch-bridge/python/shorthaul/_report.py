@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
 from torch import nn
 
-from .module import module, original_of, runner_of
+from ._region import recorded
+from .module import module, original_of
 
 
 class Report:
@@ -56,15 +58,41 @@ def _mib(n_bytes: int) -> str:
 
 
 def report(model: nn.Module, *inputs, **kwargs) -> Report:
-    """Compiles ``model`` for these inputs, in its present mode, and reports on the program.
+    """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
 
     Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.
-    Raises what :func:`shorthaul.module` raises; nothing is run.
+    The forward pass runs once; buffers and PyTorch's random numbers are then as they were. Raises
+    what a call of :func:`shorthaul.module` raises.
     """
+    return Report(_joined([json.loads(p.native.report()) for p in programs_of(model, inputs, kwargs)]))
+
+
+def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None) -> list:
+    """The programs that one call of ``model`` runs, in order."""
     compiled = model if hasattr(type(model), "_shorthaul_options") else module(model)
-    call = runner_of(compiled).prepare(compiled, inputs, kwargs)
-    if call is None:
+    buffers = [(buffer, buffer.detach().clone()) for buffer in compiled.buffers()]
+    with recorded() as calls, torch.random.fork_rng():
+        compiled(*inputs, **(kwargs or {}))
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    if not calls:
         raise ValueError(
             f"{type(original_of(compiled)).__name__} runs through PyTorch for these inputs"
         )
-    return Report(json.loads(call.program.native.report()))
+    return [call.program for call in calls]
+
+
+def _joined(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several programs' numbers as those of one step: sums, and the largest of the arenas."""
+    first, *others = reports
+    for other in others:
+        for key, value in other.items():
+            if isinstance(value, list):
+                first[key] = first.get(key, []) + value
+            elif isinstance(value, (int, float)):
+                first[key] += value
+        memory, more = first["memory"], other["memory"]
+        for key, value in more.items():
+            memory[key] = memory[key] + value if key == "saved_bytes" else max(memory[key], value)
+    return first

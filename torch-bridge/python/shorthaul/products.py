@@ -88,9 +88,12 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     about a device.
     """
     from . import _operators
-    from .module import runner_of
+    from ._report import programs_of
 
-    program = runner_of(model).prepare(model, inputs, {}).program.native
+    programs = programs_of(model, inputs)
+    if len(programs) != 1:
+        raise ValueError(f"the model runs as {len(programs)} programs; products of one are timed")
+    program = programs[0].native
     maps = {"forward": program.cuda_launch_maps(False), "backward": program.cuda_launch_maps(True)}
     before, _operators.timings = _operators.timings, []
     try:

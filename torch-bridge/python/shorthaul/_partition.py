@@ -1,0 +1,483 @@
+"""Splits a graph that Dynamo gives into regions for Shorthaul and parts for PyTorch.
+
+Owns the rules of that split. The order of the graph is kept, so PyTorch's parts mean what they mean
+in eager: custom autograd functions, higher-order operators, in-place writes to tensors that need a
+gradient, operators without an implementation here. A region gives only fresh tensors: an output
+that is a view of an input or of another value is taken again from its base, by PyTorch, behind the
+region. Never traces or compiles.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+#: Types of elements that kernels hold.
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+#: Functions and methods whose result is a view of their first operand, if it shares its storage.
+_VIEWS = frozenset(
+    "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
+    "float double half bfloat16 to type type_as "
+    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select "
+    "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
+    "unfold unsqueeze view view_as vsplit".split()
+)
+
+#: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
+_METADATA_WRITES = frozenset(
+    "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ "
+    "swapdims_ t_ transpose_ unsqueeze_ set_data".split()
+)
+
+#: Methods that are about autograd or Python, not about elements.
+_TORCH_ONLY = frozenset(
+    "backward data_ptr grad item numpy register_hook register_post_accumulate_grad_hook "
+    "retain_grad share_memory_ storage tolist untyped_storage".split()
+)
+
+#: Operators that are worth a region of their own.
+_HEAVY = (
+    "conv",
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "einsum",
+    "attention",
+    "norm",
+    "lstm",
+    "gru",
+    "rnn",
+    "embedding",
+    "softmax",
+    "cross_entropy",
+)
+
+#: How functions begin that give nothing and change no state that others depend on.
+_CHECKS = ("_check", "_assert", "_foreach", "sym_constrain")
+_NO_VALUE = "it gives no value"
+
+_SET_GRAD = torch._C._set_grad_enabled
+_ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+_EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """What PyTorch's state is where a region begins."""
+
+    #: Arguments of the ``torch.autocast`` regions around it that ``forward`` itself entered.
+    autocasts: tuple[tuple, ...] = ()
+    #: Whether ``forward`` itself set the gradient mode before it, and to what.
+    grad: bool | None = None
+
+
+@dataclass
+class RegionPlan:
+    """A run of nodes that becomes one region."""
+
+    name: str
+    nodes: list[fx.Node]
+    ambient: Ambient
+    inputs: list[fx.Node] = field(default_factory=list)
+    outputs: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from other regions of the same graph."""
+        return tuple(node.name for node in (*self.nodes, *self.outputs))
+
+
+class NotSplit(Exception):
+    """Nodes that turn out to be PyTorch's: by name, with the reason."""
+
+    def __init__(self, reasons: dict[str, str]):
+        self.reasons = reasons
+        super().__init__(str(reasons))
+
+
+def value_of(node: fx.Node) -> Any:
+    """The traced value of a node of Dynamo's."""
+    return node.meta.get("example_value")
+
+
+def name_of(node: fx.Node) -> str:
+    """The last word of the function or method that a node calls."""
+    if isinstance(node.target, str):
+        return node.target
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def whole_graph_reason(graph: fx.Graph) -> str | None:
+    """Why no part of a graph can be a region, if that is so."""
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        if name_of(node) in _METADATA_WRITES:
+            return f"`{name_of(node)}` changes what a tensor is"
+        module = getattr(node.target, "__module__", "") or ""
+        if "functorch" in module or name_of(node).startswith("_vmap_"):
+            return "it is a transform of torch.func"
+    return None
+
+
+def torch_reason(node: fx.Node) -> str | None:
+    """Why a single node is PyTorch's to run; ``None`` where a region may hold it."""
+    if node.op == "call_module":
+        return f"sub-module `{node.target}`"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"higher-order operator `{node.target}`"
+    if name_of(node) in _TORCH_ONLY:
+        return f"`{name_of(node)}` is about autograd or Python"
+    if node.target is _SET_GRAD:
+        return None
+    if node.target is torch.autograd.grad:
+        return "`torch.autograd.grad` inside forward"
+    if node.kwargs.get("generator") is not None:
+        return "random numbers of a generator"
+    if "out" in node.kwargs:
+        return "it writes to `out=`"
+    values = list(_tensors(value_of(node)))
+    if value_of(node) is None and name_of(node) != "setitem":
+        return "it only checks" if name_of(node).startswith(_CHECKS) else _NO_VALUE
+    for tensor in (*values, *(t for arg in node.all_input_nodes for t in _tensors(value_of(arg)))):
+        if (problem := tensor_reason(tensor)) is not None:
+            return problem
+    return None
+
+
+def tensor_reason(tensor: torch.Tensor) -> str | None:
+    """Why kernels cannot hold a tensor."""
+    from torch._subclasses import FakeTensor
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
+        return f"a {type(tensor).__name__}"
+    if tensor.layout != torch.strided:
+        return f"a {tensor.layout} tensor"
+    if tensor.dtype not in DTYPES:
+        return f"numbers of type {str(tensor.dtype).removeprefix('torch.')}"
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return "a quantized or lazily conjugated tensor"
+    return None
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether a node computes sizes or other Python numbers."""
+    return isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives a view of its first operand, written by nobody in between."""
+    name = name_of(node)
+    if name not in _VIEWS and name != "getattr":
+        return False
+    results = list(_tensors(value_of(node)))
+    operand = node.args[0] if node.args else None
+    if not results or not isinstance(operand, fx.Node):
+        return False
+    sources = {t.untyped_storage()._cdata for t in _tensors(value_of(operand))}
+    return all(t.untyped_storage()._cdata in sources for t in results)
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    name = name_of(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
+
+
+_IN_PLACE_OPERATORS = frozenset(
+    f"i{name}"
+    for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
+) | {f"__i{name}__" for name in "add and floordiv lshift mod mul or pow rshift sub truediv xor".split()}
+
+
+class Split:
+    """A graph with its regions: ``parts`` in order, each a node for PyTorch or a ``RegionPlan``."""
+
+    def __init__(self, graph: fx.Graph, refused: Mapping[str, str]):
+        self.graph = graph
+        self.refused = refused
+        #: Nodes that PyTorch runs, with the reason.
+        self.torch_nodes: dict[fx.Node, str] = {}
+        self.parts: list[fx.Node | RegionPlan] = []
+        self._segment()
+        self._drop_small()
+        self._set_boundaries()
+
+    @property
+    def regions(self) -> list[RegionPlan]:
+        """The regions, in order."""
+        return [part for part in self.parts if isinstance(part, RegionPlan)]
+
+    def _segment(self) -> None:
+        open_nodes: dict[fx.Node, None] = {}
+        ambient = started = Ambient()
+
+        def close():
+            if open_nodes:
+                self.parts.append(RegionPlan("", list(open_nodes), started))
+                open_nodes.clear()
+
+        depth = 0
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
+            if is_number(node) or (_is_item(node) and not is_inside):
+                if is_inside:
+                    close()
+                self.parts.append(node)
+                continue
+            reason = self.refused.get(node.name)
+            if node.target in (_ENTER_AUTOCAST, _EXIT_AUTOCAST):
+                ambient = _autocast_after(ambient, node)
+                reason = "a torch.autocast region begins or ends"
+            elif reason is None:
+                reason = torch_reason(node)
+                if reason == _NO_VALUE:
+                    # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
+                    depth += 1
+            if reason is None and depth:
+                reason = "PyTorch's state is changed before it"
+            if node.target is _SET_GRAD:
+                ambient = Ambient(ambient.autocasts, node.args[0])
+            if reason is not None:
+                close()
+                self.torch_nodes[node] = reason
+                self.parts.append(node)
+            else:
+                if not open_nodes:
+                    started = ambient
+                open_nodes[node] = None
+        close()
+
+    def _drop_small(self) -> None:
+        """What a call of kernels would cost more than it saves stays PyTorch's."""
+        alone = len(self.regions) == 1 and not self.torch_nodes
+        parts: list[fx.Node | RegionPlan] = []
+        for part in self.parts:
+            if isinstance(part, RegionPlan):
+                working = [node for node in part.nodes if not is_view(node) and not _is_item(node)]
+                working = [node for node in working if node.target is not _SET_GRAD]
+                heavy = any(word in name_of(node) for node in working for word in _HEAVY)
+                if len(working) < (1 if alone or heavy else 2):
+                    parts.extend(part.nodes)
+                    continue
+            parts.append(part)
+        self.parts = parts
+        for i, region in enumerate(self.regions):
+            region.name = f"region_{i}"
+
+    def _set_boundaries(self) -> None:
+        for region in self.regions:
+            inside = set(region.nodes)
+            inputs: dict[fx.Node, None] = {}
+            for node in region.nodes:
+                for arg in node.all_input_nodes:
+                    if arg not in inside:
+                        inputs[arg] = None
+            region.inputs = list(inputs)
+            _Exposed(region).choose_outputs()
+
+
+def _is_item(node: fx.Node) -> bool:
+    """An item of a tuple, which belongs to whoever made the tuple."""
+    return node.target is operator.getitem and not isinstance(value_of(node.args[0]), torch.Tensor)
+
+
+def _autocast_after(ambient: Ambient, node: fx.Node) -> Ambient:
+    if node.target is _ENTER_AUTOCAST:
+        entered = (*ambient.autocasts, tuple(node.args))
+        return Ambient(entered, ambient.grad)
+    return Ambient(ambient.autocasts[:-1], ambient.grad)
+
+
+class _Exposed:
+    """Which values a region gives, and how all others that are seen outside come from those."""
+
+    def __init__(self, region: RegionPlan):
+        self.region = region
+        self.inside = set(region.nodes)
+        self.by_storage: dict[int, fx.Node] = {}
+        for node in (*region.inputs, *region.nodes):
+            key = _storage(node)
+            if key is not None:
+                self.by_storage.setdefault(key, node)
+        self.seen = [
+            node for node in region.nodes if any(user not in self.inside for user in node.users)
+        ]
+
+    def choose_outputs(self) -> None:
+        outputs: dict[fx.Node, None] = {}
+        reasons = {}
+        for node in self.seen:
+            if node.target is _SET_GRAD:
+                continue
+            try:
+                for base in self._bases(node):
+                    outputs[base] = None
+            except NotSplit as refusal:
+                reasons |= refusal.reasons
+        if reasons:
+            raise NotSplit(reasons)
+        self.region.outputs = list(outputs)
+
+    def _bases(self, node: fx.Node) -> list[fx.Node]:
+        """The region's own values that ``node`` is taken from, outside."""
+        if node not in self.inside:
+            return []
+        step = step_outside(node, self)
+        if step == "output":
+            return [node]
+        operands = node.all_input_nodes if step == "view" else node.all_input_nodes[:1]
+        return [base for operand in operands for base in self._bases(operand)]
+
+    def is_only_name(self, node: fx.Node) -> bool:
+        """Whether no other value outside shares the storage of ``node``."""
+        key = _storage(node)
+        return not any(other is not node and _storage(other) == key for other in self.seen)
+
+
+def step_outside(node: fx.Node, exposed: _Exposed) -> str:
+    """How a region's value reaches the outside.
+
+    ``output``: it is given by the region. ``view``: PyTorch takes it from its operands again.
+    ``same``: it is its first operand, which was written in place or passed through.
+    """
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        if is_view(node):
+            return "view"
+        raise NotSplit({node.name: "several results in one are used elsewhere"})
+    first = exposed.by_storage[_storage(node)]
+    if first is node:
+        return "output"
+    if is_view(node):
+        base = value_of(first)
+        if value.requires_grad != base.requires_grad and name_of(node) != "detach":
+            raise NotSplit({node.name: "a view is taken where gradients are off"})
+        is_whole = (
+            name_of(node) != "detach"
+            and first in exposed.inside
+            and value.is_contiguous()
+            and base.is_contiguous()
+            and value.numel() == base.numel()
+            and value.dtype == base.dtype
+        )
+        return "output" if is_whole and exposed.is_only_name(node) else "view"
+    operand = node.all_input_nodes[0] if node.all_input_nodes else None
+    if operand is not None and _storage(operand) == _storage(node):
+        same = value_of(operand)
+        if _is_in_place(node) or (
+            same.shape == value.shape
+            and same.stride() == value.stride()
+            and same.requires_grad == value.requires_grad
+        ):
+            return "same"
+    raise NotSplit({node.name: "its result shares memory with another value"})
+
+
+def emit(split: Split, graph_module: fx.GraphModule, runs: Mapping[str, Any]) -> fx.GraphModule:
+    """The graph that calls ``runs[region.name]`` for each region and PyTorch for the rest.
+
+    ``runs`` may also hold replacements of single PyTorch nodes, by node name.
+    """
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in split.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            made[node] = graph.node_copy(node, lambda n: made[n])
+    for part in split.parts:
+        if isinstance(part, RegionPlan):
+            _emit_region(graph, part, made)
+        elif part.name in runs:
+            args = [made[arg] for arg in part.all_input_nodes if arg.op != "get_attr"]
+            made[part] = graph.create_node("call_module", f"of_{part.name}", tuple(args))
+        else:
+            made[part] = graph.node_copy(part, lambda n: made[n])
+    output = next(iter(reversed(split.graph.nodes)))
+    graph.output(fx.node.map_arg(output.args[0], lambda n: made[n]))
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "get_attr")
+    targets = {node.target for node in graph.nodes if node.op == "call_module"}
+    callables = {f"of_{name}": run for name, run in runs.items()}
+    own = {name: callables[name] for name in targets if name in callables}
+    root = {
+        node.target: _attribute(graph_module, node.target)
+        for node in graph.nodes
+        if node.op in ("get_attr", "call_module") and node.target not in own
+    }
+    emitted = fx.GraphModule({**root, **dict.fromkeys(own)}, graph, "Split")
+    for name, run in own.items():
+        # Plain attributes: hooks of modules must not see them.
+        emitted.__dict__[name] = run
+    return emitted
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def _emit_region(graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Node]) -> None:
+    call = graph.create_node(
+        "call_module", f"of_{region.name}", tuple(made[node] for node in region.inputs)
+    )
+    for i, node in enumerate(region.outputs):
+        made[node] = graph.call_function(operator.getitem, (call, i))
+    exposed = _Exposed(region)
+    for node in region.nodes:
+        if node.target is _SET_GRAD:
+            made[node] = graph.node_copy(node)
+    for node in exposed.seen:
+        if node.target is not _SET_GRAD:
+            _emit_exposed(graph, node, exposed, made)
+
+
+def _emit_exposed(graph, node: fx.Node, exposed: _Exposed, made: dict[fx.Node, fx.Node]) -> None:
+    if node in made:
+        return
+    for operand in node.all_input_nodes:
+        _emit_exposed(graph, operand, exposed, made)
+    step = step_outside(node, exposed)
+    if step == "same":
+        made[node] = made[node.all_input_nodes[0]]
+    else:
+        made[node] = graph.node_copy(node, lambda n: made[n])
+
+
+__all__ = ["Ambient", "NotSplit", "RegionPlan", "Split", "emit"]

@@ -1,0 +1,349 @@
+"""A region of a graph at run time: its compiled programs, and the choice of one for a call.
+
+Owns what a program is specific to (gradient mode, which inputs need a gradient, sizes, number of
+threads), the compilation of a region, and one call of a program. A region is a function of tensors
+and numbers: where modules, buffers and Python live, Dynamo's guards watch. Never splits graphs
+(``_partition``) nor runs kernels (``_operators``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+
+from . import _autocast, _native, _operators
+from ._capture import Captured, capture
+from ._errors import CaptureError, CompileError, InputError, Refused, ShorthaulError, Unsupported
+from ._place import place_of
+from ._program import Program, compile_program
+
+#: How often a size must come back, after the first two, before it gets a program of its own.
+_FREQUENT = 3
+
+
+class Region:
+    """A function of tensors and numbers, with a program for each kind of call."""
+
+    def __init__(
+        self,
+        body: fx.GraphModule,
+        origins: dict[str, fx.Node],
+        requires_grad: Sequence[bool],
+        owner: Any,
+    ):
+        #: PyTorch's way to compute the same.
+        self.body = body
+        self.origins = origins
+        #: Of each output, whether eager's needs a gradient where some input does.
+        self.requires_grad = tuple(requires_grad)
+        self.owner = owner
+        self.calls: dict[tuple, Call | None] = {}
+        self.wanted: dict[tuple, int] = {}
+        self.lock = threading.RLock()
+
+    def __call__(self, *inputs):
+        key = self.key(inputs)
+        try:
+            call = self.calls[key]
+        except KeyError:
+            call = self._prepare(key, inputs)
+        if call is None:
+            return self.body.forward(*inputs)
+        return call(self, inputs)
+
+    def key(self, inputs) -> tuple:
+        """What a program is specific to."""
+        sizes = [
+            (value.shape, value.requires_grad) if isinstance(value, torch.Tensor) else value
+            for value in inputs
+        ]
+        return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *sizes)
+
+    def _prepare(self, key: tuple, inputs) -> Call | None:
+        with self.lock:
+            if key in self.calls:
+                return self.calls[key]
+            if not self._is_wanted(key):
+                return None
+            try:
+                call = self.compile(inputs)
+            except (Refused, Unsupported, CaptureError, CompileError) as error:
+                if self.owner.options.fallback == "error":
+                    raise
+                self.owner.say_falls_back(str(error))
+                call = None
+            self.calls[key] = call
+            return call
+
+    def _is_wanted(self, key: tuple) -> bool:
+        """Whether sizes that come for the first time get a program, or PyTorch's operators."""
+        n_programs = len(self.calls)
+        if n_programs < 2:
+            return True
+        if n_programs >= self.owner.options.max_programs:
+            self.owner.say_full(n_programs)
+            return False
+        self.wanted[key] = self.wanted.get(key, 0) + 1
+        return self.wanted[key] >= _FREQUENT
+
+    def compile(self, inputs) -> Call | None:
+        """A program for calls like this one; ``inputs`` may be fakes. ``None``: PyTorch's way.
+
+        Raises ``Refused`` with the nodes that no program can hold, or ``CompileError``.
+        """
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        if any(not tensor.numel() for tensor in tensors):
+            return None
+        named = [(f"input {i}", tensor) for i, tensor in enumerate(tensors)]
+        place = place_of(named, self.owner.options.backend)
+        place.refuse_capture(self.owner.name)
+        supported = _supported()
+        try:
+            return self._compile_with(supported, place, inputs)
+        except Unsupported as error:
+            # A rule that refuses a case of its operator leaves it to PyTorch's decomposition.
+            refused = {target.split(" ")[0] for target, _ in error.operators} & supported
+            if not refused:
+                raise
+            try:
+                return self._compile_with(supported - refused, place, inputs)
+            except (Unsupported, CaptureError):
+                raise error from None
+
+    def _compile_with(self, supported: frozenset[str], place, inputs) -> Call:
+        function = _Function(self.body)
+        function.call = _autocast.casting(function.call, place.device)
+        grad = torch.is_grad_enabled()
+        with _autocast.suspended(place.device):
+            try:
+                captured = capture(
+                    function, fakes_of(inputs), supported=supported, origins=self.origins
+                )
+            except Refused:
+                raise
+            except CaptureError as error:
+                raise Refused.of_node(function.interpreter.stopped_at, error) from error
+        requires_grad = []
+        for spec in captured.inputs:
+            tensor = spec.constant if spec.kind == "constant" else inputs[spec.user_idx]
+            requires_grad.append(grad and tensor.requires_grad)
+        for output in captured.outputs:
+            if output.kind == "user_input" and grad:
+                self._refuse_write(captured, output, inputs)
+        try:
+            program = compile_program(captured, requires_grad, place)
+        except Unsupported as error:
+            error.nodes = _nodes_of(captured, error)
+            raise
+        return Call(captured, program, self.requires_grad, any(requires_grad))
+
+    def _refuse_write(self, captured: Captured, output, inputs) -> None:
+        """A write that becomes part of autograd's graph is PyTorch's."""
+        if inputs[output.user_idx].requires_grad or output.carries_gradient:
+            raise Refused({output.writer: "it writes in place to a tensor that needs a gradient"})
+
+
+class _Function(torch.nn.Module):
+    """A graph as the module that PyTorch's exporter takes; it runs node by node."""
+
+    def __init__(self, body: fx.GraphModule):
+        super().__init__()
+        self.interpreter = _Interpreter(body)
+        self.call = self.interpreter.run
+
+    def forward(self, *inputs):
+        return self.call(*inputs)
+
+
+class _Interpreter(fx.Interpreter):
+    """Remembers the node at which an error arose."""
+
+    stopped_at = ""
+
+    def run_node(self, node: fx.Node):
+        try:
+            return super().run_node(node)
+        except Exception:
+            self.stopped_at = self.stopped_at or node.name
+            raise
+
+
+def _nodes_of(captured: Captured, error: Unsupported) -> dict[str, str]:
+    """Dynamo's nodes behind operators without an implementation, with the reason."""
+    found = {}
+    for target, places in error.operators:
+        for node in captured.document["nodes"]:
+            origin = node["origin"]
+            place = f"{origin['module'] or 'the model itself'} ({origin['source']})"
+            if node["target"] == target.split(" ")[0] and place in places:
+                source = captured.sources.get(node["name"].removesuffix(".live"), "")
+                found[source] = f"no implementation of {target}"
+    found.pop("", None)
+    return found
+
+
+def fakes_of(inputs) -> tuple:
+    """Tensors without memory that look like ``inputs``, and numbers as they are."""
+    mode = FakeTensorMode()
+    fakes = []
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            with mode:
+                fake = torch.empty_strided(
+                    tuple(map(int, value.shape)),
+                    tuple(map(int, value.stride())),
+                    dtype=value.dtype,
+                    device=value.device,
+                )
+            fakes.append(fake.requires_grad_(value.requires_grad))
+        else:
+            fakes.append(value)
+    return tuple(fakes)
+
+
+@functools.cache
+def _supported() -> frozenset[str]:
+    return frozenset(_native.supported_targets())
+
+
+#: Where programs go that are called while somebody asks: see :func:`recorded`.
+_recorders: list[list[Call]] = []
+
+
+@contextlib.contextmanager
+def recorded():
+    """Collects the calls of programs that run inside, in order."""
+    calls: list[Call] = []
+    _recorders.append(calls)
+    try:
+        yield calls
+    finally:
+        _recorders.remove(calls)
+
+
+class Call:
+    """A program bound to the order of its region's inputs and outputs."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        program: Program,
+        requires_grad: Sequence[bool],
+        differentiable: bool,
+    ):
+        self.captured = captured
+        self.program = program
+        self.handle = _operators.register(program)
+        self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
+        self.positions = [spec.user_idx for spec in self.specs]
+        #: Positions among the inputs of what the call writes.
+        self.written = [o.user_idx for o in captured.outputs if o.kind == "user_input"]
+        self.is_checked = any(output.kind == "check" for output in captured.outputs)
+        users = {}
+        for i, output in enumerate(captured.outputs):
+            if output.kind == "user":
+                users[i] = len(users)
+        #: Where each result comes from: ("output", i), ("input", i) or ("value", constant).
+        self.returns = [
+            (kind, users[value])
+            if kind == "output"
+            else (kind, captured.inputs[value].user_idx if kind == "input" else value)
+            for kind, value in captured.returns
+        ]
+        self.strides = captured.strides
+        #: Results that need no gradient in eager, though some input does.
+        self.detached = [
+            i
+            for i, ((kind, _), wanted) in enumerate(zip(self.returns, requires_grad, strict=True))
+            if kind == "output" and differentiable and not wanted
+        ]
+        #: Inputs that the call writes when the forward pass is over, though the backward pass
+        #: reads their old value.
+        self.kept = [
+            i
+            for i, spec in enumerate(self.specs)
+            if i in program.backward_reads and spec.user_idx in self.written
+        ]
+
+    def __call__(self, region: Region, inputs):
+        for recorder in _recorders:
+            recorder.append(self)
+        if self.written and _overlap(inputs, self.written):
+            return region.body.forward(*inputs)
+        place = self.program.place
+        tensors = [inputs[i] for i in self.positions]
+        if place.runs_cuda_text:
+            tensors = [place.aligned(tensor) for tensor in tensors]
+        else:
+            tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        for i in self.kept:
+            tensors[i] = tensors[i].clone()
+        if self.program.uses_seed:
+            tensors.append(place.seed())
+        *outputs, state, _saved = torch.ops.shorthaul.forward(tensors, self.handle)
+        if self.program.state_bytes:
+            self._write_state(inputs, state)
+        return self._returned(inputs, outputs)
+
+    def _write_state(self, inputs, state: torch.Tensor) -> None:
+        """Checks what the graph computed for that, then writes inputs as eager would have."""
+        views = self.program.state_views(state)
+        others = [output for output in self.captured.outputs if output.kind != "user"]
+        targets, values = [], []
+        for output, view in zip(others, views, strict=True):
+            if output.kind == "check":
+                output.check(view)
+            else:
+                targets.append(inputs[output.user_idx])
+                values.append(view)
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, values)
+
+    def _returned(self, inputs, outputs) -> list:
+        results = []
+        for (kind, value), stride in zip(self.returns, self.strides, strict=True):
+            if kind == "output":
+                result = outputs[value]
+                if stride is not None:
+                    result = _with_stride(result, stride)
+                results.append(result)
+            else:
+                results.append(inputs[value] if kind == "input" else value)
+        for i in self.detached:
+            results[i] = results[i].detach()
+        return results
+
+
+def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy that lies in memory as eager's result does."""
+    order = sorted(range(tensor.dim()), key=lambda i: -stride[i])
+    inverse = [order.index(i) for i in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(inverse)
+
+
+def _overlap(inputs, written: list[int]) -> bool:
+    """Whether eager would read what was written through another input."""
+    spans = [_span(value) if isinstance(value, torch.Tensor) else None for value in inputs]
+    return any(
+        k != i and span and span[0] < spans[i][1] and spans[i][0] < span[1]
+        for i in written
+        for k, span in enumerate(spans)
+    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor's elements lie."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
+
+
+__all__ = ["Call", "InputError", "Region", "ShorthaulError", "fakes_of", "recorded"]
