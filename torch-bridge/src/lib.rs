@@ -12,7 +12,7 @@ mod optimizer;
 mod program;
 mod threads;
 
-use program::{CompileFailure, Program, UnsupportedOperators};
+use program::{CompileFailure, Program, ToolchainFailure, UnsupportedOperators};
 use pyo3::prelude::*;
 
 /// The ATen operators that the importer has a rule for.
@@ -27,6 +27,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Program>()?;
     m.add_class::<optimizer::PooledStep>()?;
     m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
+    m.add("ToolchainFailure", m.py().get_type::<ToolchainFailure>())?;
     m.add(
         "UnsupportedOperators",
         m.py().get_type::<UnsupportedOperators>(),

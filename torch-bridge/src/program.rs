@@ -12,6 +12,7 @@ use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
 use compiler::graph::{ContainerId, DType, Graph};
 use compiler::importer::torch::ImportError;
+use compiler::kernels::compile::CompileError as kernels;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
 use compiler::torch::Captured;
@@ -26,6 +27,12 @@ create_exception!(
     CompileFailure,
     PyException,
     "No kernels could be made; the message says why."
+);
+create_exception!(
+    shorthaul._native,
+    ToolchainFailure,
+    CompileFailure,
+    "The machine cannot compile any kernel: there is no C compiler, or no place for what it makes."
 );
 create_exception!(
     shorthaul._native,
@@ -360,6 +367,9 @@ impl Failure {
                     Err(error) => error,
                 }
             }
+            Failure::Compile(CompileError::Compile(
+                kernels::Start { .. } | kernels::Cache(_) | kernels::Toolchain(_),
+            )) => ToolchainFailure::new_err(message),
             _ => CompileFailure::new_err(message),
         }
     }

@@ -182,9 +182,7 @@ def test_non_contiguous_inputs_and_parameters():
 def test_new_shapes_compile_again_and_say_so():
     compiled = shorthaul.module(mlp())
     compiled(torch.randn(3, 6))
-    with pytest.warns(
-        shorthaul.RecompileWarning, match=r"again \(2 of 8\) for float32\[5, 6\].*float32\[3, 6\]"
-    ):
+    with pytest.warns(shorthaul.RecompileWarning, match=r"again, because.*expected 3, actual 5"):
         assert compiled(torch.randn(5, 6)).shape == (5, 4)
 
 
@@ -193,7 +191,7 @@ def test_programs_are_bounded_and_the_rest_runs_in_eager():
     compiled = shorthaul.module(model, max_programs=1)
     compiled(torch.randn(3, 6))
     x = torch.randn(5, 6)
-    with pytest.warns(shorthaul.RecompileWarning, match="run through PyTorch"):
+    with pytest.warns(shorthaul.RecompileWarning, match="runs through PyTorch"):
         y = compiled(x)
     assert torch.equal(y, model(x))
     with warnings.catch_warnings():

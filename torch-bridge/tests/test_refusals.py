@@ -1,14 +1,25 @@
 """What cannot be compiled is refused in one clear sentence that names the place."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import shorthaul
 import torch
 from torch import nn
+
+
+@contextlib.contextmanager
+def ignored():
+    """Inside, warnings are not what a test is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Branching(nn.Module):
@@ -31,31 +42,27 @@ class BranchingInner(nn.Module):
         return x
 
 
-def test_data_dependent_control_flow_names_the_place():
-    with pytest.raises(
-        shorthaul.CaptureError,
-        match=r"(?s)`inner` at .*test_refusals.py:\d+: `if x.sum\(\) > 0:`.*torch.where",
-    ):
-        shorthaul.module(Branching())(torch.randn(3))
+def test_python_that_no_graph_holds_runs_between_regions_and_is_named():
+    compiled = shorthaul.module(Branching())
+    for sign in (1.0, -1.0):
+        x = torch.full((3,), sign)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            y = compiled(x)
+        assert torch.equal(y, x * 2 if sign > 0 else x)
+        if sign > 0:
+            assert re.search(r"at .*test_refusals.py:\d+: `if x.sum\(\) > 0:`", str(said[0].message))
 
 
-def test_fallback_to_eager_is_said_aloud():
-    compiled = shorthaul.module(Branching(), fallback="eager")
-    x = torch.ones(3)
-    with pytest.warns(shorthaul.RecompileWarning, match="runs through PyTorch"):
-        y = compiled(x)
-    assert torch.equal(y, x * 2)
+def test_fullgraph_refuses_what_breaks_the_graph():
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)test_refusals.py"):
+        shorthaul.module(Branching(), fullgraph=True)(torch.ones(3))
 
 
-def test_wrong_dtype_at_call_time():
+def test_wrong_dtype_is_eagers_error():
     compiled = shorthaul.module(nn.Linear(4, 2))
     compiled(torch.randn(3, 4))
-    with (
-        pytest.raises(
-            shorthaul.InputError, match=r"given float64\[3, 4\]; before.*float32\[3, 4\]"
-        ),
-        pytest.warns(),
-    ):
+    with pytest.raises(RuntimeError, match="must have the same dtype"), ignored():
         compiled(torch.randn(3, 4, dtype=torch.float64))
 
 
@@ -104,35 +111,26 @@ def test_indices_from_the_end_are_in_range():
         compiled(x, torch.tensor([-5, 3]))
 
 
-def test_wrong_shape_at_call_time():
+def test_wrong_shape_is_eagers_error():
     compiled = shorthaul.module(nn.Linear(4, 2))
     compiled(torch.randn(3, 4))
-    with (
-        pytest.raises(
-            shorthaul.InputError, match=r"given float32\[3, 5\]; before.*float32\[3, 4\]"
-        ),
-        pytest.warns(),
-    ):
+    with pytest.raises(RuntimeError, match="3x5 and 4x2") as caught, ignored():
         compiled(torch.randn(3, 5))
+    assert "fake" not in str(caught.value) and caught.value.__context__ is None
 
 
-def test_arrays_are_refused():
-    with pytest.raises(shorthaul.InputError, match="from_numpy"):
-        shorthaul.module(nn.Linear(4, 2))(np.zeros((3, 4)))
+def test_arrays_become_tensors():
+    y = shorthaul.module(nn.Linear(4, 2))(np.ones((3, 4), np.float32))
+    assert y.shape == (3, 2)
 
 
-def test_other_devices_are_refused():
-    with pytest.raises(shorthaul.InputError, match="meta"):
-        shorthaul.module(nn.Linear(4, 2))(torch.empty(3, 4, device="meta"))
-
-
-def test_autocast_is_refused():
-    compiled = shorthaul.module(nn.Linear(4, 2))
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(shorthaul.CompileError, match="autocast"),
-    ):
-        compiled(torch.randn(3, 4))
+def test_autocast_casts_as_pytorch_does():
+    model = nn.Linear(4, 2)
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), ignored():
+        found, expected = shorthaul.module(model)(x), model(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
 
 
 def test_things_that_are_not_modules():
@@ -163,7 +161,7 @@ class Products(nn.Module):
 
 def test_all_missing_operators_are_named_at_once():
     with pytest.raises(shorthaul.Unsupported) as caught:
-        shorthaul.module(TwoMissing())(torch.eye(3))
+        shorthaul.module(TwoMissing(), fallback="error")(torch.eye(3))
     found = dict(caught.value.operators)
     places = next(places for target, places in found.items() if "cumprod" in target)
     assert [place.split()[0] for place in places] == ["first", "second"]
@@ -172,16 +170,22 @@ def test_all_missing_operators_are_named_at_once():
     assert "cumprod" in str(caught.value) and "det" in str(caught.value)
 
 
-def test_wrong_dtype_on_the_first_call():
-    with pytest.raises(shorthaul.CaptureError, match="float64.*float32.*convert the input"):
-        shorthaul.module(nn.Linear(4, 2))(torch.randn(3, 4, dtype=torch.float64))
+def test_missing_operators_are_pytorchs_and_are_named():
+    model = TwoMissing()
+    compiled = shorthaul.module(model)
+    x = torch.rand(3, 3, requires_grad=True)
+    with pytest.warns(shorthaul.FallbackWarning, match="cumprod"):
+        y = compiled(x)
+    torch.testing.assert_close(y, model(x))
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x)[0] for f in (compiled, model)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_floats_are_refused(dtype):
+def test_short_floats(dtype):
     model = nn.Linear(4, 2).to(dtype)
-    with pytest.raises(shorthaul.CompileError, match="holds b?f16.*use f32"):
-        shorthaul.module(model)(torch.randn(3, 4, dtype=dtype))
+    x = torch.randn(3, 4, dtype=dtype)
+    with ignored():
+        torch.testing.assert_close(shorthaul.module(model)(x), model(x))
 
 
 def run_alone(**environment):
@@ -203,7 +207,7 @@ def test_without_a_compiler(tmp_path):
     done = run_alone(SHORTHAUL_CC="/nonexistent", SHORTHAUL_CACHE_DIR=str(tmp_path))
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert "CompileError" in last and "SHORTHAUL_CC" in last and "/nonexistent" in last
+    assert "ToolchainError" in last and "SHORTHAUL_CC" in last and "/nonexistent" in last
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

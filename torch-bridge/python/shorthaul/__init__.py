@@ -16,6 +16,7 @@ from ._errors import (
     OutOfRange,
     RecompileWarning,
     ShorthaulError,
+    ToolchainError,
     Unsupported,
 )
 from ._report import Report, report
@@ -36,6 +37,7 @@ __all__ = [
     "RecompileWarning",
     "Report",
     "ShorthaulError",
+    "ToolchainError",
     "Unsupported",
     "cuda",
     "module",

@@ -7,7 +7,7 @@ graph computes are given by it besides, and checked before anything is written o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,8 @@ class Bound:
     """What one operator demands of one input: elements in ``[low, high)``, or ``ignored``."""
 
     placeholder: str
+    #: What a message calls it.
+    given: str
     low: int
     high: int
     ignored: int | None
@@ -62,7 +64,7 @@ class Bound:
         if outside.any():
             allowed = "" if self.ignored is None else f" or {self.ignored}"
             raise OutOfRange(
-                f"input `{self.placeholder}` holds {indices[outside][0].item()}, but {self.use} "
+                f"{self.given} holds {indices[outside][0].item()}, but {self.use} "
                 f"takes {self.low} to {self.high - 1}{allowed}"
             )
 
@@ -72,6 +74,7 @@ class DivisorBound:
     """That an integer division has no divisor 0."""
 
     placeholder: str
+    given: str
     use: str
 
     def check(self, divisors: torch.Tensor) -> None:
@@ -82,20 +85,24 @@ class DivisorBound:
 
 def bounds_of(
     nodes: list[FunctionalNode],
+    place_of: Callable[[fx.Node], str],
+    names: Mapping[str, str],
 ) -> tuple[list[Bound | DivisorBound], list[tuple[Ref, Bound | DivisorBound]]]:
-    """What operators demand of placeholders, and of values that the graph computes; each once."""
+    """What operators demand of placeholders, and of values that the graph computes; each once.
+
+    ``place_of`` says where a node comes from, ``names`` what messages call placeholders.
+    """
     made_by = {node.node: node for node in nodes}
     fed: dict[Bound | DivisorBound, None] = {}
     computed: dict[tuple[Ref, Bound | DivisorBound], None] = {}
     for node in nodes:
-        module = list((node.node.meta.get("nn_module_stack") or {}).values())
-        where = f" in `{module[-1][0]}`" if module and module[-1][0] else ""
-        for ref, make in _checked(node, f"{node.target}{where}"):
+        for ref, make in _checked(node, f"{node.target}{place_of(node.node)}"):
             source = _source_of(ref, made_by)
             if source is not None:
-                fed[make(source.name)] = None
-            elif not _is_known(ref, make("a computed value"), made_by):
-                computed[ref, make("a computed value")] = None
+                name = names.get(source.name, source.name)
+                fed[make(source.name, f"input `{name}`")] = None
+            elif not _is_known(ref, make("", ""), made_by):
+                computed[ref, make("", "a computed value")] = None
     return list(fed), list(computed)
 
 
@@ -104,11 +111,11 @@ def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
     for ref, low, high, ignored in _demands(node):
         is_whole = getattr(ref.value, "dtype", None) in (torch.int64, torch.int32)
         if is_whole and isinstance(high, int):
-            yield ref, lambda name, ends=(low, high, ignored): Bound(name, *ends, use)
+            yield ref, lambda *names, ends=(low, high, ignored): Bound(*names, *ends, use)
     divisor = node.args.get("other")
     divides = node.target.split(".")[1:2] in (["remainder"], ["fmod"], ["floor_divide"], ["div"])
     if divides and isinstance(divisor, Ref) and not node.outputs[0].is_floating_point():
-        yield divisor, lambda name: DivisorBound(name, use)
+        yield divisor, lambda *names: DivisorBound(*names, use)
 
 
 def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:

@@ -38,6 +38,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,11 +164,12 @@ def capture(
     supported: frozenset[str] | None = None,
     dynamic_shapes: Any = None,
     origins: dict[str, fx.Node] | None = None,
+    input_names: Sequence[str] = (),
 ) -> Captured:
     """Captures ``module(*args, **kwargs)`` in the module's present train/eval mode.
 
     ``origins`` are nodes of Dynamo's by the name that ``_SOURCE`` in a traced node's metadata
-    gives; they know the user's modules and lines.
+    gives; they know the user's modules and lines. ``input_names`` are what messages call inputs.
 
     ``supported`` names the operators that the importer knows (``aten.conv2d.default``): a graph
     made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
@@ -187,7 +189,7 @@ def capture(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
             "through a view, which Shorthaul cannot hold; move that part out of the module."
         )
-    captured = _Writer(exported, functional, origins or {}).write()
+    captured = _Writer(exported, functional, origins or {}, input_names).write()
     captured.export_seconds = export_seconds
     return captured
 
@@ -242,8 +244,10 @@ class _Writer:
         exported: torch.export.ExportedProgram,
         functional: Functional,
         origins: dict[str, fx.Node],
+        input_names: Sequence[str],
     ):
         self.origins = origins
+        self.input_names = input_names
         self.sources: dict[str, str] = {}
         self.strides: list[tuple[int, ...] | None] = []
         self.exported = exported
@@ -263,7 +267,7 @@ class _Writer:
         ]
         input_docs = [doc for doc in input_docs if doc is not None]
         nodes = [doc for node in self.functional.nodes for doc in self._nodes(node)]
-        self.bounds, computed = bounds_of(self.functional.nodes)
+        self.bounds, computed = bounds_of(self.functional.nodes, self._place_of, self._given_names())
         outputs, output_docs, returns = self._outputs(computed)
         document = {
             "version": 1,
@@ -433,6 +437,14 @@ class _Writer:
             emit("check", None, None, self.value_names[ref], bound=bound)
         return specs, docs, returns
 
+    def _given_names(self) -> dict[str, str]:
+        names = [node.name for node in self._user_placeholders()]
+        return dict(zip(names, self.input_names, strict=False))
+
+    def _place_of(self, node: fx.Node) -> str:
+        module = self._origin(node)["module"]
+        return f" in `{module}`" if module else ""
+
     def _user_placeholders(self) -> list[fx.Node]:
         specs = self.exported.graph_signature.input_specs
         placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
@@ -576,7 +588,8 @@ def _source(stack_trace: str | None) -> str:
             filename, rest = line[6:].split('"', 1)
             number = rest.split("line ", 1)[1].split(",", 1)[0]
             places.append((filename, number))
-    own = [place for place in places if "/torch/nn/" not in place[0].replace("\\", "/")] or places
+    inner = ("/torch/nn/", "/shorthaul/module.py")
+    own = [p for p in places if not any(part in p[0].replace("\\", "/") for part in inner)] or places
     if not own:
         return ""
     filename, number = own[-1]

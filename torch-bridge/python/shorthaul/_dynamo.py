@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +18,21 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from ._capture import SOURCE, _module_path, _source
-from ._errors import CaptureError, CompileError, FallbackWarning, RecompileWarning, Unsupported
+from ._errors import (
+    CaptureError,
+    CompileError,
+    FallbackWarning,
+    RecompileWarning,
+    ToolchainError,
+    Unsupported,
+)
 from ._errors import Refused as RefusedNodes
 from ._partition import (
     Ambient,
@@ -44,7 +55,15 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_numpy_random_stream": True,
 }
+
+#: Dictionaries of hooks that run around every module.
+_GLOBAL_HOOKS = sorted(
+    name
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,14 @@ def make_guards_complete() -> None:
 shorthaul._dynamo_backend_init = make_guards_complete
 
 
+def guard_global_hooks() -> None:
+    """Lets the graph that is being captured hold only while no global hook comes or goes."""
+    translator = InstructionTranslator.current_tx()
+    source = translator.import_source("torch.nn.modules.module")
+    for name in _GLOBAL_HOOKS:
+        install_guard(AttrSource(source, name).make_guard(GuardBuilder.DICT_KEYS_MATCH))
+
+
 class GraphCompiler:
     """Compiles the graphs of one module, and says what it could not."""
 
@@ -96,15 +123,23 @@ class GraphCompiler:
         self.options = options
         self.name = name
         self.said: set[str] = set()
-        #: Seconds that PyTorch took to trace regions.
-        self.n_graphs = 0
+        #: How many programs were made for all its regions.
+        self.n_programs = 0
+        #: How many of its graphs ran since somebody set it to 0.
+        self.n_runs = 0
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
         make_guards_complete()
-        self.n_graphs += 1
+        guard_global_hooks()
         self._say_graph_break(graph_module)
-        return self.compile(graph_module, example_inputs)
+        run = self.compile(graph_module, example_inputs)
+
+        def counted(*inputs):
+            self.n_runs += 1
+            return run(*inputs)
+
+        return counted
 
     def compile(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs."""
@@ -118,13 +153,22 @@ class GraphCompiler:
         """Once for each sentence: PyTorch runs something."""
         self._say(f"PyTorch runs a part of {self.name}: {what}", FallbackWarning)
 
-    def say_full(self, n_programs: int) -> None:
-        """Once: there are too many programs."""
+    def may_compile(self) -> bool:
+        """Whether one more program is allowed; said once where it is not."""
+        if self.n_programs < self.options.max_programs:
+            return True
         self._say(
-            f"{self.name} already has {n_programs} programs for other sizes; further ones run "
-            f"through PyTorch. Pad the inputs to fewer sizes, or raise max_programs.",
+            f"{self.name} already has {self.n_programs} programs for other sizes, modes or "
+            f"attributes; what needs another one runs through PyTorch. Pad the inputs to fewer "
+            f"sizes, or raise max_programs.",
             RecompileWarning,
         )
+        return False
+
+    def say_compiles_again(self, failure) -> None:
+        """Each time: what changed since the last call, as Dynamo's guards saw it."""
+        reason = str(failure.reason).strip().splitlines()[0]
+        self._say(f"{self.name} is compiled again, because {reason}", RecompileWarning)
 
     def _say(self, message: str, category: type[Warning]) -> None:
         if message not in self.said:
@@ -197,12 +241,13 @@ class _Attempt:
             return known
         body, origins = _body_of(plan, self.graph_module)
         flags = [value_of(node).requires_grad for node in plan.outputs]
-        region = Region(body, origins, flags, self.compiler)
+        names = [_readable(node.name) for node in plan.inputs]
+        region = Region(body, origins, flags, names, self.compiler)
         with _entered(plan.ambient):
             inputs = [self._example(node) for node in plan.inputs]
             try:
-                region.calls[region.key(inputs)] = region.compile(inputs)
-            except RefusedNodes:
+                region.prepare_for(inputs)
+            except (RefusedNodes, ToolchainError):
                 raise
             except Unsupported as error:
                 if self.compiler.options.fallback == "error" or not error.nodes:
@@ -270,6 +315,13 @@ class _Checkpointed:
         )
 
 
+def _readable(name: str) -> str:
+    """``l_tokens_``, as Dynamo calls the argument ``tokens``, and parameters by their path."""
+    name = re.sub(r"^l_(.*?)_$", r"\1", name.lower())
+    name = re.sub(r"^\w+?_modules_", "", name)
+    return re.sub(r"_(modules|parameters|buffers)_", ".", name)
+
+
 def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """A tensor like ``value`` without memory, with sizes that are known."""
     shape, stride = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
@@ -310,8 +362,7 @@ def _body_of(
     for node in plan.nodes:
         copied = made[node] = graph.node_copy(node, lambda n: made[n])
         copied.name = node.name
-        copied.meta = dict(node.meta)
-        copied.meta["custom"] = {**(node.meta.get("custom") or {}), SOURCE: node.name}
+        copied.meta = {"custom": {SOURCE: node.name}, "stack_trace": node.meta.get("stack_trace")}
         origins[node.name] = node
     graph.output([made[node] for node in plan.outputs])
     root = {

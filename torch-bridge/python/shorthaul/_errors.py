@@ -67,6 +67,10 @@ class CompileError(ShorthaulError):
     """The graph was understood, but no kernels could be made from it."""
 
 
+class ToolchainError(CompileError):
+    """This machine cannot compile any kernel: no C compiler, or no place for what it makes."""
+
+
 class CapturingError(ShorthaulError):
     """Something that must happen before a CUDA graph is captured was left to the capture."""
 

@@ -15,7 +15,7 @@ from . import _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import CompileError, Unsupported
+from ._errors import CompileError, ToolchainError, Unsupported
 from ._memory import Blocks
 from ._place import Place
 
@@ -147,6 +147,8 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
+    except _native.ToolchainFailure as error:
+        raise ToolchainError(str(error)) from None
     except _native.CompileFailure as error:
         raise CompileError(str(error)) from None
     inputs = [

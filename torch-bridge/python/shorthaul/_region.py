@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 
 from . import _autocast, _native, _operators
 from ._capture import Captured, capture
-from ._errors import CaptureError, CompileError, InputError, Refused, ShorthaulError, Unsupported
+from ._errors import CaptureError, CompileError, InputError, Refused, ShorthaulError, ToolchainError, Unsupported
 from ._place import place_of
 from ._program import Program, compile_program
 
@@ -36,8 +36,11 @@ class Region:
         body: fx.GraphModule,
         origins: dict[str, fx.Node],
         requires_grad: Sequence[bool],
+        input_names: Sequence[str],
         owner: Any,
     ):
+        #: What messages call the inputs.
+        self.input_names = input_names
         #: PyTorch's way to compute the same.
         self.body = body
         self.origins = origins
@@ -74,7 +77,9 @@ class Region:
                 return None
             try:
                 call = self.compile(inputs)
-            except (Refused, Unsupported, CaptureError, CompileError) as error:
+            except ToolchainError:
+                raise
+            except (Unsupported, CaptureError, CompileError) as error:
                 if self.owner.options.fallback == "error":
                     raise
                 self.owner.say_falls_back(str(error))
@@ -84,14 +89,14 @@ class Region:
 
     def _is_wanted(self, key: tuple) -> bool:
         """Whether sizes that come for the first time get a program, or PyTorch's operators."""
-        n_programs = len(self.calls)
-        if n_programs < 2:
+        if len(self.calls) < 2:
             return True
-        if n_programs >= self.owner.options.max_programs:
-            self.owner.say_full(n_programs)
-            return False
         self.wanted[key] = self.wanted.get(key, 0) + 1
         return self.wanted[key] >= _FREQUENT
+
+    def prepare_for(self, inputs) -> None:
+        """Compiles what calls like this one need. Raises as :meth:`compile` does."""
+        self.calls[self.key(inputs)] = self.compile(inputs)
 
     def compile(self, inputs) -> Call | None:
         """A program for calls like this one; ``inputs`` may be fakes. ``None``: PyTorch's way.
@@ -99,7 +104,7 @@ class Region:
         Raises ``Refused`` with the nodes that no program can hold, or ``CompileError``.
         """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        if any(not tensor.numel() for tensor in tensors):
+        if any(not tensor.numel() for tensor in tensors) or not self.owner.may_compile():
             return None
         named = [(f"input {i}", tensor) for i, tensor in enumerate(tensors)]
         place = place_of(named, self.owner.options.backend)
@@ -124,7 +129,11 @@ class Region:
         with _autocast.suspended(place.device):
             try:
                 captured = capture(
-                    function, fakes_of(inputs), supported=supported, origins=self.origins
+                    function,
+                    fakes_of(inputs),
+                    supported=supported,
+                    origins=self.origins,
+                    input_names=self.input_names,
                 )
             except Refused:
                 raise
@@ -142,6 +151,7 @@ class Region:
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
+        self.owner.n_programs += 1
         return Call(captured, program, self.requires_grad, any(requires_grad))
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import types
 import weakref
@@ -21,10 +22,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    InternalTorchDynamoError,
+    TorchRuntimeError,
+)
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError
+
+
+#: How many graphs Dynamo may hold for one piece of Python before it runs in eager.
+_MAX_GRAPHS = 64
 
 
 def module(
@@ -45,8 +54,8 @@ def module(
     ``fallback``: what to do with operators that Shorthaul does not have: ``"eager"`` runs them
     through PyTorch, between compiled regions, and says so once; ``"error"`` raises ``Unsupported``
     with all of them.
-    ``max_programs``: how many programs one region may have; further sizes run through PyTorch,
-    said aloud once.
+    ``max_programs``: how many programs the module may have; what would need more runs through
+    PyTorch, said aloud once.
     ``backend``: ``"auto"`` runs where the tensors are, on the CPU or on a CUDA device;
     ``"cuda-emulated"`` executes the CUDA kernels of a model of CPU tensors on the CPU, slowly and
     with every access checked, for tests and dry runs.
@@ -196,17 +205,28 @@ class Runner:
     """A module's ``forward`` behind Dynamo, with a cache of its own."""
 
     def __init__(self, forward, options: Options, name: str):
+        self.forward = forward
         self.compiler = GraphCompiler(options, name)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
         try:
             with _working():
+                self.compiler.n_runs = 0
                 return self.optimized(owner, *args, **kwargs)
+        except (TorchRuntimeError, InternalTorchDynamoError) as failure:
+            # PyTorch's tracer met an error of the model's own, or of itself. Eager says it best, as
+            # long as nothing was run that would then run twice.
+            if self.compiler.n_runs or self.compiler.options.fullgraph:
+                raise
+            reason = str(failure).splitlines()[0]
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None
             raise
+        result = self.forward(owner, *args, **kwargs)
+        self.compiler.say_falls_back(f"PyTorch's tracer failed: {reason}")
+        return result
 
 
 @contextlib.contextmanager
@@ -220,8 +240,12 @@ def _working():
 
 def _with_own_code(forward):
     """A copy of a function whose code is its own, and with it Dynamo's cache."""
-    if not isinstance(forward, types.FunctionType):
-        return forward
+    if not isinstance(forward, types.FunctionType) or _is_torchs(forward):
+
+        def run(module, /, *args, **kwargs):
+            return forward(module, *args, **kwargs)
+
+        return _with_own_code(run)
     copy = types.FunctionType(
         forward.__code__.replace(),
         forward.__globals__,
@@ -235,16 +259,25 @@ def _with_own_code(forward):
     return copy
 
 
+def _is_torchs(forward: types.FunctionType) -> bool:
+    """Whether Dynamo takes a function for its own, which it would wrap under another name."""
+    return os.path.dirname(torch.__file__) in forward.__code__.co_filename
+
+
 def _optimized(forward, compiler: GraphCompiler):
     from torch import _dynamo
 
     make_guards_complete()
     options = compiler.options
     known = inspect.signature(_dynamo.optimize).parameters
-    wanted = {"recompile_limit": options.max_programs, "isolate_recompiles": True}
+    wanted = {"recompile_limit": _MAX_GRAPHS, "isolate_recompiles": True}
     more = {name: value for name, value in wanted.items() if name in known}
     optimize = _dynamo.optimize(
-        compiler, nopython=options.fullgraph, dynamic=options.dynamic, **more
+        compiler,
+        nopython=options.fullgraph,
+        dynamic=options.dynamic,
+        guard_fail_fn=compiler.say_compiles_again,
+        **more,
     )
     return optimize(forward)
 
