@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from measuring import Bench, reference, results_of, without_tf32
 from products import ProductTable
-from shorthaul.module import runner_of
+from shorthaul._report import programs_of
 from torch import nn
 
 
@@ -67,7 +67,7 @@ def _one(bench: Bench, table: ProductTable, candidate: tuple[nn.Module, torch.Te
     model, x, kind = candidate
     trains = x.requires_grad
     called = bench.module(model)
-    native = runner_of(called).prepare(called, (x,), {}).program.native
+    native = programs_of(called, (x,))[0].native
     ((product, rest, found, reason, _),) = native.cuda_attentions()
     if found != kind:
         return {"ok": True, "left out": reason}

@@ -11,11 +11,11 @@ import shorthaul
 import torch
 import torch.nn.functional as F
 from against_eager import assert_emulated_matches, emulated
-from shorthaul import _place
+from shorthaul import _operators, _place
 from shorthaul._autocast import casting
 from shorthaul._capture import capture
 from shorthaul._program import compile_program
-from shorthaul.module import Call, Structure, runner_of
+from shorthaul._report import programs_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -207,7 +207,11 @@ def test_what_autocast_makes_on_cuda_runs(model, dtype, monkeypatch):
     own, x = model(), torch.randn(shape)
     wanted = [spec.kind == "parameter" for spec in captured.inputs]
     program = compile_program(captured, wanted, _place.Place(torch.device("cpu"), True))
-    y = Call(captured, program, True)(Structure(own), [x])
+    tensors = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+    fed = [spec for spec in captured.inputs if spec.kind != "constant"]
+    inputs = [x if spec.kind == "user" else tensors[spec.target] for spec in fed]
+    handle = _operators.register(program)
+    y, *_ = torch.ops.shorthaul.forward([program.place.aligned(t) for t in inputs], handle)
     exact = copy.deepcopy(own).double()
     reference = exact(x.double())
     grad = torch.rand(y.shape).to(y.dtype)
@@ -236,8 +240,8 @@ def test_report_and_kernel_text_tell_what_would_run():
     model = emulated(linear())
     report = shorthaul.report(model, torch.randn(4, 6))
     assert report.data["kernels"] and report.data["bytes_moved"] >= report.data["bytes_least"] > 0
-    call = runner_of(model).prepare(model, (torch.randn(4, 6),), {})
-    names = [name for name, _, text in call.program.native.cuda_kernels() if "SH_KERNEL" in text]
+    (program,) = programs_of(model, (torch.randn(4, 6),))
+    names = [name for name, _, text in program.native.cuda_kernels() if "SH_KERNEL" in text]
     assert names
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from against_eager import assert_emulated_matches, emulated
 from shorthaul import _attention, products
-from shorthaul.module import runner_of
+from shorthaul._report import programs_of
 from torch import nn
 
 KINDS = products.ATTENTION_KINDS
@@ -82,7 +82,8 @@ def qkv(batch=1, heads=2, rows=8, columns=8, width=8, dtype=torch.bfloat16):
 
 
 def native_of(model, *inputs):
-    return runner_of(model).prepare(model, inputs, {}).program.native
+    (program,) = programs_of(model, inputs)
+    return program.native
 
 
 def choices(model, *inputs):

@@ -121,8 +121,6 @@ class OutputSpec:
     bound: Bound | DivisorBound | None = None
     #: The node of Dynamo's that writes the input last (user_input only).
     writer: str = ""
-    #: Whether what is written needs a gradient (user_input only).
-    carries_gradient: bool = False
 
     def check(self, value: torch.Tensor) -> None:
         """Raises what eager would have raised for this value."""
@@ -413,7 +411,6 @@ class _Writer:
                     users[target],
                     self._name_of(node),
                     writer=_source_node(last),
-                    carries_gradient=_needs_gradient(node),
                 )
         for spec, arg in zip(
             self.exported.graph_signature.output_specs, output.args[0], strict=True
@@ -565,11 +562,6 @@ SOURCE = "shorthaul_source"
 
 def _source_node(node: fx.Node) -> str:
     return (node.meta.get("custom") or {}).get(SOURCE, "")
-
-
-def _needs_gradient(value: fx.Node | Ref) -> bool:
-    traced = value.value if isinstance(value, Ref) else value.meta.get("val")
-    return isinstance(traced, torch.Tensor) and traced.requires_grad
 
 
 def _module_path(path: str) -> str:

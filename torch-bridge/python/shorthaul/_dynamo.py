@@ -29,6 +29,7 @@ from ._errors import (
     CaptureError,
     CompileError,
     FallbackWarning,
+    InputError,
     RecompileWarning,
     ToolchainError,
     Unsupported,
@@ -103,9 +104,51 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
+    _break_at_autograd_functions()
 
 
 shorthaul._dynamo_backend_init = make_guards_complete
+
+
+@functools.cache
+def _break_at_autograd_functions() -> None:
+    """Lets graphs of ours end in front of custom autograd functions, which Python then runs.
+
+    Dynamo would trace both passes of such a function into the graph, where gradients that are
+    ``None``, second derivatives and its own errors differ from eager's. Other compilers' graphs
+    and those that must be whole stay as they are.
+    """
+    from torch._dynamo.exc import unimplemented
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+    methods = getattr(AutogradFunctionVariable, "tp_methods", {})
+    traced = methods.get("apply")
+    if not hasattr(traced, "handler"):
+        log.warning("this version of PyTorch traces custom autograd functions into graphs")
+        return
+
+    def apply(self, tx, args, kwargs):
+        if _is_ours(tx.output.compiler_fn) and not tx.one_graph:
+            unimplemented(
+                gb_type="custom autograd.Function",
+                context=str(self),
+                explanation="Python runs custom autograd functions between Shorthaul's regions.",
+                hints=[],
+            )
+        return original(self, tx, args, kwargs)
+
+    original = traced.handler
+    methods["apply"] = type(traced)(apply)
+
+
+def _is_ours(compiler) -> bool:
+    """Whether a compiler of Dynamo's, in whatever wrappers, is Shorthaul's."""
+    while compiler is not None and compiler is not shorthaul:
+        if isinstance(compiler, GraphCompiler):
+            return True
+        inner = getattr(compiler, "_torchdynamo_orig_backend", None)
+        compiler = inner or getattr(compiler, "compiler_fn", None)
+    return compiler is shorthaul
 
 
 def guard_global_hooks() -> None:
@@ -125,21 +168,13 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: How many programs were made for all its regions.
         self.n_programs = 0
-        #: How many of its graphs ran since somebody set it to 0.
-        self.n_runs = 0
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
         make_guards_complete()
         guard_global_hooks()
         self._say_graph_break(graph_module)
-        run = self.compile(graph_module, example_inputs)
-
-        def counted(*inputs):
-            self.n_runs += 1
-            return run(*inputs)
-
-        return counted
+        return self.compile(graph_module, example_inputs)
 
     def compile(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs."""
@@ -242,7 +277,8 @@ class _Attempt:
         body, origins = _body_of(plan, self.graph_module)
         flags = [value_of(node).requires_grad for node in plan.outputs]
         names = [_readable(node.name) for node in plan.inputs]
-        region = Region(body, origins, flags, names, self.compiler)
+        history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
+        region = Region(body, origins, flags, names, history, self.compiler)
         with _entered(plan.ambient):
             inputs = [self._example(node) for node in plan.inputs]
             try:
@@ -253,7 +289,7 @@ class _Attempt:
                 if self.compiler.options.fallback == "error" or not error.nodes:
                     raise
                 raise RefusedNodes(error.nodes) from error
-            except (CaptureError, CompileError) as error:
+            except (CaptureError, CompileError, InputError) as error:
                 if self.compiler.options.fallback == "error":
                     raise
                 reason = str(error)

@@ -50,7 +50,7 @@ _METADATA_WRITES = frozenset(
 
 #: Methods that are about autograd or Python, not about elements.
 _TORCH_ONLY = frozenset(
-    "backward data_ptr grad item numpy register_hook register_post_accumulate_grad_hook "
+    "_get_data_attr backward data_ptr grad item numpy register_hook register_post_accumulate_grad_hook "
     "retain_grad share_memory_ storage tolist untyped_storage".split()
 )
 
@@ -235,6 +235,7 @@ class Split:
         self.torch_nodes: dict[fx.Node, str] = {}
         self.parts: list[fx.Node | RegionPlan] = []
         self._segment()
+        self._cut_behind_visible()
         self._drop_small()
         self._set_boundaries()
 
@@ -245,7 +246,7 @@ class Split:
 
     def _segment(self) -> None:
         open_nodes: dict[fx.Node, None] = {}
-        ambient = started = Ambient()
+        ambient = started = Ambient((), None if torch.is_grad_enabled() else False)
 
         def close():
             if open_nodes:
@@ -275,6 +276,11 @@ class Split:
                 reason = "PyTorch's state is changed before it"
             if node.target is _SET_GRAD:
                 ambient = Ambient(ambient.autocasts, node.args[0])
+                # A program's gradients are on or off as they are where it begins.
+                if not open_nodes or started.grad is False:
+                    close()
+                    self.parts.append(node)
+                    continue
             if reason is not None:
                 close()
                 self.torch_nodes[node] = reason
@@ -284,6 +290,22 @@ class Split:
                     started = ambient
                 open_nodes[node] = None
         close()
+
+    def _cut_behind_visible(self) -> None:
+        """Ends a region behind a value that the caller sees and that later results come from.
+
+        The caller may ask for the gradient of that value, or hook it: then it has to be on the way
+        from the inputs to those results, for autograd too.
+        """
+        output = next(iter(reversed(self.graph.nodes)))
+        visible = {node for node in output.all_input_nodes if _needs_gradient(node)}
+        parts: list[fx.Node | RegionPlan] = []
+        for part in self.parts:
+            if isinstance(part, RegionPlan):
+                parts.extend(_cut(part, visible))
+            else:
+                parts.append(part)
+        self.parts = parts
 
     def _drop_small(self) -> None:
         """What a call of kernels would cost more than it saves stays PyTorch's."""
@@ -312,6 +334,46 @@ class Split:
                         inputs[arg] = None
             region.inputs = list(inputs)
             _Exposed(region).choose_outputs()
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _cut(region: RegionPlan, visible: set[fx.Node]) -> list[RegionPlan]:
+    """A region cut behind each of its visible values that another visible one is computed from."""
+    position = {node: i for i, node in enumerate(region.nodes)}
+    cuts = []
+    for node in region.nodes:
+        if node in visible and _is_computed_from(region.nodes[position[node] + 1 :], node, visible):
+            cuts.append(position[node] + 1)
+    if not cuts:
+        return [region]
+    pieces = []
+    for start, end in zip([0, *cuts], [*cuts, len(region.nodes)], strict=True):
+        nodes = region.nodes[start:end]
+        if pieces:
+            # Items of a tuple stay with what made the tuple.
+            before = {n for piece in pieces for n in piece}
+            items = [n for n in nodes if _is_item(n) and n.args[0] in before]
+            pieces[-1].extend(items)
+            nodes = [n for n in nodes if n not in items]
+        pieces.append(nodes)
+    return [RegionPlan("", nodes, region.ambient) for nodes in pieces if nodes]
+
+
+def _is_computed_from(later: list[fx.Node], source: fx.Node, visible: set[fx.Node]) -> bool:
+    same, computed = {source}, set()
+    for node in later:
+        operands = node.all_input_nodes
+        if any(operand in computed for operand in operands):
+            computed.add(node)
+        elif any(operand in same for operand in operands):
+            (same if is_view(node) else computed).add(node)
+        if node in computed and node in visible:
+            return True
+    return False
 
 
 def _is_item(node: fx.Node) -> bool:

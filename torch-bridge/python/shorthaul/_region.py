@@ -37,8 +37,11 @@ class Region:
         origins: dict[str, fx.Node],
         requires_grad: Sequence[bool],
         input_names: Sequence[str],
+        gains_history: Sequence[bool],
         owner: Any,
     ):
+        #: Of each input, whether it needs a gradient when the graph has run.
+        self.gains_history = gains_history
         #: What messages call the inputs.
         self.input_names = input_names
         #: PyTorch's way to compute the same.
@@ -79,7 +82,7 @@ class Region:
                 call = self.compile(inputs)
             except ToolchainError:
                 raise
-            except (Unsupported, CaptureError, CompileError) as error:
+            except (Unsupported, CaptureError, CompileError, InputError) as error:
                 if self.owner.options.fallback == "error":
                     raise
                 self.owner.say_falls_back(str(error))
@@ -156,8 +159,10 @@ class Region:
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:
         """A write that becomes part of autograd's graph is PyTorch's."""
-        if inputs[output.user_idx].requires_grad or output.carries_gradient:
-            raise Refused({output.writer: "it writes in place to a tensor that needs a gradient"})
+        if inputs[output.user_idx].requires_grad or self.gains_history[output.user_idx]:
+            writers = [output.writer] if output.writer else self.origins
+            reason = "it writes in place to a tensor that needs a gradient"
+            raise Refused(dict.fromkeys(writers, reason))
 
 
 class _Function(torch.nn.Module):
@@ -297,7 +302,9 @@ class Call:
             tensors[i] = tensors[i].clone()
         if self.program.uses_seed:
             tensors.append(place.seed())
-        *outputs, state, _saved = torch.ops.shorthaul.forward(tensors, self.handle)
+        # Without operands there is nothing to choose an implementation by.
+        forward = torch.ops.shorthaul.forward if tensors else _operators.forward_of_nothing
+        *outputs, state, _saved = forward(tensors, self.handle)
         if self.program.state_bytes:
             self._write_state(inputs, state)
         return self._returned(inputs, outputs)

@@ -27,6 +27,8 @@ from torch._dynamo.exc import (
     InternalTorchDynamoError,
     TorchRuntimeError,
 )
+from torch._dynamo.types import ConvertFrameReturn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError
@@ -112,6 +114,8 @@ def _wrapper_class(base: type, options: Options) -> type:
         "_shorthaul_forward": base.forward,
         "forward": _compiled_forward(base.forward),
     }
+    if getattr(base, "cls_to_become", None) is not None:
+        members["cls_to_become"] = _wrapper_class(base.cls_to_become, options)
     return type(base.__name__, (base,), members)
 
 
@@ -206,27 +210,48 @@ class Runner:
 
     def __init__(self, forward, options: Options, name: str):
         self.forward = forward
+        self.is_first = True
         self.compiler = GraphCompiler(options, name)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
+        if self.is_first:
+            self.is_first = False
+            if any(_is_uninitialized(child) for child in owner.modules()):
+                # What a lazy module makes of its first inputs is made by Python alone.
+                return self.forward(owner, *args, **kwargs)
         try:
             with _working():
-                self.compiler.n_runs = 0
                 return self.optimized(owner, *args, **kwargs)
-        except (TorchRuntimeError, InternalTorchDynamoError) as failure:
-            # PyTorch's tracer met an error of the model's own, or of itself. Eager says it best, as
-            # long as nothing was run that would then run twice.
-            if self.compiler.n_runs or self.compiler.options.fullgraph:
-                raise
-            reason = str(failure).splitlines()[0]
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None
             raise
-        result = self.forward(owner, *args, **kwargs)
+
+
+def _is_uninitialized(child: nn.Module) -> bool:
+    return isinstance(child, LazyModuleMixin) and child.has_uninitialized_params()
+
+
+class FrameCompiler:
+    """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
+
+    An error of the model's own is then raised by eager, and an error of the tracer's not at all.
+    """
+
+    def __init__(self, convert, compiler: GraphCompiler):
+        functools.wraps(convert)(self)
+        self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
+        self.convert = convert
+        self.compiler = compiler
+
+    def __call__(self, *frame):
+        try:
+            return self.convert(*frame)
+        except (TorchRuntimeError, InternalTorchDynamoError) as failure:
+            reason = str(failure).splitlines()[0]
         self.compiler.say_falls_back(f"PyTorch's tracer failed: {reason}")
-        return result
+        return ConvertFrameReturn(apply_to_code=False)
 
 
 @contextlib.contextmanager
@@ -279,6 +304,8 @@ def _optimized(forward, compiler: GraphCompiler):
         guard_fail_fn=compiler.say_compiles_again,
         **more,
     )
+    if not options.fullgraph:
+        optimize.callback = FrameCompiler(optimize.callback, compiler)
     return optimize(forward)
 
 
