@@ -1,6 +1,6 @@
 //! What Python asks about CUDA devices before anything is compiled.
 
-use crate::program::CompileFailure;
+use crate::program::{CompileFailure, ToolchainFailure};
 use compiler::cuda::ProductsBy;
 use compiler::kernels::cuda::CudaError;
 use compiler::kernels::cuda::device::{self, CublasLt, Cudnn, arch_for};
@@ -79,7 +79,7 @@ pub fn cuda_table(path: PathBuf) -> PyResult<(String, String, String, usize, usi
 }
 
 fn read(path: &std::path::Path) -> PyResult<Table> {
-    Table::read(path).map_err(|error| CompileFailure::new_err(error.to_string()))
+    Table::read(path).map_err(|error| ToolchainFailure::new_err(error.to_string()))
 }
 
 /// What computes products: a table's file, one candidate by kind, rank and bytes of workspace, or our

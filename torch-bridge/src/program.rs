@@ -32,7 +32,7 @@ create_exception!(
     shorthaul._native,
     ToolchainFailure,
     CompileFailure,
-    "The machine cannot compile any kernel: there is no C compiler, or no place for what it makes."
+    "The machine cannot compile any kernel: no compiler, no place for what it makes, a bad table."
 );
 create_exception!(
     shorthaul._native,
@@ -369,7 +369,10 @@ impl Failure {
             }
             Failure::Compile(CompileError::Compile(
                 kernels::Start { .. } | kernels::Cache(_) | kernels::Toolchain(_),
-            )) => ToolchainFailure::new_err(message),
+            ))
+            | Failure::Compile(CompileError::Cuda(_) | CompileError::Nvrtc(_)) => {
+                ToolchainFailure::new_err(message)
+            }
             _ => CompileFailure::new_err(message),
         }
     }

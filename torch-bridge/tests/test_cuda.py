@@ -126,11 +126,11 @@ def test_the_same_guards_hold():
     compiled(torch.randn(4, 6)).sum().backward()
     with torch.no_grad():
         assert not compiled(torch.randn(4, 6)).requires_grad
-    with pytest.warns(shorthaul.RecompileWarning, match=r"again \(3 of 8\) for float32\[2, 6\]"):
+    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*expected 4, actual 2"):
         assert compiled(torch.randn(2, 6)).shape == (2, 3)
     model.zero_grad()
     model[0].requires_grad_(False)
-    with pytest.warns(shorthaul.RecompileWarning, match="4 of 8"):
+    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*requires_grad"):
         compiled(torch.randn(4, 6)).sum().backward()
     assert model[0].weight.grad is None and model[2].weight.grad is not None
 
@@ -167,8 +167,6 @@ def test_autocast_is_part_of_a_programs_key():
     with torch.autocast("cpu", torch.bfloat16):
         assert compiled(x).dtype == torch.bfloat16
     assert compiled(x).dtype == torch.float32
-    with torch.autocast("cpu"), pytest.raises(shorthaul.CompileError, match="autocast"):
-        shorthaul.module(nn.Linear(8, 4))(x)
 
 
 SUPPORTED = frozenset(shorthaul._native.supported_targets())

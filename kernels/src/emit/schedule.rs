@@ -490,6 +490,7 @@ fn deepen_locals(kernel: &mut Kernel, strip: &Strip) {
                 .filter(|p| arrays[&p.container].local)
             {
                 p.offset = p.offset.clone() * strip.block + along.clone();
+                p.gather.iter_mut().for_each(|g| g.stride *= strip.block);
             }
             for w in s
                 .writes

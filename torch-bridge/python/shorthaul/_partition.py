@@ -73,7 +73,7 @@ _HEAVY = (
 )
 
 #: How functions begin that give nothing and change no state that others depend on.
-_CHECKS = ("_check", "_assert", "_foreach", "sym_constrain")
+_CHECKS = ("_check", "_assert", "_foreach", "_log_api_usage", "sym_constrain")
 _NO_VALUE = "it gives no value"
 
 _SET_GRAD = torch._C._set_grad_enabled
@@ -157,7 +157,7 @@ def torch_reason(node: fx.Node) -> str | None:
     if "out" in node.kwargs:
         return "it writes to `out=`"
     values = list(_tensors(value_of(node)))
-    if value_of(node) is None and name_of(node) != "setitem":
+    if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
         return "it only checks" if name_of(node).startswith(_CHECKS) else _NO_VALUE
     for tensor in (*values, *(t for arg in node.all_input_nodes for t in _tensors(value_of(arg)))):
         if (problem := tensor_reason(tensor)) is not None:

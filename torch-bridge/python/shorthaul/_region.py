@@ -228,19 +228,29 @@ def _supported() -> frozenset[str]:
     return frozenset(_native.supported_targets())
 
 
-#: Where programs go that are called while somebody asks: see :func:`recorded`.
-_recorders: list[list[Call]] = []
+class _Recorder(list):
+    """The calls that somebody asks for, and whether their kernels run."""
+
+    runs = True
+
+
+#: Who asks now: see :func:`recorded`.
+_recorders: list[_Recorder] = []
 
 
 @contextlib.contextmanager
-def recorded():
-    """Collects the calls of programs that run inside, in order."""
-    calls: list[Call] = []
+def recorded(*, runs: bool = True):
+    """Collects the calls of programs that are made inside, in order.
+
+    Without ``runs`` no kernel runs, and zeros are the results.
+    """
+    calls = _Recorder()
+    calls.runs = runs
     _recorders.append(calls)
     try:
         yield calls
     finally:
-        _recorders.remove(calls)
+        _recorders[:] = [recorder for recorder in _recorders if recorder is not calls]
 
 
 class Call:
@@ -290,6 +300,8 @@ class Call:
     def __call__(self, region: Region, inputs):
         for recorder in _recorders:
             recorder.append(self)
+        if not all(recorder.runs for recorder in _recorders):
+            return self._returned(inputs, self._zeros(inputs))
         if self.written and _overlap(inputs, self.written):
             return region.body.forward(*inputs)
         place = self.program.place
@@ -308,6 +320,19 @@ class Call:
         if self.program.state_bytes:
             self._write_state(inputs, state)
         return self._returned(inputs, outputs)
+
+    def _zeros(self, inputs) -> list[torch.Tensor]:
+        """What the outputs look like."""
+        needs = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+        )
+        device = self.program.place.device
+        return [
+            torch.zeros(spec.shape, dtype=spec.dtype, device=device).requires_grad_(
+                needs and spec.dtype.is_floating_point
+            )
+            for spec in self.program.user_outputs
+        ]
 
     def _write_state(self, inputs, state: torch.Tensor) -> None:
         """Checks what the graph computed for that, then writes inputs as eager would have."""

@@ -61,17 +61,17 @@ def report(model: nn.Module, *inputs, **kwargs) -> Report:
     """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
 
     Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.
-    The forward pass runs once; buffers and PyTorch's random numbers are then as they were. Raises
-    what a call of :func:`shorthaul.module` raises.
+    Python runs ``forward`` once, without kernels; buffers and PyTorch's random numbers are then as
+    they were. Raises what a call of :func:`shorthaul.module` raises.
     """
     return Report(_joined([json.loads(p.native.report()) for p in programs_of(model, inputs, kwargs)]))
 
 
 def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None) -> list:
-    """The programs that one call of ``model`` runs, in order."""
+    """The programs that one call of ``model`` runs, in order; their kernels do not run."""
     compiled = model if hasattr(type(model), "_shorthaul_options") else module(model)
     buffers = [(buffer, buffer.detach().clone()) for buffer in compiled.buffers()]
-    with recorded() as calls, torch.random.fork_rng():
+    with recorded(runs=False) as calls, torch.random.fork_rng():
         compiled(*inputs, **(kwargs or {}))
     with torch.no_grad():
         for buffer, before in buffers:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import threading
 import types
@@ -33,6 +34,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError
 
+
+_numbers = itertools.count()
 
 #: How many graphs Dynamo may hold for one piece of Python before it runs in eager.
 _MAX_GRAPHS = 64
@@ -270,6 +273,8 @@ def _with_own_code(forward):
         def run(module, /, *args, **kwargs):
             return forward(module, *args, **kwargs)
 
+        # Dynamo remembers by a code's name and line which sizes change from call to call.
+        run.__code__ = run.__code__.replace(co_name=f"run_{next(_numbers)}")
         return _with_own_code(run)
     copy = types.FunctionType(
         forward.__code__.replace(),
