@@ -50,8 +50,10 @@ pub struct Report {
 /// A contraction that no fast kernel knows: right, but slow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// Position of its kernel in [`Report::kernels`].
-    pub kernel: usize,
+    /// Name of its kernel.
+    pub kernel: String,
+    /// Where its operators came from.
+    pub origin: String,
     /// Why, and what it costs.
     #[serde(flatten)]
     pub scalar: ScalarForm,
@@ -168,10 +170,10 @@ fn is_zero(n: &i64) -> bool {
 
 /// The kernels in the scalar form, each as a warning.
 fn warnings(kernels: &[KernelInfo]) -> Vec<Warning> {
-    let warned = kernels.iter().enumerate();
-    let warned = warned.filter_map(|(kernel, info)| Some((kernel, info, info.scalar?)));
-    let warning = |(kernel, info, scalar): (usize, &KernelInfo, ScalarForm)| Warning {
-        kernel,
+    let warned = kernels.iter().filter_map(|info| Some((info, info.scalar?)));
+    let warning = |(info, scalar): (&KernelInfo, ScalarForm)| Warning {
+        kernel: info.name.clone(),
+        origin: info.origin.clone(),
         scalar,
         sentence: format!(
             "{} ({}): a contraction runs as scalar loops, since {}; predicted {:.1} ms, {:.1} ms with a \

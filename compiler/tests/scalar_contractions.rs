@@ -38,7 +38,14 @@ fn a_contraction_without_a_fast_form_is_warned_of() {
         panic!("{:?}", report.warnings);
     };
     assert_eq!(warning.scalar.reason, NoFastForm::TwoGuardedOperands);
-    assert!(report.kernels[warning.kernel].operations == OPERATIONS);
+    let [kernel] = report.kernels.as_slice() else {
+        panic!("{:?}", report.kernels);
+    };
+    assert_eq!(
+        (&kernel.name, &kernel.origin),
+        (&warning.kernel, &warning.origin)
+    );
+    assert_eq!(kernel.operations, OPERATIONS);
     assert!(warning.scalar.predicted_us > 5 * warning.scalar.fast_us);
     let said = ["both operands have guarded axes", "predicted", "forward"];
     for part in said {
