@@ -319,6 +319,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             choice: (map.product.as_ref())
                 .filter(|_| with_choices)
                 .map(ToString::to_string),
+            scalar: None,
         }
     })
     .collect()

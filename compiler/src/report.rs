@@ -11,6 +11,7 @@ use crate::error::CompileError;
 use crate::plan::Plan;
 use fusion::lower_bound;
 use graph::{ContainerId, Graph, Lifetime, Stage, SymExpr};
+use kernels::contraction::ScalarForm;
 use kernels::features::{Isa, Target, forced_isa};
 use kernels::lowering::{KernelInfo, lower};
 use kernels::toolchain::Family;
@@ -41,6 +42,23 @@ pub struct Report {
     /// What computes each attention of the model, and why, where a table or the caller could choose.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attentions: Vec<String>,
+    /// Kernels that are far slower than they could be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+}
+
+/// A contraction that no fast kernel knows: right, but slow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    /// Name of its kernel.
+    pub kernel: String,
+    /// Where its operators came from.
+    pub origin: String,
+    /// Why, and what it costs.
+    #[serde(flatten)]
+    pub scalar: ScalarForm,
+    /// The warning in a sentence.
+    pub sentence: String,
 }
 
 /// One kernel in numbers.
@@ -134,6 +152,7 @@ impl Report {
             bytes_saved: applied.map(|d| d.bytes).sum(),
             refusals: refusals(plan),
             attentions: Vec::new(),
+            warnings: warnings(kernels),
         }
     }
 }
@@ -147,6 +166,26 @@ impl KernelReport {
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks by reference
 fn is_zero(n: &i64) -> bool {
     *n == 0
+}
+
+/// The kernels in the scalar form, each as a warning.
+fn warnings(kernels: &[KernelInfo]) -> Vec<Warning> {
+    let warned = kernels.iter().filter_map(|info| Some((info, info.scalar?)));
+    let warning = |(info, scalar): (&KernelInfo, ScalarForm)| Warning {
+        kernel: info.name.clone(),
+        origin: info.origin.clone(),
+        scalar,
+        sentence: format!(
+            "{} ({}): a contraction runs as scalar loops, since {}; predicted {:.1} ms, {:.1} ms with a \
+             fast kernel",
+            info.origin,
+            stage(info.stage),
+            scalar.reason,
+            scalar.predicted_us as f64 / 1e3,
+            scalar.fast_us as f64 / 1e3
+        ),
+    };
+    warned.map(warning).collect()
 }
 
 /// What fusion refused although it would have saved bytes, each sentence once.

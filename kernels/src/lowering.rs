@@ -5,13 +5,15 @@
 //! the launches it needs, in the graph's order.
 
 use crate::compile::SourceUnit;
-use crate::contraction::{self, Axis, Contraction, EmittedContraction, Hooks, Roles};
+use crate::contraction::{
+    self, Axis, Contraction, EmittedContraction, Hooks, NoFastForm, Roles, ScalarForm,
+};
 use crate::emit::{self, Arg};
 use crate::features::Target;
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
-use crate::recognize::{Recognized, recognize};
+use crate::recognize::{Recognized, is_contraction_of_another_type, recognize};
 use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 
@@ -84,6 +86,8 @@ pub struct KernelInfo {
     pub bytes_copied: u64,
     /// What computes it of several candidates, and why, where a table or the caller chose.
     pub choice: Option<String>,
+    /// For a contraction that no fast form takes: why, and what that costs.
+    pub scalar: Option<ScalarForm>,
 }
 
 /// Lowers a graph of maps (and reshapes, which become aliases) for a target and a number of threads.
@@ -168,7 +172,15 @@ impl Lowering {
             self.contraction(&first, &found)?;
             return self.loops(&rest);
         }
-        self.loops(node)
+        self.loops(node)?;
+        let first = split_epilogue(node, map).map_or_else(|| node.clone(), |(first, _)| first);
+        if is_contraction_of_another_type(&self.graph, &first)
+            && let Some(kernel) = self.kernels.last_mut()
+        {
+            let (reason, flops) = (NoFastForm::ElementType, kernel.flops);
+            kernel.scalar = Some(ScalarForm::new(reason, flops, &self.target));
+        }
+        Ok(())
     }
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
@@ -182,6 +194,8 @@ impl Lowering {
                 .map_err(refuse)?;
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
+        let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
+        self.kernels[kernel].scalar = emitted.refusal.map(scalar);
         let source = self.source(node, emitted.source, symbols);
         let workspace = self.workspace(emitted.shared_scratch_bytes);
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
@@ -293,6 +307,7 @@ impl Lowering {
             writes,
             bytes_copied: 0,
             choice: None,
+            scalar: None,
         });
         self.kernels.len() - 1
     }

@@ -3,7 +3,7 @@
 //! No operator name is looked at, so products and convolutions, their gradients and whatever else
 //! has the form are found alike. Strides come from the containers' layouts.
 
-use crate::contraction::{Axis, Contraction, Operand};
+use crate::contraction::{Axis, Contraction, Operand, normal_form};
 use graph::{
     Binary, ContainerId, DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
     Scalar, SymExpr, Tasklet,
@@ -12,7 +12,7 @@ use graph::{
 /// A contraction with the containers it works on.
 #[derive(Clone, Debug)]
 pub struct Recognized {
-    /// Sizes and index expressions; dims are the map's parameters in order.
+    /// Sizes and index expressions; dims are the map's parameters in order, or normal form's.
     pub contraction: Contraction,
     /// The left factor.
     pub a: ContainerId,
@@ -22,12 +22,22 @@ pub struct Recognized {
     pub out: ContainerId,
 }
 
-/// The contraction a top-level or kernel-member map is, if it is one in single precision.
+/// The contraction a top-level or kernel-member map is, if it is one in single precision; its axes in
+/// normal form, so that dims are the map's parameters or joined ones.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
-    recognize_typed(graph, node, &|dtype| dtype == DType::F32)
+    let found = recognize_typed(graph, node, &|dtype| dtype == DType::F32)?;
+    Some(Recognized {
+        contraction: normal_form(&found.contraction),
+        ..found
+    })
 }
 
-/// The same for operands and a result whose types pass `accepts`.
+/// Whether a map is a contraction of floating-point numbers that are not in single precision.
+pub(crate) fn is_contraction_of_another_type(graph: &Graph, node: &Node) -> bool {
+    recognize_typed(graph, node, &DType::is_float).is_some() && recognize(graph, node).is_none()
+}
+
+/// The same for operands and a result whose types pass `accepts`, as the map has it.
 pub fn recognize_typed(
     graph: &Graph,
     node: &Node,

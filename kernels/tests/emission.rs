@@ -292,7 +292,27 @@ fn element_wise_work_after_a_product_is_its_epilogue() {
         assert_eq!(paths.contains(&"loops"), refused, "{name}: {paths:?}");
         n_cases += 1;
     }
-    assert_eq!(n_cases, 9);
+    assert_eq!(n_cases, 10);
+}
+
+/// Digits of a position and groups of channels do not keep a contraction from the micro-kernels.
+#[test]
+fn composite_axes_have_fast_forms() {
+    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let composite = ["grouped_", "split_positions", "_before_pool"];
+    let mut n_contractions = 0;
+    for (name, graph) in cases() {
+        if !composite.iter().any(|part| name.contains(part)) || name == "grouped_channels_sum" {
+            continue;
+        }
+        let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for kernel in &lowered.kernels {
+            assert_eq!(kernel.scalar, None, "{name}: {}", kernel.name);
+            assert_ne!(kernel.path, "loops", "{name}: {}", kernel.name);
+            n_contractions += 1;
+        }
+    }
+    assert_eq!(n_contractions, 9);
 }
 
 /// Kernels whose text is kept: one of each kind.

@@ -2,7 +2,7 @@
 //! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by a small
 //! cost model in cycles; emits no text.
 
-use super::NoFastPath;
+use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
 use super::stage::Staging;
 
@@ -200,7 +200,7 @@ fn k_block(s: &Shape, cut: &Cut) -> i64 {
 // ---- roles ----
 
 /// Sorts dims into roles, joins dims that walk together, and orients the operands.
-pub fn shape(p: &Problem) -> Result<Shape, NoFastPath> {
+pub fn shape(p: &Problem) -> Result<Shape, NoFastForm> {
     let mut p = p.clone();
     p.tidy();
     p.a.simplify_read(false);
@@ -212,12 +212,12 @@ pub fn shape(p: &Problem) -> Result<Shape, NoFastPath> {
     }
     p.b.simplify_read(true);
     if p.b.any_guard() {
-        return Err(NoFastPath("both operands have guarded axes"));
+        return Err(NoFastForm::TwoGuardedOperands);
     }
     if p.a.repeats_a_dim(p.dims.len()) {
         p.a.simplify_read(true);
         if p.a.repeats_a_dim(p.dims.len()) {
-            return Err(NoFastPath("a dimension occurs in two guarded axes"));
+            return Err(NoFastForm::RepeatedGuardedDim);
         }
     }
     if p.a
@@ -225,7 +225,7 @@ pub fn shape(p: &Problem) -> Result<Shape, NoFastPath> {
         .iter()
         .any(|c| c.stride <= 0 || c.terms.is_empty() || c.terms.iter().any(|t| t.1 < 0))
     {
-        return Err(NoFastPath("an operand runs backwards"));
+        return Err(NoFastForm::RunsBackwards);
     }
     assign_roles(p, swapped)
 }
@@ -252,7 +252,7 @@ fn choose_swap(p: &Problem) -> bool {
     free(&p.b, &p.a) < 8 && free(&p.a, &p.b) > free(&p.b, &p.a)
 }
 
-fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastPath> {
+fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastForm> {
     let mut s = Shape {
         batch: Vec::new(),
         m: Vec::new(),
@@ -283,7 +283,7 @@ fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastPath> {
     }
     let plain = |id: usize| p.a.coords.iter().all(|c| c.coeff(id) == 0 || c.is_plain());
     if s.batch.iter().any(|d| !plain(d.id)) {
-        return Err(NoFastPath("a batch dimension is part of a guarded axis"));
+        return Err(NoFastForm::GuardedBatch);
     }
     s.a.coords
         .retain(|c| s.batch.iter().all(|d| c.coeff(d.id) == 0));

@@ -7,7 +7,7 @@ use super::access::{Access, Coord, Problem};
 use super::driver::zero_fill;
 use super::gather::GatherForm;
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastPath, Roles, Target};
+use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
 
 /// Most register-tile code a border may cost.
 const MOST_TAPS: usize = 128;
@@ -49,7 +49,7 @@ pub fn emit(
     form: &GatherForm,
     hooks: &Hooks,
     target: &Target,
-) -> Result<Option<EmittedContraction>, NoFastPath> {
+) -> Result<Option<EmittedContraction>, NoFastForm> {
     if hooks.prologue_a.is_some() || hooks.prologue_b.is_some() || form.parts.is_empty() {
         return Ok(None);
     }
@@ -60,9 +60,7 @@ pub fn emit(
             return Ok(None);
         };
         if part.reduce && hooks.epilogue.is_some() {
-            return Err(NoFastPath(
-                "threads' parts of a sum are added without an epilogue",
-            ));
+            return Err(NoFastForm::SplitSum);
         }
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
@@ -111,6 +109,7 @@ pub fn emit(
         shared_scratch_bytes: (shared * 4) as usize,
         thread_scratch_bytes: (thread * 4) as usize,
         flops: 0,
+        refusal: None,
         path: if parts[0].reduce {
             "depthwise, reduced"
         } else {

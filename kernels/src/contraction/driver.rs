@@ -4,7 +4,7 @@
 use super::blocking::{Dim, Plan, VectorSource, Wishes, plan, shape};
 use super::gather::{GatherForm, ZeroFill};
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastPath, Target, roles};
+use super::{EmittedContraction, Hooks, Launch, NoFastForm, Target, roles};
 
 /// One gather-form part on its way to text.
 pub(super) struct Part<'a> {
@@ -28,7 +28,7 @@ pub fn emit(
     form: &GatherForm,
     hooks: &Hooks,
     target: &Target,
-) -> Result<EmittedContraction, NoFastPath> {
+) -> Result<EmittedContraction, NoFastForm> {
     let mut parts = Vec::new();
     let mut shared = 0;
     for (i, problem) in form.parts.iter().enumerate() {
@@ -91,6 +91,7 @@ pub fn emit(
         shared_scratch_bytes: (shared * 4) as usize,
         thread_scratch_bytes: (thread * 4) as usize,
         flops: 0,
+        refusal: None,
         path: parts.first().map_or("zero", Part::path),
         roles: parts
             .first()

@@ -2,7 +2,7 @@
 //! `h = st*i + ph`, a contraction that reads its operand at a shifted, guarded position
 //! (the data gradient of a convolution, arXiv 1808.05567 section II-H). Emits no text.
 
-use super::NoFastPath;
+use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
 
 /// Positions of the output that no term reaches.
@@ -21,7 +21,7 @@ pub struct GatherForm {
 }
 
 /// Splits `p` by output phases.
-pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastPath> {
+pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastForm> {
     let mut form = GatherForm::default();
     p.tidy();
     let guard_a = a_has_more_positions(&p);
@@ -38,12 +38,10 @@ pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastPath> {
 }
 
 /// The operand side of a dim that is about to be replaced: exactly one plain coordinate somewhere.
-fn plain_in<'a>(p: &'a mut Problem, dim: usize) -> Result<(&'a mut Access, usize), NoFastPath> {
+fn plain_in<'a>(p: &'a mut Problem, dim: usize) -> Result<(&'a mut Access, usize), NoFastForm> {
     let in_a = p.a.has(dim);
     if in_a == p.b.has(dim) {
-        return Err(NoFastPath(
-            "a dimension of a composite output axis is not in exactly one operand",
-        ));
+        return Err(NoFastForm::SharedOutputDim);
     }
     let side: &'a mut Access = if in_a { &mut p.a } else { &mut p.b };
     side.simplify_read(false);
@@ -54,9 +52,7 @@ fn plain_in<'a>(p: &'a mut Problem, dim: usize) -> Result<(&'a mut Access, usize
         .filter(|(_, c)| c.coeff(dim) != 0);
     match (with_dim.next(), with_dim.next()) {
         (Some((i, c)), None) if c.is_plain() => Ok((side, i)),
-        _ => Err(NoFastPath(
-            "a dimension of a composite output axis is not a plain index of its operand",
-        )),
+        _ => Err(NoFastForm::CompositeOutputDim),
     }
 }
 
@@ -84,13 +80,11 @@ fn split(
     guard_a: bool,
     open: &mut Vec<Problem>,
     zeros: &mut Vec<ZeroFill>,
-) -> Result<(), NoFastPath> {
+) -> Result<(), NoFastForm> {
     let axis = &p.out.coords[x];
     let mut terms = axis.terms.clone();
     if terms.is_empty() || terms.len() > 2 || terms.iter().any(|t| t.1 < 1) {
-        return Err(NoFastPath(
-            "an output axis is not of the form stride*i + dilation*r + offset",
-        ));
+        return Err(NoFastForm::OutputAxis);
     }
     if terms.iter().any(|t| {
         p.out
@@ -99,7 +93,7 @@ fn split(
             .enumerate()
             .any(|(i, c)| i != x && c.coeff(t.0) != 0)
     }) {
-        return Err(NoFastPath("a dimension occurs in two output axes"));
+        return Err(NoFastForm::RepeatedOutputDim);
     }
     terms.sort_by_key(|t| p.a.has(t.0) != guard_a);
     let (moved, st) = terms[0];
@@ -152,7 +146,7 @@ fn one_phase(
     (moved, st): (usize, i64),
     tap: Option<(usize, i64)>,
     taps: &Taps,
-) -> Result<Problem, NoFastPath> {
+) -> Result<Problem, NoFastForm> {
     let mut q = p.clone();
     let dil = tap.map_or(0, |t| t.1);
     let moved_size = p.dims[moved];

@@ -1,11 +1,11 @@
 //! The plain-loop fallback: correct for every contraction, fast for none.
 
 use super::text::{CText, affine, preamble};
-use super::{Axis, Contraction, EmittedContraction, Launch, Operand, Roles, flops};
+use super::{Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, flops};
 
 /// Emits plain loops. Threads divide a dim that indexes the output by itself; without one,
 /// thread 0 does all the work.
-pub fn emit(name: &str, c: &Contraction) -> EmittedContraction {
+pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContraction {
     let mut t = CText::default();
     t.raw(&preamble(4));
     let split = split_dim(c);
@@ -53,6 +53,7 @@ pub fn emit(name: &str, c: &Contraction) -> EmittedContraction {
         thread_scratch_bytes: 0,
         flops: flops(c),
         path: "generic",
+        refusal: Some(reason),
         roles: Roles::default(),
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod access;
 mod blocking;
 mod combine;
 mod depthwise;
+mod digits;
 mod driver;
 pub(crate) mod gather;
 mod generic;
@@ -18,9 +19,13 @@ mod items;
 mod microkernel;
 mod pack;
 mod panels;
+mod refusal;
 mod stage;
 pub(crate) mod text;
 mod tiles;
+
+pub use digits::normal_form;
+pub use refusal::{NoFastForm, ScalarForm};
 
 use thiserror::Error;
 
@@ -121,6 +126,8 @@ pub struct EmittedContraction {
     pub flops: u64,
     /// Which implementation was chosen.
     pub path: &'static str,
+    /// Why it is the scalar one, if it is.
+    pub refusal: Option<NoFastForm>,
     /// Dims by role, for writing an epilogue.
     pub roles: Roles,
 }
@@ -154,7 +161,7 @@ pub enum Unsupported {
         /// Which hook.
         hook: &'static str,
         /// Why no faster implementation applies.
-        reason: String,
+        reason: NoFastForm,
     },
     /// The vector width has no micro-kernel.
     #[error("vector width {0} is not one of 4, 8, 16")]
@@ -182,24 +189,17 @@ pub fn emit(
         ("epilogue", hooks.epilogue.is_some()),
     ];
     if let Some((hook, _)) = wanted.into_iter().find(|w| w.1) {
-        return Err(Unsupported::HookOnFallback {
-            hook,
-            reason: reason.0.to_string(),
-        });
+        return Err(Unsupported::HookOnFallback { hook, reason });
     }
-    Ok(generic::emit(name, c))
+    Ok(generic::emit(name, c, reason))
 }
-
-/// Why the fast paths do not apply.
-#[derive(Debug)]
-pub(crate) struct NoFastPath(pub(crate) &'static str);
 
 fn specialized(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
     target: &Target,
-) -> Result<EmittedContraction, NoFastPath> {
+) -> Result<EmittedContraction, NoFastForm> {
     let form = gather::gather_form(access::Problem::new(c))?;
     let phased = form.parts.len() > 1 || !form.zeros.is_empty();
     let inner = if phased {

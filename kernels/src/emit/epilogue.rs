@@ -165,15 +165,32 @@ fn roles(read: &SymExpr, mut loops: Vec<Loop>, dims: &Product) -> Option<[Vec<Lo
     if sum != *read {
         return None;
     }
-    let mut take = |dim: &ProductDim| {
-        let at = loops.iter().position(|l| {
-            l.size == dim.size && index::coefficient(read, &l.var) == Some(dim.stride)
-        })?;
-        Some(loops.remove(at))
+    let mut of = |dims: &[ProductDim]| -> Option<Vec<Loop>> {
+        let each = dims.iter().map(|dim| digits(read, &mut loops, *dim));
+        Some(each.collect::<Option<Vec<_>>>()?.concat())
     };
-    let mut of = |dims: &[ProductDim]| dims.iter().map(&mut take).collect::<Option<Vec<_>>>();
     let found = [of(&dims.batch)?, of(&dims.m)?, of(&dims.n)?];
     loops.is_empty().then_some(found)
+}
+
+/// Takes the loops that together run through a dimension: one, or one for each digit of its position,
+/// from the highest to the lowest.
+fn digits(read: &SymExpr, loops: &mut Vec<Loop>, dim: ProductDim) -> Option<Vec<Loop>> {
+    let mut taken = Vec::new();
+    let mut reached = 1;
+    while reached < dim.size {
+        let step = Some(dim.stride * reached);
+        let fits = |l: &Loop| {
+            l.size > 1
+                && dim.size % (reached * l.size) == 0
+                && index::coefficient(read, &l.var) == step
+        };
+        let next = loops.remove(loops.iter().position(fits)?);
+        reached *= next.size;
+        taken.push(next);
+    }
+    taken.reverse();
+    Some(taken)
 }
 
 /// A container that the map writes element for element where it reads the product.

@@ -23,7 +23,8 @@ class Report:
     PyTorch computes it and its results are copied to their places), ``bytes_moved``,
     ``bytes_least``, ``bytes_saved``, ``operations``, ``memory`` (bytes), ``refusals``, the rewrites
     that were not legal, and ``attentions``, where a table or the caller could choose what computes
-    attention: what does, and why.
+    attention: what does, and why, and ``warnings``: contractions that no fast kernel knows, with
+    the reason and predicted times.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -47,6 +48,7 @@ class Report:
             f"{_mib(memory['backward_arena_bytes'])} in backward",
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
             *data.get("attentions", ()),
+            *(f"warning: {w['sentence']}" for w in data.get("warnings", ())),
         ]
         return "\n".join(lines)
 

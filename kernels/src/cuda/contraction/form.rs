@@ -35,7 +35,7 @@ pub(super) fn forms(c: &Contraction) -> Result<Forms, Unsupported> {
             count: n_terms.unwrap_or(i64::MAX),
         });
     }
-    let gathered = gather_form(Problem::new(c)).map_err(|e| Unsupported::Form { reason: e.0 })?;
+    let gathered = gather_form(Problem::new(c)).map_err(|reason| Unsupported::Form { reason })?;
     let parts = gathered
         .parts
         .into_iter()

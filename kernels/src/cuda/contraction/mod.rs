@@ -20,7 +20,7 @@ mod tile;
 mod warpgroup;
 
 use super::{Emitted, Param};
-use crate::contraction::{Contraction, Unsupported as Malformed};
+use crate::contraction::{Contraction, NoFastForm, Unsupported as Malformed};
 use crate::plan::Buffer;
 pub use convolution::{NotAConvolution, convolution};
 use form::Form;
@@ -97,7 +97,7 @@ pub enum Unsupported {
     #[error("no GPU kernel for this contraction: {reason}; emit its map as plain loops")]
     Form {
         /// Which condition fails.
-        reason: &'static str,
+        reason: NoFastForm,
     },
     /// Warpgroups do not multiply it; other kernels may.
     #[error("no product of warpgroups: {reason}")]

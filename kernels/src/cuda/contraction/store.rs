@@ -6,9 +6,9 @@
 use super::form::{self, Form, ceil, signed};
 use super::kernel::{Head, Size};
 use super::{Buffers, EmittedContraction, Epilogue, Job, Types, Unsupported, WORKSPACE, bytes};
-use crate::contraction::Contraction;
 use crate::contraction::gather::ZeroFill;
 use crate::contraction::text::CText;
+use crate::contraction::{Contraction, NoFastForm};
 use crate::cuda::{ParamType, element_type};
 use crate::plan::Buffer;
 use graph::DType;
@@ -47,7 +47,7 @@ impl<'a> Sink<'a> {
         }
         if rest != 0 && epilogue.is_some() {
             return Err(Unsupported::Form {
-                reason: "the result's elements are not one block in memory, which an epilogue needs",
+                reason: NoFastForm::ScatteredResult,
             });
         }
         Ok(Sink {

@@ -1,0 +1,72 @@
+//! Why a contraction takes the scalar form, and what that costs: what lowering records and reports print.
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Why no fast form of a contraction applies.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoFastForm {
+    /// An axis of the output that no scatter form knows.
+    #[error("an output axis is not of the form stride*i + dilation*r + offset")]
+    OutputAxis,
+    /// One dim in two axes of the output.
+    #[error("a dimension occurs in two output axes")]
+    RepeatedOutputDim,
+    /// A dim of a composite output axis that both operands have, or none.
+    #[error("a dimension of a composite output axis is not in exactly one operand")]
+    SharedOutputDim,
+    /// A dim of a composite output axis that is part of an operand's composite axis.
+    #[error("a dimension of a composite output axis is not a plain index of its operand")]
+    CompositeOutputDim,
+    /// Both operands would have to be staged with borders.
+    #[error("both operands have guarded axes")]
+    TwoGuardedOperands,
+    /// One dim in two guarded axes of an operand.
+    #[error("a dimension occurs in two guarded axes")]
+    RepeatedGuardedDim,
+    /// An operand whose addresses fall while a dim rises.
+    #[error("an operand runs backwards")]
+    RunsBackwards,
+    /// A batch dim in a guarded or overlapping axis.
+    #[error("a batch dimension is part of a guarded axis")]
+    GuardedBatch,
+    /// An epilogue on a sum that threads share.
+    #[error("threads' parts of a sum are added without an epilogue")]
+    SplitSum,
+    /// An epilogue on a result whose elements are not one block in memory.
+    #[error("the result's elements are not one block in memory, which an epilogue needs")]
+    ScatteredResult,
+    /// Elements of a type without a micro-kernel.
+    #[error("only single precision has a micro-kernel")]
+    ElementType,
+}
+
+/// A contraction in the scalar form, with times that are predicted, not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScalarForm {
+    /// Why no fast form applies.
+    pub reason: NoFastForm,
+    /// Microseconds that the scalar form is predicted to take.
+    pub predicted_us: u64,
+    /// Microseconds that a fast form of the same arithmetic would be predicted to take.
+    pub fast_us: u64,
+}
+
+/// Operations per microsecond and thread of plain loops: each waits for its load and its addition.
+const SCALAR_OPERATIONS_PER_US: u64 = 2_000;
+/// Vector operations per microsecond and thread of a micro-kernel: two multiply-adds in each of 2,000 cycles.
+const VECTOR_OPERATIONS_PER_US: u64 = 8_000;
+
+impl ScalarForm {
+    /// The record of `flops` operations that `target` could do with its vectors.
+    pub fn new(reason: NoFastForm, flops: u64, target: &super::Target) -> Self {
+        let threads = target.threads.max(1) as u64;
+        let fast = VECTOR_OPERATIONS_PER_US * target.vector_width.max(1) as u64;
+        ScalarForm {
+            reason,
+            predicted_us: flops / (SCALAR_OPERATIONS_PER_US * threads),
+            fast_us: flops / (fast * threads),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+"""No contraction of a list of networks runs as scalar loops, forward or backward.
+
+Such loops are right and some fifty times slower, so that they are seen only where somebody looks:
+the report warns of each. Networks are small versions, with sizes that leave tails, of those that
+ran so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import shorthaul
+import torch
+import torch.nn.functional as F
+import torchvision
+from against_eager import assert_network_matches
+from torch import nn
+
+images = torchvision.models
+
+
+class Gpt2Block(nn.Module):
+    """A decoder layer with the causal mask as a buffer and dropout on scores and results."""
+
+    def __init__(self, width: int = 48, heads: int = 4, dropout: float = 0.1):
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("causal", torch.ones(64, 64, dtype=torch.bool).tril())
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.before(x)).split(width, 2)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        hidden = ~self.causal[:length, :length]
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        found = self.dropout(scores.softmax(-1)) @ v
+        x = x + self.dropout(self.out(found.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.between(x)), approximate="tanh")))
+
+
+class UNet(nn.Module):
+    """Two levels, with transposed convolutions on the way up and a concatenation."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        conv = [nn.Conv1d, nn.Conv2d, nn.Conv3d][rank - 1]
+        up = [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d][rank - 1]
+        self.pool = [nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d][rank - 1](2)
+        self.down, self.deep = conv(3, 9, 3, padding=1), conv(9, 18, 3, padding=1)
+        self.up, self.out = up(18, 9, 2, stride=2), conv(18, 2, 3, padding=1)
+
+    def forward(self, x):
+        wide = F.silu(self.down(x))
+        deep = F.silu(self.deep(self.pool(wide)))
+        return self.out(torch.cat([self.up(deep), wide], 1))
+
+
+class Shuffled(nn.Module):
+    """Grouped 1x1 convolutions with a shuffle of the channels between them (ShuffleNet)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(24, 24, 1, groups=3)
+        self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.last = nn.Conv2d(24, 24, 1, groups=3)
+
+    def forward(self, x):
+        y = F.channel_shuffle(F.silu(self.first(x)), 3)
+        return x + self.last(self.depthwise(y))
+
+
+class Attention(nn.Module):
+    """PyTorch's own attention, causal, with dropout in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(40, 120)
+
+    def forward(self, x):
+        q, k, v = (p.unflatten(-1, (4, 10)).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
+        dropout = 0.1 if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return y.transpose(1, 2).flatten(2)
+
+
+class LstmCells(nn.Module):
+    """A cell over a few steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(12, 20)
+
+    def forward(self, x):
+        h = c = x.new_zeros(x.shape[0], 20)
+        for step in x.unbind(1):
+            h, c = self.cell(step, (h, c))
+        return h
+
+
+def conv_block(*widths: int) -> list[nn.Module]:
+    """Convolutions as VGG has them."""
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.SiLU()]
+    return layers
+
+
+def regnet_block() -> nn.Module:
+    return images.regnet.ResBottleneckBlock(
+        24, 24, 1, nn.BatchNorm2d, nn.SiLU, group_width=8, bottleneck_multiplier=1.0, se_ratio=0.25
+    )
+
+
+def efficientnet_block() -> nn.Module:
+    config = images.efficientnet.MBConvConfig(4, 3, 2, 16, 24, 1)
+    return images.efficientnet.MBConv(config, 0.0, nn.BatchNorm2d)
+
+
+def swin_block() -> nn.Module:
+    return images.swin_transformer.SwinTransformerBlock(36, 3, [4, 4], [2, 2], dropout=0.1)
+
+
+def image(channels: int, size: int = 12, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, channels, size, size, requires_grad=True)
+
+
+def rows(width: int, length: int = 21, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, length, width, requires_grad=True)
+
+
+NETWORKS = {
+    "densenet": (
+        lambda: images.DenseNet(8, (2, 2), 16, memory_efficient=False, num_classes=5),
+        lambda: image(3, 40),
+    ),
+    "vgg": (
+        lambda: nn.Sequential(
+            *conv_block(3, 20), nn.MaxPool2d(2), *conv_block(20, 36), nn.MaxPool2d(2)
+        ),
+        lambda: image(3),
+    ),
+    "cifar": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 12, 3, padding=1),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(12, 20, 3, padding=1),
+            nn.SiLU(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(180, 10),
+        ),
+        lambda: image(3),
+    ),
+    "resnext": (
+        lambda: images.resnet.Bottleneck(64, 16, groups=8, base_width=16),
+        lambda: image(64, 9),
+    ),
+    "regnet": (regnet_block, lambda: image(24, 9)),
+    "shufflenet": (Shuffled, lambda: image(24, 9)),
+    "shufflenet v2": (lambda: images.shufflenetv2.InvertedResidual(16, 16, 2), lambda: image(16)),
+    "u-net 1-D": (lambda: UNet(1), lambda: torch.randn(2, 3, 20)),
+    "u-net 2-D": (lambda: UNet(2), lambda: image(3)),
+    "u-net 3-D": (lambda: UNet(3), lambda: torch.randn(1, 3, 4, 6, 8)),
+    "gpt-2": (Gpt2Block, lambda: rows(48)),
+    "attention": (Attention, lambda: rows(40)),
+    "swin": (swin_block, lambda: torch.randn(2, 8, 8, 36, requires_grad=True)),
+    "lstm": (LstmCells, lambda: rows(12, 4)),
+    "lstm, batch 1": (LstmCells, lambda: rows(12, 4, 1)),
+    "resnet": (lambda: images.resnet.BasicBlock(20, 20), lambda: image(20, 9)),
+    "resnet, batch 1": (lambda: images.resnet.BasicBlock(20, 20), lambda: image(20, 9, 1)),
+    "mobilenet": (lambda: images.mobilenetv2.InvertedResidual(16, 24, 2, 4), lambda: image(16)),
+    "efficientnet": (efficientnet_block, lambda: image(16)),
+    "pixel shuffle": (
+        lambda: nn.Sequential(
+            nn.Conv2d(5, 36, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(9, 4, 3, padding=1)
+        ),
+        lambda: image(5, 7),
+    ),
+    "space to depth": (
+        lambda: nn.Sequential(
+            nn.PixelUnshuffle(2), nn.Conv2d(20, 9, 3, padding=1), nn.PixelUnshuffle(3)
+        ),
+        lambda: image(5),
+    ),
+    "grouped 1-D": (
+        lambda: nn.Sequential(
+            nn.Conv1d(12, 20, 5, stride=2, padding=2, groups=4),
+            nn.ConvTranspose1d(20, 12, 4, stride=2, groups=2),
+        ),
+        lambda: torch.randn(2, 12, 19, requires_grad=True),
+    ),
+    "grouped 3-D": (
+        lambda: nn.Sequential(
+            nn.Conv3d(12, 18, 3, padding=1, groups=3),
+            nn.ConvTranspose3d(18, 12, 2, stride=2, groups=6),
+        ),
+        lambda: torch.randn(1, 12, 4, 5, 3, requires_grad=True),
+    ),
+    "grouped, dilated": (
+        lambda: nn.Conv2d(12, 24, 3, dilation=2, padding=2, groups=4),
+        lambda: image(12, 9),
+    ),
+}
+
+
+@functools.cache
+def network(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    make, given = NETWORKS[name]
+    return make(), given()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_contraction_is_scalar(name):
+    model, x = network(name)
+    report = shorthaul.report(model.train(), x)
+    assert [w["sentence"] for w in report.data.get("warnings", [])] == []
+    assert not {"generic"} & {kernel["path"] for kernel in report.data["kernels"]}
+
+
+GROUPED = ("resnext", "regnet", "shufflenet", "grouped 1-D", "grouped 3-D", "grouped, dilated")
+SPLIT = ("cifar", "u-net 3-D", "pixel shuffle", "space to depth")
+
+
+@pytest.mark.parametrize("name", GROUPED + SPLIT)
+def test_groups_and_digits_compute_what_eager_computes(name):
+    model, x = network(name)
+    for module in model.modules():
+        for child_name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, child_name, nn.SiLU())
+    assert_network_matches(model.train(), x)
+
+
+def test_a_contraction_of_float64_is_warned_of():
+    report = shorthaul.report(nn.Linear(40, 50).double(), torch.randn(30, 40).double())
+    warnings = report.data["warnings"]
+    assert {w["reason"] for w in warnings} == {"element_type"}
+    assert all(w["predicted_us"] >= w["fast_us"] for w in warnings)
+    assert f"warning: {warnings[0]['sentence']}" in str(report)
