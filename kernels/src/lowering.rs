@@ -258,7 +258,9 @@ impl Lowering {
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
         let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
         for part in parts {
-            let workspace = self.workspace(part.workspace_bytes_per_thread * self.threads);
+            let workspace = self.workspace(
+                part.workspace_bytes_shared + part.workspace_bytes_per_thread * self.threads,
+            );
             self.scratch = self.scratch.max(part.scratch_bytes);
             for f in part.functions {
                 let symbol = format!("{PLACEHOLDER}{}", f.suffix);

@@ -68,12 +68,7 @@ pub(crate) fn emit_epilogue(
     dims: &Product,
     buffers: Buffers,
 ) -> Result<Option<Epilogue>, LowerError> {
-    let mut kernel = super::prepared(body::kernel_of(
-        graph,
-        node,
-        true,
-        body::HalfPrecision::Refused,
-    )?);
+    let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
     let Some((loops, mut statements)) = only_leaf(&mut kernel) else {
         return Ok(None);
     };
