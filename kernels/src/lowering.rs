@@ -15,6 +15,8 @@ use crate::recognize::{Recognized, recognize};
 use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 
+mod halves;
+
 /// C text of one file that compiles in a second or two.
 const UNIT_BYTES: usize = 60_000;
 /// Stands for a kernel's name in its text, so that equal kernels have equal text.
@@ -172,6 +174,9 @@ impl Lowering {
     }
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
+        if self.has_halves(found) {
+            return self.half_contraction(node, found, None).map(drop);
+        }
         let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
@@ -206,6 +211,9 @@ impl Lowering {
         rest: &Node,
         found: &Recognized,
     ) -> Result<bool, LowerError> {
+        if self.has_halves(found) {
+            return self.half_contraction(node, found, Some(rest));
+        }
         let name = format!("{PLACEHOLDER}_epilogue");
         let hooks = Hooks {
             epilogue: Some(name.clone()),

@@ -22,9 +22,10 @@ pub struct Recognized {
     pub out: ContainerId,
 }
 
-/// The contraction a top-level or kernel-member map is, if it is one in single precision.
+/// The contraction a top-level or kernel-member map is, if it is one whose sums are in single precision.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
-    recognize_typed(graph, node, &|dtype| dtype == DType::F32)
+    let single = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    recognize_typed(graph, node, &single)
 }
 
 /// The same for operands and a result whose types pass `accepts`.

@@ -10,6 +10,7 @@
 pub(crate) mod access;
 mod blocking;
 mod combine;
+pub(crate) mod convert;
 mod depthwise;
 mod driver;
 pub(crate) mod gather;
