@@ -7,7 +7,7 @@
 use crate::compile::SourceUnit;
 use crate::contraction::{self, Axis, Contraction, EmittedContraction, Hooks, Roles};
 use crate::emit::{self, Arg};
-use crate::features::Target;
+use crate::features::{Pairs, Target};
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
@@ -95,6 +95,7 @@ pub struct KernelInfo {
 pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
+        pairs: target.pairs,
         target: contraction::Target {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
@@ -121,6 +122,7 @@ pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, 
 struct Lowering {
     graph: Graph,
     target: contraction::Target,
+    pairs: Option<Pairs>,
     threads: usize,
     /// Position in `sources` by text.
     texts: BTreeMap<String, usize>,

@@ -20,6 +20,9 @@ pub const PHILOX: &str = include_str!("prelude/philox.h");
 /// Conversions of 16-bit numbers, `sh_from_bf16`, `sh_to_bf16` and the same for f16; needs [`MATH`] before it.
 pub const HALVES: &str = include_str!("prelude/halves.h");
 
+/// Products of blocks of bf16 numbers in pairs; needs [`HALVES`] before it.
+pub(crate) const PAIRS: &str = include_str!("prelude/pairs.h");
+
 /// [`MATH`], [`PHILOX`] and [`HALVES`]: what an emitted file starts with.
 pub const ALL: &str = concat!(
     include_str!("prelude/math.h"),

@@ -18,11 +18,13 @@ mod generic;
 mod items;
 mod microkernel;
 mod pack;
+mod pairs;
 mod panels;
 mod stage;
 pub(crate) mod text;
 mod tiles;
 
+use crate::features::Pairs;
 use thiserror::Error;
 
 /// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
@@ -173,7 +175,7 @@ pub fn emit(
         return Err(Unsupported::VectorWidth(target.vector_width));
     }
     check(c)?;
-    let reason = match specialized(name, c, hooks, target) {
+    let reason = match specialized(name, c, hooks, target, None) {
         Ok(done) => return Ok(done),
         Err(reason) => reason,
     };
@@ -191,6 +193,19 @@ pub fn emit(
     Ok(generic::emit(name, c))
 }
 
+/// The same for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
+/// needs the prelude before it.
+pub(crate) fn emit_pairs(
+    name: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    target: &Target,
+    pairs: Pairs,
+) -> Result<EmittedContraction, NoFastPath> {
+    check(c).map_err(|_| NoFastPath("a dimension is empty"))?;
+    specialized(name, c, hooks, target, Some(pairs))
+}
+
 /// Why the fast paths do not apply.
 #[derive(Debug)]
 pub(crate) struct NoFastPath(pub(crate) &'static str);
@@ -200,9 +215,10 @@ fn specialized(
     c: &Contraction,
     hooks: &Hooks,
     target: &Target,
+    pairs: Option<Pairs>,
 ) -> Result<EmittedContraction, NoFastPath> {
     let form = gather::gather_form(access::Problem::new(c))?;
-    let phased = form.parts.len() > 1 || !form.zeros.is_empty();
+    let mut phased = form.parts.len() > 1 || !form.zeros.is_empty();
     let inner = if phased {
         Hooks {
             epilogue: None,
@@ -211,9 +227,15 @@ fn specialized(
     } else {
         hooks.clone()
     };
-    let mut done = match depthwise::emit(name, &form, &inner, target)? {
-        Some(done) => done,
-        None => driver::emit(name, &form, &inner, target)?,
+    let mut done = if let Some(pairs) = pairs {
+        let emitted = pairs::emit(name, &form, &inner, target, pairs)?;
+        phased |= emitted.late_epilogue;
+        emitted.contraction
+    } else {
+        match depthwise::emit(name, &form, &inner, target)? {
+            Some(done) => done,
+            None => driver::emit(name, &form, &inner, target)?,
+        }
     };
     done.flops = flops(c);
     if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {

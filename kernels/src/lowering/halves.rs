@@ -53,37 +53,77 @@ impl Lowering {
     ) -> Result<bool, LowerError> {
         let c = &found.contraction;
         let plain = contraction::emit(PLACEHOLDER, c, &Hooks::default(), &self.target);
-        let plain = plain.map_err(|e| LowerError::Contraction {
+        let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
-        })?;
+        };
+        let plain = plain.map_err(refuse)?;
         let takes_hooks = !plain.path.starts_with("depthwise") && plain.path != "generic";
         let mut around = Around::default();
-        let mut hooks = Hooks::default();
-        if takes_hooks {
-            hooks = self.widening_hooks(found, &mut around);
-            hooks.epilogue = Some(format!("{PLACEHOLDER}_epilogue"));
-            if let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target)
-                && let Some(dims) = product_dims(c, &emitted.roles)
-            {
+        let hooked = rest.is_some() || is_half(self.dtype(found.out));
+        let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
+        if let Some(emitted) = self.in_pairs(found, &hook).filter(|_| takes_hooks) {
+            if let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked) {
                 return self.half_in_blocks(node, found, rest, (emitted, dims), around);
             }
-            hooks.epilogue = None;
+            if rest.is_some() {
+                return Ok(false);
+            }
+            if let Some(emitted) = self.in_pairs(found, &None) {
+                return self.half_whole(node, found, emitted, around, false);
+            }
         }
+        if !takes_hooks {
+            return match rest {
+                Some(_) => Ok(false),
+                None => self.half_whole(node, found, plain, around, true),
+            };
+        }
+        let mut hooks = self.widening_hooks(found, &mut around);
+        hooks.epilogue = hook;
+        if let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target)
+            && let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked)
+        {
+            return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+        }
+        hooks.epilogue = None;
         if rest.is_some() {
             return Ok(false);
         }
-        let emitted = match takes_hooks {
-            true => contraction::emit(PLACEHOLDER, c, &hooks, &self.target).map_err(|e| {
-                LowerError::Contraction {
-                    origin: node.origin.to_string(),
-                    what: e.to_string(),
-                }
-            })?,
-            false => plain,
+        let emitted = contraction::emit(PLACEHOLDER, c, &hooks, &self.target).map_err(refuse)?;
+        self.half_whole(node, found, emitted, around, false)
+    }
+
+    /// The contraction by instructions for pairs of bf16 numbers, if the target has them and it fits.
+    fn in_pairs(
+        &self,
+        found: &Recognized,
+        epilogue: &Option<String>,
+    ) -> Option<EmittedContraction> {
+        let pairs = self.pairs?;
+        let operands = [found.a, found.b].map(|id| self.dtype(id));
+        let hooks = Hooks {
+            epilogue: epilogue.clone(),
+            ..Hooks::default()
         };
+        let (c, target) = (&found.contraction, &self.target);
+        (operands == [DType::BF16; 2])
+            .then(|| contraction::emit_pairs(PLACEHOLDER, c, &hooks, target, pairs).ok())
+            .flatten()
+    }
+
+    /// A contraction whose result is rounded by a launch of its own, and whose operands are widened by
+    /// launches before it, if `widens`.
+    fn half_whole(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        emitted: EmittedContraction,
+        mut around: Around,
+        widens: bool,
+    ) -> Result<bool, LowerError> {
         let mut operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
-        if !takes_hooks {
+        if widens {
             for (n, id) in [found.a, found.b].into_iter().enumerate() {
                 self.widen_whole(n, id, &mut operands[n], &mut around)?;
             }
@@ -163,7 +203,7 @@ impl Lowering {
         let dtype = self.dtype(found.out);
         let rounds = is_half(dtype);
         let escapes = self.graph.container(found.out).storage != Storage::Local;
-        let name = format!("{PLACEHOLDER}_epilogue");
+        let name = format!("{PLACEHOLDER}_block");
         let stores = rounds && (escapes || rest.is_none());
         let own = if stores {
             around.more.push(Buffer::Container(found.out));
@@ -192,12 +232,6 @@ impl Lowering {
             around.more.extend(args.map(|id| Buffer::Container(*id)));
             around.before += &epilogue.text.replace(emit::NAME, &own);
             flops = operations(rest, 1);
-        } else if !rounds {
-            // Nothing to do with a final block.
-            around.before += &format!(
-                "static inline void {name}(void *const *buf, long tid, long batch, long m0, long m1, \
-                 long n0, long n1) {{ (void)buf; }}\n"
-            );
         }
         if stores {
             let then = rest.map(|_| own.as_str());
