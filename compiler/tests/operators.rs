@@ -5,6 +5,7 @@ use compiler::{Executable, Step};
 use graph::{Bindings, DType, Graph, Precision, Tensor, interpret};
 use kernels::compile::CompileOptions;
 use kernels::features::{Isa, Target};
+use kernels::halves;
 use kernels::lowering::lower;
 use kernels::memory::AlignedBuffer;
 use kernels::pool::Pool;
@@ -74,7 +75,9 @@ fn join(cases: &[&Case]) -> Checked<Joined> {
         let shape = constant(&graph, seed);
         let value = |i| f64::from(graph::philox::uniform(77 + n as u64, i as u64)) * 2.0 - 1.0;
         let data = (0..shape.iter().product()).map(value).collect();
-        given.push(Tensor::from_f64(graph.container(seed).dtype, &shape, data));
+        let mut tensor = Tensor::from_f64(graph.container(seed).dtype, &shape, data);
+        tensor.round_to_dtype();
+        given.push(tensor);
     }
     let none = Bindings::new();
     let expected = interpret(step.graph(), &given, &none, &Meaning, Precision::Double)?;
@@ -144,10 +147,20 @@ fn every_operator_has_kernels() {
     });
 }
 
+/// The cases whose names hold `OPERATOR_CASE`, with floating-point inputs of another type.
+fn cases(dtype: DType) -> Checked<Vec<Case>> {
+    let wanted = std::env::var("OPERATOR_CASE").unwrap_or_default();
+    let mut cases = Case::all()?;
+    cases.retain(|case| case.name().contains(&wanted));
+    let inputs = cases.iter_mut().flat_map(|case| case.inputs.iter_mut());
+    for tensor in inputs.flatten().filter(|t| t.dtype == DType::F32) {
+        *tensor = Tensor::from_f64(dtype, &tensor.shape, tensor.to_f64());
+    }
+    Ok(cases)
+}
+
 /// All cases in one step, as compiling them one by one would take minutes.
-#[test]
-fn compiled_kernels_compute_what_operators_mean() -> Checked<()> {
-    let cases = Case::all()?;
+fn check_compiled(cases: &[Case], tolerance: f64) -> Checked<()> {
     let joined = join(&cases.iter().collect::<Vec<_>>())?;
     let plan = joined.step.plan(&Bindings::new())?;
     let options = CompileOptions::from_environment(&mut Silent)?;
@@ -172,12 +185,32 @@ fn compiled_kernels_compute_what_operators_mean() -> Checked<()> {
             let found = from_memory(found, expected);
             Some(format!(
                 "{name}: {}",
-                compare(expected, &found, SINGLE).err()?
+                compare(expected, &found, tolerance).err()?
             ))
         })
         .collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     Ok(())
+}
+
+#[test]
+fn compiled_kernels_compute_what_operators_mean() -> Checked<()> {
+    check_compiled(&cases(DType::F32)?, SINGLE)
+}
+
+/// A result is rounded when it is stored, and so is what it was made of where that reached memory. Most
+/// often on the way to attention's gradients: scores, masked scores, probabilities, the gradients of both,
+/// the result. Each is an error of half a distance of the largest value at most.
+const ROUNDINGS: f64 = 6.0;
+
+#[test]
+fn compiled_kernels_compute_what_operators_mean_in_bf16() -> Checked<()> {
+    check_compiled(&cases(DType::BF16)?, ROUNDINGS * 2f64.powi(-8) + SINGLE)
+}
+
+#[test]
+fn compiled_kernels_compute_what_operators_mean_in_f16() -> Checked<()> {
+    check_compiled(&cases(DType::F16)?, ROUNDINGS * 2f64.powi(-11) + SINGLE)
 }
 
 /// The tensor as a caller holds it; where it is a result still to be written, something else.
@@ -197,6 +230,10 @@ fn to_memory(t: &Tensor, given: bool) -> AlignedBuffer {
             AlignedBuffer::from_slice(&floats.iter().map(|x| *x as f32).collect::<Vec<_>>())
         }
         DType::F64 => AlignedBuffer::from_slice(&floats),
+        DType::F16 | DType::BF16 => {
+            let bits = |x: &f64| halves::bits(t.dtype, *x);
+            AlignedBuffer::from_slice(&floats.iter().map(bits).collect::<Vec<_>>())
+        }
         DType::I64 => AlignedBuffer::from_slice(&ints),
         DType::I32 => {
             AlignedBuffer::from_slice(&ints.iter().map(|i| *i as i32).collect::<Vec<_>>())
@@ -217,6 +254,11 @@ fn from_memory(memory: &AlignedBuffer, like: &Tensor) -> Tensor {
             .map(|x| f64::from(*x))
             .collect(),
         DType::F64 => memory.as_slice::<f64>().to_vec(),
+        DType::F16 | DType::BF16 => memory
+            .as_slice::<u16>()
+            .iter()
+            .map(|bits| halves::value(like.dtype, *bits))
+            .collect(),
         DType::I64 => memory.as_slice::<i64>().iter().map(|i| *i as f64).collect(),
         DType::I32 => memory
             .as_slice::<i32>()

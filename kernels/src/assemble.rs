@@ -1,5 +1,6 @@
 //! From lowered launches and loaded modules to programs that run.
 
+use crate::halves;
 use crate::lowering::{Lowered, LoweredLaunch};
 use crate::memory::AlignedBuffer;
 use crate::plan::{self, Buffer, PlanError};
@@ -26,14 +27,6 @@ pub enum AssembleError {
     OutOfMemory {
         /// Bytes asked for.
         bytes: usize,
-    },
-    /// A constant of a type that kernels do not read.
-    #[error("constant `{container}` holds {dtype}, which the C back end does not support yet")]
-    Constant {
-        /// The container.
-        container: String,
-        /// Its type.
-        dtype: DType,
     },
 }
 
@@ -70,7 +63,7 @@ pub fn assemble(
         for id in &memory.constants {
             let c = graph.container(*id);
             if let Lifetime::Constant(value) = &c.lifetime {
-                parts.constants.push(constant_bytes(&c.name, value)?);
+                parts.constants.push(constant_bytes(value)?);
             }
         }
         for launch in launches {
@@ -117,7 +110,7 @@ fn externals(
     Ok(specs)
 }
 
-fn constant_bytes(name: &str, value: &Tensor) -> Result<AlignedBuffer, AssembleError> {
+fn constant_bytes(value: &Tensor) -> Result<AlignedBuffer, AssembleError> {
     let floats = value.to_f64();
     let ints = value.to_i64();
     let block = match value.dtype {
@@ -136,11 +129,9 @@ fn constant_bytes(name: &str, value: &Tensor) -> Result<AlignedBuffer, AssembleE
         DType::U8 | DType::Bool => {
             AlignedBuffer::from_slice(&ints.iter().map(|i| *i as u8).collect::<Vec<_>>())
         }
-        DType::F16 | DType::BF16 => {
-            return Err(AssembleError::Constant {
-                container: name.to_string(),
-                dtype: value.dtype,
-            });
+        half @ (DType::F16 | DType::BF16) => {
+            let bits = |x: &f64| halves::bits(half, *x);
+            AlignedBuffer::from_slice(&floats.iter().map(bits).collect::<Vec<u16>>())
         }
     };
     block.ok_or(AssembleError::OutOfMemory {

@@ -3,7 +3,10 @@
 //! Owns the [`Target`]. A virtual machine may advertise instructions and trap on
 //! them, so what CPUID says is verified by running a compiled probe in a child
 //! process, once per compiler and CPU (remembered in the cache).
-//! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice. Never compiles kernels.
+//! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice, `SHORTHAUL_PAIRS=tiles|dots|plain|none` one of
+//! the instructions for bf16. Never compiles kernels.
+
+mod pairs;
 
 use std::env;
 use std::fs;
@@ -105,6 +108,28 @@ impl Isa {
     }
 }
 
+/// Which instructions multiply bf16 numbers in pairs and sum in single precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// Tiles (AMX): 16 by 16 sums from 16 by 32 and 32 by 16 numbers in one instruction.
+    Tiles,
+    /// Dot products in vector lanes (AVX512-BF16).
+    Dots,
+    /// None: single precision. Slower than widening before; for tests of everything around it.
+    Plain,
+}
+
+impl Pairs {
+    /// The name used by `SHORTHAUL_PAIRS`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pairs::Tiles => "tiles",
+            Pairs::Dots => "dots",
+            Pairs::Plain => "plain",
+        }
+    }
+}
+
 /// Flags for every kernel, with the reason for each. Not `-ffast-math`: NaN and
 /// infinity must mean in a kernel what they mean in PyTorch. Not `-march=native`:
 /// a cache folder may be shared by different machines.
@@ -142,6 +167,8 @@ pub struct Target {
     pub vector_width_f32: usize,
     /// Every compiler flag except inputs, outputs and libraries.
     pub cflags: Vec<String>,
+    /// How products of bf16 numbers are computed, where that is faster than in single precision.
+    pub pairs: Option<Pairs>,
 }
 
 impl Target {
@@ -165,7 +192,21 @@ impl Target {
             isa,
             vector_width_f32: isa.vector_width_f32(),
             cflags,
+            pairs: None,
         }
+    }
+
+    /// The same with instructions for pairs of bf16 numbers.
+    pub fn with_pairs(mut self, pairs: Pairs) -> Target {
+        let flags: &[&str] = match pairs {
+            Pairs::Tiles => &["-mamx-tile", "-mamx-bf16"],
+            Pairs::Dots => &["-mavx512bf16"],
+            Pairs::Plain => &[],
+        };
+        self.cflags
+            .extend(flags.iter().map(|flag| flag.to_string()));
+        self.pairs = Some(pairs);
+        self
     }
 }
 
@@ -180,6 +221,17 @@ pub enum FeatureError {
     Forced {
         /// The level asked for.
         isa: Isa,
+        /// What the probe did.
+        problem: String,
+    },
+    /// `SHORTHAUL_PAIRS` is not a choice.
+    #[error("SHORTHAUL_PAIRS is '{0}', expected tiles, dots, plain or none")]
+    UnknownPairs(String),
+    /// The forced instructions for pairs do not run on this CPU with this compiler.
+    #[error("{} for bf16 is asked for but does not run here: {problem}", pairs.name())]
+    ForcedPairs {
+        /// The instructions asked for.
+        pairs: Pairs,
         /// What the probe did.
         problem: String,
     },
@@ -206,8 +258,18 @@ pub fn forced_isa() -> Result<Option<Isa>, FeatureError> {
     }
 }
 
-/// The best target that was seen to run here, or the forced one.
+/// The best target that was seen to run here, or the forced one, with the instructions for pairs of bf16
+/// numbers that were.
 pub fn detect(
+    toolchain: &Toolchain,
+    forced: Option<Isa>,
+    cache: &Cache,
+) -> Result<Target, FeatureError> {
+    let target = detect_isa(toolchain, forced, cache)?;
+    pairs::detect(target, pairs::forced()?, toolchain, cache)
+}
+
+fn detect_isa(
     toolchain: &Toolchain,
     forced: Option<Isa>,
     cache: &Cache,
@@ -248,11 +310,21 @@ fn verify(isa: Isa, toolchain: &Toolchain, cache: &Cache) -> Result<Verdict, Fea
         return Ok(Verdict::Fails("the CPU does not advertise it".into()));
     }
     let target = Target::for_isa(isa, toolchain.family());
+    verify_probe(&target, PROBE_SOURCE, toolchain, cache)
+}
+
+/// What a program compiled for the target does here; remembered.
+fn verify_probe(
+    target: &Target,
+    probe: &str,
+    toolchain: &Toolchain,
+    cache: &Cache,
+) -> Result<Verdict, FeatureError> {
     let key = Key::of(&[
         "isa",
         toolchain.identity(),
         &target.cflags.join(" "),
-        PROBE_SOURCE,
+        probe,
         &cpu_identity(),
     ]);
     if let Some(answer) = cache.read(Kind::Probe, &key) {
@@ -262,7 +334,7 @@ fn verify(isa: Isa, toolchain: &Toolchain, cache: &Cache) -> Result<Verdict, Fea
             None => Verdict::Runs,
         });
     }
-    let verdict = run_probe(&target, toolchain, cache)?;
+    let verdict = run_probe(target, probe, toolchain, cache)?;
     // A compiler that refuses may do so for a passing reason, such as a full disk:
     // only what the CPU did is remembered. Not remembering costs one more probe.
     let answer = match &verdict {
@@ -278,13 +350,14 @@ fn verify(isa: Isa, toolchain: &Toolchain, cache: &Cache) -> Result<Verdict, Fea
 
 fn run_probe(
     target: &Target,
+    probe: &str,
     toolchain: &Toolchain,
     cache: &Cache,
 ) -> Result<Verdict, FeatureError> {
     let folder = cache.work_folder()?;
     let source = folder.path().join("probe.c");
     let program = folder.path().join("probe");
-    fs::write(&source, PROBE_SOURCE).map_err(|error| CacheError::Write {
+    fs::write(&source, probe).map_err(|error| CacheError::Write {
         path: source.clone(),
         source: error,
     })?;

@@ -9,6 +9,7 @@ pub mod contraction;
 pub mod cuda;
 mod emit;
 pub mod features;
+pub mod halves;
 pub mod host_threads;
 pub mod lower;
 pub mod lowering;

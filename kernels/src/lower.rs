@@ -1,7 +1,5 @@
 //! Lowering of a fused graph to launches.
 
-use graph::DType;
-
 /// Why a graph cannot be lowered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LowerError {
@@ -35,18 +33,6 @@ pub enum LowerError {
         /// The parameter.
         param: String,
         /// Where it is.
-        origin: String,
-    },
-    /// An element type that the C back end does not compute with.
-    #[error(
-        "{origin}: container `{container}` holds {dtype}, which the C back end does not support yet; use f32 or f64"
-    )]
-    UnsupportedDType {
-        /// The type.
-        dtype: DType,
-        /// The container.
-        container: String,
-        /// Where it is accessed.
         origin: String,
     },
     /// An access with the wrong number of indices.

@@ -9,13 +9,15 @@ use crate::contraction::{
     self, Axis, Contraction, EmittedContraction, Hooks, NoFastForm, Roles, ScalarForm,
 };
 use crate::emit::{self, Arg};
-use crate::features::Target;
+use crate::features::{Pairs, Target};
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, is_contraction_of_another_type, recognize};
 use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
+
+mod halves;
 
 /// C text of one file that compiles in a second or two.
 const UNIT_BYTES: usize = 60_000;
@@ -97,6 +99,7 @@ pub struct KernelInfo {
 pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
+        pairs: target.pairs,
         target: contraction::Target {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
@@ -123,6 +126,7 @@ pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, 
 struct Lowering {
     graph: Graph,
     target: contraction::Target,
+    pairs: Option<Pairs>,
     threads: usize,
     /// Position in `sources` by text.
     texts: BTreeMap<String, usize>,
@@ -184,6 +188,9 @@ impl Lowering {
     }
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
+        if self.has_halves(found) {
+            return self.half_contraction(node, found, None).map(drop);
+        }
         let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
@@ -220,6 +227,9 @@ impl Lowering {
         rest: &Node,
         found: &Recognized,
     ) -> Result<bool, LowerError> {
+        if self.has_halves(found) {
+            return self.half_contraction(node, found, Some(rest));
+        }
         let name = format!("{PLACEHOLDER}_epilogue");
         let hooks = Hooks {
             epilogue: Some(name.clone()),
@@ -272,7 +282,9 @@ impl Lowering {
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
         let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
         for part in parts {
-            let workspace = self.workspace(part.workspace_bytes_per_thread * self.threads);
+            let workspace = self.workspace(
+                part.workspace_bytes_shared + part.workspace_bytes_per_thread * self.threads,
+            );
             self.scratch = self.scratch.max(part.scratch_bytes);
             for f in part.functions {
                 let symbol = format!("{PLACEHOLDER}{}", f.suffix);

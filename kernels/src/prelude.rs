@@ -1,4 +1,4 @@
-//! C text that emitted kernels begin with: vector mathematics and random numbers.
+//! C text that emitted kernels begin with: vector mathematics, random numbers, 16-bit numbers.
 //!
 //! Owns accuracy: every function states its error and the tests hold it to that.
 //! Never includes a system header, so a compiler without them serves too.
@@ -17,9 +17,16 @@ pub(crate) const TRIGONOMETRY: &str = include_str!("prelude/trigonometry.h");
 /// `float sh_philox_uniform(sh_u64 key, sh_u64 counter)`; needs [`MATH`] before it.
 pub const PHILOX: &str = include_str!("prelude/philox.h");
 
-/// [`MATH`] and [`PHILOX`]: what an emitted file starts with.
+/// Conversions of 16-bit numbers, `sh_from_bf16`, `sh_to_bf16` and the same for f16; needs [`MATH`] before it.
+pub const HALVES: &str = include_str!("prelude/halves.h");
+
+/// Products of blocks of bf16 numbers in pairs; needs [`HALVES`] before it.
+pub(crate) const PAIRS: &str = include_str!("prelude/pairs.h");
+
+/// [`MATH`], [`PHILOX`] and [`HALVES`]: what an emitted file starts with.
 pub const ALL: &str = concat!(
     include_str!("prelude/math.h"),
     include_str!("prelude/trigonometry.h"),
-    include_str!("prelude/philox.h")
+    include_str!("prelude/philox.h"),
+    include_str!("prelude/halves.h")
 );

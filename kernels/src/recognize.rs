@@ -22,10 +22,11 @@ pub struct Recognized {
     pub out: ContainerId,
 }
 
-/// The contraction a top-level or kernel-member map is, if it is one in single precision; its axes in
-/// normal form, so that dims are the map's parameters or joined ones.
+/// The contraction a top-level or kernel-member map is, if it is one whose sums are in single
+/// precision; its axes in normal form, so that dims are the map's parameters or joined ones.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
-    let found = recognize_typed(graph, node, &|dtype| dtype == DType::F32)?;
+    let single = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let found = recognize_typed(graph, node, &single)?;
     Some(Recognized {
         contraction: normal_form(&found.contraction),
         ..found

@@ -62,6 +62,20 @@ fn text() -> String {
     text
 }
 
+/// A loop that converts 16-bit numbers.
+fn conversion_kernel(name: &str) -> String {
+    let (from, to) = match name.starts_with("to_") {
+        true => ("float", "sh_u16"),
+        false => ("sh_u16", "float"),
+    };
+    format!(
+        "void k_{name}(void *const *buf, void *scratch, long tid, long nt) {{\n\
+         const {from} *restrict x = buf[0]; {to} *restrict out = buf[1];\n\
+         #pragma omp simd\n\
+         for (long i = 0; i < {BLOCK}; i++) out[i] = sh_{name}(x[i]);\n}}\n"
+    )
+}
+
 fn philox_kernel() -> String {
     format!(
         "void k_philox(void *const *buf, void *scratch, long tid, long nt) {{\n\
@@ -372,11 +386,13 @@ fn loops_over_the_functions_become_vector_code() {
     }
     let mut names: Vec<&str> = CASES.iter().map(|case| case.0).collect();
     names.extend(["pow", "max", "min", "philox"]);
+    names.extend(["to_bf16", "from_bf16", "to_f16", "from_f16"]);
     for isa in [Isa::Avx512, Isa::Avx2] {
         for name in &names {
             let source = match *name {
                 "philox" => philox_kernel(),
                 "pow" | "max" | "min" => kernel_text(name, 2),
+                name if name.contains("f16") => conversion_kernel(name),
                 _ => kernel_text(name, 1),
             };
             let path = folder.path().join("loop.c");

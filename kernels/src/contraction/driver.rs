@@ -114,7 +114,20 @@ fn launch(
     stage: &str,
     zeros: &[ZeroFill],
 ) {
-    let calls: Vec<&Part> = parts.iter().filter(|p| wanted(p)).collect();
+    let parts = parts.iter().filter(|p| wanted(p));
+    let calls: Vec<&str> = parts.map(|p| p.prefix.as_str()).collect();
+    launch_calls(t, launches, symbol, &calls, stage, zeros);
+}
+
+/// A launch that calls the functions `PREFIX_stage` in order and writes zeros.
+pub(super) fn launch_calls(
+    t: &mut CText,
+    launches: &mut Vec<Launch>,
+    symbol: &str,
+    calls: &[&str],
+    stage: &str,
+    zeros: &[ZeroFill],
+) {
     if calls.is_empty() && zeros.is_empty() {
         return;
     }
@@ -122,8 +135,8 @@ fn launch(
         "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
     ));
     t.line("(void)scratch;");
-    for p in calls {
-        t.line(format!("{}_{stage}(buf, scratch, tid, nt);", p.prefix));
+    for prefix in calls {
+        t.line(format!("{prefix}_{stage}(buf, scratch, tid, nt);"));
     }
     for z in zeros {
         zero_fill(t, z);

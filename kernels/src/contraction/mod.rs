@@ -10,6 +10,7 @@
 pub(crate) mod access;
 mod blocking;
 mod combine;
+pub(crate) mod convert;
 mod depthwise;
 mod digits;
 mod driver;
@@ -18,6 +19,7 @@ mod generic;
 mod items;
 mod microkernel;
 mod pack;
+mod pairs;
 mod panels;
 mod refusal;
 mod stage;
@@ -27,6 +29,7 @@ mod tiles;
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 
+use crate::features::Pairs;
 use thiserror::Error;
 
 /// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
@@ -179,7 +182,7 @@ pub fn emit(
         return Err(Unsupported::VectorWidth(target.vector_width));
     }
     check(c)?;
-    let reason = match specialized(name, c, hooks, target) {
+    let reason = match specialized(name, c, hooks, target, None) {
         Ok(done) => return Ok(done),
         Err(reason) => reason,
     };
@@ -194,14 +197,28 @@ pub fn emit(
     Ok(generic::emit(name, c, reason))
 }
 
+/// The same for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
+/// needs the prelude before it. `None` where they do not fit.
+pub(crate) fn emit_pairs(
+    name: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    target: &Target,
+    pairs: Pairs,
+) -> Option<EmittedContraction> {
+    check(c).ok()?;
+    specialized(name, c, hooks, target, Some(pairs)).ok()
+}
+
 fn specialized(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
     target: &Target,
+    pairs: Option<Pairs>,
 ) -> Result<EmittedContraction, NoFastForm> {
     let form = gather::gather_form(access::Problem::new(c))?;
-    let phased = form.parts.len() > 1 || !form.zeros.is_empty();
+    let mut phased = form.parts.len() > 1 || !form.zeros.is_empty();
     let inner = if phased {
         Hooks {
             epilogue: None,
@@ -210,9 +227,15 @@ fn specialized(
     } else {
         hooks.clone()
     };
-    let mut done = match depthwise::emit(name, &form, &inner, target)? {
-        Some(done) => done,
-        None => driver::emit(name, &form, &inner, target)?,
+    let mut done = if let Some(pairs) = pairs {
+        let emitted = pairs::emit(name, &form, &inner, target, pairs)?;
+        phased |= emitted.late_epilogue;
+        emitted.contraction
+    } else {
+        match depthwise::emit(name, &form, &inner, target)? {
+            Some(done) => done,
+            None => driver::emit(name, &form, &inner, target)?,
+        }
     };
     done.flops = flops(c);
     if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {

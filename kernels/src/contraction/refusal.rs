@@ -37,6 +37,9 @@ pub enum NoFastForm {
     /// An epilogue on a result whose elements are not one block in memory.
     #[error("the result's elements are not one block in memory, which an epilogue needs")]
     ScatteredResult,
+    /// Operands that instructions for pairs of 16-bit numbers do not fit; single precision does.
+    #[error("its operands do not fit instructions for pairs of numbers")]
+    NoPairs,
     /// Elements of a type without a micro-kernel.
     #[error("only single precision has a micro-kernel")]
     ElementType,

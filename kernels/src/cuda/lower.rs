@@ -18,7 +18,7 @@ use super::emit::{self, NAME, Printed};
 use super::schedule;
 use super::vendor::{Call, Choice, Product, Products};
 use super::{Kernel, Param, Work};
-use crate::emit::body::{self, HalfPrecision};
+use crate::emit::body::{self};
 use crate::emit::prepared;
 use crate::lower::LowerError;
 use crate::lowering::{operations, split_epilogue};
@@ -393,21 +393,11 @@ fn types(graph: &Graph, found: &Recognized) -> Types {
 /// One kernel for a map where its meaning allows, else one for each phase.
 fn emit_map(graph: &Graph, node: &Node) -> Result<Printed, LowerError> {
     let origin = node.origin.to_string();
-    let kernel = prepared(body::kernel_of(
-        graph,
-        node,
-        false,
-        HalfPrecision::Converted,
-    )?);
+    let kernel = prepared(body::kernel_of(graph, node, false)?);
     if let Some(scheduled) = schedule::schedule(kernel, false) {
         return Ok(emit::print(&scheduled, &origin));
     }
-    let kernel = prepared(body::kernel_of(
-        graph,
-        node,
-        true,
-        HalfPrecision::Converted,
-    )?);
+    let kernel = prepared(body::kernel_of(graph, node, true)?);
     let mut all = Printed::default();
     for phase in &kernel.phases {
         let part = prepared(body::Kernel {

@@ -86,6 +86,9 @@ pub(crate) struct Array {
     pub(crate) local: bool,
     /// The value of a constant of one element.
     pub(crate) literal: Option<Scalar>,
+    /// The container's own type, where this kernel keeps it in its workspace, in single precision,
+    /// until all of it is summed.
+    pub(crate) rounded_to: Option<DType>,
 }
 
 /// A kernel before scheduling.
@@ -98,23 +101,12 @@ pub(crate) struct Kernel {
     pub(crate) extents: Extents,
 }
 
-/// Whether a back end converts half-precision elements where it loads and stores them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HalfPrecision {
-    /// Containers of such elements are refused.
-    Refused,
-    /// Loads widen to single precision, stores round; containers local to a kernel are single.
-    Converted,
-}
-
 /// Reads a top-level map. With `promote`, containers local to the kernel are treated as shared ones
 /// (used when the phases become launches of their own).
-pub(crate) fn kernel_of(
-    graph: &Graph,
-    node: &Node,
-    promote: bool,
-    half: HalfPrecision,
-) -> Result<Kernel, LowerError> {
+///
+/// Half-precision elements are widened where they are loaded and rounded where they are stored;
+/// containers local to a kernel hold single precision.
+pub(crate) fn kernel_of(graph: &Graph, node: &Node, promote: bool) -> Result<Kernel, LowerError> {
     let NodeKind::Map(map) = &node.kind else {
         return Err(LowerError::NotAMap {
             origin: node.origin.to_string(),
@@ -124,7 +116,6 @@ pub(crate) fn kernel_of(
         graph,
         node,
         promote,
-        half,
         rename: BTreeMap::new(),
         outer: BTreeSet::new(),
         point_dims: BTreeMap::new(),
@@ -153,7 +144,6 @@ struct Reader<'g> {
     graph: &'g Graph,
     node: &'g Node,
     promote: bool,
-    half: HalfPrecision,
     /// Map parameters in scope by their names in the graph.
     rename: BTreeMap<Symbol, SymExpr>,
     outer: BTreeSet<Symbol>,
@@ -372,14 +362,6 @@ impl Reader<'_> {
     /// Strides of the container as this kernel sees it; registers it.
     fn array_strides(&mut self, memlet: &Memlet) -> Result<Vec<i64>, LowerError> {
         let container = self.graph.container(memlet.container);
-        let is_half = matches!(container.dtype, DType::F16 | DType::BF16);
-        if is_half && self.half == HalfPrecision::Refused {
-            return Err(LowerError::UnsupportedDType {
-                dtype: container.dtype,
-                container: container.name.clone(),
-                origin: self.node.origin.to_string(),
-            });
-        }
         let mut shape = Vec::new();
         for e in &container.shape {
             shape.push(self.size(e)?);
@@ -415,6 +397,7 @@ impl Reader<'_> {
             len: shape.iter().product(),
             local,
             literal,
+            rounded_to: None,
         });
         Ok(strides)
     }

@@ -12,6 +12,7 @@ use super::body::{self, Body, Kernel, Nest, Statement};
 use super::frame;
 use super::index::{self, Loop};
 use super::schedule::{self, Scheduled};
+use super::values;
 use crate::lower::LowerError;
 use graph::{ContainerId, Graph, Node, SymExpr};
 use std::collections::BTreeSet;
@@ -68,12 +69,11 @@ pub(crate) fn emit_epilogue(
     dims: &Product,
     buffers: Buffers,
 ) -> Result<Option<Epilogue>, LowerError> {
-    let mut kernel = super::prepared(body::kernel_of(
-        graph,
-        node,
-        true,
-        body::HalfPrecision::Refused,
-    )?);
+    let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
+    // The contraction leaves its sums in single precision; nothing else reads them there.
+    if let Some(array) = kernel.arrays.get_mut(&product) {
+        array.dtype = values::arithmetic(array.dtype);
+    }
     let Some((loops, mut statements)) = only_leaf(&mut kernel) else {
         return Ok(None);
     };

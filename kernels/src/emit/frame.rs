@@ -9,8 +9,10 @@ use super::reduce::{Accumulation, Start, Surroundings};
 use super::scalar;
 use super::schedule::Scheduled;
 use super::text::CText;
-use super::values::{Effect, Op, Values};
+use super::values::{Effect, Op, Values, arithmetic};
+use super::widen;
 use super::{Arg, EmittedFunction, NAME};
+use crate::halves;
 use graph::{Binary, ContainerId, DType, Expr, Reduction, Scalar, Unary};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,13 +40,21 @@ struct Part {
 /// Prints a scheduled kernel.
 pub(crate) fn print(s: &Scheduled) -> super::Emitted {
     let mut frame = Frame::new(s);
+    let widened;
+    let unfinished = frame.halves_with_unfinished_sums();
+    if !unfinished.is_empty() {
+        widened = widen::in_single_precision(s, &unfinished);
+        frame = Frame::new(&widened);
+    }
     let body = frame.function();
     let mut functions = Vec::new();
     functions.extend(frame.fill_function());
     functions.push(body);
     functions.extend(frame.combine_function());
+    functions.extend(widen::round_function(&frame.s.arrays, &frame.widened));
     super::Emitted {
         functions,
+        workspace_bytes_shared: frame.shared as usize,
         workspace_bytes_per_thread: frame.workspace as usize,
         scratch_bytes: frame.scratch as usize,
     }
@@ -140,6 +150,10 @@ struct Frame<'a> {
     leaves: Vec<LeafPlan>,
     /// Local containers that are loaded somewhere; others need no storage.
     loaded: BTreeSet<ContainerId>,
+    /// Containers that live in the workspace until they are rounded, with their byte offsets there.
+    widened: Vec<(ContainerId, i64)>,
+    /// Bytes of the workspace before the threads' parts.
+    shared: i64,
     workspace: i64,
     scratch: i64,
     /// Declarations of local containers.
@@ -157,6 +171,8 @@ impl<'a> Frame<'a> {
             parts: Vec::new(),
             leaves: Vec::new(),
             loaded: BTreeSet::new(),
+            widened: Vec::new(),
+            shared: 0,
             workspace: 0,
             scratch: 0,
             locals: Vec::new(),
@@ -209,6 +225,13 @@ impl<'a> Frame<'a> {
         }
         for id in seen {
             let array = self.array(id);
+            if array.rounded_to.is_some() {
+                let name = format!("h{}", self.widened.len());
+                self.names.arrays.insert(id, name);
+                self.widened.push((id, self.shared));
+                self.shared += aligned(array.len * array.dtype.bytes() as i64);
+                continue;
+            }
             if !array.local {
                 self.names
                     .arrays
@@ -276,12 +299,13 @@ impl<'a> Frame<'a> {
             return;
         }
         let array = self.array(container);
-        let wide = scalar::wide_type(array.dtype, reduction);
+        let summed = arithmetic(array.dtype);
+        let wide = scalar::wide_type(summed, reduction);
         // Where each point touches only some of the elements, adding up blocks costs more than it saves.
-        let blocked = wide != array.dtype && !moves && array.len > 1;
+        let blocked = wide != summed && !moves && array.len > 1;
         let block = blocked.then_some(self.scratch);
         if blocked {
-            self.scratch += aligned(array.len * array.dtype.bytes() as i64);
+            self.scratch += aligned(array.len * summed.bytes() as i64);
         }
         self.parts.push(Part {
             container,
@@ -346,6 +370,7 @@ impl<'a> Frame<'a> {
                 enclosing,
                 covers: self.covers(e, &nest.loops, enclosing),
                 part: self.part_names(e.address.container),
+                stored: self.array(e.address.container).dtype,
             };
             accumulations.push(Accumulation::of(n, e, &values, &around));
         }
@@ -414,7 +439,7 @@ impl<'a> Frame<'a> {
         }
         t.close();
         let mut args: Vec<Arg> = self.args.iter().map(|id| Arg::Container(*id)).collect();
-        if !self.parts.is_empty() {
+        if !self.parts.is_empty() || !self.widened.is_empty() {
             args.push(Arg::Workspace);
         }
         EmittedFunction {
@@ -422,6 +447,20 @@ impl<'a> Frame<'a> {
             text: t.finish(),
             args,
         }
+    }
+
+    /// Containers in half precision that would hold sums before all terms are added, which rounds often.
+    fn halves_with_unfinished_sums(&self) -> BTreeSet<ContainerId> {
+        let mut found = BTreeSet::new();
+        for plan in &self.leaves {
+            for (e, acc) in plan.values.effects.iter().zip(&plan.accumulations) {
+                let id = e.address.container;
+                if acc.holds_unfinished_sums(e) && halves::is_half(self.array(id).dtype) {
+                    found.insert(id);
+                }
+            }
+        }
+        found
     }
 
     fn written(&self, id: ContainerId) -> bool {
@@ -437,19 +476,24 @@ impl<'a> Frame<'a> {
             let slot = self.slots.get(n).unwrap_or(&n);
             t.line(&format!("{constness}{ctype} *x{n} = buf[{slot}];"));
         }
+        for (n, (_, offset)) in self.widened.iter().enumerate() {
+            let workspace = self.args.len();
+            t.line(&widen::declaration(n, workspace, *offset));
+        }
         for part in &self.parts {
             let (block, wide) = self.part_names(part.container).unwrap_or_default();
             let array = self.array(part.container);
-            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let summed = arithmetic(array.dtype);
+            let dtype = scalar::wide_type(summed, part.reduction);
             let ctype = scalar::c_type(dtype);
             t.line(&format!(
                 "{ctype} *{wide} = ({ctype} *)((char *)buf[{}] + tid * {} + {});",
                 self.args.len(),
                 self.workspace,
-                part.offset
+                self.shared + part.offset
             ));
             if let Some(offset) = part.block {
-                let ctype = scalar::c_type(array.dtype);
+                let ctype = scalar::c_type(summed);
                 t.line(&format!(
                     "{ctype} *{block} = ({ctype} *)((char *)scratch + {offset});"
                 ));
@@ -472,7 +516,8 @@ impl<'a> Frame<'a> {
         for part in self.parts.iter().filter(|p| p.block.is_some()) {
             let (block, _) = self.part_names(part.container).unwrap_or_default();
             let array = self.array(part.container);
-            let identity = scalar::literal(part.reduction.identity(array.dtype), array.dtype);
+            let summed = arithmetic(array.dtype);
+            let identity = scalar::literal(part.reduction.identity(summed), summed);
             t.line("#pragma omp simd");
             t.line(&format!(
                 "for (long i = 0; i < {}; ++i) {block}[i] = {identity};",
@@ -486,7 +531,7 @@ impl<'a> Frame<'a> {
         for part in self.parts.iter().filter(|p| p.block.is_some()) {
             let (block, wide) = self.part_names(part.container).unwrap_or_default();
             let array = self.array(part.container);
-            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let dtype = scalar::wide_type(arithmetic(array.dtype), part.reduction);
             let sum = scalar::binary(
                 part.reduction.combine(),
                 &format!("{wide}[i]"),
@@ -600,17 +645,27 @@ impl<'a> Frame<'a> {
             let array = self.array(*id);
             let ctype = scalar::c_type(array.dtype);
             let identity = scalar::literal(reduction.identity(array.dtype), array.dtype);
-            t.line(&format!("{ctype} *x{n} = buf[{n}];"));
+            let mut name = format!("x{n}");
+            if let Some(at) = self.widened.iter().position(|(w, _)| w == id) {
+                name = self.names.arrays[id].clone();
+                t.line(&widen::declaration(at, n, self.widened[at].1));
+            } else {
+                t.line(&format!("{ctype} *x{n} = buf[{n}];"));
+            }
             t.line(&format!(
-                "for (long i = {0} * tid / nt; i < {0} * (tid + 1) / nt; ++i) x{n}[i] = {identity};",
+                "for (long i = {0} * tid / nt; i < {0} * (tid + 1) / nt; ++i) {name}[i] = {identity};",
                 array.len
             ));
         }
         t.close();
+        let arg = |id: &ContainerId| match self.array(*id).rounded_to {
+            Some(_) => Arg::Workspace,
+            None => Arg::Container(*id),
+        };
         Some(EmittedFunction {
             suffix: "_fill",
             text: t.finish(),
-            args: filled.keys().map(|id| Arg::Container(*id)).collect(),
+            args: filled.keys().map(arg).collect(),
         })
     }
 
@@ -626,12 +681,12 @@ impl<'a> Frame<'a> {
         let n_args = self.parts.len();
         for (n, part) in self.parts.iter().enumerate() {
             let array = self.array(part.container);
-            let dtype = scalar::wide_type(array.dtype, part.reduction);
+            let dtype = scalar::wide_type(arithmetic(array.dtype), part.reduction);
             let (ctype, wide) = (scalar::c_type(array.dtype), scalar::c_type(dtype));
             t.line(&format!("{ctype} *x{n} = buf[{n}];"));
             t.line(&format!(
                 "const char *w{n} = (const char *)buf[{n_args}] + {};",
-                part.offset
+                self.shared + part.offset
             ));
             t.open(&format!(
                 "for (long i = {0} * tid / nt; i < {0} * (tid + 1) / nt; ++i)",
@@ -642,7 +697,12 @@ impl<'a> Frame<'a> {
             let next = format!("((const {wide} *)(w{n} + k * {}))[i]", self.workspace);
             let sum = scalar::binary(part.reduction.combine(), "sum", &next, dtype);
             t.line(&format!("for (long k = 0; k < nt; ++k) sum = {sum};"));
-            t.line(&format!("x{n}[i] = ({ctype})sum;"));
+            t.line(&match array.dtype {
+                half @ (DType::F16 | DType::BF16) => {
+                    format!("x{n}[i] = {};", scalar::cast("sum", dtype, half))
+                }
+                _ => format!("x{n}[i] = ({ctype})sum;"),
+            });
             t.close();
         }
         t.close();

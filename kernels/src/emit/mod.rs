@@ -18,9 +18,10 @@ pub(crate) mod scalar;
 mod schedule;
 pub(crate) mod text;
 pub(crate) mod values;
+mod widen;
 
 use crate::lower::LowerError;
-use body::{Body, HalfPrecision, Kernel};
+use body::{Body, Kernel};
 use graph::{ContainerId, Graph, Node};
 
 pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
@@ -52,7 +53,9 @@ pub(crate) struct EmittedFunction {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Emitted {
     pub(crate) functions: Vec<EmittedFunction>,
-    /// Size of [`Arg::Workspace`] for each thread.
+    /// Size of what the threads share in [`Arg::Workspace`].
+    pub(crate) workspace_bytes_shared: usize,
+    /// Size of [`Arg::Workspace`] for each thread besides.
     pub(crate) workspace_bytes_per_thread: usize,
     /// Scratch for each thread.
     pub(crate) scratch_bytes: usize,
@@ -67,11 +70,11 @@ pub(crate) fn emit_map(
     node: &Node,
     threads: usize,
 ) -> Result<Vec<Emitted>, LowerError> {
-    let kernel = prepared(body::kernel_of(graph, node, false, HalfPrecision::Refused)?);
+    let kernel = prepared(body::kernel_of(graph, node, false)?);
     if let Some(scheduled) = schedule::schedule(kernel, threads) {
         return Ok(vec![frame::print(&scheduled)]);
     }
-    let kernel = prepared(body::kernel_of(graph, node, true, HalfPrecision::Refused)?);
+    let kernel = prepared(body::kernel_of(graph, node, true)?);
     let mut emitted = Vec::new();
     for phase in &kernel.phases {
         let part = prepared(Kernel {

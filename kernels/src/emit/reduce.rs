@@ -51,6 +51,8 @@ pub(crate) struct Accumulation {
     pub(crate) start: Start,
     reduction: Reduction,
     dtype: DType,
+    /// The type of the container's elements.
+    stored: DType,
     /// Register: the loop depth it is declared at.
     depth: usize,
     /// Register: stored at the end rather than combined.
@@ -74,6 +76,8 @@ pub(crate) struct Surroundings<'a> {
     /// The thread's part, if the container is reduced over parallel points: its name when whole
     /// rows are added, and its name when single numbers are.
     pub(crate) part: Option<(String, String)>,
+    /// The type of the container's elements.
+    pub(crate) stored: DType,
 }
 
 impl Accumulation {
@@ -85,6 +89,7 @@ impl Accumulation {
             start: Start::Nothing,
             reduction: e.conflict.unwrap_or(Reduction::Sum),
             dtype,
+            stored: around.stored,
             depth: 0,
             plain: false,
             wide: false,
@@ -230,13 +235,24 @@ impl Accumulation {
     /// What happens to the register after its loops.
     pub(crate) fn flush(&self, place: &str) -> String {
         if self.plain {
-            return format!("{place} = {};", self.name);
+            let sum = match self.stored {
+                half @ (DType::F16 | DType::BF16) => {
+                    scalar::cast(&self.name, self.sum_type(), half)
+                }
+                _ => self.name.clone(),
+            };
+            return format!("{place} = {sum};");
         }
         let dtype = match self.into {
             Into::Part(_) => scalar::wide_type(self.dtype, self.reduction),
             Into::Container => self.sum_type(),
         };
         format!("{place} = {};", self.combined(place, &self.name, dtype))
+    }
+
+    /// Whether the container holds sums that are not final yet.
+    pub(crate) fn holds_unfinished_sums(&self, e: &Effect) -> bool {
+        e.conflict.is_some() && !self.plain && self.into == Into::Container
     }
 
     /// What stores the identity.

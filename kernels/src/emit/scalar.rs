@@ -1,8 +1,9 @@
 //! Scalar C: types, literals and the text of every tasklet operation.
 //!
-//! Owns the spelling only; the functions `sh_*` are in the C prelude. Half-precision types never
-//! get here: places of such containers are refused when a kernel is read.
+//! Owns the spelling only; the functions `sh_*` are in the C prelude. A value of a half-precision type
+//! is held as its bits, which nothing computes with: casts widen and round it.
 
+use crate::halves;
 use graph::{Binary, DType, Reduction, Scalar, Unary};
 
 /// Functions on indices and integers that the kernels of this room share, in C.
@@ -33,8 +34,8 @@ pub(crate) fn c_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool | DType::U8 => "unsigned char",
         DType::I8 => "signed char",
-        DType::I16 | DType::F16 => "short",
-        DType::BF16 => "unsigned short",
+        DType::I16 => "short",
+        DType::F16 | DType::BF16 => "unsigned short",
         DType::I32 => "int",
         DType::I64 => "long",
         DType::F32 => "float",
@@ -63,6 +64,7 @@ pub(crate) fn literal(s: Scalar, dtype: DType) -> String {
     match dtype {
         DType::F32 => float_literal(f64::from(s.as_f64() as f32), "f"),
         DType::F64 => float_literal(s.as_f64(), ""),
+        DType::F16 | DType::BF16 => halves::bits(dtype, s.as_f64()).to_string(),
         DType::Bool => i64::from(s.as_bool()).to_string(),
         DType::I64 if s.as_i64() == i64::MIN => "(-9223372036854775807L - 1)".to_string(),
         DType::I64 => format!("{}L", s.as_i64()),
@@ -94,6 +96,14 @@ fn float_literal(v: f64, suffix: &str) -> String {
 pub(crate) fn cast(text: &str, from: DType, to: DType) -> String {
     match (from, to) {
         (a, b) if a == b => text.to_string(),
+        (DType::F16 | DType::BF16, _) => {
+            let single = format!("sh_from_{}({text})", from.name());
+            cast(&single, DType::F32, to)
+        }
+        (_, DType::F16 | DType::BF16) => {
+            let single = cast(text, from, DType::F32);
+            format!("sh_to_{}({single})", to.name())
+        }
         (_, DType::Bool) => format!("({text} != 0)"),
         (_, d) => format!("({}){text}", value_type(d)),
     }

@@ -22,7 +22,7 @@ mod sweep;
 mod tile;
 
 use super::Emitted;
-use crate::emit::body::{self, HalfPrecision};
+use crate::emit::body::{self};
 use crate::lower::LowerError;
 use graph::{Graph, Node};
 
@@ -45,6 +45,6 @@ pub(super) fn emit(
     graph: &Graph,
     node: &Node,
 ) -> Result<Option<EmittedChain>, LowerError> {
-    let body = body::kernel_of(graph, node, false, HalfPrecision::Converted)?;
+    let body = body::kernel_of(graph, node, false)?;
     Ok(form::form(graph, &body).and_then(|form| kernel::emit(name, &form)))
 }

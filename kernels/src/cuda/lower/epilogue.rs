@@ -9,7 +9,7 @@
 use crate::cuda::contraction::{Epilogue, Types, declaration};
 use crate::cuda::value_text::{ValueText, cast, value_type};
 use crate::cuda::{Param, ParamType, element_type};
-use crate::emit::body::{self, Body, HalfPrecision, Kernel, Statement};
+use crate::emit::body::{self, Body, Kernel, Statement};
 use crate::emit::index::{Loop, coefficient};
 use crate::emit::prepared;
 use crate::emit::text::CText;
@@ -32,12 +32,7 @@ pub(super) fn of(
     types: Types,
     kept: bool,
 ) -> Result<Option<Epilogue>, LowerError> {
-    let kernel = prepared(body::kernel_of(
-        graph,
-        rest,
-        true,
-        HalfPrecision::Converted,
-    )?);
+    let kernel = prepared(body::kernel_of(graph, rest, true)?);
     let epilogue = points(&kernel, product.out)
         .and_then(|points| points.epilogue(graph, product, types))
         .map(|epilogue| Epilogue {

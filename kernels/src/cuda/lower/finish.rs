@@ -8,7 +8,7 @@
 
 use super::epilogue::{Points, points};
 use crate::cuda::vendor::{Finish, Operation};
-use crate::emit::body::{self, HalfPrecision};
+use crate::emit::body::{self};
 use crate::emit::index::coefficient;
 use crate::emit::prepared;
 use crate::emit::values::{Address, Effect, Op, ValueId, Values};
@@ -40,12 +40,7 @@ pub(super) fn of(
         return Ok(None);
     };
     let [_, _, dtype] = operation.dtypes();
-    let kernel = prepared(body::kernel_of(
-        graph,
-        rest,
-        true,
-        HalfPrecision::Converted,
-    )?);
+    let kernel = prepared(body::kernel_of(graph, rest, true)?);
     let Some(points) = points(&kernel, product.out) else {
         return Ok(None);
     };

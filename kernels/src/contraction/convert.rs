@@ -1,0 +1,106 @@
+//! C text around a contraction whose containers hold 16-bit numbers: its operands are widened while they
+//! are packed or staged, its sums stay in single precision in a workspace until a block is final, and
+//! each result is rounded once.
+//!
+//! Owns that text; needs the prelude's `sh_from_*` and `sh_to_*`. What the workspace is and which buffers
+//! are which is the caller's.
+
+use super::text::{CText, affine};
+use crate::emit::scalar::{c_type, cast};
+use crate::emit::{Product, ProductDim};
+use graph::DType;
+
+/// A prologue for the operand in `buffer`, see [`super::Hooks`].
+pub(crate) fn prologue(name: &str, buffer: usize, dtype: DType) -> String {
+    let element = c_type(dtype);
+    let value = |at: &str| cast(&format!("s[{at}]"), dtype, DType::F32);
+    format!(
+        "static inline void {name}(void *const *buf, float *restrict dst, long offset, long stride, long len) {{\n\
+         \x20 const {element} *restrict s = (const {element} *)buf[{buffer}] + offset;\n\
+         \x20 if (stride == 1) {{\n#pragma omp simd\n    for (long i = 0; i < len; i++) dst[i] = {};\n\
+         \x20 }} else for (long i = 0; i < len; i++) dst[i] = {};\n}}\n",
+        value("i"),
+        value("i*stride"),
+    )
+}
+
+/// An epilogue that rounds the product in `buf[2]` into buffer `to`, element for element, and then calls
+/// the epilogue `then`.
+pub(crate) fn store(
+    name: &str,
+    dims: &Product,
+    dtype: DType,
+    to: usize,
+    then: Option<&str>,
+) -> String {
+    let mut t = CText::default();
+    t.line(format!(
+        "static inline void {name}(void *const *buf, long tid, long batch, long m0, long m1, long n0, long n1) {{"
+    ));
+    t.line("(void)tid; (void)batch;");
+    t.line("const float *restrict P = (const float *)buf[2];");
+    t.line(format!(
+        "{0} *restrict x = ({0} *)buf[{to}];",
+        c_type(dtype)
+    ));
+    let batch = position(&mut t, &dims.batch, "batch", "b");
+    t.line("for (long r = m0; r < m1; r++) {");
+    let row = position(&mut t, &dims.m, "r", "y");
+    let start = affine(&[batch, row].concat(), 0);
+    t.line(format!("const long at = {start};"));
+    if dims.n.len() <= 1 {
+        t.line("#pragma omp simd");
+    }
+    t.line("for (long n = n0; n < n1; n++) {");
+    let column = position(&mut t, &dims.n, "n", "z");
+    let column = affine(&column, 0);
+    let rounded = cast(&format!("P[at + {column}]"), DType::F32, dtype);
+    t.line(format!("x[at + {column}] = {rounded};"));
+    t.close(2);
+    if let Some(then) = then {
+        t.line(format!("{then}(buf, tid, batch, m0, m1, n0, n1);"));
+    }
+    t.line("}");
+    t.finish()
+}
+
+/// Declares the index of each dimension from a flat index; returns the position's terms.
+fn position(t: &mut CText, dims: &[ProductDim], flat: &str, prefix: &str) -> Vec<(String, i64)> {
+    if let [only] = dims {
+        return vec![(flat.to_string(), only.stride)];
+    }
+    let mut inner: i64 = dims.iter().map(|d| d.size).product();
+    let mut terms = Vec::new();
+    for (j, d) in dims.iter().enumerate() {
+        inner /= d.size;
+        let v = format!("{prefix}{j}");
+        t.line(format!("const long {v} = {flat}/{inner}L%{}L;", d.size));
+        terms.push((v, d.stride));
+    }
+    terms
+}
+
+/// A launch that converts all `len` elements of buffer `from`, of one type, to buffer `to`, of another.
+pub(crate) fn whole(
+    symbol: &str,
+    len: i64,
+    (from, source): (usize, DType),
+    (to, target): (usize, DType),
+) -> String {
+    let mut t = CText::default();
+    t.line(format!(
+        "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
+    ));
+    t.line(format!(
+        "const {} *restrict s = buf[{from}]; {} *restrict d = buf[{to}]; (void)scratch;",
+        c_type(source),
+        c_type(target)
+    ));
+    t.line("#pragma omp simd");
+    t.line(format!(
+        "for (long i = {len}L*tid/nt; i < {len}L*(tid + 1)/nt; i++) d[i] = {};",
+        cast("s[i]", source, target)
+    ));
+    t.line("}");
+    t.finish()
+}

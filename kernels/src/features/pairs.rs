@@ -1,0 +1,145 @@
+//! Which instructions for pairs of bf16 numbers run here, and asking the system for them.
+//!
+//! A virtual machine may have tiles (AMX) and hide them, or show them and trap, so CPUID is not asked: a
+//! compiled block of a product is run in a child process and its sums are checked. Linux gives a process
+//! tiles on request only. Dot products (AVX512-BF16) were slower than single precision on the one CPU
+//! where they were measured, so only the caller chooses them.
+
+use super::{FeatureError, Isa, Pairs, Target, Verdict, verify_probe};
+use crate::cache::Cache;
+use crate::prelude;
+use crate::toolchain::Toolchain;
+use std::env;
+
+/// Reads `SHORTHAUL_PAIRS`: outside, whether it is set; inside, what it asks for.
+pub(super) fn forced() -> Result<Option<Option<Pairs>>, FeatureError> {
+    let Ok(text) = env::var("SHORTHAUL_PAIRS") else {
+        return Ok(None);
+    };
+    let known = [Pairs::Tiles, Pairs::Dots, Pairs::Plain];
+    match text.trim() {
+        "" => Ok(None),
+        "none" => Ok(Some(None)),
+        name => match known.into_iter().find(|p| p.name() == name) {
+            Some(pairs) => Ok(Some(Some(pairs))),
+            None => Err(FeatureError::UnknownPairs(text)),
+        },
+    }
+}
+
+/// The target with the best instructions for pairs that were seen to run here, or the forced ones.
+pub(super) fn detect(
+    target: Target,
+    forced: Option<Option<Pairs>>,
+    toolchain: &Toolchain,
+    cache: &Cache,
+) -> Result<Target, FeatureError> {
+    let (pairs, must) = match forced {
+        Some(None) => return Ok(target),
+        Some(Some(pairs)) => (pairs, true),
+        None if target.isa == Isa::Avx512 => (Pairs::Tiles, false),
+        None => return Ok(target),
+    };
+    let wanted = target.clone().with_pairs(pairs);
+    let verdict = verify_probe(&wanted, &probe(pairs), toolchain, cache)?;
+    let problem = match verdict {
+        Verdict::Runs if pairs != Pairs::Tiles || request_tiles() => return Ok(wanted),
+        Verdict::Runs => "the system does not give tiles to this process".to_string(),
+        Verdict::Traps(problem) | Verdict::Fails(problem) => problem,
+    };
+    match must {
+        true => Err(FeatureError::ForcedPairs { pairs, problem }),
+        false => Ok(target),
+    }
+}
+
+/// Asks Linux for the state of tiles (`ARCH_REQ_XCOMP_PERM`, `XFEATURE_XTILEDATA`), for all threads.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+fn request_tiles() -> bool {
+    // SAFETY: the call takes two numbers, and grants or refuses.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) == 0 }
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn request_tiles() -> bool {
+    false
+}
+
+/// A program that computes blocks of a product, first set and then added to, and checks every sum: the
+/// numbers are small integers, so each is exact.
+fn probe(pairs: Pairs) -> String {
+    let (chosen, request) = match pairs {
+        Pairs::Tiles => (
+            "#define SH_PAIRS_TILES\n",
+            "if (syscall(158, 0x1023, 18) != 0) return 1;",
+        ),
+        Pairs::Dots => ("#define SH_PAIRS_DOTS\n", ""),
+        Pairs::Plain => ("", ""),
+    };
+    format!(
+        "{chosen}{}{}{}\nlong syscall(long, ...);\n\
+         int main(int argc, char **argv) {{\n(void)argv; (void)&syscall;\n{request}\n{PROBE_BODY}",
+        prelude::MATH,
+        prelude::HALVES,
+        prelude::PAIRS
+    )
+}
+
+const PROBE_BODY: &str = r#"
+  static sh_u16 a[2048], b[2048];
+  static float c[1024] __attribute__((aligned(64)));
+  for (int i = 0; i < 2048; i++) {
+    a[i] = sh_to_bf16((float)((i * 7 + argc) % 13 - 6));
+    b[i] = sh_to_bf16((float)((i * 5 + argc) % 11 - 5));
+  }
+  sh_pairs_begin();
+  sh_pairs_block(a, b, c, 2, 0);
+  sh_pairs_block(a, b, c, 1, 1);
+  sh_pairs_end();
+  for (int i = 0; i < 32; i++) for (int j = 0; j < 32; j++) {
+    float sum = 0;
+    for (int n = 0; n < 3; n++) for (int k = 0; k < 32; k++)
+      sum += sh_from_bf16(a[n % 2 * 1024 + i / 16 * 512 + i % 16 * 32 + k]) *
+             sh_from_bf16(b[n % 2 * 1024 + j / 16 * 512 + k / 2 * 32 + j % 16 * 2 + k % 2]);
+    if (c[i * 32 + j] != sum) return 2;
+  }
+  return 0;
+}
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::{Pairs, detect};
+    use crate::cache::Cache;
+    use crate::features::{Family, FeatureError, Isa, Target};
+    use crate::toolchain::{Search, find};
+
+    #[test]
+    fn what_traps_is_not_used_unless_asked_for_and_then_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path(), 1 << 20).unwrap();
+        let toolchain = find(&Search::from_environment(), &cache).unwrap();
+        let plain = Target::for_isa(Isa::Portable, toolchain.family());
+        let forced = |pairs| detect(plain.clone(), Some(Some(pairs)), &toolchain, &cache);
+        assert_eq!(forced(Pairs::Plain).unwrap().pairs, Some(Pairs::Plain));
+        let none = detect(plain.clone(), Some(None), &toolchain, &cache).unwrap();
+        assert_eq!(none, plain);
+        assert_eq!(
+            detect(plain.clone(), None, &toolchain, &cache).unwrap(),
+            plain
+        );
+        let wide = Target::for_isa(Isa::Avx512, Family::Gcc);
+        let own = detect(wide.clone(), None, &toolchain, &cache).unwrap();
+        match forced(Pairs::Tiles) {
+            Ok(target) => assert_eq!(
+                (target.pairs, own.pairs),
+                (Some(Pairs::Tiles), target.pairs)
+            ),
+            Err(FeatureError::ForcedPairs { pairs, .. }) => {
+                assert_eq!((pairs, own), (Pairs::Tiles, wide));
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}

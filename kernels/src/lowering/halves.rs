@@ -1,0 +1,276 @@
+//! Lowering of contractions with 16-bit containers: the same generators as in single precision, with
+//! conversions around them.
+//!
+//! Operands are widened while they are packed or staged; a result's sums lie in a workspace until they
+//! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
+//! convolutions, plain loops), whole containers are converted by launches before and after.
+
+use super::{Lowering, PLACEHOLDER, operations, product_dims};
+use crate::contraction::{self, EmittedContraction, Hooks, ScalarForm, convert};
+use crate::emit::{self, Product};
+use crate::halves::is_half;
+use crate::lower::LowerError;
+use crate::plan::{self, Buffer};
+use crate::recognize::Recognized;
+use graph::{ContainerId, DType, Node, Storage};
+
+/// First buffer after the contraction's own.
+const FIRST: usize = 4;
+
+/// What the launches of one kernel are given besides their scratch: its text and its buffers from
+/// [`FIRST`] on.
+#[derive(Default)]
+struct Around {
+    before: String,
+    after: String,
+    first_symbols: Vec<String>,
+    last_symbols: Vec<String>,
+    more: Vec<Buffer>,
+}
+
+impl Lowering {
+    /// Whether a contraction reads or writes 16-bit numbers.
+    pub(super) fn has_halves(&self, found: &Recognized) -> bool {
+        let all = [found.a, found.b, found.out];
+        all.into_iter().any(|id| is_half(self.dtype(id)))
+    }
+
+    fn dtype(&self, id: ContainerId) -> DType {
+        self.graph.container(id).dtype
+    }
+
+    fn elements(&self, id: ContainerId) -> Result<usize, LowerError> {
+        Ok(plan::container_bytes(&self.graph, id)? / self.dtype(id).bytes())
+    }
+
+    /// Lowers such a contraction, with `rest` run on every block of the product while it is in cache.
+    /// False, and nothing done, if the rest cannot be split so.
+    pub(super) fn half_contraction(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        rest: Option<&Node>,
+    ) -> Result<bool, LowerError> {
+        let c = &found.contraction;
+        let plain = contraction::emit(PLACEHOLDER, c, &Hooks::default(), &self.target);
+        let refuse = |e: contraction::Unsupported| LowerError::Contraction {
+            origin: node.origin.to_string(),
+            what: e.to_string(),
+        };
+        let plain = plain.map_err(refuse)?;
+        let takes_hooks = !plain.path.starts_with("depthwise") && plain.path != "generic";
+        let mut around = Around::default();
+        let hooked = rest.is_some() || is_half(self.dtype(found.out));
+        let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
+        if let Some(emitted) = self.in_pairs(found, &hook).filter(|_| takes_hooks) {
+            if let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked) {
+                return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+            }
+            if rest.is_some() {
+                return Ok(false);
+            }
+            if let Some(emitted) = self.in_pairs(found, &None) {
+                return self.half_whole(node, found, emitted, around, false);
+            }
+        }
+        if !takes_hooks {
+            return match rest {
+                Some(_) => Ok(false),
+                None => self.half_whole(node, found, plain, around, true),
+            };
+        }
+        let mut hooks = self.widening_hooks(found, &mut around);
+        hooks.epilogue = hook;
+        if let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target)
+            && let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked)
+        {
+            return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+        }
+        hooks.epilogue = None;
+        if rest.is_some() {
+            return Ok(false);
+        }
+        let emitted = contraction::emit(PLACEHOLDER, c, &hooks, &self.target).map_err(refuse)?;
+        self.half_whole(node, found, emitted, around, false)
+    }
+
+    /// The contraction by instructions for pairs of bf16 numbers, if the target has them and it fits.
+    fn in_pairs(
+        &self,
+        found: &Recognized,
+        epilogue: &Option<String>,
+    ) -> Option<EmittedContraction> {
+        let pairs = self.pairs?;
+        let operands = [found.a, found.b].map(|id| self.dtype(id));
+        let hooks = Hooks {
+            epilogue: epilogue.clone(),
+            ..Hooks::default()
+        };
+        let (c, target) = (&found.contraction, &self.target);
+        (operands == [DType::BF16; 2])
+            .then(|| contraction::emit_pairs(PLACEHOLDER, c, &hooks, target, pairs).ok())
+            .flatten()
+    }
+
+    /// A contraction whose result is rounded by a launch of its own, and whose operands are widened by
+    /// launches before it, if `widens`.
+    fn half_whole(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        emitted: EmittedContraction,
+        mut around: Around,
+        widens: bool,
+    ) -> Result<bool, LowerError> {
+        let mut operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
+        if widens {
+            for (n, id) in [found.a, found.b].into_iter().enumerate() {
+                self.widen_whole(n, id, &mut operands[n], &mut around)?;
+            }
+        }
+        let product = self.product(found.out)?;
+        if is_half(self.dtype(found.out)) {
+            let symbol = format!("{PLACEHOLDER}_round");
+            let len = self.elements(found.out)? as i64;
+            let to = (FIRST + around.more.len(), self.dtype(found.out));
+            around.after += &convert::whole(&symbol, len, (2, DType::F32), to);
+            around.last_symbols.push(symbol);
+            around.more.push(Buffer::Container(found.out));
+        }
+        self.push_half(node, emitted, (operands, product), around);
+        Ok(true)
+    }
+
+    fn widening_hooks(&self, found: &Recognized, around: &mut Around) -> Hooks {
+        let mut hook = |buffer: usize, id: ContainerId| {
+            let dtype = self.dtype(id);
+            is_half(dtype).then(|| {
+                let name = format!("{PLACEHOLDER}_widen{buffer}");
+                around.before += &convert::prologue(&name, buffer, dtype);
+                name
+            })
+        };
+        Hooks {
+            prologue_a: hook(0, found.a),
+            prologue_b: hook(1, found.b),
+            epilogue: None,
+        }
+    }
+
+    /// Replaces an operand by a copy in single precision.
+    fn widen_whole(
+        &mut self,
+        position: usize,
+        id: ContainerId,
+        operand: &mut Buffer,
+        around: &mut Around,
+    ) -> Result<(), LowerError> {
+        let dtype = self.dtype(id);
+        if !is_half(dtype) {
+            return Ok(());
+        }
+        let len = self.elements(id)?;
+        let symbol = format!("{PLACEHOLDER}_widen{position}");
+        let from = (FIRST + around.more.len(), dtype);
+        around.before += &convert::whole(&symbol, len as i64, from, (position, DType::F32));
+        around.first_symbols.push(symbol);
+        around.more.push(Buffer::Container(id));
+        if let Some(copy) = self.workspace(len * 4) {
+            *operand = copy;
+        }
+        Ok(())
+    }
+
+    /// Where the sums are made: the result itself, or a workspace if it is to be rounded.
+    fn product(&mut self, out: ContainerId) -> Result<Buffer, LowerError> {
+        if !is_half(self.dtype(out)) {
+            return Ok(Buffer::Container(out));
+        }
+        let len = self.elements(out)?;
+        let workspace = self.workspace(len * 4);
+        Ok(workspace.unwrap_or(Buffer::Container(out)))
+    }
+
+    /// A contraction whose final blocks are rounded, or consumed by `rest`, while they are in cache.
+    fn half_in_blocks(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+        rest: Option<&Node>,
+        (mut emitted, dims): (EmittedContraction, Product),
+        mut around: Around,
+    ) -> Result<bool, LowerError> {
+        let dtype = self.dtype(found.out);
+        let rounds = is_half(dtype);
+        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let name = format!("{PLACEHOLDER}_block");
+        let stores = rounds && (escapes || rest.is_none());
+        let own = if stores {
+            around.more.push(Buffer::Container(found.out));
+            format!("{PLACEHOLDER}_rest")
+        } else {
+            name.clone()
+        };
+        let mut flops = 0;
+        let mut in_place = None;
+        if let Some(rest) = rest {
+            let buffers = emit::Buffers {
+                product: 2,
+                first: FIRST + around.more.len(),
+            };
+            let replace = !escapes && !rounds;
+            let graph = &self.graph;
+            let epilogue = emit::emit_epilogue(graph, rest, found.out, replace, &dims, buffers)?;
+            let Some(epilogue) = epilogue else {
+                return Ok(false);
+            };
+            in_place = epilogue.in_place;
+            if in_place.is_none() && !rounds {
+                self.graph.container_mut(found.out).storage = Storage::Global;
+            }
+            let args = epilogue.args.iter();
+            around.more.extend(args.map(|id| Buffer::Container(*id)));
+            around.before += &epilogue.text.replace(emit::NAME, &own);
+            flops = operations(rest, 1);
+        }
+        if stores {
+            let then = rest.map(|_| own.as_str());
+            around.before += &convert::store(&name, &dims, dtype, FIRST, then);
+        }
+        let product = match in_place {
+            Some(id) => Buffer::Container(id),
+            None => self.product(found.out)?,
+        };
+        let operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
+        emitted.flops += flops;
+        self.push_half(node, emitted, (operands, product), around);
+        Ok(true)
+    }
+
+    fn push_half(
+        &mut self,
+        node: &Node,
+        emitted: EmittedContraction,
+        (operands, product): ([Buffer; 2], Buffer),
+        around: Around,
+    ) {
+        let main = emitted.launches.iter().map(|l| l.symbol.clone());
+        let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
+        let symbols = [symbols, around.last_symbols].concat();
+        let kernel = self.kernel(node, emitted.path, emitted.flops, symbols.len());
+        let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
+        self.kernels[kernel].scalar = emitted.refusal.map(scalar);
+        let text = around.before + &emitted.source + &around.after;
+        let source = self.source(node, text, symbols);
+        let workspace = self.workspace(emitted.shared_scratch_bytes);
+        self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
+        let [a, b] = operands;
+        // Where nothing is shared, nobody looks at the fourth buffer.
+        let mut args = vec![a, b, product, workspace.unwrap_or(product)];
+        args.extend(around.more);
+        for symbol in self.sources[source].symbols.clone() {
+            self.launches
+                .push((node.stage, source, symbol, args.clone(), kernel));
+        }
+    }
+}
