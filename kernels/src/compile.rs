@@ -13,6 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use tempfile::TempDir;
+
 use crate::cache::{Cache, CacheError, CacheSettings, Key, Kind};
 use crate::features::{self, FeatureError, Target};
 use crate::progress::{Progress, UnitReady};
@@ -21,6 +23,8 @@ use crate::toolchain::{self, Search, Toolchain, ToolchainError};
 
 /// Lines of a compiler's complaint that an error shows.
 const SHOWN_LINES: usize = 12;
+/// Where a compiler fails and so much cannot be written, the disk is why.
+const ROOM_BYTES: usize = 4 << 20;
 
 /// One C file: usually several kernels, batched by the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +71,7 @@ impl CompileOptions {
             "module",
             self.toolchain.identity(),
             &self.target.cflags.join("\0"),
+            features::cpu_identity(),
             source,
         ])
     }
@@ -152,10 +157,14 @@ pub fn compile(
     results.resize_with(jobs.len(), || None);
     let mut done = 0;
     let mut stored = false;
+    let mut unkept = None;
     run_jobs(&jobs, options, |job_idx, outcome| {
         done += 1;
         let cached = matches!(outcome, Ok((_, Origin::Cache)));
         stored |= matches!(outcome, Ok((_, Origin::Compiler)));
+        if let Ok((_, Origin::Unkept(problem))) = &outcome {
+            unkept.get_or_insert_with(|| problem.clone());
+        }
         progress.unit_ready(&UnitReady {
             name: &jobs[job_idx].0.name,
             done,
@@ -167,6 +176,11 @@ pub fn compile(
     });
     if stored {
         options.cache.trim();
+    }
+    if let Some(problem) = unkept {
+        progress.warn(&format!(
+            "compiled kernels are not kept for the next process: {problem}"
+        ));
     }
     let modules = settle(results)?;
     units
@@ -215,6 +229,8 @@ fn check_symbols(unit: &SourceUnit, module: &Arc<Module>) -> Result<(), CompileE
 enum Origin {
     Cache,
     Compiler,
+    /// The compiler, and it could not be kept, for this reason.
+    Unkept(String),
 }
 
 enum JobError {
@@ -305,33 +321,68 @@ fn obtain(unit: &SourceUnit, key: &Key, options: &CompileOptions) -> Outcome {
     {
         return Ok((Arc::new(module), Origin::Cache));
     }
-    let library = compile_source(unit, key, options)?;
-    let path = options.cache.write(Kind::Library, key, &library)?;
+    let (folder, library_path) = compile_source(unit, key, options)?;
+    let kept = read(&library_path).and_then(|library| {
+        let path = options.cache.write(Kind::Library, key, &library)?;
+        Ok((path, Origin::Compiler))
+    });
+    // Code that is loaded stays mapped when its file goes.
+    let (path, origin) = match kept {
+        Ok(kept) => kept,
+        Err(error) => (library_path, Origin::Unkept(error.to_string())),
+    };
     let module = Module::load(&path).map_err(|source| CompileError::Load {
         name: unit.name.clone(),
         source,
     })?;
-    Ok((Arc::new(module), Origin::Compiler))
+    drop(folder);
+    Ok((Arc::new(module), origin))
 }
 
-/// Runs the compiler and returns the bytes of the shared library.
+/// Runs the compiler; the folder it worked in and the shared library there. If the cache's disk fills up, the
+/// compiler works elsewhere.
 fn compile_source(
     unit: &SourceUnit,
     key: &Key,
     options: &CompileOptions,
-) -> Result<Vec<u8>, JobError> {
-    let folder = options.cache.work_folder()?;
+) -> Result<(TempDir, PathBuf), JobError> {
+    let full = match options.cache.work_folder() {
+        Ok(folder) => match compile_in(folder, unit, key, options) {
+            Err(JobError::Other(CompileError::Cache(full))) => full,
+            done => return done,
+        },
+        Err(full) => full,
+    };
+    for folder in options.cache.work_folders_elsewhere() {
+        match compile_in(folder, unit, key, options) {
+            Err(JobError::Other(CompileError::Cache(_))) => {}
+            done => return done,
+        }
+    }
+    Err(full.into())
+}
+
+/// Compiles in that folder. A disk that is full is an error of the cache, not a refusal.
+fn compile_in(
+    folder: TempDir,
+    unit: &SourceUnit,
+    key: &Key,
+    options: &CompileOptions,
+) -> Result<(TempDir, PathBuf), JobError> {
     let source_path = folder.path().join("kernel.c");
     let library_path = folder.path().join("kernel.so");
-    fs::write(&source_path, &unit.source).map_err(|source| CacheError::Write {
+    let cannot_write = |source| CacheError::Write {
         path: source_path.clone(),
         source,
-    })?;
+    };
+    fs::write(&source_path, &unit.source).map_err(cannot_write)?;
     let output = options
         .toolchain
         .process()
         // Relative names keep machine paths out of the library and the messages.
         .current_dir(folder.path())
+        // The compiler's own temporary files go with the folder if it is killed.
+        .env("TMPDIR", folder.path())
         .args(&options.target.cflags)
         .args(["-o", "kernel.so", "kernel.c", "-lm"])
         .output()
@@ -340,6 +391,9 @@ fn compile_source(
             source,
         })?;
     if !output.status.success() {
+        // As much again as the compiler may have asked for.
+        let room = vec![1u8; ROOM_BYTES];
+        fs::write(folder.path().join("room"), room).map_err(cannot_write)?;
         let complaint = String::from_utf8_lossy(&output.stderr);
         return Err(JobError::Refused(UnitFailure {
             name: unit.name.clone(),
@@ -347,7 +401,7 @@ fn compile_source(
             source_path: keep_source(unit, key, &options.cache),
         }));
     }
-    Ok(read(&library_path)?)
+    Ok((folder, library_path))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CacheError> {

@@ -11,6 +11,7 @@ mod pairs;
 use std::env;
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::toolchain::{Family, Toolchain};
@@ -325,7 +326,7 @@ fn verify_probe(
         toolchain.identity(),
         &target.cflags.join(" "),
         probe,
-        &cpu_identity(),
+        cpu_identity(),
     ]);
     if let Some(answer) = cache.read(Kind::Probe, &key) {
         let answer = String::from_utf8_lossy(&answer).into_owned();
@@ -394,18 +395,17 @@ fn run_probe(
 }
 
 /// Model and feature list of the CPU: a cache folder may serve several machines.
-fn cpu_identity() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let first = text.split("\n\n").next().unwrap_or_default();
-    first
-        .lines()
-        .filter(|line| {
-            ["model name", "flags", "Features"]
-                .iter()
-                .any(|k| line.starts_with(k))
-        })
-        .collect::<Vec<_>>()
-        .join("\n")
+pub(crate) fn cpu_identity() -> &'static str {
+    static IDENTITY: OnceLock<String> = OnceLock::new();
+    IDENTITY.get_or_init(|| {
+        let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let first = text.split("\n\n").next().unwrap_or_default();
+        let is_told = |line: &&str| {
+            let starts = ["model name", "flags", "Features"];
+            starts.iter().any(|start| line.starts_with(start))
+        };
+        first.lines().filter(is_told).collect::<Vec<_>>().join("\n")
+    })
 }
 
 /// Uses full-width float, 16-bit and 64-bit integer vectors with masks and checks

@@ -340,7 +340,7 @@ impl Lowering {
         let n = self.names.entry(base.clone()).or_insert(0);
         *n += 1;
         let name = format!("k_{base}_{n}");
-        let comment = format!("/* {} */\n", node.origin.to_string().replace("*/", "* /"));
+        let comment = emit::comment(&node.origin.to_string());
         self.sources.push(Source {
             text: comment + &text.replace(PLACEHOLDER, &name),
             symbols: symbols

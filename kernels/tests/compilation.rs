@@ -399,6 +399,96 @@ fn a_nonsensical_limit_is_refused() {
     }
 }
 
+/// As if nobody had touched it for two days.
+fn make_old(path: &Path) {
+    let then = SystemTime::now() - Duration::from_secs(48 * 3600);
+    fs::File::open(path).unwrap().set_modified(then).unwrap();
+}
+
+#[test]
+fn trimming_removes_nothing_of_a_users_own() {
+    let folder = tempfile::tempdir().unwrap();
+    // A folder called `work` above the cache means nothing.
+    let cache = Cache::at(&folder.path().join("work").join("cache"), 0).unwrap();
+    let root = cache.root();
+    let entry = cache
+        .write(Kind::Library, &Key::of(&["made here"]), b"x")
+        .unwrap();
+    let group = entry.parent().unwrap();
+    let outside = folder.path().join("checkpoint.bin");
+    fs::write(&outside, "mine").unwrap();
+    fs::create_dir(root.join("mine")).unwrap();
+    fs::create_dir_all(root.join("work").join("mine")).unwrap();
+    let own = [
+        root.join("mine").join("checkpoint.bin"),
+        root.join("work").join("notes.txt"),
+        root.join("work").join("mine").join("kernel.c"),
+        root.join("lib").join("model.so"),
+        group.join("model.so"),
+        root.with_file_name("notes.txt"),
+    ];
+    for file in &own {
+        fs::write(file, "mine").unwrap();
+        make_old(file);
+    }
+    let name = entry.file_name().unwrap();
+    let linked = root.join("lib").join("zz");
+    std::os::unix::fs::symlink(folder.path(), linked).unwrap();
+    let link = root.join("lib").join("00");
+    fs::create_dir_all(&link).unwrap();
+    std::os::unix::fs::symlink(&outside, link.join(name)).unwrap();
+    cache.trim();
+    assert!(!entry.exists(), "an entry beyond the limit stays");
+    for file in own.iter().chain([&outside, &link.join(name)]) {
+        assert!(file.exists(), "{} is gone", file.display());
+    }
+}
+
+#[test]
+fn an_entry_that_others_could_have_written_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path(), 1 << 30).unwrap();
+    let key = Key::of(&["entry"]);
+    let entry = cache.write(Kind::Library, &key, b"payload").unwrap();
+    let read = || cache.read(Kind::Library, &key);
+    let allow = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    assert!(read().is_some());
+    allow(&entry, 0o666);
+    assert_eq!(read(), None, "everybody can write it");
+    allow(&entry, 0o600);
+    allow(entry.parent().unwrap(), 0o777);
+    assert_eq!(read(), None, "everybody can replace it");
+    allow(entry.parent().unwrap(), 0o700);
+    assert!(read().is_some());
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&entry, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &entry).unwrap();
+    assert_eq!(read(), None, "it is a link");
+    allow(cache.root(), 0o770);
+    let refused = Cache::at(folder.path(), 1 << 30).unwrap_err().to_string();
+    assert!(refused.contains("chmod go-w"), "{refused}");
+}
+
+#[test]
+fn kernels_that_cannot_be_kept_are_used_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options_in(folder.path());
+    for group in 0..=255u8 {
+        // What stands in the way of every entry's folder.
+        let path = options.cache.root().join(format!("lib/{group:02x}"));
+        fs::write(path, "").unwrap();
+    }
+    let mut heard = Heard::default();
+    let modules = compile(&[storing_unit("k", 4)], &options, &mut heard).unwrap();
+    assert_eq!(stored_value(&modules[0], "k"), 4);
+    let [warning] = heard.warnings.as_slice() else {
+        panic!("{:?}", heard.warnings)
+    };
+    assert!(warning.contains("not kept"), "{warning}");
+}
+
 #[test]
 fn trimming_removes_the_entries_unused_for_longest() {
     let folder = tempfile::tempdir().unwrap();
@@ -417,14 +507,10 @@ fn trimming_removes_the_entries_unused_for_longest() {
     }
     // Reading renews: the oldest becomes the newest.
     assert!(cache.read(Kind::Library, &keys[0]).is_some());
-    let abandoned = cache.root().join("work").join("abandoned");
-    fs::write(&abandoned, "x").unwrap();
-    fs::File::options()
-        .append(true)
-        .open(&abandoned)
-        .unwrap()
-        .set_modified(SystemTime::now() - Duration::from_secs(48 * 3600))
-        .unwrap();
+    let abandoned = cache.root().join("work").join("compile-abandoned");
+    fs::create_dir(&abandoned).unwrap();
+    fs::write(abandoned.join("kernel.c"), "x").unwrap();
+    make_old(&abandoned);
     cache.trim();
     let kept: Vec<bool> = keys
         .iter()
@@ -499,7 +585,7 @@ fn a_write_that_fails_midway_leaves_nothing() {
     if let Some(folder) = std::env::var_os(CHILD_FOLDER) {
         let cache = Cache::at(Path::new(&folder), 1 << 30).unwrap();
         let error = cache
-            .write(Kind::Library, &Key::of(&["big"]), &vec![0; 1 << 20])
+            .write(Kind::Library, &Key::of(&["big"]), &vec![0; 4 << 20])
             .unwrap_err()
             .to_string();
         assert!(error.contains(folder.to_str().unwrap()), "{error}");
@@ -512,7 +598,7 @@ fn a_write_that_fails_midway_leaves_nothing() {
     let program = std::env::current_exe().unwrap();
     // A limit on file size stands in for a full disk: writing stops midway.
     let output = Command::new("sh")
-        .args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""])
+        .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" \"$@\""])
         .arg(program)
         .args(["--exact", name, "--nocapture"])
         .env(CHILD_FOLDER, folder.path())

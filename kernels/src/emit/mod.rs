@@ -26,6 +26,7 @@ use graph::{ContainerId, Graph, Node};
 
 pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
 pub(crate) use scalar::INTEGER_SUPPORT;
+pub(crate) use text::comment;
 
 /// Stands for the kernel's name in [`EmittedFunction::text`].
 pub(crate) const NAME: &str = "@NAME@";

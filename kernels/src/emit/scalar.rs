@@ -6,7 +6,9 @@
 use crate::halves;
 use graph::{Binary, DType, Reduction, Scalar, Unary};
 
-/// Functions on indices and integers that the kernels of this room share, in C.
+/// Functions on indices and integers that the kernels of this room share, in C. `ix_floordiv0` and `ix_mod0` take
+/// numbers of the user's: a quotient by 0 is 0, as in the interpreter, and the smallest number by -1, which the
+/// processor refuses with a signal, wraps.
 pub(crate) const INTEGER_SUPPORT: &str = "\
 static inline long ix_floordiv(long a, long b) { long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline long ix_ceildiv(long a, long b) { return -ix_floordiv(-a, b); }
@@ -15,12 +17,19 @@ static inline long ix_min(long a, long b) { return a < b ? a : b; }
 static inline long ix_max(long a, long b) { return a > b ? a : b; }
 static inline int ix_min32(int a, int b) { return a < b ? a : b; }
 static inline int ix_max32(int a, int b) { return a > b ? a : b; }
-static inline long ix_abs(long a) { return a < 0 ? -a : a; }
+static inline long ix_abs(long a) { return a < 0 ? (long)(0 - (unsigned long)a) : a; }
 static inline long ix_sign(long a) { return (a > 0) - (a < 0); }
 static inline int ix_isnan(double a) { return a != a; }
 static inline int ix_isnanf(float a) { return a != a; }
-static inline long ix_floordiv0(long a, long b) { return b == 0 ? 0 : ix_floordiv(a, b); }
-static inline long ix_mod0(long a, long b) { return b == 0 ? 0 : ix_mod(a, b); }
+static inline long ix_floordiv0(long a, long b) {
+  if (b == 0) return 0;
+  return b == -1 ? (long)(0 - (unsigned long)a) : ix_floordiv(a, b);
+}
+static inline long ix_mod0(long a, long b) {
+  if (b == 0 || b == -1) return 0;
+  long r = a % b;
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
 static inline long ix_pow(long a, long n) {
   if (n < 0) return a == 1;
   unsigned long r = 1, b = (unsigned long)a;
@@ -178,7 +187,8 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
         Div => format!("({a} / {b})"),
         FloorDiv if float => call("sh_floordiv"),
         Mod if float => call("sh_mod"),
-        FloorDiv => format!("ix_floordiv0({a}, {b})"),
+        FloorDiv if of == DType::I64 => format!("ix_floordiv0({a}, {b})"),
+        FloorDiv => format!("(({})ix_floordiv0({a}, {b}))", value_type(of)),
         Mod => format!("ix_mod0({a}, {b})"),
         Pow if float => call("sh_pow"),
         Pow => format!("(({})ix_pow({a}, {b}))", value_type(of)),

@@ -1,4 +1,19 @@
-//! Indented C text.
+//! Indented C text, and the one way in which a name of the user's reaches it.
+
+/// A line that only people read: a comment of text that anybody may have written, such as a module's name.
+/// Nothing in it ends the comment: no line break, no backslash that joins two lines, no `?` of a trigraph,
+/// no character that turns the direction of reading.
+pub(crate) fn comment(text: &str) -> String {
+    let kept = |c: char| {
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        !(c.is_control() || turns || matches!(c, '\\' | '?'))
+    };
+    let safe: String = text
+        .chars()
+        .map(|c| if kept(c) { c } else { '_' })
+        .collect();
+    format!("/* {} */\n", safe.replace("*/", "* /").replace("/*", "/ *"))
+}
 
 /// Lines of C, indented by the braces that are open.
 #[derive(Clone, Debug, Default)]
@@ -36,5 +51,33 @@ impl CText {
     /// All of it.
     pub(crate) fn finish(self) -> String {
         self.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::comment;
+
+    #[test]
+    fn nothing_in_a_name_ends_its_comment() {
+        let plain = "Relu `encoder.layer.0/act` → [n, 4]";
+        assert_eq!(comment(plain), format!("/* {plain} */\n"));
+        for name in [
+            "x*\\\n/ __attribute__((constructor)) void f(void){} /*",
+            "x*\\\r\n/ int y; /*",
+            "a*/ int y; /* b",
+            "a*/*/ b",
+            "*??/\n/ int y;",
+            "/*/ int y; /*",
+        ] {
+            let text = comment(name);
+            let inside = text
+                .strip_prefix("/* ")
+                .and_then(|t| t.strip_suffix(" */\n"));
+            let inside = inside.expect("a comment");
+            for ends in ["*/", "/*", "\\", "\n", "\r", "?"] {
+                assert!(!inside.contains(ends), "{ends:?} in {text:?}");
+            }
+        }
     }
 }

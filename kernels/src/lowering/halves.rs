@@ -108,7 +108,7 @@ impl Lowering {
         };
         let (c, target) = (&found.contraction, &self.target);
         (operands == [DType::BF16; 2])
-            .then(|| contraction::emit_pairs(PLACEHOLDER, c, &hooks, target, pairs).ok())
+            .then(|| contraction::emit_pairs(PLACEHOLDER, c, &hooks, target, pairs))
             .flatten()
     }
 

@@ -37,7 +37,8 @@ class Blocks:
 
 
 def _fresh(n_bytes: int) -> mmap.mmap:
-    block = mmap.mmap(-1, n_bytes)
+    # Not shared: a forked child works in a copy of its own, as with any other memory.
+    block = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     return block

@@ -1,7 +1,8 @@
 //! The content-addressed cache of compiled kernels and of compiler probes.
 //!
-//! Owns: where entries live, how they are named, written, verified and trimmed.
-//! An entry is a file `<root>/v1/<kind>/<two hex digits>/<key>` whose last
+//! Owns: where entries live, how they are named, written and verified; `place.rs` says which folders are
+//! trusted, `trim.rs` what is removed.
+//! An entry is a file `<root>/v2/<kind>/<two hex digits>/<key>` whose last
 //! [`FOOTER_BYTES`] bytes hold a magic number, the payload's length and its
 //! SHA-256. (An ELF loader ignores trailing bytes, so a shared library is loaded
 //! straight from its entry.) Entries appear by atomic rename and are never
@@ -10,29 +11,35 @@
 //!
 //! Never knows what a payload means, and never prints.
 
+mod place;
+mod trim;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
 
 use crate::progress::Progress;
 
 /// Raised whenever the meaning or the layout of entries changes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes of footer after an entry's payload.
 pub const FOOTER_BYTES: usize = 48;
 const MAGIC: &[u8; 8] = b"SHORTHL1";
 const DEFAULT_LIMIT_BYTES: u64 = 4 << 30;
-/// Unfinished files older than this belong to a process that died.
-const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// What is written to find out whether the disk takes it: quotas show nowhere else.
+const TRIAL_BYTES: usize = 256 << 10;
+/// A folder in memory, where temporary files find room when the disks have none.
+const IN_MEMORY: &str = "/dev/shm";
 
 /// A failure to keep something in the cache.
 #[derive(Debug, thiserror::Error)]
@@ -222,51 +229,74 @@ impl Cache {
         let limit_bytes = settings.limit_bytes()?;
         let wanted = settings.folder();
         let problem = match &wanted {
-            Some(root) => match Cache::at(root, limit_bytes) {
-                Ok(cache) => return Ok(cache),
-                Err(error) => format!(
-                    "the cache folder {} cannot be used ({error})",
-                    root.display()
-                ),
-            },
+            Some(root) => {
+                if settings.cache_dir.is_none() {
+                    place::close_to_others(root);
+                }
+                match Cache::at(root, limit_bytes) {
+                    Ok(cache) => return Ok(cache),
+                    Err(error) => format!(
+                        "the cache folder {} cannot be used ({error})",
+                        root.display()
+                    ),
+                }
+            }
             None => "there is no home folder to keep the kernel cache in".to_string(),
         };
-        let temporary = tempfile::Builder::new()
-            .prefix("shorthaul-")
-            .tempdir()
-            .map_err(|source| CacheError::NoFolder {
-                tried: match &wanted {
-                    Some(root) => format!("{}, {}", root.display(), env::temp_dir().display()),
-                    None => env::temp_dir().display().to_string(),
-                },
-                source,
-            })?;
+        let cache = Cache::temporary(limit_bytes).map_err(|source| CacheError::NoFolder {
+            tried: match &wanted {
+                Some(root) => format!("{}, {}", root.display(), env::temp_dir().display()),
+                None => env::temp_dir().display().to_string(),
+            },
+            source,
+        })?;
         warn_once(
             progress,
             &format!(
                 "{problem}; compiled kernels go to a temporary folder and are compiled again by \
-             the next process; set SHORTHAUL_CACHE_DIR to a writable folder"
+             the next process; set SHORTHAUL_CACHE_DIR to a folder that only you can write to"
             ),
         );
-        let mut cache =
-            Cache::at(temporary.path(), limit_bytes).map_err(|source| CacheError::Write {
-                path: temporary.path().to_path_buf(),
-                source,
-            })?;
-        cache._temporary = Some(Arc::new(temporary));
         Ok(cache)
     }
 
-    /// Opens (and creates) the cache in `root`; fails if it cannot be written.
+    /// A cache that is removed with its last clone, in the first temporary folder that will do.
+    fn temporary(limit_bytes: u64) -> io::Result<Cache> {
+        let mut problem = io::Error::from(io::ErrorKind::NotFound);
+        for parent in temporary_parents() {
+            let opened = tempfile::Builder::new()
+                .prefix("shorthaul-")
+                .tempdir_in(parent)
+                .and_then(|folder| Ok((Cache::at(folder.path(), limit_bytes)?, folder)));
+            match opened {
+                Ok((mut cache, folder)) => {
+                    cache._temporary = Some(Arc::new(folder));
+                    return Ok(cache);
+                }
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+
+    /// Opens (and creates) the cache in `root`; fails if it cannot be written, if it is another user's or others
+    /// can write to it, and if its disk is full or forbids execution.
     pub fn at(root: &Path, limit_bytes: u64) -> io::Result<Cache> {
         let root = std::path::absolute(root)?;
         let base = root.join(format!("v{FORMAT_VERSION}"));
-        for kind in Kind::ALL {
-            fs::create_dir_all(base.join(kind.folder()))?;
+        place::create(&root)?;
+        place::check_above(&root)?;
+        let kinds = Kind::ALL.iter().map(|kind| base.join(kind.folder()));
+        for folder in [base.clone(), base.join("work")].into_iter().chain(kinds) {
+            place::create(&folder)?;
+            place::check_own(&folder)?;
         }
-        fs::create_dir_all(base.join("work"))?;
+        place::check_disk(&base)?;
         // Creating a folder that exists succeeds even where nothing can be written.
-        NamedTempFile::new_in(base.join("work"))?;
+        let mut trial = tempfile::Builder::new()
+            .prefix(trim::PARTIAL)
+            .tempfile_in(base.join("work"))?;
+        trial.write_all(&[1; TRIAL_BYTES])?;
         Ok(Cache {
             root: base,
             limit_bytes,
@@ -287,14 +317,13 @@ impl Cache {
     /// A folder for unfinished files, on the same file system as the entries,
     /// removed when dropped.
     pub fn work_folder(&self) -> Result<TempDir, CacheError> {
-        let parent = self.root.join("work");
-        tempfile::Builder::new()
-            .prefix("compile-")
-            .tempdir_in(&parent)
-            .map_err(|source| CacheError::Write {
-                path: parent,
-                source,
-            })
+        working_folder(&self.root.join("work"))
+    }
+
+    /// Folders for unfinished files elsewhere, for when this cache's disk is full.
+    pub fn work_folders_elsewhere(&self) -> Vec<TempDir> {
+        let made = temporary_parents().map(|parent| working_folder(&parent));
+        made.flatten().collect()
     }
 
     /// Where the entry for `key` is kept, whether or not it exists.
@@ -317,7 +346,17 @@ impl Cache {
     /// The payload of a whole entry, its time of use renewed.
     pub fn read(&self, kind: Kind, key: &Key) -> Option<Vec<u8>> {
         let path = self.entry_path(kind, key);
-        let mut bytes = fs::read(&path).ok()?;
+        place::check_own(path.parent()?).ok()?;
+        // Neither a link nor a pipe that would block.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let mut file = File::options()
+            .read(true)
+            .custom_flags(flags)
+            .open(&path)
+            .ok()?;
+        let found = file.metadata().ok().filter(place::is_own_entry)?;
+        let mut bytes = Vec::with_capacity(usize::try_from(found.len()).ok()?);
+        file.read_to_end(&mut bytes).ok()?;
         let payload_bytes = verified_payload(&bytes)?;
         // Being unable to renew the time only makes the entry leave sooner.
         let _ = File::options()
@@ -341,10 +380,10 @@ impl Cache {
 
     fn write_atomically(&self, path: &Path, payload: &[u8]) -> io::Result<()> {
         let folder = path.parent().unwrap_or(&self.root);
-        fs::create_dir_all(folder)?;
+        place::create(folder)?;
         // Same folder as the target: rename is atomic only within a file system.
         let mut file = tempfile::Builder::new()
-            .prefix(".partial-")
+            .prefix(trim::PARTIAL)
             .tempfile_in(folder)?;
         file.write_all(payload)?;
         file.write_all(&footer(payload))?;
@@ -359,7 +398,7 @@ impl Cache {
     pub fn keep_text(&self, name: &str, text: &str) -> Result<PathBuf, CacheError> {
         let folder = self.root.join("failed");
         let path = folder.join(name);
-        fs::create_dir_all(&folder)
+        place::create(&folder)
             .and_then(|()| fs::write(&path, text))
             .map_err(|source| CacheError::Write {
                 path: path.clone(),
@@ -368,64 +407,27 @@ impl Cache {
         Ok(path)
     }
 
-    /// Removes the entries unused for longest until the rest fits the limit, and
-    /// files that died unfinished. Best effort: another process may be doing the
-    /// same. Linear in the number of entries.
+    /// Removes the entries unused for longest until the rest fits the limit, and what processes that died left
+    /// unfinished; nothing that this room has not made. Linear in the number of entries.
     pub fn trim(&self) {
-        let now = SystemTime::now();
-        let mut entries = Vec::new();
-        collect_files(&self.root, &mut entries);
-        let mut kept = Vec::new();
-        for entry in entries {
-            let stale = now.duration_since(entry.used).unwrap_or_default() > STALE_AFTER;
-            if entry.unfinished && stale {
-                let _ = fs::remove_file(&entry.path);
-                // Succeeds only once the folder of a dead compilation is empty.
-                let _ = entry.path.parent().map(fs::remove_dir);
-            } else if !entry.unfinished {
-                kept.push(entry);
-            }
-        }
-        let mut total: u64 = kept.iter().map(|entry| entry.bytes).sum();
-        kept.sort_by(|a, b| (a.used, &a.path).cmp(&(b.used, &b.path)));
-        for entry in kept {
-            if total <= self.limit_bytes {
-                break;
-            }
-            if fs::remove_file(&entry.path).is_ok() {
-                total -= entry.bytes;
-            }
-        }
+        trim::trim(self);
     }
 }
 
-struct Entry {
-    used: SystemTime,
-    path: PathBuf,
-    bytes: u64,
-    unfinished: bool,
+/// Folders for temporary files, in the order in which they are tried.
+fn temporary_parents() -> impl Iterator<Item = PathBuf> {
+    [env::temp_dir(), PathBuf::from(IN_MEMORY)].into_iter()
 }
 
-fn collect_files(folder: &Path, into: &mut Vec<Entry>) {
-    let Ok(listing) = fs::read_dir(folder) else {
-        return;
-    };
-    for item in listing.flatten() {
-        let path = item.path();
-        let Ok(meta) = item.metadata() else { continue };
-        if meta.is_dir() {
-            collect_files(&path, into);
-        } else {
-            let partial = item.file_name().to_string_lossy().starts_with(".partial-");
-            let unfinished = partial || path.components().any(|part| part.as_os_str() == "work");
-            into.push(Entry {
-                used: meta.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-                path,
-                bytes: meta.len(),
-                unfinished,
-            });
-        }
-    }
+/// A folder to compile in, removed when dropped.
+fn working_folder(parent: &Path) -> Result<TempDir, CacheError> {
+    tempfile::Builder::new()
+        .prefix(trim::WORKING)
+        .tempdir_in(parent)
+        .map_err(|source| CacheError::Write {
+            path: parent.to_path_buf(),
+            source,
+        })
 }
 
 fn footer(payload: &[u8]) -> [u8; FOOTER_BYTES] {
