@@ -2,6 +2,8 @@
 
 use crate::error::CompileError;
 use crate::plan::Plan;
+use crate::report::bytes;
+use graph::Graph;
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
 use kernels::lowering::{KernelInfo, Lowered, lower};
@@ -26,7 +28,8 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// Lowers, emits and compiles a plan for a number of threads.
+    /// Lowers, emits and compiles a plan for a number of threads, or for one where the step is so small
+    /// that threads would wait for each other longer than they work.
     ///
     /// # Errors
     /// A graph that has no kernels yet, no C compiler, a full disk.
@@ -36,7 +39,10 @@ impl Executable {
         threads: usize,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let lowered: Lowered = lower(&plan.graph, &options.target, threads)?;
+        let mut lowered: Lowered = lower(&plan.graph, &options.target, threads)?;
+        if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
+            lowered = lower(&plan.graph, &options.target, 1)?;
+        }
         let modules = compile(&lowered.units, options, progress)?;
         let [forward, backward] = assemble(&plan.graph, &lowered, &modules)?;
         Ok(Executable {
@@ -46,4 +52,22 @@ impl Executable {
             kernels: lowered.kernels,
         })
     }
+}
+
+/// Microseconds that threads need to meet behind a launch.
+const BARRIER_US: f64 = 2.0;
+/// Operations and bytes per microsecond of one thread, as a small kernel has them.
+const OPERATIONS_PER_US: f64 = 10_000.0;
+const BYTES_PER_US: f64 = 20_000.0;
+
+/// Whether several threads are predicted to be faster than one: what they save of the work is more than
+/// what their barriers cost.
+fn is_worth_threads(graph: &Graph, kernels: &[KernelInfo], threads: usize) -> bool {
+    let work = |info: &KernelInfo| {
+        let moved = bytes(graph, info.reads.iter().chain(&info.writes)) as f64;
+        info.flops as f64 / OPERATIONS_PER_US + moved / BYTES_PER_US
+    };
+    let work: f64 = kernels.iter().map(work).sum();
+    let launches: usize = kernels.iter().map(|info| info.n_launches).sum();
+    work * (1.0 - 1.0 / threads as f64) > launches as f64 * BARRIER_US
 }

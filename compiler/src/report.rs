@@ -254,7 +254,7 @@ fn border(graph: &Graph) -> BTreeSet<ContainerId> {
 }
 
 /// Size of containers together.
-fn bytes<'a>(graph: &Graph, ids: impl IntoIterator<Item = &'a ContainerId>) -> i64 {
+pub(crate) fn bytes<'a>(graph: &Graph, ids: impl IntoIterator<Item = &'a ContainerId>) -> i64 {
     let size = |id: &ContainerId| {
         let container = graph.container(*id);
         let elements = SymExpr::product(&container.shape).as_const().unwrap_or(0);

@@ -99,6 +99,10 @@ _UNIFORM = frozenset(
 )
 
 
+#: Losses whose targets may be class labels, of types that export does not look at.
+_CLASS_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward"})
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """One tensor that the program reads: where it comes from at a call."""
@@ -374,6 +378,12 @@ class _Writer:
             raise Refused.of_node(_source_node(functional.node), error) from error
 
     def _check_dtypes(self, functional: FunctionalNode) -> None:
+        target = functional.args.get("target")
+        if functional.target.split(".")[1] in _CLASS_LOSSES and isinstance(target, Ref):
+            dtype = target.value.dtype
+            if not (dtype in (torch.int64, torch.uint8) or dtype.is_floating_point):
+                error = CaptureError(f"{functional.target} takes no targets of type {dtype}")
+                raise Refused.of_node(_source_node(functional.node), error)
         if functional.target.split(".")[1] not in _UNIFORM:
             return
         refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]

@@ -21,9 +21,11 @@ from torch import fx
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from . import _dynamo_mends
 from ._capture import SOURCE, _module_path, _source
 from ._errors import (
     CaptureError,
@@ -57,6 +59,7 @@ _SETTINGS = {
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_numpy_random_stream": True,
+    "rewrite_assert_with_torch_assert": False,
 }
 
 #: Dictionaries of hooks that run around every module.
@@ -104,41 +107,10 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
-    _break_at_autograd_functions()
+    _dynamo_mends.apply(_is_ours)
 
 
 shorthaul._dynamo_backend_init = make_guards_complete
-
-
-@functools.cache
-def _break_at_autograd_functions() -> None:
-    """Lets graphs of ours end in front of custom autograd functions, which Python then runs.
-
-    Dynamo would trace both passes of such a function into the graph, where gradients that are
-    ``None``, second derivatives and its own errors differ from eager's. Other compilers' graphs
-    and those that must be whole stay as they are.
-    """
-    from torch._dynamo.exc import unimplemented
-    from torch._dynamo.variables.misc import AutogradFunctionVariable
-
-    methods = getattr(AutogradFunctionVariable, "tp_methods", {})
-    traced = methods.get("apply")
-    if not hasattr(traced, "handler"):
-        log.warning("this version of PyTorch traces custom autograd functions into graphs")
-        return
-
-    def apply(self, tx, args, kwargs):
-        if _is_ours(tx.output.compiler_fn) and not tx.one_graph:
-            unimplemented(
-                gb_type="custom autograd.Function",
-                context=str(self),
-                explanation="Python runs custom autograd functions between Shorthaul's regions.",
-                hints=[],
-            )
-        return original(self, tx, args, kwargs)
-
-    original = traced.handler
-    methods["apply"] = type(traced)(apply)
 
 
 def _is_ours(compiler) -> bool:
@@ -279,7 +251,9 @@ class _Attempt:
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
         region = Region(body, origins, flags, names, history, self.compiler)
-        with _entered(plan.ambient):
+        region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
+        # Tracing saves nothing for a backward pass that anybody runs.
+        with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
             inputs = [self._example(node) for node in plan.inputs]
             try:
                 region.prepare_for(inputs)

@@ -65,8 +65,20 @@ def _forward_results(program: Program, saved: torch.Tensor) -> list[torch.Tensor
     return [*outputs, _bytes(program, program.state_bytes), saved]
 
 
+def _refuse_freed(inputs: list[torch.Tensor], program: Program) -> None:
+    """A tensor whose storage somebody gave back has an address that is not its own."""
+    for tensor, spec in zip(inputs, program.inputs, strict=True):
+        end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if tensor.untyped_storage().nbytes() < end:
+            raise ShorthaulError(
+                f"the storage of `{spec.name}` {list(spec.shape)} was freed or made smaller than "
+                f"the tensor; give its memory back before the call"
+            )
+
+
 def _forward(inputs: list[torch.Tensor], program: int) -> list[torch.Tensor]:
     owner = _programs[program]
+    _refuse_freed(inputs, owner)
     # On a device the answer would have to be waited for; there, what lies outside reads NaN.
     if not owner.place.is_cuda:
         for position, bound in owner.bounds:
@@ -207,10 +219,16 @@ def _differentiate(ctx, grads):
         computed = torch.ops.shorthaul.backward(
             given, kept[:n_reads], kept[n_reads:], saved, ctx.handle
         )
+        # What no output with a gradient comes from gets none, not zeros.
+        reached = set()
+        for i, grad in enumerate(grads[: len(program.reaches)]):
+            if grad is not None:
+                reached |= program.reaches[i]
         for i, grad in zip(program.grad_inputs, computed, strict=True):
-            result[i] = grad
+            result[i] = grad if i in reached else None
         for i in program.zero_inputs:
-            result[i] = _empty(program, program.inputs[i]).zero_()
+            if i in reached:
+                result[i] = _empty(program, program.inputs[i]).zero_()
     return result, None
 
 

@@ -50,7 +50,7 @@ _METADATA_WRITES = frozenset(
 
 #: Methods that are about autograd or Python, not about elements.
 _TORCH_ONLY = frozenset(
-    "_get_data_attr backward data_ptr grad item numpy register_hook register_post_accumulate_grad_hook "
+    "_get_data_attr backward data_ptr grad item numpy one_hot register_hook register_post_accumulate_grad_hook "
     "retain_grad share_memory_ storage tolist untyped_storage".split()
 )
 
@@ -100,6 +100,8 @@ class RegionPlan:
     ambient: Ambient
     inputs: list[fx.Node] = field(default_factory=list)
     outputs: list[fx.Node] = field(default_factory=list)
+    #: Inputs that something behind the region writes in place.
+    written_later: list[fx.Node] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -231,6 +233,8 @@ class Split:
     def __init__(self, graph: fx.Graph, refused: Mapping[str, str]):
         self.graph = graph
         self.refused = refused
+        #: Storages of which some tensor needs a gradient.
+        self.with_history = {_storage(node) for node in graph.nodes if _needs_gradient(node)}
         #: Nodes that PyTorch runs, with the reason.
         self.torch_nodes: dict[fx.Node, str] = {}
         self.parts: list[fx.Node | RegionPlan] = []
@@ -272,6 +276,8 @@ class Split:
                 if reason == _NO_VALUE:
                     # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
                     depth += 1
+            if reason is None and self._writes_beside_autograd(node, ambient):
+                reason = "it writes to a tensor with a history without being part of it"
             if reason is None and depth:
                 reason = "PyTorch's state is changed before it"
             if node.target is _SET_GRAD:
@@ -290,6 +296,14 @@ class Split:
                     started = ambient
                 open_nodes[node] = None
         close()
+
+    def _writes_beside_autograd(self, node: fx.Node, ambient: Ambient) -> bool:
+        """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
+        operand = node.all_input_nodes[0] if node.all_input_nodes else None
+        writes = _is_in_place(node) or name_of(node) in ("setitem", "copy_")
+        if operand is None or not writes or _storage(operand) not in self.with_history:
+            return False
+        return ambient.grad is False or not _needs_gradient(operand)
 
     def _cut_behind_visible(self) -> None:
         """Ends a region behind a value that the caller sees and that later results come from.
@@ -333,7 +347,18 @@ class Split:
                     if arg not in inside:
                         inputs[arg] = None
             region.inputs = list(inputs)
+            region.written_later = self._written_behind(region)
             _Exposed(region).choose_outputs()
+
+    def _written_behind(self, region: RegionPlan) -> list[fx.Node]:
+        last = region.nodes[-1]
+        behind = False
+        written = set()
+        for node in self.graph.nodes:
+            if behind and (_is_in_place(node) or name_of(node) == "setitem"):
+                written |= {_storage(operand) for operand in node.all_input_nodes[:1]}
+            behind = behind or node is last
+        return [node for node in region.inputs if _storage(node) in written - {None}]
 
 
 def _needs_gradient(node: fx.Node) -> bool:

@@ -58,6 +58,8 @@ class Program:
     differentiable_user_outputs: list[int] = field(default_factory=list)
     #: Inputs whose gradient is zero everywhere, for which eager gives zeros rather than ``None``.
     zero_inputs: list[int] = field(default_factory=list)
+    #: Of each of the user's outputs, the inputs from which eager's autograd reaches it.
+    reaches: list[set[int]] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
     #: Operators of PyTorch's that a pass calls between its launches.
@@ -160,19 +162,27 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
         for name, shape, dtype in native.outputs
     ]
     program = Program(captured, native, inputs, outputs, native.uses_seed, place)
-    read = _differentiably_read(captured.document)
+    reached = [
+        _differentiably_read(captured.document, document_output["value"])
+        for document_output, output in zip(
+            captured.document["outputs"], captured.outputs, strict=True
+        )
+        if output.kind == "user"
+    ]
     names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
+    program.reaches = [{i for i, name in enumerate(names) if name in read} for read in reached]
+    every = set().union(*program.reaches)
     program.zero_inputs = [
         i
-        for i, (name, wanted) in enumerate(zip(names, fed, strict=True))
-        if wanted and name in read and i not in program.grad_inputs
+        for i, wanted in enumerate(fed)
+        if wanted and i in every and i not in program.grad_inputs
     ]
     return program
 
 
-def _differentiably_read(document: dict) -> set[str]:
+def _differentiably_read(document: dict, output: str) -> set[str]:
     """Inputs from which eager's autograd reaches an output, though the slope may be zero."""
-    reached = {output["value"] for output in document["outputs"] if output["kind"] == "user"}
+    reached = {output}
     for node in reversed(document["nodes"]):
         passes = node["target"] != "aten.detach.default" and any(
             value and value["name"] in reached and "float" in value["dtype"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensorMode
 
 from . import _autocast, _native, _operators
@@ -42,6 +43,8 @@ class Region:
     ):
         #: Of each input, whether it needs a gradient when the graph has run.
         self.gains_history = gains_history
+        #: Positions of inputs that something behind the region writes in place.
+        self.written_later: set[int] = set()
         #: What messages call the inputs.
         self.input_names = input_names
         #: PyTorch's way to compute the same.
@@ -79,7 +82,8 @@ class Region:
             if not self._is_wanted(key):
                 return None
             try:
-                call = self.compile(inputs)
+                with _disable_saved_tensors_hooks_during_tracing():
+                    call = self.compile(inputs)
             except ToolchainError:
                 raise
             except (Unsupported, CaptureError, CompileError, InputError) as error:
@@ -155,7 +159,9 @@ class Region:
             error.nodes = _nodes_of(captured, error)
             raise
         self.owner.n_programs += 1
-        return Call(captured, program, self.requires_grad, any(requires_grad))
+        call = Call(captured, program, self.requires_grad, any(requires_grad))
+        call.keep(self.written_later)
+        return call
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:
         """A write that becomes part of autograd's graph is PyTorch's."""
@@ -296,6 +302,12 @@ class Call:
             for i, spec in enumerate(self.specs)
             if i in program.backward_reads and spec.user_idx in self.written
         ]
+
+    def keep(self, written_later: set[int]) -> None:
+        """Also copies inputs that are written before the backward pass reads them."""
+        reads = set(self.program.backward_reads)
+        later = {i for i, spec in enumerate(self.specs) if spec.user_idx in written_later}
+        self.kept = sorted({*self.kept, *(later & reads)})
 
     def __call__(self, region: Region, inputs):
         for recorder in _recorders:

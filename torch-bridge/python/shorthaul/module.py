@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     InternalTorchDynamoError,
@@ -83,6 +84,8 @@ def module(
 
 
 def _wrap(model: nn.Module, options: Options) -> nn.Module:
+    if isinstance(model, OptimizedModule):
+        model = model._orig_mod
     if isinstance(model, torch.jit.ScriptModule) or not isinstance(model, nn.Module):
         raise TypeError(
             f"shorthaul.module takes an nn.Module (not scripted) or a class of them, not "
@@ -223,6 +226,8 @@ class Runner:
             if any(_is_uninitialized(child) for child in owner.modules()):
                 # What a lazy module makes of its first inputs is made by Python alone.
                 return self.forward(owner, *args, **kwargs)
+        if any(map(_is_subclass, args)) or any(map(_is_subclass, kwargs.values())):
+            return self.forward(owner, *args, **kwargs)
         try:
             with _working():
                 return self.optimized(owner, *args, **kwargs)
@@ -230,6 +235,15 @@ class Runner:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None
             raise
+
+
+def _is_subclass(value: Any) -> bool:
+    """Whether a tensor's own class says what operators do with it."""
+    kind = type(value)
+    return kind not in _PLAIN and issubclass(kind, torch.Tensor)
+
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 def _is_uninitialized(child: nn.Module) -> bool:

@@ -1,0 +1,138 @@
+"""What Dynamo traces without seeing all that eager sees, and how graphs of Shorthaul's avoid it.
+
+Owns changes of Dynamo's own classes, each for one construct: the graph breaks in front of it, or a
+guard is added. They act only while a graph of Shorthaul's is captured; other compilers' graphs stay
+as they are. A version of PyTorch without the place that a mend changes is named in the log.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import types
+from collections.abc import Callable
+
+import torch
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
+from torch._dynamo.variables import builder, builtin, misc, object_protocol
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+log = logging.getLogger("shorthaul")
+
+#: Functions of ``random.Random`` whose results Dynamo would bake into the graph.
+_BAKED = ("shuffle", "sample", "getstate", "setstate", "seed")
+
+
+@functools.cache
+def apply(is_ours: Callable[[object], bool]) -> None:
+    """Makes every change once; ``is_ours`` tells whether a compiler of Dynamo's is Shorthaul's."""
+    mends = (
+        _break_at_autograd_functions,
+        _break_at_baked_random_numbers,
+        _break_at_values_that_are_not_put_back,
+        _guard_inlined_functions,
+        _guard_identity,
+    )
+    for mend in mends:
+        try:
+            mend(is_ours)
+        except (AttributeError, KeyError, TypeError) as error:
+            log.warning("this PyTorch has no place for %s: %s", mend.__name__, error)
+
+
+def _is_capturing(is_ours, translator=None) -> bool:
+    """Whether the graph that is being captured is Shorthaul's and may break."""
+    translator = translator or InstructionTranslator.current_tx()
+    return is_ours(translator.output.compiler_fn)
+
+
+def _stop(what: str, why: str) -> None:
+    unimplemented(gb_type=what, context="", explanation=f"Python runs it: {why}", hints=[])
+
+
+def _replace_method(methods: dict, name: str, is_ours, what: str, why: str) -> None:
+    traced = methods[name]
+    original = traced.handler
+
+    def handler(self, tx, args, kwargs):
+        if _is_capturing(is_ours, tx) and not tx.one_graph:
+            _stop(what, why)
+        return original(self, tx, args, kwargs)
+
+    methods[name] = type(traced)(handler)
+
+
+def _break_at_autograd_functions(is_ours) -> None:
+    """Gradients that are ``None``, second derivatives and errors of such functions are eager's."""
+    _replace_method(
+        misc.AutogradFunctionVariable.tp_methods,
+        "apply",
+        is_ours,
+        "custom autograd.Function",
+        "its backward pass is Python",
+    )
+
+
+def _break_at_baked_random_numbers(is_ours) -> None:
+    for name in _BAKED:
+        if name in misc.RandomVariable.tp_methods:
+            what = f"random.{name}"
+            _replace_method(
+                misc.RandomVariable.tp_methods, name, is_ours, what, "a graph would repeat it"
+            )
+
+
+def _break_at_values_that_are_not_put_back(is_ours) -> None:
+    original = builder.VariableBuilder._wrap
+
+    def wrap(self, value):
+        if _is_capturing(is_ours):
+            if isinstance(value, collections.deque) and value.maxlen is not None:
+                _stop("deque with maxlen", "a graph would let it grow")
+            if type(value) is types.GeneratorType:
+                _stop("generator from outside", "its steps cannot be put back")
+            if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
+                _stop("dictionary with tensors as keys", "no guard sees its keys")
+        return original(self, value)
+
+    builder.VariableBuilder._wrap = wrap
+
+
+def _guard_inlined_functions(is_ours) -> None:
+    """A function or method that is replaced by another one is another graph."""
+    original = InliningInstructionTranslator.build_inline_tracer
+
+    def build_inline_tracer(parent, func, *more, **kwargs):
+        inner = getattr(func, "im_func", func)
+        source = getattr(inner, "source", None)
+        if source is not None and _is_capturing(is_ours, parent):
+            function = inner.get_function() if hasattr(inner, "get_function") else None
+            own = isinstance(function, types.FunctionType)
+            if own and not (function.__module__ or "").startswith("torch"):
+                install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+        return original(parent, func, *more, **kwargs)
+
+    InliningInstructionTranslator.build_inline_tracer = staticmethod(build_inline_tracer)
+
+
+def _guard_identity(is_ours) -> None:
+    """What ``a is b`` decides holds for these two objects."""
+    original = builtin.vt_identity_compare
+
+    def vt_identity_compare(left, right):
+        result = original(left, right)
+        both = (left, right)
+        if result is not None and _is_capturing(is_ours):
+            for side in both:
+                is_object = isinstance(side, UserDefinedObjectVariable)
+                if is_object and side.source is not None and not any(v.is_tensor() for v in both):
+                    install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
+        return result
+
+    builtin.vt_identity_compare = object_protocol.vt_identity_compare = vt_identity_compare
+
+
+__all__ = ["apply"]
