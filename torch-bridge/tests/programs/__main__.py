@@ -14,7 +14,8 @@ import logging
 import sys
 from collections.abc import Iterator
 
-import torch._dynamo  # noqa: F401  (before any fork, so that children share it)
+import conftest  # noqa: F401  (finds Shorthaul where it is not installed)
+import torch._dynamo  # before any fork, so that children share it
 
 from .registry import THEMES, Program, programs
 from .run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, Outcome, run_here, run_isolated
@@ -31,7 +32,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--limit", type=int, default=60, help="seconds a program may take")
-    parser.add_argument("--all", action="store_true", help="list the programs that are the same too")
+    parser.add_argument(
+        "--all", action="store_true", help="list the programs that are the same too"
+    )
     parser.add_argument("--slowest", type=int, default=0, help="list the N that took longest")
     parser.add_argument("--json", help="write the outcomes to this file")
     parser.add_argument("--list", action="store_true", help="print the names and stop")

@@ -427,7 +427,10 @@ def storage_offset_is_seen(wrap):
 
 @program
 def lazily_conjugated_input(wrap):
-    m, x = wrap(lambda x: torch.view_as_real(x.resolve_conj()) * 2), torch.randn(3, dtype=torch.cfloat)
+    m, x = (
+        wrap(lambda x: torch.view_as_real(x.resolve_conj()) * 2),
+        torch.randn(3, dtype=torch.cfloat),
+    )
     return [m(x), m(x.conj())]
 
 

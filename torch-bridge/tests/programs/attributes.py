@@ -1,4 +1,4 @@
-"""Programs in which attributes of a module change: tensors, numbers, flags, lists, flags of mode."""
+"""Programs in which attributes of a module change: tensors, numbers, flags, lists, modes."""
 
 import torch
 from torch import nn

@@ -22,7 +22,7 @@ TOLERANCES = {
     torch.complex128: 2e-12,
 }
 # The magnitude below which a tensor's numbers count as what is left of larger ones that cancelled.
-SMALLEST_SCALE = 0.1
+SMALLEST_SCALE = 0.5
 
 
 class Refused(Exception):
@@ -61,9 +61,7 @@ def differences(expected: Any, found: Any, slack: float = 1.0, place: str = "res
         return [] if same else [f"{place}: {expected} became {found}"]
     else:
         return [] if expected == found else [f"{place}: {expected!r} became {found!r}"]
-    return [
-        line for key, v, w in pairs for line in differences(v, w, slack, f"{place}[{key}]")
-    ]
+    return [line for key, v, w in pairs for line in differences(v, w, slack, f"{place}[{key}]")]
 
 
 def _error_differences(expected: Raised, found: Any, place: str) -> list[str]:
@@ -119,7 +117,9 @@ def _first_line(error: BaseException) -> str:
 
 def _short_numbers(tensor: torch.Tensor) -> str:
     numbers = tensor.flatten()
-    shown = ", ".join(str(n) if not isinstance(n, float) else f"{n:.5g}" for n in numbers[:4].tolist())
+    shown = ", ".join(
+        str(n) if not isinstance(n, float) else f"{n:.5g}" for n in numbers[:4].tolist()
+    )
     return f"({shown}{', …' if numbers.numel() > 4 else ''})"
 
 

@@ -357,7 +357,9 @@ def needs_input_grad(wrap):
 
         @staticmethod
         def backward(ctx, gradient):
-            return tuple(gradient * (k + 2) if n else None for k, n in enumerate(ctx.needs_input_grad))
+            return tuple(
+                gradient * (k + 2) if n else None for k, n in enumerate(ctx.needs_input_grad)
+            )
 
     m = wrap(lambda x, w: Watch.apply(x, w))
     return [step(m, randn(3, grad=a), randn(3, grad=b)) for a, b in ((1, 1), (0, 1), (1, 0))]

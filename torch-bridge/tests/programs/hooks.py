@@ -163,7 +163,7 @@ def post_accumulate_hook_steps_optimizer(wrap):
 def prehook_of_output_node(wrap):
     m, x, seen = wrap(lambda x: x * x), randn(3), []
     out = m(x)
-    out.grad_fn.register_prehook(lambda gs: seen.append(len(gs)))
+    out.grad_fn.register_prehook(lambda gs: seen.append(gs[0].sum().item()))
     weighted(out).backward()
     return [x.grad, seen]
 
@@ -270,6 +270,19 @@ def gradient_set_by_caller(wrap):
     model.weight.grad = torch.ones(3, 3)
     weighted(wrap(model)(torch.randn(2, 3))).backward()
     return gradients(model)
+
+
+@program
+def history_of_intermediate_is_seen_in_forward(wrap):
+    seen = []
+
+    def forward(x):
+        y = x * 2
+        seen.append((y.grad_fn is None, y.is_leaf, y.requires_grad))
+        return y
+
+    m = wrap(forward)
+    return [step(m, randn(3)), step(m, randn(3, grad=False)), seen]
 
 
 @program

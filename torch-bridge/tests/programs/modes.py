@@ -312,7 +312,10 @@ def model_on_meta_device(wrap):
     with torch.device("meta"):
         model = nn.Linear(3, 2)
         x = torch.randn(4, 3)
-    return raises(lambda: tuple(wrap(model)(x).shape))
+    m = wrap(model)
+    first = raises(lambda: tuple(m(x).shape))
+    model.to_empty(device="cpu").load_state_dict(nn.Linear(3, 2).state_dict())
+    return [first, training(model, m, randn(4, 3))]
 
 
 @program
@@ -360,7 +363,7 @@ def anomaly_detection_finds_nan(wrap):
         with torch.autograd.detect_anomaly():
             m(randn(3)).sum().backward()
 
-    return raises(run)
+    return [raises(run), step(m, torch.zeros(3))]
 
 
 @program

@@ -182,13 +182,21 @@ def view_of_intermediate_written(wrap):
 
 @program
 def intermediate_saved_for_backward_written(wrap):
+    """Eager has lost the number that exp saved; a compiler may have kept it, and then be right."""
+
     def forward(x):
         y = x.exp()
         z = y * 2
         y.add_(1)
         return z + y
 
-    return raises(step, wrap(forward), randn(3))
+    m, x = wrap(forward), randn(3)
+    try:
+        m(x).sum().backward()
+    except RuntimeError:
+        return "an error or the right gradient"
+    right = torch.allclose(x.grad, 3 * x.detach().exp())
+    return "an error or the right gradient" if right else x.grad
 
 
 @program

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -25,7 +26,37 @@ def _shift(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(call: Callable, memory: dict) -> Callable:
-    return lambda *args, **kwargs: _each_tensor(_shift, call(*args, **kwargs))
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        if result is None or isinstance(result, np.ndarray | np.generic):
+            return torch.zeros(())
+        return _each_tensor(_shift, result)
+
+    return shifted
+
+
+def _apart(call: Callable, memory: dict) -> Callable:
+    """The arguments are copies, so that nothing that is written to them is seen."""
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _each_tensor(torch.clone, (args, kwargs))
+        return call(*args, **kwargs)
+
+    return copied
+
+
+def _unshared(model: Any) -> Any:
+    """The parameters are copies that still learn, so that later writes to them are not seen."""
+    if not isinstance(model, nn.Module):
+        return model
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        copies = {name: p.clone() for name, p in self.named_parameters()}
+        return torch.func.functional_call(model, copies, args, kwargs)
+
+    twin = object.__new__(type(type(model).__name__, (type(model),), {"__call__": call}))
+    object.__setattr__(twin, "__dict__", model.__dict__)
+    return twin
 
 
 def _detached(call: Callable, memory: dict) -> Callable:
@@ -103,5 +134,7 @@ PERTURBED: dict[str, Callable] = {
     "stale": _perturbed(_stale),
     "twice": _perturbed(_twice),
     "silent": _perturbed(_silent),
+    "apart": _perturbed(_apart),
+    "unshared": _unshared,
     "hookless": _hookless,
 }

@@ -1,7 +1,7 @@
 """The list of programs and the words that programs are written with.
 
-A program is a function of ``wrap``, which is the identity in eager PyTorch. It builds a model, wraps
-it, runs it, and returns what a user could observe.
+A program is a function of ``wrap``, which is the identity in eager PyTorch. It builds a model,
+wraps it, runs it, and returns what a user could observe.
 """
 
 from __future__ import annotations

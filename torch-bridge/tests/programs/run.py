@@ -6,12 +6,15 @@ Owns the restoring of global state, the time limit and processes of their own. N
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import random
 import select
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -189,3 +192,20 @@ def run_isolated(
             if time.monotonic() - child.began > 2 * seconds + 10:
                 del running[pipe]
                 yield _finish(child, HUNG, f"no answer after {2 * seconds + 10} s")
+
+
+def run_in_fresh_interpreter(
+    chosen: list[Program], wrap_name: str, seconds: int = 60
+) -> list[Outcome]:
+    """Runs each program in a fork of an interpreter that has not started a thread yet."""
+    if not chosen:
+        return []
+    names = [program.full_name for program in chosen]
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "outcomes.json")
+        command = [sys.executable, "-m", __package__, *names, "--isolated", "--json", path]
+        command += ["--wrap", wrap_name, "--limit", str(seconds)]
+        tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        subprocess.run(command, cwd=tests, stdout=subprocess.DEVNULL, check=False)
+        with open(path) as file:
+            return [Outcome(**fields) for fields in json.load(file)]

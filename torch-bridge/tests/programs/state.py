@@ -8,11 +8,9 @@ import functools
 import io
 import itertools
 import os
-import random
 import types
 import warnings
 
-import numpy as np
 import torch
 from torch import nn
 
