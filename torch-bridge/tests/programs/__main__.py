@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
         "--dynamo", action="append", default=[], metavar="NAME=VALUE", help="torch._dynamo.config"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--limit", type=int, default=60, help="seconds a program may take")
+    parser.add_argument("--limit", type=int, default=120, help="seconds a program may take")
     parser.add_argument(
         "--all", action="store_true", help="list the programs that are the same too"
     )

@@ -53,9 +53,8 @@ def true_division_by_zero(wrap):
 
 @program
 def smallest_integer_divided_by_minus_one(wrap):
-    """Eager's own answer for 64 bits is a crash in some versions, so only what does not divide."""
-    m = wrap(lambda a: (-a, a.abs(), a * -1, a - 1))
-    return m(torch.tensor([INT_MIN, INT_MIN + 1, -1]))
+    m = wrap(lambda a, b: (a // b, a % b, -a, a.abs(), a * b, a - 1))
+    return m(torch.tensor([INT_MIN, INT_MIN + 1, -1]), torch.tensor([-1, -1, -1]))
 
 
 @program

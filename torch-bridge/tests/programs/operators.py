@@ -278,7 +278,7 @@ def choices(wrap):
             torch.addcdiv(x, x, y + 5),
             x.copysign(y),
             torch.nextafter(x, y),
-            x.heaviside(y),
+            x.detach().heaviside(y.detach()),
             torch.logaddexp(x, y),
             torch.dist(x, y),
             torch.cross(x, y, dim=-1),

@@ -557,6 +557,21 @@ def gradient_of_zero_sized_parameter(wrap):
 
 
 @program
+def storage_of_weight_freed_and_given_back(wrap):
+    """As sharded training does between uses."""
+    model = nn.Linear(3, 3)
+    m, held = wrap(model), model.weight.detach().clone()
+    first = training(model, m, randn(2, 3))
+    storage = model.weight.untyped_storage()
+    storage.resize_(0)
+    freed = raises(m, torch.ones(2, 3))
+    storage.resize_(36)
+    with torch.no_grad():
+        model.weight.copy_(held)
+    return [first, freed, training(model, m, randn(2, 3))]
+
+
+@program
 def zero_gradients_in_place_or_none(wrap):
     model = nn.Linear(3, 3)
     m, seen = wrap(model), []

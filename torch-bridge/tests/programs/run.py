@@ -98,7 +98,7 @@ def observed(program: Program, wrap: Callable) -> Any:
         return observe(program.run(wrap))
 
 
-def run_here(program: Program, wrap_name: str, seconds: int = 60) -> Outcome:
+def run_here(program: Program, wrap_name: str, seconds: int = 120) -> Outcome:
     """Runs ``program`` in this process, in eager first."""
     began = time.monotonic()
 
@@ -141,7 +141,7 @@ class Child:
     received: bytes = b""
 
 
-def start_child(program: Program, wrap_name: str, seconds: int = 60) -> Child:
+def start_child(program: Program, wrap_name: str, seconds: int = 120) -> Child:
     """Forks a process for ``program``; this process must not have started threads."""
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -173,7 +173,7 @@ def _finish(child: Child, kind: str | None, reason: str = "") -> Outcome:
 
 
 def run_isolated(
-    chosen: list[Program], wrap_name: str, jobs: int = 2, seconds: int = 60
+    chosen: list[Program], wrap_name: str, jobs: int = 2, seconds: int = 120
 ) -> Iterator[Outcome]:
     """Runs each program in a process of its own, ``jobs`` at a time."""
     waiting, running = list(chosen), {}
@@ -195,7 +195,7 @@ def run_isolated(
 
 
 def run_in_fresh_interpreter(
-    chosen: list[Program], wrap_name: str, seconds: int = 60
+    chosen: list[Program], wrap_name: str, seconds: int = 120
 ) -> list[Outcome]:
     """Runs each program in a fork of an interpreter that has not started a thread yet."""
     if not chosen:

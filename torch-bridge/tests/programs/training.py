@@ -119,7 +119,7 @@ def batches_whose_last_is_smaller(wrap):
 
 @program(slack=20)
 def training_resumed_from_checkpoint(wrap):
-    model = nn.Sequential(_mlp(), nn.BatchNorm1d(2))
+    model = nn.Sequential(nn.BatchNorm1d(4), _mlp())
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     m = wrap(model)
     _steps(m, optimizer, 3)
