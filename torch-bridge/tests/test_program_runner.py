@@ -10,7 +10,7 @@ from programs import facts
 from programs.compare import Refused, differences
 from programs.perturb import PERTURBED
 from programs.registry import Program, programs
-from programs.run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, run_here, run_isolated
+from programs.run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, run_here, run_in_children
 from shorthaul import OutOfRange, ShorthaulError
 
 
@@ -107,7 +107,7 @@ def test_errors_compare_by_kind():
         differences(facts.observe(1.0), error(ShorthaulError("cannot")))
 
 
-def test_outcomes_of_a_process_of_its_own():
+def test_a_crash_or_a_hang_costs_one_program():
     def crash(wrap):
         if wrap.__name__ != "eager":
             import os
@@ -126,6 +126,11 @@ def test_outcomes_of_a_process_of_its_own():
             raise ShorthaulError("cannot")
         return 1
 
-    made = [_program(run) for run in (crash, hang, refuse)]
-    ended = {outcome.program: outcome.kind for outcome in run_isolated(made, "shifted", 1, 1)}
-    assert ended == {"test.crash": CRASHED, "test.hang": HUNG, "test.refuse": REFUSED}
+    def behave(wrap):
+        return 1
+
+    made = [_program(run) for run in (crash, hang, refuse, behave)]
+    expected = {"crash": CRASHED, "hang": HUNG, "refuse": REFUSED, "behave": SAME}
+    for at_most in (1, 4):
+        ended = run_in_children(made, "shifted", 1, 1, at_most)
+        assert {one.program.removeprefix("test."): one.kind for one in ended} == expected

@@ -18,7 +18,7 @@ import conftest  # noqa: F401  (finds Shorthaul where it is not installed)
 import torch._dynamo  # before any fork, so that children share it
 
 from .registry import THEMES, Program, programs
-from .run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, Outcome, run_here, run_isolated
+from .run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, Outcome, run_here, run_in_children
 from .wraps import WRAPS
 
 
@@ -27,6 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("filter", nargs="*", help="names like aliasing.* or *hook*; default all")
     parser.add_argument("--wrap", choices=WRAPS, default="module")
     parser.add_argument("--isolated", action="store_true", help="one process for each program")
+    parser.add_argument("--here", action="store_true", help="all in this process, for a debugger")
     parser.add_argument(
         "--dynamo", action="append", default=[], metavar="NAME=VALUE", help="torch._dynamo.config"
     )
@@ -54,12 +55,11 @@ def _chosen(patterns: list[str]) -> list[Program]:
 
 
 def outcomes(chosen: list[Program], arguments: argparse.Namespace) -> Iterator[Outcome]:
-    """The outcome of each program; those that need a process of their own come first."""
-    alone = [one for one in chosen if arguments.isolated or one.alone]
-    yield from run_isolated(alone, arguments.wrap, arguments.jobs, arguments.limit)
-    for one in chosen:
-        if one not in alone:
-            yield run_here(one, arguments.wrap, arguments.limit)
+    """The outcome of each program, as they end."""
+    if arguments.here:
+        return (run_here(one, arguments.wrap, arguments.limit) for one in chosen)
+    at_most = 1 if arguments.isolated else 25
+    return run_in_children(chosen, arguments.wrap, arguments.jobs, arguments.limit, at_most)
 
 
 def _print_summary(ended: list[Outcome], arguments: argparse.Namespace) -> None:

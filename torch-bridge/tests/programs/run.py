@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import random
 import select
 import signal
@@ -131,79 +130,98 @@ def _where(error: BaseException) -> str:
 
 
 @dataclass
-class Child:
-    """A process that runs one program."""
+class _Child:
+    """A process that runs programs one after the other and writes their outcomes to a pipe."""
 
-    program: Program
+    waiting: list[Program]
     pid: int
     pipe: int
     began: float
     received: bytes = b""
 
+    def take_outcomes(self) -> list[Outcome]:
+        """The outcomes that have arrived whole, one line each."""
+        *lines, self.received = self.received.split(b"\n")
+        for _ in lines:
+            del self.waiting[0]
+            self.began = time.monotonic()
+        return [Outcome(**json.loads(line)) for line in lines]
 
-def start_child(program: Program, wrap_name: str, seconds: int = 120) -> Child:
-    """Forks a process for ``program``; this process must not have started threads."""
+
+def _start_child(batch: list[Program], wrap_name: str, seconds: int) -> _Child:
+    """Forks a process for ``batch``; this process must not have started threads."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         os.close(writer)
-        return Child(program, pid, reader, time.monotonic())
+        return _Child(list(batch), pid, reader, time.monotonic())
     os.close(reader)
     os.setpgid(0, 0)
-    outcome = run_here(program, wrap_name, seconds)
-    with os.fdopen(writer, "wb") as pipe:
-        pickle.dump(outcome, pipe)
+    for program in batch:
+        outcome = run_here(program, wrap_name, seconds)
+        os.write(writer, json.dumps(vars(outcome)).encode() + b"\n")
     os._exit(0)
 
 
-def _finish(child: Child, kind: str | None, reason: str = "") -> Outcome:
+def _end_child(child: _Child, reason: str | None = None) -> Outcome | None:
+    """Waits for the end of a process; the outcome of the program that it did not finish."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     os.close(child.pipe)
     _, status = os.waitpid(child.pid, 0)
-    if kind is None and child.received:
-        return pickle.loads(child.received)
-    took = time.monotonic() - child.began
-    if kind is None:
+    if not child.waiting:
+        return None
+    program = child.waiting.pop(0)
+    kind = CRASHED if reason is None else HUNG
+    if reason is None:
         code = os.waitstatus_to_exitcode(status)
         reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    return Outcome(child.program.full_name, kind or CRASHED, (reason,), took)
+    return Outcome(program.full_name, kind, (reason,), time.monotonic() - child.began)
 
 
-def run_isolated(
-    chosen: list[Program], wrap_name: str, jobs: int = 2, seconds: int = 120
+def run_in_children(
+    chosen: list[Program], wrap_name: str, jobs: int = 2, seconds: int = 120, at_most: int = 25
 ) -> Iterator[Outcome]:
-    """Runs each program in a process of its own, ``jobs`` at a time."""
-    waiting, running = list(chosen), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            child = start_child(waiting.pop(0), wrap_name, seconds)
+    """Runs programs in forked processes, ``jobs`` at a time, ``at_most`` programs in each.
+
+    A process that crashes or hangs costs one program; the next process goes on after it.
+    """
+    together = [program for program in chosen if not program.alone]
+    batches = [[program] for program in chosen if program.alone]
+    batches += [together[k : k + at_most] for k in range(0, len(together), at_most)]
+    running: dict[int, _Child] = {}
+    while batches or running:
+        while batches and len(running) < jobs:
+            child = _start_child(batches.pop(0), wrap_name, seconds)
             running[child.pipe] = child
         ready, _, _ = select.select(list(running), [], [], 0.5)
-        for pipe in ready:
-            data = os.read(pipe, 1 << 16)
-            running[pipe].received += data
-            if not data:
-                yield _finish(running.pop(pipe), None)
         for pipe, child in list(running.items()):
             # Eager's run counts too, and the child's own limit comes first.
-            if time.monotonic() - child.began > 2 * seconds + 10:
+            late = time.monotonic() - child.began > 2 * seconds + 10
+            data = os.read(pipe, 1 << 16) if pipe in ready else b""
+            child.received += data
+            yield from child.take_outcomes()
+            if late or (pipe in ready and not data):
                 del running[pipe]
-                yield _finish(child, HUNG, f"no answer after {2 * seconds + 10} s")
+                unfinished = _end_child(
+                    child, f"no answer in {2 * seconds + 10} s" if late else None
+                )
+                if unfinished is not None:
+                    yield unfinished
+                if child.waiting:
+                    batches.insert(0, child.waiting)
 
 
 def run_in_fresh_interpreter(
     chosen: list[Program], wrap_name: str, seconds: int = 120
 ) -> list[Outcome]:
-    """Runs each program in a fork of an interpreter that has not started a thread yet."""
-    if not chosen:
-        return []
+    """Runs programs in forks of an interpreter that has not started a thread yet."""
     names = [program.full_name for program in chosen]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "outcomes.json")
-        command = [sys.executable, "-m", __package__, *names, "--isolated", "--json", path]
+        command = [sys.executable, "-m", __package__, *names, "--json", path]
         command += ["--wrap", wrap_name, "--limit", str(seconds)]
         tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         subprocess.run(command, cwd=tests, stdout=subprocess.DEVNULL, check=False)
