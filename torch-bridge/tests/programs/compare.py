@@ -32,7 +32,9 @@ class Refused(Exception):
 def is_own(error: BaseException) -> bool:
     """Whether Shorthaul raised this error on purpose, at whatever depth."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    return "ShorthaulError" in names
+    # Dynamo wraps what a backend raises.
+    inner = getattr(error, "inner_exception", None)
+    return "ShorthaulError" in names or (inner is not None and is_own(inner))
 
 
 def differences(expected: Any, found: Any, slack: float = 1.0, place: str = "result") -> list[str]:
