@@ -1,0 +1,298 @@
+"""Programs with integers, booleans, bits, out-of-range indices and division by zero."""
+
+import torch
+from torch import nn
+
+from .facts import observe, raises, randn, step
+from .registry import program
+
+INT_MIN = torch.iinfo(torch.int64).min
+
+
+@program
+def division_by_zero(wrap):
+    m = wrap(lambda a, b: a // b)
+    return [
+        raises(m, torch.tensor([4, 5]), torch.tensor([2, 0])),
+        m(torch.tensor(7), torch.tensor(2)),
+    ]
+
+
+@program
+def division_by_zero_of_short_integers(wrap):
+    m, seen = wrap(lambda a, b: torch.div(a, b, rounding_mode="trunc")), []
+    for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        one, zero = torch.ones(2, dtype=dtype), torch.zeros(2, dtype=dtype)
+        seen.append([raises(m, one, zero), m(one, one)])
+    return seen
+
+
+@program
+def remainder_by_zero(wrap):
+    m = wrap(lambda a, b: a % b)
+    return [
+        raises(m, torch.tensor([4, 5]), torch.tensor([2, 0])),
+        m(torch.tensor(-7), torch.tensor(3)),
+    ]
+
+
+@program
+def fmod_by_zero(wrap):
+    m = wrap(lambda a, b: torch.fmod(a, b))
+    return [
+        raises(m, torch.tensor([4]), torch.tensor([0])),
+        m(torch.tensor([-7]), torch.tensor([3])),
+    ]
+
+
+@program
+def true_division_by_zero(wrap):
+    m = wrap(lambda a, b: (a / b, a.float() // b, a.float() % b, torch.fmod(a.float(), b)))
+    return m(torch.tensor([4, 0, -3, 7]), torch.tensor([0, 0, 0, 2]))
+
+
+@program
+def smallest_integer_divided_by_minus_one(wrap):
+    m = wrap(lambda a, b: (a // b, a % b, -a, a.abs(), a * b, a - 1))
+    return m(torch.tensor([INT_MIN, INT_MIN + 1, -1]), torch.tensor([-1, -1, -1]))
+
+
+@program
+def smallest_short_integer_divided_by_minus_one(wrap):
+    m, seen = wrap(lambda a, b: (a // b, a % b, a * b)), []
+    for dtype in (torch.int8, torch.int16):
+        low = torch.tensor([torch.iinfo(dtype).min, 7], dtype=dtype)
+        seen.append(m(low, torch.tensor([-1, -1], dtype=dtype)))
+    return seen
+
+
+@program
+def integers_wrap(wrap):
+    m, seen = wrap(lambda a, b: (a + b, a - b, a * b, -a, a**2)), []
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        info = torch.iinfo(dtype)
+        a = torch.tensor([info.max, info.min, 3], dtype=dtype)
+        seen.append(m(a, torch.tensor([info.max, 1, 5], dtype=dtype)))
+    return seen
+
+
+@program
+def floor_and_remainder_of_negatives(wrap):
+    m = wrap(lambda a, b: (a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")))
+    a, b = torch.tensor([7, -7, 7, -7]), torch.tensor([2, 2, -2, -2])
+    return [m(a, b), m(a.float(), b.float()), m(a.int(), b.int())]
+
+
+@program
+def bits(wrap):
+    m = wrap(lambda a, b: (a & b, a | b, a ^ b, ~a, a << 2, a >> 1))
+    a, b = torch.tensor([5, -3, 1 << 40]), torch.tensor([3, 6, -1])
+    return [m(a, b), raises(m, a > 0, b > 0)]
+
+
+@program
+def shifts_by_tensors(wrap):
+    m = wrap(lambda a, n: (a << n, a >> n))
+    return m(torch.tensor([1, -8, 5]), torch.tensor([3, 1, 0]))
+
+
+@program
+def booleans(wrap):
+    def forward(a, b):
+        return (
+            a & b,
+            a | b,
+            ~a,
+            a ^ b,
+            a.any(),
+            a.all(),
+            a.sum(),
+            a * b,
+            a + b,
+            a.logical_not(),
+            a < b,
+        )
+
+    return wrap(forward)(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
+
+
+@program
+def boolean_subtraction_is_refused(wrap):
+    return raises(wrap(lambda a, b: a - b), torch.tensor([True]), torch.tensor([False]))
+
+
+@program
+def integer_sums_and_products(wrap):
+    m = wrap(
+        lambda x: (
+            x.sum(),
+            x.prod(),
+            x.cumsum(0),
+            x.max(0),
+            x.float().mean(),
+            x.sum(dtype=torch.int32),
+        )
+    )
+    return [m(torch.tensor([3, 1, 4, 1])), m(torch.tensor([200, 100], dtype=torch.uint8))]
+
+
+@program
+def mean_of_integers_is_refused(wrap):
+    return raises(wrap(lambda x: x.mean()), torch.arange(3))
+
+
+@program
+def large_integers_keep_their_digits(wrap):
+    m = wrap(lambda x: (x + 1, x // 3, x % 1000, x.float(), x.double(), (x * 1.0), x == x + 1))
+    return m(torch.tensor([2**53 + 1, 2**24 + 1, -(2**60)]))
+
+
+@program
+def powers(wrap):
+    m = wrap(lambda x, n: (x**n, x**2, x**-1.0, 2**n, x**0.5))
+    return [
+        m(torch.tensor([1.0, 2.0, -3.0]), torch.tensor([2, 3, 0])),
+        m(torch.rand(2), torch.ones(2)),
+    ]
+
+
+@program
+def integer_to_negative_power_is_refused(wrap):
+    m = wrap(lambda x: x**-1)
+    return [raises(m, torch.tensor([2, 4])), m(torch.tensor([2.0, 4.0]))]
+
+
+@program
+def index_out_of_range(wrap):
+    m, x = wrap(lambda x, i: x[i]), torch.randn(4)
+    return [raises(m, x, torch.tensor([1, k])) for k in (3, 4, -4, -5, 100)]
+
+
+@program
+def number_index_out_of_range(wrap):
+    m, x = wrap(lambda x, k: x[k] * 2), torch.randn(4)
+    return [raises(m, x, k) for k in (0, 3, 4, -4, -5)]
+
+
+@program
+def embedding_out_of_range(wrap):
+    m = wrap(nn.Embedding(5, 2))
+    return [raises(m, torch.tensor([0, k])) for k in (4, 5, -1)]
+
+
+@program
+def gather_out_of_range(wrap):
+    m, x = wrap(lambda x, i: x.gather(0, i)), torch.randn(4)
+    return [raises(m, x, torch.tensor([0, k])) for k in (3, 4, -1)]
+
+
+@program
+def scatter_out_of_range(wrap):
+    m = wrap(lambda i: torch.zeros(4).scatter(0, i, 1.0))
+    return [raises(m, torch.tensor([0, k])) for k in (3, 4)]
+
+
+@program
+def index_select_out_of_range(wrap):
+    m, x = wrap(lambda x, i: x.index_select(0, i)), torch.randn(4)
+    return [raises(m, x, torch.tensor([0, k])) for k in (3, 4, -1)]
+
+
+@program
+def label_out_of_range(wrap):
+    m, logits = wrap(lambda x, t: nn.functional.cross_entropy(x, t)), torch.randn(2, 3)
+    return [raises(m, logits, torch.tensor([0, k])) for k in (2, 3, -100)]
+
+
+@program
+def one_hot_out_of_range(wrap):
+    m = wrap(lambda t: nn.functional.one_hot(t, 3))
+    return [raises(m, torch.tensor([0, k])) for k in (2, 3, -1)]
+
+
+@program
+def one_hot_of_unknown_width(wrap):
+    m = wrap(lambda t: nn.functional.one_hot(t).float())
+    return [m(torch.tensor([0, k])) for k in (2, 4, 2)]
+
+
+@program
+def bucketize(wrap):
+    m = wrap(lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0, 2.0])))
+    return m(torch.tensor([-1.0, 0.0, 0.5, 2.0, 3.0]))
+
+
+@program
+def searchsorted_right(wrap):
+    m = wrap(lambda s, x: torch.searchsorted(s, x, right=True))
+    return m(torch.tensor([1, 3, 3, 7]), torch.tensor([0, 3, 8]))
+
+
+@program
+def bincount(wrap):
+    m = wrap(lambda x: torch.bincount(x, minlength=3))
+    return [m(torch.tensor([0, 1, 1])), m(torch.tensor([5, 1]))]
+
+
+@program
+def unique(wrap):
+    m = wrap(lambda x: torch.unique(x, return_counts=True))
+    return [m(torch.tensor([3, 1, 1])), m(torch.tensor([2, 2, 2]))]
+
+
+@program
+def nonzero(wrap):
+    m = wrap(lambda x: (x.nonzero(), (x > 1).nonzero(as_tuple=True)[0] * 2))
+    return [m(torch.tensor([0, 1, 2])), m(torch.tensor([0, 0, 3])), m(torch.zeros(3))]
+
+
+@program
+def masked_select(wrap):
+    m = wrap(lambda x: x[x > 0] * 2)
+    return [
+        step(m, torch.tensor(v).requires_grad_()) for v in ([1.0, -1.0, 2.0], [-1.0, -1.0, -1.0])
+    ]
+
+
+@program
+def arange_by_sizes(wrap):
+    m = wrap(
+        lambda x: torch.arange(0, x.shape[0], 2) + torch.arange(x.shape[0] // 2 + x.shape[0] % 2)
+    )
+    return [m(torch.zeros(n)) for n in (1, 4, 7)]
+
+
+@program
+def linspace_and_logspace(wrap):
+    m = wrap(lambda x: torch.linspace(0, 1, x.shape[0]) + torch.logspace(0, 1, x.shape[0]) * x)
+    return [step(m, randn(n)) for n in (1, 2, 5)]
+
+
+@program
+def comparison_of_mixed_types(wrap):
+    m = wrap(lambda a, b: (a < b, a == b, a >= 1.5, b != 2, torch.eq(a, b)))
+    return m(torch.tensor([1, 2, 3]), torch.tensor([1.5, 2.0, 2.5]))
+
+
+@program
+def integer_input_among_float_inputs(wrap):
+    m = wrap(lambda x, n: x * n + n.float().log1p())
+    return [step(m, randn(3), torch.tensor([k, 1, 2])) for k in (0, 5)]
+
+
+@program
+def where_with_integers(wrap):
+    m = wrap(lambda c, x: (torch.where(c, x, 0), torch.where(c, 1, 2), torch.where(c, x, 0.5)))
+    return m(torch.tensor([True, False]), torch.tensor([7, 8]))
+
+
+@program
+def histogram(wrap):
+    m = wrap(lambda x: torch.histc(x, bins=4, min=0, max=1))
+    return raises(lambda: observe(m(torch.tensor([0.1, 0.3, 0.3, 0.9]))))
+
+
+@program
+def repeat_interleave_by_tensor(wrap):
+    m = wrap(lambda x, n: x.repeat_interleave(n, 0))
+    return [step(m, randn(3, 2), torch.tensor(n)) for n in ([1, 2, 0], [3, 0, 0])]

@@ -1,0 +1,132 @@
+"""Programs whose forward draws random numbers: Python's, NumPy's, PyTorch's; and NumPy arrays."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+from .facts import randn, step
+from .registry import program
+
+
+@program
+def python_random_number(wrap):
+    m = wrap(lambda x: x * random.random())
+    return [step(m, randn(3)) for _ in range(3)]
+
+
+@program
+def python_random_choice_of_branch(wrap):
+    m = wrap(lambda x: x.sin() if random.random() < 0.5 else x.cos())
+    return [step(m, randn(3)) for _ in range(6)]
+
+
+@program
+def python_random_layer_drop(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if not self.training or random.uniform(0, 1) > 0.5:
+                    x = layer(x)
+            return x
+
+    m = wrap(Model())
+    return [step(m, randn(2, 3)) for _ in range(4)]
+
+
+@program
+def python_random_state_afterwards(wrap):
+    m = wrap(lambda x: x + random.randint(0, 9))
+    m(randn(3))
+    return [random.random(), step(m, randn(3)), random.random()]
+
+
+@program
+def own_random_generator(wrap):
+    generator = random.Random(5)
+    m = wrap(lambda x: x * generator.uniform(1, 2))
+    return [step(m, randn(3)) for _ in range(3)]
+
+
+@program
+def shuffled_list(wrap):
+    def forward(x):
+        order = [0, 1, 2, 3]
+        random.shuffle(order)
+        return x[order] * torch.arange(4)
+
+    m = wrap(forward)
+    return [step(m, randn(4)) for _ in range(3)]
+
+
+@program
+def numpy_random_number(wrap):
+    m = wrap(lambda x: x * float(np.random.rand()))
+    return [step(m, randn(3)) for _ in range(3)]
+
+
+@program
+def numpy_random_array(wrap):
+    m = wrap(lambda x: x + torch.from_numpy(np.random.rand(3).astype("float32")))
+    return [step(m, randn(3)) for _ in range(3)]
+
+
+@program
+def numpy_generator(wrap):
+    generator = np.random.default_rng(3)
+    m = wrap(lambda x: x * generator.random())
+    return [step(m, randn(3)) for _ in range(3)]
+
+
+@program
+def numpy_in_forward(wrap):
+    def forward(x):
+        weights = np.linspace(0, 1, x.shape[-1], dtype=np.float32)
+        return x * torch.from_numpy(weights)
+
+    m = wrap(forward)
+    return [step(m, randn(2, n)) for n in (3, 5)]
+
+
+@program
+def tensor_through_numpy(wrap):
+    m = wrap(lambda x: x + torch.from_numpy(np.sort(x.detach().numpy())))
+    return [step(m, randn(4)) for _ in range(2)]
+
+
+@program
+def torch_seed_inside_forward(wrap):
+    def forward(x):
+        torch.manual_seed(3)
+        return x + torch.rand(3)
+
+    m, x = wrap(forward), torch.zeros(3)
+    a, after_a = m(x), torch.rand(2)
+    b, after_b = m(x), torch.rand(2)
+    return [
+        torch.equal(a, b),
+        torch.equal(after_a, after_b),
+        bool((a >= 0).all() and (a < 1).all()),
+    ]
+
+
+@program
+def torch_random_numbers_do_not_repeat(wrap):
+    m = wrap(lambda x: x * 0 + torch.rand(1000))
+    a, b = m(randn(1000)), m(randn(1000))
+    return [torch.equal(a, b), bool((a >= 0).all() and (a < 1).all()), abs(a.mean() - 0.5) < 0.1]
+
+
+@program
+def torch_random_numbers_follow_the_seed(wrap):
+    m = wrap(lambda x: x + torch.randn_like(x))
+    x, seen = torch.zeros(5), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        seen.append(m(x))
+    return [torch.equal(seen[0], seen[1]), torch.equal(seen[0], seen[2])]

@@ -1,0 +1,82 @@
+"""The list of programs and the words that programs are written with.
+
+A program is a function of ``wrap``, which is the identity in eager PyTorch. It builds a model,
+wraps it, runs it, and returns what a user could observe.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+THEMES = (
+    "functions",
+    "hooks",
+    "module_hooks",
+    "state",
+    "randomness",
+    "attributes",
+    "parameters",
+    "containers",
+    "aliasing",
+    "mutation",
+    "views",
+    "modes",
+    "casts",
+    "integers",
+    "control",
+    "language",
+    "structures",
+    "gradients",
+    "transforms",
+    "layers",
+    "sequences",
+    "operators",
+    "indexing",
+    "losses",
+    "training",
+    "composition",
+    "processes",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program. ``slack`` multiplies the tolerance that its numbers' dtype has."""
+
+    theme: str
+    name: str
+    run: Callable
+    slack: float = 1.0
+    alone: bool = False
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.theme}.{self.name}"
+
+
+_programs: dict[str, Program] = {}
+
+
+def program(function=None, /, *, slack: float = 1.0, alone: bool = False, name: str | None = None):
+    """Registers ``function(wrap)`` under its own name and its file's.
+
+    ``slack``: how much more rounding its numbers may show, for long or badly conditioned sums.
+    ``alone``: starts processes or threads, so that it always gets a process of its own.
+    """
+    if function is None:
+        return lambda function: program(function, slack=slack, alone=alone, name=name)
+    theme = function.__module__.rsplit(".", 1)[-1]
+    made = Program(theme, name or function.__name__, function, slack, alone)
+    if made.full_name in _programs:
+        raise ValueError(f"two programs are called {made.full_name}")
+    _programs[made.full_name] = made
+    return function
+
+
+def programs(theme: str | None = None) -> list[Program]:
+    """All programs, or those of one theme, in the order of their files."""
+    for known in THEMES if theme is None else (theme,):
+        importlib.import_module(f"{__package__}.{known}")
+    return [made for made in _programs.values() if theme in (None, made.theme)]

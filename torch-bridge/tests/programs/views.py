@@ -1,0 +1,384 @@
+"""Programs that mix views, writes and history, as PyTorch's functionalization tests do."""
+
+import torch
+from torch import nn
+
+from .facts import aliases, observe, raises, randn, step, weighted
+from .registry import program
+
+
+@program
+def output_is_view_of_written_input(wrap):
+    def forward(x):
+        x.mul_(2)
+        return x.view(-1)
+
+    m, x = wrap(forward), torch.ones(2, 2)
+    out = m(x)
+    shared = aliases(out=out, x=x)
+    out.add_(1)
+    return [shared, x, out]
+
+
+@program
+def output_is_view_of_written_input_with_history(wrap):
+    def forward(x):
+        x.mul_(2)
+        return x.view(-1)[:2]
+
+    m, leaf = wrap(forward), randn(2, 2)
+    x = leaf * 1
+    out = m(x)
+    (weighted(out) + weighted(x) * 3).backward()
+    return [out, x, leaf.grad, out._is_view()]
+
+
+@program
+def two_views_of_one_base_one_written(wrap):
+    def forward(a, b):
+        a.add_(1)
+        return a * b
+
+    m, base = wrap(forward), torch.arange(4.0)
+    return [m(base[:2], base[2:]), m(base[:3], base[1:]), base]
+
+
+@program
+def two_views_of_one_base_both_written(wrap):
+    def forward(a, b):
+        a.mul_(2)
+        b.add_(a)
+        return a + b
+
+    m, base = wrap(forward), torch.arange(4.0)
+    first = observe(m(torch.ones(2), torch.ones(2)))
+    return [first, m(base[:2], base[2:]), base, raises(m, base[:2], base[1:3]), base]
+
+
+@program
+def views_of_a_base_that_learns_one_written(wrap):
+    def forward(a, b):
+        a.mul_(3)
+        return a * b
+
+    m, leaf = wrap(forward), randn(4)
+    base = leaf * 1
+    out = m(base[:2], base[2:])
+    (weighted(out) + weighted(base)).backward()
+    return [out, base, leaf.grad]
+
+
+@program
+def transposed_input_written_through_its_base(wrap):
+    def forward(x, y):
+        x.t().add_(y)
+        return x.sum()
+
+    m, x = wrap(forward), torch.zeros(2, 3)
+    return [m(x, torch.arange(6.0).view(3, 2)), x]
+
+
+@program
+def write_to_one_chunk(wrap):
+    def forward(x):
+        y = x * 1
+        a, b = y.chunk(2)
+        a.mul_(5)
+        return y, b
+
+    return raises(step, wrap(forward), randn(4))
+
+
+@program
+def write_to_a_slice_by_index(wrap):
+    def forward(x):
+        y = torch.zeros(3, 2)
+        y[1] = x
+        y[:, 0] += x.sum()
+        return y
+
+    return step(wrap(forward), randn(2))
+
+
+@program
+def view_taken_before_a_write(wrap):
+    def forward(x):
+        y = x * 2
+        v = y[1:]
+        y.add_(10)
+        return v + 0, v
+
+    return step(wrap(forward), randn(3))
+
+
+@program
+def view_taken_before_a_write_to_input(wrap):
+    def forward(x):
+        v = x[1:]
+        x.add_(10)
+        return v * 2
+
+    m, x = wrap(forward), torch.zeros(3)
+    return [m(x), x]
+
+
+@program
+def views_of_one_intermediate_as_outputs(wrap):
+    def forward(x):
+        y = x.exp()
+        return y.view(-1), y.t(), y
+
+    m, x = wrap(forward), randn(2, 3)
+    a, b, c = m(x)
+    shared = aliases(a=a, b=b, c=c)
+    (weighted(a) + weighted(b) * 2).backward()
+    return [shared, a, b, c, x.grad]
+
+
+@program
+def one_of_two_outputs_that_share_is_written(wrap):
+    def forward(x):
+        y = x * 2
+        return y.view(-1), y
+
+    m = wrap(forward)
+    a, b = m(torch.ones(2, 2))
+    a[0] = 100
+    return [a, b]
+
+
+@program
+def view_output_written_by_caller_with_history(wrap):
+    def forward(x):
+        y = x * 2
+        return y, y[:1]
+
+    m, x = wrap(forward), randn(3)
+    y, v = m(x)
+
+    def write():
+        v.mul_(5)
+        weighted(y).backward()
+
+    return [raises(write), y, v, x.grad]
+
+
+@program
+def input_view_output_written_by_caller_with_history(wrap):
+    m, leaf = wrap(lambda x: x[:2]), randn(3)
+    x = leaf * 1
+    v = m(x)
+    v.mul_(5)
+    weighted(x).backward()
+    return [v, x, leaf.grad]
+
+
+@program
+def view_output_under_no_grad_then_written(wrap):
+    m, x = wrap(lambda x: x.view(-1)), torch.ones(2, 2)
+    with torch.no_grad():
+        out = m(x)
+    out.add_(1)
+    return [x, out]
+
+
+@program
+def view_of_parameter_returned(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x):
+            return x @ self.w, self.w.t()
+
+    model = Model()
+    out, view = wrap(model)(torch.ones(1, 2))
+    (out.sum() + view.sum()).backward()
+    with torch.no_grad():
+        view.mul_(3)
+    return [aliases(view=view, w=model.w), model.w, model.w.grad]
+
+
+@program
+def parameter_view_written_in_forward(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.w[0].zero_()
+            return x @ self.w
+
+    model = Model()
+    return [step(wrap(model), randn(1, 2)), model.w, model.w.grad]
+
+
+@program
+def write_under_no_grad_to_tensor_with_history(wrap):
+    def forward(x):
+        y = x * 2
+        with torch.no_grad():
+            y.add_(5)
+        return y * y
+
+    return step(wrap(forward), randn(3))
+
+
+@program
+def write_to_detached_view(wrap):
+    def forward(x):
+        y = x * 2
+        y.detach()[0] = 7
+        return y + 1
+
+    return step(wrap(forward), randn(3))
+
+
+@program
+def write_to_detached_input(wrap):
+    def forward(x):
+        x.detach().mul_(2)
+        return x * 3
+
+    m, x = wrap(forward), randn(3)
+    return [step(m, x), x]
+
+
+@program
+def copy_between_views(wrap):
+    def forward(x):
+        y = x * 1
+        y[:2].copy_(y[2:])
+        y[2:] *= 2
+        return y
+
+    return step(wrap(forward), randn(4))
+
+
+@program
+def written_twice_and_read_between(wrap):
+    def forward(x):
+        x.add_(1)
+        a = x.sum()
+        x.mul_(2)
+        return a, x.sum()
+
+    m, x = wrap(forward), torch.ones(3)
+    return [m(x), x, m(x), x]
+
+
+@program
+def in_place_operator_on_argument(wrap):
+    def forward(x, y):
+        x += y
+        x *= 2
+        return x
+
+    m, x = wrap(forward), torch.ones(3)
+    out = m(x, torch.ones(3))
+    return [out is x, out, x]
+
+
+@program
+def in_place_with_promotion_is_refused(wrap):
+    def forward(x):
+        x += 0.5
+        return x
+
+    m = wrap(forward)
+    return [raises(m, torch.ones(2)), raises(m, torch.ones(2, dtype=torch.int64))]
+
+
+@program
+def in_place_that_would_broadcast_is_refused(wrap):
+    m = wrap(lambda x, y: x.add_(y))
+    return [raises(m, torch.ones(1), torch.ones(3)), raises(m, torch.ones(3), torch.ones(1))]
+
+
+@program
+def strided_write_into_expanded_view(wrap):
+    def forward(x):
+        y = torch.zeros(6)
+        y.as_strided((2, 2), (3, 1)).copy_(x)
+        return y
+
+    return raises(step, wrap(forward), randn(2, 2))
+
+
+@program
+def real_part_written(wrap):
+    def forward(x):
+        z = torch.view_as_complex(x * 1)
+        torch.view_as_real(z)[..., 0] = 0
+        return torch.view_as_real(z)
+
+    return raises(step, wrap(forward), randn(3, 2))
+
+
+@program
+def output_and_written_input_are_one(wrap):
+    def forward(x, y):
+        x.copy_(y.sin())
+        return x, x * 2
+
+    m, x, y = wrap(forward), torch.zeros(3), randn(3)
+    a, b = m(x, y)
+    weighted([a, b]).backward()
+    return [a is x, a, b, y.grad]
+
+
+@program
+def accumulated_over_calls(wrap):
+    def forward(total, x):
+        total += x * 2
+        return total
+
+    m, total, xs = wrap(forward), torch.zeros(3), [randn(3) for _ in range(3)]
+    for x in xs:
+        total = m(total, x)
+    weighted(total).backward()
+    return [total, [x.grad for x in xs]]
+
+
+@program
+def ring_buffer(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("ring", torch.zeros(3, 2))
+            self.register_buffer("at", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.ring[self.at % 3] = x.detach()
+            self.at += 1
+            return x * self.ring.mean(0)
+
+    model = Model()
+    m = wrap(model)
+    return [[step(m, randn(2)) for _ in range(5)], model.ring, model.at]
+
+
+@program
+def codebook_with_moving_average(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("codes", torch.randn(4, 2))
+            self.register_buffer("counts", torch.ones(4))
+
+        def forward(self, x):
+            nearest = torch.cdist(x, self.codes).argmin(1)
+            hits = nn.functional.one_hot(nearest, 4).to(x)
+            if self.training:
+                with torch.no_grad():
+                    self.counts.mul_(0.9).add_(hits.sum(0), alpha=0.1)
+                    self.codes.lerp_(hits.t() @ x / self.counts[:, None], 0.1)
+            found = self.codes[nearest]
+            return x + (found - x).detach(), nearest
+
+    model = Model()
+    m = wrap(model)
+    return [[step(m, randn(5, 2)) for _ in range(3)], model.codes, model.counts]
