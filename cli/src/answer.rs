@@ -48,6 +48,11 @@ impl Answer {
 /// # Errors
 /// It is one.
 pub fn apart(target: &Path) -> Result<()> {
+    if target == Path::new("-") {
+        bail!(
+            "`-` is no file, and standard output gets the answer; name a file (`./-` for one of that name)"
+        );
+    }
     let (Ok(target_is), Ok(output)) = (fs::metadata(target), fs::metadata("/dev/stdout")) else {
         return Ok(());
     };

@@ -3,7 +3,7 @@
 use crate::progress::Progress;
 use crate::units::{bytes, count, table};
 use anyhow::Result;
-use compiler::graph::{Bindings, Graph, Symbol};
+use compiler::graph::{Bindings, SymExpr, Symbol};
 use compiler::importer::onnx::{Declared, File, Model, OnnxError, Options};
 use onnx::cost::{Cost, cost};
 use onnx::diff::histogram;
@@ -58,7 +58,7 @@ impl<'f> Facts<'f> {
         let model = decoded.and_then(|file| file.import(options));
         let ports = model.as_ref().ok().map(|m| {
             let typed = |ports: &[compiler::importer::onnx::Port]| -> Vec<Declared> {
-                ports.iter().map(|p| port(&m.graph, p)).collect()
+                ports.iter().map(|p| port(m, p)).collect()
             };
             (typed(&m.inputs), typed(&m.outputs))
         });
@@ -227,12 +227,19 @@ impl<'f> Facts<'f> {
 }
 
 /// A port of the imported graph, with sizes as the graph has them.
-fn port(graph: &Graph, port: &compiler::importer::onnx::Port) -> Declared {
-    let container = graph.container(port.container);
+fn port(model: &Model, port: &compiler::importer::onnx::Port) -> Declared {
+    let container = model.graph.container(port.container);
+    // Sizes by the names that `--bind` takes.
+    let named = |symbol: &Symbol| {
+        let mut sizes = model.sizes.iter();
+        let (name, _) = sizes.find(|(_, own)| own == symbol)?;
+        Some(SymExpr::symbol(Symbol::new(name)))
+    };
+    let sizes = container.shape.iter().map(|n| n.substitute(&named));
     Declared {
         name: port.name.clone(),
         dtype: container.dtype.to_string(),
-        shape: Some(container.shape.iter().map(ToString::to_string).collect()),
+        shape: Some(sizes.map(|n| n.to_string()).collect()),
     }
 }
 
@@ -241,7 +248,7 @@ fn declared(info: &ValueInfoProto, options: &Options) -> Declared {
     let fact = onnx::infer::declared(info, &Unknowns::default());
     let sizes = options.sizes.iter();
     let bound: Bindings = sizes.map(|(name, n)| (Symbol::new(name), *n)).collect();
-    let size = |n: &compiler::graph::SymExpr| match n.eval(&bound) {
+    let size = |n: &SymExpr| match n.eval(&bound) {
         Ok(n) => n.to_string(),
         Err(_) if onnx::infer::is_unknown(n) => "?".to_string(),
         Err(_) => n.to_string(),

@@ -28,6 +28,7 @@ use answer::Answer;
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use compiler::importer::onnx::{Mode, Options};
+use compiler::internal_error::caught_deep;
 use onnx::file::Staged;
 use progress::Progress;
 use serde_json::json;
@@ -160,7 +161,7 @@ impl Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let answer = interrupt::install().and_then(|()| run(&cli));
+    let answer = interrupt::install().and_then(|()| caught_deep(|| run(&cli))?);
     let told = answer.map_err(|error| {
         if cli.command.is_json() {
             // The message below says the same to people.

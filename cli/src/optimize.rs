@@ -56,7 +56,7 @@ pub struct Optimize {
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
     /// Rules not to use, separated by commas
-    #[arg(long, value_name = "RULES", value_delimiter = ',')]
+    #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     without: Vec<String>,
     /// Print the names of the rules and end
     #[arg(long)]
@@ -118,6 +118,18 @@ fn rules() -> String {
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
     let line = |name: &&str| format!("{name:width$}  {}\n", rewrite::about(name));
     names.iter().map(line).collect()
+}
+
+/// The name of a rule.
+fn rule(text: &str) -> Result<String, String> {
+    let names = rewrite::rule_names();
+    match names.contains(&text) {
+        true => Ok(text.to_string()),
+        false => Err(format!(
+            "there is no rule `{text}`; the rules are {}",
+            names.join(", ")
+        )),
+    }
 }
 
 /// A factor of at least 0.

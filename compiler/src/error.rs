@@ -14,6 +14,14 @@ pub enum CompileError {
         /// What is wrong, and where.
         problems: Problems,
     },
+    /// A value fits no machine's memory.
+    #[error("`{container}` has the sizes [{shape}], which is more than 1 TiB; give smaller sizes")]
+    TooLarge {
+        /// The value.
+        container: String,
+        /// Its sizes.
+        shape: String,
+    },
     /// The model could not be differentiated.
     #[error(transparent)]
     Autodiff(#[from] autodiff::AutodiffError),

@@ -7,6 +7,7 @@ pub mod cuda;
 mod error;
 mod executable;
 mod functions;
+pub mod internal_error;
 pub mod optimizer;
 mod plan;
 pub mod report;

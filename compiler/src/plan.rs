@@ -8,7 +8,7 @@ use crate::boundary;
 use crate::error::{CompileError, check};
 use autodiff::Request;
 use fusion::{Decision, Fused, Target};
-use graph::{Bindings, ContainerId, Graph};
+use graph::{Bindings, ContainerId, Graph, SymExpr};
 
 /// A training or inference step before sizes are known.
 #[derive(Clone, Debug)]
@@ -109,6 +109,7 @@ impl Step {
     pub fn plan_for(&self, bindings: &Bindings, target: Target) -> Result<Plan, CompileError> {
         let bound = self.graph.bind(bindings);
         check("bind", &bound)?;
+        check_sizes(&bound)?;
         let mut expanded = fusion::expand(&bound)?;
         check("expand", &expanded.graph)?;
         layouts::assign(&mut expanded.graph);
@@ -122,6 +123,27 @@ impl Step {
             decisions,
         })
     }
+}
+
+/// Bytes of one container, at most: so many that no sum or product of sizes overflows later.
+const MOST_BYTES: i64 = 1 << 40;
+
+/// Refuses containers that fit no machine's memory.
+fn check_sizes(graph: &Graph) -> Result<(), CompileError> {
+    for container in &graph.containers {
+        let sizes = container.shape.iter().filter_map(SymExpr::as_const);
+        let bytes = sizes
+            .filter(|n| *n > 0)
+            .try_fold(container.dtype.bytes() as i64, i64::checked_mul);
+        if bytes.is_none_or(|n| n > MOST_BYTES) {
+            let shape: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
+            return Err(CompileError::TooLarge {
+                container: container.name.clone(),
+                shape: shape.join(", "),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A step with every decision taken, ready to be lowered.

@@ -570,7 +570,8 @@ impl Binary {
             Div | Atan2 => return self.eval_float(x as f64, y as f64),
             FloorDiv if y == 0 => 0,
             FloorDiv => {
-                x.wrapping_div_euclid(y) - i64::from(y < 0 && x.wrapping_rem_euclid(y) != 0)
+                let is_below = y < 0 && x.wrapping_rem_euclid(y) != 0;
+                x.wrapping_div_euclid(y).wrapping_sub(i64::from(is_below))
             }
             Mod if y == 0 => 0,
             Mod => {

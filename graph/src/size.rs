@@ -156,7 +156,7 @@ impl SymExpr {
                 return whole
                     + SymExpr::constant(
                         r.wrapping_div_euclid(d)
-                            - i64::from(d < 0 && r.wrapping_rem_euclid(d) != 0),
+                            .wrapping_sub(i64::from(d < 0 && r.wrapping_rem_euclid(d) != 0)),
                     );
             }
             let q = Atom::FloorDiv(Box::new(rest), Box::new(divisor.clone()));
@@ -249,7 +249,8 @@ impl SymExpr {
             if c.wrapping_rem(*d) != 0 {
                 return None;
             }
-            *map.entry(left).or_insert(0) += c.wrapping_div(*d);
+            let sum = map.entry(left).or_insert(0i64);
+            *sum = sum.wrapping_add(c.wrapping_div(*d));
         }
         Some(Self::from_map(map))
     }
@@ -331,8 +332,8 @@ impl SymExpr {
                         if y == 0 {
                             return Err(SizeError::DivisionByZero(self.to_string()));
                         }
-                        let q = x.wrapping_div_euclid(y)
-                            - i64::from(y < 0 && x.wrapping_rem_euclid(y) != 0);
+                        let is_below = y < 0 && x.wrapping_rem_euclid(y) != 0;
+                        let q = x.wrapping_div_euclid(y).wrapping_sub(i64::from(is_below));
                         if matches!(atom, Atom::FloorDiv(..)) {
                             q
                         } else {
@@ -450,7 +451,7 @@ impl Add<i64> for SymExpr {
 impl Sub<i64> for SymExpr {
     type Output = SymExpr;
     fn sub(self, value: i64) -> SymExpr {
-        self + SymExpr::constant(-value)
+        self - SymExpr::constant(value)
     }
 }
 

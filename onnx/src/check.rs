@@ -15,7 +15,7 @@ use crate::evaluate::{function_of, label, qualified, reads};
 use crate::file::{Model, NEWEST_IR};
 use crate::infer::Opsets;
 use crate::operators;
-use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
+use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored::External;
 use crate::tensor::Tensor;
 use serde::Serialize;
@@ -104,31 +104,51 @@ pub fn problems(model: &Model) -> Vec<Problem> {
 
 /// Functions that call each other without end, as text.
 fn calls_in_a_circle(model: &ModelProto) -> Option<String> {
-    fn calls<'m>(model: &'m ModelProto, nodes: &'m [NodeProto], into: &mut Vec<&'m FunctionProto>) {
+    type Name<'m> = (&'m str, &'m str, &'m str);
+    fn calls<'m>(nodes: &'m [NodeProto], into: &mut BTreeSet<Name<'m>>) {
         for node in nodes {
-            into.extend(function_of(model, node));
+            into.insert((&node.domain, &node.op_type, &node.overload));
             for body in bodies(node) {
-                calls(model, &body.node, into);
+                calls(&body.node, into);
             }
         }
     }
+    let mut open: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    for f in &model.functions {
+        let called = open.entry((&f.domain, &f.name, &f.overload)).or_default();
+        calls(&f.node, called);
+    }
     // A function is done when all that it calls is: what is never done is in a circle or calls one.
-    let mut open: Vec<&FunctionProto> = model.functions.iter().collect();
-    loop {
-        let before = open.len();
-        let still = open.clone();
-        open.retain(|f| {
-            let mut called = Vec::new();
-            calls(model, &f.node, &mut called);
-            called
-                .iter()
-                .any(|c| still.iter().any(|s| std::ptr::eq(*s, *c)))
-        });
-        if open.len() == before {
-            break;
+    let names: BTreeSet<Name> = open.keys().copied().collect();
+    let mut callers: BTreeMap<Name, Vec<Name>> = BTreeMap::new();
+    for (name, called) in &mut open {
+        called.retain(|c| names.contains(c));
+        for c in called.iter() {
+            callers.entry(*c).or_default().push(*name);
         }
     }
-    let names: Vec<&str> = open.iter().map(|f| f.name.as_str()).collect();
+    let is_done = |called: &BTreeSet<Name>| called.is_empty();
+    let mut done: Vec<Name> = open
+        .iter()
+        .filter(|(_, called)| is_done(called))
+        .map(|(name, _)| *name)
+        .collect();
+    while let Some(name) = done.pop() {
+        open.remove(&name);
+        for caller in callers.remove(&name).unwrap_or_default() {
+            if let Some(called) = open.get_mut(&caller)
+                && called.remove(&name)
+                && is_done(called)
+            {
+                done.push(caller);
+            }
+        }
+    }
+    let circle = model
+        .functions
+        .iter()
+        .filter(|f| open.contains_key(&(f.domain.as_str(), f.name.as_str(), f.overload.as_str())));
+    let names: Vec<&str> = circle.map(|f| f.name.as_str()).collect();
     (!names.is_empty()).then(|| names.join(", "))
 }
 
@@ -217,7 +237,11 @@ fn cycle(nodes: &[NodeProto], makers: &BTreeMap<&str, usize>, waits: &[usize]) -
 }
 
 #[derive(Default)]
-struct Problems(Vec<Problem>);
+struct Problems {
+    list: Vec<Problem>,
+    /// Places and messages of the list: each is said once.
+    said: BTreeSet<(String, String)>,
+}
 
 impl Problems {
     fn error(&mut self, place: String, message: String) {
@@ -229,23 +253,22 @@ impl Problems {
     }
 
     fn add(&mut self, severity: Severity, place: String, message: String) {
-        let problem = Problem {
-            severity,
-            place,
-            message,
-        };
-        if !self.0.contains(&problem) {
-            self.0.push(problem);
+        if self.said.insert((place.clone(), message.clone())) {
+            self.list.push(Problem {
+                severity,
+                place,
+                message,
+            });
         }
     }
 
     fn is_sound(&self) -> bool {
-        self.0.iter().all(|p| p.severity != Severity::Error)
+        self.list.iter().all(|p| p.severity != Severity::Error)
     }
 
     fn finish(mut self) -> Vec<Problem> {
-        self.0.sort_by_key(|p| p.severity);
-        self.0
+        self.list.sort_by_key(|p| p.severity);
+        self.list
     }
 }
 

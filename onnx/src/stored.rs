@@ -3,6 +3,7 @@
 //! Owns where elements are. Reads external data range by range and never keeps it.
 
 use crate::element::Element;
+use crate::operators::bounds::ALWAYS;
 use crate::proto::{SparseTensorProto, TensorProto};
 use crate::same_type;
 use crate::tensor::{Tensor, Values, of_parts, of_raw, sizes};
@@ -142,6 +143,10 @@ impl Stored {
         let tensor = match &self.every {
             Some(every) => {
                 let (shape, n) = sizes(&self.proto.dims)?;
+                // A few bytes name any number of elements.
+                if n.saturating_mul(every.n_bytes()) > ALWAYS {
+                    return Err(format!("its {n} elements are too many to write out"));
+                }
                 Tensor::new(&shape, every.values.pick(std::iter::repeat_n(0, n)))
             }
             None => decode(&self.proto, &self.folder)?,
@@ -217,7 +222,7 @@ pub fn dense(sparse: &SparseTensorProto, folder: &Path) -> Result<Tensor, String
         decode(tensor, folder)
     };
     let (shape, n) = sizes(&sparse.dims)?;
-    const MOST_ELEMENTS: usize = 1 << 30;
+    const MOST_ELEMENTS: usize = 1 << 25;
     if n > MOST_ELEMENTS {
         return Err(format!("its {n} elements are too many to write out"));
     }

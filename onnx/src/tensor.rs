@@ -389,7 +389,7 @@ pub fn sizes(dims: &[i64]) -> Result<(Vec<usize>, usize), String> {
 }
 
 /// A result of more elements is refused before memory is asked for.
-const MAX_RESULT: usize = 1 << 33;
+const MAX_RESULT: usize = 1 << 31;
 
 /// The number of elements of a result of sizes `shape`.
 ///

@@ -1,1 +1,3 @@
 //! Tests that cross rooms.
+
+pub mod mutate;

@@ -2,6 +2,7 @@
 
 use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
+use compiler::internal_error::caught_deep;
 use compiler::training_graph::{self as training, Loss, Optimizer, TrainingOptions};
 use compiler::training_proof::{Proof, prove};
 use pyo3::create_exception;
@@ -57,7 +58,7 @@ pub fn training_graph(
         mode: Mode::from_str(&request.mode).map_err(PyValueError::new_err)?,
     };
     let (path, bytes, out, verify) = (request.path, request.bytes, request.out, request.verify);
-    let made = py.detach(|| {
+    let work = || {
         let made = made(path, bytes, &import, &options, verify)?;
         let Some(out) = out else {
             return Ok((Some(made.bytes), made.untried));
@@ -67,7 +68,8 @@ pub fn training_graph(
         let written = staged.and_then(file::Staged::place);
         let written = written.map_err(|error| error.to_string());
         written.map(|_| (None, made.untried))
-    });
+    };
+    let made = py.detach(|| caught_deep(work).unwrap_or_else(|error| Err(error.to_string())));
     let (bytes, untried) = made.map_err(OnnxFailure::new_err)?;
     Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), untried))
 }

@@ -6,6 +6,7 @@ use ::onnx::optimize::{self as optimizing, Options, Summary};
 use ::onnx::ort::OnnxRuntime;
 use ::onnx::rewrite::Target;
 use ::onnx::{npy, rewrite, verify};
+use compiler::internal_error::caught_deep;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -46,7 +47,8 @@ pub fn optimize(
     request: Request,
 ) -> PyResult<(Option<Bound<'_, PyBytes>>, String)> {
     let target = Target::from_str(&request.target).map_err(PyValueError::new_err)?;
-    let made = py.detach(|| run(request, target));
+    let work = || run(request, target);
+    let made = py.detach(|| caught_deep(work).unwrap_or_else(|error| Err(said(error))));
     let (bytes, summary) = made.map_err(OnnxFailure::new_err)?;
     Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), summary))
 }

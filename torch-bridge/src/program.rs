@@ -12,6 +12,7 @@ use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
 use compiler::graph::{ContainerId, DType, Graph};
 use compiler::importer::torch::ImportError;
+use compiler::internal_error::{InternalError, caught};
 use compiler::kernels::compile::CompileError as kernels;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
@@ -87,7 +88,7 @@ impl Program {
     ) -> PyResult<Program> {
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
-        let built = py.detach(|| {
+        let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener { progress };
             let executable = captured
@@ -95,7 +96,8 @@ impl Program {
                 .map_err(Failure::Compile)?;
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))
-        });
+        };
+        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
         let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
         Program::new(built, uses_seed)
     }
@@ -127,7 +129,7 @@ impl Program {
             },
             None => CudaTarget::Emulated { seed: 1 },
         };
-        let built = py.detach(|| {
+        let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener { progress };
             let executable = captured
@@ -140,7 +142,8 @@ impl Program {
                 )
                 .map_err(Failure::Compile)?;
             Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
-        });
+        };
+        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
         let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
         Program::new(built, uses_seed)
     }
@@ -214,7 +217,8 @@ impl Program {
         slots.extend(std::iter::repeat_n(null_mut(), self.grad_inputs.len()));
         let blocks = Blocks::new(slots, scratch, saved);
         let called = PyOperators::new(operators);
-        let result = self.built.run(py, false, blocks, timed, (stream, &called));
+        let work = || self.built.run(py, false, blocks, timed, (stream, &called));
+        let result = caught(work).unwrap_or_else(|e| Err(Failure::Internal(e).into_python(py)));
         called.outcome(py, result)
     }
 
@@ -262,7 +266,8 @@ impl Program {
         slots.extend(addresses(&grads));
         let blocks = Blocks::new(slots, scratch, saved);
         let called = PyOperators::new(operators);
-        let result = self.built.run(py, true, blocks, timed, (stream, &called));
+        let work = || self.built.run(py, true, blocks, timed, (stream, &called));
+        let result = caught(work).unwrap_or_else(|e| Err(Failure::Internal(e).into_python(py)));
         called.outcome(py, result)
     }
 
@@ -351,6 +356,7 @@ pub(crate) fn dtype_name(dtype: DType) -> &'static str {
 enum Failure {
     Import(ImportError),
     Compile(CompileError),
+    Internal(InternalError),
 }
 
 impl Failure {
@@ -358,6 +364,7 @@ impl Failure {
         let message = match &self {
             Failure::Import(error) => error.to_string(),
             Failure::Compile(error) => error.to_string(),
+            Failure::Internal(error) => error.to_string(),
         };
         match self {
             Failure::Import(ImportError::Unsupported(missing)) => {

@@ -5,6 +5,7 @@
 mod command;
 mod demo;
 mod layering;
+mod mutations;
 mod python;
 mod snapshots;
 mod source;
@@ -20,6 +21,7 @@ const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test
 cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul side by side
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
+cargo xtask mutations [N]              N damaged ONNX files (20000) through every command
 
 `demo` hands its arguments to `python -m shorthaul.demo`, `snapshots` to `cargo test`.
 Python packages go to .venv, or to the folder that SHORTHAUL_VENV names.";
@@ -41,6 +43,7 @@ fn dispatch() -> Result<ExitCode> {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
         Some("demo") => demo::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
+        Some("mutations") => mutations::run(&root, &args[1..]),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             Ok(ExitCode::SUCCESS)

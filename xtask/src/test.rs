@@ -129,6 +129,10 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let done = run_shown(test.env("SHORTHAUL_NODE_CASES", &cases))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
+    steps.run("damaged files", || {
+        let done = run_shown(&mut hostile_files(root, &[]))?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
     steps.run("nvrtc", || {
         let folder = venv.nvrtc_folder()?;
         let mut test = cargo(root);
@@ -169,6 +173,15 @@ fn run_python(root: &Path, steps: &mut Steps) {
             Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
         });
     }
+}
+
+/// The tests of damaged files on the standard's node cases, where these are written.
+pub fn hostile_files(root: &Path, profile: &[&str]) -> Command {
+    let mut test = cargo(root);
+    test.args(["test", "-p", "shorthaul-tests"]).args(profile);
+    test.args(["--test", "hostile_files", "--", "--ignored"]);
+    test.env("SHORTHAUL_NODE_CASES", root.join("target/onnx-node-cases"));
+    test
 }
 
 /// A `cargo` command in the folder of the workspace.

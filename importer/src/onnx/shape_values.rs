@@ -10,6 +10,9 @@ use super::tensor::dtype_of;
 use super::value::{Ints, MAX_KNOWN, Value};
 use graph::{Bindings, DType, SymExpr};
 
+/// An integer that is a sum of more terms is not known.
+const MAX_TERMS: usize = 32;
+
 type Folded = Result<Option<Ints>, Refusal>;
 
 /// The node's outputs, if they follow from sizes and constants.
@@ -39,7 +42,9 @@ pub fn fold(cx: &mut NodeCx) -> Result<Option<Vec<Value>>, Refusal> {
         [Some(x), Some(y)] => two(cx, op, x, y)?,
         _ => many(cx, op, &inputs)?,
     };
-    let fits = |ints: &Ints| ints.elements.len() <= MAX_KNOWN;
+    // Products of long sums would grow beyond all bounds.
+    let is_short = |n: &SymExpr| n.terms().len() <= MAX_TERMS;
+    let fits = |ints: &Ints| ints.elements.len() <= MAX_KNOWN && ints.elements.iter().all(is_short);
     Ok(folded.filter(fits).map(|ints| vec![Value::Ints(ints)]))
 }
 
@@ -118,17 +123,14 @@ fn two(cx: &NodeCx, op: &str, x: &Ints, y: &Ints) -> Folded {
             let Some(shape): Option<Vec<usize>> = to else {
                 return Ok(None);
             };
+            let Some(n) = n_elements(&shape) else {
+                return Ok(None);
+            };
             let ones = Ints {
                 dtype: DType::I64,
-                elements: vec![
-                    SymExpr::constant(1);
-                    shape.iter().product::<usize>().min(MAX_KNOWN + 1)
-                ],
+                elements: vec![SymExpr::constant(1); n],
                 shape,
             };
-            if ones.elements.len() > MAX_KNOWN {
-                return Ok(None);
-            }
             pointwise(x, &ones, x.dtype, &|a, _| Some(a.clone()))
         }
         "ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin" => reduce(cx, op, x, Some(y))?,
@@ -260,7 +262,13 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
             _ => None,
         })
         .collect();
-    joined.filter(|shape| shape.iter().product::<usize>() <= MAX_KNOWN)
+    joined.filter(|shape| n_elements(shape).is_some())
+}
+
+/// The number of elements of that shape, if they are few enough to be known.
+fn n_elements(shape: &[usize]) -> Option<usize> {
+    let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
+    n.filter(|n| *n <= MAX_KNOWN)
 }
 
 /// The element of a broadcast operand at row-major position `n` of `shape`.
@@ -317,9 +325,16 @@ fn gather(cx: &NodeCx, x: &Ints, index: &Ints) -> Folded {
 }
 
 fn concat(cx: &NodeCx, parts: &[Ints]) -> Folded {
-    let rank = parts[0].shape.len();
+    let Some(first) = parts.first() else {
+        return Ok(None);
+    };
+    let rank = first.shape.len();
     let axis = cx.axis(cx.int("axis", 0)?, rank)?;
-    let same = |p: &Ints| p.shape.len() == rank && p.shape[..axis] == parts[0].shape[..axis];
+    let same = |p: &Ints| {
+        p.shape.len() == rank
+            && p.shape[..axis] == first.shape[..axis]
+            && p.shape[axis + 1..] == first.shape[axis + 1..]
+    };
     if !parts.iter().all(same) {
         return Ok(None);
     }
@@ -369,26 +384,35 @@ fn reshape(cx: &NodeCx, x: &Ints, to: &Ints) -> Folded {
             *size = x.shape.get(d).map_or(0, |n| *n as i64);
         }
     }
-    let rest: i64 = shape.iter().filter(|n| **n != -1).product();
+    let given = shape.iter().filter(|n| **n != -1);
+    let Some(rest) = given.copied().try_fold(1, i64::checked_mul) else {
+        return Ok(None);
+    };
     for size in shape.iter_mut().filter(|n| **n == -1) {
         *size = if rest == 0 { 0 } else { n / rest };
     }
     let shape: Option<Vec<usize>> = shape.iter().map(|n| usize::try_from(*n).ok()).collect();
     Ok(shape
-        .filter(|s| s.iter().product::<usize>() as i64 == n)
+        .filter(|s| n_elements(s) == usize::try_from(n).ok())
         .map(|shape| Ints { shape, ..x.clone() }))
 }
 
 fn range(start: &Ints, limit: &Ints, step: &Ints) -> Option<Ints> {
-    let (from, step) = (&start.elements[0], step.elements[0].as_const()?);
-    let distance = (limit.elements[0].clone() - from.clone()).as_const()?;
+    let (from, step) = (start.elements.first()?, step.elements.first()?.as_const()?);
+    let distance = (limit.elements.first()?.clone() - from.clone()).as_const()?;
     let n = match step.signum() {
         1 => distance.max(0).checked_add(step - 1)? / step,
-        -1 => (-distance).max(0).checked_add(-step - 1)? / -step,
+        -1 => {
+            distance
+                .checked_neg()?
+                .max(0)
+                .checked_add(step.checked_neg()? - 1)?
+                / -step
+        }
         _ => return None,
     };
     let n = usize::try_from(n).ok().filter(|n| *n <= MAX_KNOWN)?;
-    let at = |i: usize| from.clone() + step * i as i64;
+    let at = |i: usize| from.clone() + step.wrapping_mul(i as i64);
     Some(Ints {
         dtype: start.dtype,
         shape: vec![n],

@@ -89,11 +89,12 @@ pub(super) fn check_disk(folder: &Path) -> io::Result<()> {
         _ => return Err(io::Error::last_os_error()),
     };
     #[allow(clippy::unnecessary_cast)] // The fields' widths differ from system to system.
-    let (flags, free) = (
+    let (flags, no_execution, free) = (
         found.f_flag as u64,
+        libc::ST_NOEXEC as u64,
         (found.f_bavail as u64).saturating_mul(found.f_frsize as u64),
     );
-    judge_disk(flags & libc::ST_NOEXEC as u64 != 0, free)
+    judge_disk(flags & no_execution != 0, free)
 }
 
 /// [`check_disk`] without asking the system.

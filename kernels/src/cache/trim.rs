@@ -126,3 +126,82 @@ fn is_hex(text: &str, n_digits: usize) -> bool {
     let is_digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     text.len() == n_digits && text.bytes().all(is_digit)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Key;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// As if nobody had touched it for two days.
+    fn make_old(path: &Path) {
+        let then = SystemTime::now() - 2 * STALE_AFTER;
+        fs::File::open(path).unwrap().set_modified(then).unwrap();
+    }
+
+    #[test]
+    fn trimming_removes_nothing_of_a_users_own() {
+        let folder = tempfile::tempdir().unwrap();
+        // A folder called `work` above the cache means nothing.
+        let cache = Cache::at(&folder.path().join("work").join("cache"), 0).unwrap();
+        let root = cache.root();
+        let entry = cache
+            .write(Kind::Library, &Key::of(&["made here"]), b"x")
+            .unwrap();
+        let group = entry.parent().unwrap();
+        let outside = folder.path().join("checkpoint.bin");
+        fs::write(&outside, "mine").unwrap();
+        fs::create_dir(root.join("mine")).unwrap();
+        fs::create_dir_all(root.join("work").join("mine")).unwrap();
+        let own = [
+            root.join("mine").join("checkpoint.bin"),
+            root.join("work").join("notes.txt"),
+            root.join("work").join("mine").join("kernel.c"),
+            root.join("lib").join("model.so"),
+            group.join("model.so"),
+            root.with_file_name("notes.txt"),
+        ];
+        for file in &own {
+            fs::write(file, "mine").unwrap();
+            make_old(file);
+        }
+        let name = entry.file_name().unwrap();
+        let linked = root.join("lib").join("zz");
+        std::os::unix::fs::symlink(folder.path(), linked).unwrap();
+        let link = root.join("lib").join("00");
+        fs::create_dir_all(&link).unwrap();
+        std::os::unix::fs::symlink(&outside, link.join(name)).unwrap();
+        cache.trim();
+        assert!(!entry.exists(), "an entry beyond the limit stays");
+        for file in own.iter().chain([&outside, &link.join(name)]) {
+            assert!(file.exists(), "{} is gone", file.display());
+        }
+    }
+
+    #[test]
+    fn an_entry_that_others_could_have_written_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path(), 1 << 30).unwrap();
+        let key = Key::of(&["entry"]);
+        let entry = cache.write(Kind::Library, &key, b"payload").unwrap();
+        let read = || cache.read(Kind::Library, &key);
+        let allow = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        assert!(read().is_some());
+        allow(&entry, 0o666);
+        assert_eq!(read(), None, "everybody can write it");
+        allow(&entry, 0o600);
+        allow(entry.parent().unwrap(), 0o777);
+        assert_eq!(read(), None, "everybody can replace it");
+        allow(entry.parent().unwrap(), 0o700);
+        assert!(read().is_some());
+        let elsewhere = folder.path().join("elsewhere");
+        fs::rename(&entry, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &entry).unwrap();
+        assert_eq!(read(), None, "it is a link");
+        allow(cache.root(), 0o770);
+        let refused = Cache::at(folder.path(), 1 << 30).unwrap_err().to_string();
+        assert!(refused.contains("chmod go-w"), "{refused}");
+    }
+}

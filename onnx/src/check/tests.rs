@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::proto::{
-    Dimension, DimensionProto, OperatorSetIdProto, TensorShapeProto, TensorTypeProto, TypeProto,
-    ValueInfoProto,
+    Dimension, DimensionProto, FunctionProto, OperatorSetIdProto, TensorShapeProto,
+    TensorTypeProto, TypeProto, ValueInfoProto,
 };
 use bytes::Bytes;
 use std::sync::Arc;

@@ -87,24 +87,23 @@ impl Typing<'_> {
         // What no node gives is there from the beginning.
         for output in &body.output {
             let known = facts.get(&output.name).cloned();
-            if let Some((_, message)) = known.and_then(|fact| contradiction(&fact, output)) {
-                list.error(format!("{place}output `{}`", output.name), message);
+            let at = || format!("{place}output `{}`", output.name);
+            match known.and_then(|fact| contradiction(&fact, output)) {
+                Some((Matter::Type, message)) => list.error(at(), message),
+                Some((Matter::Sizes, message)) => list.note(at(), message),
+                None => {}
             }
         }
         self.walk.nodes(body, facts, &mut |node, facts, outputs| {
             self.node(node, facts, outputs, place, list);
             for (name, fact) in node.output.iter().zip(outputs) {
                 let infos = infos.get(name.as_str()).into_iter().flatten();
-                let told = infos.filter_map(|i| {
-                    let is_output = body.output.iter().any(|o| std::ptr::eq(o, *i));
-                    Some((is_output, contradiction(fact, i)?))
-                });
-                // What is said of an inner size is only a hint, to runtimes too, and often left over.
+                // What is said of a size is only a hint, to runtimes too, and often left over.
                 let (mut hints, mut wrong) = (Vec::new(), Vec::new());
-                for (is_output, (matter, message)) in told {
-                    match (is_output, matter) {
-                        (false, Matter::Sizes) => hints.push(message),
-                        _ => wrong.push(message),
+                for (matter, message) in infos.filter_map(|i| contradiction(fact, i)) {
+                    match matter {
+                        Matter::Sizes => hints.push(message),
+                        Matter::Type => wrong.push(message),
                     }
                 }
                 let at = || format!("{place}{}", label(node));

@@ -124,6 +124,7 @@ impl Program<'_> {
             );
         }
         let mut parts: Vec<Vec<Tensor>> = vec![Vec::new(); body.output.len() - n - 1];
+        let mut n_stacked = 0;
         let mut trip = 0;
         while goes_on && trips.is_none_or(|n| trip < n) {
             let most = self.most_trips;
@@ -135,7 +136,11 @@ impl Program<'_> {
             inputs.append(&mut carried);
             let mut outputs = self.pass(flow, body, inputs)?;
             for (part, output) in parts.iter_mut().zip(outputs.split_off(n + 1)) {
+                n_stacked += output.n_bytes();
                 part.push(output);
+            }
+            if n_stacked > self.most_bytes() {
+                return Err(flow.refuse(format!("what it stacks takes {n_stacked} bytes so far")));
             }
             goes_on = flow.one(&outputs[0])? != 0;
             carried = outputs.split_off(1);
@@ -221,9 +226,9 @@ impl Program<'_> {
         let first = match parts.first() {
             Some(first) => first,
             None => {
-                none = self.widened(example(info).ok_or_else(|| {
+                none = example(info).ok_or_else(|| {
                     flow.refuse("it never runs, and its body does not declare what it gives")
-                })?);
+                })?;
                 &none
             }
         };
@@ -233,7 +238,7 @@ impl Program<'_> {
             let mut shape = first.shape.clone();
             shape.insert(at, 0);
             let values = first.values.pick(std::iter::empty());
-            return Ok(Tensor::new(&shape, values));
+            return Ok(self.widened(Tensor::new(&shape, values)));
         }
         let widened = |x: &Tensor| {
             let mut shape = x.shape.clone();

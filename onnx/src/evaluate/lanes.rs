@@ -40,10 +40,14 @@ pub fn run_in_step(lanes: &[Lane], wanted: &[&str]) -> Vec<Outcome> {
         let alone = |lane: &Lane| lane.program.run(lane.feeds, wanted);
         return lanes.iter().map(alone).collect();
     }
+    for lane in lanes {
+        lane.program.make_room(lane.feeds);
+    }
     let outer = Scope {
         values: BTreeMap::new(),
         outer: None,
         depth: 0,
+        held: 0,
     };
     walk(
         first.program.graph,
@@ -88,8 +92,12 @@ pub(super) fn walk(
             let Ok(scope) = place else { continue };
             match lane.program.node(node, scope, opsets) {
                 Ok(outputs) => {
+                    scope.held += outputs.iter().map(Tensor::n_bytes).sum::<usize>();
                     let named = node.output.iter().cloned().zip(outputs);
                     scope.values.extend(named);
+                    if let Err(error) = lane.program.has_room(node, scope) {
+                        *place = Err(error);
+                    }
                 }
                 Err(error) => *place = Err(error),
             }
@@ -97,7 +105,9 @@ pub(super) fn walk(
         for name in last.get(&n).into_iter().flatten() {
             if !wanted.contains(name) {
                 for scope in scopes.iter_mut().flatten() {
-                    scope.values.remove(*name);
+                    let gone = scope.values.remove(*name);
+                    let freed = gone.as_ref().map_or(0, Tensor::n_bytes);
+                    scope.held = scope.held.saturating_sub(freed);
                 }
             }
         }
@@ -138,6 +148,7 @@ impl Lane<'_, '_> {
             values,
             outer: Some(outer),
             depth: outer.depth,
+            held: 0,
         })
     }
 }

@@ -15,12 +15,14 @@ pub use lanes::{Lane, Outcome, run_in_step};
 use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
 use crate::infer::Opsets;
-use crate::operators::{self, Call};
+use crate::operators::{self, Call, bounds};
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored;
 use crate::tensor::Tensor;
+use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// The number format floats are computed in.
@@ -72,12 +74,41 @@ pub struct Program<'m> {
     kept: Option<Vec<OnceLock<Tensor>>>,
     /// Trips after which a loop is given up.
     most_trips: i64,
+    /// Nodes that ran, over all runs.
+    steps: AtomicI64,
+    /// Bytes of one value, at most; more where more is given.
+    most_bytes: AtomicUsize,
     /// First outputs of the If nodes that ran, with the condition's value.
     branches: Mutex<BTreeSet<(String, bool)>>,
 }
 
 /// Bytes of decoded initializers that a program keeps from run to run, if all of them fit.
 const MOST_KEPT: usize = 256 << 20;
+
+/// Nodes that run, for each trip that a loop may take.
+const STEPS_PER_TRIP: i64 = 64;
+
+/// A value may take so many times the bytes of what a program is given...
+const TIMES_GIVEN: usize = 64;
+/// ... or of what its file stores, and a few of them together four times as much.
+const TIMES_STORED: usize = 8;
+const TIMES_HELD: usize = 4;
+
+/// Bytes that a value may take beside what a graph stores.
+fn room_beside(graph: &GraphProto) -> usize {
+    let bytes = |t: &TensorProto| {
+        let n = crate::tensor::sizes(&t.dims).map_or(0, |(_, n)| n);
+        let each = Element::of_number(t.data_type).and_then(Element::bytes);
+        // What a file claims to have is not yet there.
+        match t.data_location {
+            1 => n.saturating_mul(each.unwrap_or(1)),
+            _ => t.encoded_len(),
+        }
+    };
+    let stored = graph.initializer.iter().map(bytes);
+    let stored = stored.fold(0usize, usize::saturating_add);
+    stored.saturating_mul(TIMES_STORED).max(bounds::ALWAYS)
+}
 
 /// Named tensors.
 pub type Values = BTreeMap<String, Tensor>;
@@ -99,6 +130,8 @@ impl<'m> Program<'m> {
             precision,
             kept: None,
             most_trips: control::MAX_TRIPS,
+            steps: AtomicI64::new(0),
+            most_bytes: AtomicUsize::new(room_beside(graph)),
             branches: Mutex::default(),
         })
     }
@@ -166,10 +199,12 @@ impl<'m> Program<'m> {
     /// # Errors
     /// See [`EvaluateError`].
     pub fn run(&self, feeds: &Values, wanted: &[&str]) -> Result<Vec<Tensor>, EvaluateError> {
+        self.make_room(feeds);
         let scope = Scope {
             values: BTreeMap::new(),
             outer: None,
             depth: 0,
+            held: 0,
         };
         self.body(self.graph, feeds, wanted, &scope, &self.opsets)
     }
@@ -181,6 +216,18 @@ impl<'m> Program<'m> {
     pub fn outputs(&self, feeds: &Values) -> Result<Vec<Tensor>, EvaluateError> {
         let wanted: Vec<&str> = self.graph.output.iter().map(|o| o.name.as_str()).collect();
         self.run(feeds, &wanted)
+    }
+
+    /// Has room for what follows from these values.
+    fn make_room(&self, feeds: &Values) {
+        let given = feeds.values().map(Tensor::n_bytes);
+        let given = given.fold(0usize, usize::saturating_add);
+        let room = given.saturating_mul(TIMES_GIVEN);
+        self.most_bytes.fetch_max(room, Ordering::Relaxed);
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.most_bytes.load(Ordering::Relaxed)
     }
 
     fn widened(&self, tensor: Tensor) -> Tensor {
@@ -232,6 +279,13 @@ impl<'m> Program<'m> {
         scope: &Scope,
         opsets: &Opsets,
     ) -> Result<Vec<Tensor>, EvaluateError> {
+        let most = self.most_trips.saturating_mul(STEPS_PER_TRIP);
+        if self.steps.fetch_add(1, Ordering::Relaxed) >= most {
+            return Err(EvaluateError::Node {
+                node: label(node),
+                what: format!("it takes more than {most} steps to get here"),
+            });
+        }
         if let Some(outputs) = self.control(node, scope, opsets)? {
             return Ok(outputs);
         }
@@ -264,11 +318,27 @@ impl<'m> Program<'m> {
             inputs: &inputs,
             widened: self.precision == Precision::Float64,
         };
-        let outputs = (operator.evaluate)(&call).map_err(|what| EvaluateError::Node {
+        let outputs = operator.run(&call, self.most_bytes());
+        let outputs = outputs.map_err(|what| EvaluateError::Node {
             node: label(node),
             what,
         })?;
         Ok(outputs.into_iter().map(|t| self.widened(t)).collect())
+    }
+
+    /// Refuses values of a body that together take more memory than there should be use for.
+    fn has_room(&self, node: &NodeProto, scope: &Scope) -> Result<(), EvaluateError> {
+        let most = self.most_bytes().saturating_mul(TIMES_HELD);
+        match scope.held > most {
+            false => Ok(()),
+            true => Err(EvaluateError::Node {
+                node: label(node),
+                what: format!(
+                    "values up to here take {} bytes, more than {most}",
+                    scope.held
+                ),
+            }),
+        }
     }
 
     fn function(
@@ -297,6 +367,7 @@ impl<'m> Program<'m> {
             values: BTreeMap::new(),
             outer: None,
             depth,
+            held: 0,
         };
         self.body(
             &body,
@@ -317,6 +388,8 @@ struct Scope<'a> {
     outer: Option<&'a Scope<'a>>,
     /// Calls of functions around it.
     depth: usize,
+    /// Bytes of the values that nodes of this body gave and that are still read.
+    held: usize,
 }
 
 impl Scope<'_> {

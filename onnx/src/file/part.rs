@@ -2,7 +2,9 @@
 //!
 //! Owns the list of these folders, so that an interrupted program can leave nothing behind, and the
 //! moment at which finished files take the place of older ones. An interruption waits for that moment to
-//! pass; after a crash in it the older files are in the folder.
+//! pass, and so does another run with a target in the same folder; after a crash in it the older files are in
+//! the folder. A folder that a killed run left is removed by the next run for the same target, unless it holds
+//! such older files: every run holds a lock on a file in its own.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -40,10 +42,17 @@ const MOST_TAKEN: usize = 100;
 /// Characters of the target's name in the folder's.
 const SHOWN_OF_NAME: usize = 40;
 
+/// End of the name of a file that was replaced.
+const OLD: &str = ".old";
+/// The file that a run holds a lock on while it lives; no target's name begins with a dot and is so long.
+const LOCK: &str = ".held-while-the-run-that-made-this-folder-lives";
+
 /// A folder for unfinished files; gone with what is in it if they are never finished.
 #[derive(Debug)]
 pub(super) struct Part {
     folder: PathBuf,
+    /// Held for others to see; `None` where the file system knows no locks.
+    _lock: Option<File>,
 }
 
 impl Part {
@@ -52,6 +61,7 @@ impl Part {
         let mut paths = unfinished();
         // A name may be as long as names can be.
         let start: String = name.chars().take(SHOWN_OF_NAME).collect();
+        remove_abandoned(folder, &start);
         for n in 0..MOST_TAKEN {
             let part = folder.join(format!(".{start}.{}-{n}.part", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&part) {
@@ -60,7 +70,11 @@ impl Part {
                 made => {
                     made?;
                     paths.insert(part.clone());
-                    return Ok(Part { folder: part });
+                    let lock = File::create(part.join(LOCK)).ok();
+                    return Ok(Part {
+                        folder: part,
+                        _lock: lock.filter(|file| file.try_lock().is_ok()),
+                    });
                 }
             }
         }
@@ -88,6 +102,10 @@ impl Part {
     ) -> io::Result<()> {
         // Held to the end: an interruption never finds half of the files replaced.
         let mut paths = unfinished();
+        // Held to the end, too: of two runs with one target one comes after the other. Where folders cannot be
+        // locked, only within this process.
+        let around = File::open(super::folder_of(&self.folder))?;
+        let _ = around.lock();
         if let [(from, to)] = files {
             return fs::rename(from, to);
         }
@@ -108,7 +126,7 @@ impl Part {
                 .filter(|(_, (_, to))| to.exists())
         };
         let done = leave()
-            .try_for_each(|(n, (_, to))| rename(to.clone(), self.file(&format!("{n}.old"))))
+            .try_for_each(|(n, (_, to))| rename(to.clone(), self.file(&format!("{n}{OLD}"))))
             .and_then(|()| {
                 files
                     .iter()
@@ -136,6 +154,32 @@ impl Part {
     /// Waits until the new names are on disk.
     fn sync_around(&self) -> io::Result<()> {
         File::open(super::folder_of(&self.folder))?.sync_all()
+    }
+}
+
+/// Removes the folders that killed runs left for the file whose name starts so.
+fn remove_abandoned(folder: &Path, start: &str) {
+    let (head, tail) = (format!(".{start}."), ".part");
+    let is_part = |name: &str| {
+        let numbers = name.strip_prefix(&head).and_then(|n| n.strip_suffix(tail));
+        let numbers = numbers.and_then(|n| n.split_once('-'));
+        numbers.is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
+    };
+    for item in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !item.file_name().to_str().is_some_and(is_part) {
+            continue;
+        }
+        let path = item.path();
+        // Without the file it is just being made, or is another program's.
+        let Ok(lock) = File::options().write(true).open(path.join(LOCK)) else {
+            continue;
+        };
+        let is_old = |name: std::ffi::OsString| name.to_string_lossy().ends_with(OLD);
+        let mut inside = fs::read_dir(&path).into_iter().flatten().flatten();
+        if lock.try_lock().is_ok() && !inside.any(|file| is_old(file.file_name())) {
+            // Another run may remove it at the same time.
+            let _ = fs::remove_dir_all(path);
+        }
     }
 }
 
@@ -182,8 +226,31 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let first = Part::within(folder.path(), "t").expect("created");
         fs::write(first.file("0.old"), "a user's").expect("written");
+        let kept = first.file("0.old");
+        // The lock goes, as with the process that held it.
+        let mut first = std::mem::ManuallyDrop::new(first);
+        first._lock = None;
         drop(Part::within(folder.path(), "t").expect("created"));
-        assert_eq!(text(&first.file("0.old")), "a user's");
+        assert_eq!(text(&kept), "a user's");
+    }
+
+    #[test]
+    fn what_a_killed_run_left_goes_with_the_next() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut killed =
+            std::mem::ManuallyDrop::new(Part::within(folder.path(), "t").expect("created"));
+        fs::write(killed.file("t"), "half of it").expect("written");
+        let other = folder.path().join(".t.x.part");
+        fs::create_dir(&other).expect("made");
+        // It lives: the next run leaves it alone.
+        drop(Part::within(folder.path(), "t").expect("created"));
+        assert_eq!(text(&killed.file("t")), "half of it");
+        killed._lock = None;
+        drop(Part::within(folder.path(), "u").expect("created"));
+        assert_eq!(text(&killed.file("t")), "half of it", "of another target");
+        drop(Part::within(folder.path(), "t").expect("created"));
+        assert!(!killed.folder.exists());
+        assert!(other.exists(), "nobody made it here");
     }
 
     /// At every moment an interruption has to wait, and the older data is somewhere; the older model is

@@ -50,6 +50,9 @@ impl Opsets {
 /// How many calls of local functions may be inside of each other. The standard allows no recursion.
 const MAX_CALLS: usize = 32;
 
+/// Bytes that are computed to know a small result.
+const MOST_FOLDED: usize = 1 << 20;
+
 /// Functions local to a model, as far as they are looked into.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Functions<'a> {
@@ -227,7 +230,14 @@ impl Walk<'_> {
             return Some(constants.into_iter().map(Fact::of_tensor).collect());
         }
         let mut outputs = (operator.infer)(&cx)?;
-        if let Some(elements) = operators::symbolic_elements(operator, &cx, &outputs) {
+        for size in outputs.iter_mut().flat_map(|o| &mut o.shape).flatten() {
+            if is_too_long(size) {
+                *size = self.unknowns.size();
+            }
+        }
+        if let Some(elements) = operators::symbolic_elements(operator, &cx, &outputs)
+            && !elements.iter().any(is_too_long)
+        {
             let known: Option<Vec<i64>> = elements.iter().map(SymExpr::as_const).collect();
             let output = outputs.first_mut()?;
             match (known, output.sizes(), output.element) {
@@ -249,6 +259,9 @@ impl Walk<'_> {
         call: &NodeProto,
         inputs: Vec<Option<Fact>>,
     ) -> Option<Vec<Fact>> {
+        if !self.unknowns.looks_into_call() {
+            return None;
+        }
         let walk = Walk {
             opsets: &Opsets::of(&function.opset_import),
             functions: self.functions.inside()?,
@@ -297,12 +310,22 @@ impl Walk<'_> {
             inputs: &inputs,
             widened: false,
         };
-        let outputs = (operator.evaluate)(&call).ok()?;
+        let outputs = operator.run(&call, MOST_FOLDED).ok()?;
         outputs
             .iter()
             .all(|t| t.len() <= MAX_ELEMENTS)
             .then_some(outputs)
     }
+}
+
+/// A sum of more terms is worth no more than a size of which nothing is known, and products of such sums would
+/// grow beyond all bounds.
+const MOST_TERMS: usize = 16;
+
+/// Whether a size is a sum of many terms, or one of a product of many sizes.
+pub(crate) fn is_too_long(size: &SymExpr) -> bool {
+    let terms = size.terms();
+    terms.len() > MOST_TERMS || terms.iter().any(|(atoms, _)| atoms.len() > MOST_TERMS)
 }
 
 /// Whether sizes of what a node gives are decided by the elements it reads. What a file says of them, and

@@ -25,7 +25,11 @@ fn infer_concat(cx: &Inference) -> Option<Vec<Fact>> {
         }
         for d in 0..shape.len() {
             if d == at {
-                shape[d] = shape[d].clone() + part[d].clone();
+                let sum = shape[d].clone() + part[d].clone();
+                shape[d] = match crate::infer::is_too_long(&sum) {
+                    true => cx.unknown(),
+                    false => sum,
+                };
             } else if shape[d].as_const().is_none() {
                 shape[d] = part[d].clone();
             }

@@ -8,6 +8,7 @@
 mod activation;
 mod attention;
 mod blocks;
+pub(crate) mod bounds;
 mod cast;
 mod convolution;
 mod einsum;
@@ -160,10 +161,14 @@ pub fn names() -> Vec<&'static str> {
     FAMILIES.iter().copied().flatten().map(|o| o.name).collect()
 }
 
+/// Calls of local functions that one walk over a model looks into.
+const MOST_CALLS: usize = 1 << 14;
+
 /// Symbols that stand for sizes nothing is known of.
 #[derive(Debug, Default)]
 pub struct Unknowns {
     count: Cell<usize>,
+    calls: Cell<usize>,
     given: RefCell<BTreeSet<String>>,
 }
 
@@ -185,6 +190,13 @@ impl Unknowns {
         let is_given = self.given.borrow().contains(name) && !name.starts_with('?');
         let prefix = if is_given { "" } else { "?:" };
         SymExpr::symbol(Symbol::new(format!("{prefix}{name}")))
+    }
+
+    /// Whether one more call of a local function is looked into: functions that call each other twice would
+    /// otherwise take for ever.
+    pub fn looks_into_call(&self) -> bool {
+        self.calls.set(self.calls.get() + 1);
+        self.calls.get() <= MOST_CALLS
     }
 
     /// How many there are so far.

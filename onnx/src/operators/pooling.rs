@@ -260,7 +260,13 @@ fn images(x: &Tensor) -> Result<(Vec<usize>, usize), String> {
     let spatial = x.shape.get(2..).ok_or("its input has no channels")?;
     let mut shape = x.shape.clone();
     shape[2..].fill(1);
-    Ok((shape, spatial.iter().product()))
+    let image = spatial.iter().product();
+    match image {
+        0 => Err(format!(
+            "images of sizes {spatial:?} have no elements to pool"
+        )),
+        _ => Ok((shape, image)),
+    }
 }
 
 fn global(call: &Call, kind: Kind) -> Result<Vec<Tensor>, String> {
@@ -269,7 +275,7 @@ fn global(call: &Call, kind: Kind) -> Result<Vec<Tensor>, String> {
     let p = norm(call);
     let y = in_real!(x.element(), R => {
         let v = R::read(x)?;
-        let y = v.chunks(image.max(1)).map(|x| R::of(match kind {
+        let y = v.chunks(image).map(|x| R::of(match kind {
             Kind::Average => x.iter().map(|x| x.wide()).sum::<f64>() / image as f64,
             Kind::Norm => x.iter().map(|x| x.wide().abs().powf(p)).sum::<f64>().powf(p.recip()),
         }));
@@ -284,7 +290,7 @@ fn global_max(call: &Call) -> Result<Vec<Tensor>, String> {
     let y = in_real!(x.element(), R => {
         let v = R::read(x)?;
         let above = |a: R, b: R| if b > a || b.is_nan() { b } else { a };
-        let y = v.chunks(image.max(1)).map(|x| x.iter().copied().fold(R::of(f64::NEG_INFINITY), above));
+        let y = v.chunks(image).map(|x| x.iter().copied().fold(R::of(f64::NEG_INFINITY), above));
         R::tensor(x.element(), &shape, y.collect())
     });
     y.map(|y| vec![y])

@@ -6,7 +6,7 @@
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator};
 use crate::fact::Fact;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, room};
 use graph::SymExpr;
 
 pub const ROWS: &[Operator] = &[
@@ -63,7 +63,8 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
 /// `⌊size·scale⌋` as runtimes compute it.
 fn scaled(size: &SymExpr, scale: f64) -> Option<SymExpr> {
     if let Some(size) = size.as_const() {
-        return Some(SymExpr::constant(scaled_size(size as usize, scale) as i64));
+        let scaled = scaled_size(usize::try_from(size).ok()?, scale);
+        return Some(SymExpr::constant(i64::try_from(scaled).ok()?));
     }
     let whole = |x: f64| (x == x.trunc() && (1.0..1e6).contains(&x)).then_some(x as i64);
     match (whole(scale), whole(scale.recip())) {
@@ -205,7 +206,7 @@ impl<'a> Method<'a> {
                 "cubic" => self.cubic_weight(distance),
                 _ => (1.0 - distance.abs()).max(0.0),
             };
-            taps.push((base as i64 + n, weight));
+            taps.push(((base as i64).saturating_add(n), weight));
         }
         if self.exclude_outside {
             taps.retain(|(n, _)| (0..=last).contains(n));
@@ -237,6 +238,12 @@ fn floats(call: &Call, at: usize) -> Result<Option<Vec<f64>>, String> {
             .ok_or_else(|| format!("its input {at} is not of numbers")),
     }
 }
+
+/// A dimension becomes at most so long.
+const MOST_ALONG: usize = 1 << 24;
+
+/// Windows of an antialiased output are as wide as the scale is small.
+const LEAST_SCALE: f32 = 1.0 / MOST_ALONG as f32;
 
 fn dimensions(call: &Call, shape: &[usize]) -> Result<Vec<Along>, String> {
     let (scales_at, sizes_at) = places(call.node.op_type == "Upsample", call.opset);
@@ -290,12 +297,13 @@ fn dimensions(call: &Call, shape: &[usize]) -> Result<Vec<Along>, String> {
             along.output = (scale * along.input as f32 + 0.5).floor() as usize;
         }
     }
-    if all
-        .iter()
-        .any(|a| a.input == 0 || a.scale <= 0.0 || a.output > 1 << 24)
-    {
+    let fits = |a: &Along| a.input > 0 && a.scale > LEAST_SCALE && a.output <= MOST_ALONG;
+    if !all.iter().all(fits) {
         return Err("its sizes cannot be resized".to_string());
     }
+    let mut to = shape.to_vec();
+    all.iter().for_each(|a| to[a.axis] = a.output);
+    room(&to)?;
     Ok(all)
 }
 
@@ -354,6 +362,9 @@ fn nearest(method: &Method, all: &[Along], x: &Tensor) -> Tensor {
 
 fn interpolated<R: Real>(method: &Method, along: &Along, shape: &[usize], x: &[R]) -> Vec<R> {
     let inner: usize = shape[along.axis + 1..].iter().product();
+    if x.is_empty() || along.output == 0 {
+        return Vec::new();
+    }
     let taps: Vec<_> = (0..along.output).map(|at| method.taps(at, along)).collect();
     let mut y = Vec::with_capacity(x.len() / along.input * along.output);
     for block in x.chunks(along.input * inner) {

@@ -12,6 +12,9 @@ enum Padding {
     Valid,
 }
 
+/// Elements that all windows of one channel read: a window of 64 by 64 everywhere in an image of 4096 by 4096.
+const MOST_WORK: usize = 1 << 36;
+
 /// Windows over `[d1, …]` as attributes describe them.
 #[derive(Clone, Debug)]
 pub struct Windows {
@@ -171,7 +174,18 @@ impl Windows {
                 _ => (self.low[d], self.high[d]),
             };
         }
-        Ok(placed)
+        let steps = placed.kernel.iter().chain(&placed.output);
+        let work = steps
+            .copied()
+            .filter(|n| *n > 0)
+            .try_fold(1, usize::checked_mul);
+        match work.filter(|n| *n <= MOST_WORK) {
+            Some(_) => Ok(placed),
+            None => Err(format!(
+                "windows of sizes {:?} over an input of sizes {input:?} are too many elements to compute with",
+                placed.kernel
+            )),
+        }
     }
 }
 

@@ -21,6 +21,8 @@ use std::collections::BTreeMap;
 pub const NAME: &str = "inline-function";
 /// Nodes, without constants and copies, up to which a function is inlined wherever it is called.
 const SHORT: usize = 4;
+/// Nodes that are looked at to know whether a function is short.
+const LOOKED_AT: usize = 256;
 /// Functions inside functions; a sound model has no recursion.
 const MAX_DEPTH: usize = 32;
 
@@ -161,21 +163,19 @@ impl<'a> Inliner<'a> {
         let once = self.n_calls.get(&key(call)).is_some_and(|n| *n == 1);
         // Bodies are large.
         let flat = function.node.iter().all(|n| bodies(n).next().is_none());
-        let pays = once || (flat && self.n_nodes(function, 0)? <= SHORT);
+        let pays = once || (flat && self.n_nodes(function, &mut { LOOKED_AT })? <= SHORT);
         (depth < MAX_DEPTH && !is_refused && same_sets && pays).then_some(function)
     }
 
-    /// Nodes of a function with the functions it calls, without constants and copies; `None` if
-    /// functions call each other in a circle.
-    fn n_nodes(&self, function: &FunctionProto, depth: usize) -> Option<usize> {
-        if depth > MAX_DEPTH {
-            return None;
-        }
+    /// Nodes of a function with the functions it calls, without constants and copies; `None` if more than `left`
+    /// would have to be looked at, as where functions call each other in a circle.
+    fn n_nodes(&self, function: &FunctionProto, left: &mut usize) -> Option<usize> {
         let mut n = 0;
         for node in &function.node {
+            *left = left.checked_sub(1)?;
             let free = matches!(node.op_type.as_str(), "Constant" | "Identity");
             n += match self.functions.iter().find(|f| key_of(f) == key(node)) {
-                Some(inner) => self.n_nodes(inner, depth + 1)?,
+                Some(inner) => self.n_nodes(inner, left)?,
                 None => usize::from(!(free && is_standard(node))),
             };
         }

@@ -11,6 +11,7 @@ use crate::operators::threads;
 use crate::tensor::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// One run of the original.
 pub(super) struct Run {
@@ -65,6 +66,9 @@ fn blind_name(names: &[&str], outputs: &[Tensor]) -> String {
     let blind = names.iter().zip(outputs).find(|(_, t)| is_blind(t));
     blind.map_or(String::new(), |(name, _)| name.to_string())
 }
+
+/// How long sizes and numbers are looked for with which a model runs.
+const LONGEST_TRYING: Duration = Duration::from_secs(30);
 
 /// One run that is to be made.
 struct Plan {
@@ -226,7 +230,12 @@ impl<'m> Programs<'m> {
         let failed = |cause| VerifyError::Original { cause };
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         let mut last = None;
+        let started = Instant::now();
         for attempt in sampler.attempts(seed, planted) {
+            // What it failed with so far is told.
+            if last.is_some() && started.elapsed() > LONGEST_TRYING {
+                break;
+            }
             let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
                 continue;
             };

@@ -524,7 +524,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
 
 /// Sizes of a tensor that is not too large to be made up.
 fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {
-    const MOST_ELEMENTS: usize = 1 << 30;
+    const MOST_ELEMENTS: usize = 1 << 25;
     let (shape, n) = crate::tensor::sizes(sizes).ok()?;
     (n <= MOST_ELEMENTS).then_some(shape)
 }
