@@ -25,7 +25,11 @@ fn planted(dtype: &str, shift: &str, fill: &str) -> Report {
 }}
 "#
     );
-    let graph = graph::parse(&text).expect("parses");
+    report(&text)
+}
+
+fn report(text: &str) -> Report {
+    let graph = graph::parse(text).expect("parses");
     let step = Step::forward(&graph).expect("a step");
     let plan = step.plan(&Bindings::new()).expect("plans");
     Report::of_plan(&plan, 2).expect("a report")
@@ -60,4 +64,26 @@ fn a_type_without_a_micro_kernel_is_warned_of() {
         panic!("{:?}", report.warnings);
     };
     assert_eq!(warning.scalar.reason, NoFastForm::ElementType);
+}
+
+#[test]
+fn an_operand_indexed_by_a_remainder_is_warned_of() {
+    let text = r#"graph "rolled" {
+  %x: f32[40, 30] input
+  %w: f32[30, 50] input
+  %y: f32[40, 50]
+  inputs %x, %w
+  state {
+    map [n < 40, k < 50, c < 30] {
+      tasklet %y[n, k] (sum) = $0 * $1 from %x[mod(n + 3, 40), c], %w[c, k]
+    }
+  }
+  outputs %y
+}
+"#;
+    let report = report(text);
+    let [warning] = report.warnings.as_slice() else {
+        panic!("{:?}", report.warnings);
+    };
+    assert_eq!(warning.scalar.reason, NoFastForm::Index);
 }

@@ -3,7 +3,9 @@
 //! Before: `t[i] = f(x[i]); y[i] = g(t[i], z[i])`. After: `y[i] = g(f(x[i]), z[i])`.
 //! Legal because `t` is written once at every index, by one map without conflict resolution, from
 //! values that do not change afterwards. Movement (permute, slice, broadcast, pad) is inlined
-//! everywhere: index expressions compose. Arithmetic is inlined into maps other than contractions
+//! everywhere: index expressions compose. Only a product whose operand would no longer be indexed by sums
+//! of its parameters, as behind a roll, reads what was moved: it would leave the contraction generator, which
+//! costs more than a copy. Arithmetic is inlined into maps other than contractions
 //! when that moves fewer bytes: without it `t` is written once and read by every reader; with it
 //! each reader reads what the definition reads and the reader does not read yet. The values are
 //! computed again in each reader, which is how forward values come to be recomputed in the
@@ -11,8 +13,8 @@
 
 use crate::decision::Decision;
 use crate::unit::{
-    Definition, bytes, definition, elements, expression_cost, is_contraction, is_movement, points,
-    unit, unit_tasklet_mut,
+    Definition, bytes, definition, elements, expression_cost, is_blockable, is_contraction,
+    is_movement, points, unit, unit_tasklet_mut,
 };
 use graph::{
     Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Reduction,
@@ -32,6 +34,8 @@ const MAX_INPUTS: usize = 14;
 enum Obstacle {
     #[error("a product reads its operands from memory")]
     Product,
+    #[error("a product's operand would be indexed by data, a remainder or a quotient")]
+    ProductIndex,
     #[error("it would be computed {times} times over, {cost} operations each")]
     Repeated { times: i64, cost: u32 },
     #[error("its reader would grow to {0} operations")]
@@ -190,6 +194,9 @@ fn inlined_node(
         && let Some(position) = tasklet.inputs.iter().position(|m| m.container == id)
     {
         replace_input(graph, tasklet, position, &def, id)?;
+    }
+    if is_blockable(reader) && !is_blockable(&node) {
+        return Err(Obstacle::ProductIndex);
     }
     let total = |t: &Tasklet| -> u32 { t.outputs.iter().map(|(_, e)| expression_cost(e)).sum() };
     let Some((_, t)) = unit(&node).filter(|_| !movement) else {

@@ -126,6 +126,18 @@ pub fn is_contraction(node: &Node) -> bool {
         && is_large_product(map, tasklet)
 }
 
+/// Whether the unit is a contraction that the contraction generators take: every index is a sum of
+/// parameters with factors.
+pub fn is_blockable(node: &Node) -> bool {
+    let sum = |i: &Index| matches!(i, Index::At(e) if e.as_affine().is_some());
+    is_contraction(node)
+        && unit(node).is_some_and(|(_, tasklet)| {
+            let written = tasklet.outputs.iter().map(|(m, _)| m);
+            let mut all = tasklet.inputs.iter().chain(written);
+            all.all(|m| m.subset.iter().all(sum))
+        })
+}
+
 /// Whether both operands are reused, so that blocking pays: along a parameter that one of them
 /// lacks, or in a window. False for sums of element-wise products and for broadcast scaling.
 fn is_large_product(map: &Map, tasklet: &Tasklet) -> bool {

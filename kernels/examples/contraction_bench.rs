@@ -30,7 +30,11 @@ struct Row {
 fn convolutions(network: &'static str, layers: &[(u32, Conv)]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (i, (times, conv)) in layers.iter().enumerate() {
-        let kind = if conv.groups > 1 { "depthwise" } else { "" };
+        let kind = match (conv.groups, conv.c) {
+            (1, _) => String::new(),
+            (_, 1) => "depthwise".to_string(),
+            (groups, _) => format!("{groups} groups "),
+        };
         let label = |pass: &str| {
             let (c, k) = (conv.c * conv.groups, conv.k * conv.groups);
             format!(
@@ -112,6 +116,25 @@ fn mobilenet_v2() -> Vec<(u32, Conv)> {
     }
     l.push((1, Conv::square(8, 320, 1280, 7, 1, 1)));
     merge_equal(l)
+}
+
+/// Grouped 3x3 convolutions: ResNeXt-50 32x4d and RegNet-Y-400MF.
+fn grouped() -> Vec<(u32, Conv)> {
+    let layer = |groups, per_group, size, stride| Conv {
+        groups,
+        ..Conv::square(8, per_group, per_group, size, 3, stride)
+    };
+    vec![
+        // The first has no data gradient in this list.
+        (3, layer(32, 4, 56, 1)),
+        (3, layer(32, 4, 56, 1)),
+        (1, layer(32, 8, 56, 2)),
+        (3, layer(32, 8, 28, 1)),
+        (5, layer(32, 16, 14, 1)),
+        (2, layer(32, 32, 7, 1)),
+        (2, layer(13, 8, 28, 1)),
+        (5, layer(26, 8, 14, 1)),
+    ]
 }
 
 fn merge_equal(layers: Vec<(u32, Conv)>) -> Vec<(u32, Conv)> {
@@ -469,6 +492,7 @@ fn main() {
     let filter = argument("--filter").unwrap_or_default();
     let mut rows = convolutions("resnet50", &resnet50());
     rows.extend(convolutions("mobilenetv2", &mobilenet_v2()));
+    rows.extend(convolutions("grouped", &grouped()));
     rows.extend(bert_layer());
     rows.retain(|r| r.label.contains(&filter) && r.times > 0);
     let target = Target {

@@ -5,15 +5,13 @@
 //! the launches it needs, in the graph's order.
 
 use crate::compile::SourceUnit;
-use crate::contraction::{
-    self, Axis, Contraction, EmittedContraction, Hooks, NoFastForm, Roles, ScalarForm,
-};
+use crate::contraction::{self, Axis, Contraction, EmittedContraction, Hooks, Roles, ScalarForm};
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
-use crate::recognize::{Recognized, is_contraction_of_another_type, recognize};
+use crate::recognize::{Recognized, recognize, refusal};
 use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 
@@ -178,11 +176,10 @@ impl Lowering {
         }
         self.loops(node)?;
         let first = split_epilogue(node, map).map_or_else(|| node.clone(), |(first, _)| first);
-        if is_contraction_of_another_type(&self.graph, &first)
+        if let Some(reason) = refusal(&self.graph, &first)
             && let Some(kernel) = self.kernels.last_mut()
         {
-            let (reason, flops) = (NoFastForm::ElementType, kernel.flops);
-            kernel.scalar = Some(ScalarForm::new(reason, flops, &self.target));
+            kernel.scalar = Some(ScalarForm::new(reason, kernel.flops, &self.target));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! No operator name is looked at, so products and convolutions, their gradients and whatever else
 //! has the form are found alike. Strides come from the containers' layouts.
 
-use crate::contraction::{Axis, Contraction, Operand, normal_form};
+use crate::contraction::{Axis, Contraction, NoFastForm, Operand, normal_form};
 use graph::{
     Binary, ContainerId, DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
     Scalar, SymExpr, Tasklet,
@@ -33,9 +33,19 @@ pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
     })
 }
 
-/// Whether a map is a contraction of floating-point numbers that are not in single precision.
-pub(crate) fn is_contraction_of_another_type(graph: &Graph, node: &Node) -> bool {
-    recognize_typed(graph, node, &DType::is_float).is_some() && recognize(graph, node).is_none()
+/// Why a map that multiplies and sums like a contraction is none for the micro-kernels, if so.
+pub(crate) fn refusal(graph: &Graph, node: &Node) -> Option<NoFastForm> {
+    let (map, tasklet) = map_of_tasklet(node)?;
+    let (a, b, out) = factors(tasklet)?;
+    let dtypes = [a, b, out].map(|m| graph.container(m.container).dtype);
+    let multiplies = dtypes.iter().all(|d| d.is_float()) && is_blockable(map, a, b);
+    if !multiplies || recognize(graph, node).is_some() {
+        return None;
+    }
+    match dtypes.contains(&DType::F64) {
+        true => Some(NoFastForm::ElementType),
+        false => Some(NoFastForm::Index),
+    }
 }
 
 /// The same for operands and a result whose types pass `accepts`, as the map has it.
@@ -44,15 +54,7 @@ pub fn recognize_typed(
     node: &Node,
     accepts: &dyn Fn(DType) -> bool,
 ) -> Option<Recognized> {
-    let NodeKind::Map(map) = &node.kind else {
-        return None;
-    };
-    let [body] = map.body.as_slice() else {
-        return None;
-    };
-    let NodeKind::Tasklet(tasklet) = &body.kind else {
-        return None;
-    };
+    let (map, tasklet) = map_of_tasklet(node)?;
     let (a, b, out) = factors(tasklet)?;
     let all = [a, b, out];
     let accepted = |m: &&Memlet| accepts(graph.container(m.container).dtype);
@@ -75,6 +77,19 @@ pub fn recognize_typed(
         b: b.container,
         out: out.container,
     })
+}
+
+fn map_of_tasklet(node: &Node) -> Option<(&Map, &Tasklet)> {
+    let NodeKind::Map(map) = &node.kind else {
+        return None;
+    };
+    match map.body.as_slice() {
+        [one] => match &one.kind {
+            NodeKind::Tasklet(tasklet) => Some((map, tasklet)),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// `out += a·b` with plain reads and affine indices, guards being zeros.

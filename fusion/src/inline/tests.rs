@@ -75,6 +75,27 @@ fn what_decides_is_rounded_as_it_would_have_been_stored() {
 }
 
 #[test]
+fn products_read_what_was_rolled_or_looked_up_from_memory() {
+    let containers = "%x: f32[6, 4] input
+         %at: i64[6] input
+         %w: f32[4, 5] input
+         %t: f32[6, 4]
+         %y: f32[6, 5]";
+    let product = "map [n < 6, k < 5, c < 4] {
+             tasklet %y[n, k] (sum) = $0 * $1 from %t[n, c], %w[c, k]
+           }";
+    let sum = "map [n < 6, k < 5] { tasklet %y[n, k] = $0 + 1.0 from %t[n, 0] }";
+    let moved = |from: &str| format!("map [i < 6, j < 4] {{ tasklet %t[i, j] = $0 from {from} }}");
+    for from in ["%x[mod(i + 2, 6), j]", "%x[$1, j], %at[i]"] {
+        let refused = inlined(containers, &format!("{}\n{product}", moved(from)));
+        assert_eq!(refused, Err(Obstacle::ProductIndex), "{from}");
+        assert!(inlined(containers, &format!("{}\n{sum}", moved(from))).is_ok());
+    }
+    let straight = format!("{}\n{product}", moved("%x[i, j]"));
+    assert!(inlined(containers, &straight).is_ok());
+}
+
+#[test]
 fn products_read_arithmetic_from_memory_but_movement_directly() {
     let matrices = "%x: f32[4, 3] input
          %w: f32[4, 5] input

@@ -40,6 +40,9 @@ pub enum NoFastForm {
     /// Operands that instructions for pairs of 16-bit numbers do not fit; single precision does.
     #[error("its operands do not fit instructions for pairs of numbers")]
     NoPairs,
+    /// An operand indexed by data, a remainder or a quotient.
+    #[error("an operand's index is not a sum of the loops' positions")]
+    Index,
     /// Elements of a type without a micro-kernel.
     #[error("only single precision has a micro-kernel")]
     ElementType,
