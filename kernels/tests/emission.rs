@@ -463,6 +463,23 @@ fn paired_case((name, containers, map): &(&str, &str, &str)) -> (String, Graph) 
     (name.to_string(), graph)
 }
 
+/// Without instructions for pairs, operands of both types are widened: row by row, and transposed.
+#[test]
+fn widened_products_agree_with_the_interpreter() {
+    let wanted = ["rows by rows", "convolution", "weight gradient"];
+    for dtype in ["bf16", "f16"] {
+        let cases = PAIRED.iter().filter(|case| wanted.contains(&case.0));
+        let cases: Vec<_> = cases
+            .map(|(name, containers, map)| {
+                paired_case(&(name, &containers.replace("bf16", dtype), map))
+            })
+            .collect();
+        let mut isas = every_isa();
+        isas.iter_mut().for_each(|o| o.target.pairs = None);
+        agree_with_the_interpreter(&cases, &isas);
+    }
+}
+
 /// Tiles need a machine that has them; everything around them is the same text.
 #[test]
 fn products_of_pairs_agree_with_the_interpreter() {

@@ -24,6 +24,30 @@ pub(crate) fn prologue(name: &str, buffer: usize, dtype: DType) -> String {
     )
 }
 
+/// `shl_TYPExWIDTH(p)`: so many numbers of 16 bits as a vector of single precision, as the prelude widens
+/// one.
+pub(crate) fn vector_load(vw: i64, dtype: DType) -> String {
+    let name = format!("shl_{}x{vw}", dtype.name());
+    let guard = name.to_uppercase();
+    let widened = match dtype {
+        DType::BF16 => "return (F)(w << 16);".to_string(),
+        _ => "const W u = (w & 0x7fffu) << 13;\n\
+              \x20 W moved = (W)((F)u * 0x1p112f);\n\
+              \x20 moved |= (W)(u >= 0x0f800000u) & 0x7f800000u;\n\
+              \x20 return (F)(moved | ((w & 0x8000u) << 16));"
+            .to_string(),
+    };
+    format!(
+        "#ifndef {guard}\n#define {guard}\nstatic inline vf{vw} {name}(const unsigned short *p) {{\n\
+         \x20 typedef unsigned short H __attribute__((vector_size({}), aligned(2), may_alias));\n\
+         \x20 typedef unsigned int W __attribute__((vector_size({1})));\n\
+         \x20 typedef float F __attribute__((vector_size({1})));\n\
+         \x20 const W w = __builtin_convertvector(*(const H *)p, W);\n  {widened}\n}}\n#endif\n",
+        vw * 2,
+        vw * 4
+    )
+}
+
 /// An epilogue that rounds the product in `buf[2]` into buffer `to`, element for element, and then calls
 /// the epilogue `then`.
 pub(crate) fn store(

@@ -115,6 +115,8 @@ pub fn emit(
         } else {
             "depthwise"
         },
+        takes_prologues: false,
+        finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
     }))
 }

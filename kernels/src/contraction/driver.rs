@@ -93,6 +93,8 @@ pub fn emit(
         flops: 0,
         refusal: None,
         path: parts.first().map_or("zero", Part::path),
+        takes_prologues: true,
+        finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()
             .map(|p| roles(&form.parts[0], p.plan.shape.swapped))

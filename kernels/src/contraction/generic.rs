@@ -54,6 +54,8 @@ pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContracti
         flops: flops(c),
         path: "generic",
         refusal: Some(reason),
+        takes_prologues: false,
+        finishes_in_blocks: false,
         roles: Roles::default(),
     }
 }

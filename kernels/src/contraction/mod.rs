@@ -30,6 +30,7 @@ pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 
 use crate::features::Pairs;
+use graph::DType;
 use thiserror::Error;
 
 /// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
@@ -77,6 +78,8 @@ pub struct Hooks {
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
+    /// 16-bit types of `a` and `b`, where their prologues do nothing but widen.
+    pub widens: [Option<DType>; 2],
     /// `static inline void E(void *const *buf, long tid, long batch, long m0, long m1, long n0, long n1)`:
     /// called once each block of outputs is final and still in cache. `batch`, `m` and `n` are flat
     /// indices, in the order of the output's strides, over the dims that out shares with both
@@ -131,6 +134,10 @@ pub struct EmittedContraction {
     pub path: &'static str,
     /// Why it is the scalar one, if it is.
     pub refusal: Option<NoFastForm>,
+    /// Whether it takes prologues.
+    pub takes_prologues: bool,
+    /// Whether blocks of results are final one by one, not all in a last launch.
+    pub finishes_in_blocks: bool,
     /// Dims by role, for writing an epilogue.
     pub roles: Roles,
 }
@@ -238,6 +245,7 @@ fn specialized(
         }
     };
     done.flops = flops(c);
+    done.finishes_in_blocks &= !phased;
     if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {
         epilogue_launch(&mut done, name, c, epilogue, target);
     }

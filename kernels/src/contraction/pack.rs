@@ -2,6 +2,8 @@
 //! walks it with unit stride. Emits the copy of one panel; who calls it when is the driver's business.
 
 use super::text::{CText, affine};
+use crate::emit::scalar::{c_type, cast};
+use graph::DType;
 
 /// A reduction loop of the block that is packed.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub struct Panel<'a> {
     pub lane: i64,
     pub buffer: usize,
     pub prologue: Option<&'a str>,
+    /// The operand's 16-bit type, if the prologue only widens it.
+    pub widens: Option<DType>,
 }
 
 /// Rows of a panel kept in L1 while lanes are filled one by one.
@@ -144,7 +148,8 @@ impl Panel<'_> {
             .rev()
             .filter(|i| !chain.contains(i))
             .collect();
-        (fits && self.prologue.is_none() && self.lane > NEAR_LANES).then_some((outside, chain))
+        let plain = self.prologue.is_none() || self.widens.is_some();
+        (fits && plain && self.lane > NEAR_LANES).then_some((outside, chain))
     }
 
     fn transpose(&self, t: &mut CText, outside: &[usize], chain: &[usize]) {
@@ -159,7 +164,12 @@ impl Panel<'_> {
                 .collect();
             affine(&terms, 0)
         };
-        t.line(format!("const float *s = B + src + {};", at(|l| l.b)));
+        let element = self.widens.map_or("float", c_type);
+        t.line(format!(
+            "const {element} *s = (const {element} *)buf[{}] + src + {};",
+            self.buffer,
+            at(|l| l.b)
+        ));
         t.line(format!(
             "float *d = dst + ({})*{}L;",
             at(|l| l.row),
@@ -173,7 +183,7 @@ impl Panel<'_> {
         let lanes = self.valid / vw * vw;
         t.line(format!("for (long j = 0; j < {lanes}L; j += {vw}L) {{"));
         t.line(format!("for (long f = 0; f < whole; f += {vw}L) {{"));
-        transpose_block(t, vw, self.lane);
+        transpose_block(t, vw, self.lane, self.widens);
         for e in 0..vw {
             let row = self.row_of(chain, &format!("(f + {e}L)"));
             t.line(format!(
@@ -189,10 +199,12 @@ impl Panel<'_> {
                 "for (long j = {first_lane}L; j < {last_lane}L; j++) {{"
             ));
             let row = self.row_of(chain, "f");
-            t.line(format!(
-                "d[({row})*{}L + j] = s[j*{}L + f];",
-                self.width, self.lane
-            ));
+            let number = format!("s[j*{}L + f]", self.lane);
+            let number = match self.widens {
+                Some(dtype) => cast(&number, dtype, DType::F32),
+                None => number,
+            };
+            t.line(format!("d[({row})*{}L + j] = {number};", self.width));
             t.close(2);
         }
         t.close(outside.len());
@@ -328,11 +340,13 @@ impl Panel<'_> {
 
 /// Loads `vw` lanes of `vw` floats each from `s + j*lane + f` and transposes them, as `v0, v1, ..`:
 /// in step `b`, vectors that differ in bit `b` of their number exchange elements that differ in it.
-fn transpose_block(t: &mut CText, vw: i64, lane: i64) {
+fn transpose_block(t: &mut CText, vw: i64, lane: i64, widens: Option<DType>) {
     for i in 0..vw {
-        t.line(format!(
-            "vf{vw} v{i} = *(const vf{vw} *)(s + (j + {i}L)*{lane}L + f);"
-        ));
+        let place = format!("(s + (j + {i}L)*{lane}L + f)");
+        t.line(match widens {
+            Some(dtype) => format!("vf{vw} v{i} = shl_{}x{vw}{place};", dtype.name()),
+            None => format!("vf{vw} v{i} = *(const vf{vw} *){place};"),
+        });
     }
     let mut bit = 1;
     while bit < vw {

@@ -2,6 +2,7 @@
 //! arithmetic that finds a panel and a block of the reduction.
 
 use super::blocking::Dim;
+use super::convert;
 use super::driver::{Part, decode, sides, strided};
 use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
@@ -15,7 +16,12 @@ impl Part<'_> {
             b: d.b,
             row,
         });
+        let widens = self.hooks.widens[self.buffers().1];
+        if let Some(dtype) = widens {
+            t.raw(&convert::vector_load(self.plan.vw, dtype));
+        }
         let panel = Panel {
+            widens,
             levels: levels.collect(),
             vw: self.plan.vw,
             width,

@@ -6,7 +6,7 @@
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
-use crate::contraction::{self, EmittedContraction, Hooks, ScalarForm, convert};
+use crate::contraction::{self, Contraction, EmittedContraction, Hooks, ScalarForm, convert};
 use crate::emit::{self, Product};
 use crate::halves::is_half;
 use crate::lower::LowerError;
@@ -58,12 +58,12 @@ impl Lowering {
             what: e.to_string(),
         };
         let plain = plain.map_err(refuse)?;
-        let takes_hooks = !plain.path.starts_with("depthwise") && plain.path != "generic";
+        let takes_hooks = plain.takes_prologues;
         let mut around = Around::default();
         let hooked = rest.is_some() || is_half(self.dtype(found.out));
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
         if let Some(emitted) = self.in_pairs(found, &hook).filter(|_| takes_hooks) {
-            if let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked) {
+            if let Some(dims) = block_dims(c, &emitted).filter(|_| hooked) {
                 return self.half_in_blocks(node, found, rest, (emitted, dims), around);
             }
             if rest.is_some() {
@@ -82,7 +82,7 @@ impl Lowering {
         let mut hooks = self.widening_hooks(found, &mut around);
         hooks.epilogue = hook;
         if let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target)
-            && let Some(dims) = product_dims(c, &emitted.roles).filter(|_| hooked)
+            && let Some(dims) = block_dims(c, &emitted).filter(|_| hooked)
         {
             return self.half_in_blocks(node, found, rest, (emitted, dims), around);
         }
@@ -153,6 +153,7 @@ impl Lowering {
         Hooks {
             prologue_a: hook(0, found.a),
             prologue_b: hook(1, found.b),
+            widens: [found.a, found.b].map(|id| Some(self.dtype(id)).filter(|d| is_half(*d))),
             epilogue: None,
         }
     }
@@ -273,4 +274,10 @@ impl Lowering {
                 .push((node.stage, source, symbol, args.clone(), kernel));
         }
     }
+}
+
+/// The product's dimensions, where its blocks are final one by one. A result that a last launch completes
+/// is read again in the order it lies in memory, since that launch takes it in another.
+fn block_dims(c: &Contraction, emitted: &EmittedContraction) -> Option<Product> {
+    product_dims(c, &emitted.roles).filter(|_| emitted.finishes_in_blocks)
 }

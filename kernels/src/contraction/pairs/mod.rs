@@ -89,6 +89,7 @@ pub(super) fn emit(
         true => "convolution, pairs",
         false => "gemm, pairs",
     };
+    let finishes_in_blocks = parts.iter().all(|p| p.parts == 1 && p.in_order);
     let roles = roles(&form.parts[0], first.s.swapped);
     let mut t = CText::default();
     t.raw(&preamble(target.vector_width));
@@ -124,6 +125,8 @@ pub(super) fn emit(
             thread_scratch_bytes: thread as usize,
             flops: 0,
             path,
+            takes_prologues: false,
+            finishes_in_blocks,
             roles,
         },
         late_epilogue,
