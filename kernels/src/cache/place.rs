@@ -73,6 +73,7 @@ fn is_trusted_owner(uid: u32) -> bool {
     uid == 0 || uid == user()
 }
 
+#[allow(clippy::unnecessary_cast)] // The fields' widths differ from system to system.
 fn user() -> u32 {
     // SAFETY: a plain query that cannot fail.
     unsafe { libc::geteuid() }
@@ -88,7 +89,6 @@ pub(super) fn check_disk(folder: &Path) -> io::Result<()> {
         0 => unsafe { found.assume_init() },
         _ => return Err(io::Error::last_os_error()),
     };
-    #[allow(clippy::unnecessary_cast)] // The fields' widths differ from system to system.
     let (flags, no_execution, free) = (
         found.f_flag as u64,
         libc::ST_NOEXEC as u64,

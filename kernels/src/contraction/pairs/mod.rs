@@ -13,7 +13,7 @@ use super::blocking::{Dim, Shape, shape};
 use super::driver::{decode, launch_calls, strided};
 use super::gather::GatherForm;
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, NoFastForm, Target, roles};
+use super::{EmittedContraction, Hooks, Launch, NoFastForm, Target, roles};
 use crate::features::Pairs;
 use crate::prelude;
 
@@ -97,24 +97,7 @@ pub(super) fn emit(
     for part in &parts {
         part.functions(&mut t);
     }
-    let names = |wanted: &dyn Fn(&Part) -> bool| -> Vec<&str> {
-        let parts = parts.iter().filter(|p| wanted(p));
-        parts.map(|p| p.prefix.as_str()).collect()
-    };
-    let mut launches = Vec::new();
-    let stages = [
-        (format!("{name}_pack"), names(&|_| true), "pack"),
-        (name.to_string(), names(&|_| true), "main"),
-        (
-            format!("{name}_combine"),
-            names(&|p| p.parts > 1),
-            "combine",
-        ),
-    ];
-    for (symbol, calls, stage) in stages {
-        let zeros: &[_] = if stage == "main" { &form.zeros } else { &[] };
-        launch_calls(&mut t, &mut launches, &symbol, &calls, stage, zeros);
-    }
+    let launches = launches(&mut t, name, &parts, form);
     let thread = parts.iter().map(Part::thread_bytes).max().unwrap_or(0);
     Ok(Emitted {
         contraction: EmittedContraction {
@@ -131,6 +114,29 @@ pub(super) fn emit(
         },
         late_epilogue,
     })
+}
+
+/// Packing, the blocks, and where a reduction is divided the sum of its parts.
+fn launches(t: &mut CText, name: &str, parts: &[Part], form: &GatherForm) -> Vec<Launch> {
+    let names = |wanted: &dyn Fn(&Part) -> bool| -> Vec<&str> {
+        let parts = parts.iter().filter(|p| wanted(p));
+        parts.map(|p| p.prefix.as_str()).collect()
+    };
+    let mut launches = Vec::new();
+    let stages = [
+        (format!("{name}_pack"), names(&|_| true), "pack"),
+        (name.to_string(), names(&|_| true), "main"),
+        (
+            format!("{name}_combine"),
+            names(&|p| p.parts > 1),
+            "combine",
+        ),
+    ];
+    for (symbol, calls, stage) in stages {
+        let zeros: &[_] = if stage == "main" { &form.zeros } else { &[] };
+        launch_calls(t, &mut launches, &symbol, &calls, stage, zeros);
+    }
+    launches
 }
 
 /// What the functions of a file share.
@@ -301,8 +307,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn main_function(&self, t: &mut CText) {
-        let (s, g) = (&self.s, self.guards().len());
+    /// Opens the main function: its scratch, and its operands.
+    fn open_main(&self, t: &mut CText) {
         t.line(format!(
             "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -323,6 +329,11 @@ impl<'a> Part<'a> {
         t.line("float c[1024] __attribute__((aligned(64)));");
         t.line("long packed = -1;");
         t.line("sh_pairs_begin();");
+    }
+
+    fn main_function(&self, t: &mut CText) {
+        let (s, g) = (&self.s, self.guards().len());
+        self.open_main(t);
         let (m_blocks, chunks) = (self.m_blocks(), self.chunks());
         let items = self.parts * self.batches() * m_blocks * self.n_chunks;
         t.line(format!(
