@@ -73,13 +73,13 @@ fn is_trusted_owner(uid: u32) -> bool {
     uid == 0 || uid == user()
 }
 
-#[allow(clippy::unnecessary_cast)] // The fields' widths differ from system to system.
 fn user() -> u32 {
     // SAFETY: a plain query that cannot fail.
     unsafe { libc::geteuid() }
 }
 
 /// Refuses a folder on a disk that is full or forbids execution.
+#[allow(clippy::unnecessary_cast)] // The fields' widths differ from system to system.
 pub(super) fn check_disk(folder: &Path) -> io::Result<()> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
     let mut found = MaybeUninit::<libc::statvfs>::uninit();
