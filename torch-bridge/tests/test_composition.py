@@ -1,7 +1,6 @@
 """A compiled module inside the rest of PyTorch."""
 
 import copy
-import warnings
 from typing import NamedTuple
 
 import pytest

@@ -51,7 +51,8 @@ def test_python_that_no_graph_holds_runs_between_regions_and_is_named():
             y = compiled(x)
         assert torch.equal(y, x * 2 if sign > 0 else x)
         if sign > 0:
-            assert re.search(r"at .*test_refusals.py:\d+: `if x.sum\(\) > 0:`", str(said[0].message))
+            place = r"at .*test_refusals.py:\d+: `if x.sum\(\) > 0:`"
+            assert re.search(place, str(said[0].message))
 
 
 def test_fullgraph_refuses_what_breaks_the_graph():

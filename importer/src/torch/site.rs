@@ -356,14 +356,15 @@ impl Site<'_, '_> {
         (seed, self.random.n_places - 1)
     }
 
-    /// A uniform random number in [0, 1) for each element of a result of shape `shape`, as an
-    /// expression whose key is read from the seed, input `seed_input` of the operator. Keys as in
+    /// A uniform random number in [0, 1) for each element of a result of shape `shape`, the same along
+    /// dimensions of size 1, as an expression whose key is read from the seed, input `seed_input` of the operator. Keys as in
     /// the operator `dropout`.
     pub fn uniform(&mut self, shape: &[SymExpr], seed_input: usize) -> (Expr, ContainerId) {
         let (seed, place) = self.random_place();
         let key = Expr::In(seed_input).add(Expr::int(place << 32));
         let mut at = SymExpr::constant(0);
-        for (d, size) in shape.iter().enumerate() {
+        let wide = shape.iter().enumerate();
+        for (d, size) in wide.filter(|(_, size)| size.as_const() != Some(1)) {
             at = at * size.clone() + element_index(d);
         }
         let uniform = Expr::Uniform(key.into(), Expr::Index(at).into());

@@ -269,7 +269,9 @@ class _Writer:
         ]
         input_docs = [doc for doc in input_docs if doc is not None]
         nodes = [doc for node in self.functional.nodes for doc in self._nodes(node)]
-        self.bounds, computed = bounds_of(self.functional.nodes, self._place_of, self._given_names())
+        self.bounds, computed = bounds_of(
+            self.functional.nodes, self._place_of, self._given_names()
+        )
         outputs, output_docs, returns = self._outputs(computed)
         document = {
             "version": 1,
@@ -591,10 +593,10 @@ def _source(stack_trace: str | None) -> str:
             number = rest.split("line ", 1)[1].split(",", 1)[0]
             places.append((filename, number))
     inner = ("/torch/nn/", "/shorthaul/module.py")
-    own = [p for p in places if not any(part in p[0].replace("\\", "/") for part in inner)] or places
-    if not own:
+    own = [p for p in places if not any(part in p[0].replace("\\", "/") for part in inner)]
+    if not places:
         return ""
-    filename, number = own[-1]
+    filename, number = (own or places)[-1]
     return f"{'/'.join(filename.replace(chr(92), '/').split('/')[-2:])}:{number}"
 
 

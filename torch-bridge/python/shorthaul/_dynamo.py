@@ -303,9 +303,7 @@ class _Attempt:
                 isinstance(operand, fx.Node) for operand in operands
             ):
                 continue
-            examples = [
-                self.examples.get(operand, value_of(operand)) for operand in operands
-            ]
+            examples = [self.examples.get(operand, value_of(operand)) for operand in operands]
             run = self.compiler.compile(body, examples)
             keeps_random_state = node.kwargs.get("preserve_rng_state", True)
             found[node.name] = _Checkpointed(run, keeps_random_state)

@@ -128,6 +128,7 @@ def _guard_identity(is_ours) -> None:
         if result is not None and _is_capturing(is_ours):
             for side in both:
                 is_object = isinstance(side, UserDefinedObjectVariable)
+                is_object = is_object or type(side).__name__ == "ObjectVariable"
                 if is_object and side.source is not None and not any(v.is_tensor() for v in both):
                     install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
         return result

@@ -46,7 +46,7 @@ class Unsupported(ShorthaulError):
         super().__init__(
             f"Shorthaul has no implementation of {len(operators)} operator(s) of this model:\n"
             + "\n".join(lines)
-            + "\nReplace them, or leave out `fallback=\"error\"`: then PyTorch runs them, and "
+            + '\nReplace them, or leave out `fallback="error"`: then PyTorch runs them, and '
             "Shorthaul the rest."
         )
 

@@ -216,9 +216,17 @@ def _differentiate(ctx, grads):
     given = [grads[i] for i in program.differentiable_user_outputs]
     result = [None] * len(program.inputs)
     if any(grad is not None for grad in given):
-        computed = torch.ops.shorthaul.backward(
-            given, kept[:n_reads], kept[n_reads:], saved, ctx.handle
-        )
+        try:
+            computed = torch.ops.shorthaul.backward(
+                given, kept[:n_reads], kept[n_reads:], saved, ctx.handle
+            )
+        except RuntimeError as error:
+            if "Batching rule" not in str(error):
+                raise
+            raise ShorthaulError(
+                "a Shorthaul module computes one gradient at a time, not a batch of them "
+                "(`is_grads_batched=True`, `torch.vmap`); call the original module for that"
+            ) from None
         # What no output with a gradient comes from gets none, not zeros.
         reached = set()
         for i, grad in enumerate(grads[: len(program.reaches)]):

@@ -50,8 +50,8 @@ _METADATA_WRITES = frozenset(
 
 #: Methods that are about autograd or Python, not about elements.
 _TORCH_ONLY = frozenset(
-    "_get_data_attr backward data_ptr grad item numpy one_hot register_hook register_post_accumulate_grad_hook "
-    "retain_grad share_memory_ storage tolist untyped_storage".split()
+    "_get_data_attr backward data_ptr grad item numpy one_hot register_hook "
+    "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist untyped_storage".split()
 )
 
 #: Operators that are worth a region of their own.
@@ -222,9 +222,10 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 _IN_PLACE_OPERATORS = frozenset(
-    f"i{name}"
+    form.format(name)
     for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
-) | {f"__i{name}__" for name in "add and floordiv lshift mod mul or pow rshift sub truediv xor".split()}
+    for form in ("i{}", "__i{}__")
+)
 
 
 class Split:

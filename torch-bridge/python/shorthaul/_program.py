@@ -173,9 +173,7 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
     program.reaches = [{i for i, name in enumerate(names) if name in read} for read in reached]
     every = set().union(*program.reaches)
     program.zero_inputs = [
-        i
-        for i, wanted in enumerate(fed)
-        if wanted and i in every and i not in program.grad_inputs
+        i for i, wanted in enumerate(fed) if wanted and i in every and i not in program.grad_inputs
     ]
     return program
 

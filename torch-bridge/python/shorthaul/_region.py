@@ -21,7 +21,15 @@ from torch._subclasses import FakeTensorMode
 
 from . import _autocast, _native, _operators
 from ._capture import Captured, capture
-from ._errors import CaptureError, CompileError, InputError, Refused, ShorthaulError, ToolchainError, Unsupported
+from ._errors import (
+    CaptureError,
+    CompileError,
+    InputError,
+    Refused,
+    ShorthaulError,
+    ToolchainError,
+    Unsupported,
+)
 from ._place import place_of
 from ._program import Program, compile_program
 

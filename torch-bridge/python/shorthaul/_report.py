@@ -66,7 +66,8 @@ def report(model: nn.Module, *inputs, **kwargs) -> Report:
     Python runs ``forward`` once, without kernels; buffers and PyTorch's random numbers are then as
     they were. Raises what a call of :func:`shorthaul.module` raises.
     """
-    return Report(_joined([json.loads(p.native.report()) for p in programs_of(model, inputs, kwargs)]))
+    programs = programs_of(model, inputs, kwargs)
+    return Report(_joined([json.loads(program.native.report()) for program in programs]))
 
 
 def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None) -> list:

@@ -35,7 +35,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError
 
-
 _numbers = itertools.count()
 
 #: How many graphs Dynamo may hold for one piece of Python before it runs in eager.

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from .facts import observe, raises, randn, step, training
-from .registry import program
+from .registry import HALF, program
 
 NUMBERS = (0.3, 1.7, -2.5, 1e-3, 65519.0, 3e38)
 SPECIAL = (float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 0.5)
@@ -34,7 +34,7 @@ def _cast(name):
 def _compute(name):
     dtype = TYPES[name]
 
-    @program(name=f"computes_in_{name}")
+    @program(name=f"computes_in_{name}", slack=HALF)
     def compute(wrap):
         def forward(x, w):
             y = x.to(dtype) @ w.to(dtype)

@@ -103,7 +103,9 @@ def _number_differences(
     a, b = expected.to(wide), found.to(wide)
     finite = torch.isfinite(a)
     scale = max(a[finite].abs().max().item() if finite.any() else 0.0, SMALLEST_SCALE)
-    same = torch.isclose(a, b, rtol=0, atol=tolerance * slack * scale, equal_nan=True)
+    # No slack is more than what bfloat16 numbers have.
+    allowed = min(tolerance * slack, max(tolerance, TOLERANCES[torch.bfloat16]))
+    same = torch.isclose(a, b, rtol=0, atol=allowed * scale, equal_nan=True)
     if same.all():
         return []
     return [f"{place}: {_short_numbers(expected)} became {_short_numbers(found)}"]

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from .facts import observe, raises, randn, step, training, weighted
-from .registry import program
+from .registry import HALF, program
 
 
 def _mlp():
@@ -184,7 +184,7 @@ def gradient_of_part_detached(wrap):
     return step(wrap(forward), randn(4))
 
 
-@program
+@program(slack=HALF)
 def autocast_outside(wrap):
     model = _mlp()
     m, x = wrap(model), randn(3, 4)
@@ -205,7 +205,7 @@ def autocast_first(wrap):
     return [first, training(model, m, randn(3, 4))]
 
 
-@program
+@program(slack=HALF)
 def autocast_inside(wrap):
     class Model(nn.Module):
         def __init__(self):
@@ -221,7 +221,7 @@ def autocast_inside(wrap):
     return training(model, wrap(model), randn(3, 4))
 
 
-@program
+@program(slack=HALF)
 def autocast_disabled_inside(wrap):
     class Model(nn.Module):
         def __init__(self):
@@ -252,7 +252,7 @@ def autocast_keeps_sensitive_operators_wide(wrap):
         return m(torch.randn(3, 4), torch.randn(4, 4))
 
 
-@program
+@program(slack=HALF)
 def autocast_loss_outside(wrap):
     model = _mlp()
     m, target = wrap(model), torch.tensor([0, 1, 1])

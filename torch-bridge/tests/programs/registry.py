@@ -56,6 +56,9 @@ class Program:
         return f"{self.theme}.{self.name}"
 
 
+#: Slack of programs that compute in 16 bits: eager rounds after each operator, a kernel once.
+HALF = 800.0
+
 _programs: dict[str, Program] = {}
 
 
