@@ -118,8 +118,16 @@ fn said(payload: &(dyn std::any::Any + Send)) -> Option<&str> {
 mod tests {
     use super::*;
 
+    /// The first panic is the process's: one test at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> std::sync::MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[test]
     fn a_panic_is_an_error_that_says_where() {
+        let _guard = alone();
         assert_eq!(caught(|| 3), Ok(3));
         let error = caught(|| [1, 2][std::hint::black_box(5)]).expect_err("caught");
         let text = error.to_string();
@@ -136,6 +144,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_a_thread_inside_is_the_one_that_is_told() {
+        let _guard = alone();
         let inside = || {
             std::thread::scope(|scope| {
                 scope.spawn(|| panic!("at the bottom"));
@@ -147,6 +156,7 @@ mod tests {
 
     #[test]
     fn a_deep_call_has_a_stack() {
+        let _guard = alone();
         fn depth(n: usize) -> usize {
             let frame = std::hint::black_box([n; 32]);
             if n == 0 {

@@ -205,12 +205,8 @@ def _export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
-        raise CaptureError(_explain(error)) from error
-
-
-def _explain(error: Exception) -> str:
-    reason = str(error).strip().split("\n")[0] or type(error).__name__
-    return f"PyTorch cannot trace it: {reason}"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CaptureError(f"PyTorch cannot trace it: {reason}") from error
 
 
 def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:

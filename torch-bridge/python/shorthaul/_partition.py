@@ -51,7 +51,8 @@ _METADATA_WRITES = frozenset(
 #: Methods that are about autograd or Python, not about elements.
 _TORCH_ONLY = frozenset(
     "_get_data_attr backward data_ptr grad item numpy one_hot register_hook "
-    "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist untyped_storage".split()
+    "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist "
+    "untyped_storage".split()
 )
 
 #: Operators that are worth a region of their own.
