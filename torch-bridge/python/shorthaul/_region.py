@@ -26,7 +26,6 @@ from ._errors import (
     CompileError,
     InputError,
     Refused,
-    ShorthaulError,
     ToolchainError,
     Unsupported,
 )
@@ -408,4 +407,4 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
 
 
-__all__ = ["Call", "InputError", "Region", "ShorthaulError", "fakes_of", "recorded"]
+__all__ = ["Call", "Region", "fakes_of", "recorded"]
