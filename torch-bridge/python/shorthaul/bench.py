@@ -30,7 +30,7 @@ from torch import nn
 
 import shorthaul
 
-from . import _operators
+from . import _autograd
 from .models import EXAMPLES, Example, without_dropout
 
 VARIANTS = ("shorthaul", "eager", "channels_last", "compile")
@@ -211,7 +211,7 @@ def _first_step(example: Example, options: argparse.Namespace) -> dict:
     return {
         "first_step_s": first,
         "step_s": seconds,
-        "export_s": _operators.export_seconds(),
+        "export_s": _autograd.export_seconds(),
         "peak_bytes": max(0, _peak_bytes() - base),
     }
 
@@ -325,12 +325,12 @@ def _print_profile(example: Example, options: argparse.Namespace) -> None:
     inputs = example.inputs(options.batch or example.batch)
     times: dict[tuple[str, str], list[float]] = {}
     for i in range(options.warmup + options.rounds):
-        _operators.timings = []
+        _autograd.timings = []
         example.loss(model(*inputs)).backward()
         if i >= options.warmup:
-            for which, launch, seconds in _operators.timings:
+            for which, launch, seconds in _autograd.timings:
                 times.setdefault((which, launch), []).append(seconds)
-    _operators.timings = None
+    _autograd.timings = None
     kernels = shorthaul.report(model, *inputs).data["kernels"]
     rows = []
     for (which, launch), seconds in times.items():
