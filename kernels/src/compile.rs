@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -23,6 +24,10 @@ use crate::toolchain::{self, Search, Toolchain, ToolchainError};
 
 /// Lines of a compiler's complaint that an error shows.
 const SHOWN_LINES: usize = 12;
+/// How often a listener is asked whether to go on.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How often a compiler is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(4);
 /// Where a compiler fails and so much cannot be written, the disk is why.
 const ROOM_BYTES: usize = 4 << 20;
 
@@ -110,6 +115,9 @@ pub enum CompileError {
         /// Why.
         source: LoadError,
     },
+    /// [`Progress::is_interrupted`] said so.
+    #[error("the compilation was interrupted")]
+    Interrupted,
     /// A file could not be written.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -158,7 +166,8 @@ pub fn compile(
     let mut done = 0;
     let mut stored = false;
     let mut unkept = None;
-    run_jobs(&jobs, options, |job_idx, outcome| {
+    progress.units_written(jobs.len());
+    run_jobs(&jobs, options, progress, |progress, job_idx, outcome| {
         done += 1;
         let cached = matches!(outcome, Ok((_, Origin::Cache)));
         stored |= matches!(outcome, Ok((_, Origin::Compiler)));
@@ -269,21 +278,24 @@ fn settle(
 type Outcome = Result<(Arc<Module>, Origin), JobError>;
 
 /// Runs the jobs on up to `options.jobs` threads; `report` is called on this
-/// thread as each ends. A broken disk or compiler stops the start of further jobs.
+/// thread as each ends. A broken disk or compiler stops the start of further jobs, and so does an
+/// interruption, which ends the compilers that run as well.
 fn run_jobs(
     jobs: &[(&SourceUnit, Key)],
     options: &CompileOptions,
-    mut report: impl FnMut(usize, Outcome),
+    progress: &mut dyn Progress,
+    mut report: impl FnMut(&mut dyn Progress, usize, Outcome),
 ) {
     let next = AtomicUsize::new(0);
     let broken = AtomicBool::new(false);
+    let interrupted = AtomicBool::new(false);
     let work = |send: mpsc::Sender<(usize, Outcome)>| {
         while !broken.load(Ordering::Relaxed) {
             let job_idx = next.fetch_add(1, Ordering::Relaxed);
             let Some((unit, key)) = jobs.get(job_idx) else {
                 break;
             };
-            let outcome = obtain(unit, key, options);
+            let outcome = obtain(unit, key, options, &interrupted);
             if matches!(outcome, Err(JobError::Other(_))) {
                 broken.store(true, Ordering::Relaxed);
             }
@@ -306,14 +318,27 @@ fn run_jobs(
         } else {
             drop(send);
         }
-        for (job_idx, outcome) in receive {
-            report(job_idx, outcome);
+        loop {
+            match receive.recv_timeout(ASK_EVERY) {
+                Ok((job_idx, outcome)) => report(progress, job_idx, outcome),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            if !interrupted.load(Ordering::Relaxed) && progress.is_interrupted() {
+                interrupted.store(true, Ordering::Relaxed);
+                broken.store(true, Ordering::Relaxed);
+            }
         }
     });
 }
 
 /// Takes a module from the cache or compiles it.
-fn obtain(unit: &SourceUnit, key: &Key, options: &CompileOptions) -> Outcome {
+fn obtain(
+    unit: &SourceUnit,
+    key: &Key,
+    options: &CompileOptions,
+    interrupted: &AtomicBool,
+) -> Outcome {
     if let Some(path) = options.cache.find(Kind::Library, key)
         // Another process may trim the entry between the two steps, or it may be
         // whole and still not load here (a shared folder): then compile.
@@ -321,7 +346,7 @@ fn obtain(unit: &SourceUnit, key: &Key, options: &CompileOptions) -> Outcome {
     {
         return Ok((Arc::new(module), Origin::Cache));
     }
-    let (folder, library_path) = compile_source(unit, key, options)?;
+    let (folder, library_path) = compile_source(unit, key, options, interrupted)?;
     let kept = read(&library_path).and_then(|library| {
         let path = options.cache.write(Kind::Library, key, &library)?;
         Ok((path, Origin::Compiler))
@@ -345,16 +370,17 @@ fn compile_source(
     unit: &SourceUnit,
     key: &Key,
     options: &CompileOptions,
+    interrupted: &AtomicBool,
 ) -> Result<(TempDir, PathBuf), JobError> {
     let full = match options.cache.work_folder() {
-        Ok(folder) => match compile_in(folder, unit, key, options) {
+        Ok(folder) => match compile_in(folder, unit, key, options, interrupted) {
             Err(JobError::Other(CompileError::Cache(full))) => full,
             done => return done,
         },
         Err(full) => full,
     };
     for folder in options.cache.work_folders_elsewhere() {
-        match compile_in(folder, unit, key, options) {
+        match compile_in(folder, unit, key, options, interrupted) {
             Err(JobError::Other(CompileError::Cache(_))) => {}
             done => return done,
         }
@@ -368,6 +394,7 @@ fn compile_in(
     unit: &SourceUnit,
     key: &Key,
     options: &CompileOptions,
+    interrupted: &AtomicBool,
 ) -> Result<(TempDir, PathBuf), JobError> {
     let source_path = folder.path().join("kernel.c");
     let library_path = folder.path().join("kernel.so");
@@ -376,7 +403,9 @@ fn compile_in(
         source,
     };
     fs::write(&source_path, &unit.source).map_err(cannot_write)?;
-    let output = options
+    let complaint_path = folder.path().join("complaint");
+    let complaint = fs::File::create(&complaint_path).map_err(cannot_write)?;
+    let status = options
         .toolchain
         .process()
         // Relative names keep machine paths out of the library and the messages.
@@ -385,23 +414,44 @@ fn compile_in(
         .env("TMPDIR", folder.path())
         .args(&options.target.cflags)
         .args(["-o", "kernel.so", "kernel.c", "-lm"])
-        .output()
+        .stdout(Stdio::null())
+        .stderr(complaint)
+        .spawn()
+        .and_then(|compiler| end_of(compiler, interrupted))
         .map_err(|source| CompileError::Start {
             compiler: options.toolchain.describe(),
             source,
-        })?;
-    if !output.status.success() {
+        })?
+        .ok_or(CompileError::Interrupted)?;
+    if !status.success() {
         // As much again as the compiler may have asked for.
         let room = vec![1u8; ROOM_BYTES];
         fs::write(folder.path().join("room"), room).map_err(cannot_write)?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
+        let complaint = fs::read(&complaint_path).unwrap_or_default();
+        let complaint = String::from_utf8_lossy(&complaint);
         return Err(JobError::Refused(UnitFailure {
             name: unit.name.clone(),
-            diagnostics: first_lines(&complaint, &output.status.to_string()),
+            diagnostics: first_lines(&complaint, &status.to_string()),
             source_path: keep_source(unit, key, &options.cache),
         }));
     }
     Ok((folder, library_path))
+}
+
+/// Waits for a compiler; `None` if it was ended by an interruption.
+fn end_of(mut compiler: Child, interrupted: &AtomicBool) -> io::Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = compiler.try_wait()? {
+            return Ok(Some(status));
+        }
+        if interrupted.load(Ordering::Relaxed) {
+            // It may have ended in between.
+            let _ = compiler.kill();
+            compiler.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CacheError> {

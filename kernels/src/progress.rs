@@ -10,6 +10,17 @@ pub trait Progress {
         let _ = message;
     }
 
+    /// All decisions are made and the C text of `total` units is written; what takes long begins now.
+    fn units_written(&mut self, total: usize) {
+        let _ = total;
+    }
+
+    /// Whether the user wants to stop. Asked about ten times a second while compilers run; on `true` they are
+    /// ended and the compilation gives up.
+    fn is_interrupted(&mut self) -> bool {
+        false
+    }
+
     /// One source unit is ready (compiled or taken from the cache).
     fn unit_ready(&mut self, unit: &UnitReady<'_>) {
         let _ = unit;

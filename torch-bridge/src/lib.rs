@@ -4,6 +4,7 @@
 //! goes out, and calls pass data pointers. Never decides anything about graphs or kernels.
 
 mod built;
+mod cache;
 mod calls;
 mod cuda;
 mod onnx;
@@ -33,6 +34,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.py().get_type::<UnsupportedOperators>(),
     )?;
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
+    m.add_function(wrap_pyfunction!(cache::cache_info, m)?)?;
+    m.add_function(wrap_pyfunction!(cache::cache_clear, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_devices, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::nvrtc_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cublaslt_version, m)?)?;

@@ -91,7 +91,7 @@ impl PooledStep {
         };
         let step = py.detach(|| {
             let update = rule.update(dtype, maximize);
-            let mut listener = Listener { progress };
+            let mut listener = Listener::new(progress);
             OptimizerStep::build(&update, &sizes, aligned, &target, &mut listener)
         });
         let step = step.map_err(|error| CompileFailure::new_err(error.to_string()))?;

@@ -90,10 +90,10 @@ impl Program {
         let threads = threads.max(1);
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-            let mut listener = Listener { progress };
+            let mut listener = Listener::new(progress);
             let executable = captured
                 .compile(&requires_grad, threads, &mut listener)
-                .map_err(Failure::Compile)?;
+                .map_err(|error| listener.failure(error))?;
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))
         };
@@ -131,7 +131,7 @@ impl Program {
         };
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-            let mut listener = Listener { progress };
+            let mut listener = Listener::new(progress);
             let executable = captured
                 .compile_cuda(
                     &requires_grad,
@@ -357,6 +357,8 @@ enum Failure {
     Import(ImportError),
     Compile(CompileError),
     Internal(InternalError),
+    /// What a signal's handler raised.
+    Interrupted(PyErr),
 }
 
 impl Failure {
@@ -365,8 +367,10 @@ impl Failure {
             Failure::Import(error) => error.to_string(),
             Failure::Compile(error) => error.to_string(),
             Failure::Internal(error) => error.to_string(),
+            Failure::Interrupted(error) => error.to_string(),
         };
         match self {
+            Failure::Interrupted(error) => error,
             Failure::Import(ImportError::Unsupported(missing)) => {
                 let list: Vec<_> = missing.into_iter().map(|m| (m.target, m.places)).collect();
                 match list.into_pyobject(py) {
@@ -385,9 +389,36 @@ impl Failure {
     }
 }
 
-/// Passes progress on to a Python callable, and warnings to Python's `warnings`.
+/// Passes progress on to a Python callable, and warnings to Python's `warnings`; stops for signals.
 pub(crate) struct Listener {
-    pub(crate) progress: Option<Py<PyAny>>,
+    progress: Option<Py<PyAny>>,
+    raised: Option<PyErr>,
+}
+
+impl Listener {
+    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Listener {
+        Listener {
+            progress,
+            raised: None,
+        }
+    }
+
+    fn tell(&self, done: usize, total: usize, name: &str) {
+        let Some(progress) = &self.progress else {
+            return;
+        };
+        Python::attach(|py| {
+            if let Err(error) = progress.call1(py, (done, total, name)) {
+                error.write_unraisable(py, None);
+            }
+        });
+    }
+
+    /// The error, or what stopped the work.
+    fn failure(self, error: CompileError) -> Failure {
+        self.raised
+            .map_or(Failure::Compile(error), Failure::Interrupted)
+    }
 }
 
 impl Progress for Listener {
@@ -403,14 +434,17 @@ impl Progress for Listener {
         });
     }
 
+    fn units_written(&mut self, total: usize) {
+        self.tell(0, total, "");
+    }
+
+    fn is_interrupted(&mut self) -> bool {
+        // Python looks at signals on its main thread alone; elsewhere there are none.
+        self.raised = Python::attach(|py| py.check_signals().err());
+        self.raised.is_some()
+    }
+
     fn unit_ready(&mut self, unit: &UnitReady<'_>) {
-        let Some(progress) = &self.progress else {
-            return;
-        };
-        Python::attach(|py| {
-            if let Err(error) = progress.call1(py, (unit.done, unit.total, unit.name)) {
-                error.write_unraisable(py, None);
-            }
-        });
+        self.tell(unit.done, unit.total, unit.name);
     }
 }

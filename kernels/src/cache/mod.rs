@@ -407,6 +407,22 @@ impl Cache {
         Ok(path)
     }
 
+    /// Bytes that the entries may take together.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Number and bytes of the entries. Linear in the number of entries.
+    pub fn contents(&self) -> (usize, u64) {
+        trim::contents(self)
+    }
+
+    /// Removes all entries and nothing else; gives how many were removed, with their bytes. Programs that are loaded
+    /// keep running.
+    pub fn clear(&self) -> (usize, u64) {
+        trim::clear(self)
+    }
+
     /// Removes the entries unused for longest until the rest fits the limit, and what processes that died left
     /// unfinished; nothing that this room has not made. Linear in the number of entries.
     pub fn trim(&self) {

@@ -23,17 +23,38 @@ struct Entry {
     bytes: u64,
 }
 
+/// Number and bytes of the entries, of this and of older versions of the format.
+pub(super) fn contents(cache: &Cache) -> (usize, u64) {
+    let kept = entries(cache);
+    (kept.len(), kept.iter().map(|entry| entry.bytes).sum())
+}
+
+/// Removes all entries; gives how many were removed, with their bytes. Best effort, as [`trim`].
+pub(super) fn clear(cache: &Cache) -> (usize, u64) {
+    let removed = entries(cache)
+        .into_iter()
+        .filter(|entry| fs::remove_file(&entry.path).is_ok());
+    removed.fold((0, 0), |(n, bytes), entry| (n + 1, bytes + entry.bytes))
+}
+
+fn entries(cache: &Cache) -> Vec<Entry> {
+    let mut kept = Vec::new();
+    for version in 1..=FORMAT_VERSION {
+        collect(&cache.root.with_file_name(format!("v{version}")), &mut kept);
+    }
+    kept
+}
+
 /// Removes the entries unused for longest, of this and of older versions of the format, until the rest fits the
 /// limit. Best effort: another process may be doing the same.
 pub(super) fn trim(cache: &Cache) {
-    let mut kept = Vec::new();
     for version in 1..=FORMAT_VERSION {
         let base = cache.root.with_file_name(format!("v{version}"));
-        collect(&base, &mut kept);
         remove_stale(&base.join("work"), |name, is_folder| {
             name.starts_with(if is_folder { WORKING } else { PARTIAL })
         });
     }
+    let mut kept = entries(cache);
     let mut total: u64 = kept.iter().map(|entry| entry.bytes).sum();
     kept.sort_by(|a, b| (a.used, &a.path).cmp(&(b.used, &b.path)));
     for entry in kept {
@@ -171,8 +192,15 @@ mod tests {
         let link = root.join("lib").join("00");
         fs::create_dir_all(&link).unwrap();
         std::os::unix::fs::symlink(&outside, link.join(name)).unwrap();
+        assert_eq!(cache.contents().0, 1);
         cache.trim();
         assert!(!entry.exists(), "an entry beyond the limit stays");
+        cache
+            .write(Kind::Library, &Key::of(&["made here"]), b"x")
+            .unwrap();
+        assert_eq!(cache.clear().0, 1);
+        assert!(!entry.exists(), "an entry stays when the cache is cleared");
+        assert_eq!(cache.contents(), (0, 0));
         for file in own.iter().chain([&outside, &link.join(name)]) {
             assert!(file.exists(), "{} is gone", file.display());
         }

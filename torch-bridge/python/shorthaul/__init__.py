@@ -5,7 +5,7 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
-from . import _threads, cuda, optim, products
+from . import _threads, cache, cuda, optim, products
 from ._errors import (
     CaptureError,
     CapturingError,
@@ -39,6 +39,7 @@ __all__ = [
     "ShorthaulError",
     "ToolchainError",
     "Unsupported",
+    "cache",
     "cuda",
     "module",
     "optim",

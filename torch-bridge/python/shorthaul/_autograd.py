@@ -1,8 +1,8 @@
 """A compiled program as PyTorch's autograd sees it.
 
-Owns the two passes of a program on tensors, and the autograd function that joins them. Both allocate
-what they give (results from PyTorch's allocator, saved blocks from the program's own) and write
-nothing else. Never decides what to compile.
+Owns the two passes of a program on tensors, and the autograd function that joins them. Both
+allocate what they give (results from PyTorch's allocator, saved blocks from the program's own) and
+write nothing else. Never decides what to compile.
 
 A plain ``autograd.Function`` costs a small network's step much less than operators of
 ``torch.library``, and nothing needs to see a program but autograd: Dynamo calls it between graphs,
@@ -125,7 +125,7 @@ def _reached(program: Program, grads: Sequence[torch.Tensor | None]) -> set[int]
 
 
 def forward(program: Program, inputs: Sequence[torch.Tensor]):
-    """The user's outputs, the blob of what the program writes, and the block for the backward pass."""
+    """The user's outputs, the blob of what the program writes, the block for the backward pass."""
     addresses = _addresses(program, inputs)
     # On a device the answer would have to be waited for; there, what lies outside reads NaN.
     if not program.place.is_cuda:
@@ -194,7 +194,7 @@ def backward(
 
 
 def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
-    """Where the inputs lie. A tensor whose storage was given back has an address of someone else."""
+    """Where the inputs lie. Refuses tensors whose storage was given back."""
     addresses = []
     for tensor, spec in zip(inputs, program.inputs, strict=True):
         end = tensor.storage_offset() * tensor.element_size() + spec.n_bytes

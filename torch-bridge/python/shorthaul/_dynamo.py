@@ -52,6 +52,8 @@ from ._region import Region
 log = logging.getLogger("shorthaul")
 
 _FALLBACKS = ("eager", "error")
+_WARMUPS = ("wait", "background")
+_TORCH_COMPILE_OPTIONS = {"fallback", "max_programs", "backend", "warmup"}
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
@@ -79,12 +81,15 @@ class Options:
     backend: str = "auto"
     fullgraph: bool = False
     dynamic: bool | None = None
+    warmup: str = "wait"
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
             raise ValueError(f"backend is one of {BACKENDS}, not {self.backend!r}")
         if self.fallback not in _FALLBACKS:
             raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
+        if self.warmup not in _WARMUPS:
+            raise ValueError(f"warmup is one of {_WARMUPS}, not {self.warmup!r}")
         if self.max_programs < 1:
             raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
 
@@ -93,9 +98,9 @@ def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=N
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs`` and ``backend``.
+    ``max_programs``, ``backend`` and ``warmup``.
     """
-    unknown = set(options or {}) - {"fallback", "max_programs", "backend"} | set(more)
+    unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
         raise ValueError(f"backend='shorthaul' has no option {named}")

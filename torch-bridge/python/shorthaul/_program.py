@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -53,6 +55,8 @@ class Program:
     outputs: list[TensorSpec]
     uses_seed: bool
     place: Place
+    #: What it took to compile.
+    seconds: float = 0.0
     user_outputs: list[TensorSpec] = field(default_factory=list)
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
@@ -128,11 +132,24 @@ class Program:
         return [self.state_view(state, i) for i, offset in positions if offset is not None]
 
 
-def compile_program(captured: Captured, requires_grad: list[bool], place: Place) -> Program:
+def compile_program(
+    captured: Captured,
+    requires_grad: list[bool],
+    place: Place,
+    n_threads: int | None = None,
+    listener: Callable[[int, int, str], None] | None = None,
+) -> Program:
     """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
+
+    ``n_threads``: how many threads it is made for; ``None``: PyTorch's number on this thread.
+    ``listener(done, total, name)`` is called when all C text is written (``done`` is 0), and as
+    each file of it is compiled; ``None``: a line on a terminal.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
+    started = time.perf_counter()
+    n_threads = torch.get_num_threads() if n_threads is None else n_threads
+    listener = progress() if listener is None else listener
     fed = [
         w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
     ]
@@ -145,12 +162,12 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
                 wrt,
                 place.device.index if place.is_cuda else None,
                 cuda.nvrtc_folders(),
-                progress(),
+                listener,
                 **products.arguments(),
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, torch.get_num_threads(), progress()
+                captured.json, captured.constants, wrt, n_threads, listener
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
@@ -176,6 +193,7 @@ def compile_program(captured: Captured, requires_grad: list[bool], place: Place)
     ]
     names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
     program.reaches = [{i for i, name in enumerate(names) if name in read} for read in reached]
+    program.seconds = time.perf_counter() - started
     every = set().union(*program.reaches)
     program.zero_inputs = [
         i for i, wanted in enumerate(fed) if wanted and i in every and i not in program.grad_inputs
@@ -203,8 +221,9 @@ def _differentiably_read(document: dict, output: str) -> set[str]:
 
 
 def progress():
-    """A callback that keeps one line on a terminal; nothing when stderr is a file."""
-    if not sys.stderr.isatty():
+    """A callback that keeps one line on a terminal or in a notebook; nothing for a file."""
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
+    if not (is_notebook or sys.stderr.isatty()):
         return None
 
     def show(done: int, total: int, what: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from . import _autocast, _autograd, _native
+from ._background import start_compiling
 from ._capture import Captured, capture
 from ._errors import (
     CaptureError,
@@ -31,6 +34,8 @@ from ._errors import (
 )
 from ._place import place_of
 from ._program import Program, compile_program
+
+log = logging.getLogger("shorthaul")
 
 #: How often a size must come back, after the first two, before it gets a program of its own.
 _FREQUENT = 3
@@ -108,16 +113,33 @@ class Region:
 
     def _is_wanted(self, key: tuple) -> bool:
         """Whether sizes that come for the first time get a program, or PyTorch's operators."""
-        if len(self.calls) < 2:
+        if len(self.calls) < 2 or self.owner.options.warmup == "background":
             return True
         self.wanted[key] = self.wanted.get(key, 0) + 1
         return self.wanted[key] >= _FREQUENT
+
+    def settle(self, pending: Pending) -> Call | None:
+        """Puts what was compiled in the background in its place."""
+        with self.lock:
+            keys = [key for key, call in self.calls.items() if call is pending]
+            try:
+                call = pending.call_of(pending.program.result())
+            except ToolchainError:
+                raise
+            except CompileError as error:
+                if self.owner.options.fallback == "error":
+                    raise
+                self.owner.say_falls_back(str(error))
+                call = None
+            for key in keys:
+                self.calls[key] = call
+            return call
 
     def prepare_for(self, inputs) -> None:
         """Compiles what calls like this one need. Raises as :meth:`compile` does."""
         self.calls[self.key(inputs)] = self.compile(inputs)
 
-    def compile(self, inputs) -> Call | None:
+    def compile(self, inputs) -> Call | Pending | None:
         """A program for calls like this one; ``inputs`` may be fakes. ``None``: PyTorch's way.
 
         Raises ``Refused`` with the nodes that no program can hold, or ``CompileError``.
@@ -167,15 +189,32 @@ class Region:
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
+        in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
         try:
-            program = compile_program(captured, requires_grad, place)
+            if in_background:
+                program = start_compiling(captured, requires_grad, place)
+            else:
+                program = compile_program(captured, requires_grad, place)
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
         self.owner.n_programs += 1
-        call = Call(captured, program, self.requires_grad, any(requires_grad))
-        call.keep(self.written_later)
-        return call
+
+        def call_of(program: Program) -> Call:
+            self._log_seconds(captured, program)
+            call = Call(captured, program, self.requires_grad, any(requires_grad))
+            call.keep(self.written_later)
+            return call
+
+        return Pending(program, call_of) if in_background else call_of(program)
+
+    def _log_seconds(self, captured: Captured, program: Program) -> None:
+        sizes = ", ".join(str(list(spec.shape)) for spec in program.inputs[:4])
+        more = ", …" if len(program.inputs) > 4 else ""
+        log.info(
+            f"compiled a part of {self.owner.name} for inputs {sizes}{more}: "
+            f"{captured.export_seconds:.1f} s of capture, {program.seconds:.1f} s of compilation"
+        )
 
     def _refuse_write(self, captured: Captured, output, inputs) -> None:
         """A write that becomes part of autograd's graph is PyTorch's."""
@@ -183,6 +222,20 @@ class Region:
             writers = [output.writer] if output.writer else self.origins
             reason = "it writes in place to a tensor that needs a gradient"
             raise Refused(dict.fromkeys(writers, reason))
+
+
+class Pending:
+    """A call whose kernels are being compiled; until they are there, PyTorch's operators run."""
+
+    def __init__(self, program: Future[Program], call_of: Callable[[Program], Call]):
+        self.program = program
+        self.call_of = call_of
+
+    def __call__(self, region: Region, inputs):
+        if not self.program.done():
+            return region.body.forward(*inputs)
+        call = region.settle(self)
+        return region.body.forward(*inputs) if call is None else call(region, inputs)
 
 
 class _Function(torch.nn.Module):

@@ -50,6 +50,7 @@ def module(
     backend: str = "auto",
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    warmup: str = "wait",
 ):
     """Compiles ``model`` on its first call, and again when something changes that it depends on.
 
@@ -66,8 +67,11 @@ def module(
     with every access checked, for tests and dry runs.
     ``fullgraph``: refuse a ``forward`` that breaks into several graphs, as ``torch.compile`` does.
     ``dynamic``: whether sizes are symbols for Dynamo, as for ``torch.compile``.
+    ``warmup``: ``"wait"`` compiles kernels while the call waits; ``"background"`` runs PyTorch's
+    operators until they are there, for every new size too. Which step is the first compiled one
+    then depends on the machine, and with it the last bits of the results.
     """
-    options = Options(fallback, max_programs, backend, fullgraph, dynamic)
+    options = Options(fallback, max_programs, backend, fullgraph, dynamic, warmup)
     if model is None:
         return functools.partial(
             module,
@@ -76,6 +80,7 @@ def module(
             backend=backend,
             fullgraph=fullgraph,
             dynamic=dynamic,
+            warmup=warmup,
         )
     if isinstance(model, type):
         return _decorate(model, options)

@@ -1,0 +1,142 @@
+"""What happens while kernels compile: eager serves, a signal stops, the log and the cache tell."""
+
+import copy
+import logging
+import stat
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from shorthaul._region import recorded
+from torch import nn
+
+SECONDS = 2.0
+
+
+@pytest.fixture
+def slow_compiler(tmp_path, monkeypatch):
+    """A compiler that takes two seconds for each file, and an empty cache."""
+    compiler = tmp_path / "slow-cc"
+    wait = f'case "$*" in *kernel.c*) sleep {SECONDS};; esac'
+    compiler.write_text(f'#!/bin/sh\n{wait}\nexec cc "$@"\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("SHORTHAUL_CC", str(compiler))
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "cache"))
+    return compiler
+
+
+def model():
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def step(module, x):
+    module.zero_grad()
+    loss = module(x).square().mean()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in module.parameters()]
+
+
+def test_eager_serves_until_the_kernels_are_there(slow_compiler):
+    own = model()
+    compiled, x = shorthaul.module(own, warmup="background"), torch.randn(5, 6)
+    expected = step(copy.deepcopy(own), x)
+    with recorded() as calls:
+        first = step(compiled, x)
+    assert not calls, "the first step waited for its kernels"
+    torch.testing.assert_close(first, expected)
+    deadline = time.monotonic() + 60
+    while not calls and time.monotonic() < deadline:
+        with recorded() as calls:
+            torch.testing.assert_close(step(compiled, x), expected)
+        time.sleep(0.05)
+    assert calls, "the kernels were never used"
+
+
+def test_a_second_size_does_not_wait_for_the_first(slow_compiler):
+    compiled = shorthaul.module(model(), warmup="background")
+    with recorded() as calls:
+        for n in (3, 4, 5):
+            step(compiled, torch.randn(n, 6))
+        assert not calls, "a step waited for kernels"
+
+
+def test_a_refused_kernel_runs_through_pytorch(slow_compiler):
+    slow_compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *kernel.c*) sleep {SECONDS}; echo no >&2; exit 1;; esac\n'
+        'exec cc "$@"\n'
+    )
+    own = model()
+    compiled, x = shorthaul.module(own, warmup="background"), torch.randn(5, 6)
+    expected = step(copy.deepcopy(own), x)
+    deadline = time.monotonic() + 60
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        while not said and time.monotonic() < deadline:
+            torch.testing.assert_close(step(compiled, x), expected)
+            time.sleep(0.05)
+    assert "the C compiler refused" in str(said[0].message)
+    torch.testing.assert_close(step(compiled, x), expected)
+
+
+STOPPED = """
+import threading, os, signal, time
+import torch, shorthaul
+from torch import nn
+model = shorthaul.module(nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4)))
+compiling = threading.Event()
+from shorthaul import _program
+def listener():
+    return lambda done, total, name: compiling.set()
+_program.progress = listener
+def interrupt():
+    compiling.wait()
+    time.sleep(0.2)
+    global at
+    at = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    model(torch.randn(5, 6)).sum().backward()
+    print("finished")
+except KeyboardInterrupt:
+    print("stopped after", time.monotonic() - at)
+"""
+
+
+def test_an_interrupt_ends_the_compilers(slow_compiler):
+    slow_compiler.write_text(slow_compiler.read_text().replace(str(SECONDS), "30"))
+    run = subprocess.run(
+        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.startswith("stopped after"), run.stdout + run.stderr
+    assert float(run.stdout.split()[-1]) < 15, "it waited for the compiler"
+    assert run.returncode == 0
+
+
+def test_the_log_has_the_seconds_of_a_compilation(caplog):
+    compiled = shorthaul.module(model())
+    with caplog.at_level(logging.INFO, logger="shorthaul"):
+        compiled(torch.randn(7, 6))
+    (line,) = [r.message for r in caplog.records if r.message.startswith("compiled a part of")]
+    assert "[7, 6]" in line and "s of capture" in line and "s of compilation" in line
+
+
+def test_the_cache_tells_what_it_holds_and_is_cleared(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHORTHAUL_CACHE_LIMIT", "64M")
+    mine = tmp_path / "cache" / "notes.txt"
+    mine.parent.mkdir(mode=0o700)
+    mine.write_text("mine")
+    compiled, x = shorthaul.module(model()), torch.randn(9, 6)
+    y = compiled(x)
+    info = shorthaul.cache.info()
+    assert info.folder.startswith(str(tmp_path)) and not info.is_temporary
+    assert info.n_entries > 0 and info.limit_bytes == 64 << 20
+    assert shorthaul.cache.clear() == info.n_bytes > 0
+    assert shorthaul.cache.info().n_entries == 0
+    assert mine.read_text() == "mine"
+    torch.testing.assert_close(compiled(x), y)
