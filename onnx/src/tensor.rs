@@ -4,6 +4,7 @@
 //! that are stored beside a model.
 
 use crate::element::Element;
+use crate::fact::MAX_RANK;
 use crate::proto::TensorProto;
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -378,8 +379,14 @@ impl Tensor {
 /// Sizes as stored and their product.
 ///
 /// # Errors
-/// A sentence: a negative size, or more elements than fit in memory.
+/// A sentence: more dimensions than [`MAX_RANK`], a negative size, or more elements than fit in memory.
 pub fn sizes(dims: &[i64]) -> Result<(Vec<usize>, usize), String> {
+    if dims.len() > MAX_RANK {
+        return Err(format!(
+            "a shape of {} dimensions; {MAX_RANK} at most are computed",
+            dims.len()
+        ));
+    }
     let shape: Result<Vec<usize>, _> = dims.iter().map(|n| usize::try_from(*n)).collect();
     let shape = shape.map_err(|_| format!("its shape {dims:?} has a negative size"))?;
     let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));

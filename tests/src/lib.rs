@@ -1,3 +1,4 @@
 //! Tests that cross rooms.
 
+pub mod every_command;
 pub mod mutate;

@@ -48,7 +48,7 @@ pub use symbolic::is_at_least;
 
 use crate::attributes::Attributes;
 use crate::element::Element;
-use crate::fact::{Fact, MAX_ELEMENTS};
+use crate::fact::{Fact, MAX_ELEMENTS, MAX_RANK};
 use crate::proto::NodeProto;
 use crate::tensor::{Tensor, Values};
 use graph::{SymExpr, Symbol};
@@ -272,6 +272,12 @@ impl<'a> Inference<'a> {
     /// As many sizes of which nothing is known.
     pub fn unknown_shape(&self, rank: usize) -> Vec<SymExpr> {
         (0..rank).map(|_| self.unknown()).collect()
+    }
+
+    /// Sizes of which only the number is known: as many as the list at input `at` is long, if that is a rank.
+    pub fn shape_as_long_as(&self, at: usize) -> Option<Vec<SymExpr>> {
+        let rank = self.fact(at)?.sizes()?.first().copied()?;
+        (rank <= MAX_RANK).then(|| self.unknown_shape(rank))
     }
 
     /// One output of the type of the first input and those sizes.

@@ -65,10 +65,7 @@ fn infer_reshape(cx: &Inference) -> Option<Vec<Fact>> {
         Some(ints) => ints.iter().map(|n| SymExpr::constant(*n)).collect(),
         None => match cx.ints(1) {
             Some(to) => to,
-            None => {
-                let rank = cx.fact(1)?.sizes()?.first().copied()?;
-                return cx.like_first(Some(cx.unknown_shape(rank)));
-            }
+            None => return cx.like_first(cx.shape_as_long_as(1)),
         },
     };
     let from = cx.shape(0);
@@ -214,13 +211,9 @@ fn flatten(call: &Call) -> Result<Vec<Tensor>, String> {
 }
 
 /// The number of elements of an input that is a vector of sizes.
-fn n_sizes(cx: &Inference, at: usize) -> Option<usize> {
-    cx.fact(at)?.sizes()?.first().copied()
-}
-
 fn infer_expand(cx: &Inference) -> Option<Vec<Fact>> {
     let Some(to) = cx.ints(1) else {
-        let rank = n_sizes(cx, 1)?.max(cx.rank(0)?);
+        let rank = cx.shape_as_long_as(1)?.len().max(cx.rank(0)?);
         return cx.like_first(Some(cx.unknown_shape(rank)));
     };
     let shape = cx
@@ -246,7 +239,7 @@ pub fn expanded(x: &Tensor, to: &[usize]) -> Tensor {
 
 fn infer_tile(cx: &Inference) -> Option<Vec<Fact>> {
     let Some(from) = cx.shape(0) else {
-        return cx.like_first(n_sizes(cx, 1).map(|rank| cx.unknown_shape(rank)));
+        return cx.like_first(cx.shape_as_long_as(1));
     };
     let shape = match cx.ints(1) {
         Some(times) if times.len() == from.len() => {

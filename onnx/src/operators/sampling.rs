@@ -197,8 +197,7 @@ fn sample<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
 fn infer_grid(cx: &Inference) -> Option<Vec<Fact>> {
     let Some(size) = cx.ints(1) else {
         // Batch, spatial dimensions and a coordinate for each: as many as the size has numbers.
-        let rank = cx.fact(1).and_then(|f| f.sizes()?.first().copied());
-        return cx.like_first(rank.map(|rank| cx.unknown_shape(rank)));
+        return cx.like_first(cx.shape_as_long_as(1));
     };
     let spatial = size.get(2..)?;
     let mut shape = vec![size[0].clone()];

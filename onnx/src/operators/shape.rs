@@ -100,10 +100,7 @@ fn infer_constant_of(cx: &Inference) -> Option<Vec<Fact>> {
         Some(value) => Element::of_number(value.data_type),
         None => Some(Element::F32),
     };
-    let shape = cx.ints(0).or_else(|| {
-        let rank = cx.fact(0)?.sizes()?.first().copied()?;
-        Some(cx.unknown_shape(rank))
-    });
+    let shape = cx.ints(0).or_else(|| cx.shape_as_long_as(0));
     let fact = Fact::new(element, shape);
     let every = match cx.attributes.tensor("value") {
         Some(value) => Tensor::of_proto(value).ok(),

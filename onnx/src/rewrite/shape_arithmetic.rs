@@ -392,6 +392,22 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_never_fits_stays() {
+        let reshaped = |to: &str, declared: &str| {
+            Trial::new(14)
+                .input("x", "2 3 4")
+                .input_of("t", Element::I64, to)
+                .output("y", declared)
+                .node("y = Reshape(x, t)")
+                .only(&["constant-target"])
+                .unverified()
+        };
+        // No size is said, which is a target of one element.
+        assert_eq!(reshaped("0", ""), ["y = Reshape(x, t)"]);
+        assert_eq!(reshaped("1", "24"), ["y = Reshape(x, [-1])"]);
+    }
+
+    #[test]
     fn a_target_of_unknown_elements_stays() {
         let nodes = Trial::new(14)
             .input("x", "N 12")

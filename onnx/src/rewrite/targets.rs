@@ -8,12 +8,23 @@ use graph::SymExpr;
 
 /// The target that makes sizes `from` into `to`, which have the same product: a number, 0 for the size
 /// at the same place, -1 once. Beside a -1 no size may turn out 0: what is copied may, unless the
-/// original leaves the same place open (`open`), and fails as well.
+/// original leaves the same place open (`open`), and fails as well. Sizes whose products are known to
+/// differ have no target: such a node fails in every run, and a file that says so is not well formed.
 pub fn reshape_target(
     from: Option<&[SymExpr]>,
     to: &[SymExpr],
     open: Option<usize>,
 ) -> Option<Vec<i64>> {
+    let n_elements = |sizes: &[SymExpr]| {
+        sizes
+            .iter()
+            .try_fold(1i64, |p, n| p.checked_mul(n.as_const()?))
+    };
+    if let (Some(n_from), Some(n_to)) = (from.and_then(n_elements), n_elements(to))
+        && n_from != n_to
+    {
+        return None;
+    }
     let mut target = Vec::with_capacity(to.len());
     for (d, size) in to.iter().enumerate() {
         target.push(match size.as_const() {
@@ -112,6 +123,14 @@ mod tests {
         assert_eq!(open(None), None);
         assert_eq!(open(Some(0)), None);
         assert_eq!(open(Some(2)), Some(vec![0, 12, -1]));
+    }
+
+    #[test]
+    fn sizes_that_never_fit_are_not_said() {
+        assert_eq!(target("2 3 4", ""), None);
+        assert_eq!(target("2 3 4", "2 11"), None);
+        assert_eq!(target("2 3 4", "2 12"), Some(vec![2, 12]));
+        assert_eq!(target("1", ""), Some(vec![]));
     }
 
     #[test]
