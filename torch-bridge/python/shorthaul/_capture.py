@@ -201,12 +201,15 @@ def _export(
 ) -> torch.export.ExportedProgram:
     try:
         with fx.traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
-            return torch.export.export(
+            exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CaptureError(f"PyTorch cannot trace it: {reason}") from error
+    # A program's key says when it holds; guards with Dynamo's names for inputs cannot run here.
+    exported._guards_code = []
+    return exported
 
 
 def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:
