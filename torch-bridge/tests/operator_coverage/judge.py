@@ -54,6 +54,12 @@ class Calls(nn.Module):
         self.operands = [(sample.args, sample.kwargs) for sample in samples]
 
     def forward(self, tensors: list[list[torch.Tensor]]):
+        if len(tensors) == 1:
+            # A graph that breaks in a loop is no graph at all.
+            (args, kwargs), given = self.operands[0], tensors[0]
+            args = [_filled(value, given) for value in args]
+            kwargs = {name: _filled(value, given) for name, value in kwargs.items()}
+            return [self.function(*args, **kwargs)]
         results = []
         for (args, kwargs), given in zip(self.operands, tensors, strict=True):
             filled = {name: _filled(value, given) for name, value in kwargs.items()}
@@ -84,6 +90,8 @@ def judge(name: str, op) -> Verdict:
             continue
         try:
             expected = _Expected(op.op, sample)
+            # What is in memory that nobody has written is no result.
+            expected.is_random |= "empty" in name
         except _OutOfScope as refusal:
             verdict.samples.append(OUT)
             verdict.reasons.append(str(refusal))
@@ -98,6 +106,8 @@ def judge(name: str, op) -> Verdict:
     else:
         for one in usable:
             word, reason = _try(op.op, [one])
+            if word == THROUGH_TORCH and one[1].is_view:
+                word, reason = VIEW, ""
             verdict.samples.append(word)
             if reason:
                 verdict.reasons.append(reason)
@@ -123,6 +133,9 @@ class _Expected:
                 raise _OutOfScope("complex numbers")
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
                 raise _OutOfScope("sparse tensors")
+        results = [value for key, value in self.eager.items() if key.startswith("result")]
+        if any(isinstance(value, torch.Tensor) and not value.numel() for value in results):
+            raise _OutOfScope("an empty result")
 
 
 def _computes(function, sample: Sample) -> bool:

@@ -27,8 +27,8 @@ largest value. Random numbers are Shorthaul's own; of them types and sizes are h
 - **refused**: an error that names the reason.
 - **different**: results or gradients that are not eager's.
 
-Not counted: views; samples with an empty tensor, which PyTorch always runs; complex numbers, sparse
-tensors, and factorizations and solvers of `linalg`, which Shorthaul does not hold.
+Not counted: views; samples with an empty tensor or result, which PyTorch always runs; complex
+numbers, sparse tensors, and factorizations and solvers of `linalg`, which Shorthaul does not hold.
 
 """
 
@@ -37,7 +37,7 @@ def text_of(verdicts: Iterable[Verdict]) -> str:
     """The whole page."""
     ordered = sorted(verdicts, key=lambda verdict: verdict.operator)
     counts = collections.Counter(word for verdict in ordered for word in verdict.samples)
-    n_counted = sum(counts[word] for word in COUNTED)
+    n_counted = max(1, sum(counts[word] for word in COUNTED))
     rows = [_row(verdict) for verdict in ordered if not set(verdict.samples) <= {OUT}]
     whole = [v for v in ordered if set(v.samples) & set(COUNTED)]
     n_native = sum(set(v.samples) & set(COUNTED) == {NATIVE} for v in whole)
