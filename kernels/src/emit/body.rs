@@ -5,6 +5,7 @@
 //! decides an order of loops or what runs in parallel.
 
 use super::index::{self, Extents, Loop};
+use super::merge::same_point;
 use crate::lower::LowerError;
 use graph::{
     Container, ContainerId, DType, Expr, Graph, Index, Lifetime, Map, Memlet, Node, NodeKind,
@@ -249,10 +250,18 @@ impl Reader<'_> {
                 NodeKind::Tasklet(t) => {
                     let statement = self.statement(t)?;
                     match nests.last_mut() {
+                        // A leaf loads everything before it stores anything.
                         Some(Nest {
                             loops,
                             body: Body::Leaf(statements),
-                        }) if loops.is_empty() => statements.push(statement),
+                        }) if loops.is_empty()
+                            && statements
+                                .iter()
+                                .flat_map(|s| &s.writes)
+                                .all(|w| same_point(w, &statement)) =>
+                        {
+                            statements.push(statement)
+                        }
                         _ => nests.push(Nest {
                             loops: Vec::new(),
                             body: Body::Leaf(vec![statement]),

@@ -106,7 +106,7 @@ fn mergeable(first: &Nest, second: &Nest) -> Option<Vec<Statement>> {
 }
 
 /// Whether the later statement meets what `write` wrote only at the same iteration.
-fn same_point(write: &Write, later: &Statement) -> bool {
+pub(crate) fn same_point(write: &Write, later: &Statement) -> bool {
     let id = write.place.container;
     let reads_ok = later.reads.iter().filter(|r| r.container == id).all(|r| {
         write.conflict.is_none()

@@ -5,7 +5,7 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
-from . import _threads, cache, cuda, optim, products
+from . import _accelerate, _threads, cache, cuda, optim, products
 from ._errors import (
     CaptureError,
     CapturingError,
@@ -23,6 +23,7 @@ from ._report import Report, report
 from .module import module
 
 _threads.share_with_pytorch()
+_accelerate.add_backend()
 
 __version__ = "0.1.0"
 

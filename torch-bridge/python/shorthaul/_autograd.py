@@ -70,21 +70,20 @@ class _Passes(torch.autograd.Function):
         program: Program = ctx.program
         *kept, saved = ctx.saved_tensors
         result = [None] * (len(program.inputs) + 1)
+        _refuse_batches(grads)
+        reached = _reached(program, grads)
+        with torch.no_grad():
+            for i in reached.intersection(program.zero_inputs):
+                result[i + 1] = _empty(program, program.inputs[i]).zero_()
         given = [grads[i] for i in program.differentiable_user_outputs]
         if all(grad is None for grad in given):
             return tuple(result)
-        _refuse_batches(given)
         n_reads = len(program.backward_reads)
         with torch.no_grad():
             computed = backward(program, given, kept[:n_reads], kept[n_reads:], saved)
-            zeros = [_empty(program, program.inputs[i]).zero_() for i in program.zero_inputs]
         if torch.is_grad_enabled():
             computed = _Once.apply(*(grad.requires_grad_() for grad in computed))
-        reached = _reached(program, grads)
         for i, grad in zip(program.grad_inputs, computed, strict=True):
-            if i in reached:
-                result[i + 1] = grad
-        for i, grad in zip(program.zero_inputs, zeros, strict=True):
             if i in reached:
                 result[i + 1] = grad
         return tuple(result)

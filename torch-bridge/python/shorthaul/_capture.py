@@ -32,7 +32,6 @@ The graph is functional: a module that writes its buffers has the new values amo
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -44,11 +43,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import decomposition_table
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ._bounds import Bound, DivisorBound, bounds_of
+from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
@@ -66,21 +65,6 @@ _CHECKS = frozenset(
     }
 )
 
-
-#: Operators that PyTorch's default table keeps, though it can write them with simpler ones.
-_DECOMPOSED = frozenset(
-    {
-        "aten.bucketize.Tensor",
-        "aten.exponential.default",
-        "aten.grid_sampler_2d.default",
-        "aten.upsample_bilinear2d.vec",
-        "aten.upsample_linear1d.vec",
-        "aten.upsample_nearest1d.vec",
-        "aten.upsample_nearest2d.vec",
-        "aten.upsample_nearest3d.vec",
-        "aten.upsample_trilinear3d.vec",
-    }
-)
 
 #: Operators whose operands eager refuses to promote; export does not look.
 _UNIFORM = frozenset(
@@ -201,33 +185,29 @@ def _export(
 ) -> torch.export.ExportedProgram:
     try:
         with fx.traceback.preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
-            return torch.export.export(
+            exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CaptureError(f"PyTorch cannot trace it: {reason}") from error
+    # A program's key says when it holds; guards with Dynamo's names for inputs cannot run here.
+    exported._guards_code = []
+    return exported
 
 
 def _is_within(functional: Functional, supported: frozenset[str] | None) -> bool:
     return supported is None or all(
-        node.target in supported or node.target in _CHECKS or not node.is_tensor_op
+        (node.target in supported and not is_guarded(node))
+        or node.target in _CHECKS
+        or not node.is_tensor_op
         for node in functional.nodes
     )
 
 
-@functools.cache
-def _decomposition_table() -> dict:
-    """PyTorch's default decompositions and ours of its other ones, materialized once a process."""
-    table = dict(torch.export.default_decompositions().items())
-    return table | {op: rule for op, rule in decomposition_table.items() if str(op) in _DECOMPOSED}
-
-
 def _decompose(exported, supported: frozenset[str] | None):
-    kept = supported or frozenset()
-    table = {op: rule for op, rule in _decomposition_table().items() if str(op) not in kept}
     try:
-        return exported.run_decompositions(table)
+        return exported.run_decompositions(table_without(supported or frozenset()))
     except Exception as error:
         raise CaptureError(
             f"PyTorch cannot decompose this module's graph: {str(error).splitlines()[0]}"

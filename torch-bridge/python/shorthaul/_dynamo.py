@@ -42,6 +42,7 @@ from ._partition import (
     NotSplit,
     RegionPlan,
     Split,
+    drop_empty_operands,
     emit,
     value_of,
     whole_graph_reason,
@@ -159,6 +160,7 @@ class GraphCompiler:
         if reason is not None:
             self.say_falls_back(reason)
             return graph_module.forward
+        drop_empty_operands(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 
     def say_falls_back(self, what: str) -> None:

@@ -109,13 +109,21 @@ def _guard_inlined_functions(is_ours) -> None:
         inner = getattr(func, "im_func", func)
         source = getattr(inner, "source", None)
         if source is not None and _is_capturing(is_ours, parent):
-            function = inner.get_function() if hasattr(inner, "get_function") else None
+            function = _function_of(inner)
             own = isinstance(function, types.FunctionType)
             if own and not (function.__module__ or "").startswith("torch"):
                 install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
         return original(parent, func, *more, **kwargs)
 
     InliningInstructionTranslator.build_inline_tracer = staticmethod(build_inline_tracer)
+
+
+def _function_of(inner) -> types.FunctionType | None:
+    """The Python function behind a variable of Dynamo's, where it has one."""
+    try:
+        return inner.get_function() if hasattr(inner, "get_function") else None
+    except NotImplementedError:  # functions that Dynamo itself runs, as of `contextlib`
+        return None
 
 
 def _guard_identity(is_ours) -> None:

@@ -196,6 +196,29 @@ def _tensors(value: Any) -> Iterable[torch.Tensor]:
             yield from _tensors(item)
 
 
+def _is_empty(node: fx.Node) -> bool:
+    """Whether a node gives a tensor without elements, whatever the symbolic sizes are."""
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and any(n == 0 for n in value.shape if type(n) is int)
+
+
+def drop_empty_operands(graph: fx.Graph) -> None:
+    """before  cat([empty, x])   after  cat([x]), where ``empty`` decides neither type nor gradient.
+
+    Caches of keys and values begin empty; a region that takes an empty tensor runs in PyTorch.
+    """
+    for node in graph.nodes:
+        if node.target not in (torch.cat, torch.concat) or not node.args:
+            continue
+        operands = node.args[0]
+        if not isinstance(operands, (list, tuple)) or value_of(node) is None:
+            continue
+        dtype = value_of(node).dtype
+        kept = [one for one in operands if not _is_empty(one) or _needs_gradient(one)]
+        if kept and all(value_of(one).dtype == dtype for one in kept):
+            node.args = (kept, *node.args[1:])
+
+
 def _storage(node: fx.Node) -> int | None:
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
@@ -264,7 +287,8 @@ class Split:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
-            if is_number(node) or (_is_item(node) and not is_inside):
+            is_apart = _is_item(node) or (_is_empty(node) and not _is_in_place(node))
+            if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
                     close()
                 self.parts.append(node)
@@ -569,4 +593,4 @@ def _emit_exposed(graph, node: fx.Node, exposed: _Exposed, made: dict[fx.Node, f
         made[node] = graph.node_copy(node, lambda n: made[n])
 
 
-__all__ = ["Ambient", "NotSplit", "RegionPlan", "Split", "emit"]
+__all__ = ["Ambient", "NotSplit", "RegionPlan", "Split", "drop_empty_operands", "emit"]

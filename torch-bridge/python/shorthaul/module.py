@@ -16,6 +16,7 @@ import functools
 import inspect
 import itertools
 import os
+import sys
 import threading
 import types
 import weakref
@@ -104,7 +105,16 @@ def _wrap(model: nn.Module, options: Options) -> nn.Module:
         return model
     wrapper = object.__new__(_wrapper_class(type(model), options))
     object.__setattr__(wrapper, "__dict__", model.__dict__)
+    _share_distributed_state(model, wrapper)
     return wrapper
+
+
+def _share_distributed_state(model: nn.Module, wrapper: nn.Module) -> None:
+    """Lets FSDP2 find for the wrapper what it keeps for the model, by the module's identity."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    known = states and states._module_state_mapping.get(model)
+    if known is not None:
+        states._module_state_mapping[wrapper] = known
 
 
 @functools.cache

@@ -1,0 +1,419 @@
+"""Functions of single elements, and of pairs of rows, written with operators the importer has.
+
+Owns the formulas. What float32 cannot hold well enough is computed in float64. A function with a
+known derivative is given it by :func:`with_slope`, since the derivative of its approximation would
+be less exact.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+aten = torch.ops.aten
+
+
+def with_slope(value: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """``value``, whose derivative with respect to ``x`` is ``slope``.
+
+    The term that is added is zero: gradients are all that pass it.
+    """
+    ghost = slope.detach() * (x - x.detach())
+    return value.detach() + torch.where(ghost == 0, ghost, 0.0)
+
+
+def _float64(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float64)
+
+
+def _result_type(x: torch.Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+
+
+def signbit(x):
+    if not x.is_floating_point():
+        return x < 0
+    return (x < 0) | ((x == 0) & (x.reciprocal() < 0))
+
+
+def copysign(x, sign):
+    dtype = torch.result_type(x, sign)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    negative = math.copysign(1.0, sign) < 0 if not isinstance(sign, torch.Tensor) else signbit(sign)
+    size = x.to(dtype).abs()
+    if isinstance(negative, bool):
+        return -size if negative else size
+    value = torch.where(negative, -size, size)
+    # The sign has the gradient zero, not none.
+    ghost = (sign - sign.detach()) * 0
+    return value + torch.where(ghost == 0, ghost, 0.0)
+
+
+def fmax(a, b):
+    return torch.where((a >= b) | b.isnan(), a, b)
+
+
+def fmin(a, b):
+    return torch.where((a <= b) | b.isnan(), a, b)
+
+
+def angle(x):
+    if x.is_complex():
+        return NotImplemented
+    value = torch.where(x < 0, math.pi, torch.where(x.isnan(), x, 0.0))
+    return value.to(_result_type(x)).detach()
+
+
+def round_decimals(x, *, decimals):
+    if decimals == 0:
+        return x.round()
+    factor = 10.0 ** abs(decimals)
+    return (x * factor).round() / factor if decimals > 0 else (x / factor).round() * factor
+
+
+def _log_gamma(x):
+    """Stirling's series of ``log|gamma(x)|`` for x > 0, shifted up by eight."""
+    shifted = x + 8
+    product = x
+    for i in range(1, 8):
+        product = product * (x + i)
+    inverse = shifted.reciprocal()
+    square = inverse * inverse
+    series = inverse * (
+        1 / 12
+        + square * (-1 / 360 + square * (1 / 1260 + square * (-1 / 1680 + square * (1 / 1188))))
+    )
+    half_log = 0.5 * math.log(2 * math.pi)
+    return (shifted - 0.5) * shifted.log() - shifted + half_log + series - product.log()
+
+
+def lgamma(x):
+    dtype, wide = _result_type(x), _float64(x)
+    reflected = wide < 0.5
+    upper = torch.where(reflected, 1 - wide, wide)
+    value = _log_gamma(upper)
+    from_floor = wide - wide.floor()
+    sine = (math.pi * from_floor).sin().abs()
+    value = torch.where(reflected, math.log(math.pi) - sine.log() - value, value)
+    is_pole = (wide <= 0) & (from_floor == 0) | wide.isinf()
+    value = torch.where(is_pole, math.inf, value)
+    return with_slope(value, wide, _digamma(wide)).to(dtype)
+
+
+def _digamma(x):
+    reflected = x < 0.5
+    upper = torch.where(reflected, 1 - x, x)
+    total = torch.zeros_like(upper)
+    for i in range(8):
+        total = total - (upper + i).reciprocal()
+    shifted = upper + 8
+    square = shifted.square().reciprocal()
+    series = square * (
+        1 / 12
+        - square
+        * (
+            1 / 120
+            - square * (1 / 252 - square * (1 / 240 - square * (1 / 132 - square * 691 / 32760)))
+        )
+    )
+    total = total + shifted.log() - 0.5 / shifted - series
+    from_floor = x - x.floor()
+    cotangent = (math.pi * from_floor).cos() / (math.pi * from_floor).sin()
+    total = torch.where(reflected, total - math.pi * cotangent, total)
+    total = torch.where((x < 0) & (from_floor == 0), math.nan, total)
+    infinite = torch.where(signbit(x), math.inf, -math.inf)
+    return torch.where(x == 0, infinite, total)
+
+
+def digamma(x):
+    wide = _float64(x)
+    return with_slope(_digamma(wide), wide, _polygamma(1, wide)).to(_result_type(x))
+
+
+#: Bernoulli numbers B2, B4, … divided by (2k)!.
+_BERNOULLI = (
+    1 / 12,
+    -1 / 720,
+    1 / 30240,
+    -1 / 1209600,
+    1 / 47900160,
+    -691 / 1307674368000,
+    1 / 74724249600,
+    -3617 / 10670622842880000,
+)
+
+
+def _zeta(s, q):
+    """Hurwitz's zeta function for q > 0, by Euler and Maclaurin from the tenth term on."""
+    total = torch.zeros_like(q)
+    for i in range(10):
+        total = total + (q + i) ** -s
+    from_here = q + 10
+    power = from_here**-s
+    total = total + power * from_here / (s - 1) + 0.5 * power
+    factor, step = s, power / from_here
+    for k, number in enumerate(_BERNOULLI):
+        total = total + number * factor * step
+        factor = factor * (s + 2 * k + 1) * (s + 2 * k + 2)
+        step = step / (from_here * from_here)
+    return total
+
+
+def zeta(s, q):
+    dtype = torch.result_type(s, q)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    s, q = (_float64(v) if isinstance(v, torch.Tensor) else float(v) for v in (s, q))
+    q = q if isinstance(q, torch.Tensor) else torch.full_like(s, q)
+    s = s if isinstance(s, torch.Tensor) else torch.full_like(q, s)
+    # A negative q is raised to a whole number only, so its terms are summed until it is positive.
+    value = torch.zeros_like(q + s)
+    up = q + value
+    for _ in range(_N_RAISED):
+        below = up <= 0
+        term = torch.where(below, up.abs(), 1.0) ** -s
+        odd = (s.remainder(2) == 1) & (up < 0)
+        value = value + torch.where(below, torch.where(odd, -term, term), 0.0)
+        up = torch.where(below, up + 1, up)
+    value = value + _zeta(s, up)
+    is_pole = (q <= 0) & (q == q.floor())
+    unknown = (s < 1) | ((q < 0) & (s != s.floor())) | (up <= 0)
+    value = torch.where(is_pole, math.inf, torch.where(unknown, math.nan, value))
+    return torch.where(s == 1, math.inf, value).to(dtype)
+
+
+#: How far below zero zeta and polygamma are summed term by term.
+_N_RAISED = 16
+
+
+def _polygamma(n: int, x):
+    """The n-th derivative of digamma, n ≥ 1; below zero by reflection of its first derivative."""
+    factorial = float(math.factorial(n)) * (1 if n % 2 else -1)
+    above = factorial * _zeta(float(n + 1), torch.where(x > 0, x, 1.0))
+    if n == 1:
+        from_floor = x - x.floor()
+        sine = (math.pi * from_floor).sin()
+        below = (math.pi / sine).square() - _zeta(2.0, torch.where(x > 0, 1.0, 1 - x))
+    else:
+        s = torch.full_like(x, float(n + 1))
+        below = factorial * zeta(s, torch.where(x > 0, 1.0, x))
+    return torch.where(x > 0, above, below)
+
+
+def polygamma(n, x):
+    wide = _float64(x)
+    if n == 0:
+        return with_slope(_digamma(wide), wide, _polygamma(1, wide)).to(_result_type(x))
+    value, slope = _polygamma(n, wide), _polygamma(n + 1, wide)
+    return with_slope(value, wide, slope).to(_result_type(x))
+
+
+def erfc(x):
+    wide = _float64(x)
+    slope = -2 / math.sqrt(math.pi) * (-wide * wide).exp()
+    return with_slope(_erfcx_positive(wide.abs(), wide), wide, slope).to(_result_type(x))
+
+
+def _erfcx_positive(size, x):
+    """``erfc(x)`` from the scaled function of its size, which loses no digits where it is small."""
+    scaled = (-size * size).exp() * _scaled_erfc(size)
+    return torch.where(x < 0, 2 - scaled, scaled)
+
+
+def _scaled_erfc(x):
+    """``exp(x²)·erfc(x)`` for x ≥ 0: near zero by erf, then by a continued fraction."""
+    near = torch.where(x < 2, x, 0.0)
+    small = (near * near).exp() * (1 - near.erf())
+    far = torch.where(x < 2, 2.0, x)
+    fraction = far
+    for k in range(60, 0, -1):
+        fraction = far + 0.5 * k / fraction
+    return torch.where(x < 2, small, 1 / (math.sqrt(math.pi) * fraction))
+
+
+def erfcx(x):
+    wide = _float64(x)
+    size = wide.abs()
+    above = _scaled_erfc(size)
+    value = torch.where(wide < 0, 2 * (wide * wide).exp() - above, above)
+    slope = 2 * wide * value - 2 / math.sqrt(math.pi)
+    return with_slope(value, wide, slope).to(_result_type(x))
+
+
+#: Giles' polynomials for the inverse of erf (GPU Computing Gems, 2011), highest power first.
+_ERFINV_NEAR = (
+    2.81022636e-08,
+    3.43273939e-07,
+    -3.5233877e-06,
+    -4.39150654e-06,
+    0.00021858087,
+    -0.00125372503,
+    -0.00417768164,
+    0.246640727,
+    1.50140941,
+)
+_ERFINV_FAR = (
+    -0.000200214257,
+    0.000100950558,
+    0.00134934322,
+    -0.00367342844,
+    0.00573950773,
+    -0.0076224613,
+    0.00943887047,
+    1.00167406,
+    2.83297682,
+)
+
+
+def _erfinv(x):
+    """A polynomial, and two steps of Newton's on ``erf`` in float64."""
+    w = -((1 - x) * (1 + x)).log()
+    near, far = w - 2.5, w.sqrt() - 3
+    value_near, value_far = torch.zeros_like(x), torch.zeros_like(x)
+    for a, b in zip(_ERFINV_NEAR, _ERFINV_FAR, strict=True):
+        value_near, value_far = value_near * near + a, value_far * far + b
+    value = torch.where(w < 5, value_near, value_far) * x
+    for _ in range(2):
+        error = torch.where(value < 0, _negative_error(value, x), -_negative_error(-value, -x))
+        value = value - error * (math.sqrt(math.pi) / 2) * (value * value).exp()
+    value = torch.where(x.abs() == 1, x * math.inf, value)
+    return torch.where(x.abs() > 1, math.nan, value)
+
+
+def _negative_error(value, x):
+    """``erf(value) − x`` where both are negative, from their distance to −1."""
+    return _erfcx_positive(-value, -value) - (1 + x)
+
+
+def erfinv(x):
+    wide = _float64(x)
+    value = _erfinv(wide)
+    slope = math.sqrt(math.pi) / 2 * (value * value).exp()
+    return with_slope(value, wide, slope).to(_result_type(x))
+
+
+def ndtri(x):
+    wide = _float64(x)
+    value = _erfinv(2 * wide - 1) * math.sqrt(2)
+    slope = math.sqrt(2 * math.pi) * (0.5 * value * value).exp()
+    return with_slope(value, wide, slope).to(_result_type(x))
+
+
+def _bessel_i(order: int, x, *, is_scaled: bool):
+    """Modified Bessel functions of order 0 and 1: the power series up to 12, asymptotic beyond."""
+    size = x.abs()
+    near = torch.where(size < 16, size, 1.0)
+    quarter = near * near / 4
+    term = torch.ones_like(size) if order == 0 else near / 2
+    series = term
+    for k in range(1, 48):
+        term = term * quarter / (k * (k + order))
+        series = series + term
+    far = torch.where(size < 16, 16.0, size)
+    term = asymptotic = torch.ones_like(size)
+    for k in range(1, 18):
+        term = term * -(4 * order * order - (2 * k - 1) ** 2) / (k * 8 * far)
+        asymptotic = asymptotic + term
+    asymptotic = asymptotic / (2 * math.pi * far).sqrt()
+    if is_scaled:
+        value = torch.where(size < 16, series * (-near).exp(), asymptotic)
+    else:
+        value = torch.where(size < 16, series, asymptotic * far.exp())
+    return torch.where(x < 0, -value, value) if order else value
+
+
+def _bessel_rule(order: int, is_scaled: bool):
+    def rule(x):
+        wide = _float64(x)
+        value = _bessel_i(order, wide, is_scaled=is_scaled)
+        other = _bessel_i(1 - order, wide, is_scaled=is_scaled)
+        slope = other
+        if order == 1:
+            ratio = torch.where(wide == 0, 0.5, value / torch.where(wide == 0, 1.0, wide))
+            if is_scaled:
+                ratio = torch.where(wide == 0, 0.5, ratio)
+            slope = other - ratio
+        if is_scaled:
+            slope = slope - wide.sign() * value
+        return with_slope(value, wide, slope).to(_result_type(x))
+
+    return rule
+
+
+def spherical_bessel_j0(x):
+    wide = _float64(x)
+    safe = torch.where(wide == 0, 1.0, wide)
+    value = torch.where(wide.isinf(), 0.0, safe.sin() / safe)
+    return torch.where(wide == 0, 1.0, value).to(_result_type(x))
+
+
+def addbmm(x, a, b, *, beta=1, alpha=1):
+    product = torch.bmm(a, b).sum(0)
+    product = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return product.expand(torch.broadcast_shapes(x.shape, product.shape)).clone()
+    return (x if beta == 1 else x * beta) + product
+
+
+def _distance(difference, p: float):
+    """The p-norm along the last dimension, with the gradient 0 where it is 0."""
+    size = difference.abs()
+    if p == 0:
+        return (size != 0).to(size.dtype).sum(-1).detach()
+    if p == 1:
+        return size.sum(-1)
+    if math.isinf(p):
+        return size.amax(-1)
+    is_zero = size == 0
+    powers = difference * difference if p == 2 else torch.where(is_zero, 1.0, size) ** p
+    total = torch.where(is_zero, 0.0, powers).sum(-1)
+    nothing = total == 0
+    total = torch.where(nothing, 1.0, total)
+    root = total.sqrt() if p == 2 else total ** (1 / p)
+    return torch.where(nothing, 0.0, root)
+
+
+def cdist_forward(a, b, p, compute_mode=None):
+    return _distance(a.unsqueeze(-2) - b.unsqueeze(-3), p)
+
+
+def pdist_forward(x, p=2.0):
+    n = x.shape[0]
+    rows = [x[i : i + 1] - x[i + 1 :] for i in range(n - 1)]
+    return _distance(torch.cat(rows), p) if rows else NotImplemented
+
+
+def dist(a, b, p=2.0):
+    return torch.linalg.vector_norm(a - b, p)
+
+
+RULES = {
+    aten.signbit.default: signbit,
+    aten.copysign.Tensor: copysign,
+    aten.copysign.Scalar: copysign,
+    aten.fmax.default: fmax,
+    aten.fmin.default: fmin,
+    aten.angle.default: angle,
+    aten.round.decimals: round_decimals,
+    aten.lgamma.default: lgamma,
+    aten.digamma.default: digamma,
+    aten.special_zeta.default: zeta,
+    aten.polygamma.default: polygamma,
+    aten.erfc.default: erfc,
+    aten.special_erfcx.default: erfcx,
+    aten.erfinv.default: erfinv,
+    aten.special_ndtri.default: ndtri,
+    aten.i0.default: _bessel_rule(0, False),
+    aten.special_i0e.default: _bessel_rule(0, True),
+    aten.special_i1.default: _bessel_rule(1, False),
+    aten.special_i1e.default: _bessel_rule(1, True),
+    aten.special_modified_bessel_i0.default: _bessel_rule(0, False),
+    aten.special_modified_bessel_i1.default: _bessel_rule(1, False),
+    aten.special_spherical_bessel_j0.default: spherical_bessel_j0,
+    aten.addbmm.default: addbmm,
+    aten._cdist_forward.default: cdist_forward,
+    aten._pdist_forward.default: pdist_forward,
+    aten.dist.default: dist,
+}
+
+__all__ = ["RULES", "with_slope"]

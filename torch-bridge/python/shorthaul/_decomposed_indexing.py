@@ -1,0 +1,320 @@
+"""Reads and writes at indices, written with operators the importer has.
+
+A write to places that may repeat keeps the last value of each place, as PyTorch does on one thread;
+its gradient reaches every value that was written, as in PyTorch. Places are found by a stable sort
+of the indices. What compares every index with every place is PyTorch's beyond ``_N_PAIRS`` pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+#: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
+_N_SORTED = 4096
+
+#: Pairs of an index and a place that a reduction compares.
+_N_PAIRS = 1 << 20
+
+
+def _flat_write(x, at, values):
+    """``x`` of one dimension with ``values`` at the places ``at``, the last of each place."""
+    if at.shape[0] > _N_SORTED:
+        return NotImplemented
+    order = at.sort(dim=0, stable=True)[1]
+    ordered = at.index_select(0, order)
+    ends = torch.ones_like(ordered[:1], dtype=torch.bool)
+    is_last = torch.cat([ordered[1:] != ordered[:-1], ends])
+    rank = torch.arange(1, at.shape[0] + 1).index_select(0, order)
+    winner = torch.zeros_like(x, dtype=torch.int64)
+    winner = winner.scatter_add(0, ordered, torch.where(is_last, rank, 0))
+    written = values.detach().index_select(0, (winner - 1).clamp(min=0))
+    result = torch.where(winner > 0, written, x)
+    if not values.is_floating_point():
+        return result
+    ghost = values - values.detach()
+    ghost = torch.where(ghost == 0, ghost, 0.0)
+    return result + torch.zeros_like(x).scatter_add(0, at, ghost)
+
+
+def _places(shape, dim: int, index):
+    """The flat place in ``shape`` that each element of ``index`` names along ``dim``."""
+    at, stride = None, 1
+    for d in reversed(range(len(shape))):
+        if d == dim:
+            own = torch.where(index < 0, index + shape[d], index)
+        else:
+            sizes = [1] * len(shape)
+            sizes[d] = index.shape[d]
+            own = torch.arange(index.shape[d]).reshape(sizes)
+        own = own * stride
+        at = own if at is None else at + own
+        stride *= shape[d]
+    return at.expand(index.shape).reshape(-1)
+
+
+def _cropped(source, index):
+    """What of ``source`` lies within the index's sizes."""
+    for d, size in enumerate(index.shape):
+        source = source.narrow(d, 0, size)
+    return source
+
+
+def _at_least_1d(*tensors):
+    return [value.reshape(1) if value.dim() == 0 else value for value in tensors]
+
+
+def scatter_src(x, dim, index, source):
+    shape = x.shape
+    x, index, source = _at_least_1d(x, index, source)
+    dim %= x.dim()
+    at = _places(x.shape, dim, index)
+    found = _flat_write(x.reshape(-1), at, _cropped(source, index).reshape(-1))
+    return found if found is NotImplemented else found.reshape(shape)
+
+
+def scatter_value(x, dim, index, value):
+    x1, index1 = _at_least_1d(x, index)
+    return x1.scatter(dim, index1, value).reshape(x.shape)
+
+
+def scatter_add(x, dim, index, source):
+    x1, index1, source1 = _at_least_1d(x, index, source)
+    return x1.scatter_add(dim, index1, source1).reshape(x.shape)
+
+
+def gather(x, dim, index, *, sparse_grad=False):
+    x1, index1 = _at_least_1d(x, index)
+    return x1.gather(dim, index1).reshape(index.shape)
+
+
+def index_select(x, dim, index):
+    return x.reshape(1).index_select(dim, index.reshape(-1)).reshape(x.shape)
+
+
+def index_add(x, dim, index, source, *, alpha=1):
+    x1, index1, source1 = _at_least_1d(x, index, source)
+    return x1.index_add(dim, index1, source1, alpha=alpha).reshape(x.shape)
+
+
+def _along(index, shape, dim: int):
+    """A list of indices along ``dim`` as an index for each element of the rest."""
+    sizes = [1] * len(shape)
+    sizes[dim] = index.numel()
+    wanted = [*shape]
+    wanted[dim] = index.numel()
+    return index.reshape(sizes).expand(wanted)
+
+
+def index_copy(x, dim, index, source):
+    x1, source1 = _at_least_1d(x, source)
+    dim %= x1.dim()
+    return scatter_src(x1, dim, _along(index, x1.shape, dim), source1).reshape(x.shape)
+
+
+def put(x, index, source, accumulate=False):
+    at = index.reshape(-1)
+    at = torch.where(at < 0, at + x.numel(), at)
+    flat, values = x.reshape(-1), source.reshape(-1)
+    if accumulate:
+        return flat.scatter_add(0, at, values).reshape(x.shape)
+    found = _flat_write(flat, at, values)
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
+def index_put(x, indices, values, accumulate=False):
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return _masked_put(x, indices, values, accumulate)
+    positions = torch.arange(x.numel()).reshape(x.shape)
+    at = positions[tuple(slice(None) if i is None else i for i in indices)]
+    values = values.to(x.dtype).expand(at.shape).reshape(-1)
+    flat, at = x.reshape(-1), at.reshape(-1)
+    if accumulate:
+        return flat.scatter_add(0, at, values).reshape(x.shape)
+    found = _flat_write(flat, at, values)
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
+def _masked_put(x, indices, values, accumulate: bool):
+    if len(indices) != 1 or indices[0] is None:
+        return NotImplemented
+    mask = indices[0].to(torch.bool)
+    rest = x.shape[mask.dim() :]
+    if values.dim() > len(rest) and values.shape[0] != 1:
+        taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+        rows = values.expand(values.shape[0], *rest)
+        rows = rows.index_select(0, taken.clamp(0, values.shape[0] - 1)).reshape(x.shape)
+    else:
+        rows = values.expand([1] * (x.dim() - values.dim()) + [*values.shape]).expand(x.shape)
+    mask = mask.reshape([*mask.shape] + [1] * len(rest))
+    return torch.where(mask, x + rows if accumulate else rows, x)
+
+
+def masked_scatter(x, mask, source):
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    x, mask = x.expand(shape), mask.expand(shape)
+    taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+    flat = source.reshape(-1)
+    values = flat.index_select(0, taken.clamp(0, flat.shape[0] - 1)).reshape(shape)
+    return torch.where(mask, values, x)
+
+
+def nonzero_static(x, *, size, fill_value=-1):
+    """Where ``x`` is not zero: the first ``size`` places, one row each."""
+    if not x.dim():
+        return NotImplemented
+    mask = (x != 0).reshape(-1)
+    rank = mask.to(torch.int64).cumsum(0) - 1
+    slot = torch.where(mask & (rank < size), rank, size)
+    places = torch.zeros_like(slot[:1]).expand(size + 1)
+    places = places.scatter_add(0, slot, torch.arange(x.numel()))[:size]
+    columns, stride = [], x.numel()
+    for n in x.shape:
+        stride //= n
+        columns.append((places // stride) % n)
+    is_found = (torch.arange(size) < mask.to(torch.int64).sum()).unsqueeze(-1)
+    return torch.where(is_found, torch.stack(columns, 1), fill_value)
+
+
+#: What a reduction starts from where the tensor's own values are left out.
+_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+
+
+def _flat_reduce(x, at, values, reduce: str, include_self: bool):
+    """``x`` of one dimension joined with ``values`` at the places ``at``."""
+    n, m = x.shape[0], at.shape[0]
+    if not x.is_floating_point():
+        return NotImplemented
+    hits = torch.zeros_like(x).scatter_add(0, at, torch.ones_like(values)).detach()
+    start = x if include_self else torch.where(hits > 0, _NEUTRAL[reduce], x)
+    if reduce in ("sum", "mean"):
+        total = start.scatter_add(0, at, values)
+        counts = hits + 1 if include_self else torch.where(hits > 0, hits, 1.0)
+        return total / counts if reduce == "mean" else total
+    if n * m > _N_PAIRS:
+        return NotImplemented
+    pairs = at.unsqueeze(0) == torch.arange(n).unsqueeze(1)
+    offered = torch.where(pairs, values.unsqueeze(0), _NEUTRAL[reduce])
+    joined = torch.cat([start.unsqueeze(1), offered], 1)
+    return {"prod": torch.prod, "amax": torch.amax, "amin": torch.amin}[reduce](joined, 1)
+
+
+def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
+    shape = x.shape
+    x, index, source = _at_least_1d(x, index, source)
+    at = _places(x.shape, dim % x.dim(), index)
+    values = _cropped(source, index).reshape(-1)
+    found = _flat_reduce(x.reshape(-1), at, values, reduce, include_self)
+    return found if found is NotImplemented else found.reshape(shape)
+
+
+def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+    x1, source1 = _at_least_1d(x, source)
+    dim %= x1.dim()
+    spread = _along(index, x1.shape, dim)
+    found = scatter_reduce(x1, dim, spread, source1, reduce, include_self=include_self)
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
+def _strided_places(size, stride, offset):
+    at = torch.full((1,), offset or 0, dtype=torch.int64)
+    for n, step in zip(size, stride, strict=True):
+        at = at.unsqueeze(-1) + torch.arange(n) * step
+    return at.reshape(-1)
+
+
+def as_strided_copy(x, size, stride, storage_offset=None):
+    if not x.is_contiguous():
+        return NotImplemented
+    at = _strided_places(size, stride, storage_offset)
+    return x.reshape(-1).index_select(0, at).reshape(size)
+
+
+def as_strided_scatter(x, source, size, stride, storage_offset=None):
+    if not x.is_contiguous():
+        return NotImplemented
+    at = _strided_places(size, stride, storage_offset)
+    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
+def unfold(x, dim, size, step):
+    if x.dim() == 0:
+        return x.reshape(1).narrow(0, 0, size)
+    dim %= x.dim()
+    n = (x.shape[dim] - size) // step + 1
+    at = (torch.arange(n) * step).unsqueeze(-1) + torch.arange(size)
+    taken = x.index_select(dim, at.reshape(-1)).unflatten(dim, (n, size))
+    return taken.movedim(dim + 1, -1)
+
+
+def flip(x, dims):
+    return x.clone()
+
+
+def circular_pad(x, pad, mode="constant", value=None):
+    """Negative sizes cut first; what is left repeats."""
+    for i in range(len(pad) // 2):
+        dim = x.dim() - 1 - i
+        low, high = pad[2 * i], pad[2 * i + 1]
+        cut = max(-low, 0), max(-high, 0)
+        x = x.narrow(dim, cut[0], x.shape[dim] - sum(cut))
+    return torch.nn.functional.pad(x, [max(n, 0) for n in pad], mode)
+
+
+def _no_dims(arguments: Mapping[str, Any]) -> bool:
+    return not arguments["dims"]
+
+
+def _cuts_circular(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("mode") == "circular" and min(arguments["pad"]) < 0
+
+
+def _some_scalar(arguments: Mapping[str, Any]) -> bool:
+    return any(isinstance(a, torch.Tensor) and a.dim() == 0 for a in arguments.values())
+
+
+def _first_is_scalar(arguments: Mapping[str, Any]) -> bool:
+    return arguments["self"].dim() == 0
+
+
+def _is_no_sum(arguments: Mapping[str, Any]) -> bool:
+    """Whether the importer has no node for a write: it adds rows, or fills where a mask holds."""
+    indices, values = arguments["indices"], arguments["values"]
+    is_mask = [i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices]
+    if is_mask == [True]:
+        return values.numel() != 1 or bool(arguments.get("accumulate"))
+    return not arguments.get("accumulate") or any(is_mask) or len(indices) != 1
+
+
+GUARDED = {
+    aten.flip.default: (_no_dims, flip),
+    aten.pad.default: (_cuts_circular, circular_pad),
+    aten.gather.default: (_some_scalar, gather),
+    aten.index_add.default: (_some_scalar, index_add),
+    aten.index_put.default: (_is_no_sum, index_put),
+    aten.index_select.default: (_first_is_scalar, index_select),
+    aten.scatter.value: (_some_scalar, scatter_value),
+    aten.scatter_add.default: (_some_scalar, scatter_add),
+}
+
+RULES = {
+    aten.as_strided_copy.default: as_strided_copy,
+    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.index_copy.default: index_copy,
+    aten.index_reduce.default: index_reduce,
+    aten.masked_scatter.default: masked_scatter,
+    aten.nonzero_static.default: nonzero_static,
+    aten.put.default: put,
+    aten.scatter.src: scatter_src,
+    aten.scatter_reduce.two: scatter_reduce,
+    aten.unfold.default: unfold,
+    aten.unfold_copy.default: unfold,
+}
+
+__all__ = ["GUARDED", "RULES"]

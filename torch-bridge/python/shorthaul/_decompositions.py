@@ -1,0 +1,213 @@
+"""Operators that the importer lacks, written with operators that it has.
+
+Owns the table that ``torch.export`` decomposes a graph by: PyTorch's own rules, those of its rules
+that its default table leaves out, and ours (``_decomposed_*.py``). A guarded rule serves calls of
+an operator that the importer knows in other cases. Never decides which operators the importer has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils import _pytree as pytree
+
+from . import (
+    _decomposed_elements,
+    _decomposed_groups,
+    _decomposed_images,
+    _decomposed_indexing,
+    _decomposed_scans,
+)
+from ._functionalize import FunctionalNode, Ref
+
+aten = torch.ops.aten
+
+_FAMILIES = (
+    _decomposed_elements,
+    _decomposed_groups,
+    _decomposed_images,
+    _decomposed_indexing,
+    _decomposed_scans,
+)
+
+#: Operators that PyTorch's default table keeps, though it can write them with simpler ones.
+_BY_TORCH = frozenset(
+    {
+        "aten._batch_norm_with_update_functional.default",
+        "aten.bitwise_and.Scalar",
+        "aten.bucketize.Tensor",
+        "aten.diagonal_scatter.default",
+        "aten.exponential.default",
+        "aten.grid_sampler_2d.default",
+        "aten.ldexp.Tensor",
+        "aten.max_pool2d_with_indices_backward.default",
+        "aten.narrow_copy.default",
+        "aten.native_group_norm.default",
+        "aten.permute_copy.default",
+        "aten.unbind_copy.int",
+        "aten.upsample_bilinear2d.vec",
+        "aten.upsample_linear1d.vec",
+        "aten.upsample_nearest1d.vec",
+        "aten.upsample_nearest2d.vec",
+        "aten.upsample_nearest3d.vec",
+        "aten.upsample_trilinear3d.vec",
+        "aten.view_copy.default",
+    }
+)
+
+#: Operators along a dimension; a tensor without dimensions has one for them.
+_ALONG_A_DIMENSION = (
+    aten.all.dim,
+    aten.all.dims,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.cumsum.default,
+    aten.linalg_vector_norm.default,
+    aten.log_softmax.int,
+    aten.logsumexp.default,
+    aten.max.dim,
+    aten.mean.dim,
+    aten.min.dim,
+    aten.norm.ScalarOpt_dim,
+    aten.prod.dim_int,
+    aten.softmax.int,
+    aten._softmax.default,
+    aten._log_softmax.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.std.correction,
+    aten.std.dim,
+    aten.sum.dim_IntList,
+    aten.topk.default,
+    aten.var.correction,
+    aten.var.dim,
+)
+
+
+def _whole_norm(operator):
+    """before  f(x: [n], [n])   after  f(x as [1, n], [n]) as [n]: statistics have a dimension."""
+
+    def rule(x, normalized_shape, *args, **kwargs):
+        result = operator(x.unsqueeze(0), normalized_shape, *args, **kwargs)
+        return pytree.tree_map(lambda value: value.squeeze(0), result)
+
+    return rule
+
+
+def _is_whole(arguments: Mapping[str, Any]) -> bool:
+    return arguments["input"].dim() == len(arguments["normalized_shape"])
+
+
+#: Norms over their last dimensions.
+_NORMS = (aten.layer_norm.default, aten.native_layer_norm.default, aten.rms_norm.default)
+
+
+def _prelu(x, weight):
+    return torch.prelu(x.reshape(1), weight.reshape(1)).reshape(())
+
+
+def _empty_strided(size, stride, *, dtype=None, **kwargs):
+    """A tensor that nobody has written, permuted to lie in memory as asked."""
+    order = sorted(range(len(size)), key=lambda d: -stride[d])
+    dense = 1
+    for d in reversed(order):
+        if stride[d] != dense:
+            return NotImplemented
+        dense *= size[d]
+    packed = torch.empty([size[d] for d in order], dtype=dtype)
+    return packed.permute([order.index(d) for d in range(len(size))])
+
+
+def _new_empty_strided(x, size, stride, *, dtype=None, **kwargs):
+    return _empty_strided(size, stride, dtype=dtype or x.dtype)
+
+
+def _empty_permuted(size, physical_layout, *, dtype=None, **kwargs):
+    packed = torch.empty([size[d] for d in physical_layout], dtype=dtype)
+    return packed.permute([physical_layout.index(d) for d in range(len(size))])
+
+
+_EMPTY = {
+    aten.empty_strided.default: _empty_strided,
+    aten.new_empty_strided.default: _new_empty_strided,
+    aten.empty_permuted.default: _empty_permuted,
+}
+
+
+#: Whether a call with these arguments, by schema name, needs a rule.
+Guard = Callable[[Mapping[str, Any]], bool]
+
+
+def _is_scalar(arguments: Mapping[str, Any]) -> bool:
+    first = next(iter(arguments.values()), None)
+    return isinstance(first, torch.Tensor) and first.dim() == 0
+
+
+def _with_a_dimension(operator):
+    """before  f(x: [])   after  f(x as [1]) as []"""
+
+    def rule(x, *args, **kwargs):
+        if x.dim():
+            return NotImplemented
+        result = operator(x.reshape(1), *args, **kwargs)
+        return pytree.tree_map(lambda value: value.reshape(()), result)
+
+    return rule
+
+
+@functools.cache
+def _guarded() -> dict[Any, tuple[Guard, Callable]]:
+    rules = {op: (_is_scalar, _with_a_dimension(op)) for op in _ALONG_A_DIMENSION}
+    rules |= {op: (_is_whole, _whole_norm(op)) for op in _NORMS}
+    rules[aten.prelu.default] = (_is_scalar, _prelu)
+    return rules | _decomposed_indexing.GUARDED
+
+
+@functools.cache
+def _table() -> dict[Any, Callable]:
+    """Every rule but the guarded ones, materialized once a process."""
+    table = dict(torch.export.default_decompositions().items())
+    table |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
+    table |= _EMPTY
+    for family in _FAMILIES:
+        table |= family.RULES
+    return table
+
+
+def table_without(kept: frozenset[str]) -> dict[Any, Callable]:
+    """The rules for a graph in which the operators ``kept`` stay, but where a guard says no."""
+    table = {op: rule for op, rule in _table().items() if str(op) not in kept}
+    for op, (guard, rule) in _guarded().items():
+        table[op] = _guarded_rule(op, guard, rule, table.get(op))
+    return table
+
+
+def _guarded_rule(op, guard: Guard, rule: Callable, otherwise: Callable | None) -> Callable:
+    names = [argument.name for argument in op._schema.arguments]
+
+    def run(*args, **kwargs):
+        if guard({**dict(zip(names, args, strict=False)), **kwargs}):
+            return rule(*args, **kwargs)
+        return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
+
+    return run
+
+
+def is_guarded(node: FunctionalNode) -> bool:
+    """Whether a call of an operator that the importer has needs a rule all the same."""
+    found = _guarded().get(node.node.target)
+    if found is None:
+        return False
+    values = pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, Ref) else leaf, node.args)
+    return found[0](values)
+
+
+__all__ = ["is_guarded", "table_without"]

@@ -1,0 +1,268 @@
+"""Runs an operator's samples through Shorthaul, beside eager in float32 and in float64.
+
+Owns what the page's words mean for one sample. Never chooses samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import shorthaul
+import torch
+from against_eager import assert_close
+from shorthaul._region import recorded
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .samples import Sample, Slot, is_complex, out_of_scope, samples_of
+
+#: Every tensor came from a compiled region.
+NATIVE = "native"
+#: Nothing to compute: eager's results share the memory of its operands, or are no tensors.
+VIEW = "view"
+#: PyTorch ran a part or all of it.
+THROUGH_TORCH = "through PyTorch"
+REFUSED = "refused"
+DIFFERENT = "different"
+#: Not counted: complex numbers, sparse tensors, factorizations.
+OUT = "out of scope"
+#: Eager itself refuses the sample.
+NO_SAMPLE = "no sample"
+
+COUNTED = (NATIVE, THROUGH_TORCH, REFUSED, DIFFERENT)
+
+
+@dataclass
+class Verdict:
+    """What became of one operator: a word for each sample, and reasons for the rest."""
+
+    operator: str
+    samples: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    is_random: bool = False
+
+
+class Calls(nn.Module):
+    """An operator called once for each sample, all of them in one graph."""
+
+    def __init__(self, function, samples: list[Sample]):
+        super().__init__()
+        self.function = function
+        self.operands = [(sample.args, sample.kwargs) for sample in samples]
+
+    def forward(self, tensors: list[list[torch.Tensor]]):
+        if len(tensors) == 1:
+            # A graph that breaks in a loop is no graph at all.
+            (args, kwargs), given = self.operands[0], tensors[0]
+            args = [_filled(value, given) for value in args]
+            kwargs = {name: _filled(value, given) for name, value in kwargs.items()}
+            return [self.function(*args, **kwargs)]
+        results = []
+        for (args, kwargs), given in zip(self.operands, tensors, strict=True):
+            filled = {name: _filled(value, given) for name, value in kwargs.items()}
+            results.append(self.function(*[_filled(value, given) for value in args], **filled))
+        return results
+
+
+def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Operands with tensors in the places of their slots."""
+    if isinstance(value, Slot):
+        return tensors[value.position]
+    if type(value) in (list, tuple):
+        return type(value)([_filled(item, tensors) for item in value])
+    return value
+
+
+def judge(name: str, op) -> Verdict:
+    """The verdict on an operator: all samples in one graph, and where that is not native each."""
+    reason = out_of_scope(op)
+    if reason is not None:
+        return Verdict(name, [OUT], [reason])
+    verdict = Verdict(name)
+    usable = []
+    for sample in samples_of(op):
+        if is_complex(sample):
+            verdict.samples.append(OUT)
+            verdict.reasons.append("complex numbers")
+            continue
+        try:
+            expected = _Expected(op.op, sample)
+            # What is in memory that nobody has written is no result.
+            expected.is_random |= "empty" in name
+        except _OutOfScope as refusal:
+            verdict.samples.append(OUT)
+            verdict.reasons.append(str(refusal))
+        except Exception:
+            verdict.samples.append(NO_SAMPLE)
+        else:
+            usable.append((sample, expected))
+    verdict.is_random = any(expected.is_random for _, expected in usable)
+    together = _try(op.op, usable) if len(usable) > 1 else (THROUGH_TORCH, "")
+    if together[0] in (NATIVE, VIEW):
+        verdict.samples += [VIEW if one.is_view else NATIVE for _, one in usable]
+    else:
+        for one in usable:
+            word, reason = _try(op.op, [one])
+            if word == THROUGH_TORCH and one[1].is_view:
+                word, reason = VIEW, ""
+            verdict.samples.append(word)
+            if reason:
+                verdict.reasons.append(reason)
+    verdict.reasons = list(dict.fromkeys(verdict.reasons))
+    return verdict
+
+
+class _OutOfScope(Exception):
+    """A sample that the page does not count."""
+
+
+class _Expected:
+    """What eager gives for a sample: results and gradients, in float32 and in float64."""
+
+    def __init__(self, function, sample: Sample):
+        self.eager = _run(function, [sample], double=False)[0]
+        self.exact = _run(function, [sample], double=True)[0]
+        again = _run(function, [sample], double=False, seed=1)[0]
+        self.is_view = not _computes(function, sample)
+        self.is_random = any(not _same(a, again[key]) for key, a in self.eager.items())
+        for value in (*self.eager.values(), *self.exact.values()):
+            if isinstance(value, torch.Tensor) and value.is_complex():
+                raise _OutOfScope("complex numbers")
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                raise _OutOfScope("sparse tensors")
+        results = [value for key, value in self.eager.items() if key.startswith("result")]
+        if any(isinstance(value, torch.Tensor) and not value.numel() for value in results):
+            raise _OutOfScope("an empty result")
+
+
+def _computes(function, sample: Sample) -> bool:
+    """Whether some result of a sample lies in memory of its own."""
+    given = [_copy(tensor, False).detach() for tensor in sample.tensors]
+    with torch.no_grad():
+        results = pytree.tree_leaves(Calls(function, [sample])([given]))
+    storages = {tensor.untyped_storage()._cdata for tensor in given}
+    tensors = [leaf for leaf in results if isinstance(leaf, torch.Tensor)]
+    return any(tensor.untyped_storage()._cdata not in storages for tensor in tensors)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b or a == b
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _run(function, samples: list[Sample], *, double: bool, seed: int = 0) -> list[dict[str, Any]]:
+    return _step(Calls(function, samples), samples, double=double, seed=seed)
+
+
+def _step(model, samples: list[Sample], *, double: bool = False, seed: int = 0):
+    """For each sample results and gradients by name, after one forward and backward."""
+    given = [[_copy(tensor, double) for tensor in sample.tensors] for sample in samples]
+    torch.manual_seed(seed)
+    results = model(given)
+    found, losses = [], []
+    for result in results:
+        leaves = pytree.tree_leaves(result)
+        found.append({f"result {i}": _detached(leaf) for i, leaf in enumerate(leaves)})
+        losses += [
+            (leaf * _weights(leaf)).sum()
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+    losses = [loss for loss in losses if not loss.is_complex()]
+    if losses:
+        sum(losses).backward()
+    for results_of, tensors in zip(found, given, strict=True):
+        for i, tensor in enumerate(tensors):
+            results_of[f"gradient of tensor {i}"] = tensor.grad
+    return found
+
+
+def _copy(tensor: torch.Tensor, double: bool) -> torch.Tensor:
+    if tensor.layout != torch.strided:
+        raise _OutOfScope("sparse tensors")
+    kind = torch.float64 if double and tensor.dtype == torch.float32 else tensor.dtype
+    copied = tensor.detach().clone().to(kind)
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _weights(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.rand(tensor.shape, generator=generator).to(tensor.dtype) - 0.3
+
+
+def _try(function, usable: list[tuple[Sample, _Expected]]) -> tuple[str, str]:
+    """A word for samples in one graph, and the reason."""
+    samples = [sample for sample, _ in usable]
+    torch._dynamo.reset()
+    model = shorthaul.module(Calls(function, samples))
+    with recorded() as calls, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = _step(model, samples)
+        except shorthaul.ShorthaulError as error:
+            return REFUSED, _first_line(error)
+        except Exception as error:
+            return DIFFERENT, f"{type(error).__name__}: {_first_line(error)}"
+    for (_, expected), results in zip(usable, found, strict=True):
+        if (difference := _difference(expected, results)) is not None:
+            return DIFFERENT, difference
+    reasons = [
+        _reason(str(warning.message))
+        for warning in said
+        if issubclass(warning.category, (shorthaul.FallbackWarning, shorthaul.RecompileWarning))
+    ]
+    if reasons:
+        return THROUGH_TORCH, "; ".join(dict.fromkeys(reasons))
+    if all(expected.is_view for _, expected in usable):
+        return VIEW, ""
+    return (NATIVE, "") if calls else (THROUGH_TORCH, "no region is worth its call")
+
+
+def _difference(expected: _Expected, found: dict[str, Any]) -> str | None:
+    """How results differ from eager's, in a sentence."""
+    if found.keys() != expected.eager.keys():
+        return f"gives {len(found)} results for {len(expected.eager)}"
+    for key, eager in expected.eager.items():
+        value, exact = found[key], expected.exact[key]
+        if not isinstance(eager, torch.Tensor):
+            if not (value == eager or value == exact or expected.is_random):
+                return f"{key}: {value} for {eager}"
+            continue
+        if value is None:
+            return f"{key} is missing"
+        if (value.shape, value.dtype) != (eager.shape, eager.dtype):
+            return f"{key}: {value.dtype} {tuple(value.shape)}"
+        if expected.is_random or (not eager.is_floating_point() and torch.equal(value, eager)):
+            continue
+        with contextlib.suppress(AssertionError):
+            assert_close(key, value, eager, exact)
+            continue
+        return _distance(key, value, eager, exact)
+    return None
+
+
+def _distance(key: str, value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+    if not value.is_floating_point() or exact.shape != value.shape:
+        return f"{key} differs"
+    ours = (value.double() - exact).abs().nan_to_num().max().item()
+    own = (eager.double() - exact).abs().nan_to_num().max().item()
+    return f"{key}: error {ours:.2g}, eager's {own:.2g}"
+
+
+def _reason(message: str) -> str:
+    """A warning without the places in the test's own code."""
+    message = message.split(": ", 1)[-1] if message.startswith("PyTorch runs") else message
+    return message.split(", at ")[0].split(" (tmp/")[0].strip()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

@@ -1,0 +1,97 @@
+"""Writes ``docs/coverage.md`` from verdicts. Never runs an operator."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from pathlib import Path
+
+from .judge import COUNTED, DIFFERENT, NATIVE, OUT, REFUSED, THROUGH_TORCH, VIEW, Verdict
+from .samples import N_SAMPLES
+
+PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
+
+_INTRODUCTION = """# Coverage of PyTorch's operators
+
+Written by `cd torch-bridge/tests && python -m operator_coverage`; do not edit.
+
+The operators are those of PyTorch's own test database (`op_db`) that take float32. Of each, the
+smallest samples of different kinds run in `shorthaul.module`, at most {n_samples}, forward and
+backward. Results and gradients are held against eager in float64, by the rule of
+`torch-bridge/tests/against_eager.py`: at most twice the error of eager's float32, plus 10⁻⁶ of the
+largest value. Random numbers are Shorthaul's own; of them types and sizes are held.
+
+- **native**: all of the sample ran in compiled regions.
+- **through PyTorch**: PyTorch ran a part of it, or all.
+- **views**: there is nothing to compute. The results are views, sizes or numbers.
+- **refused**: an error that names the reason.
+- **different**: results or gradients that are not eager's.
+
+Not counted: views; samples with an empty tensor or result, which PyTorch always runs; complex
+numbers, sparse tensors, and factorizations and solvers of `linalg`, which Shorthaul does not hold.
+
+"""
+
+
+def text_of(verdicts: Iterable[Verdict]) -> str:
+    """The whole page."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.operator)
+    counts = collections.Counter(word for verdict in ordered for word in verdict.samples)
+    n_counted = max(1, sum(counts[word] for word in COUNTED))
+    rows = [_row(verdict) for verdict in ordered if not set(verdict.samples) <= {OUT}]
+    whole = [v for v in ordered if set(v.samples) & set(COUNTED)]
+    n_native = sum(set(v.samples) & set(COUNTED) == {NATIVE} for v in whole)
+    lines = [
+        _INTRODUCTION.format(n_samples=N_SAMPLES),
+        "| | samples | |",
+        "|---|---|---|",
+        *(
+            f"| {word} | {counts[word]} | {100 * counts[word] / n_counted:.1f} % |"
+            for word in (NATIVE, THROUGH_TORCH, REFUSED, DIFFERENT)
+        ),
+        f"| counted | {n_counted} | |",
+        f"| views, not counted | {counts[VIEW]} | |",
+        f"| out of scope, not counted | {counts[OUT]} | |",
+        "",
+        f"Of {len(whole)} operators with counted samples {n_native} are native in every one.",
+        "",
+        "| operator | native | other samples | reason |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        "Out of scope:",
+        "",
+        *_out_of_scope(ordered),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def row_of(operator: str, page: str) -> str | None:
+    """The row of an operator in a page."""
+    start = f"| {_escaped(operator)} |"
+    return next((line for line in page.splitlines() if line.startswith(start)), None)
+
+
+def _row(verdict: Verdict) -> str:
+    counts = collections.Counter(verdict.samples)
+    others = [f"{n} {_words(word)}" for word, n in sorted(counts.items()) if word != NATIVE]
+    notes = ["random", *verdict.reasons] if verdict.is_random else verdict.reasons
+    reason = _escaped("; ".join(notes))
+    return f"| {_escaped(verdict.operator)} | {counts[NATIVE]} | {', '.join(others)} | {reason} |"
+
+
+def _words(word: str) -> str:
+    return "views" if word == VIEW else word
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("_", "\\_").replace("<", "\\<").replace("*", "\\*")
+
+
+def _out_of_scope(ordered: list[Verdict]) -> list[str]:
+    by_reason = collections.defaultdict(list)
+    for verdict in ordered:
+        if set(verdict.samples) <= {OUT}:
+            reason = verdict.reasons[0] if verdict.reasons else "no usable sample"
+            by_reason[reason].append(_escaped(verdict.operator))
+    return [f"- {reason}: {', '.join(names)}." for reason, names in sorted(by_reason.items())]

@@ -1,0 +1,49 @@
+"""DDP and FSDP2 in two processes, around a compiled model and inside one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loss_curves import N_STEPS, WRAPS, assert_same_curve
+
+KINDS = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Losses of each case, by name; the first process's."""
+    folder = tmp_path_factory.mktemp("distributed")
+    result = folder / "result.json"
+    script = Path(__file__).parent / "distributed_training.py"
+    environment = {**os.environ, "USE_LIBUV": "0"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), "2", folder / "store", result],
+            cwd=script.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert result.exists(), "\n".join(said)[-4000:]
+    return json.loads(result.read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("order", ["compiled inside", "compiled outside"])
+def test_to_eagers_losses(found, kind, wrap, order):
+    case = found[f"{wrap}, {kind}" if order == "compiled inside" else f"{kind}, {wrap}"]
+    assert "error" not in case, case["error"]
+    assert_same_curve(case["losses"], found[kind]["losses"])
+    assert case["n_calls"] >= N_STEPS, f"{case['n_calls']} calls of programs"
