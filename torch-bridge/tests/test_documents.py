@@ -1,6 +1,7 @@
 """README and guide: their Python runs, their commands are taken, their links lead somewhere."""
 
 import contextlib
+import inspect
 import io
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import warnings
 
 import pytest
+import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
 from shorthaul import bench
 
@@ -168,3 +170,21 @@ def test_shell_blocks_are_sh():
         for block in blocks(page):
             if block.language == "sh":
                 subprocess.run(["sh", "-n"], input=block.text, text=True, check=True)
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    command = [sys.executable, ROOT / "docs" / "api.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "run `.venv/bin/python docs/api.py`"
+
+
+def test_the_package_is_typed():
+    package = ROOT / "torch-bridge" / "python" / "shorthaul"
+    assert (package / "py.typed").exists()
+    for name in shorthaul.__all__:
+        value = getattr(shorthaul, name)
+        assert inspect.getdoc(value), f"shorthaul.{name} has no docstring"
+        if inspect.isfunction(value):
+            for part in inspect.signature(value).parameters.values():
+                is_open = part.kind in (part.VAR_POSITIONAL, part.VAR_KEYWORD)
+                assert is_open or part.annotation is not part.empty, f"{name}: {part}"
