@@ -36,7 +36,10 @@ pub fn page(path: &Path, sizes: &[String]) -> Result<String, Box<dyn Error>> {
     let wrt: Vec<usize> = (0..model.graph.inputs.len())
         .filter(|i| {
             let id = model.graph.inputs[*i];
-            model.parameters.iter().any(|p| p.container == id && p.trainable)
+            model
+                .parameters
+                .iter()
+                .any(|p| p.container == id && p.trainable)
         })
         .collect();
     let step = Step::training(&model.graph, &wrt)?;
@@ -70,7 +73,11 @@ fn decisions(page: &mut String, decisions: &[fusion::Decision]) -> std::fmt::Res
     let mut lines = String::new();
     for d in decisions {
         let verb = if d.applied { "did" } else { "refused" };
-        writeln!(lines, "{verb} {} at {}: {} ({} bytes)", d.rewrite, d.origin, d.sentence, d.bytes)?;
+        writeln!(
+            lines,
+            "{verb} {} at {}: {} ({} bytes)",
+            d.rewrite, d.origin, d.sentence, d.bytes
+        )?;
     }
     page.push_str("\nEvery decision is recorded, with the bytes it saves or would have saved:\n");
     block(page, "text", lines)
@@ -83,7 +90,11 @@ fn kernels(page: &mut String, lowered: &Lowered) -> std::fmt::Result {
         writeln!(
             lines,
             "{} {} made by {}, {} operations, from {}",
-            kernel.stage, kernel.name, kernel.path, kernel.flops, kernel.origin
+            format!("{:?}", kernel.stage).to_lowercase(),
+            kernel.name,
+            kernel.path,
+            kernel.flops,
+            kernel.origin
         )?;
     }
     let memory = &lowered.memory;

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
-from shorthaul import bench
+from shorthaul.bench.options import parse
 
 pytest.importorskip("onnxscript")
 
@@ -101,7 +101,7 @@ def bench_commands():
 
 @pytest.mark.parametrize("line", bench_commands())
 def test_commands_of_the_bench_parse(line):
-    assert bench._parse(line.split()).names
+    assert parse(line.split()).names
 
 
 def links():

@@ -422,8 +422,8 @@ class AdamW(Adam):
 
     On a CUDA device, where all parameters must be, one kernel updates all parameters of a group
     that have the same type, in place (one kernel for every hundred of them). It reads and writes
-    each element of a parameter and its state once, and reads each element of a gradient once. PyTorch
-    counts the steps before it.
+    each element of a parameter and its state once, and reads each element of a gradient once.
+    PyTorch counts the steps before it.
 
     - ``max_norm``: scales gradients down to this norm, taken over all of them, as
       ``torch.nn.utils.clip_grad_norm_`` does. On a device this happens in the same kernel, and
