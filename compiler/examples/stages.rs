@@ -110,9 +110,27 @@ fn kernels(page: &mut String, lowered: &Lowered) -> std::fmt::Result {
     let launch = lowered.launches.iter().find(|l| l.kernel == loops);
     if let Some(launch) = launch {
         page.push_str(SOURCE);
-        block(page, "c", &lowered.units[launch.unit].source)?;
+        let unit = &lowered.units[launch.unit];
+        block(page, "c", function(&unit.source, &launch.symbol))?;
     }
     Ok(())
+}
+
+/// The definition of a function in a C text.
+fn function(source: &str, symbol: &str) -> String {
+    let opens = format!(" {symbol}(");
+    let lines = source
+        .lines()
+        .skip_while(|line| line.starts_with(' ') || !line.contains(&opens) || line.ends_with(';'));
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(line);
+        text.push('\n');
+        if line == "}" {
+            break;
+        }
+    }
+    text
 }
 
 const HEAD: &str = "\
