@@ -101,7 +101,7 @@ impl Pool {
     /// Threads that the next run asks for, the caller's included.
     pub fn threads(&self) -> usize {
         match self.wanted.load(Ordering::Relaxed) {
-            0 => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            0 => processors(),
             n_threads => n_threads,
         }
     }
@@ -154,6 +154,12 @@ impl Pool {
             }
         }
     }
+}
+
+/// Processors of this process, asked once: the answer costs the system several files to read.
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 impl Default for Pool {
@@ -282,6 +288,19 @@ impl Team {
                 .collect(),
         );
         let barrier = &self.shared.barrier;
+        if n_threads == 1 {
+            // The caller alone needs no team.
+            let (tid, scratch) = (0, blocks.of(0));
+            let bomb = AbortOnUnwind;
+            job(&Member {
+                tid,
+                n_threads,
+                scratch,
+                barrier,
+            });
+            std::mem::forget(bomb);
+            return Ok(());
+        }
         host.run(n_threads, &|tid, n_threads| {
             let bomb = AbortOnUnwind;
             job(&Member {

@@ -16,32 +16,6 @@ def mlp():
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 4))
 
 
-def test_operators_are_what_they_declare():
-    compiled = shorthaul.module(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
-    with recorded() as calls:
-        compiled(images(5))
-    (call,) = calls
-    program = call.program
-    inputs = [
-        torch.randn(spec.shape).to(spec.dtype).requires_grad_(i in program.grad_inputs)
-        for i, spec in enumerate(program.inputs)
-    ]
-    forward = torch.ops.shorthaul.forward
-    torch.library.opcheck(forward, (inputs, call.handle), test_utils=CHECKS)
-    with torch.no_grad():
-        *outputs, state, saved = forward(inputs, call.handle)
-    reads = [inputs[i].detach() for i in program.backward_reads]
-    from_outputs = [
-        outputs[user] if offset is None else program.state_view(state, position)
-        for position, offset, user in program.backward_output_reads
-    ]
-    arguments = ([torch.ones_like(outputs[0])], reads, from_outputs, saved, call.handle)
-    torch.library.opcheck(torch.ops.shorthaul.backward, arguments, test_utils=CHECKS)
-
-
-CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
-
-
 def images(batch):
     return torch.randn(batch, 6)
 

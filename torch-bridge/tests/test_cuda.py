@@ -11,7 +11,7 @@ import shorthaul
 import torch
 import torch.nn.functional as F
 from against_eager import assert_emulated_matches, emulated
-from shorthaul import _operators, _place
+from shorthaul import _autograd, _place
 from shorthaul._autocast import casting
 from shorthaul._capture import capture
 from shorthaul._program import compile_program
@@ -208,8 +208,7 @@ def test_what_autocast_makes_on_cuda_runs(model, dtype, monkeypatch):
     tensors = {**dict(own.named_parameters()), **dict(own.named_buffers())}
     fed = [spec for spec in captured.inputs if spec.kind != "constant"]
     inputs = [x if spec.kind == "user" else tensors[spec.target] for spec in fed]
-    handle = _operators.register(program)
-    y, *_ = torch.ops.shorthaul.forward([program.place.aligned(t) for t in inputs], handle)
+    y, *_ = _autograd.run(program, [program.place.aligned(t) for t in inputs], True)
     exact = copy.deepcopy(own).double()
     reference = exact(x.double())
     grad = torch.rand(y.shape).to(y.dtype)

@@ -6,6 +6,8 @@ are put. Never looks at a module; that is ``module.py``'s part.
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 from dataclasses import dataclass, field
 
@@ -29,6 +31,11 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @functools.cached_property
+    def n_bytes(self) -> int:
+        """What its elements take."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(eq=False)
@@ -73,8 +80,7 @@ class Program:
                 self.state_offsets.append(None)
             else:
                 self.state_offsets.append(self.state_bytes)
-                n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
-                self.state_bytes += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+                self.state_bytes += -(-spec.n_bytes // _ALIGNMENT) * _ALIGNMENT
         fed = [spec.name for spec in self.captured.inputs if spec.kind != "constant"]
         self.bounds = [
             (fed.index(bound.placeholder), bound)
@@ -114,8 +120,7 @@ class Program:
     def state_view(self, state: torch.Tensor, position: int) -> torch.Tensor:
         """The program output at ``position``, which lies in the state blob, as a tensor."""
         spec, offset = self.outputs[position], self.state_offsets[position]
-        n_bytes = spec.dtype.itemsize * torch.Size(spec.shape).numel()
-        return state[offset : offset + n_bytes].view(spec.dtype).view(spec.shape)
+        return state[offset : offset + spec.n_bytes].view(spec.dtype).view(spec.shape)
 
     def state_views(self, state: torch.Tensor) -> list[torch.Tensor]:
         """The new values of the buffers, in the order of the outputs that are not the user's."""

@@ -3,7 +3,7 @@
 Owns what a program is specific to (gradient mode, which inputs need a gradient, sizes, number of
 threads), the compilation of a region, and one call of a program. A region is a function of tensors
 and numbers: where modules, buffers and Python live, Dynamo's guards watch. Never splits graphs
-(``_partition``) nor runs kernels (``_operators``).
+(``_partition``) nor runs kernels (``_autograd``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
-from . import _autocast, _native, _operators
+from . import _autocast, _autograd, _native
 from ._capture import Captured, capture
 from ._errors import (
     CaptureError,
@@ -34,6 +34,9 @@ from ._program import Program, compile_program
 
 #: How often a size must come back, after the first two, before it gets a program of its own.
 _FREQUENT = 3
+
+#: Classes of tensors whose elements lie where ``data_ptr`` says, and of those that stand for them.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
 
 class Region:
@@ -76,11 +79,13 @@ class Region:
 
     def key(self, inputs) -> tuple:
         """What a program is specific to."""
-        sizes = [
-            (value.shape, value.requires_grad) if isinstance(value, torch.Tensor) else value
+        looks = [
+            (value.shape, value.requires_grad)
+            if type(value) in _PLAIN
+            else (type(value) if isinstance(value, torch.Tensor) else value)
             for value in inputs
         ]
-        return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *sizes)
+        return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *looks)
 
     def _prepare(self, key: tuple, inputs) -> Call | None:
         with self.lock:
@@ -118,6 +123,8 @@ class Region:
         Raises ``Refused`` with the nodes that no program can hold, or ``CompileError``.
         """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        if any(type(tensor) not in _PLAIN for tensor in tensors):
+            return None  # What such a tensor's operators do, its class says.
         if any(not tensor.numel() for tensor in tensors) or not self.owner.may_compile():
             return None
         named = [(f"input {i}", tensor) for i, tensor in enumerate(tensors)]
@@ -278,7 +285,7 @@ class Call:
     ):
         self.captured = captured
         self.program = program
-        self.handle = _operators.register(program)
+        _autograd.register(program)
         self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
         self.positions = [spec.user_idx for spec in self.specs]
         #: Positions among the inputs of what the call writes.
@@ -296,6 +303,7 @@ class Call:
             for kind, value in captured.returns
         ]
         self.strides = captured.strides
+        self.is_differentiable = differentiable
         #: Results that need no gradient in eager, though some input does.
         self.detached = [
             i
@@ -333,9 +341,7 @@ class Call:
             tensors[i] = tensors[i].clone()
         if self.program.uses_seed:
             tensors.append(place.seed())
-        # Without operands there is nothing to choose an implementation by.
-        forward = torch.ops.shorthaul.forward if tensors else _operators.forward_of_nothing
-        *outputs, state, _saved = forward(tensors, self.handle)
+        *outputs, state = _autograd.run(self.program, tensors, self.is_differentiable)
         if self.program.state_bytes:
             self._write_state(inputs, state)
         return self._returned(inputs, outputs)

@@ -87,7 +87,7 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     the end of the one before; afterwards the stream is waited for. The emulator's times say nothing
     about a device.
     """
-    from . import _operators
+    from . import _autograd
     from ._report import programs_of
 
     programs = programs_of(model, inputs)
@@ -95,12 +95,12 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
         raise ValueError(f"the model runs as {len(programs)} programs; products of one are timed")
     program = programs[0].native
     maps = {"forward": program.cuda_launch_maps(False), "backward": program.cuda_launch_maps(True)}
-    before, _operators.timings = _operators.timings, []
+    before, _autograd.timings = _autograd.timings, []
     try:
         step()
-        taken = _operators.timings
+        taken = _autograd.timings
     finally:
-        _operators.timings = before
+        _autograd.timings = before
     seconds: dict[int, float] = defaultdict(float)
     for which, launches in maps.items():
         own = [time for name, _, time in taken if name == which]
@@ -122,14 +122,14 @@ def launched(step: Callable[[], object]) -> float:
     """Microseconds of all launches of compiled modules that ``step`` makes, PyTorch's operators
     between them included; afterwards their stream is waited for.
     """
-    from . import _operators
+    from . import _autograd
 
-    before, _operators.timings = _operators.timings, []
+    before, _autograd.timings = _autograd.timings, []
     try:
         step()
-        return sum(seconds for _, _, seconds in _operators.timings) * 1e6
+        return sum(seconds for _, _, seconds in _autograd.timings) * 1e6
     finally:
-        _operators.timings = before
+        _autograd.timings = before
 
 
 def machine(is_emulated: bool = False) -> dict[str, str]:

@@ -19,7 +19,7 @@ import time
 
 import torch
 
-from .. import _operators
+from .. import _autograd
 from .options import Setting
 from .variants import inputs_of, model_of, stepper
 
@@ -72,7 +72,7 @@ def first_step(setting: Setting, variant: str) -> dict:
     return {
         "first_step_s": first,
         "step_s": seconds,
-        "export_s": _operators.export_seconds(),
+        "export_s": _autograd.export_seconds(),
         "peak_bytes": max(0, _peak_bytes() - base),
     }
 

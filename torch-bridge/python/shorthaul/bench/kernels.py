@@ -8,7 +8,7 @@ import torch
 
 import shorthaul
 
-from .. import _operators
+from .. import _autograd
 from .options import Setting
 from .variants import inputs_of, model_of
 
@@ -21,12 +21,12 @@ def print_profile(setting: Setting, rounds: int, warmup: int) -> None:
     model = shorthaul.module(model_of(setting))
     times: dict[tuple[str, str], list[float]] = {}
     for i in range(warmup + rounds):
-        _operators.timings = []
+        _autograd.timings = []
         example.loss(model(*inputs)).backward()
         if i >= warmup:
-            for which, launch, seconds in _operators.timings:
+            for which, launch, seconds in _autograd.timings:
                 times.setdefault((which, launch), []).append(seconds)
-    _operators.timings = None
+    _autograd.timings = None
     kernels = shorthaul.report(model, *inputs).data["kernels"]
     rows = []
     for (which, launch), seconds in times.items():
