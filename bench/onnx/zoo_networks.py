@@ -67,10 +67,12 @@ def _trained(file: Callable) -> Iterator:
 
 
 def _shorthaul_examples() -> dict:
-    """The networks of ``shorthaul.models``, read from its file: they need no built package."""
+    """The networks of ``shorthaul.models``, read from its files: they need no built package."""
     root = Path(__file__).resolve().parents[2]
-    path = root / "torch-bridge" / "python" / "shorthaul" / "models.py"
-    spec = importlib.util.spec_from_file_location("shorthaul_models", path)
+    folder = root / "torch-bridge" / "python" / "shorthaul" / "models"
+    spec = importlib.util.spec_from_file_location(
+        "shorthaul_models", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,10 +1,16 @@
-"""The bench runs, and its check compares with float64."""
+"""The bench runs, says what it cannot measure, and its check compares with float64."""
 
 import json
 
 import pytest
+import shorthaul
+import torch
 from shorthaul import bench
+from shorthaul.bench import accuracy, page, results, timing
+from shorthaul.bench.options import Setting, parse
 from torch import nn
+
+QUICK = ["--rounds", "2", "--warmup", "1"]
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_transformer"])
@@ -26,22 +32,158 @@ def test_check_fails_on_a_difference(monkeypatch, capsys):
 
 
 def test_smooth_networks_have_no_relu():
-    model = bench._smooth(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU6(), nn.Linear(2, 2))))
-    kinds = [type(child) for child in model.modules() if not list(child.children())]
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU6(), nn.Linear(2, 2)))
+    kinds = [
+        type(child) for child in accuracy.smoothed(model).modules() if not list(child.children())
+    ]
     assert kinds == [nn.SiLU, nn.SiLU, nn.Linear]
 
 
 def test_measures_every_variant(tmp_path, capsys):
-    path = tmp_path / "bench.json"
-    arguments = ["digits_cnn", "--batch", "8", "--rounds", "2", "--warmup", "1"]
-    assert bench.main([*arguments, "--against", "eager", "--json", str(path)]) == 0
+    path, drawn = tmp_path / "bench.json", tmp_path / "bench.html"
+    arguments = ["digits_cnn", "--batch", "8", *QUICK, "--against", "eager"]
+    assert bench.main([*arguments, "--json", str(path), "--html", str(drawn)]) == 0
     (result,) = json.loads(path.read_text())["results"]
-    assert set(result["variants"]) == {"shorthaul", "eager"}
+    assert list(result["variants"]) == ["shorthaul", "eager"]
     for entry in result["variants"].values():
         assert entry["median_ms"] > 0 and entry["first_step_s"] > 0 and entry["peak_bytes"] > 0
+    assert result["best_peer"] == "eager" and result["n_parameters"] == 19_562
+    found = result["ratios"]["eager"]
+    assert found["low"] <= found["median"] <= found["high"]
+    text = drawn.read_text()
+    assert "digits_cnn" in text and text.count("<rect") == 4 and "http" not in _without_names(text)
+    # The file can be compared with, and nothing is new.
+    assert bench.main([*arguments, "--no-first-step", "--compare", str(path)]) == 0
+    assert "of eager's time →" in capsys.readouterr().out
+
+
+def _without_names(text):
+    return text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("mode", ["forward", "step"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_modes_and_types(mode, dtype, tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "4,6", "--mode", mode, "--dtype", dtype, *QUICK]
+    arguments += ["--optimizer", "sgd", "--against", "eager", "--no-first-step"]
+    assert bench.main([*arguments, "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["results"]
+    assert [r["batch"] for r in found] == [4, 6]
+    assert {(r["mode"], r["dtype"]) for r in found} == {(mode, dtype)}
+    assert "2 measurements" in capsys.readouterr().out
+
+
+def test_a_step_updates_parameters_as_eager_does():
+    from shorthaul.bench.variants import model_of, optimizer_of
+
+    setting = Setting("digits_cnn", 4, 2, mode="step", optimizer="sgd")
+    model = model_of(setting)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = optimizer_of(setting, list(model.parameters()))
+    setting.example.loss(model(*setting.example.inputs(4))).backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_unknown_names_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        bench.main(["digits_cnn", "--against", "jax"])
-    assert "not jax" in capsys.readouterr().err
+    for arguments, said in (
+        (["digits_cnn", "--against", "jax"], "not jax"),
+        (["no_such_network"], "there is no network no_such_network"),
+        ([], "give the names of networks"),
+        (["digits_cnn", "--batch", "0"], "at least 1"),
+    ):
+        with pytest.raises(SystemExit):
+            parse(arguments)
+        assert said in capsys.readouterr().err
+
+
+def test_a_peer_that_fails_is_said_and_skipped(monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("no C++ compiler here\nand more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    arguments = ["digits_cnn", "--batch", "4", *QUICK, "--no-first-step"]
+    assert bench.main([*arguments, "--against", "eager,compile"]) == 0
+    said = capsys.readouterr().out
+    assert "skipped: RuntimeError: no C++ compiler here" in said and "best peer, eager" in said
+
+
+def test_shorthaul_failing_is_a_failure(monkeypatch, capsys):
+    def broken(*_, **__):
+        raise shorthaul.CompileError("no kernels")
+
+    monkeypatch.setattr(shorthaul, "module", broken)
+    arguments = ["digits_cnn", "--batch", "4", *QUICK, "--no-first-step", "--against", "eager"]
+    assert bench.main(arguments) == 1
+    assert "skipped: CompileError: no kernels" in capsys.readouterr().out
+
+
+def test_a_network_without_memory_is_said_and_skipped(monkeypatch, capsys):
+    found = bench.measure
+
+    def full(setting, *arguments, **options):
+        if setting.name == "yolo_block":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+        return found(setting, *arguments, **options)
+
+    monkeypatch.setattr(bench, "measure", full)
+    arguments = ["yolo_block", "digits_cnn", "--small", *QUICK, "--no-first-step"]
+    assert bench.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "yolo_block, small" in said and "does not fit into memory" in said
+    assert "digits_cnn" in said
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"results": 3}', '{"results": [{"a": 1}]}'])
+def test_a_broken_results_file_is_said(text, tmp_path, capsys):
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    arguments = ["digits_cnn", "--batch", "4", *QUICK, "--no-first-step", "--against", "eager"]
+    assert bench.main([*arguments, "--compare", str(path)]) == 0
+    assert f"{path} holds no results of the bench; nothing is compared" in capsys.readouterr().out
+
+
+def test_a_missing_results_file_is_said(tmp_path):
+    with pytest.raises(results.BrokenResults, match="cannot be read: No such file"):
+        results.read(tmp_path / "none.json")
+
+
+def _result(own, eager, **more):
+    variants = {"shorthaul": {"times_ms": own}, "eager": {"times_ms": eager}}
+    return {"name": "net", "batch": 8, "threads": 2, "variants": variants} | more
+
+
+def test_changes_beyond_noise_are_told_from_noise():
+    old = [_result([10.0, 10.1, 9.9, 10.2], [20.0, 20.0, 20.0, 20.0])]
+    fast = _result([7.0, 7.1, 6.9, 7.2], [20.0, 20.0, 20.0, 20.0])
+    # The whole machine is slower: nothing changed.
+    slow_machine = _result([20.0, 20.2, 19.8, 20.4], [40.0, 40.0, 40.0, 40.0])
+    slow = _result([14.0, 14.2, 13.8, 14.4], [20.0, 20.0, 20.0, 20.0])
+    assert results.changes(old, [fast])[0].startswith("net, batch 8: faster, 0.502 of eager's")
+    assert "no change beyond noise" in results.changes(old, [slow_machine])[0]
+    assert ": slower, " in results.changes(old, [slow])[0]
+    assert "not in the old file" in results.changes(old, [_result([1.0], [1.0], batch=4)])[0]
+    assert "no times" in results.changes(old, [fast | {"variants": {"shorthaul": {}}}])[0]
+
+
+def test_rounds_alternate_and_ratios_are_of_pairs():
+    order = []
+    times = timing.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b", "b", "a"] and [len(t) for t in times.values()] == [2, 2]
+    found = timing.ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    assert found == {"median": 2.0, "low": 2.0, "high": 3.0}
+
+
+def test_the_page_escapes_names():
+    result = _result([1.0, 2.0], [2.0, 3.0], ratios={}, best_peer=None)
+    result["name"] = "<script>"
+    for entry in result["variants"].values():
+        entry |= timing.summary(entry["times_ms"])
+    assert "<script>" not in page.page([result]) and "&lt;script&gt;" in page.page([result])
+
+
+def test_networks_are_listed(capsys):
+    assert bench.main(["--list"]) == 0
+    said = capsys.readouterr().out
+    assert "bert_large" in said and "335,174,458 parameters" in said

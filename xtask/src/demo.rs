@@ -11,6 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+/// What somebody may want to try after the demo.
+const NEXT: &str = "
+What to try next:
+  .venv/bin/python examples/language_model.py --eager    one of the scripts in examples/
+  .venv/bin/python -m shorthaul.bench resnet50           times beside PyTorch's
+  cargo install --path cli                               the program `shorthaul` for ONNX files
+  docs/src/pytorch.md                                    how to train your own model";
+
 /// Prepares what is missing and runs the demo with `args`.
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     python::require_c_compiler()?;
@@ -20,6 +28,9 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let done = run_shown(venv.module("shorthaul.demo").args(args))?;
     for picture in pictures_since(&root.join("out"), start) {
         println!("Picture: {}", picture.display());
+    }
+    if done.success {
+        println!("{NEXT}");
     }
     Ok(if done.success {
         ExitCode::SUCCESS

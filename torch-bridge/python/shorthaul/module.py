@@ -20,7 +20,8 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -42,8 +43,46 @@ _numbers = itertools.count()
 _MAX_GRAPHS = 64
 
 
+_Model = TypeVar("_Model", bound=nn.Module)
+_Class = TypeVar("_Class", bound=type[nn.Module])
+
+
+@overload
 def module(
-    model=None,
+    model: _Class,
+    /,
+    *,
+    fallback: str = ...,
+    max_programs: int = ...,
+    backend: str = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    warmup: str = ...,
+) -> _Class: ...
+@overload
+def module(
+    model: _Model,
+    /,
+    *,
+    fallback: str = ...,
+    max_programs: int = ...,
+    backend: str = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    warmup: str = ...,
+) -> _Model: ...
+@overload
+def module(
+    *,
+    fallback: str = ...,
+    max_programs: int = ...,
+    backend: str = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    warmup: str = ...,
+) -> Callable[[_Class], _Class]: ...
+def module(
+    model: Any = None,
     /,
     *,
     fallback: str = "eager",
@@ -52,25 +91,26 @@ def module(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     warmup: str = "wait",
-):
+) -> Any:
     """Compiles ``model`` on its first call, and again when something changes that it depends on.
 
-    ``model`` is an ``nn.Module`` (a compiled module that shares its parameters is returned) or a
-    class derived from it (its instances become compiled modules; usable as ``@shorthaul.module``).
+    ``model`` is an ``nn.Module``, or a class derived from it. For a module the result is a compiled
+    module that shares its parameters; for a class (also as ``@shorthaul.module``) its instances
+    become compiled modules. Without ``model`` the result is a decorator with these options.
 
-    ``fallback``: what to do with operators that Shorthaul does not have: ``"eager"`` runs them
-    through PyTorch, between compiled regions, and says so once; ``"error"`` raises ``Unsupported``
-    with all of them.
-    ``max_programs``: how many programs the module may have; what would need more runs through
-    PyTorch, said aloud once.
-    ``backend``: ``"auto"`` runs where the tensors are, on the CPU or on a CUDA device;
-    ``"cuda-emulated"`` executes the CUDA kernels of a model of CPU tensors on the CPU, slowly and
-    with every access checked, for tests and dry runs.
-    ``fullgraph``: refuse a ``forward`` that breaks into several graphs, as ``torch.compile`` does.
-    ``dynamic``: whether sizes are symbols for Dynamo, as for ``torch.compile``.
-    ``warmup``: ``"wait"`` compiles kernels while the call waits; ``"background"`` runs PyTorch's
-    operators until they are there, for every new size too. Which step is the first compiled one
-    then depends on the machine, and with it the last bits of the results.
+    - ``fallback``: what to do with operators that Shorthaul does not have. ``"eager"`` runs them
+      through PyTorch, between compiled regions, and warns once; ``"error"`` raises ``Unsupported``
+      with all of them.
+    - ``max_programs``: how many programs the module may have. What would need more runs through
+      PyTorch, and a warning says so once.
+    - ``backend``: ``"auto"`` runs where the tensors are, on the CPU or on a CUDA device.
+      ``"cuda-emulated"`` takes a model of CPU tensors and executes its CUDA kernels on the CPU,
+      slowly and with every access checked, for tests and dry runs.
+    - ``fullgraph``: refuse a ``forward`` that breaks into several graphs, as in ``torch.compile``.
+    - ``dynamic``: whether sizes are symbols for Dynamo, as for ``torch.compile``.
+    - ``warmup``: ``"wait"`` compiles kernels while the call waits. ``"background"`` runs PyTorch's
+      operators until the kernels are there, for every new size too. Which step is the first
+      compiled one then depends on the machine, and with it the last bits of the results.
     """
     options = Options(fallback, max_programs, backend, fullgraph, dynamic, warmup)
     if model is None:

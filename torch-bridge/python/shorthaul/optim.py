@@ -1,4 +1,4 @@
-"""Optimizers whose step over all parameters is one CUDA kernel: ``shorthaul.optim.AdamW``.
+"""Optimizers that update all parameters in one CUDA launch: ``shorthaul.optim.AdamW``.
 
 Owns the choice of which parameters are updated together, their state, and the numbers that kernels
 read on the device. The update rules are in the compiler; the interface, the state and its
@@ -420,15 +420,20 @@ class Adam(_Pooled, torch.optim.Adam):
 class AdamW(Adam):
     """``torch.optim.AdamW`` (Loshchilov and Hutter, arXiv 1711.05101) without ``amsgrad``.
 
-    On a CUDA device, one for all parameters, those of a group with one type are updated by one
-    kernel, or one for every hundred of them, in place: each element of the parameter and its state
-    is read and written once, each of the gradient read once (PyTorch counts the steps before it). A
-    ``GradScaler``'s scale is undone in that kernel, and a step with gradients that are not finite
-    is left out without waiting for the device. ``max_norm``: gradients are scaled down to that norm
-    together, as by ``torch.nn.utils.clip_grad_norm_``, but in the same kernel: ``.grad`` stays as
-    it is (on the CPU it is scaled). Kernels are compiled for the set of parameters that have
-    gradients; another set compiles anew, and so do arrays that start at no multiple of 16 bytes.
-    ``backend="cuda-emulated"`` executes the kernels on the CPU, for tests.
+    On a CUDA device, where all parameters must be, one kernel updates all parameters of a group
+    that have the same type, in place (one kernel for every hundred of them). It reads and writes
+    each element of a parameter and its state once, and reads each element of a gradient once.
+    PyTorch counts the steps before it.
+
+    - ``max_norm``: scales gradients down to this norm, taken over all of them, as
+      ``torch.nn.utils.clip_grad_norm_`` does. On a device this happens in the same kernel, and
+      ``.grad`` stays as it is; on the CPU ``.grad`` is scaled.
+    - A ``GradScaler``'s scale is undone in the same kernel. A step with gradients that are not
+      finite is left out without waiting for the device.
+    - ``backend="cuda-emulated"`` executes the kernels on the CPU, for tests.
+
+    Kernels are compiled for the set of parameters that have gradients. Another set compiles again,
+    and so do arrays whose address is not a multiple of 16 bytes.
     """
 
     def __init__(

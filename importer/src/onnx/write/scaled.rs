@@ -10,7 +10,7 @@ use super::nodes::{Nodes, float};
 use graph::{DType, Scalar};
 use std::collections::BTreeMap;
 
-/// As how many rows a number counts that is only known when the file runs.
+/// The row count assumed for a symbolic size.
 const MOST_OPEN_ROWS: i64 = 4096;
 
 impl Nodes<'_> {

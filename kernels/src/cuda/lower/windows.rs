@@ -186,7 +186,7 @@ fn gather(graph: &Graph, map: &mut Map, tasklet: &mut Tasklet, dim: usize) -> Op
     Some(())
 }
 
-/// That a parameter is all positions of one dimension of one array, and nothing else's.
+/// Checks that `name` spans one whole dimension of one array, and nothing else.
 fn is_whole(graph: &Graph, map: &Map, inputs: &[Memlet], name: &Symbol) -> Option<()> {
     let mut found = None;
     for m in inputs {

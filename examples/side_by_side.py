@@ -1,0 +1,49 @@
+"""Trains a model through Shorthaul and, on request, an eager copy beside it.
+
+Owns the training loop and the command line that the examples here share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+
+import shorthaul
+import torch
+from torch import nn
+
+
+def options(description: str, steps: int) -> argparse.Namespace:
+    """The command line: ``--steps``, ``--eager``, ``--seed``."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=steps, help=f"training steps ({steps})")
+    parser.add_argument("--eager", action="store_true", help="train an eager copy as well")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data (0)")
+    chosen = parser.parse_args()
+    torch.manual_seed(chosen.seed)
+    return chosen
+
+
+def train(
+    model: nn.Module,
+    loss_of: Callable[[nn.Module, int], torch.Tensor],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    steps: int,
+    with_eager: bool,
+) -> None:
+    """Trains ``model`` in place. ``loss_of(model, step)`` is the loss of one step's batch."""
+    # The compiled module shares the parameters of `model`; the eager copy has its own.
+    ways = {"shorthaul": (shorthaul.module(model), optimizer_of(model))}
+    if with_eager:
+        eager = copy.deepcopy(model)
+        ways["eager"] = (eager, optimizer_of(eager))
+    for step in range(steps):
+        losses = []
+        for way, (called, optimizer) in ways.items():
+            optimizer.zero_grad()
+            loss = loss_of(called, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(f"{way} {loss.item():.4f}")
+        print(f"step {step}: loss {', '.join(losses)}")

@@ -1,0 +1,101 @@
+"""First step and peak memory of one variant, in processes of their own.
+
+The first process finds an empty cache of compiled kernels, the second the cache that the first
+left. Memory is the largest that steps after the second add to the loaded libraries and the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+from .. import _autograd
+from .options import Setting
+from .variants import inputs_of, model_of, stepper
+
+
+def alone(setting: Setting, variant: str) -> dict:
+    """First-step seconds with an empty and a filled cache, and peak bytes.
+
+    Raises ``RuntimeError`` where the process fails, for example for lack of memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="shorthaul-bench-") as cache:
+        cold = _in_process(setting, variant, cache)
+        if variant == "shorthaul" or variant.startswith("compile"):
+            warm = _in_process(setting, variant, cache)
+            return warm | {"first_step_s": cold["first_step_s"], "warm_first_step": warm}
+    return cold
+
+
+def _in_process(setting: Setting, variant: str, cache: str) -> dict:
+    command = [sys.executable, "-m", "shorthaul.bench", *setting.arguments(), "--alone", variant]
+    environment = {"SHORTHAUL_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+    if done.returncode == -signal.SIGKILL:
+        raise RuntimeError("the system ended the process, most likely for lack of memory")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"`{' '.join(command[1:])}` failed: {last}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def first_step(setting: Setting, variant: str) -> dict:
+    """What the process of :func:`alone` measures."""
+    # PyTorch's tracer is code, not training memory: every variant has it loaded.
+    importlib.import_module("torch._dynamo")
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(0)
+    model, inputs = model_of(setting), inputs_of(setting)
+    base = _resident_bytes()
+    start = time.perf_counter()
+    step = stepper(setting, variant, model, inputs)
+    step()
+    first = time.perf_counter() - start
+    step()  # what is left over from compilation is used again or given back
+    _forget_peak()
+    start = time.perf_counter()
+    for _ in range(3):
+        step()
+    seconds = (time.perf_counter() - start) / 3
+    return {
+        "first_step_s": first,
+        "step_s": seconds,
+        "export_s": _autograd.export_seconds(),
+        "peak_bytes": max(0, _peak_bytes() - base),
+    }
+
+
+def _resident_bytes() -> int:
+    return _status_bytes("VmRSS") or _peak_bytes()
+
+
+def _peak_bytes() -> int:
+    """The largest resident size since the process began, or since :func:`_forget_peak`."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _status_bytes("VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        with open("/proc/self/status", encoding="utf-8") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+    except (OSError, StopIteration):
+        return None
+
+
+def _forget_peak() -> None:
+    """Lets the peak start anew, so that compilation does not count; where the system allows it."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")

@@ -1,0 +1,145 @@
+"""The command line of the bench, and the settings of one measurement.
+
+Owns what a user may ask for; measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..models import EXAMPLES, Example
+
+#: What PyTorch offers, and Shorthaul; the first is always measured.
+VARIANTS = ("shorthaul", "eager", "channels_last", "compile", "compile-max-autotune")
+
+#: What a step is: inference, forward and backward, or with the optimizer's update.
+MODES = ("forward", "train", "step")
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
+
+OPTIMIZERS = ("sgd", "adamw")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one measurement is of."""
+
+    name: str
+    batch: int
+    threads: int
+    dtype: str = "f32"
+    mode: str = "train"
+    optimizer: str = "adamw"
+    small: bool = False
+
+    @property
+    def example(self) -> Example:
+        """The network."""
+        example = EXAMPLES[self.name]
+        return (example.small or example) if self.small else example
+
+    def arguments(self) -> list[str]:
+        """The command line that asks for this setting."""
+        given = [self.name, "--batch", str(self.batch), "--threads", str(self.threads)]
+        given += ["--dtype", self.dtype, "--mode", self.mode, "--optimizer", self.optimizer]
+        return given + ["--small"] * self.small
+
+    def __str__(self) -> str:
+        what = {"forward": "inference", "train": "forward and backward"}
+        step = what.get(self.mode, f"a step with {self.optimizer}")
+        size = ", small" if self.small else ""
+        threads = "thread" if self.threads == 1 else "threads"
+        return (
+            f"{self.name}{size}, batch {self.batch}, {self.dtype}, {step}, {self.threads} {threads}"
+        )
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options, with ``settings``: one for each network, batch size and number of threads."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        return options
+    if "all" in options.names:
+        options.names = list(EXAMPLES)
+    if not options.names:
+        parser.error("give the names of networks, or `all`; --list prints them")
+    for name in options.names:
+        if name not in EXAMPLES:
+            parser.error(f"there is no network {name}; --list prints them")
+    options.variants = ["shorthaul", *filter(None, options.against.split(","))]
+    for variant in options.variants:
+        if variant not in VARIANTS:
+            parser.error(f"--against knows {', '.join(VARIANTS[1:])}, not {variant}")
+    options.settings = [
+        Setting(
+            name,
+            batch or _batch(name, options.small),
+            threads or torch.get_num_threads(),
+            options.dtype,
+            options.mode,
+            options.optimizer,
+            options.small,
+        )
+        for name in options.names
+        for batch in options.batch or [None]
+        for threads in options.threads or [None]
+    ]
+    return options
+
+
+def _batch(name: str, small: bool) -> int:
+    example = EXAMPLES[name]
+    return ((example.small or example) if small else example).batch
+
+
+def _numbers(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError("numbers are at least 1")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "shorthaul-bench", description="Times training steps beside PyTorch's, in one run."
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="networks, or `all`")
+    add("--list", action="store_true", help="print the networks and end")
+    add("--small", action="store_true", help="their small configurations, for tests")
+    what = parser.add_argument_group("what a step is")
+    add = what.add_argument
+    add("--mode", choices=MODES, default="train", help="forward; train: forward and backward; step")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="for --mode step (adamw)")
+    add("--dtype", choices=list(DTYPES), default="f32", help="of parameters and inputs (f32)")
+    add("--batch", type=_numbers, help="batch sizes: 8 or 1,8,32 (default: the network's own)")
+    add("--threads", type=_numbers, help="numbers of threads: 2 or 1,2 (default: PyTorch's)")
+    how = parser.add_argument_group("how it is measured")
+    add = how.add_argument
+    add(
+        "--against",
+        default="eager,channels_last",
+        help=f"variants beside ours: {', '.join(VARIANTS[1:])} (default: eager,channels_last)",
+    )
+    add("--rounds", type=int, default=7, help="rounds measured (7)")
+    add("--warmup", type=int, default=2, help="steps before them (2)")
+    add("--no-first-step", action="store_true", help="skip first step and memory")
+    out = parser.add_argument_group("results")
+    add = out.add_argument
+    add("--json", type=Path, metavar="FILE", help="write the results to this file")
+    add("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    add("--compare", type=Path, metavar="OLD.json", help="say what became faster or slower")
+    instead = parser.add_argument_group("instead of timing steps")
+    add = instead.add_argument
+    add("--check", action="store_true", help="compare with float64; exit code 1 on a difference")
+    add("--seed", type=int, default=0, help="with --check: of weights and inputs (0)")
+    add("--smooth", action="store_true", help="with --check: SiLU for ReLU")
+    add("--report", action="store_true", help="print kernels and bytes, run nothing")
+    add("--profile", action="store_true", help="time every kernel")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,189 @@
+"""The page of ``--html``: one file with bars, memory against time, first steps, and the table.
+
+Owns the drawing, in SVG; needs no script and no network.
+"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from .results import machine
+
+_COLOURS = {
+    "shorthaul": "#1b6ca8",
+    "eager": "#b5b5b5",
+    "channels_last": "#8fae7e",
+    "compile": "#d0905c",
+    "compile-max-autotune": "#9a6fb0",
+}
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; } td, th { padding: 0.2rem 0.6rem; text-align: right; }
+td:first-child, th:first-child, td:nth-child(2), th:nth-child(2) { text-align: left; }
+tr { border-top: 1px solid #ddd; } svg { max-width: 100%; height: auto; }
+text { font: 12px system-ui, sans-serif; fill: #222; } code { background: #f3f3f3; }
+"""
+
+_WIDTH, _LEFT, _BAR = 860, 250, 16
+
+
+def write(path: Path, results: list[dict]) -> None:
+    """Writes the page of these measurements."""
+    path.write_text(page(results), encoding="utf-8")
+
+
+def page(results: list[dict]) -> str:
+    """The whole page."""
+    about = machine()
+    facts = ", ".join(f"{name} {value}" for name, value in about.items() if name != "command")
+    first = _bars(
+        [(r, {v: e["first_step_s"] for v, e in _timed(r) if "first_step_s" in e}) for r in results],
+        "s",
+    )
+    parts = [
+        "<h1>Training steps beside PyTorch</h1>",
+        f"<p>{html.escape(facts)}<br><code>{html.escape(about['command'])}</code></p>",
+        _legend(results),
+        "<h2>Time of a step</h2>",
+        "<p>Median of interleaved rounds; the thin line spans the interquartile range.</p>",
+        _bars([(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results], "ms"),
+        "<h2>Memory against time</h2>",
+        "<p>Both relative to Shorthaul's: to the right is slower, up is more memory.</p>",
+        _scatter(results),
+        "<h2>First step</h2>",
+        "<p>In a process of its own, with an empty cache of compiled kernels.</p>",
+        first,
+        "<h2>Numbers</h2>",
+        _table(results),
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>Shorthaul beside PyTorch</title><style>{_STYLE}</style></head>\n"
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _timed(result: dict) -> list[tuple[str, dict]]:
+    return [(v, e) for v, e in result["variants"].items() if "median_ms" in e]
+
+
+def _title(result: dict) -> str:
+    kind = {"train": "", "forward": ", inference", "step": f", {result.get('optimizer')}"}
+    dtype = result.get("dtype", "f32")
+    return f"{result['name']}, {result['batch']}, {dtype}{kind.get(result.get('mode'), '')}"
+
+
+def _colour(variant: str) -> str:
+    return _COLOURS.get(variant, "#555555")
+
+
+def _legend(results: list[dict]) -> str:
+    names = dict.fromkeys(v for r in results for v, _ in _timed(r))
+    marks = (f'<span style="color:{_colour(v)}">■</span> {html.escape(v)}' for v in names)
+    return f"<p>{' &nbsp; '.join(marks)}</p>"
+
+
+def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
+    """A group of bars for each measurement, each group scaled by its longest bar."""
+    rows = [(result, values) for result, values in rows if values]
+    if not rows:
+        return "<p>Nothing was measured.</p>"
+    shapes, y = [], 8.0
+    for result, values in rows:
+        longest = max(values.values()) or 1.0
+        height = _BAR * len(values)
+        shapes.append(
+            f'<text x="{_LEFT - 10}" y="{y + height / 2 + 4:.1f}" text-anchor="end">'
+            f"{html.escape(_title(result))}</text>"
+        )
+        for variant, value in values.items():
+            scale = (_WIDTH - _LEFT - 90) / longest
+            shapes.append(
+                f'<rect x="{_LEFT}" y="{y:.1f}" width="{value * scale:.1f}" height="{_BAR - 3}" '
+                f'fill="{_colour(variant)}"><title>{html.escape(variant)}</title></rect>'
+            )
+            spread = result["variants"][variant].get("iqr_ms", 0.0) if unit == "ms" else 0.0
+            if spread:
+                middle, end = y + (_BAR - 3) / 2, value * scale + _LEFT
+                half = spread * scale / 2
+                shapes.append(
+                    f'<path d="M{end - half:.1f} {middle:.1f}H{end + half:.1f}" stroke="#000"/>'
+                )
+            shapes.append(
+                f'<text x="{value * scale + _LEFT + 6 + spread * scale / 2:.1f}" '
+                f'y="{y + _BAR - 6:.1f}">{value:.3g} {unit}</text>'
+            )
+            y += _BAR
+        y += 12
+    return _svg(_WIDTH, y, shapes)
+
+
+def _scatter(results: list[dict]) -> str:
+    """A mark for each peer of each measurement: time across, memory up, Shorthaul at 1 and 1."""
+    points = []
+    for result in results:
+        own = result["variants"].get("shorthaul", {})
+        if not own.get("peak_bytes") or "median_ms" not in own:
+            continue
+        for variant, entry in _timed(result):
+            if variant != "shorthaul" and "peak_bytes" in entry:
+                time = entry["median_ms"] / own["median_ms"]
+                memory = entry["peak_bytes"] / own["peak_bytes"]
+                points.append((time, memory, variant, _title(result)))
+    if not points:
+        return "<p>Memory was not measured.</p>"
+    side = 420
+    most = max(2.0, *(max(t, m) for t, m, _, _ in points)) * 1.1
+    at = lambda value: 50 + (side - 70) * value / most  # noqa: E731
+    one, shapes = at(1.0), []
+    for tick in range(int(most) + 1):
+        p = at(float(tick))
+        shapes.append(f'<text x="{p:.1f}" y="{side - 8}" text-anchor="middle">{tick}</text>')
+        shapes.append(f'<text x="40" y="{side - p + 4:.1f}" text-anchor="end">{tick}</text>')
+    shapes.append(
+        f'<path d="M50 {side - one:.1f}H{side - 20}M{one:.1f} {side - 50}V20" stroke="#1b6ca8" '
+        f'stroke-dasharray="4 4"/><path d="M50 20V{side - 50}H{side - 20}" fill="none" '
+        f'stroke="#888"/>'
+    )
+    for time, memory, variant, title in points:
+        shapes.append(
+            f'<circle cx="{at(time):.1f}" cy="{side - at(memory):.1f}" r="5" '
+            f'fill="{_colour(variant)}"><title>{html.escape(f"{title}: {variant}")}</title>'
+            f"</circle>"
+        )
+    return _svg(side, side, shapes)
+
+
+def _svg(width: float, height: float, shapes: list[str]) -> str:
+    inner = "\n".join(shapes)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}">\n{inner}\n</svg>'
+    )
+
+
+def _table(results: list[dict]) -> str:
+    heads = ("network", "variant", "median ms", "IQR", "/shorthaul", "95 %", "first s", "peak MiB")
+    rows = ["<tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
+    for result in results:
+        for variant, entry in result["variants"].items():
+            cells = [_title(result), variant, *_numbers(result, variant, entry)]
+            rows.append("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _numbers(result: dict, variant: str, entry: dict) -> list[str]:
+    if "error" in entry:
+        return [f"skipped: {entry['error']}", "", "", "", "", ""]
+    found = result.get("ratios", {}).get(variant)
+    return [
+        f"{entry['median_ms']:.1f}",
+        f"{entry['iqr_ms']:.1f}",
+        f"{found['median']:.2f}" if found else "",
+        f"{found['low']:.2f}–{found['high']:.2f}" if found else "",
+        f"{entry['first_step_s']:.1f}" if "first_step_s" in entry else "",
+        f"{entry['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in entry else "",
+    ]

@@ -1,0 +1,112 @@
+"""Times of one step for every variant, and the ratio to the best peer.
+
+Owns the measurement: variants interleaved round by round in one process, so that they meet the same
+machine; medians and interquartile ranges; a ratio from pairs of the same round, with a 95 %
+interval by resampling. A variant that fails is said and left out; the others go on.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from .alone import alone
+from .options import Setting
+from .variants import has_images, inputs_of, model_of, stepper
+
+#: Resamples of a ratio's interval; the seed makes a file's interval the same each time.
+_RESAMPLES, _SEED = 1000, 0
+
+
+def measure(
+    setting: Setting, variants: list[str], *, rounds: int, warmup: int, with_first_step: bool
+) -> dict:
+    """The result of one setting: milliseconds by variant, and the ratio to the best peer."""
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(0)
+    model, inputs = model_of(setting), inputs_of(setting)
+    if not has_images(inputs):
+        variants = [v for v in variants if v != "channels_last"]
+    entries: dict[str, dict] = {}
+    steps: dict[str, Callable[[], object]] = {}
+    for variant in variants:
+        try:
+            step = stepper(setting, variant, model, inputs)
+            for _ in range(warmup):
+                step()
+            steps[variant] = step
+        except Exception as error:
+            entries[variant] = {"error": _first_line(error)}
+    times = interleaved(steps, rounds)
+    for variant, taken in times.items():
+        entries[variant] = summary(taken)
+    for variant in variants:
+        if with_first_step and "error" not in entries[variant]:
+            try:
+                entries[variant] |= alone(setting, variant)
+            except RuntimeError as error:
+                entries[variant]["first_step_error"] = str(error)
+    result = asdict(setting) | {
+        "rounds": rounds,
+        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "variants": {variant: entries[variant] for variant in variants},
+    }
+    return result | ratios(times)
+
+
+def interleaved(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each step in each round; every other round goes through them backwards."""
+    times: dict[str, list[float]] = {variant: [] for variant in steps}
+    for i in range(rounds):
+        order = list(steps) if i % 2 == 0 else list(reversed(steps))
+        for variant in order:
+            start = time.perf_counter()
+            steps[variant]()
+            times[variant].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def summary(taken: list[float]) -> dict:
+    """Median and interquartile range of milliseconds."""
+    quartiles = statistics.quantiles(taken, n=4) if len(taken) > 1 else [taken[0]] * 3
+    return {
+        "median_ms": statistics.median(taken),
+        "iqr_ms": quartiles[2] - quartiles[0],
+        "times_ms": taken,
+    }
+
+
+def ratios(times: dict[str, list[float]]) -> dict:
+    """Of each peer, how many times as long it takes; and which peer is the best."""
+    own = times.get("shorthaul")
+    peers = {variant: taken for variant, taken in times.items() if variant != "shorthaul"}
+    if not own or not peers:
+        return {"best_peer": None, "ratios": {}}
+    return {
+        "best_peer": min(peers, key=lambda variant: statistics.median(peers[variant])),
+        "ratios": {variant: ratio(taken, own) for variant, taken in peers.items()},
+    }
+
+
+def ratio(above: list[float], below: list[float]) -> dict:
+    """The median of the quotients of pairs, with the interval that 95 % of resamples lie in."""
+    quotients = [a / b for a, b in zip(above, below, strict=True)]
+    generator = random.Random(_SEED)
+    medians = sorted(
+        statistics.median(generator.choices(quotients, k=len(quotients))) for _ in range(_RESAMPLES)
+    )
+    return {
+        "median": statistics.median(quotients),
+        "low": medians[round(0.025 * (_RESAMPLES - 1))],
+        "high": medians[round(0.975 * (_RESAMPLES - 1))],
+    }
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"[:300]

@@ -1,0 +1,85 @@
+"""One step of a network in each variant: Shorthaul, and what PyTorch offers.
+
+Owns how a variant is made from a fresh copy of the model; takes no times.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import shorthaul
+
+from ..models.example import Inputs
+from .options import DTYPES, Setting
+
+
+def inputs_of(setting: Setting) -> Inputs:
+    """What the network is called with, in the setting's type."""
+    dtype = DTYPES[setting.dtype]
+    given = setting.example.inputs(setting.batch)
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
+
+
+def model_of(setting: Setting) -> nn.Module:
+    """The network, in the setting's type and in training mode, or evaluation mode for inference."""
+    model = setting.example.make().to(DTYPES[setting.dtype])
+    return model.train(setting.mode != "forward")
+
+
+def has_images(inputs: Inputs) -> bool:
+    """Whether there is a memory format to choose."""
+    return any(x.dim() == 4 and x.is_floating_point() for x in inputs)
+
+
+def stepper(
+    setting: Setting, variant: str, model: nn.Module, inputs: Inputs
+) -> Callable[[], object]:
+    """One step of a variant, on a copy of the model of its own."""
+    model = copy.deepcopy(model)
+    if variant == "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+        inputs = tuple(_channels_last(x) for x in inputs)
+    called = _called(variant, model)
+    if setting.mode == "forward":
+        return lambda: _infer(called, inputs)
+    parameters, loss = list(model.parameters()), setting.example.loss
+    optimizer = optimizer_of(setting, parameters) if setting.mode == "step" else None
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        loss(called(*inputs)).backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    return step
+
+
+def optimizer_of(setting: Setting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """PyTorch's own fused updates: the same for every variant."""
+    if setting.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True)
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+
+
+def _called(variant: str, model: nn.Module) -> nn.Module:
+    if variant == "shorthaul":
+        return shorthaul.module(model)
+    if variant == "compile":
+        return torch.compile(model)
+    if variant == "compile-max-autotune":
+        return torch.compile(model, mode="max-autotune")
+    return model
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+@torch.no_grad()
+def _infer(called: nn.Module, inputs: Inputs) -> object:
+    return called(*inputs)

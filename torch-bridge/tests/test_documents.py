@@ -1,0 +1,193 @@
+"""README and guide: their Python runs, their commands are taken, their links lead somewhere."""
+
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import shorthaul
+from documents import PAGES, ROOT, blocks, commands, program
+from shorthaul.bench.options import parse
+
+pytest.importorskip("onnxscript")
+
+
+def _id(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+WITH_PROGRAM = [page for page in PAGES if commands(page, "shorthaul")]
+
+
+def run_python(page):
+    """Runs the Python blocks of a page in one namespace; what they print must be what follows."""
+    namespace, printed = {"__name__": "__main__"}, None
+    for block in blocks(page):
+        if block.language == "python":
+            # Lines count as in the page, so that a failure names its place there.
+            source = "\n" * (block.line - 1) + block.text
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(source, str(page), "exec"), namespace)
+            printed = out.getvalue()
+        elif block.language == "output" and printed is not None:
+            assert block.text in printed, f"{_id(page)}:{block.line}: printed\n{printed}"
+        if block.language != "python":
+            printed = None
+
+
+def test_pages_have_python():
+    names = {_id(page) for page in WITH_PYTHON}
+    assert {"README.md", "docs/src/pytorch.md", "docs/src/onnx.md"} <= names
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=_id)
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_python(page)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the files that the pages name: all are the network of docs/src/onnx.md."""
+    place = tmp_path_factory.mktemp("onnx")
+    code = next(b.text for b in blocks(ROOT / "docs/src/onnx.md") if b.language == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("resnet50.onnx", "smaller.onnx"):
+        (place / name).write_bytes((place / "model.onnx").read_bytes())
+    return place
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAM, ids=_id)
+def test_commands_of_the_program_run(page, folder):
+    for arguments in commands(page, "shorthaul"):
+        if "COMMAND" in arguments:
+            continue
+        done = subprocess.run(
+            [program(), *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+        # 3: two files differ, which is an answer.
+        assert done.returncode in (0, 3), f"shorthaul {' '.join(arguments)}: {done.stderr}"
+
+
+def test_the_readme_shows_what_optimize_prints(folder):
+    page = ROOT / "README.md"
+    arguments = next(c for c in commands(page, "shorthaul") if c[0] == "optimize")
+    shown = next(b.text for b in blocks(page) if b.language == "output" and "→" in b.text)
+    biased = next(b.text for b in blocks(page) if "onnx.export" in b.text)
+    network = next(b.text for b in blocks(page) if "nn.Sequential" in b.text)
+    subprocess.run([sys.executable, "-c", network + biased], cwd=folder, check=True)
+    done = subprocess.run(
+        [program(), *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert shown in done.stdout
+
+
+def bench_commands():
+    """Arguments of each call of the bench in the pages."""
+    pattern = re.compile(
+        r"(?:python -m shorthaul\.bench|^shorthaul-bench) ([^`\n]*(?:\n--[^`\n]*)?)", re.MULTILINE
+    )
+    found = [c for page in PAGES for c in pattern.findall(page.read_text(encoding="utf-8"))]
+    return sorted({" ".join(c.split()).replace("NAME", "digits_cnn") for c in found})
+
+
+@pytest.mark.parametrize("line", bench_commands())
+def test_commands_of_the_bench_parse(line):
+    options = parse(line.split())
+    assert options.list or options.settings
+
+
+def links():
+    """Each relative link of each page."""
+    pattern = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"):
+        for target in pattern.findall(page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                yield pytest.param(page, target, id=f"{_id(page)}: {target}")
+
+
+@pytest.mark.parametrize(("page", "target"), list(links()))
+def test_links_lead_somewhere(page, target):
+    assert (page.parent / target).exists()
+
+
+def test_every_page_is_in_the_summary():
+    pages = {p.name for p in PAGES[1:]} - {"SUMMARY.md"}
+    summary = (ROOT / "docs/src/SUMMARY.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\((\S+\.md)\)", summary)) == pages
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_variables_of_the_guide_exist():
+    text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"SHORTHAUL_[A-Z_]+", text))
+    sources = [*(ROOT / "kernels/src").rglob("*.rs"), *(ROOT / "onnx/src").rglob("*.rs")]
+    sources += (ROOT / "torch-bridge/python/shorthaul").rglob("*.py")
+    known = {v for s in sources for v in re.findall(r"SHORTHAUL_[A-Z_]+", s.read_text("utf-8"))}
+    assert named and named <= known
+
+
+def _sources():
+    folders = ("torch-bridge/python", "torch-bridge/src", "kernels", "onnx", "importer", "cli")
+    folders += ("compiler", "autodiff")
+    for folder in folders:
+        for kind in ("*.py", "*.rs"):
+            yield from (p for p in (ROOT / folder).rglob(kind) if "target" not in p.parts)
+
+
+def _flat(text):
+    """Text of sources without line ends, quotes and placeholders, so that messages can be found."""
+    text = re.sub(r"\\\n\s*|\"\s*\n\s*f?\"|'\s*\n\s*f?'", "", text)
+    return re.sub(r"[`'\"\\]", "", text)
+
+
+def test_messages_of_the_guide_exist():
+    """Each piece of a message between placeholders is somewhere in the sources."""
+    everything = "\n".join(_flat(p.read_text(encoding="utf-8")) for p in _sources())
+    lines = (ROOT / "docs/src/troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    missing = []
+    for line in lines:
+        first = re.match(r"\| (`` .*? ``|`[^`]*`)", line)
+        if first:
+            pieces = re.split(r"…", first[1].strip("`| "))
+            wanted = [_flat(piece).strip(" ;:,") for piece in pieces]
+            missing += [w for w in wanted if len(w) > 8 and w not in everything]
+    assert not missing and len(lines) > 40
+
+
+def test_shell_blocks_are_sh():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "sh":
+                subprocess.run(["sh", "-n"], input=block.text, text=True, check=True)
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    command = [sys.executable, ROOT / "docs" / "api.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "run `.venv/bin/python docs/api.py`"
+
+
+def test_the_package_is_typed():
+    package = ROOT / "torch-bridge" / "python" / "shorthaul"
+    assert (package / "py.typed").exists()
+    for name in shorthaul.__all__:
+        value = getattr(shorthaul, name)
+        assert inspect.getdoc(value), f"shorthaul.{name} has no docstring"
+        if inspect.isfunction(value):
+            for part in inspect.signature(value).parameters.values():
+                is_open = part.kind in (part.VAR_POSITIONAL, part.VAR_KEYWORD)
+                assert is_open or part.annotation is not part.empty, f"{name}: {part}"
