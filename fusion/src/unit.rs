@@ -4,8 +4,8 @@
 //! is a contraction, how many bytes a container has. Nothing here changes a graph.
 
 use graph::{
-    Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
-    SymExpr, Symbol, Tasklet, Unary,
+    Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, SymExpr, Symbol,
+    Tasklet, Unary,
 };
 
 /// The map and its only tasklet, if the node has that form.
@@ -113,15 +113,9 @@ pub fn is_contraction(node: &Node) -> bool {
     let Some((map, tasklet)) = unit(node) else {
         return false;
     };
-    let [(write, Expr::Binary(Binary::Mul, a, b))] = tasklet.outputs.as_slice() else {
-        return false;
-    };
-    let plain = |e: &Expr| matches!(e, Expr::In(_));
     let affine = |m: &Memlet| m.subset.iter().all(|i| matches!(i, Index::At(_)));
-    write.conflict == Some(Reduction::Sum)
-        && plain(a)
-        && plain(b)
-        && affine(write)
+    let product = tasklet.summed_product();
+    product.is_some_and(|p| affine(p.out))
         && tasklet.inputs.iter().all(affine)
         && is_large_product(map, tasklet)
 }

@@ -5,8 +5,8 @@
 
 use crate::contraction::{Axis, Contraction, NoFastForm, Operand, normal_form};
 use graph::{
-    Binary, ContainerId, DType, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Reduction,
-    Scalar, SymExpr, Tasklet,
+    ContainerId, DType, Graph, Index, Map, Memlet, Node, NodeKind, Param, Scalar, SummedProduct,
+    SymExpr, Tasklet,
 };
 
 /// A contraction with the containers it works on.
@@ -94,16 +94,7 @@ fn map_of_tasklet(node: &Node) -> Option<(&Map, &Tasklet)> {
 
 /// `out += a·b` with plain reads and affine indices, guards being zeros.
 fn factors(t: &Tasklet) -> Option<(&Memlet, &Memlet, &Memlet)> {
-    let [(out, Expr::Binary(Binary::Mul, x, y))] = t.outputs.as_slice() else {
-        return None;
-    };
-    let (Expr::In(i), Expr::In(j)) = (&**x, &**y) else {
-        return None;
-    };
-    if out.conflict != Some(Reduction::Sum) {
-        return None;
-    }
-    let (a, b) = (t.inputs.get(*i)?, t.inputs.get(*j)?);
+    let SummedProduct { a, b, out } = t.summed_product()?;
     let zero = |m: &Memlet| m.fill.is_none_or(is_zero);
     (zero(a) && zero(b)).then_some((a, b, out))
 }

@@ -14,7 +14,7 @@
 mod products;
 
 use graph::{
-    ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Reduction, SymExpr, Tasklet,
+    ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, SummedProduct, SymExpr, Tasklet,
 };
 use std::collections::BTreeSet;
 
@@ -84,13 +84,10 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
 /// three to five that share batch and spatial positions with one another, window or not; and weights
 /// `[K, C, taps…]`.
 fn convolution_arrays(tasklet: &Tasklet) -> Vec<ContainerId> {
-    let [(write, _)] = tasklet.outputs.as_slice() else {
+    let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
         return Vec::new();
     };
-    if write.conflict != Some(Reduction::Sum) || tasklet.inputs.len() != 2 {
-        return Vec::new();
-    }
-    let all: Vec<&Memlet> = tasklet.inputs.iter().chain([write]).collect();
+    let all = [a, b, out];
     let mut found = Vec::new();
     for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {
         let (x, y) = (all[x], all[y]);
@@ -243,6 +240,44 @@ mod tests {
   outputs %y, %dx, %dw
 }
 "#;
+
+    /// The sum of a biased convolution over its channels, as a layer normalization of it begins.
+    const SUMMED: &str = r#"graph "summed" {
+  %x: f32[2, 3, 8, 8] input
+  %w: f32[16, 3, 3, 3] input
+  %bias: f32[16] input
+  %product: f32[2, 16, 8, 8]
+  %total: f32[2, 4, 2, 8]
+  %y: f32[2, 4, 2, 8, 16]
+  %z: f32[2, 4, 2, 8, 16]
+  inputs %x, %w, %bias
+  state {
+    map [n < 2, k < 16, p < 8, q < 8, c < 3, r < 3, s < 3] {
+      tasklet %product[n, k, p, q] (sum) = $0 * $1 from %x[n, c, p + r - 1, q + s - 1 | 0.0], %w[k, c, r, s]
+    }
+    map [n < 2, p0 < 4, p1 < 2, q < 8, k < 16] {
+      tasklet %total[n, p0, p1, q] (sum) = $0 + $1 from %product[n, k, 2*p0 + p1, q], %bias[k]
+    }
+    map [n < 2, p0 < 4, p1 < 2, q < 8, k < 16] {
+      tasklet %y[n, p0, p1, q, k] = $0 - $1 from %product[n, k, 2*p0 + p1, q], %total[n, p0, p1, q]
+    }
+    map [n < 2, p0 < 4, p1 < 2, q < 8, k < 16] {
+      tasklet %z[n, p0, p1, q, k] = max($0, 0.0) from %y[n, p0, p1, q, k]
+    }
+  }
+  outputs %z
+}
+"#;
+
+    #[test]
+    fn a_sum_over_channels_is_no_convolution() {
+        let mut graph = graph::parse(SUMMED).unwrap();
+        let assignment = assign(&mut graph);
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
+        // `total` and `y` have no dimension of channels in second place.
+        assert_eq!(names, ["product"]);
+    }
 
     #[test]
     fn weights_made_inside_have_their_channels_last() {

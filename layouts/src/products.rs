@@ -6,7 +6,7 @@
 //! feature]` before the output projection, gets the order with most such merges; its last
 //! dimension stays fastest. Nothing else about the products changes.
 
-use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Reduction, Symbol, Tasklet};
+use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Symbol, Tasklet};
 use std::collections::BTreeSet;
 
 /// Most dimensions of a container whose orders are tried: six factorial of them. What has more
@@ -61,10 +61,8 @@ pub fn reorder(
 
 fn is_product(t: &Tasklet) -> bool {
     let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| symbol(i).is_some());
-    t.inputs.len() == 2
-        && t.outputs.len() == 1
-        && t.outputs[0].0.conflict == Some(Reduction::Sum)
-        && t.inputs.iter().chain([&t.outputs[0].0]).all(plain)
+    t.summed_product()
+        .is_some_and(|p| [p.a, p.b, p.out].into_iter().all(plain))
 }
 
 fn symbol(index: &Index) -> Option<&Symbol> {
