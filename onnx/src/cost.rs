@@ -265,8 +265,11 @@ impl Counting<'_> {
         let is_call = function_of(self.model, node).is_some() || bodies(node).next().is_some();
         if !is_call {
             let entry = self.entry(node, facts, body.depth);
-            self.cost.multiply_adds += entry.multiply_adds;
-            self.cost.bytes_moved += entry.bytes_read + entry.bytes_written;
+            // Sums of a file that names sizes beyond reason stay at the largest number.
+            let sum = &mut self.cost;
+            sum.multiply_adds = sum.multiply_adds.saturating_add(entry.multiply_adds);
+            let moved = entry.bytes_read.saturating_add(entry.bytes_written);
+            sum.bytes_moved = sum.bytes_moved.saturating_add(moved);
             self.cost.n_unknown += usize::from(!entry.is_known);
             self.cost.nodes.push(entry);
         }
@@ -438,7 +441,7 @@ impl Alive {
 
     fn add(&mut self, name: &str, bytes: u64) {
         self.bytes.insert(name.to_string(), bytes);
-        self.now += bytes;
+        self.now = self.now.saturating_add(bytes);
     }
 
     fn alias(&mut self, name: &str, source: &str) {
