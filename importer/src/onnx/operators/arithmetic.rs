@@ -95,9 +95,6 @@ fn binary(cx: &mut NodeCx, f: Binary) -> Values {
 
 fn folded(cx: &mut NodeCx, f: Binary) -> Result<(Expr, Vec<graph::ContainerId>), Refusal> {
     let inputs = cx.all_inputs()?;
-    if inputs.is_empty() {
-        return Err("it has no inputs".into());
-    }
     let all = (1..inputs.len()).fold(Expr::In(0), |e, n| Expr::binary(f, e, Expr::In(n)));
     Ok((all, inputs))
 }
