@@ -8,10 +8,11 @@ use crate::progress::Progress;
 use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use compiler::graph::SymExpr;
 use onnx::file::{self, Model};
 use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
-use onnx::{optimize, verify};
+use onnx::{optimize, set_shape, verify};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,9 +40,14 @@ pub struct Optimize {
     /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb; repeat it for several
     #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
     inputs: Vec<PathBuf>,
-    /// A value for a dynamic size, to verify and count with; repeat it for several
-    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
-    bind: Vec<(String, i64)>,
+    /// A value for a dynamic size, to verify and count with: a number, or what it follows from (t=p+s);
+    /// repeat it for several
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_related)]
+    bind: Vec<(String, SymExpr)>,
+    /// Fix the sizes of an input in the file that is written: x=1,3,224,224 (`_` leaves a size as it
+    /// is); repeat it for several
+    #[arg(long, value_name = "INPUT=SIZES", value_parser = set_shape::parse)]
+    set_shape: Vec<(String, set_shape::Wanted)>,
     /// Runs with finite made-up inputs; one more has NaN, one more infinities
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     seeds: u8,
@@ -103,6 +109,8 @@ const HELP: &str = "\
 Examples:
   shorthaul optimize model.onnx -o smaller.onnx
   shorthaul optimize model.onnx -o smaller.onnx --bind batch=8 --bind seq=128
+  shorthaul optimize model.onnx -o fixed.onnx --set-shape image=1,3,224,224
+  shorthaul optimize decoder.onnx -o smaller.onnx --bind total=past+new
   shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
   shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu --oracle ort --measure
   shorthaul optimize --list-rules
@@ -163,13 +171,17 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(path)?;
+    let shapes = args.set_shape.iter().cloned().collect();
+    let model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
     let mut inputs = verify::Options::default().inputs;
     for file in &args.inputs {
         inputs.extend(crate::tensors::read(file, &model)?);
     }
+    let (sizes, relations) = sizes::apart(&args.bind);
     let verifying = verify::Options {
         n_seeds: usize::from(args.seeds),
-        sizes: args.bind.iter().cloned().collect(),
+        sizes,
+        relations,
         inputs,
         oracle: args.oracle.map(Witness::find).transpose()?,
     };

@@ -1,4 +1,7 @@
-//! Values for dynamic sizes on the command line: `batch=8`.
+//! Values for dynamic sizes on the command line: `batch=8`, `total=past+new`.
+
+use compiler::graph::SymExpr;
+use std::collections::BTreeMap;
 
 /// `NAME=SIZE`, the size at least 0.
 ///
@@ -16,6 +19,30 @@ pub fn parse_positive(text: &str) -> Result<(String, i64), String> {
     at_least(1, text)
 }
 
+/// `NAME=SIZE`, the size a number of at least 0 or a sum of other sizes.
+///
+/// # Errors
+/// As for [`parse`].
+pub fn parse_related(text: &str) -> Result<(String, SymExpr), String> {
+    let (name, size) = text
+        .split_once('=')
+        .filter(|(name, _)| !name.is_empty())
+        .ok_or("expected NAME=SIZE, such as batch=8, or NAME=SUM, such as total=past+new")?;
+    Ok((name.to_string(), onnx::verify::relation(size)?))
+}
+
+/// Sizes that are numbers, and those that follow from others.
+pub fn apart(bound: &[(String, SymExpr)]) -> (BTreeMap<String, i64>, BTreeMap<String, SymExpr>) {
+    let (mut sizes, mut relations) = (BTreeMap::new(), BTreeMap::new());
+    for (name, size) in bound {
+        match size.as_const() {
+            Some(n) => drop(sizes.insert(name.clone(), n)),
+            None => drop(relations.insert(name.clone(), size.clone())),
+        }
+    }
+    (sizes, relations)
+}
+
 fn at_least(least: i64, text: &str) -> Result<(String, i64), String> {
     // A name may hold `=`, a number never does.
     let (name, size) = text
@@ -29,7 +56,18 @@ fn at_least(least: i64, text: &str) -> Result<(String, i64), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse, parse_positive};
+    use super::{apart, parse, parse_positive, parse_related};
+
+    #[test]
+    fn a_size_may_follow_from_others() {
+        let bound = ["batch=8", "total=past+new"].map(|text| parse_related(text).expect("a size"));
+        let (sizes, relations) = apart(&bound);
+        assert_eq!(sizes["batch"], 8);
+        assert_eq!(relations["total"].symbols().len(), 2);
+        for wrong in ["batch", "batch=", "batch=-1", "=3", "t=p+"] {
+            assert!(parse_related(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_numbers_from_nothing_or_one() {

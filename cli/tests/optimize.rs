@@ -44,6 +44,40 @@ fn a_better_file_is_written_and_told_of() {
 }
 
 #[test]
+fn sizes_are_fixed_in_the_file_that_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let optimize = |shape: &str, code: i32| {
+        let args = [
+            "optimize",
+            arg(&path),
+            "-o",
+            arg(&out),
+            "--set-shape",
+            shape,
+        ];
+        match code {
+            0 => stdout(&args, 0),
+            code => stderr(&args, code),
+        }
+    };
+    let said = optimize("x=2,4", 0);
+    assert!(said.contains("counted at x [2, 4]"), "{said}");
+    let info = stdout(&["info", arg(&out)], 0);
+    assert!(info.contains("[2, 4]") && !info.contains("batch"), "{info}");
+    let written = fs::read(&out).expect("written");
+    let refused = optimize("x=2,5", 1);
+    assert!(
+        refused.contains("dimension 1 of input `x` is 4, not 5"),
+        "{refused}"
+    );
+    let refused = optimize("x=2,n", 2);
+    assert!(refused.contains("`n` is no size"), "{refused}");
+    assert_eq!(fs::read(&out).expect("as it was"), written);
+}
+
+#[test]
 fn options_are_heeded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&small(), folder.path(), "m.onnx");

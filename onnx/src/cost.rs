@@ -176,12 +176,13 @@ impl Counting<'_> {
     fn bytes(&self, facts: &Facts, name: &str) -> Option<u64> {
         let fact = facts.get(name)?;
         let each = fact.element.and_then(crate::element::Element::bytes);
-        match (each, &fact.constant) {
+        let bytes = match (each, &fact.constant) {
             (Some(each), _) => self.elements(fact)?.checked_mul(each as u64),
             // Types that nothing is computed with here still have bytes.
             (None, Some(stored)) => Some(stored_bytes(stored)),
             (None, None) => None,
-        }
+        };
+        bytes.filter(|n| *n <= MOST_BYTES)
     }
 
     /// Counts nodes; gives the largest sum of values alive at once.
@@ -265,8 +266,9 @@ impl Counting<'_> {
         let is_call = function_of(self.model, node).is_some() || bodies(node).next().is_some();
         if !is_call {
             let entry = self.entry(node, facts, body.depth);
-            self.cost.multiply_adds += entry.multiply_adds;
-            self.cost.bytes_moved += entry.bytes_read + entry.bytes_written;
+            let sum = &mut self.cost;
+            sum.multiply_adds = sum.multiply_adds.saturating_add(entry.multiply_adds);
+            sum.bytes_moved += entry.bytes_read + entry.bytes_written;
             self.cost.n_unknown += usize::from(!entry.is_known);
             self.cost.nodes.push(entry);
         }
@@ -394,6 +396,9 @@ fn picks(node: &NodeProto) -> bool {
     const PICKS: [&str; 5] = ["Gather", "GatherElements", "GatherND", "Slice", "Split"];
     is_standard(node) && PICKS.contains(&node.op_type.as_str())
 }
+
+/// A file that names a larger value names sizes beyond reason: they count as unknown, and sums stay numbers.
+const MOST_BYTES: u64 = 1 << 44;
 
 /// Values alive at a point of a body.
 struct Alive {

@@ -22,6 +22,7 @@ pub mod optimize;
 pub mod ort;
 pub mod proto;
 pub mod rewrite;
+pub mod set_shape;
 pub mod stored;
 pub mod tensor;
 pub mod verify;

@@ -13,7 +13,7 @@ use crate::operators;
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::rewrite::{self, Rewritten, TARGET_KEY, Target};
 use crate::stored::External;
-use crate::verify::{self, Evidence, ProveError};
+use crate::verify::{self, Evidence, ProveError, VerifyError};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -51,6 +51,19 @@ pub enum OptimizeError {
     Rule {
         /// What was given.
         name: String,
+    },
+    /// The file contradicts itself, which shows where more is known of its values; it does not run.
+    #[error(
+        "{} does not fit together: when it is rewritten, {problem}; nor does it run as it is: {cause}",
+        path.display()
+    )]
+    Contradictory {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// Why it does not run.
+        cause: VerifyError,
     },
     /// A rewrite broke the file.
     #[error("internal error: after rewriting {}, {problem}; report this file", path.display())]
@@ -300,7 +313,18 @@ pub fn optimize(
         problem,
     };
     if let Some(problem) = check::errors(&after).into_iter().next() {
-        return Err(broken(problem.to_string()));
+        let problem = problem.to_string();
+        // A mistake of ours only where the original means something.
+        return Err(
+            match verify::made_up(&model, 0, &verify::Options::default()) {
+                Ok(_) => broken(problem),
+                Err(cause) => OptimizeError::Contradictory {
+                    path: model.path.clone(),
+                    problem,
+                    cause,
+                },
+            },
+        );
     }
     if let Some(what) = interface::changed(&model.proto, &after.proto) {
         return Err(broken(format!("{what} is not what it was")));

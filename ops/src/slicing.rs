@@ -62,7 +62,7 @@ fn within(bound: &SymExpr, size: &SymExpr) -> SymExpr {
         _ => bound.clone(),
     };
     match (bound.as_const(), size.as_const()) {
-        (Some(b), Some(n)) => SymExpr::constant(b.clamp(0, n)),
+        (Some(b), Some(n)) => SymExpr::constant(b.clamp(0, n.max(0))),
         // PyTorch writes "to the end" as the largest integer.
         (Some(b), None) if b > i64::from(u32::MAX) => size.clone(),
         _ => bound,

@@ -22,7 +22,7 @@ use tests::every_command::LONGEST;
 use tests::mutate::{Random, mutate};
 
 /// How many damaged files there are if nobody says: as many as take less than a minute unoptimized.
-const USUAL: usize = 300;
+const USUAL: usize = 2000;
 /// Memory that the commands may take for a file, unless it is larger than a quarter of that.
 const MOST_MEMORY_KIB: usize = 1 << 20;
 /// What has not answered by then never will; the commands' own limit counts time on the processor.

@@ -5,11 +5,12 @@ use ::onnx::file::{self, Model};
 use ::onnx::optimize::{self as optimizing, Options, Summary};
 use ::onnx::ort::OnnxRuntime;
 use ::onnx::rewrite::Target;
-use ::onnx::{npy, rewrite, verify};
+use ::onnx::{npy, rewrite, set_shape, verify};
 use compiler::internal_error::caught_deep;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -24,7 +25,10 @@ pub struct Request {
     out: Option<PathBuf>,
     target: String,
     verify: bool,
-    sizes: Vec<(String, i64)>,
+    /// Numbers, or sums of other sizes.
+    sizes: Vec<(String, String)>,
+    /// Sizes of inputs to fix in the file.
+    shapes: Vec<(String, Vec<Option<i64>>)>,
     /// The bytes of an `.npz` file.
     inputs: Option<Vec<u8>>,
     seeds: usize,
@@ -72,9 +76,20 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
     let model = model.map_err(said)?;
     let inputs = request.inputs.as_deref().map(npy::read_npz);
     let inputs = inputs.transpose()?.unwrap_or_default();
+    let shapes = request.shapes.into_iter().collect();
+    let model = model.with(set_shape::set_shapes(&model.proto, &shapes).map_err(said)?);
+    let (mut sizes, mut relations) = (BTreeMap::new(), BTreeMap::new());
+    for (name, text) in request.sizes {
+        let size = verify::relation(&text)?;
+        match size.as_const() {
+            Some(n) => drop(sizes.insert(name, n)),
+            None => drop(relations.insert(name, size)),
+        }
+    }
     let verifying = verify::Options {
         n_seeds: request.seeds,
-        sizes: request.sizes.into_iter().collect(),
+        sizes,
+        relations,
         inputs: inputs.into_iter().collect(),
         oracle: match (&runtime, request.ask_runtime) {
             (Some(runtime), true) => Some(Arc::new(runtime.clone())),

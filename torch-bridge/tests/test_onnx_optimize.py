@@ -111,6 +111,18 @@ def test_options():
         shorthaul.onnx.optimize(data, without=["no-such"])
 
 
+def test_sizes_are_fixed_or_follow_from_others():
+    data = double().SerializeToString()
+    fixed = shorthaul.onnx.optimize(data, shapes={"x": [2, None]})
+    assert fixed.summary["shapes"]["x"][0] == 2
+    dim = onnx.load_from_string(fixed.model).graph.input[0].type.tensor_type.shape.dim[0]
+    assert dim.dim_value == 2
+    with pytest.raises(shorthaul.onnx.OnnxError, match="the inputs are x"):
+        shorthaul.onnx.optimize(data, shapes={"other": [2]})
+    with pytest.raises(shorthaul.onnx.OnnxError, match="no input has a size `p`"):
+        shorthaul.onnx.optimize(data, sizes={"batch": "p+1"})
+
+
 def test_another_runtime_as_witness_and_clock(monkeypatch):
     data = double().SerializeToString()
     made = shorthaul.onnx.optimize(data, oracle="ort", measure=True)

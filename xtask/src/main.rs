@@ -21,7 +21,7 @@ const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test
 cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul side by side
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
-cargo xtask mutations [N]              N damaged ONNX files (20000) through every command
+cargo xtask mutations [N | A..B]       N damaged ONNX files (20000) through every command
 
 `demo` hands its arguments to `python -m shorthaul.demo`, `snapshots` to `cargo test`.
 Python packages go to .venv, or to the folder that SHORTHAUL_VENV names.";

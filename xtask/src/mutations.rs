@@ -1,6 +1,7 @@
 //! `cargo xtask mutations`: as many damaged ONNX files as asked for, through everything that reads one.
 //!
-//! Owns the number and the standard's node cases; the damage and the judgement are in `tests/tests/hostile_files.rs`.
+//! Owns the numbers (`N` files, or those from `A..B`) and the standard's node cases; the damage and the judgement
+//! are in `tests/tests/hostile_files.rs`.
 
 use crate::command::run_shown;
 use crate::python;
@@ -10,15 +11,20 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// How many if nobody says.
-const USUAL: usize = 20_000;
+const USUAL: &str = "20000";
 
 /// Writes the node cases, then damages them.
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
-    let n = match args {
+    let numbers = match args {
         [] => USUAL,
-        [n] => n.parse().with_context(|| format!("`{n}` is no number"))?,
-        _ => bail!("`cargo xtask mutations` takes one number"),
+        [numbers] => numbers,
+        _ => bail!("`cargo xtask mutations` takes one number, or a range `A..B`"),
     };
+    for number in numbers.splitn(2, "..") {
+        let _: usize = number
+            .parse()
+            .with_context(|| format!("`{number}` is no number"))?;
+    }
     let venv = python::prepare(root)?;
     let mut dump = venv.python();
     dump.arg("onnx/tests/dump_node_cases.py");
@@ -27,7 +33,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         bail!("the node cases cannot be written: {}", dumped.ending);
     }
     let mut test = hostile_files(root, &["--release"]);
-    let done = run_shown(test.env("SHORTHAUL_MUTATIONS", n.to_string()))?;
+    let done = run_shown(test.env("SHORTHAUL_MUTATIONS", numbers))?;
     Ok(match done.success {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -129,6 +129,10 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let done = run_shown(test.env("SHORTHAUL_NODE_CASES", &cases))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
+    steps.run("damaged files", || {
+        let done = run_shown(&mut hostile_files(root, &[]))?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
     steps.run("nvrtc", || {
         let folder = venv.nvrtc_folder()?;
         let mut test = cargo(root);

@@ -380,6 +380,10 @@ impl NodeCx<'_, '_> {
 
     /// Appends element-wise arithmetic.
     pub fn elementwise(&mut self, e: Expr, inputs: &[ContainerId]) -> Result<ContainerId, Refusal> {
+        // A node with fewer inputs than its operator takes.
+        if let Some(missing) = e.inputs().into_iter().find(|i| *i >= inputs.len()) {
+            return Err(Refusal(format!("its input {missing} is missing")));
+        }
         Ok(self.importer.builder.elementwise(e, inputs)?)
     }
 

@@ -266,7 +266,7 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 }
 
 /// The number of elements of that shape, if they are few enough to be known.
-fn n_elements(shape: &[usize]) -> Option<usize> {
+pub(super) fn n_elements(shape: &[usize]) -> Option<usize> {
     let n = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
     n.filter(|n| *n <= MAX_KNOWN)
 }
@@ -363,7 +363,9 @@ fn restack(cx: &NodeCx, op: &str, x: &Ints, axes: &Ints) -> Folded {
     let mut shape = x.shape.clone();
     if op == "Squeeze" {
         for axis in cx.axes(&axes, shape.len())?.into_iter().rev() {
-            shape.remove(axis);
+            if shape.remove(axis) != 1 {
+                return Err(Refusal(format!("its axis {axis} is not of size 1")));
+            }
         }
     } else {
         for axis in cx.axes(&axes, shape.len() + axes.len())? {

@@ -20,6 +20,9 @@ pub struct GatherForm {
     pub zeros: Vec<ZeroFill>,
 }
 
+/// An axis with larger steps would have a problem of its own, or a fill with zeros, for each of very many offsets.
+const MOST_PHASES: i64 = 64;
+
 /// Splits `p` by output phases.
 pub fn gather_form(mut p: Problem) -> Result<GatherForm, NoFastForm> {
     let mut form = GatherForm::default();
@@ -97,6 +100,9 @@ fn split(
     }
     terms.sort_by_key(|t| p.a.has(t.0) != guard_a);
     let (moved, st) = terms[0];
+    if st > MOST_PHASES {
+        return Err(NoFastForm::ManyPhases);
+    }
     let tap = terms.get(1).copied();
     for ph in 0..st {
         let n_positions = (axis.size - ph + st - 1) / st;

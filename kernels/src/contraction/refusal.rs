@@ -10,6 +10,9 @@ pub enum NoFastForm {
     /// An axis of the output that no scatter form knows.
     #[error("an output axis is not of the form stride*i + dilation*r + offset")]
     OutputAxis,
+    /// Steps that would make a kernel for each of very many offsets.
+    #[error("an output axis takes steps of more than 64 elements")]
+    ManyPhases,
     /// One dim in two axes of the output.
     #[error("a dimension occurs in two output axes")]
     RepeatedOutputDim,

@@ -96,7 +96,8 @@ fn cuts(scope: &Scope, n: usize) -> Option<Vec<Cut>> {
 
 /// The same cut with bounds from the beginning, where the size is known.
 fn normal(scope: &Scope, x: &str, cut: Cut) -> Cut {
-    let Some(size) = size_at(scope, x, cut.axis).filter(|_| cut.step == 1) else {
+    let size = size_at(scope, x, cut.axis).filter(|size| *size >= 0 && cut.step == 1);
+    let Some(size) = size else {
         return cut;
     };
     let from_start = |at: i64| (if at < 0 { at.saturating_add(size) } else { at }).clamp(0, size);

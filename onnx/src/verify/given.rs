@@ -8,6 +8,7 @@ use crate::evaluate::Values;
 use crate::fact::Fact;
 use crate::proto::GraphProto;
 use crate::tensor::Tensor;
+use graph::SymExpr;
 use std::collections::BTreeMap;
 
 /// The sizes that hold in every run: those a caller gives, and those of the inputs a caller gives.
@@ -52,6 +53,59 @@ pub(super) fn preset(
         }
     }
     Ok(preset)
+}
+
+/// A sum of sizes and numbers, such as `p+s` or `2*p+1`: what a dynamic size is to be.
+///
+/// # Errors
+/// A sentence about what is wrong with the text.
+pub fn relation(text: &str) -> Result<SymExpr, String> {
+    let factor = |text: &str| match (text.trim(), text.trim().parse()) {
+        (_, Ok(n)) if n >= 0 => Ok(SymExpr::constant(n)),
+        (name, Err(_)) if !name.is_empty() && !name.starts_with('-') => Ok(SymExpr::symbol(name)),
+        (other, _) => Err(format!(
+            "`{other}` is no size of at least 0 and no name of one"
+        )),
+    };
+    let mut sum = SymExpr::constant(0);
+    for term in text.split('+') {
+        let mut product = SymExpr::constant(1);
+        for part in term.split('*') {
+            product = product * factor(part)?;
+        }
+        sum = sum + product;
+    }
+    Ok(sum)
+}
+
+/// Holds relations against the dynamic sizes there are.
+///
+/// # Errors
+/// [`VerifyError::Given`]: an unknown name, or a size that follows from one that follows itself.
+pub(super) fn known_relations(
+    relations: &BTreeMap<String, SymExpr>,
+    names: &[String],
+) -> Result<(), VerifyError> {
+    let refused = |what: String| Err(VerifyError::Given { what });
+    for (name, relation) in relations {
+        let symbols = relation.symbols();
+        let read = symbols.iter().map(|s| s.as_str());
+        for used in std::iter::once(name.as_str()).chain(read) {
+            if !names.iter().any(|known| known == used) {
+                let known = names.join(", ");
+                return refused(format!(
+                    "no input has a size `{used}`; its dynamic sizes are {known}"
+                ));
+            }
+        }
+        if let Some(other) = symbols.iter().find(|s| relations.contains_key(s.as_str())) {
+            return refused(format!(
+                "`{name}` is to follow from `{}`, which follows from others itself",
+                other.as_str()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Holds a tensor against what is declared; sizes with a name get their value.

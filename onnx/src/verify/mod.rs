@@ -8,6 +8,7 @@
 //! operators that have no meaning here both models are cut: what goes in is compared, what comes out
 //! is given. Never trusts a rule.
 
+mod attempts;
 mod bisect;
 mod compare;
 mod cuts;
@@ -24,6 +25,7 @@ pub use compare::OutputError;
 pub use cuts::is_known;
 pub use divergence::{Comparison, Computed, Divergence, compare_values};
 
+pub use given::relation;
 pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
     check_same_step,
@@ -35,6 +37,7 @@ use crate::infer::is_random;
 use crate::proto::ModelProto;
 use crate::tensor::Tensor;
 use cuts::Cuts;
+use graph::SymExpr;
 use runs::{Programs, Run, is_blind};
 use samples::{Planted, Sampler};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +85,8 @@ pub struct Options {
     /// Sizes to use for dynamic sizes instead of those tried here, by name; one the file has no name
     /// for is called `INPUT.DIMENSION`.
     pub sizes: BTreeMap<String, i64>,
+    /// Dynamic sizes that follow from others, by name: the length of a cache and of what is added to it, say.
+    pub relations: BTreeMap<String, SymExpr>,
     /// Inputs to use instead of random ones, by name.
     pub inputs: Values,
     /// Who runs both models besides, on the finite inputs.
@@ -93,6 +98,7 @@ impl Default for Options {
         Options {
             n_seeds: 2,
             sizes: BTreeMap::new(),
+            relations: BTreeMap::new(),
             inputs: Values::new(),
             oracle: None,
         }

@@ -3,7 +3,8 @@
 //! Owns the order of these runs. Small models run side by side on threads with decoded initializers kept;
 //! of large ones all runs go through the file in step, so that it is read once for all of them.
 
-use super::samples::{Attempt, Planted, Sampler};
+use super::attempts::Attempt;
+use super::samples::{Planted, Sampler};
 use super::{VerifyError, program};
 use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
 use crate::file::Model;

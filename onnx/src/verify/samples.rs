@@ -5,6 +5,7 @@
 //! equal first, so that much fits, then all different, then one after the other 0. The same seed gives
 //! the same inputs.
 
+use super::attempts::{Attempt, Integers};
 use super::cuts::Cuts;
 use super::random::Random;
 use super::{Options, VerifyError, given};
@@ -37,69 +38,6 @@ pub enum Planted {
     Infinity,
 }
 
-/// What integers are made up that look nothing up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Integers {
-    /// 0 and 1: masks.
-    Masks,
-    /// Numbers of both signs.
-    Signed,
-    /// 0, also where something is looked up.
-    Zeros,
-    /// 1 where nothing is looked up: masks that leave everything.
-    Ones,
-}
-
-/// Sizes to try.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    sizes: BTreeMap<String, i64>,
-    integers: Integers,
-    /// Whether floats are all above zero: what fits logarithms and roots.
-    positive: bool,
-}
-
-impl Attempt {
-    /// Whether floats are all above zero.
-    pub fn is_positive(&self) -> bool {
-        self.positive
-    }
-
-    /// The same with masks that leave everything.
-    pub fn unmasked(&self) -> Attempt {
-        Attempt {
-            integers: Integers::Ones,
-            ..self.clone()
-        }
-    }
-
-    fn bindings(&self) -> Bindings {
-        let sizes = self.sizes.iter();
-        sizes.map(|(name, n)| (Symbol::new(name), *n)).collect()
-    }
-
-    /// For people: seed, sizes, what is planted.
-    pub fn describe(&self, seed: usize, planted: Planted) -> String {
-        let sizes: Vec<String> = self
-            .sizes
-            .iter()
-            .map(|(name, n)| format!("{name}={n}"))
-            .collect();
-        let mut text = format!("seed {seed}");
-        if !sizes.is_empty() {
-            text = format!("{text}, {}", sizes.join(" "));
-        }
-        if self.integers == Integers::Ones {
-            text.push_str(", masks all 1");
-        }
-        match planted {
-            Planted::Nothing => text,
-            Planted::Nan => format!("{text}, with NaN"),
-            Planted::Infinity => format!("{text}, with infinities"),
-        }
-    }
-}
-
 /// A value to make up.
 struct Given {
     name: String,
@@ -120,6 +58,8 @@ pub struct Sampler {
     symbols: Vec<String>,
     n_first: usize,
     preset: BTreeMap<String, i64>,
+    /// Sizes that follow from others.
+    relations: BTreeMap<String, SymExpr>,
     /// What worked.
     settled: Option<Attempt>,
     /// Whether floats had to be above zero.
@@ -201,12 +141,15 @@ impl Sampler {
         }
         others.retain(|name| !first.contains(name));
         let n_first = first.len();
+        let symbols: Vec<String> = first.into_iter().chain(others).collect();
+        given::known_relations(&options.relations, &symbols)?;
         Ok(Sampler {
             given,
             fixed: options.inputs.clone(),
-            symbols: first.into_iter().chain(others).collect(),
+            symbols,
             n_first,
             preset,
+            relations: options.relations.clone(),
             settled: None,
             positive: false,
         })
@@ -258,6 +201,12 @@ impl Sampler {
                     }
                 }
                 attempts.extend(self.uniform(batch, size, settled.integers));
+                // Exporters that trace with one batch may fix it inside without saying so.
+                let worked = self.first_size_of(settled);
+                for size in [size + seed as i64 % 2, size] {
+                    let same_batch = self.uniform(worked, size, settled.integers);
+                    attempts.extend(same_batch.into_iter().next());
+                }
             }
             None => {
                 for integers in [Integers::Masks, Integers::Zeros] {
@@ -291,10 +240,11 @@ impl Sampler {
         let open = self
             .symbols
             .iter()
-            .filter(|s| !self.preset.contains_key(*s));
+            .filter(|s| !self.preset.contains_key(*s) && !self.relations.contains_key(*s));
         let empty = |name: &String| {
             let mut attempt = settled.clone();
             attempt.sizes.insert(name.clone(), 0);
+            self.relate(&mut attempt.sizes);
             attempt
         };
         open.take(MOST_EMPTIES).map(empty).collect()
@@ -322,7 +272,20 @@ impl Sampler {
             let preset = self.preset.get(name).copied();
             (name.clone(), preset.unwrap_or_else(|| size(n)))
         };
-        self.symbols.iter().enumerate().map(value).collect()
+        let mut sizes = self.symbols.iter().enumerate().map(value).collect();
+        self.relate(&mut sizes);
+        sizes
+    }
+
+    /// Computes the sizes that follow from others.
+    fn relate(&self, sizes: &mut BTreeMap<String, i64>) {
+        for (name, relation) in &self.relations {
+            let value = relation.eval_with(&|symbol| sizes.get(symbol.as_str()).copied());
+            // What overflows fits nothing, and the attempt fails with its sizes as they are.
+            if let Ok(value) = value {
+                sizes.insert(name.clone(), value);
+            }
+        }
     }
 
     fn attempt(&self, sizes: BTreeMap<String, i64>, integers: Integers) -> Attempt {
@@ -331,6 +294,13 @@ impl Sampler {
             integers,
             positive: self.positive,
         }
+    }
+
+    /// The size of first dimensions.
+    fn first_size_of(&self, attempt: &Attempt) -> i64 {
+        let name = self.symbols.first().filter(|_| self.n_first > 0);
+        let size = name.and_then(|name| attempt.sizes.get(name));
+        size.copied().unwrap_or(1)
     }
 
     /// The size of dimensions that are not first.

@@ -41,6 +41,50 @@ fn sizes_are_real_and_differ_between_seeds() {
 }
 
 #[test]
+fn a_batch_that_is_fixed_inside_is_kept_in_every_run() {
+    let fixed = Trial::new(17)
+        .input("x", "batch seq 4")
+        .ints("t", &[1, 0, 4]);
+    let fixed = fixed.node("y = Reshape(x, t)").output("y", "1 seq 4");
+    let runs = checked(&fixed, &fixed).expect("the same").runs;
+    assert_eq!(
+        runs[..2],
+        ["seed 0, batch=1 seq=5", "seed 1, batch=1 seq=6"]
+    );
+}
+
+#[test]
+fn sizes_may_follow_from_others() {
+    let cache = || Trial::new(17).input("past", "p 4").input("new", "s 4");
+    let joined = cache().with("all = Concat(past, new)", vec![int("axis", 0)]);
+    let trial = joined
+        .input("mask", "t 4")
+        .node("y = Add(all, mask)")
+        .output("y", "t 4");
+    let model = trial.model();
+    let check = |relations: &[(&str, &str)]| {
+        let related = |(name, text): &(&str, &str)| {
+            let relation = relation(text).expect("a relation");
+            (name.to_string(), relation)
+        };
+        let options = Options {
+            relations: relations.iter().map(related).collect(),
+            ..Options::default()
+        };
+        Checker::new(&model, &options)?.check(&model.proto)
+    };
+    let runs = check(&[("t", "p+s")]).expect("it runs").runs;
+    assert_eq!(runs[0], "seed 0, p=1 s=1 t=2");
+    let refused = |relations| check(relations).expect_err("refused").to_string();
+    assert!(refused(&[("t", "p+q")]).contains("no input has a size `q`"));
+    assert!(refused(&[("t", "p"), ("p", "s")]).contains("follows from others itself"));
+    assert!(matches!(check(&[]), Err(VerifyError::Original { .. })));
+    for wrong in ["", "p+", "p+-1", "*"] {
+        assert!(relation(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn dimensions_are_told_apart_and_may_be_empty() {
     let x = || Trial::new(17).input("x", "n h w").output("y", "a b c");
     let same = x().node("y = Identity(x)");

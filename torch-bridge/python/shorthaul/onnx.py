@@ -124,7 +124,8 @@ def optimize(
     out: str | os.PathLike | None = None,
     target: str = "standard",
     verify: bool = True,
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int | str] | None = None,
+    shapes: Mapping[str, Sequence[int | None]] | None = None,
     inputs: Mapping[str, Any] | None = None,
     seeds: int = 2,
     without: Sequence[str] = (),
@@ -139,8 +140,9 @@ def optimize(
     two is looked for in the current folder. ``out``: where to write; without it the result has the
     bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
     ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
-    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name, or
-    on ``inputs``, arrays by name. ``without``: rules not to use. ``fold_limit``: bytes of constants
+    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name
+    (numbers, or sums such as ``{"total": "past+new"}``), or on ``inputs``, arrays by name.
+    ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is. ``without``: rules not to use. ``fold_limit``: bytes of constants
     that one folding may add. ``max_growth``: the factor of the original's beyond which the file,
     the peak memory or the bytes moved are an error. ``oracle="ort"``: ONNX Runtime runs both files
     besides, without its own optimizations. ``measure``: it times both, with all of them;
@@ -162,7 +164,8 @@ def optimize(
         out=None if out is None else os.fspath(out),
         target=target,
         verify=verify,
-        sizes=list((sizes or {}).items()),
+        sizes=[(name, str(size)) for name, size in (sizes or {}).items()],
+        shapes=[(name, list(shape)) for name, shape in (shapes or {}).items()],
         inputs=_archive(inputs) if inputs else None,
         seeds=seeds,
         without=list(without),
@@ -186,7 +189,8 @@ class _Request:
     out: str | None
     target: str
     verify: bool
-    sizes: list[tuple[str, int]]
+    sizes: list[tuple[str, str]]
+    shapes: list[tuple[str, list[int | None]]]
     inputs: bytes | None
     seeds: int
     without: list[str]

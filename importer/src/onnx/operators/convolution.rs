@@ -18,6 +18,9 @@ pub struct Geometry {
     auto_pad: String,
 }
 
+/// Windows, steps and pads are at most so large: sums of their products are 64-bit numbers.
+const MOST: u64 = 1 << 30;
+
 impl Geometry {
     /// Reads the attributes for windows of size `kernel`.
     pub fn of(cx: &NodeCx, kernel: Vec<i64>) -> Result<Geometry, Refusal> {
@@ -30,8 +33,14 @@ impl Geometry {
                     values.len()
                 )));
             }
-            Ok(values)
+            match values.iter().find(|n| n.unsigned_abs() > MOST) {
+                Some(n) => Err(Refusal(format!("its attribute `{name}` has {n}"))),
+                None => Ok(values),
+            }
         };
+        if let Some(n) = kernel.iter().find(|n| n.unsigned_abs() > MOST) {
+            return Err(Refusal(format!("its window has size {n}")));
+        }
         let pads = list("pads", 2 * d, 0)?;
         let auto_pad = cx.text("auto_pad", "NOTSET")?;
         let explicit = auto_pad == "NOTSET";
@@ -62,7 +71,9 @@ impl Geometry {
         for (d, size) in same.iter().enumerate().take(self.kernel.len()) {
             let total = match (size.as_const(), self.stride[d]) {
                 (_, 1) => self.span(d) - 1,
-                (Some(n), stride) => ((n + stride - 1) / stride - 1) * stride + self.span(d) - n,
+                (Some(n), stride) => {
+                    (n.saturating_add(stride - 1) / stride - 1) * stride + self.span(d) - n
+                }
                 (None, _) => {
                     return Err(Refusal(format!(
                         "its padding depends on the dynamic size `{size}`; fix that size"

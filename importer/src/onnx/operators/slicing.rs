@@ -142,7 +142,13 @@ fn split(cx: &mut NodeCx) -> Values {
     let shape = cx.input_shape(0)?;
     let axis = cx.axis(cx.int("axis", 0)?, shape.len())?;
     let size = &shape[axis];
-    let n = cx.int("num_outputs", cx.node.output.len() as i64)?.max(1);
+    let n_outputs = cx.node.output.len() as i64;
+    let n = cx.int("num_outputs", n_outputs)?.max(1);
+    if n != n_outputs {
+        return Err(Refusal(format!(
+            "it has {n_outputs} outputs, and `num_outputs` is {n}"
+        )));
+    }
     let lengths: Vec<SymExpr> = match cx.ints("split")? {
         Some(list) => list.into_iter().map(SymExpr::constant).collect(),
         None if cx.given(1) => cx.sizes(1)?,

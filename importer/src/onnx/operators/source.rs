@@ -2,9 +2,9 @@
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use crate::onnx::shape_values::fold;
+use crate::onnx::shape_values::{fold, n_elements};
 use crate::onnx::tensor::dtype_of;
-use crate::onnx::value::{MAX_KNOWN, Value};
+use crate::onnx::value::Value;
 use graph::{Attr, DType, Expr, Scalar, SymExpr, Symbol, Tensor};
 use ops::attrs;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn full(cx: &mut NodeCx, shape: Vec<SymExpr>, dtype: DType, value: Scalar) -> Va
         .iter()
         .map(|n| usize::try_from(n.as_const()?).ok())
         .collect();
-    if let Some(sizes) = sizes.filter(|s| s.iter().product::<usize>() <= MAX_KNOWN) {
+    if let Some(sizes) = sizes.filter(|sizes| n_elements(sizes).is_some()) {
         let tensor = Tensor::filled(dtype, &sizes, value);
         return Ok(vec![Value::Constant(Arc::new(tensor))]);
     }

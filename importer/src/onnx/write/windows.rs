@@ -84,6 +84,9 @@ pub(super) fn average_pool(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
+/// The gradient of an average over larger windows is not written: its weights of ones would be 64 MiB.
+const MOST_ONES: usize = 1 << 24;
+
 /// `dx[x(o, r)] += dy[o]/divisor(o)`: windows that tile x are copies side by side, others a
 /// transposed convolution of each channel by ones.
 pub(super) fn average_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
@@ -118,8 +121,13 @@ pub(super) fn average_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
             .collect()
     };
     let shared = n.reshaped(&shared, &planes(&dy.shape))?;
-    let kernel = pool.kernel.iter().map(|k| *k as usize);
-    let ones: Vec<usize> = [1, 1].into_iter().chain(kernel).collect();
+    let kernel = pool.kernel.iter().map(|k| usize::try_from(*k).ok());
+    let ones: Option<Vec<usize>> = [Some(1), Some(1)].into_iter().chain(kernel).collect();
+    let n_ones = |ones: &Vec<usize>| ones.iter().try_fold(1usize, |p, k| p.checked_mul(*k));
+    let ones = ones.filter(|ones| n_ones(ones).is_some_and(|n| n <= MOST_ONES));
+    let Some(ones) = ones else {
+        return Err(Refusal(format!("windows of sizes {:?}", pool.kernel)));
+    };
     let ones = n.constant(&Tensor::filled(dy.dtype, &ones, Scalar::Float(1.0)));
     let sizes = (&dy.shape[2..], &shape[2..]);
     let dx = convolutions::conv_transposed(n, (&shared, &ones), (&pool, 1), sizes)?;
