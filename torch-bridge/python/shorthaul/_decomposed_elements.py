@@ -72,6 +72,10 @@ def round_decimals(x, *, decimals):
     return (x * factor).round() / factor if decimals > 0 else (x / factor).round() * factor
 
 
+#: Coefficients of Stirling's series, of the odd powers of 1/x.
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+
+
 def _log_gamma(x):
     """Stirling's series of ``log|gamma(x)|`` for x > 0, shifted up by eight."""
     shifted = x + 8
@@ -80,12 +84,12 @@ def _log_gamma(x):
         product = product * (x + i)
     inverse = shifted.reciprocal()
     square = inverse * inverse
-    series = inverse * (
-        1 / 12
-        + square * (-1 / 360 + square * (1 / 1260 + square * (-1 / 1680 + square * (1 / 1188))))
-    )
+    series = torch.zeros_like(x)
+    for coefficient in reversed(_STIRLING):
+        series = series * square + coefficient
     half_log = 0.5 * math.log(2 * math.pi)
-    return (shifted - 0.5) * shifted.log() - shifted + half_log + series - product.log()
+    value = (shifted - 0.5) * shifted.log() - shifted + half_log + series * inverse
+    return value - product.log()
 
 
 def lgamma(x):

@@ -21,6 +21,7 @@ from . import (
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_polynomials,
     _decomposed_scans,
 )
 from ._functionalize import FunctionalNode, Ref
@@ -32,6 +33,7 @@ _FAMILIES = (
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_polynomials,
     _decomposed_scans,
 )
 

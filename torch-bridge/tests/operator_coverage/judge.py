@@ -32,6 +32,10 @@ OUT = "out of scope"
 #: Eager itself refuses the sample.
 NO_SAMPLE = "no sample"
 
+#: Errors of gradients that are rounding alone, by operator. With two rows the exact gradient of a
+#: normalization is zero but for its epsilon, whatever comes in: 7e-8 here, of terms of size one.
+_ROUNDING = {"_native_batch_norm_legit": 2e-7, "native_batch_norm": 2e-7}
+
 COUNTED = (NATIVE, THROUGH_TORCH, REFUSED, DIFFERENT)
 
 
@@ -92,6 +96,7 @@ def judge(name: str, op) -> Verdict:
             expected = _Expected(op.op, sample)
             # What is in memory that nobody has written is no result.
             expected.is_random |= "empty" in name
+            expected.rounding = _ROUNDING.get(name, 0.0)
         except _OutOfScope as refusal:
             verdict.samples.append(OUT)
             verdict.reasons.append(str(refusal))
@@ -123,6 +128,8 @@ class _Expected:
     """What eager gives for a sample: results and gradients, in float32 and in float64."""
 
     def __init__(self, function, sample: Sample):
+        #: An error that is allowed by name.
+        self.rounding = 0.0
         self.eager = _run(function, [sample], double=False)[0]
         self.exact = _run(function, [sample], double=True)[0]
         self.noise = self._noise(function, sample)
@@ -282,7 +289,8 @@ def _difference(expected: _Expected, found: dict[str, Any]) -> str | None:
         with contextlib.suppress(AssertionError):
             assert_close(key, value, eager, exact)
             continue
-        if _largest(value, exact) <= 2 * expected.noise[key]:
+        allowed = max(2 * expected.noise[key], expected.rounding if "gradient" in key else 0.0)
+        if _largest(value, exact) <= allowed:
             continue
         return _distance(key, value, eager, exact)
     return None

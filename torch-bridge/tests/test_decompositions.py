@@ -1,0 +1,167 @@
+"""Operators that decompositions serve, where the operators' database has no sample of the case."""
+
+import math
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from families import between, check, constant, ints, normal
+from torch import nn
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+def compiled(function, *tensors):
+    """What a function gives when all of it runs in one region."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return shorthaul.module(Function(function), fallback="error")(*tensors)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_lookup_in_what_the_same_kernel_computes(n):
+    """With one element the look-up once read before the store."""
+    x, at = torch.arange(4.0, 4.0 + n), torch.zeros(1, dtype=torch.int64)
+    found = compiled(lambda x, at: (x + 1).index_select(0, at), x, at)
+    assert torch.equal(found, torch.tensor([5.0]))
+
+
+#: Where the special functions have poles, limits and signs of their own.
+SPECIAL = [0.0, -0.0, 0.5, 1.0, 1.5, 2.0, 8.0, 30.0, 1e4, -0.5, -1.0, -2.5, -7.0, -11.25]
+EXTREMES = [math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.lgamma,
+        torch.digamma,
+        torch.erfc,
+        torch.special.erfcx,
+        torch.special.i0,
+        torch.special.i0e,
+        torch.special.i1,
+        torch.special.i1e,
+        torch.special.spherical_bessel_j0,
+        torch.signbit,
+        torch.angle,
+    ],
+)
+def test_special_functions_at_special_places(function):
+    x = torch.tensor(SPECIAL)
+    found, expected = compiled(function, x), function(x)
+    exact = function(x.double()).to(expected.dtype)
+    same = (found == expected) | (found == exact) | (found.isnan() & expected.isnan())
+    if expected.is_floating_point():
+        # The absolute part is for lgamma at 1 and 2, where terms of size ten cancel in float64.
+        same |= (found - exact).abs() <= 4e-7 * exact.abs() + 1e-14
+    assert same.all(), (found, exact)
+
+
+@pytest.mark.parametrize("function", [torch.erfinv, torch.special.ndtri])
+def test_inverses_at_the_ends(function):
+    x = torch.tensor([0.0, 1e-6, 0.25, 0.5, 0.999999, 1.0, 1.5])
+    found, expected = compiled(function, x), function(x)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-12, equal_nan=True)
+
+
+def test_writes_that_repeat():
+    """The last value stays; gradients reach every value, as in eager."""
+    at = torch.tensor([2, 0, 2, 1, 2])
+    mask = ints(2, 5, 3, dtype=torch.bool)
+
+    def put(x, values):
+        return x.index_put((at,), values)
+
+    check(
+        {
+            "index_put": (put, normal(5, 3), normal(5, 3)),
+            "two axes": (
+                lambda x, v: x.index_put((at, at.clamp(max=1)), v),
+                normal(5, 3),
+                normal(5),
+            ),
+            "broadcast": (lambda x, v: x.index_put((at,), v), normal(5, 3), normal(1, 3)),
+            "mask": (
+                lambda x, v: x.index_put((mask,), v),
+                normal(5, 3),
+                normal(int(mask.sum())),
+            ),
+            "accumulate": (
+                lambda x, v: x.index_put((at, at.clamp(max=1)), v, accumulate=True),
+                normal(5, 3),
+                normal(5),
+            ),
+            "scatter": (
+                lambda x, i, v: x.scatter(1, i, v),
+                normal(4, 5),
+                constant(ints(5, 4, 3)),
+                normal(4, 3),
+            ),
+            "put": (lambda x, v: x.put(at, v), normal(5, 3), normal(5)),
+            "masked_scatter": (
+                lambda x, v: x.masked_scatter(mask, v),
+                normal(5, 3),
+                normal(15),
+            ),
+        }
+    )
+
+
+def test_order_and_scans():
+    check(
+        {
+            "median": (lambda x: x.median(1).values, normal(4, 6)),
+            "nanmedian": (
+                lambda x: torch.where(x > 1, math.nan, x).nanmedian(1).values,
+                normal(4, 6),
+            ),
+            "kthvalue": (lambda x: x.kthvalue(3, 0).values, normal(5, 3)),
+            "mode": (lambda x: x.mode(1).values, ints(3, 4, 6).float()),
+            "cumprod": (lambda x: x.cumprod(1), between(-1.5, 1.5, 3, 9)),
+            "cummax": (lambda x: x.cummax(1).values, normal(3, 9)),
+            "logcumsumexp": (lambda x: x.logcumsumexp(0), normal(7, 3)),
+            "pdist": (torch.pdist, normal(5, 3)),
+            "cdist": (lambda a, b: torch.cdist(a, b, p=1.5), normal(4, 3), normal(5, 3)),
+        }
+    )
+
+
+def test_images_with_antialiasing():
+    def smaller(mode):
+        return lambda x: nn.functional.interpolate(x, size=(5, 4), mode=mode, antialias=True)
+
+    check(
+        {
+            "bilinear": (smaller("bilinear"), normal(2, 3, 11, 9)),
+            "bicubic": (smaller("bicubic"), normal(2, 3, 11, 9)),
+        }
+    )
+
+
+def test_a_cache_that_begins_empty_stays_in_the_region():
+    def step(x):
+        cache = torch.tensor([], dtype=x.dtype)
+        return torch.cat([cache, x.exp()], dim=-2) * 2, cache
+
+    x = torch.randn(2, 3)
+    result, cache = compiled(step, x)
+    torch.testing.assert_close(result, x.exp() * 2)
+    assert cache.shape == (0,)
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.fill(x, 2.0), lambda x: (x * 2).zero_() + 1])
+def test_inputs_that_no_slope_reaches_get_zeros(function):
+    x = torch.randn(3, requires_grad=True)
+    compiled(function, x).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3))
