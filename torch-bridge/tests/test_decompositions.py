@@ -165,3 +165,27 @@ def test_inputs_that_no_slope_reaches_get_zeros(function):
     x = torch.randn(3, requires_grad=True)
     compiled(function, x).sum().backward()
     assert torch.equal(x.grad, torch.zeros(3))
+
+
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_fractional_pooling(n_dims):
+    """With samples that are given, so that both draw the same windows."""
+    pool = nn.functional.fractional_max_pool2d_with_indices
+    if n_dims == 3:
+        pool = nn.functional.fractional_max_pool3d_with_indices
+    sizes, wanted = (9, 11, 8)[:n_dims], (4, 5, 3)[:n_dims]
+    samples = between(0.0, 1.0, 2, 3, n_dims)
+    x = normal(2, 3, *sizes)
+
+    def run(x, samples):
+        return pool(x, 3 if n_dims == 2 else 2, output_size=wanted, _random_samples=samples)
+
+    values, indices = compiled(run, x, samples)
+    expected = run(x, samples)
+    assert torch.equal(values, expected[0]) and torch.equal(indices, expected[1])
+
+
+def test_shifts_and_masks_of_bits():
+    x = torch.tensor([-9, -1, 0, 1, 6, 1 << 40])
+    for function in (lambda x: x << 3, lambda x: x >> 2, lambda x: x & 7):
+        assert torch.equal(compiled(lambda x, f=function: f(x), x), function(x))

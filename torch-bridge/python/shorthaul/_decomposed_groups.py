@@ -94,6 +94,20 @@ def histogram_bins(x, bins, *, weight=None, density=False):
     return counts, bins.clone()
 
 
+def histogram_count(x, bins=100, *, range=None, weight=None, density=False):  # noqa: A002
+    """Counts in bins of equal width."""
+    flat = x.detach().reshape(-1)
+    if range is not None:
+        low, high = torch.full_like(flat[0], range[0]), torch.full_like(flat[0], range[1])
+    else:
+        low, high = flat.amin(), flat.amax()
+    is_point = low == high
+    low, high = torch.where(is_point, low - 0.5, low), torch.where(is_point, high + 0.5, high)
+    edges = low + (high - low) / bins * torch.arange(bins + 1)
+    edges = torch.where(torch.arange(bins + 1) == bins, high, edges)
+    return histogram_bins(x, edges, weight=weight, density=density)
+
+
 #: How the members of a bag are joined.
 _SUM, _MEAN, _MAX = 0, 1, 2
 
@@ -135,6 +149,7 @@ RULES = {
     aten.segment_reduce.default: segment_reduce,
     aten.histc.default: histc,
     aten.histogram.bins_tensor: histogram_bins,
+    aten.histogram.bin_ct: histogram_count,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

@@ -117,6 +117,26 @@ def index_copy(x, dim, index, source):
     return scatter_src(x1, dim, _along(index, x1.shape, dim), source1).reshape(x.shape)
 
 
+def index_fill(x, dim, index, value):
+    x1 = x.reshape(1) if x.dim() == 0 else x
+    dim, n = dim % x1.dim(), x1.shape[dim % x1.dim()]
+    if index.numel() * n > _N_PAIRS:
+        return NotImplemented
+    at = index.reshape(-1)
+    at = torch.where(at < 0, at + n, at)
+    hit = (at.unsqueeze(-1) == torch.arange(n)).any(0)
+    sizes = [1] * x1.dim()
+    sizes[dim] = n
+    return torch.where(hit.reshape(sizes), value, x1).to(x.dtype).reshape(x.shape)
+
+
+def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+    positions = torch.arange(x.numel()).reshape(x.shape)
+    at = positions.diagonal(offset, dim1, dim2).reshape(-1)
+    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
 def put(x, index, source, accumulate=False):
     at = index.reshape(-1)
     at = torch.where(at < 0, at + x.numel(), at)
@@ -235,14 +255,6 @@ def as_strided_copy(x, size, stride, storage_offset=None):
     return x.reshape(-1).index_select(0, at).reshape(size)
 
 
-def as_strided_scatter(x, source, size, stride, storage_offset=None):
-    if not x.is_contiguous():
-        return NotImplemented
-    at = _strided_places(size, stride, storage_offset)
-    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
-    return found if found is NotImplemented else found.reshape(x.shape)
-
-
 def unfold(x, dim, size, step):
     if x.dim() == 0:
         return x.reshape(1).narrow(0, 0, size)
@@ -305,8 +317,10 @@ GUARDED = {
 
 RULES = {
     aten.as_strided_copy.default: as_strided_copy,
-    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.diagonal_scatter.default: diagonal_scatter,
     aten.index_copy.default: index_copy,
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
     aten.index_reduce.default: index_reduce,
     aten.masked_scatter.default: masked_scatter,
     aten.nonzero_static.default: nonzero_static,

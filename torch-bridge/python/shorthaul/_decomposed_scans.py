@@ -141,7 +141,7 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
     if sorter is not None:
         ordered = ordered.gather(-1, sorter)
     given = values if is_tensor else torch.full((1,), values, dtype=ordered.dtype)
-    shape = given.shape
+    given, ordered, shape = given.detach(), ordered.detach(), given.shape
     if ordered.dim() == 1:
         given = given.reshape(-1)
     is_right = right or side == "right"
@@ -152,7 +152,13 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
     return found.to(torch.int32) if out_int32 else found
 
 
+def bucketize(x, boundaries, *, out_int32=False, right=False):
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
 RULES = {
+    aten.bucketize.Tensor: bucketize,
+    aten.bucketize.Scalar: bucketize,
     aten.cumprod.default: cumprod,
     aten.logcumsumexp.default: logcumsumexp,
     aten.cummax.default: _extreme_rule(torch.ge),

@@ -41,15 +41,11 @@ _FAMILIES = (
 _BY_TORCH = frozenset(
     {
         "aten._batch_norm_with_update_functional.default",
-        "aten.bitwise_and.Scalar",
-        "aten.bucketize.Tensor",
-        "aten.diagonal_scatter.default",
         "aten.exponential.default",
         "aten.grid_sampler_2d.default",
         "aten.ldexp.Tensor",
         "aten.max_pool2d_with_indices_backward.default",
         "aten.narrow_copy.default",
-        "aten.native_group_norm.default",
         "aten.permute_copy.default",
         "aten.unbind_copy.int",
         "aten.upsample_bilinear2d.vec",
@@ -150,6 +146,14 @@ def _attention_with_sums(
     return packed, scores.detach().logsumexp(-1)
 
 
+def _native_group_norm(x, weight, bias, n, n_channels, n_positions, n_groups, eps):
+    """The norm, with the statistics of each group."""
+    rows = x.reshape(n, n_groups, -1)
+    mean, rstd = rows.mean(-1), (rows.var(-1, unbiased=False) + eps).rsqrt()
+    result = torch.nn.functional.group_norm(x, n_groups, weight, bias, eps)
+    return result, mean, rstd
+
+
 def _prelu(x, weight):
     return torch.prelu(x.reshape(1), weight.reshape(1)).reshape(())
 
@@ -197,6 +201,8 @@ def _with_a_dimension(operator):
     def rule(x, *args, **kwargs):
         if x.dim():
             return NotImplemented
+        # No dimensions are all of them, which here is one.
+        args = [[0] if isinstance(a, (list, tuple)) and not a else a for a in args]
         result = operator(x.reshape(1), *args, **kwargs)
         return pytree.tree_map(lambda value: value.reshape(()), result)
 
@@ -218,6 +224,7 @@ def _table() -> dict[Any, Callable]:
     table = dict(torch.export.default_decompositions().items())
     table |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
     table |= _EMPTY
+    table[aten.native_group_norm.default] = _native_group_norm
     table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_with_sums
     for family in _FAMILIES:
         table |= family.RULES

@@ -15,6 +15,7 @@ import torch
 from against_eager import assert_close
 from shorthaul._region import recorded
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from .samples import Sample, Slot, is_complex, out_of_scope, samples_of
@@ -87,23 +88,13 @@ def judge(name: str, op) -> Verdict:
         return Verdict(name, [OUT], [reason])
     verdict = Verdict(name)
     usable = []
-    for sample in samples_of(op):
-        if is_complex(sample):
-            verdict.samples.append(OUT)
-            verdict.reasons.append("complex numbers")
-            continue
-        try:
-            expected = _Expected(op.op, sample)
-            # What is in memory that nobody has written is no result.
-            expected.is_random |= "empty" in name
-            expected.rounding = _ROUNDING.get(name, 0.0)
-        except _OutOfScope as refusal:
-            verdict.samples.append(OUT)
-            verdict.reasons.append(str(refusal))
-        except Exception:
-            verdict.samples.append(NO_SAMPLE)
+    for kind in samples_of(op):
+        found = _first_usable(name, op.op, kind)
+        if isinstance(found, tuple):
+            usable.append(found)
         else:
-            usable.append((sample, expected))
+            verdict.samples.append(OUT if found else NO_SAMPLE)
+            verdict.reasons += [found] if found else []
     verdict.is_random = any(expected.is_random for _, expected in usable)
     together = _try(op.op, usable) if len(usable) > 1 else (THROUGH_TORCH, "")
     if together[0] in (NATIVE, VIEW):
@@ -118,6 +109,26 @@ def judge(name: str, op) -> Verdict:
                 verdict.reasons.append(reason)
     verdict.reasons = list(dict.fromkeys(verdict.reasons))
     return verdict
+
+
+def _first_usable(name: str, function, kind: list[Sample]) -> tuple[Sample, _Expected] | str:
+    """A sample that eager computes, with what it gives; or why there is none."""
+    reason = ""
+    for sample in kind:
+        if is_complex(sample):
+            return "complex numbers"
+        try:
+            expected = _Expected(function, sample)
+        except _OutOfScope as refusal:
+            reason = str(refusal)
+        except Exception:
+            continue
+        else:
+            # What is in memory that nobody has written is no result.
+            expected.is_random |= "empty" in name
+            expected.rounding = _ROUNDING.get(name, 0.0)
+            return sample, expected
+    return reason
 
 
 class _OutOfScope(Exception):
@@ -246,6 +257,7 @@ def _try(function, usable: list[tuple[Sample, _Expected]]) -> tuple[str, str]:
     """A word for samples in one graph, and the reason."""
     samples = [sample for sample, _ in usable]
     torch._dynamo.reset()
+    counters.clear()
     model = shorthaul.module(Calls(function, samples))
     with recorded() as calls, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -267,7 +279,11 @@ def _try(function, usable: list[tuple[Sample, _Expected]]) -> tuple[str, str]:
         return THROUGH_TORCH, "; ".join(dict.fromkeys(reasons))
     if all(expected.is_view for _, expected in usable):
         return VIEW, ""
-    return (NATIVE, "") if calls else (THROUGH_TORCH, "no region is worth its call")
+    if calls:
+        return NATIVE, ""
+    if not counters["stats"]["unique_graphs"]:
+        return THROUGH_TORCH, "PyTorch's tracer makes no graph of it"
+    return THROUGH_TORCH, "no region is worth its call"
 
 
 def _difference(expected: _Expected, found: dict[str, Any]) -> str | None:
