@@ -35,7 +35,7 @@ def segment_reduce(
 ):
     given = offsets if offsets is not None else lengths
     is_simple = indices is None and given is not None and given.dim() == 1 and axis == 0
-    if not is_simple or given.shape[0] * data.shape[0] > _N_PAIRS:
+    if not is_simple or given.shape[0] * data.numel() > _N_PAIRS:
         return NotImplemented
     inside = _segments(lengths, offsets, data.shape[0])
     inside = inside.reshape([*inside.shape] + [1] * (data.dim() - 1))
@@ -137,7 +137,8 @@ def embedding_bag(
     rows = weight.index_select(0, indices)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = torch.where(inside.unsqueeze(-1), rows.unsqueeze(0), 0.0).sum(1)
+    rows = torch.where(counted.unsqueeze(-1), rows, 0.0)
+    total = torch.zeros_like(rows[:1]).expand(n_bags, -1).index_add(0, bag, rows)
     size = inside.to(torch.int64).sum(1)
     if mode == _MEAN:
         total = total / size.clamp(min=1).unsqueeze(-1).to(total.dtype)

@@ -16,7 +16,7 @@ import torch
 aten = torch.ops.aten
 
 #: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
-_N_SORTED = 4096
+_N_SORTED = 512
 
 #: Pairs of an index and a place that a reduction compares.
 _N_PAIRS = 1 << 20
