@@ -189,3 +189,38 @@ def test_shifts_and_masks_of_bits():
     x = torch.tensor([-9, -1, 0, 1, 6, 1 << 40])
     for function in (lambda x: x << 3, lambda x: x >> 2, lambda x: x & 7):
         assert torch.equal(compiled(lambda x, f=function: f(x), x), function(x))
+
+
+OUT_OF_RANGE = {
+    "scatter": lambda x, at: x.scatter(1, at, torch.ones(2, 2)),
+    "scatter_reduce": lambda x, at: x.scatter_reduce(1, at, torch.ones(2, 2), "amax"),
+    "index_copy": lambda x, at: x.index_copy(1, at[0], torch.ones(2, 2)),
+    "index_fill": lambda x, at: x.index_fill(1, at[0], 2.0),
+    "index_put": lambda x, at: x.index_put((at[0] * 0, at[0]), torch.ones(2)),
+    "put": lambda x, at: x.put(at[0] + 3, torch.ones(2)),
+    "masked_scatter": lambda x, at: x.masked_scatter(at.sum() > x, torch.ones(5)),
+    "mask with too few": lambda x, at: x.index_put((at.sum() > x,), torch.ones(5)),
+    "mask with too many": lambda x, at: x.index_put((at.sum() > x,), torch.ones(7)),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_what_eager_refuses_is_refused(name):
+    """The index 3 lies within the memory of a tensor of two rows, but in no row."""
+    x, at = torch.zeros(2, 3), torch.tensor([[0, 3], [1, 2]])
+    with pytest.raises((RuntimeError, IndexError)):
+        OUT_OF_RANGE[name](x, at)
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(OUT_OF_RANGE[name], x, at)
+
+
+def test_bags_that_begin_behind_the_end_are_refused():
+    weight, at = torch.randn(4, 2), torch.tensor([0, 1, 3])
+
+    def bags(weight, at, starts):
+        return nn.functional.embedding_bag(at, weight, starts, mode="sum")
+
+    starts = torch.tensor([0, 2])
+    assert torch.equal(compiled(bags, weight, at, starts), bags(weight, at, starts))
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(bags, weight, at, torch.tensor([0, 4]))

@@ -34,7 +34,8 @@ def segment_reduce(
     data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None
 ):
     given = offsets if offsets is not None else lengths
-    is_simple = indices is None and given is not None and given.dim() == 1 and axis == 0
+    # Eager checks that segments fill the data, unless told not to; nothing here would.
+    is_simple = unsafe and indices is None and given is not None and given.dim() == 1 and axis == 0
     if not is_simple or given.shape[0] * data.numel() > _N_PAIRS:
         return NotImplemented
     inside = _segments(lengths, offsets, data.shape[0])
@@ -67,14 +68,11 @@ def _bin_of(x, n_bins: int, low, high):
 
 
 def histc(x, bins=100, min=0, max=0):  # noqa: A002  (the schema's names)
-    if not x.is_floating_point():
+    # The range of the data may be none, which eager refuses.
+    if not x.is_floating_point() or not min < max:
         return NotImplemented
     flat = x.detach().reshape(-1)
     low, high = torch.full_like(flat[0], min), torch.full_like(flat[0], max)
-    if min == max:
-        low, high = flat.amin(), flat.amax()
-        is_point = low == high
-        low, high = torch.where(is_point, low - 1, low), torch.where(is_point, high + 1, high)
     at, inside = _bin_of(flat, bins, low, high)
     return torch.zeros_like(flat[:1].expand(bins)).scatter_add(0, at, inside.to(x.dtype))
 
@@ -96,13 +94,10 @@ def histogram_bins(x, bins, *, weight=None, density=False):
 
 def histogram_count(x, bins=100, *, range=None, weight=None, density=False):  # noqa: A002
     """Counts in bins of equal width."""
+    if range is None or not range[0] < range[1]:
+        return NotImplemented
     flat = x.detach().reshape(-1)
-    if range is not None:
-        low, high = torch.full_like(flat[0], range[0]), torch.full_like(flat[0], range[1])
-    else:
-        low, high = flat.amin(), flat.amax()
-    is_point = low == high
-    low, high = torch.where(is_point, low - 0.5, low), torch.where(is_point, high + 0.5, high)
+    low, high = torch.full_like(flat[0], range[0]), torch.full_like(flat[0], range[1])
     edges = low + (high - low) / bins * torch.arange(bins + 1)
     edges = torch.where(torch.arange(bins + 1) == bins, high, edges)
     return histogram_bins(x, edges, weight=weight, density=density)
@@ -127,7 +122,7 @@ def embedding_bag(
     n = indices.shape[0]
     if scale_grad_by_freq or sparse or mode == _MAX or not n or n_bags * n > _N_PAIRS:
         return NotImplemented
-    starts = offsets[:n_bags]
+    starts = torch.arange(n + 1).index_select(0, offsets)[:n_bags]
     position = torch.arange(n)
     bag = (starts.unsqueeze(-1) <= position).to(torch.int64).sum(0) - 1
     counted = torch.ones_like(indices, dtype=torch.bool)

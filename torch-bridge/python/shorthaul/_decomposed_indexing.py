@@ -1,5 +1,8 @@
 """Reads and writes at indices, written with operators the importer has.
 
+An index that eager would refuse is refused here too: it names an element of a range (``_held``),
+and look-ups are checked.
+
 A write to places that may repeat keeps the last value of each place, as PyTorch does on one thread;
 its gradient reaches every value that was written, as in PyTorch. Places are found by a stable sort
 of the indices. What compares every index with every place is PyTorch's beyond ``_N_PAIRS`` pairs.
@@ -42,12 +45,17 @@ def _flat_write(x, at, values):
     return result + torch.zeros_like(x).scatter_add(0, at, ghost)
 
 
+def _held(index, n: int):
+    """The same index, which is refused where it lies outside ``[0, n)``."""
+    return torch.arange(n).index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
 def _places(shape, dim: int, index):
     """The flat place in ``shape`` that each element of ``index`` names along ``dim``."""
     at, stride = None, 1
     for d in reversed(range(len(shape))):
         if d == dim:
-            own = torch.where(index < 0, index + shape[d], index)
+            own = _held(index, shape[d])
         else:
             sizes = [1] * len(shape)
             sizes[d] = index.shape[d]
@@ -122,8 +130,7 @@ def index_fill(x, dim, index, value):
     dim, n = dim % x1.dim(), x1.shape[dim % x1.dim()]
     if index.numel() * n > _N_PAIRS:
         return NotImplemented
-    at = index.reshape(-1)
-    at = torch.where(at < 0, at + n, at)
+    at = _held(index.reshape(-1), n)
     hit = (at.unsqueeze(-1) == torch.arange(n)).any(0)
     sizes = [1] * x1.dim()
     sizes[dim] = n
@@ -138,8 +145,7 @@ def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
 
 
 def put(x, index, source, accumulate=False):
-    at = index.reshape(-1)
-    at = torch.where(at < 0, at + x.numel(), at)
+    at = torch.arange(x.numel())[index.reshape(-1)]
     flat, values = x.reshape(-1), source.reshape(-1)
     if accumulate:
         return flat.scatter_add(0, at, values).reshape(x.shape)
@@ -167,8 +173,11 @@ def _masked_put(x, indices, values, accumulate: bool):
     rest = x.shape[mask.dim() :]
     if values.dim() > len(rest) and values.shape[0] != 1:
         taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+        # There is a row for each place, or none is right.
+        surplus = values.shape[0] - 1 - taken[-1:]
+        taken = taken.clamp(min=0) + _held(surplus, 1)
         rows = values.expand(values.shape[0], *rest)
-        rows = rows.index_select(0, taken.clamp(0, values.shape[0] - 1)).reshape(x.shape)
+        rows = rows.index_select(0, taken).reshape(x.shape)
     else:
         rows = values.expand([1] * (x.dim() - values.dim()) + [*values.shape]).expand(x.shape)
     mask = mask.reshape([*mask.shape] + [1] * len(rest))
@@ -180,7 +189,7 @@ def masked_scatter(x, mask, source):
     x, mask = x.expand(shape), mask.expand(shape)
     taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
     flat = source.reshape(-1)
-    values = flat.index_select(0, taken.clamp(0, flat.shape[0] - 1)).reshape(shape)
+    values = flat.index_select(0, taken.clamp(min=0)).reshape(shape)
     return torch.where(mask, values, x)
 
 
