@@ -53,6 +53,10 @@ EXTREMES = [math.inf, -math.inf, math.nan]
         torch.special.i1,
         torch.special.i1e,
         torch.special.spherical_bessel_j0,
+        torch.special.bessel_j0,
+        torch.special.bessel_y1,
+        torch.special.scaled_modified_bessel_k0,
+        torch.special.scaled_modified_bessel_k1,
         torch.signbit,
         torch.angle,
     ],
@@ -66,6 +70,16 @@ def test_special_functions_at_special_places(function):
         # The absolute part is for lgamma at 1 and 2, where terms of size ten cancel in float64.
         same |= (found - exact).abs() <= 4e-7 * exact.abs() + 1e-14
     assert same.all(), (found, exact)
+
+
+def test_segments_that_do_not_fill_the_data_are_refused():
+    def sums(x, lengths):
+        return torch.segment_reduce(x, "sum", lengths=lengths, axis=0)
+
+    x, lengths = torch.randn(6, 2), torch.tensor([2, 0, 4])
+    torch.testing.assert_close(compiled(sums, x, lengths), sums(x, lengths))
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(sums, x, torch.tensor([2, 0, 3]))
 
 
 @pytest.mark.parametrize("function", [torch.erfinv, torch.special.ndtri])

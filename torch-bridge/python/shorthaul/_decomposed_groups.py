@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from ._decomposed_indexing import held
+
 aten = torch.ops.aten
 
 #: Entries of a table of groups and values.
@@ -34,11 +36,16 @@ def segment_reduce(
     data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None
 ):
     given = offsets if offsets is not None else lengths
-    # Eager checks that segments fill the data, unless told not to; nothing here would.
-    is_simple = unsafe and indices is None and given is not None and given.dim() == 1 and axis == 0
+    is_simple = indices is None and given is not None and given.dim() == 1 and axis == 0
     if not is_simple or given.shape[0] * data.numel() > _N_PAIRS:
         return NotImplemented
-    inside = _segments(lengths, offsets, data.shape[0])
+    n = data.shape[0]
+    if offsets is not None:
+        offsets = held(offsets, n + 1)
+    else:
+        # Together they are as long as the data, which eager checks too.
+        lengths = held(lengths, n + 1) + held((n - lengths.sum()).reshape(1), 1)
+    inside = _segments(lengths, offsets, n)
     inside = inside.reshape([*inside.shape] + [1] * (data.dim() - 1))
     values = torch.where(inside, data.unsqueeze(0), _NEUTRAL[reduce])
     counts = inside.to(data.dtype).sum(1)
@@ -122,7 +129,7 @@ def embedding_bag(
     n = indices.shape[0]
     if scale_grad_by_freq or sparse or mode == _MAX or not n or n_bags * n > _N_PAIRS:
         return NotImplemented
-    starts = torch.arange(n + 1).index_select(0, offsets)[:n_bags]
+    starts = held(offsets, n + 1)[:n_bags]
     position = torch.arange(n)
     bag = (starts.unsqueeze(-1) <= position).to(torch.int64).sum(0) - 1
     counted = torch.ones_like(indices, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """Reads and writes at indices, written with operators the importer has.
 
-An index that eager would refuse is refused here too: it names an element of a range (``_held``),
+An index that eager would refuse is refused here too: it names an element of a range (``held``),
 and look-ups are checked.
 
 A write to places that may repeat keeps the last value of each place, as PyTorch does on one thread;
@@ -45,7 +45,7 @@ def _flat_write(x, at, values):
     return result + torch.zeros_like(x).scatter_add(0, at, ghost)
 
 
-def _held(index, n: int):
+def held(index, n: int):
     """The same index, which is refused where it lies outside ``[0, n)``."""
     return torch.arange(n).index_select(0, index.reshape(-1)).reshape(index.shape)
 
@@ -55,7 +55,7 @@ def _places(shape, dim: int, index):
     at, stride = None, 1
     for d in reversed(range(len(shape))):
         if d == dim:
-            own = _held(index, shape[d])
+            own = held(index, shape[d])
         else:
             sizes = [1] * len(shape)
             sizes[d] = index.shape[d]
@@ -130,7 +130,7 @@ def index_fill(x, dim, index, value):
     dim, n = dim % x1.dim(), x1.shape[dim % x1.dim()]
     if index.numel() * n > _N_PAIRS:
         return NotImplemented
-    at = _held(index.reshape(-1), n)
+    at = held(index.reshape(-1), n)
     hit = (at.unsqueeze(-1) == torch.arange(n)).any(0)
     sizes = [1] * x1.dim()
     sizes[dim] = n
@@ -175,7 +175,7 @@ def _masked_put(x, indices, values, accumulate: bool):
         taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
         # There is a row for each place, or none is right.
         surplus = values.shape[0] - 1 - taken[-1:]
-        taken = taken.clamp(min=0) + _held(surplus, 1)
+        taken = taken.clamp(min=0) + held(surplus, 1)
         rows = values.expand(values.shape[0], *rest)
         rows = rows.index_select(0, taken).reshape(x.shape)
     else:
@@ -340,4 +340,4 @@ RULES = {
     aten.unfold_copy.default: unfold,
 }
 
-__all__ = ["GUARDED", "RULES"]
+__all__ = ["GUARDED", "RULES", "held"]

@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from . import (
+    _decomposed_bessel,
     _decomposed_elements,
     _decomposed_groups,
     _decomposed_images,
@@ -29,6 +30,7 @@ from ._functionalize import FunctionalNode, Ref
 aten = torch.ops.aten
 
 _FAMILIES = (
+    _decomposed_bessel,
     _decomposed_elements,
     _decomposed_groups,
     _decomposed_images,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,7 +79,11 @@ def _row(verdict: Verdict) -> str:
     counts = collections.Counter(verdict.samples)
     others = [f"{n} {_words(word)}" for word, n in sorted(counts.items()) if word != NATIVE]
     notes = ["random", *verdict.reasons] if verdict.is_random else verdict.reasons
-    reason = _escaped("; ".join(notes))
+    # Where in this package a call stands says nothing.
+    notes = [
+        re.sub(r"( \(operator_coverage/[^)]*\)|:? \(?operator_coverage/\S+)", "", n) for n in notes
+    ]
+    reason = _escaped("; ".join(dict.fromkeys(notes)))
     return f"| {_escaped(verdict.operator)} | {counts[NATIVE]} | {', '.join(others)} | {reason} |"
 
 
