@@ -23,6 +23,12 @@ def with_slope(value: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> tor
     return value.detach() + torch.where(ghost == 0, ghost, 0.0)
 
 
+def with_zero_slope(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``value``, in which ``x`` has the gradient zero, as eager gives it, not none."""
+    ghost = (x - x.detach()) * 0
+    return value.detach() + torch.where(ghost == 0, ghost, 0.0)
+
+
 def _float64(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float64)
 
@@ -62,7 +68,41 @@ def angle(x):
     if x.is_complex():
         return NotImplemented
     value = torch.where(x < 0, math.pi, torch.where(x.isnan(), x, 0.0))
-    return value.to(_result_type(x)).detach()
+    value = value.to(_result_type(x))
+    return with_zero_slope(value, x) if x.is_floating_point() else value
+
+
+def bernoulli(x, *, generator=None):
+    if generator is not None or not x.is_floating_point():
+        return NotImplemented
+    return with_zero_slope((torch.rand_like(x) < x).to(x.dtype), x)
+
+
+def rrelu(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None):
+    if generator is not None:
+        return NotImplemented
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
+    drawn = torch.where(x <= 0, torch.rand_like(x) * (upper - lower) + lower, 1.0)
+    return x * drawn, drawn
+
+
+def bitwise_and_scalar(x, other):
+    """With a number of ones alone, which leaves the rest of a division."""
+    if x.dtype == torch.bool or other < 0 or (other & (other + 1)):
+        return NotImplemented
+    return x.remainder(other + 1)
+
+
+def _shift(is_left: bool):
+    def rule(x, by):
+        if torch.result_type(x, by) != x.dtype or x.dtype == torch.bool:
+            return NotImplemented
+        if not 0 <= by < x.dtype.itemsize * 8 - 1:
+            return NotImplemented
+        return x * 2**by if is_left else x.div(2**by, rounding_mode="floor")
+
+    return rule
 
 
 def round_decimals(x, *, decimals):
@@ -70,6 +110,10 @@ def round_decimals(x, *, decimals):
         return x.round()
     factor = 10.0 ** abs(decimals)
     return (x * factor).round() / factor if decimals > 0 else (x / factor).round() * factor
+
+
+#: Coefficients of Stirling's series, of the odd powers of 1/x.
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
 def _log_gamma(x):
@@ -80,12 +124,12 @@ def _log_gamma(x):
         product = product * (x + i)
     inverse = shifted.reciprocal()
     square = inverse * inverse
-    series = inverse * (
-        1 / 12
-        + square * (-1 / 360 + square * (1 / 1260 + square * (-1 / 1680 + square * (1 / 1188))))
-    )
+    series = torch.zeros_like(x)
+    for coefficient in reversed(_STIRLING):
+        series = series * square + coefficient
     half_log = 0.5 * math.log(2 * math.pi)
-    return (shifted - 0.5) * shifted.log() - shifted + half_log + series - product.log()
+    value = (shifted - 0.5) * shifted.log() - shifted + half_log + series * inverse
+    return value - product.log()
 
 
 def lgamma(x):
@@ -394,7 +438,14 @@ RULES = {
     aten.fmax.default: fmax,
     aten.fmin.default: fmin,
     aten.angle.default: angle,
+    aten.bernoulli.default: bernoulli,
     aten.round.decimals: round_decimals,
+    aten.rrelu_with_noise_functional.default: rrelu,
+    aten.bitwise_and.Scalar: bitwise_and_scalar,
+    aten.__lshift__.Scalar: _shift(True),
+    aten.__rshift__.Scalar: _shift(False),
+    aten.bitwise_left_shift.Tensor_Scalar: _shift(True),
+    aten.bitwise_right_shift.Tensor_Scalar: _shift(False),
     aten.lgamma.default: lgamma,
     aten.digamma.default: digamma,
     aten.special_zeta.default: zeta,
@@ -416,4 +467,4 @@ RULES = {
     aten.dist.default: dist,
 }
 
-__all__ = ["RULES", "with_slope"]
+__all__ = ["RULES", "with_slope", "with_zero_slope"]

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from ._decomposed_indexing import held
+
 aten = torch.ops.aten
 
 #: Entries of a table of groups and values.
@@ -35,9 +37,15 @@ def segment_reduce(
 ):
     given = offsets if offsets is not None else lengths
     is_simple = indices is None and given is not None and given.dim() == 1 and axis == 0
-    if not is_simple or given.shape[0] * data.shape[0] > _N_PAIRS:
+    if not is_simple or given.shape[0] * data.numel() > _N_PAIRS:
         return NotImplemented
-    inside = _segments(lengths, offsets, data.shape[0])
+    n = data.shape[0]
+    if offsets is not None:
+        offsets = held(offsets, n + 1)
+    else:
+        # Together they are as long as the data, which eager checks too.
+        lengths = held(lengths, n + 1) + held((n - lengths.sum()).reshape(1), 1)
+    inside = _segments(lengths, offsets, n)
     inside = inside.reshape([*inside.shape] + [1] * (data.dim() - 1))
     values = torch.where(inside, data.unsqueeze(0), _NEUTRAL[reduce])
     counts = inside.to(data.dtype).sum(1)
@@ -67,14 +75,11 @@ def _bin_of(x, n_bins: int, low, high):
 
 
 def histc(x, bins=100, min=0, max=0):  # noqa: A002  (the schema's names)
-    if not x.is_floating_point():
+    # The range of the data may be none, which eager refuses.
+    if not x.is_floating_point() or not min < max:
         return NotImplemented
     flat = x.detach().reshape(-1)
     low, high = torch.full_like(flat[0], min), torch.full_like(flat[0], max)
-    if min == max:
-        low, high = flat.amin(), flat.amax()
-        is_point = low == high
-        low, high = torch.where(is_point, low - 1, low), torch.where(is_point, high + 1, high)
     at, inside = _bin_of(flat, bins, low, high)
     return torch.zeros_like(flat[:1].expand(bins)).scatter_add(0, at, inside.to(x.dtype))
 
@@ -92,6 +97,17 @@ def histogram_bins(x, bins, *, weight=None, density=False):
     if density:
         counts = counts / counts.sum() / (bins[1:] - bins[:-1])
     return counts, bins.clone()
+
+
+def histogram_count(x, bins=100, *, range=None, weight=None, density=False):  # noqa: A002
+    """Counts in bins of equal width."""
+    if range is None or not range[0] < range[1]:
+        return NotImplemented
+    flat = x.detach().reshape(-1)
+    low, high = torch.full_like(flat[0], range[0]), torch.full_like(flat[0], range[1])
+    edges = low + (high - low) / bins * torch.arange(bins + 1)
+    edges = torch.where(torch.arange(bins + 1) == bins, high, edges)
+    return histogram_bins(x, edges, weight=weight, density=density)
 
 
 #: How the members of a bag are joined.
@@ -113,7 +129,7 @@ def embedding_bag(
     n = indices.shape[0]
     if scale_grad_by_freq or sparse or mode == _MAX or not n or n_bags * n > _N_PAIRS:
         return NotImplemented
-    starts = offsets[:n_bags]
+    starts = held(offsets, n + 1)[:n_bags]
     position = torch.arange(n)
     bag = (starts.unsqueeze(-1) <= position).to(torch.int64).sum(0) - 1
     counted = torch.ones_like(indices, dtype=torch.bool)
@@ -123,7 +139,8 @@ def embedding_bag(
     rows = weight.index_select(0, indices)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = torch.where(inside.unsqueeze(-1), rows.unsqueeze(0), 0.0).sum(1)
+    rows = torch.where(counted.unsqueeze(-1), rows, 0.0)
+    total = torch.zeros_like(rows[:1]).expand(n_bags, -1).index_add(0, bag, rows)
     size = inside.to(torch.int64).sum(1)
     if mode == _MEAN:
         total = total / size.clamp(min=1).unsqueeze(-1).to(total.dtype)
@@ -135,6 +152,7 @@ RULES = {
     aten.segment_reduce.default: segment_reduce,
     aten.histc.default: histc,
     aten.histogram.bins_tensor: histogram_bins,
+    aten.histogram.bin_ct: histogram_count,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

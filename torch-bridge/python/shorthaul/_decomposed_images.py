@@ -1,4 +1,7 @@
-"""Antialiased interpolation as two products with matrices of weights that sizes alone decide."""
+"""Images: antialiased interpolation and fractional pooling, with operators the importer has.
+
+Interpolation is two products with matrices of weights that sizes alone decide.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,42 @@ def _rule(kernel, reach: int):
     return rule
 
 
+def _window_starts(samples, n_in: int, n_out: int, size: int):
+    """Where each window begins (Graham, "Fractional Max-Pooling", 2014): ``[…, n_out]``."""
+    if n_out == 1:
+        return torch.full_like(samples.unsqueeze(-1), n_in - size, dtype=torch.int64)
+    step = (n_in - size) / (n_out - 1)
+    position = torch.arange(n_out)
+    samples = samples.unsqueeze(-1)
+    starts = ((position + samples) * step).trunc() - (samples * step).trunc()
+    return torch.where(position == n_out - 1, n_in - size, starts).to(torch.int64)
+
+
+def fractional_max_pool(x, kernel_size, output_size, samples):
+    """The largest of each window, and its place among the positions of its channel."""
+    n_dims = len(output_size)
+    batched = x.dim() == n_dims + 2
+    x = x if batched else x.unsqueeze(0)
+    sizes, at = x.shape[2:], None
+    for d in range(n_dims):
+        # Two dimensions draw the last one's sample first.
+        sample = samples[..., n_dims - 1 - d] if n_dims == 2 else samples[..., d]
+        starts = _window_starts(sample.detach(), sizes[d], output_size[d], kernel_size[d])
+        place = starts.unsqueeze(-1) + torch.arange(kernel_size[d])
+        shape = [*place.shape[:2], *[1] * (2 * n_dims)]
+        shape[2 + d], shape[2 + n_dims + d] = output_size[d], kernel_size[d]
+        place = place.reshape(shape)
+        at = place if at is None else at * sizes[d] + place
+    windows = at.reshape(*at.shape[: 2 + n_dims], -1)
+    values = x.flatten(2).gather(2, windows.flatten(2)).reshape(windows.shape)
+    chosen = values.detach().argmax(-1, keepdim=True)
+    found = values.gather(-1, chosen).squeeze(-1), windows.gather(-1, chosen).squeeze(-1)
+    return found if batched else tuple(value.squeeze(0) for value in found)
+
+
 RULES = {
+    aten.fractional_max_pool2d.default: fractional_max_pool,
+    aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),
     aten._upsample_bicubic2d_aa.default: _rule(_cubic, 2),
 }

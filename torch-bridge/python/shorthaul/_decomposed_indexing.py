@@ -1,5 +1,8 @@
 """Reads and writes at indices, written with operators the importer has.
 
+An index that eager would refuse is refused here too: it names an element of a range (``held``),
+and look-ups are checked.
+
 A write to places that may repeat keeps the last value of each place, as PyTorch does on one thread;
 its gradient reaches every value that was written, as in PyTorch. Places are found by a stable sort
 of the indices. What compares every index with every place is PyTorch's beyond ``_N_PAIRS`` pairs.
@@ -16,7 +19,7 @@ import torch
 aten = torch.ops.aten
 
 #: Indices that are sorted to find the last write; sorting takes time that grows faster than that.
-_N_SORTED = 4096
+_N_SORTED = 512
 
 #: Pairs of an index and a place that a reduction compares.
 _N_PAIRS = 1 << 20
@@ -42,12 +45,17 @@ def _flat_write(x, at, values):
     return result + torch.zeros_like(x).scatter_add(0, at, ghost)
 
 
+def held(index, n: int):
+    """The same index, which is refused where it lies outside ``[0, n)``."""
+    return torch.arange(n).index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
 def _places(shape, dim: int, index):
     """The flat place in ``shape`` that each element of ``index`` names along ``dim``."""
     at, stride = None, 1
     for d in reversed(range(len(shape))):
         if d == dim:
-            own = torch.where(index < 0, index + shape[d], index)
+            own = held(index, shape[d])
         else:
             sizes = [1] * len(shape)
             sizes[d] = index.shape[d]
@@ -117,9 +125,27 @@ def index_copy(x, dim, index, source):
     return scatter_src(x1, dim, _along(index, x1.shape, dim), source1).reshape(x.shape)
 
 
+def index_fill(x, dim, index, value):
+    x1 = x.reshape(1) if x.dim() == 0 else x
+    dim, n = dim % x1.dim(), x1.shape[dim % x1.dim()]
+    if index.numel() * n > _N_PAIRS:
+        return NotImplemented
+    at = held(index.reshape(-1), n)
+    hit = (at.unsqueeze(-1) == torch.arange(n)).any(0)
+    sizes = [1] * x1.dim()
+    sizes[dim] = n
+    return torch.where(hit.reshape(sizes), value, x1).to(x.dtype).reshape(x.shape)
+
+
+def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+    positions = torch.arange(x.numel()).reshape(x.shape)
+    at = positions.diagonal(offset, dim1, dim2).reshape(-1)
+    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
+    return found if found is NotImplemented else found.reshape(x.shape)
+
+
 def put(x, index, source, accumulate=False):
-    at = index.reshape(-1)
-    at = torch.where(at < 0, at + x.numel(), at)
+    at = torch.arange(x.numel())[index.reshape(-1)]
     flat, values = x.reshape(-1), source.reshape(-1)
     if accumulate:
         return flat.scatter_add(0, at, values).reshape(x.shape)
@@ -147,8 +173,11 @@ def _masked_put(x, indices, values, accumulate: bool):
     rest = x.shape[mask.dim() :]
     if values.dim() > len(rest) and values.shape[0] != 1:
         taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
+        # There is a row for each place, or none is right.
+        surplus = values.shape[0] - 1 - taken[-1:]
+        taken = taken.clamp(min=0) + held(surplus, 1)
         rows = values.expand(values.shape[0], *rest)
-        rows = rows.index_select(0, taken.clamp(0, values.shape[0] - 1)).reshape(x.shape)
+        rows = rows.index_select(0, taken).reshape(x.shape)
     else:
         rows = values.expand([1] * (x.dim() - values.dim()) + [*values.shape]).expand(x.shape)
     mask = mask.reshape([*mask.shape] + [1] * len(rest))
@@ -160,7 +189,7 @@ def masked_scatter(x, mask, source):
     x, mask = x.expand(shape), mask.expand(shape)
     taken = mask.reshape(-1).to(torch.int64).cumsum(0) - 1
     flat = source.reshape(-1)
-    values = flat.index_select(0, taken.clamp(0, flat.shape[0] - 1)).reshape(shape)
+    values = flat.index_select(0, taken.clamp(min=0)).reshape(shape)
     return torch.where(mask, values, x)
 
 
@@ -235,14 +264,6 @@ def as_strided_copy(x, size, stride, storage_offset=None):
     return x.reshape(-1).index_select(0, at).reshape(size)
 
 
-def as_strided_scatter(x, source, size, stride, storage_offset=None):
-    if not x.is_contiguous():
-        return NotImplemented
-    at = _strided_places(size, stride, storage_offset)
-    found = _flat_write(x.reshape(-1), at, source.reshape(-1))
-    return found if found is NotImplemented else found.reshape(x.shape)
-
-
 def unfold(x, dim, size, step):
     if x.dim() == 0:
         return x.reshape(1).narrow(0, 0, size)
@@ -305,8 +326,10 @@ GUARDED = {
 
 RULES = {
     aten.as_strided_copy.default: as_strided_copy,
-    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.diagonal_scatter.default: diagonal_scatter,
     aten.index_copy.default: index_copy,
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
     aten.index_reduce.default: index_reduce,
     aten.masked_scatter.default: masked_scatter,
     aten.nonzero_static.default: nonzero_static,
@@ -317,4 +340,4 @@ RULES = {
     aten.unfold_copy.default: unfold,
 }
 
-__all__ = ["GUARDED", "RULES"]
+__all__ = ["GUARDED", "RULES", "held"]

@@ -12,6 +12,9 @@ import torch
 
 aten = torch.ops.aten
 
+#: Elements that are sorted for one of them; sorting compares all pairs.
+_N_SORTED = 512
+
 
 def _scan(x, dim: int, join):
     """Each element joined with all before it: ``join(earlier, later)`` of equal shapes."""
@@ -77,6 +80,8 @@ def _kept(value, dim: int, keepdim: bool):
 def kthvalue(x, k, dim=-1, keepdim=False):
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if x.shape[dim] > _N_SORTED:
+        return NotImplemented
     at = x.detach().sort(dim=dim, stable=True)[1].narrow(dim, k - 1, 1)
     return _kept(x.gather(dim, at), dim, keepdim), _kept(at, dim, keepdim)
 
@@ -104,6 +109,8 @@ def _median_rules(ignores_nan: bool):
             return NotImplemented
         if x.dim() == 0:
             return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+        if x.shape[dim] > _N_SORTED:
+            return NotImplemented
         at = _median_at(x, dim, ignores_nan=ignores_nan)
         return _kept(x.gather(dim, at), dim, keepdim), _kept(at, dim, keepdim)
 
@@ -122,7 +129,7 @@ def mode(x, dim=-1, keepdim=False):
     """The smallest of the most frequent values, and its last position."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    if x.shape[dim] > 512:
+    if x.shape[dim] > _N_SORTED:
         return NotImplemented
     moved = x.detach().movedim(dim, -1)
     same = moved.unsqueeze(-1) == moved.unsqueeze(-2)
@@ -141,7 +148,7 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
     if sorter is not None:
         ordered = ordered.gather(-1, sorter)
     given = values if is_tensor else torch.full((1,), values, dtype=ordered.dtype)
-    shape = given.shape
+    given, ordered, shape = given.detach(), ordered.detach(), given.shape
     if ordered.dim() == 1:
         given = given.reshape(-1)
     is_right = right or side == "right"
@@ -152,7 +159,13 @@ def searchsorted(ordered, values, *, out_int32=False, right=False, side=None, so
     return found.to(torch.int32) if out_int32 else found
 
 
+def bucketize(x, boundaries, *, out_int32=False, right=False):
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
 RULES = {
+    aten.bucketize.Tensor: bucketize,
+    aten.bucketize.Scalar: bucketize,
     aten.cumprod.default: cumprod,
     aten.logcumsumexp.default: logcumsumexp,
     aten.cummax.default: _extreme_rule(torch.ge),

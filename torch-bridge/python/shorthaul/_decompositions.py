@@ -8,6 +8,7 @@ an operator that the importer knows in other cases. Never decides which operator
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from . import (
+    _decomposed_bessel,
     _decomposed_elements,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_polynomials,
     _decomposed_scans,
 )
 from ._functionalize import FunctionalNode, Ref
@@ -27,10 +30,12 @@ from ._functionalize import FunctionalNode, Ref
 aten = torch.ops.aten
 
 _FAMILIES = (
+    _decomposed_bessel,
     _decomposed_elements,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_polynomials,
     _decomposed_scans,
 )
 
@@ -38,15 +43,11 @@ _FAMILIES = (
 _BY_TORCH = frozenset(
     {
         "aten._batch_norm_with_update_functional.default",
-        "aten.bitwise_and.Scalar",
-        "aten.bucketize.Tensor",
-        "aten.diagonal_scatter.default",
         "aten.exponential.default",
         "aten.grid_sampler_2d.default",
         "aten.ldexp.Tensor",
         "aten.max_pool2d_with_indices_backward.default",
         "aten.narrow_copy.default",
-        "aten.native_group_norm.default",
         "aten.permute_copy.default",
         "aten.unbind_copy.int",
         "aten.upsample_bilinear2d.vec",
@@ -70,7 +71,6 @@ _ALONG_A_DIMENSION = (
     aten.argmax.default,
     aten.argmin.default,
     aten.cumsum.default,
-    aten.linalg_vector_norm.default,
     aten.log_softmax.int,
     aten.logsumexp.default,
     aten.max.dim,
@@ -108,6 +108,52 @@ def _is_whole(arguments: Mapping[str, Any]) -> bool:
 
 #: Norms over their last dimensions.
 _NORMS = (aten.layer_norm.default, aten.native_layer_norm.default, aten.rms_norm.default)
+
+
+def _vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):  # noqa: A002  (schema)
+    """A norm of unusual order, with the gradient 0 where an element is 0."""
+    if x.dim() == 0:
+        found = torch.linalg.vector_norm(x.reshape(1), ord, dim, keepdim, dtype=dtype)
+        return found.reshape(())
+    size = x.to(dtype or x.dtype).abs()
+    is_zero = size == 0
+    powers = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, size) ** ord)
+    dims = list(range(x.dim())) if dim is None else dim
+    total = powers.sum(dims, keepdim)
+    nothing = total == 0
+    root = torch.where(nothing, 1.0, total) ** (1 / ord)
+    return torch.where(nothing, 0.0, root)
+
+
+def _is_unusual_norm(arguments: Mapping[str, Any]) -> bool:
+    order = arguments.get("ord", 2)
+    return _is_scalar(arguments) or (order > 0 and order not in (1, 2, math.inf))
+
+
+def _attention_with_sums(
+    query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None
+):
+    """Attention and the logarithms of its rows' sums."""
+    if dropout_p:
+        return NotImplemented
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = torch.matmul(query, key.mT) * scale
+    if is_causal:
+        rows, columns = torch.arange(query.shape[-2]), torch.arange(key.shape[-2])
+        scores = torch.where(columns > rows.unsqueeze(-1), -math.inf, scores)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    result = torch.matmul(scores.softmax(-1), value)
+    packed = result.transpose(1, 2).contiguous().transpose(1, 2)
+    return packed, scores.detach().logsumexp(-1)
+
+
+def _native_group_norm(x, weight, bias, n, n_channels, n_positions, n_groups, eps):
+    """The norm, with the statistics of each group."""
+    rows = x.reshape(n, n_groups, -1)
+    mean, rstd = rows.mean(-1), (rows.var(-1, unbiased=False) + eps).rsqrt()
+    result = torch.nn.functional.group_norm(x, n_groups, weight, bias, eps)
+    return result, mean, rstd
 
 
 def _prelu(x, weight):
@@ -157,6 +203,8 @@ def _with_a_dimension(operator):
     def rule(x, *args, **kwargs):
         if x.dim():
             return NotImplemented
+        # No dimensions are all of them, which here is one.
+        args = [[0] if isinstance(a, (list, tuple)) and not a else a for a in args]
         result = operator(x.reshape(1), *args, **kwargs)
         return pytree.tree_map(lambda value: value.reshape(()), result)
 
@@ -167,6 +215,7 @@ def _with_a_dimension(operator):
 def _guarded() -> dict[Any, tuple[Guard, Callable]]:
     rules = {op: (_is_scalar, _with_a_dimension(op)) for op in _ALONG_A_DIMENSION}
     rules |= {op: (_is_whole, _whole_norm(op)) for op in _NORMS}
+    rules[aten.linalg_vector_norm.default] = (_is_unusual_norm, _vector_norm)
     rules[aten.prelu.default] = (_is_scalar, _prelu)
     return rules | _decomposed_indexing.GUARDED
 
@@ -177,6 +226,8 @@ def _table() -> dict[Any, Callable]:
     table = dict(torch.export.default_decompositions().items())
     table |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
     table |= _EMPTY
+    table[aten.native_group_norm.default] = _native_group_norm
+    table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_with_sums
     for family in _FAMILIES:
         table |= family.RULES
     return table

@@ -26,6 +26,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("filter", nargs="*", help="names like softmax or nn.*; default all")
     parser.add_argument("--resume", action="store_true", help="keep verdicts of an earlier run")
     parser.add_argument("--limit", type=float, default=90, help="seconds an operator may take")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     parser.add_argument("--verdicts", type=Path, default=_FILE, help="where verdicts are kept")
     parser.add_argument("--again", action="append", default=[], help="run these verdicts again")
@@ -48,7 +49,7 @@ def main() -> int:
         arguments.verdicts.unlink(missing_ok=True)
     deadline = time.monotonic() + (arguments.seconds or float("inf"))
     n_done = 0
-    for verdict in verdicts(names, arguments.limit, deadline):
+    for verdict in verdicts(names, arguments.limit, deadline, arguments.jobs):
         n_done += 1
         known[verdict.operator] = verdict
         append(arguments.verdicts, verdict)

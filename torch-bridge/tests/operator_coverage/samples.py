@@ -20,6 +20,9 @@ N_SAMPLES = 6
 #: How many of an operator's samples are looked at.
 _N_SEEN = 400
 
+#: Samples of one kind that are tried until one gives a result that is not empty.
+_N_TRIED = 6
+
 #: Elements that all tensors of a sample may have together.
 _LARGEST = 200_000
 
@@ -102,18 +105,19 @@ def out_of_scope(op) -> str | None:
     return None
 
 
-def samples_of(op) -> list[Sample]:
-    """At most ``N_SAMPLES`` samples, smallest first, no two with the same kinds of operands."""
-    smallest: dict[tuple, tuple[int, int, Sample]] = {}
+def samples_of(op) -> list[list[Sample]]:
+    """At most ``N_SAMPLES`` kinds of operands, smallest first, with a few samples of each.
+
+    The later ones of a kind are for results that turn out to be empty.
+    """
+    by_kind: dict[tuple, list[tuple[int, int, Sample]]] = {}
     for i, sample in enumerate(itertools.islice(_all_samples(op), _N_SEEN)):
         size = sum(tensor.numel() for tensor in sample.tensors)
-        if any(not tensor.numel() for tensor in sample.tensors) or size > _LARGEST:
-            continue
-        kind = _kind(sample)
-        if kind not in smallest or size < smallest[kind][0]:
-            smallest[kind] = (size, i, sample)
-    chosen = sorted(smallest.values(), key=lambda found: found[:2])
-    return [sample for _, _, sample in chosen[:N_SAMPLES]]
+        if all(tensor.numel() for tensor in sample.tensors) and size <= _LARGEST:
+            by_kind.setdefault(_kind(sample), []).append((size, i, sample))
+    kinds = [sorted(found, key=lambda one: one[:2]) for found in by_kind.values()]
+    kinds.sort(key=lambda found: found[0][:2])
+    return [[sample for _, _, sample in found[:_N_TRIED]] for found in kinds[:N_SAMPLES]]
 
 
 def _all_samples(op) -> Iterator[Sample]:

@@ -6,9 +6,12 @@ earlier one ended.
 
 from __future__ import annotations
 
+import collections
 import json
 import multiprocessing
+import queue
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,20 +19,39 @@ from pathlib import Path
 from .judge import REFUSED, Verdict
 
 #: Operators after which a child ends, so that what PyTorch's tracer keeps is given back.
-_PER_CHILD = 120
+_PER_CHILD = 60
 
 
-def verdicts(names: Iterable[str], limit: float, deadline: float = float("inf")):
-    """The verdict on each operator by name; ends where ``time.monotonic()`` passes the deadline."""
-    pending = list(names)
-    while pending and time.monotonic() < deadline:
-        done = 0
-        for verdict in _of_one_child(pending[:_PER_CHILD], limit, deadline):
-            done += 1
+def verdicts(
+    names: Iterable[str], limit: float, deadline: float = float("inf"), jobs: int = 1
+) -> Iterator[Verdict]:
+    """The verdict on each operator by name, as they come.
+
+    No operator is begun when ``time.monotonic()`` has passed the deadline.
+    """
+    pending = collections.deque(names)
+    ended: queue.SimpleQueue[Verdict | None] = queue.SimpleQueue()
+
+    def work():
+        while pending and time.monotonic() < deadline:
+            n = min(len(pending), _PER_CHILD)
+            some = [pending.popleft() for _ in range(n)]
+            done = 0
+            for verdict in _of_one_child(some, limit, deadline):
+                done += 1
+                ended.put(verdict)
+            pending.extendleft(reversed(some[done:]))
+        ended.put(None)
+
+    for _ in range(jobs):
+        threading.Thread(target=work, daemon=True).start()
+    n_working = jobs
+    while n_working:
+        verdict = ended.get()
+        if verdict is None:
+            n_working -= 1
+        else:
             yield verdict
-        pending = pending[done:]
-        if not done:
-            return
 
 
 def _of_one_child(names: list[str], limit: float, deadline: float) -> Iterator[Verdict]:

@@ -1,0 +1,77 @@
+"""Chebyshev's polynomials of four kinds, whose degree may be a tensor, by their closed forms.
+
+Owns the formulas: with ``x = cos θ`` inside ``[-1, 1]`` and ``|x| = cosh φ`` outside, in float64.
+They give no gradient, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _first(n, angle, sine, cosine):
+    return cosine(n * angle)
+
+
+def _second(n, angle, sine, cosine):
+    return sine((n + 1) * angle) / sine(angle)
+
+
+def _third(n, angle, sine, cosine):
+    return cosine((n + 0.5) * angle) / cosine(0.5 * angle)
+
+
+def _fourth(n, angle, sine, cosine):
+    return sine((n + 0.5) * angle) / sine(0.5 * angle)
+
+
+#: Of each kind: the form, the form at −x but for the sign (−1)ⁿ, and the values at 1 and at −1.
+_KINDS = {
+    "t": (_first, _first, lambda n: n * 0 + 1, lambda n: n * 0 + 1),
+    "u": (_second, _second, lambda n: n + 1, lambda n: n + 1),
+    "v": (_third, _fourth, lambda n: n * 0 + 1, lambda n: 2 * n + 1),
+    "w": (_fourth, _third, lambda n: 2 * n + 1, lambda n: n * 0 + 1),
+}
+
+
+def _rule(kind: str, is_shifted: bool):
+    above, below, at_one, at_minus_one = _KINDS[kind]
+
+    def rule(x, n):
+        dtype = torch.result_type(x, n)
+        dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        x, n = (
+            v.detach().to(torch.float64)
+            if isinstance(v, torch.Tensor)
+            else torch.full((), v, dtype=torch.float64)
+            for v in (x, n)
+        )
+        n = n.trunc()
+        x = 2 * x - 1 if is_shifted else x
+        sign = torch.where(n.remainder(2) == 1, -1.0, 1.0)
+        inside = x.abs() < 1
+        within = above(n, torch.where(inside, x, 0.0).acos(), torch.sin, torch.cos)
+        hyperbolic = torch.where(x.abs() > 1, x.abs(), 2.0).acosh()
+        beyond = above(n, hyperbolic, torch.sinh, torch.cosh)
+        before = sign * below(n, hyperbolic, torch.sinh, torch.cosh)
+        value = torch.where(inside, within, torch.where(x > 0, beyond, before))
+        value = torch.where(x == 1, at_one(n), torch.where(x == -1, sign * at_minus_one(n), value))
+        value = torch.where(x.isnan(), x, value)
+        value = torch.where(n == 0, 1.0, torch.where(n < 0, 0.0, value))
+        return value.to(dtype)
+
+    return rule
+
+
+RULES = {
+    getattr(getattr(aten, f"special_{shifted}chebyshev_polynomial_{kind}"), overload): _rule(
+        kind, bool(shifted)
+    )
+    for shifted in ("", "shifted_")
+    for kind in _KINDS
+    for overload in ("default", "x_scalar", "n_scalar")
+}
+
+__all__ = ["RULES"]

@@ -1,0 +1,240 @@
+"""Operators that decompositions serve, where the operators' database has no sample of the case."""
+
+import math
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from families import between, check, constant, ints, normal
+from torch import nn
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+def compiled(function, *tensors):
+    """What a function gives when all of it runs in one region."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return shorthaul.module(Function(function), fallback="error")(*tensors)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_lookup_in_what_the_same_kernel_computes(n):
+    """With one element the look-up once read before the store."""
+    x, at = torch.arange(4.0, 4.0 + n), torch.zeros(1, dtype=torch.int64)
+    found = compiled(lambda x, at: (x + 1).index_select(0, at), x, at)
+    assert torch.equal(found, torch.tensor([5.0]))
+
+
+#: Where the special functions have poles, limits and signs of their own.
+SPECIAL = [0.0, -0.0, 0.5, 1.0, 1.5, 2.0, 8.0, 30.0, 1e4, -0.5, -1.0, -2.5, -7.0, -11.25]
+EXTREMES = [math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.lgamma,
+        torch.digamma,
+        torch.erfc,
+        torch.special.erfcx,
+        torch.special.i0,
+        torch.special.i0e,
+        torch.special.i1,
+        torch.special.i1e,
+        torch.special.spherical_bessel_j0,
+        torch.special.bessel_j0,
+        torch.special.bessel_y1,
+        torch.special.scaled_modified_bessel_k0,
+        torch.special.scaled_modified_bessel_k1,
+        torch.signbit,
+        torch.angle,
+    ],
+)
+def test_special_functions_at_special_places(function):
+    x = torch.tensor(SPECIAL)
+    found, expected = compiled(function, x), function(x)
+    exact = function(x.double()).to(expected.dtype)
+    same = (found == expected) | (found == exact) | (found.isnan() & expected.isnan())
+    if expected.is_floating_point():
+        # The absolute part is for lgamma at 1 and 2, where terms of size ten cancel in float64.
+        same |= (found - exact).abs() <= 4e-7 * exact.abs() + 1e-14
+    assert same.all(), (found, exact)
+
+
+def test_segments_that_do_not_fill_the_data_are_refused():
+    def sums(x, lengths):
+        return torch.segment_reduce(x, "sum", lengths=lengths, axis=0)
+
+    x, lengths = torch.randn(6, 2), torch.tensor([2, 0, 4])
+    torch.testing.assert_close(compiled(sums, x, lengths), sums(x, lengths))
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(sums, x, torch.tensor([2, 0, 3]))
+
+
+@pytest.mark.parametrize("function", [torch.erfinv, torch.special.ndtri])
+def test_inverses_at_the_ends(function):
+    x = torch.tensor([0.0, 1e-6, 0.25, 0.5, 0.999999, 1.0, 1.5])
+    found, expected = compiled(function, x), function(x)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-12, equal_nan=True)
+
+
+def test_writes_that_repeat():
+    """The last value stays; gradients reach every value, as in eager."""
+    at = torch.tensor([2, 0, 2, 1, 2])
+    mask = ints(2, 5, 3, dtype=torch.bool)
+
+    def put(x, values):
+        return x.index_put((at,), values)
+
+    check(
+        {
+            "index_put": (put, normal(5, 3), normal(5, 3)),
+            "two axes": (
+                lambda x, v: x.index_put((at, at.clamp(max=1)), v),
+                normal(5, 3),
+                normal(5),
+            ),
+            "broadcast": (lambda x, v: x.index_put((at,), v), normal(5, 3), normal(1, 3)),
+            "mask": (
+                lambda x, v: x.index_put((mask,), v),
+                normal(5, 3),
+                normal(int(mask.sum())),
+            ),
+            "accumulate": (
+                lambda x, v: x.index_put((at, at.clamp(max=1)), v, accumulate=True),
+                normal(5, 3),
+                normal(5),
+            ),
+            "scatter": (
+                lambda x, i, v: x.scatter(1, i, v),
+                normal(4, 5),
+                constant(ints(5, 4, 3)),
+                normal(4, 3),
+            ),
+            "put": (lambda x, v: x.put(at, v), normal(5, 3), normal(5)),
+            "masked_scatter": (
+                lambda x, v: x.masked_scatter(mask, v),
+                normal(5, 3),
+                normal(15),
+            ),
+        }
+    )
+
+
+def test_order_and_scans():
+    check(
+        {
+            "median": (lambda x: x.median(1).values, normal(4, 6)),
+            "nanmedian": (
+                lambda x: torch.where(x > 1, math.nan, x).nanmedian(1).values,
+                normal(4, 6),
+            ),
+            "kthvalue": (lambda x: x.kthvalue(3, 0).values, normal(5, 3)),
+            "mode": (lambda x: x.mode(1).values, ints(3, 4, 6).float()),
+            "cumprod": (lambda x: x.cumprod(1), between(-1.5, 1.5, 3, 9)),
+            "cummax": (lambda x: x.cummax(1).values, normal(3, 9)),
+            "logcumsumexp": (lambda x: x.logcumsumexp(0), normal(7, 3)),
+            "pdist": (torch.pdist, normal(5, 3)),
+            "cdist": (lambda a, b: torch.cdist(a, b, p=1.5), normal(4, 3), normal(5, 3)),
+        }
+    )
+
+
+def test_images_with_antialiasing():
+    def smaller(mode):
+        return lambda x: nn.functional.interpolate(x, size=(5, 4), mode=mode, antialias=True)
+
+    check(
+        {
+            "bilinear": (smaller("bilinear"), normal(2, 3, 11, 9)),
+            "bicubic": (smaller("bicubic"), normal(2, 3, 11, 9)),
+        }
+    )
+
+
+def test_a_cache_that_begins_empty_stays_in_the_region():
+    def step(x):
+        cache = torch.tensor([], dtype=x.dtype)
+        return torch.cat([cache, x.exp()], dim=-2) * 2, cache
+
+    x = torch.randn(2, 3)
+    result, cache = compiled(step, x)
+    torch.testing.assert_close(result, x.exp() * 2)
+    assert cache.shape == (0,)
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.fill(x, 2.0), lambda x: (x * 2).zero_() + 1])
+def test_inputs_that_no_slope_reaches_get_zeros(function):
+    x = torch.randn(3, requires_grad=True)
+    compiled(function, x).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3))
+
+
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_fractional_pooling(n_dims):
+    """With samples that are given, so that both draw the same windows."""
+    pool = nn.functional.fractional_max_pool2d_with_indices
+    if n_dims == 3:
+        pool = nn.functional.fractional_max_pool3d_with_indices
+    sizes, wanted = (9, 11, 8)[:n_dims], (4, 5, 3)[:n_dims]
+    samples = between(0.0, 1.0, 2, 3, n_dims)
+    x = normal(2, 3, *sizes)
+
+    def run(x, samples):
+        return pool(x, 3 if n_dims == 2 else 2, output_size=wanted, _random_samples=samples)
+
+    values, indices = compiled(run, x, samples)
+    expected = run(x, samples)
+    assert torch.equal(values, expected[0]) and torch.equal(indices, expected[1])
+
+
+def test_shifts_and_masks_of_bits():
+    x = torch.tensor([-9, -1, 0, 1, 6, 1 << 40])
+    for function in (lambda x: x << 3, lambda x: x >> 2, lambda x: x & 7):
+        assert torch.equal(compiled(lambda x, f=function: f(x), x), function(x))
+
+
+OUT_OF_RANGE = {
+    "scatter": lambda x, at: x.scatter(1, at, torch.ones(2, 2)),
+    "scatter_reduce": lambda x, at: x.scatter_reduce(1, at, torch.ones(2, 2), "amax"),
+    "index_copy": lambda x, at: x.index_copy(1, at[0], torch.ones(2, 2)),
+    "index_fill": lambda x, at: x.index_fill(1, at[0], 2.0),
+    "index_put": lambda x, at: x.index_put((at[0] * 0, at[0]), torch.ones(2)),
+    "put": lambda x, at: x.put(at[0] + 3, torch.ones(2)),
+    "masked_scatter": lambda x, at: x.masked_scatter(at.sum() > x, torch.ones(5)),
+    "mask with too few": lambda x, at: x.index_put((at.sum() > x,), torch.ones(5)),
+    "mask with too many": lambda x, at: x.index_put((at.sum() > x,), torch.ones(7)),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_what_eager_refuses_is_refused(name):
+    """The index 3 lies within the memory of a tensor of two rows, but in no row."""
+    x, at = torch.zeros(2, 3), torch.tensor([[0, 3], [1, 2]])
+    with pytest.raises((RuntimeError, IndexError)):
+        OUT_OF_RANGE[name](x, at)
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(OUT_OF_RANGE[name], x, at)
+
+
+def test_bags_that_begin_behind_the_end_are_refused():
+    weight, at = torch.randn(4, 2), torch.tensor([0, 1, 3])
+
+    def bags(weight, at, starts):
+        return nn.functional.embedding_bag(at, weight, starts, mode="sum")
+
+    starts = torch.tensor([0, 2])
+    assert torch.equal(compiled(bags, weight, at, starts), bags(weight, at, starts))
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(bags, weight, at, torch.tensor([0, 4]))
