@@ -131,6 +131,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_the_guide_lists_the_options_of_module():
+    text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
+    table = text.partition("## Options")[2].partition("## ")[0]
+    options = set(inspect.signature(shorthaul.module).parameters) - {"model"}
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == options
+
+
 def test_variables_of_the_guide_exist():
     text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"SHORTHAUL_[A-Z_]+", text))

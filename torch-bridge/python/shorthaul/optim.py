@@ -1,8 +1,8 @@
 """Optimizers that update all parameters in one CUDA launch: ``shorthaul.optim.AdamW``.
 
-The interface, the state and its dictionary are those of ``torch.optim``. This module owns the choice
-of which parameters are updated together, their state, and the numbers that kernels read on the
-device. The update rules are in the compiler. It never waits for the device.
+The interface, the state and its dictionary are those of ``torch.optim``. This module owns the
+choice of which parameters are updated together, their state, and the numbers that kernels read on
+the device. The update rules are in the compiler. It never waits for the device.
 
 Parameters on the CPU are updated by PyTorch's own fused kernels.
 """
