@@ -2,9 +2,9 @@
 
 Without a table, all are kernels of our own. ``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names
 a table of measured times, which ``bench/gpu/tables.py`` writes. With it, each product may be
-computed by cuBLASLt, each convolution by cuDNN, and each attention by an operator of PyTorch's, wherever
-that was faster on this device. A ``CompileError`` refuses a table of another device or of other
-library versions; the emulator takes any. The format is described in
+computed by cuBLASLt, each convolution by cuDNN, and each attention by an operator of PyTorch's,
+wherever that was faster on this device. A ``CompileError`` refuses a table of another device or of
+other library versions; the emulator takes any. The format is described in
 ``kernels/src/cuda/vendor/table.rs``.
 
 Owns that variable, the forced choice under which tables are measured, and the times of single
