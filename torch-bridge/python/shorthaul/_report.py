@@ -63,7 +63,7 @@ def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
 
 
-def report(model: nn.Module, *inputs, **kwargs) -> Report:
+def report(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
     """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
 
     Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.
