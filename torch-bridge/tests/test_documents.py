@@ -188,6 +188,12 @@ def test_the_api_page_is_what_the_docstrings_say():
     assert done.returncode == 0, done.stderr or "run `.venv/bin/python docs/api.py`"
 
 
+def test_the_api_page_has_every_public_name():
+    text = (ROOT / "docs/src/api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^##+ `?(?:class )?(?:shorthaul\.)?(\w+)", text, re.MULTILINE))
+    assert set(shorthaul.__all__) <= shown
+
+
 def test_the_package_is_typed():
     package = ROOT / "torch-bridge" / "python" / "shorthaul"
     assert (package / "py.typed").exists()
