@@ -12,6 +12,7 @@ import pytest
 import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
 from shorthaul.bench.options import parse
+from shorthaul.models import EXAMPLES
 
 pytest.importorskip("onnxscript")
 
@@ -136,6 +137,13 @@ def test_the_guide_lists_the_options_of_module():
     table = text.partition("## Options")[2].partition("## ")[0]
     options = set(inspect.signature(shorthaul.module).parameters) - {"model"}
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == options
+
+
+def test_the_guide_lists_the_networks_of_the_bench():
+    text = (ROOT / "docs/src/bench.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (\d+) \|", text, re.MULTILINE)
+    shown = [(name, int(n.replace(",", "")), int(batch)) for name, n, batch in rows]
+    assert shown == [(e.name, e.n_parameters, e.batch) for e in EXAMPLES.values()]
 
 
 def test_variables_of_the_guide_exist():
