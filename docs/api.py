@@ -31,6 +31,7 @@ SECTIONS: tuple[tuple[str, ModuleType, tuple[str, ...]], ...] = (
     ("shorthaul", shorthaul, ("module", "report", "Report")),
     ("shorthaul.optim", shorthaul.optim, ("AdamW", "Adam", "SGD")),
     ("shorthaul.onnx", shorthaul.onnx, ("optimize", "Optimized", "grad", "OnnxError")),
+    ("shorthaul.cache", shorthaul.cache, ("info", "CacheInfo", "clear")),
     ("shorthaul.cuda", shorthaul.cuda, ("available", "info", "Info", "Device")),
     ("shorthaul.products", shorthaul.products, ("every", "timed", "Timed", "launched", "machine")),
     (

@@ -183,6 +183,20 @@ def test_the_page_escapes_names():
     assert "<script>" not in page.page([result]) and "&lt;script&gt;" in page.page([result])
 
 
+def test_limits_are_what_a_step_is_held_against(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "4", *QUICK, "--no-first-step", "--against", "eager"]
+    assert bench.main([*arguments, "--limits", "--json", str(path)]) == 0
+    (result,) = json.loads(path.read_text())["results"]
+    seconds = result["variants"]["shorthaul"]["median_ms"] / 1e3
+    used, machine = result["used"], result["limits"]
+    assert used["bytes_moved"] >= used["bytes_least"] > 0
+    speed = used["bytes_moved"] / seconds / 1e9
+    assert used["of_copy"] == pytest.approx(speed / machine["copy_gb_s"])
+    assert 0 < used["of_product"] < 1
+    assert "of a copy's speed" in capsys.readouterr().out
+
+
 def test_networks_are_listed(capsys):
     assert bench.main(["--list"]) == 0
     said = capsys.readouterr().out

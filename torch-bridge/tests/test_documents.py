@@ -12,6 +12,7 @@ import pytest
 import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
 from shorthaul.bench.options import parse
+from shorthaul.models import EXAMPLES
 
 pytest.importorskip("onnxscript")
 
@@ -131,6 +132,20 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_the_guide_lists_the_options_of_module():
+    text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
+    table = text.partition("## Options")[2].partition("## ")[0]
+    options = set(inspect.signature(shorthaul.module).parameters) - {"model"}
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == options
+
+
+def test_the_guide_lists_the_networks_of_the_bench():
+    text = (ROOT / "docs/src/bench.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (\d+) \|", text, re.MULTILINE)
+    shown = [(name, int(n.replace(",", "")), int(batch)) for name, n, batch in rows]
+    assert shown == [(e.name, e.n_parameters, e.batch) for e in EXAMPLES.values()]
+
+
 def test_variables_of_the_guide_exist():
     text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"SHORTHAUL_[A-Z_]+", text))
@@ -179,6 +194,12 @@ def test_the_api_page_is_what_the_docstrings_say():
     command = [sys.executable, ROOT / "docs" / "api.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr or "run `.venv/bin/python docs/api.py`"
+
+
+def test_the_api_page_has_every_public_name():
+    text = (ROOT / "docs/src/api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^##+ `?(?:class )?(?:shorthaul\.)?(\w+)", text, re.MULTILINE))
+    assert set(shorthaul.__all__) <= shown
 
 
 def test_the_package_is_typed():

@@ -51,6 +51,7 @@ def test_parameters_are_counted(name, monkeypatch):
     assert sum(p.numel() for p in model.parameters()) == EXAMPLES[name].n_parameters
 
 
+@pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_small_networks_compute_what_float64_does(name):
     """As ``assert_network_matches``, with the network's own inputs and loss.

@@ -18,13 +18,17 @@ from .module import module, original_of
 class Report:
     """A step in numbers: ``data`` as parsed JSON, ``str()`` as text.
 
-    ``data`` has ``kernels`` (name, origin, stage, path, launches, bytes_read, bytes_written,
-    bytes_least, operations, ``choice`` where a table of products chose, and ``bytes_copied`` where
-    PyTorch computes it and its results are copied to their places), ``bytes_moved``,
-    ``bytes_least``, ``bytes_saved``, ``operations``, ``memory`` (bytes), ``refusals``, the rewrites
-    that were not legal, and ``attentions``, where a table or the caller could choose what computes
-    attention: what does, and why, and ``warnings``: contractions that no fast kernel knows, with
-    the reason and predicted times.
+    ``data`` has:
+
+    - ``kernels``: a list with ``name``, ``origin``, ``stage``, ``path`` (what made it),
+      ``launches``, ``bytes_read``, ``bytes_written``, ``bytes_least`` and ``operations``; also
+      ``choice`` where a table of measured times chose, and ``bytes_copied`` where PyTorch computes
+      it and its results are copied to their places.
+    - ``bytes_moved``, ``bytes_least``, ``bytes_saved`` and ``operations`` of the whole step.
+    - ``memory``: bytes of the arenas, and what is saved for the backward pass.
+    - ``refusals``: rewrites that were not legal, in sentences.
+    - ``attentions``: what computes each attention, and why, where there was a choice.
+    - ``warnings``: contractions without a fast kernel, with the reason and predicted times.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -59,7 +63,7 @@ def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
 
 
-def report(model: nn.Module, *inputs, **kwargs) -> Report:
+def report(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
     """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
 
     Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.

@@ -1,6 +1,6 @@
 """CUDA devices as Shorthaul sees them: ``shorthaul.cuda.available()``, ``shorthaul.cuda.info()``.
 
-Owns finding NVRTC among Python's packages, and the sentences about what is missing. Never compiles.
+Owns the search for NVRTC among Python's packages, and the sentences about what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Info:
-    """What there is, and in ``problems`` a sentence for everything that is missing."""
+    """What this machine has; ``problems`` has a sentence for each thing that is missing."""
 
     driver: str | None = None
     nvrtc: str | None = None
@@ -58,7 +58,7 @@ class Info:
 
 
 def info() -> Info:
-    """Driver, devices and NVRTC, and why CUDA kernels cannot run where they cannot."""
+    """Driver, devices and NVRTC; where CUDA kernels cannot run, sentences that say why."""
     driver, devices, nvrtc, problems = None, (), None, []
     try:
         driver, rows = _native.cuda_devices()

@@ -1,6 +1,6 @@
-"""ONNX files: better ones, and the training graph of a model.
+"""Optimizes ONNX files, and makes training graphs of them.
 
-Owns the Python face of what the ``shorthaul`` program does with ONNX files.
+The same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line.
 """
 
 from __future__ import annotations
@@ -36,31 +36,35 @@ def grad(
     out: str | os.PathLike | None = None,
     verify: bool = True,
 ) -> bytes | None:
-    """The training graph of an ONNX model: the bytes of another ONNX file, of standard operators.
+    """The training step of an ONNX model as another ONNX file, of standard operators.
 
-    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``; external data of the last
-    two is looked for in the current folder. ``out``: where to write; the result then is ``None``.
-    ``sizes``: values of dynamic dimensions by name. ``loss``: ``"cross-entropy"`` (adds an input
-    ``labels``), ``"mse"`` (adds ``target``) or the name of an output of one element.
-    ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``; adds the inputs ``lr``,
-    the state and, for Adam, ``step``. ``gradients=False``: with an optimizer, without the outputs
-    ``NAME.grad``, which cost passes over memory. ``wrt``: what is differentiated, by name; every
-    trainable initializer if not given. ``mode``: the form of BatchNormalization and Dropout:
-    ``"file"`` (each node's own), ``"train"`` (statistics of the batch, values dropped) or
-    ``"eval"``; PyTorch exports BatchNormalization in evaluation form even from a model in training
-    mode.
-    ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
+    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. External data of the last
+      two is looked for in the current folder.
+    - ``loss``: ``"cross-entropy"`` (adds an input ``labels``), ``"mse"`` (adds ``target``), or the
+      name of an output of one element.
+    - ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``. Adds the inputs ``lr``,
+      the optimizer's state and, for Adam, ``step``.
+    - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``, which cost
+      passes over memory.
+    - ``wrt``: names of what is differentiated; every trainable initializer if not given.
+    - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps that of each node,
+      ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
+      exports BatchNormalization in evaluation form even from a model in training mode.
+    - ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
+    - ``sizes``: values of dynamic sizes by name.
+    - ``out``: where to write. The result is then ``None``, else the bytes of the file.
+    - ``verify``: compute the loss again from the model's own outputs, and compare gradients with
+      differences of the loss, in float64. Where that cannot be done, a warning says why.
 
-    Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``: the exporter's
+    The file gives ``loss``, ``NAME.grad`` and, with an optimizer, ``NAME.next`` of each parameter
+    and of its state. With BatchNormalization in training form it also gives ``NAME.next`` of the
+    running statistics. State of parameters in half precision is in single precision.
+
+    Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``. The exporter's
     own optimizer stores parameters that are equal at first as one, and folds batch normalization
     into convolutions.
 
-    The file gives ``loss``, ``NAME.grad``, with BatchNormalization in training form ``NAME.next``
-    of its running statistics, and, with an optimizer, ``NAME.next`` of parameters and its state;
-    the state of parameters in half precision is in single precision. ``verify``: compute the loss
-    again from the model's own outputs, and hold gradients against differences of the loss, in
-    float64; where that cannot be done, a warning says why. Raises :class:`OnnxError`, and leaves
-    ``out`` as it was.
+    Raises :class:`OnnxError`, and leaves ``out`` as it was.
     """
     path, data = _source(model)
     request = _GradRequest(
@@ -136,27 +140,32 @@ def optimize(
 ) -> Optimized:
     """A better ONNX file that was shown to give what ``model`` gives.
 
-    ``model`` is a path, the bytes of a file, or an ``onnx.ModelProto``; external data of the last
-    two is looked for in the current folder. ``out``: where to write; without it the result has the
-    bytes. ``target``: ``"standard"``, or ``"ort-cpu"`` or
-    ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
-    of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name
-    (numbers, or sums such as ``{"total": "past+new"}``), or on ``inputs``, arrays by name.
-    ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is. ``without``: rules not to use. ``fold_limit``: bytes of constants
-    that one folding may add. ``max_growth``: the factor of the original's beyond which the file,
-    the peak memory or the bytes moved are an error. ``oracle="ort"``: ONNX Runtime runs both files
-    besides, without its own optimizations. ``measure``: it times both, with all of them;
-    ``milliseconds`` under ``before`` and ``after`` of the summary. Both need the package
-    ``onnxruntime``.
+    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. External data of the last
+      two is looked for in the current folder.
+    - ``out``: where to write. Without it the result has the bytes.
+    - ``target``: ``"standard"``, or ``"ort-cpu"`` or ``"ort-cuda"`` for operators that only ONNX
+      Runtime has.
+    - ``verify``: run both files on ``seeds`` sets of made-up inputs, and with NaN and infinities.
+    - ``sizes``: dynamic sizes by name, to verify and count with: numbers, or sums of others such as
+      ``{"total": "past+new"}``.
+    - ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is.
+    - ``inputs``: arrays by name, to verify with instead of made-up inputs.
+    - ``without``: names of rules not to use.
+    - ``fold_limit``: bytes of constants that one folding may add to the file.
+    - ``max_growth``: raise an error if file size, peak memory or bytes moved exceed this factor of
+      the original's.
+    - ``oracle``: ``"ort"`` has ONNX Runtime run both files too, without its own optimizations.
+    - ``measure``: ONNX Runtime times both files, with all its optimizations. The summary then has
+      ``milliseconds`` under ``before`` and ``after``. This and the oracle need ``onnxruntime``.
 
     A rewrite that makes a difference is dropped and named in the summary. Raises
-    :class:`OnnxError` and leaves ``out`` as it was if the model cannot be read, verified or
+    :class:`OnnxError`, and leaves ``out`` as it was, if the model cannot be read, verified or
     written.
     """
     if oracle not in (None, "ort"):
         raise ValueError(f"oracle is None or 'ort', not {oracle!r}")
     if oracle and not verify:
-        raise ValueError("an oracle is asked when verifying: leave out verify=False")
+        raise ValueError("oracle needs verification: leave out verify=False")
     path, data = _source(model)
     request = _Request(
         path=path,

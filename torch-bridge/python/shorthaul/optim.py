@@ -1,8 +1,8 @@
 """Optimizers that update all parameters in one CUDA launch: ``shorthaul.optim.AdamW``.
 
-Owns the choice of which parameters are updated together, their state, and the numbers that kernels
-read on the device. The update rules are in the compiler; the interface, the state and its
-dictionary are those of ``torch.optim``. Never waits for the device.
+The interface, the state and its dictionary are those of ``torch.optim``. This module owns the
+choice of which parameters are updated together, their state, and the numbers that kernels read on
+the device. The update rules are in the compiler. It never waits for the device.
 
 Parameters on the CPU are updated by PyTorch's own fused kernels.
 """
@@ -71,7 +71,7 @@ class _Pooled:
 
     def _prepare(self, max_norm: float | None, backend: str) -> None:
         if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm is a length above 0, not {max_norm}")
+            raise ValueError(f"max_norm must be above 0, not {max_norm}")
         self._max_norm = max_norm
         self._backend = backend
         self._forget()
@@ -148,7 +148,9 @@ class _Pooled:
     def _step_on_cpu(self, step: Callable, closure: Callable[[], Any] | None) -> Any:
         if self._max_norm is not None:
             if closure is not None or getattr(self, "grad_scale", None) is not None:
-                raise InputError("on the CPU max_norm goes without closures and GradScaler")
+                raise InputError(
+                    "on the CPU, max_norm cannot be combined with a closure or a GradScaler"
+                )
             parameters = [p for group in self.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
         for group in self.param_groups:
@@ -339,7 +341,7 @@ def _refuse_capture_of_numbers(place: Place) -> None:
 def _refused(group: dict, names: tuple[str, ...]) -> None:
     for name in names:
         if group.get(name):
-            raise ValueError(f"{name} has no kernel; use torch.optim with it")
+            raise ValueError(f"there is no kernel for {name}; use torch.optim instead")
 
 
 def _no_tensors(values: Iterable[Any]) -> None:

@@ -1,15 +1,14 @@
 """Which candidate computes the products and convolutions of a model on a CUDA device.
 
-``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names a table of measured times, which
-``bench/gpu/tables.py`` writes; with it, each product is computed by our own kernel or by cuBLASLt,
-each convolution by our own or by cuDNN, each attention by ours or by an operator of PyTorch's,
-whichever was faster on this device. There is none by
-default: then all are ours. A table of another device, another cuBLASLt or another cuDNN is refused
-with a ``CompileError`` that says so; the emulator takes any. The format is described in
+Without a table, all are kernels of our own. ``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names
+a table of measured times, which ``bench/gpu/tables.py`` writes. With it, each product may be
+computed by cuBLASLt, each convolution by cuDNN, and each attention by an operator of PyTorch's,
+wherever that was faster on this device. A ``CompileError`` refuses a table of another device or of
+other library versions; the emulator takes any. The format is described in
 ``kernels/src/cuda/vendor/table.rs``.
 
-Owns that variable, the decree under which tables are measured, and the times of single products.
-Never decides by itself.
+Owns that variable, the forced choice under which tables are measured, and the times of single
+products. Never decides by itself.
 """
 
 from __future__ import annotations
@@ -46,12 +45,14 @@ def table_file() -> str | None:
 
 @contextlib.contextmanager
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
-    """Inside, programs are compiled with one candidate for all that it can compute.
+    """Inside this context, programs use one candidate wherever it can compute something.
 
-    ``kind`` is one of ``KINDS`` or, for attention, of ``ATTENTION_KINDS``, which have no rank;
-    ``rank`` is the position of an algorithm in the library's own order, or of ``wgmma``, our kernel
-    for Hopper, the number of its tile; ``workspace_bytes`` is what each product of the library may
-    use. What the candidate cannot compute is our own kernel's. Tables are not looked at.
+    - ``kind``: one of ``KINDS`` or, for attention, of ``ATTENTION_KINDS``, which have no rank.
+    - ``rank``: the position of an algorithm in the library's own order; for ``wgmma``, our kernel
+      for Hopper, the number of its tile.
+    - ``workspace_bytes``: what each product of the library may use.
+
+    Our own kernels compute the rest. Tables are ignored.
     """
     if kind not in KINDS + ATTENTION_KINDS:
         raise ValueError(f"kind is one of {KINDS + ATTENTION_KINDS}, not {kind!r}")
@@ -83,9 +84,9 @@ class Timed:
 def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[Timed]:
     """The times of the products of a compiled ``model`` while ``step`` calls it once on ``inputs``.
 
-    ``step`` may run the backward pass too. Launches are timed by events in the stream, each from
-    the end of the one before; afterwards the stream is waited for. The emulator's times say nothing
-    about a device.
+    ``step`` may run the backward pass too. Events in the stream time each launch from the end of
+    the one before; afterwards this waits for the stream. The emulator's times say nothing about a
+    device.
     """
     from . import _autograd
     from ._report import programs_of
@@ -119,8 +120,9 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
 
 
 def launched(step: Callable[[], object]) -> float:
-    """Microseconds of all launches of compiled modules that ``step`` makes, PyTorch's operators
-    between them included; afterwards their stream is waited for.
+    """Microseconds of all launches of compiled modules during ``step``.
+
+    PyTorch's operators between them count too. Waits for their stream afterwards.
     """
     from . import _autograd
 
@@ -133,10 +135,10 @@ def launched(step: Callable[[], object]) -> float:
 
 
 def machine(is_emulated: bool = False) -> dict[str, str]:
-    """What times are taken on, as a table says it: the current device, its driver, the libraries.
+    """What times are taken on, as tables name it: the current device, its driver, the libraries.
 
-    Raises what the native half raises where there is no device, no cuBLASLt, or a cuDNN that cannot
-    be used. Without cuDNN, whose version is then left out, all convolutions are ours.
+    Fails without a device, without cuBLASLt, or with a cuDNN that cannot be used. Without cuDNN its
+    version is left out, and all convolutions are ours.
     """
     if is_emulated:
         return {"device": "emulator", "driver": "none", "cublaslt": "none"}

@@ -2,8 +2,8 @@
 
 Owns the order of things: which settings are measured, what is printed and written. The measurement
 is in ``timing``, first steps and memory in ``alone``, variants in ``variants``, the comparison with
-float64 in ``accuracy``, files in ``results``, the page in ``page``. Also installed as the command
-``shorthaul-bench``.
+float64 in ``accuracy``, the machine's limits in ``limits``, files in ``results``, the page in
+``page``. Also installed as the command ``shorthaul-bench``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import shorthaul
 
 from ..models import EXAMPLES
-from . import page, results
+from . import limits, page, results
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -85,6 +85,12 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         with_first_step=not options.no_first_step,
     )
     results.print_result(measured, str(setting))
+    own = measured["variants"]["shorthaul"]
+    if options.limits and setting.mode != "step" and "error" not in own:
+        machine = limits.limits(setting.threads)
+        found = limits.used(setting, own["median_ms"], machine)
+        print(limits.sentence(found, machine))
+        measured |= {"limits": machine, "used": found}
     return measured, "error" not in measured["variants"]["shorthaul"]
 
 

@@ -129,6 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=7, help="rounds measured (7)")
     add("--warmup", type=int, default=2, help="steps before them (2)")
     add("--no-first-step", action="store_true", help="skip first step and memory")
+    add(
+        "--limits",
+        action="store_true",
+        help="measure the machine's limits, and what we use of them",
+    )
     out = parser.add_argument_group("results")
     add = out.add_argument
     add("--json", type=Path, metavar="FILE", help="write the results to this file")

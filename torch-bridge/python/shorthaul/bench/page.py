@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from .limits import sentence
 from .results import machine
 
 _COLOURS = {
@@ -55,6 +56,7 @@ def page(results: list[dict]) -> str:
         "<h2>First step</h2>",
         "<p>In a process of its own, with an empty cache of compiled kernels.</p>",
         first,
+        _limits(results),
         "<h2>Numbers</h2>",
         _table(results),
     ]
@@ -155,6 +157,16 @@ def _scatter(results: list[dict]) -> str:
             f"</circle>"
         )
     return _svg(side, side, shapes)
+
+
+def _limits(results: list[dict]) -> str:
+    """What Shorthaul's steps use of the machine, where it was measured."""
+    rows = [
+        f"<li>{html.escape(_title(r))}: {html.escape(sentence(r['used'], r['limits']))}</li>"
+        for r in results
+        if "used" in r
+    ]
+    return f"<h2>Use of the machine</h2><ul>{''.join(rows)}</ul>" if rows else ""
 
 
 def _svg(width: float, height: float, shapes: list[str]) -> str:

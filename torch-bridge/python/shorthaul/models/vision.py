@@ -21,9 +21,20 @@ def _network(name: str, **options) -> Callable[[], nn.Module]:
 
 
 def _small_basic_resnet() -> nn.Module:
-    from torchvision.models import resnet
+    from torchvision.models.resnet import BasicBlock
 
-    return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)
+    project = nn.Sequential(nn.Conv2d(16, 32, 1, 2, bias=False), nn.BatchNorm2d(32))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        BasicBlock(16, 16),
+        BasicBlock(16, 32, 2, project),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 class _ShortResNet(nn.Module):
@@ -151,6 +162,9 @@ _ROWS: tuple[tuple[str, Callable[[], nn.Module], int, dict], ...] = (
     ("vit_b_16", _small_vit, 86_567_656, {}),
 )
 
+#: It halves an image so often that BatchNorm would see only four numbers of a smaller one.
+_DEEP = ("shufflenet_v2_x1_0",)
+
 EXAMPLES = tuple(
     Example(
         name,
@@ -159,7 +173,7 @@ EXAMPLES = tuple(
         8,
         1000,
         n_parameters,
-        small=Example(name, small, images(32), 4, 10),
+        small=Example(name, small, images(64 if name in _DEEP else 32), 4, 10),
     )
     for name, small, n_parameters, options in _ROWS
 )
