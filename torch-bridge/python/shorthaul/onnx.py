@@ -142,7 +142,8 @@ def optimize(
     ``"ort-cuda"`` for operators that only ONNX Runtime has. ``verify``: run both on ``seeds`` sets
     of made-up inputs, and with NaN and infinities, at ``sizes`` of dynamic dimensions by name
     (numbers, or sums such as ``{"total": "past+new"}``), or on ``inputs``, arrays by name.
-    ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is. ``without``: rules not to use. ``fold_limit``: bytes of constants
+    ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is.
+    ``without``: rules not to use. ``fold_limit``: bytes of constants
     that one folding may add. ``max_growth``: the factor of the original's beyond which the file,
     the peak memory or the bytes moved are an error. ``oracle="ort"``: ONNX Runtime runs both files
     besides, without its own optimizations. ``measure``: it times both, with all of them;
