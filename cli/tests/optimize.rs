@@ -7,7 +7,9 @@ mod program;
 use onnx::file::Model;
 use onnx::npy;
 use onnx::tensor::{Tensor, Values};
-use program::{arg, floats, listing, model, move_outside, node, save, small, stderr, stdout};
+use program::{
+    arg, floats, listing, model, move_outside, node, save, shorthaul, small, stderr, stdout,
+};
 use serde_json::Value;
 use std::fs;
 
@@ -48,32 +50,31 @@ fn sizes_are_fixed_in_the_file_that_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&small(), folder.path(), "m.onnx");
     let out = folder.path().join("t.onnx");
-    let optimize = |shape: &str, code: i32| {
-        let args = [
+    let args = |shape| {
+        [
             "optimize",
             arg(&path),
             "-o",
             arg(&out),
             "--set-shape",
             shape,
-        ];
-        match code {
-            0 => stdout(&args, 0),
-            code => stderr(&args, code),
-        }
+        ]
     };
-    let said = optimize("x=2,4", 0);
+    let said = stdout(&args("x=2,4"), 0);
     assert!(said.contains("counted at x [2, 4]"), "{said}");
     let info = stdout(&["info", arg(&out)], 0);
     assert!(info.contains("[2, 4]") && !info.contains("batch"), "{info}");
     let written = fs::read(&out).expect("written");
-    let refused = optimize("x=2,5", 1);
+    let refused = stderr(&args("x=2,5"));
     assert!(
         refused.contains("dimension 1 of input `x` is 4, not 5"),
         "{refused}"
     );
-    let refused = optimize("x=2,n", 2);
-    assert!(refused.contains("`n` is no size"), "{refused}");
+    let usage = shorthaul(&args("x=2,n"));
+    assert_eq!(usage.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&usage.stderr).contains("`n` is no size"));
+    let related = shorthaul(&["optimize", "m", "-o", "t", "--bind", "batch=p+"]);
+    assert_eq!(related.status.code(), Some(2));
     assert_eq!(fs::read(&out).expect("as it was"), written);
 }
 

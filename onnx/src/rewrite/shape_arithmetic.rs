@@ -404,7 +404,7 @@ mod tests {
         };
         // No size is said, which is a target of one element.
         assert_eq!(reshaped("0", ""), ["y = Reshape(x, t)"]);
-        assert_eq!(reshaped("1", "24"), ["y = Reshape(x, [-1])"]);
+        assert_eq!(reshaped("1", "24"), ["y = Reshape(x, [24])"]);
     }
 
     #[test]

@@ -59,8 +59,8 @@ fn sizes_may_follow_from_others() {
     let joined = cache().with("all = Concat(past, new)", vec![int("axis", 0)]);
     let trial = joined
         .input("mask", "t 4")
-        .node("y = Add(all, mask)")
-        .output("y", "t 4");
+        .with("y = Concat(all, mask)", vec![int("axis", 1)])
+        .output("y", "t 8");
     let model = trial.model();
     let check = |relations: &[(&str, &str)]| {
         let related = |(name, text): &(&str, &str)| {
