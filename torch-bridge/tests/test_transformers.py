@@ -104,6 +104,7 @@ def test_gpt2_and_then_generate(wrap):
         assert calls, "generate ran through PyTorch"
 
 
+@pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")
 def test_gpt2_with_a_cache_of_fixed_size():
     """One step of generation, whose cache is written in place."""
     model = gpt2().eval()

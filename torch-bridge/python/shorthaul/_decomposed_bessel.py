@@ -2,7 +2,7 @@
 
 Owns the formulas (NIST Handbook of Mathematical Functions, chapter 10). The trapezoidal rule on
 their integrals is exact to rounding: of periodic ones (10.9.1) with enough points, and of those
-that fall doubly exponentially (10.32.9). They give no gradient, as in PyTorch.
+that fall doubly exponentially (10.32.9).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 
 import torch
+
+from ._decomposed_elements import with_slope
 
 aten = torch.ops.aten
 
@@ -65,55 +67,75 @@ def _beyond(order: int, x):
 
 def _wide(x):
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    return x.detach().to(torch.float64), dtype
+    return x.to(torch.float64), dtype
 
 
-def _rule(order: int, is_second: bool):
-    def rule(x):
-        x, dtype = _wide(x)
-        size = x.abs()
-        inside = (size > 0) & (size <= _FAR)
-        near = _near(torch.where(inside, size, 1.0))[order + 2 * is_second]
-        far = torch.where((size > _FAR) & ~size.isinf(), size, _FAR)
-        value = torch.where(inside, near, _beyond(order, far)[is_second])
+def _both_orders(x, is_second: bool):
+    """The functions of orders 0 and 1."""
+    size = x.abs()
+    inside = (size > 0) & (size <= _FAR)
+    near = _near(torch.where(inside, size, 1.0))
+    far = torch.where((size > _FAR) & ~size.isinf(), size, _FAR)
+    values = []
+    for order in range(2):
+        value = torch.where(inside, near[order + 2 * is_second], _beyond(order, far)[is_second])
         value = torch.where(size.isinf(), math.nan, value)
         if is_second:
             value = torch.where(x < 0, math.nan, torch.where(x == 0, -math.inf, value))
         else:
             value = torch.where(x == 0, 1.0 - order, value)
             value = torch.where(x < 0, -value, value) if order else value
-        return torch.where(x.isnan(), x, value).to(dtype)
+        values.append(torch.where(x.isnan(), x, value))
+    return values
+
+
+def _rule(order: int, is_second: bool):
+    def rule(x):
+        wide, dtype = _wide(x)
+        zeroth, first = _both_orders(wide.detach(), is_second)
+        if order == 0:
+            return with_slope(zeroth, wide, -first).to(dtype)
+        ratio = first / torch.where(wide == 0, 1.0, wide)
+        ratio = torch.where(wide == 0, first if is_second else torch.full_like(first, 0.5), ratio)
+        return with_slope(first, wide, zeroth - ratio).to(dtype)
 
     return rule
 
 
-def _modified_rule(order: int, is_scaled: bool):
-    """K0 and K1, and the same times exp(x)."""
+def _modified(order: int, x, is_scaled: bool):
+    """K0 or K1, or the same times exp(x)."""
+    tiny = x < 1e-5
+    is_far = x > _FAR
+    given = torch.where(tiny | is_far, 1.0, x)
+    value = torch.full_like(given, 0.5)
+    for k in range(1, _N_STEPS + 1):
+        t = k * _STEP
+        factor = math.cosh(t) if order else 1.0
+        value = value + factor * (-(math.cosh(t) - 1) * given).exp()
+    far = torch.where(is_far & ~x.isinf(), x, _FAR)
+    term = expansion = torch.ones_like(far)
+    for k in range(1, 14):
+        term = term * (4 * order * order - (2 * k - 1) ** 2) / (8 * k * far)
+        expansion = expansion + term
+    expansion = expansion * (math.pi / (2 * far)).sqrt()
+    value = torch.where(is_far, expansion, value * _STEP)
+    least = torch.where(x > 0, torch.where(tiny, x, 1.0), 1.0)
+    limit = least.reciprocal() if order else -((least / 2).log() + _EULER)
+    value = torch.where(tiny, limit * least.exp(), value)
+    value = value if is_scaled else value * (-torch.where(x > 0, x, 0.0)).exp()
+    value = torch.where(x == math.inf, 0.0, value)
+    value = torch.where(x < 0, math.nan, torch.where(x == 0, math.inf, value))
+    return torch.where(x.isnan(), x, value)
 
+
+def _modified_rule(order: int, is_scaled: bool):
     def rule(x):
-        x, dtype = _wide(x)
-        tiny = x < 1e-5
-        is_far = x > _FAR
-        given = torch.where(tiny | is_far, 1.0, x)
-        value = torch.full_like(given, 0.5)
-        for k in range(1, _N_STEPS + 1):
-            t = k * _STEP
-            factor = math.cosh(t) if order else 1.0
-            value = value + factor * (-(math.cosh(t) - 1) * given).exp()
-        far = torch.where(is_far & ~x.isinf(), x, _FAR)
-        term = expansion = torch.ones_like(far)
-        for k in range(1, 14):
-            term = term * (4 * order * order - (2 * k - 1) ** 2) / (8 * k * far)
-            expansion = expansion + term
-        expansion = expansion * (math.pi / (2 * far)).sqrt()
-        value = torch.where(is_far, expansion, value * _STEP)
-        least = torch.where(x > 0, torch.where(tiny, x, 1.0), 1.0)
-        limit = least.reciprocal() if order else -((least / 2).log() + _EULER)
-        value = torch.where(tiny, limit * least.exp(), value)
-        value = value if is_scaled else value * (-torch.where(x > 0, x, 0.0)).exp()
-        value = torch.where(x == math.inf, 0.0, value)
-        value = torch.where(x < 0, math.nan, torch.where(x == 0, math.inf, value))
-        return torch.where(x.isnan(), x, value).to(dtype)
+        wide, dtype = _wide(x)
+        given = wide.detach()
+        zeroth, first = (_modified(n, given, is_scaled) for n in range(2))
+        value = first if order else zeroth
+        slope = -zeroth - first / given if order else -first
+        return with_slope(value, wide, slope + value if is_scaled else slope).to(dtype)
 
     return rule
 

@@ -284,6 +284,23 @@ def erfcx(x):
     return with_slope(value, wide, slope).to(_result_type(x))
 
 
+def log_ndtr(x):
+    """The logarithm of the normal distribution, from the scaled function where it is small."""
+    wide = _float64(x)
+    t = wide / math.sqrt(2)
+    is_low = t < 0
+    low, high = torch.where(is_low, -t, 0.0), torch.where(is_low, 0.0, t)
+    scaled = _scaled_erfc(low)
+    tail = (-high * high).exp() * _scaled_erfc(high) / 2
+    value = torch.where(is_low, (scaled / 2).log() - low * low, torch.log1p(-tail))
+    slope = torch.where(
+        is_low,
+        math.sqrt(2 / math.pi) / scaled,
+        (-high * high).exp() / (math.sqrt(2 * math.pi) * (1 - tail)),
+    )
+    return with_slope(value, wide, slope).to(_result_type(x))
+
+
 #: Giles' polynomials for the inverse of erf (GPU Computing Gems, 2011), highest power first.
 _ERFINV_NEAR = (
     2.81022636e-08,
@@ -454,6 +471,7 @@ RULES = {
     aten.special_erfcx.default: erfcx,
     aten.erfinv.default: erfinv,
     aten.special_ndtri.default: ndtri,
+    aten.special_log_ndtr.default: log_ndtr,
     aten.i0.default: _bessel_rule(0, False),
     aten.special_i0e.default: _bessel_rule(0, True),
     aten.special_i1.default: _bessel_rule(1, False),

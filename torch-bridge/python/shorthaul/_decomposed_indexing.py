@@ -25,8 +25,8 @@ _N_SORTED = 512
 _N_PAIRS = 1 << 20
 
 
-def _flat_write(x, at, values):
-    """``x`` of one dimension with ``values`` at the places ``at``, the last of each place."""
+def _write_rows(x, dim: int, at, rows):
+    """``x`` with ``rows`` at the places ``at`` along ``dim``, the last of each place."""
     if at.shape[0] > _N_SORTED:
         return NotImplemented
     order = at.sort(dim=0, stable=True)[1]
@@ -34,15 +34,26 @@ def _flat_write(x, at, values):
     ends = torch.ones_like(ordered[:1], dtype=torch.bool)
     is_last = torch.cat([ordered[1:] != ordered[:-1], ends])
     rank = torch.arange(1, at.shape[0] + 1).index_select(0, order)
-    winner = torch.zeros_like(x, dtype=torch.int64)
+    winner = torch.zeros_like(at[:1]).expand(x.shape[dim])
     winner = winner.scatter_add(0, ordered, torch.where(is_last, rank, 0))
-    written = values.detach().index_select(0, (winner - 1).clamp(min=0))
-    result = torch.where(winner > 0, written, x)
-    if not values.is_floating_point():
+    written = rows.detach().index_select(dim, (winner - 1).clamp(min=0))
+    hit = (winner > 0).reshape([-1 if d == dim else 1 for d in range(x.dim())])
+    result = torch.where(hit, written, x)
+    if not rows.is_floating_point():
         return result
-    ghost = values - values.detach()
+    ghost = rows - rows.detach()
     ghost = torch.where(ghost == 0, ghost, 0.0)
-    return result + torch.zeros_like(x).scatter_add(0, at, ghost)
+    return result + torch.zeros_like(x).index_add(dim, at, ghost)
+
+
+def _flat_write(x, at, values):
+    """``x`` of one dimension with ``values`` at the places ``at``, the last of each place."""
+    return _write_rows(x, 0, at, values)
+
+
+def _reshaped(found, shape):
+    """A result, or that there is none."""
+    return found if found is NotImplemented else found.reshape(shape)
 
 
 def held(index, n: int):
@@ -83,7 +94,7 @@ def scatter_src(x, dim, index, source):
     dim %= x.dim()
     at = _places(x.shape, dim, index)
     found = _flat_write(x.reshape(-1), at, _cropped(source, index).reshape(-1))
-    return found if found is NotImplemented else found.reshape(shape)
+    return _reshaped(found, shape)
 
 
 def scatter_value(x, dim, index, value):
@@ -122,7 +133,8 @@ def _along(index, shape, dim: int):
 def index_copy(x, dim, index, source):
     x1, source1 = _at_least_1d(x, source)
     dim %= x1.dim()
-    return scatter_src(x1, dim, _along(index, x1.shape, dim), source1).reshape(x.shape)
+    at = held(index.reshape(-1), x1.shape[dim])
+    return _reshaped(_write_rows(x1, dim, at, source1), x.shape)
 
 
 def index_fill(x, dim, index, value):
@@ -141,7 +153,7 @@ def diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     positions = torch.arange(x.numel()).reshape(x.shape)
     at = positions.diagonal(offset, dim1, dim2).reshape(-1)
     found = _flat_write(x.reshape(-1), at, source.reshape(-1))
-    return found if found is NotImplemented else found.reshape(x.shape)
+    return _reshaped(found, x.shape)
 
 
 def put(x, index, source, accumulate=False):
@@ -150,20 +162,31 @@ def put(x, index, source, accumulate=False):
     if accumulate:
         return flat.scatter_add(0, at, values).reshape(x.shape)
     found = _flat_write(flat, at, values)
-    return found if found is NotImplemented else found.reshape(x.shape)
+    return _reshaped(found, x.shape)
 
 
 def index_put(x, indices, values, accumulate=False):
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return _masked_put(x, indices, values, accumulate)
+    values = values.to(x.dtype)
+    given = [d for d, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and not accumulate:
+        return _put_rows(x, given[0], indices[given[0]], values)
     positions = torch.arange(x.numel()).reshape(x.shape)
     at = positions[tuple(slice(None) if i is None else i for i in indices)]
-    values = values.to(x.dtype).expand(at.shape).reshape(-1)
+    values = values.expand(at.shape).reshape(-1)
     flat, at = x.reshape(-1), at.reshape(-1)
     if accumulate:
         return flat.scatter_add(0, at, values).reshape(x.shape)
-    found = _flat_write(flat, at, values)
-    return found if found is NotImplemented else found.reshape(x.shape)
+    return _reshaped(_flat_write(flat, at, values), x.shape)
+
+
+def _put_rows(x, dim: int, index, values):
+    """Whole rows along one dimension; the index's dimensions stand for it."""
+    shape = [*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]]
+    rows = [*x.shape[:dim], index.numel(), *x.shape[dim + 1 :]]
+    at = torch.arange(x.shape[dim])[index.reshape(-1)]
+    return _write_rows(x, dim, at, values.expand(shape).reshape(rows))
 
 
 def _masked_put(x, indices, values, accumulate: bool):
@@ -239,7 +262,7 @@ def scatter_reduce(x, dim, index, source, reduce, *, include_self=True):
     at = _places(x.shape, dim % x.dim(), index)
     values = _cropped(source, index).reshape(-1)
     found = _flat_reduce(x.reshape(-1), at, values, reduce, include_self)
-    return found if found is NotImplemented else found.reshape(shape)
+    return _reshaped(found, shape)
 
 
 def index_reduce(x, dim, index, source, reduce, *, include_self=True):
@@ -247,7 +270,7 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     dim %= x1.dim()
     spread = _along(index, x1.shape, dim)
     found = scatter_reduce(x1, dim, spread, source1, reduce, include_self=include_self)
-    return found if found is NotImplemented else found.reshape(x.shape)
+    return _reshaped(found, x.shape)
 
 
 def _strided_places(size, stride, offset):
