@@ -87,6 +87,9 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<ContainerId> {
     let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
         return Vec::new();
     };
+    if tasklet.inputs.len() != 2 {
+        return Vec::new();
+    }
     let all = [a, b, out];
     let mut found = Vec::new();
     for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {

@@ -61,8 +61,10 @@ pub fn reorder(
 
 fn is_product(t: &Tasklet) -> bool {
     let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| symbol(i).is_some());
-    t.summed_product()
-        .is_some_and(|p| [p.a, p.b, p.out].into_iter().all(plain))
+    // One read that is squared is no product of operands.
+    t.inputs.len() == 2
+        && t.summed_product()
+            .is_some_and(|p| [p.a, p.b, p.out].into_iter().all(plain))
 }
 
 fn symbol(index: &Index) -> Option<&Symbol> {
