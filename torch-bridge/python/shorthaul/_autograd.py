@@ -65,7 +65,9 @@ class _Passes(torch.autograd.Function):
         )
         return *outputs, state
 
+    # A function that Dynamo traces may call `backward`; this code is not the user's.
     @staticmethod
+    @torch._dynamo.disable
     def backward(ctx, *grads):
         program: Program = ctx.program
         *kept, saved = ctx.saved_tensors
@@ -82,7 +84,9 @@ class _Passes(torch.autograd.Function):
         with torch.no_grad():
             computed = backward(program, given, kept[:n_reads], kept[n_reads:], saved)
         if torch.is_grad_enabled():
-            computed = _Once.apply(*(grad.requires_grad_() for grad in computed))
+            # A second derivative with respect to what these come from is refused, not zero.
+            sources = [*kept, *(grad for grad in given if grad is not None)]
+            computed = _Once.apply(len(computed), *computed, *sources)
         for i, grad in zip(program.grad_inputs, computed, strict=True):
             if i in reached:
                 result[i + 1] = grad
@@ -93,8 +97,8 @@ class _Once(torch.autograd.Function):
     """Gradients that cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx, *grads):
-        return grads
+    def forward(ctx, n_grads: int, *grads_and_sources):
+        return grads_and_sources[:n_grads]
 
     @staticmethod
     def backward(ctx, *grads):
@@ -105,9 +109,9 @@ class _Once(torch.autograd.Function):
 
 
 def _refuse_batches(grads: Sequence[torch.Tensor | None]) -> None:
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return
-    if any(grad is not None and torch._C._functorch.is_batchedtensor(grad) for grad in grads):
+    functorch = torch._C._functorch
+    batched = (functorch.is_batchedtensor, functorch.is_legacy_batchedtensor)
+    if any(grad is not None and any(is_one(grad) for is_one in batched) for grad in grads):
         raise ShorthaulError(
             "a Shorthaul module computes one gradient at a time, not a batch of them "
             "(`is_grads_batched=True`, `torch.vmap`); call the original module for that"
