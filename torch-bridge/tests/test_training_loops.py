@@ -107,4 +107,5 @@ def test_checkpoints_around_compiled_blocks(wrap, use_reentrant):
     with recorded() as calls:
         found = train(model)
     assert_same_curve(found, eager)
-    assert len(calls) >= 2 * 3 * N_STEPS, "a block ran through PyTorch, or was not run again"
+    # The first of two segments is one block, which runs twice; the last is not checkpointed.
+    assert len(calls) >= (2 + 1 + 1) * N_STEPS, "a block ran through PyTorch, or was not run again"
