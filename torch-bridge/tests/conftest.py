@@ -28,6 +28,14 @@ if not metadata.entry_points(group="torch_dynamo_backends", name="shorthaul"):
 
 
 @pytest.fixture(autouse=True)
+def _threads():
+    """What a test does with the number of threads ends with it."""
+    n_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(autouse=True)
 def _seed(request):
     if "interpreter" in os.environ.get("SHORTHAUL_NATIVE", "") and "missing" in request.node.name:
         pytest.skip("PyTorch's own operators lack nothing")
