@@ -59,7 +59,7 @@ def test_small_networks_compute_what_float64_does(name):
     Outputs, gradients and buffers are each held together by the root mean square of their errors,
     relative to float64: at most twice eager's.
     """
-    # With one thread sums over a channel are longer, and less exact: see docs/src/limits.md.
+    # On one thread some gradients are less exact: a defect that docs/src/limits.md names.
     torch.set_num_threads(2)
     example = EXAMPLES[name].small
     model = without_dropout(smoothed(example.make().train()))

@@ -38,7 +38,6 @@ def start_compiling(captured: Captured, requires_grad: list[bool], place: Place)
     Raises ``Unsupported`` as :func:`compile_program` does.
     """
     is_written = threading.Event()
-
     has_turn = threading.Event()
 
     def listen(done: int, total: int, name: str) -> None:
