@@ -9,6 +9,8 @@ use kernels::compile::{CompileOptions, compile};
 use kernels::lowering::{KernelInfo, Lowered, lower};
 use kernels::progress::Progress;
 use kernels::run::Program;
+use kernels::templates::Templates;
+use std::sync::{Mutex, PoisonError};
 
 /// A step that runs: a forward program and, for training, a backward one.
 ///
@@ -39,9 +41,28 @@ impl Executable {
         threads: usize,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
+        Executable::build_sharing(plan, options, threads, None, progress)
+    }
+
+    /// As [`Executable::build`], with kernels that earlier sizes of the same model compiled where only
+    /// numbers differ, and for later sizes to come.
+    ///
+    /// # Errors
+    /// As for [`Executable::build`].
+    pub fn build_sharing(
+        plan: Plan,
+        options: &CompileOptions,
+        threads: usize,
+        templates: Option<&Mutex<Templates>>,
+        progress: &mut dyn Progress,
+    ) -> Result<Executable, CompileError> {
         let mut lowered: Lowered = lower(&plan.graph, &options.target, threads)?;
         if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
             lowered = lower(&plan.graph, &options.target, 1)?;
+        }
+        if let Some(templates) = templates {
+            // A panic under the lock leaves texts that are whole.
+            lowered.share(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
         }
         let modules = compile(&lowered.units, options, progress)?;
         let [forward, backward] = assemble(&plan.graph, &lowered, &modules)?;

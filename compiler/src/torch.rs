@@ -7,6 +7,8 @@ use graph::{Bindings, Graph};
 use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
 use kernels::progress::Progress;
+use kernels::templates::Templates;
+use std::sync::Mutex;
 
 /// A captured graph, imported and ready to be made a step.
 #[derive(Debug)]
@@ -41,7 +43,8 @@ impl Captured {
     }
 
     /// Kernels for the sizes the graph was captured with. `wrt` are positions among the graph's
-    /// inputs whose gradient is wanted; without any, only the forward pass is made.
+    /// inputs whose gradient is wanted; without any, only the forward pass is made. `templates` are what
+    /// earlier sizes of the same graph compiled.
     ///
     /// # Errors
     /// See [`CompileError`].
@@ -49,6 +52,7 @@ impl Captured {
         &self,
         wrt: &[usize],
         threads: usize,
+        templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
         let graph = &self.imported.graph;
@@ -58,6 +62,6 @@ impl Captured {
         };
         let plan = step.plan(&self.imported.hints)?;
         let options = CompileOptions::from_environment(progress)?;
-        Executable::build(plan, &options, threads, progress)
+        Executable::build_sharing(plan, &options, threads, templates, progress)
     }
 }

@@ -5,11 +5,16 @@ use graph::{
     Bindings, Expr, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor, interpret,
 };
 use kernels::compile::CompileOptions;
+use kernels::features::{Isa, Target};
+use kernels::lowering::lower;
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
+use kernels::templates::Templates;
+use kernels::toolchain::Family;
 use models::net::{Net, Window};
 use models::transformer::{Encoder, encoder_layer};
+use std::sync::Mutex;
 
 struct Reshapes<'g>(&'g Graph);
 
@@ -39,6 +44,11 @@ fn constant(shape: &[SymExpr]) -> Vec<usize> {
 const TOLERANCE: f64 = 2e-5;
 
 fn check(graph: &Graph, threads: usize) {
+    check_sharing(graph, threads, None);
+}
+
+/// As [`check`], with kernels that other sizes compiled.
+fn check_sharing(graph: &Graph, threads: usize, templates: Option<&Mutex<Templates>>) {
     let trained: Vec<usize> = (0..graph.inputs.len())
         .filter(|i| !graph.container(graph.inputs[*i]).name.contains("running"))
         .collect();
@@ -74,7 +84,8 @@ fn check(graph: &Graph, threads: usize) {
     )
     .expect("interprets");
     let options = CompileOptions::from_environment(&mut Silent).expect("a compiler");
-    let exe = Executable::build(plan, &options, threads, &mut Silent).expect("builds");
+    let exe = Executable::build_sharing(plan, &options, threads, templates, &mut Silent);
+    let exe = exe.expect("builds");
     let mut given: Vec<Vec<f32>> = tensors
         .iter()
         .map(|t| t.to_f64().iter().map(|x| *x as f32).collect())
@@ -147,4 +158,66 @@ fn encoder_layer_of_a_transformer() {
         inner: 48,
     };
     check(&encoder_layer(e).expect("builds"), 2);
+}
+
+/// Kernels that are compiled for a training step after the sizes that `templates` knows, and all of its
+/// kernels.
+fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
+    let trained: Vec<usize> = (0..graph.inputs.len()).collect();
+    let step = Step::training(graph, &trained).expect("differentiates");
+    let plan = step.plan(&Bindings::new()).expect("plans");
+    let target = Target::for_isa(Isa::Avx2, Family::Gcc);
+    let mut lowered = lower(&plan.graph, &target, 2).expect("lowers");
+    let n_forms = templates.n_texts();
+    lowered.share(templates);
+    (templates.n_texts() - n_forms, lowered.kernels.len())
+}
+
+#[test]
+fn encoder_layers_of_many_lengths_share_their_kernels() {
+    let layer = |length| {
+        let e = Encoder {
+            batch: 2,
+            length,
+            hidden: 32,
+            heads: 2,
+            inner: 48,
+        };
+        encoder_layer(e).expect("builds")
+    };
+    let templates = Mutex::new(Templates::default());
+    for length in [40, 57, 64, 41, 70] {
+        check_sharing(&layer(length), 2, Some(&templates));
+    }
+    let mut templates = Templates::default();
+    let (first, all) = newly_compiled(&layer(40), &mut templates);
+    assert!(
+        first > all / 2,
+        "equal kernels of a step are one: {first} of {all}"
+    );
+    newly_compiled(&layer(57), &mut templates);
+    newly_compiled(&layer(75), &mut templates);
+    // Of the kernels of a fourth length, tiles of attention's products may be new.
+    let (fourth, _) = newly_compiled(&layer(68), &mut templates);
+    assert!(fourth * 2 <= first, "{fourth} of {first} kernels are new");
+    let (again, _) = newly_compiled(&layer(68), &mut templates);
+    assert_eq!(again, 0, "a length that was there needs no kernel");
+}
+
+#[test]
+fn convolutions_of_many_image_sizes_share_their_kernels() {
+    let templates = Mutex::new(Templates::default());
+    for side in [6, 9, 12, 15, 9] {
+        let mut net = Net::new("block");
+        let sizes = [2, 3, side, side].map(SymExpr::constant);
+        let x = net.input("x", graph::DType::F32, &sizes);
+        let build = |net: &mut Net| {
+            let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
+            let y = net.batch_norm("bn1", y)?;
+            let y = net.relu("relu1", y)?;
+            net.conv("conv2", y, 5, Window::new(3, 2, 1))
+        };
+        let y = build(&mut net).expect("builds");
+        check_sharing(&net.finish(&[y]), 2, Some(&templates));
+    }
 }

@@ -66,12 +66,23 @@ pub fn assemble(
                 parts.constants.push(constant_bytes(value)?);
             }
         }
+        let first_values = parts.constants.len();
+        for values in &lowered.values {
+            let bytes = values.len() * size_of::<i64>();
+            let block = AlignedBuffer::from_slice(values);
+            parts
+                .constants
+                .push(block.ok_or(AssembleError::OutOfMemory { bytes })?);
+        }
         for launch in launches {
             let place = |b: &Buffer| memory.place(*b);
+            let values = launch
+                .values
+                .map(|at| BufferRef::Constant(first_values + at));
             parts.launches.push(Launch {
                 function: modules[launch.unit].function(&launch.symbol)?,
-                args: launch.args.iter().filter_map(place).collect(),
-                name: launch.symbol.clone(),
+                args: launch.args.iter().filter_map(place).chain(values).collect(),
+                name: launch.name.clone(),
             });
         }
         Ok(Program::new(parts)?)

@@ -20,4 +20,5 @@ pub mod prelude;
 pub mod progress;
 pub mod recognize;
 pub mod run;
+pub mod templates;
 pub mod toolchain;

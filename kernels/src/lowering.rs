@@ -16,6 +16,7 @@ use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Stor
 use std::collections::BTreeMap;
 
 mod halves;
+mod share;
 
 /// C text of one file that compiles in a second or two.
 const UNIT_BYTES: usize = 60_000;
@@ -45,6 +46,9 @@ pub struct Lowered {
     pub kernels: Vec<KernelInfo>,
     /// Threads that the launches have room for; they run on fewer as well.
     pub threads: usize,
+    /// What launches give besides their buffers, where a kernel's text is shared with other sizes.
+    pub(crate) values: Vec<Vec<i64>>,
+    sources: Vec<Source>,
 }
 
 /// One call of a C function by every thread.
@@ -54,12 +58,18 @@ pub struct LoweredLaunch {
     pub stage: Stage,
     /// The C function.
     pub symbol: String,
+    /// What reports call it: the function's name where its text is not shared.
+    pub name: String,
     /// Position of its file in [`Lowered::units`].
     pub unit: usize,
     /// Its buffers, in the function's order.
     pub args: Vec<Buffer>,
     /// Position of its kernel in [`Lowered::kernels`].
     pub kernel: usize,
+    /// Position in [`Lowered::values`] of what it gives behind its buffers.
+    pub(crate) values: Option<usize>,
+    /// Position of its kernel's text in [`Lowered::sources`].
+    source: usize,
 }
 
 /// How a kernel was made.
@@ -138,10 +148,20 @@ struct Lowering {
 }
 
 /// The functions of one kernel.
+#[derive(Clone, Debug)]
 struct Source {
     name: String,
+    /// A line for whoever reads the C text.
+    comment: String,
+    /// The text with [`PLACEHOLDER`] for the name.
     text: String,
     symbols: Vec<String>,
+}
+
+impl Source {
+    fn named_text(&self) -> String {
+        self.comment.clone() + &self.text.replace(PLACEHOLDER, &self.name)
+    }
 }
 
 impl Lowering {
@@ -339,7 +359,8 @@ impl Lowering {
         let name = format!("k_{base}_{n}");
         let comment = emit::comment(&node.origin.to_string());
         self.sources.push(Source {
-            text: comment + &text.replace(PLACEHOLDER, &name),
+            comment,
+            text: text.clone(),
             symbols: symbols
                 .iter()
                 .map(|s| s.replace(PLACEHOLDER, &name))
@@ -357,10 +378,13 @@ impl Lowering {
             .into_iter()
             .map(|(stage, source, symbol, args, kernel)| LoweredLaunch {
                 stage,
+                name: symbol.clone(),
                 symbol,
                 unit: unit_of[source],
                 args,
                 kernel,
+                values: None,
+                source,
             })
             .collect();
         let touches: Vec<Touches> = launches
@@ -377,6 +401,8 @@ impl Lowering {
             thread_scratch_bytes: self.scratch,
             kernels: self.kernels,
             threads: self.threads,
+            values: Vec::new(),
+            sources: self.sources,
         })
     }
 }
@@ -463,6 +489,11 @@ fn identifier(name: &str) -> String {
 }
 
 /// Sources as files of similar length, and each source's file.
+/// What stands above the kernels of a file.
+fn head() -> String {
+    format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS)
+}
+
 fn batches(sources: &[Source]) -> (Vec<SourceUnit>, Vec<usize>) {
     let mut units: Vec<SourceUnit> = Vec::new();
     let mut unit_of = Vec::new();
@@ -471,12 +502,12 @@ fn batches(sources: &[Source]) -> (Vec<SourceUnit>, Vec<usize>) {
         if full {
             units.push(SourceUnit {
                 name: source.name.clone(),
-                source: format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS),
+                source: head(),
                 symbols: Vec::new(),
             });
         }
         if let Some(unit) = units.last_mut() {
-            unit.source.push_str(&source.text);
+            unit.source.push_str(&source.named_text());
             unit.source.push('\n');
             unit.symbols.extend(source.symbols.iter().cloned());
         }

@@ -22,6 +22,7 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::ptr::null_mut;
+use std::sync::Mutex;
 
 create_exception!(
     shorthaul._native,
@@ -44,6 +45,21 @@ create_exception!(
 
 /// Name, shape and dtype (PyTorch's name) of a tensor at the boundary.
 type Spec = (String, Vec<i64>, &'static str);
+
+/// What the sizes of one graph compiled, for the sizes after them.
+#[pyclass(frozen, module = "shorthaul._native")]
+#[derive(Default)]
+pub struct Templates {
+    texts: Mutex<compiler::kernels::templates::Templates>,
+}
+
+#[pymethods]
+impl Templates {
+    #[new]
+    fn new() -> Templates {
+        Templates::default()
+    }
+}
 
 /// Kernels for the forward and, where gradients are wanted, the backward pass.
 #[pyclass(frozen, module = "shorthaul._native")]
@@ -75,9 +91,10 @@ pub struct Program {
 #[pymethods]
 impl Program {
     /// Compiles a captured graph. `requires_grad` are positions among its inputs without constants;
-    /// `progress(done, total, name)` is called as sources become ready.
+    /// `progress(done, total, name)` is called as sources become ready. `templates` are what earlier sizes
+    /// of the same graph compiled; what this one compiles is added.
     #[staticmethod]
-    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, templates=None))]
     fn compile(
         py: Python<'_>,
         graph_json: &str,
@@ -85,14 +102,16 @@ impl Program {
         requires_grad: Vec<usize>,
         threads: usize,
         progress: Option<Py<PyAny>>,
+        templates: Option<Py<Templates>>,
     ) -> PyResult<Program> {
+        let templates = templates.as_ref().map(|templates| &templates.get().texts);
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener::new(progress);
             let executable = captured
-                .compile(&requires_grad, threads, &mut listener)
+                .compile(&requires_grad, threads, templates, &mut listener)
                 .map_err(|error| listener.failure(error))?;
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))

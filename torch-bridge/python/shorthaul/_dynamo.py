@@ -146,6 +146,8 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: How many programs were made for all its regions.
         self.n_programs = 0
+        #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
+        self.templates: dict[tuple, object] = {}
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""

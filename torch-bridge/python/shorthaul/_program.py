@@ -138,12 +138,14 @@ def compile_program(
     place: Place,
     n_threads: int | None = None,
     listener: Callable[[int, int, str], None] | None = None,
+    templates: object | None = None,
 ) -> Program:
     """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
 
     ``n_threads``: how many threads it is made for; ``None``: PyTorch's number on this thread.
     ``listener(done, total, name)`` is called when all C text is written (``done`` is 0), and as
     each file of it is compiled; ``None``: a line on a terminal.
+    ``templates``: what earlier sizes of the same graph compiled, to be shared.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
@@ -167,7 +169,7 @@ def compile_program(
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, n_threads, listener
+                captured.json, captured.constants, wrt, n_threads, listener, templates
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None

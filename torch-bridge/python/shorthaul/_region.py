@@ -70,6 +70,12 @@ class Region:
         self.owner = owner
         self.calls: dict[tuple, Call | None] = {}
         self.wanted: dict[tuple, int] = {}
+        #: What the graph computes, whatever the sizes.
+        self.targets = tuple(
+            str(node.target)
+            for node in body.graph.nodes
+            if isinstance(node.meta.get("example_value"), torch.Tensor)
+        )
         self.lock = threading.RLock()
 
     def __call__(self, *inputs):
@@ -91,6 +97,13 @@ class Region:
             for value in inputs
         ]
         return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *looks)
+
+    def _templates(self, requires_grad: Sequence[bool]) -> object | None:
+        """What other sizes of this graph compiled; ``None`` where every size has its own kernels."""
+        if self.owner.options.dynamic is False:
+            return None
+        mode = (torch.get_num_threads(), _autocast.key(), sum(requires_grad))
+        return self.owner.templates.setdefault((self.targets, mode), _native.Templates())
 
     def _prepare(self, key: tuple, inputs) -> Call | None:
         with self.lock:
@@ -190,11 +203,12 @@ class Region:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
+        templates = self._templates(requires_grad)
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place)
+                program = start_compiling(captured, requires_grad, place, templates)
             else:
-                program = compile_program(captured, requires_grad, place)
+                program = compile_program(captured, requires_grad, place, templates=templates)
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise

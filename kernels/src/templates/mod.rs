@@ -1,0 +1,314 @@
+//! Kernels of several sizes from one text.
+//!
+//! A program is planned and emitted for one set of sizes, and most kernels of the next set differ in
+//! nothing but numbers: lengths of loops, strides, offsets. Where two kernels have the same text up to
+//! numbers, the numbers that differ become values that a launch is given, and what is compiled then
+//! serves every size whose text has the same shape. Nothing here knows what a number means: a text
+//! with its own numbers put back in is the text that would have been compiled for it alone, so a
+//! shared kernel computes what its own would. Only numbers that C lets be anything become values
+//! (`scan`); a text that differs elsewhere is compiled for itself.
+//!
+//! The first program's kernels keep their numbers: who uses one size pays nothing.
+
+mod scan;
+
+use crate::compile::SourceUnit;
+use scan::{Number, Scan, Type, Use};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// Declares what a shared kernel's functions read their numbers from.
+pub(crate) const SUPPORT: &str = "\
+static __thread const long *sh_values;
+SH_FN double sh_double_from_bits(long u) { union { long u; double d; } v = {u}; return v.d; }
+";
+
+/// The texts of the kernels that were compiled for a model's earlier sizes.
+#[derive(Debug, Default)]
+pub struct Templates {
+    /// By shape.
+    forms: BTreeMap<Vec<u8>, Vec<Form>>,
+    /// Programs that were shared so far.
+    n_programs: usize,
+}
+
+/// A text that is compiled, for one kernel or for several.
+#[derive(Clone, Debug)]
+struct Form {
+    /// The program it first served.
+    program: usize,
+    /// The numbers of the first kernel it served, as they stand in the text.
+    literals: Vec<String>,
+    /// Where a number is a value at run time: which value.
+    values: BTreeMap<usize, usize>,
+    unit: Arc<SourceUnit>,
+    symbols: Vec<String>,
+}
+
+/// What a kernel's launches call.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) unit: Arc<SourceUnit>,
+    /// The functions, in the order of the kernel's own.
+    pub(crate) symbols: Vec<String>,
+    /// What the launches give besides their buffers, behind them; `None` for a text of its own.
+    pub(crate) values: Option<Vec<i64>>,
+}
+
+/// A kernel as it would be compiled for itself.
+pub(crate) struct Own<'a> {
+    /// Its text with `placeholder` for its name.
+    pub(crate) text: &'a str,
+    pub(crate) placeholder: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) symbols: &'a [String],
+    /// Buffers that its launches give.
+    pub(crate) n_buffers: usize,
+}
+
+impl Templates {
+    /// Whether no program was shared yet.
+    pub fn is_empty(&self) -> bool {
+        self.n_programs == 0
+    }
+
+    /// Texts that were compiled for all programs so far.
+    pub fn n_texts(&self) -> usize {
+        self.forms.values().map(Vec::len).sum()
+    }
+
+    /// Ends a program: the next may differ from it.
+    pub(crate) fn close_program(&mut self) {
+        self.n_programs += 1;
+    }
+
+    /// Notes that a kernel was compiled in `unit`, with its numbers.
+    pub(crate) fn keep(&mut self, own: &Own, unit: &Arc<SourceUnit>) {
+        let (shape, scan) = shape_of(own);
+        let form = Form::of(own, &scan, self.n_programs, unit);
+        self.forms.entry(shape).or_default().push(form);
+    }
+
+    /// What a kernel of a later program calls; `unit_of` makes a file of a kernel's text.
+    pub(crate) fn share(&mut self, own: &Own, unit_of: impl Fn(&str) -> SourceUnit) -> Shared {
+        let (shape, scan) = shape_of(own);
+        let program = self.n_programs;
+        let forms = self.forms.entry(shape).or_default();
+        let literals = literals(own.text, &scan);
+        if let Some((form, values)) = forms
+            .iter()
+            .find_map(|form| Some((form, form.values_for(&literals, &scan)?)))
+        {
+            return Shared {
+                unit: Arc::clone(&form.unit),
+                symbols: form.symbols.clone(),
+                values: (!form.values.is_empty()).then_some(values),
+            };
+        }
+        let named = |text: &str| text.replace(own.placeholder, own.name);
+        let nearest = forms
+            .iter()
+            .filter(|form| form.program < program)
+            .min_by_key(|form| (form.differing(&literals).len(), Reverse(form.values.len())));
+        let joined = nearest.and_then(|form| Some((form, form.joined(&literals, &scan)?)));
+        let form = match joined {
+            Some((nearest, values)) => {
+                let text = named(&template(own, &scan, &values));
+                Form {
+                    program,
+                    literals: lengthened(&nearest.literals, &literals, &scan),
+                    values,
+                    unit: Arc::new(unit_of(&text)),
+                    symbols: own.symbols.to_vec(),
+                }
+            }
+            None => Form::of(own, &scan, program, &Arc::new(unit_of(&named(own.text)))),
+        };
+        let values = form.values_for(&literals, &scan).unwrap_or_default();
+        let shared = Shared {
+            unit: Arc::clone(&form.unit),
+            symbols: form.symbols.clone(),
+            values: (!form.values.is_empty()).then_some(values),
+        };
+        forms.push(form);
+        shared
+    }
+}
+
+/// The shape that kernels with a common text have in common.
+fn shape_of(own: &Own) -> (Vec<u8>, Scan) {
+    let scan = Scan::of(own.text);
+    let mut shape = scan.shape.clone();
+    // Where the values are among the buffers stands in the text.
+    shape.extend_from_slice(format!("{} {}", own.n_buffers, own.symbols.len()).as_bytes());
+    (shape, scan)
+}
+
+fn literals(text: &str, scan: &Scan) -> Vec<String> {
+    let number = |n: &Number| text[n.at.clone()].to_string();
+    scan.numbers.iter().map(number).collect()
+}
+
+/// A length that serves for all lengths between the power of two below and itself.
+fn room(literal: &str) -> String {
+    let exact: u64 = literal.parse().unwrap_or(0);
+    exact.next_power_of_two().to_string()
+}
+
+fn lengthened(nearest: &[String], literals: &[String], scan: &Scan) -> Vec<String> {
+    let each = nearest.iter().zip(literals).zip(&scan.numbers);
+    each.map(|((old, new), number)| match number.usage {
+        Use::Length => room(new),
+        _ => old.clone(),
+    })
+    .collect()
+}
+
+impl Form {
+    fn of(own: &Own, scan: &Scan, program: usize, unit: &Arc<SourceUnit>) -> Form {
+        Form {
+            program,
+            literals: literals(own.text, scan),
+            values: BTreeMap::new(),
+            unit: Arc::clone(unit),
+            symbols: own.symbols.to_vec(),
+        }
+    }
+
+    /// The values with which this text computes what a text with these numbers does.
+    fn values_for(&self, literals: &[String], scan: &Scan) -> Option<Vec<i64>> {
+        let mut values: Vec<Option<i64>> = vec![None; self.n_values()];
+        for (i, (number, (mine, theirs))) in scan
+            .numbers
+            .iter()
+            .zip(self.literals.iter().zip(literals))
+            .enumerate()
+        {
+            match self.values.get(&i) {
+                Some(at) => {
+                    let value = bits(theirs, number.usage)?;
+                    if values[*at].replace(value).is_some_and(|v| v != value) {
+                        return None;
+                    }
+                }
+                None if number.usage == Use::Length => {
+                    if mine.parse::<u64>().ok()? < theirs.parse::<u64>().ok()? {
+                        return None;
+                    }
+                }
+                None if mine != theirs => return None,
+                None => {}
+            }
+        }
+        values.into_iter().collect()
+    }
+
+    fn n_values(&self) -> usize {
+        self.values.values().max().map_or(0, |last| last + 1)
+    }
+
+    fn differing(&self, literals: &[String]) -> BTreeSet<usize> {
+        let pairs = self.literals.iter().zip(literals).enumerate();
+        pairs.filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect()
+    }
+
+    /// Which numbers have to be values so that one text serves this form's kernels and one with these
+    /// numbers; `None` if C forbids one of them. Numbers that were equal in all of them are one value.
+    fn joined(&self, literals: &[String], scan: &Scan) -> Option<BTreeMap<usize, usize>> {
+        let mut open: BTreeSet<usize> = self.values.keys().copied().collect();
+        for i in self.differing(literals) {
+            match scan.numbers[i].usage {
+                Use::Value(_) => {
+                    open.insert(i);
+                }
+                Use::Length => {}
+                Use::Fixed => return None,
+            }
+        }
+        let mut classes = BTreeMap::new();
+        let mut values = BTreeMap::new();
+        for i in open {
+            let usage = scan.numbers[i].usage;
+            let mine = match self.values.get(&i) {
+                Some(class) => (Some(*class), None),
+                None => (None, Some(bits(&self.literals[i], usage)?)),
+            };
+            let key = (mine, bits(&literals[i], usage)?);
+            let next = classes.len();
+            values.insert(i, *classes.entry(key).or_insert(next));
+        }
+        Some(values)
+    }
+}
+
+/// A number as the 64 bits that a launch gives.
+fn bits(literal: &str, usage: Use) -> Option<i64> {
+    let Use::Value(c_type) = usage else {
+        return None;
+    };
+    match c_type {
+        Type::Int | Type::Long => literal.trim_end_matches('L').parse().ok(),
+        Type::Float => {
+            let value: f32 = literal.trim_end_matches(['f', 'F']).parse().ok()?;
+            Some(i64::from(value.to_bits()))
+        }
+        Type::Double => Some(literal.parse::<f64>().ok()?.to_bits().cast_signed()),
+    }
+}
+
+/// The kernel's text with the values in the places of their numbers.
+fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
+    let mut used: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    for (i, value) in values {
+        if let Some(body) = scan.numbers[*i].body {
+            used.entry(body).or_default().insert(*value);
+        }
+    }
+    // What stands at a position of the text instead of so many bytes.
+    let mut edits: Vec<(usize, usize, String)> = Vec::new();
+    for (body, at) in scan.bodies.iter().enumerate() {
+        let head = own.text[..*at].rsplit('\n').next().unwrap_or_default();
+        let mut declared = String::new();
+        if is_entry(head) {
+            let _ = write!(declared, "\nsh_values = buf[{}];", own.n_buffers);
+        }
+        for value in used.get(&body).into_iter().flatten() {
+            let _ = write!(declared, "\nconst long sh_v{value} = sh_values[{value}];");
+        }
+        edits.push((*at, 0, declared));
+    }
+    for (i, number) in scan.numbers.iter().enumerate() {
+        let text = match (values.get(&i), number.usage) {
+            (Some(value), Use::Value(c_type)) => match c_type {
+                Type::Int => format!("((int)sh_v{value})"),
+                Type::Long => format!("sh_v{value}"),
+                Type::Float => format!("sh_from_bits((sh_u32)sh_v{value})"),
+                Type::Double => format!("sh_double_from_bits(sh_v{value})"),
+            },
+            (_, Use::Length) => room(&own.text[number.at.clone()]),
+            _ => continue,
+        };
+        edits.push((number.at.start, number.at.len(), text));
+    }
+    edits.sort_by_key(|edit| edit.0);
+    let mut text = String::new();
+    let mut done = 0;
+    for (at, len, new) in edits {
+        text.push_str(&own.text[done..at]);
+        text.push_str(&new);
+        done = at + len;
+    }
+    text.push_str(&own.text[done..]);
+    text
+}
+
+/// Whether a line opens a function that launches call.
+fn is_entry(head: &str) -> bool {
+    head.starts_with("void ")
+        && head.contains("(void *const *buf, void *scratch, long tid, long nt)")
+}
+
+#[cfg(test)]
+mod tests;
