@@ -4,198 +4,11 @@
 #![allow(unsafe_code)]
 
 mod contraction_cases;
-
-use std::ffi::c_void;
-use std::path::Path;
-use std::process::Command;
+mod contraction_checks;
 
 use contraction_cases::{Conv, extent, matmul, plain};
-use kernels::contraction::{Axis, Contraction, EmittedContraction, Hooks, Operand, Target, emit};
-
-type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-
-    fn within(&mut self, lo: i64, hi: i64) -> i64 {
-        lo + (self.next() % (hi - lo + 1) as u64) as i64
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.next() as usize % of.len()]
-    }
-
-    fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n)
-            .map(|_| self.within(-1000, 1000) as f32 / 1000.0)
-            .collect()
-    }
-}
-
-/// The definition, straight from the index expressions.
-fn reference(c: &Contraction, a: &[f32], b: &[f32], len: usize) -> Vec<f64> {
-    let mut out = vec![0.0f64; len];
-    let mut at = vec![0i64; c.dims.len()];
-    loop {
-        if let (Some(x), Some(y), Some(z)) =
-            (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
-        {
-            out[z] += f64::from(a[x]) * f64::from(b[y]);
-        }
-        let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
-            return out;
-        };
-        at[d] += 1;
-        at[d + 1..].fill(0);
-    }
-}
-
-fn address(op: &Operand, at: &[i64]) -> Option<usize> {
-    let mut sum = op.base;
-    for ax in &op.axes {
-        let v = ax.offset + ax.terms.iter().map(|&(d, k)| k * at[d]).sum::<i64>();
-        if ax.guarded && !(0..ax.size).contains(&v) {
-            return None;
-        }
-        sum += v * ax.stride;
-    }
-    Some(sum as usize)
-}
-
-struct Case {
-    label: String,
-    contraction: Contraction,
-    /// Acceptable paths; empty for any but the fallback.
-    emitted: EmittedContraction,
-}
-
-/// 64 aligned bytes of scratch, all NaN.
-#[repr(align(64))]
-struct Line(#[allow(dead_code)] [f32; 16]);
-
-fn scratch(bytes: usize) -> Vec<Line> {
-    (0..bytes / 64 + 2).map(|_| Line([f32::NAN; 16])).collect()
-}
-
-fn compile(dir: &Path, name: &str, source: &str) -> libloading::Library {
-    let (c, so) = (
-        dir.join(format!("{name}.c")),
-        dir.join(format!("{name}.so")),
-    );
-    std::fs::write(&c, source).expect("writable directory");
-    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
-    let done = Command::new(cc)
-        .args([
-            "-O1",
-            "-march=native",
-            "-Wall",
-            "-Werror",
-            "-Wno-psabi",
-            "-Wno-unused",
-            "-shared",
-            "-fPIC",
-            "-o",
-        ])
-        .args([&so, &c])
-        .output()
-        .expect("a C compiler");
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    unsafe { libloading::Library::new(&so).expect("a loadable library") }
-}
-
-/// Runs every launch with `nt` threads, one after the other.
-fn run(
-    lib: &libloading::Library,
-    e: &EmittedContraction,
-    a: &[f32],
-    b: &[f32],
-    out: &mut [f32],
-    nt: i64,
-) {
-    let mut shared = scratch(e.shared_scratch_bytes);
-    let mut own = scratch(e.thread_scratch_bytes);
-    let buf: [*mut c_void; 4] = [
-        a.as_ptr() as *mut c_void,
-        b.as_ptr() as *mut c_void,
-        out.as_mut_ptr().cast(),
-        shared.as_mut_ptr().cast(),
-    ];
-    for launch in &e.launches {
-        let f: libloading::Symbol<Kernel> = unsafe {
-            lib.get(launch.symbol.as_bytes())
-                .expect("the launch's symbol")
-        };
-        for tid in 0..nt {
-            unsafe { f(buf.as_ptr(), own.as_mut_ptr().cast(), tid, nt) };
-        }
-    }
-}
-
-fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallback: bool) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let target = Target {
-        vector_width: vw,
-        threads: 2,
-    };
-    let mut source = String::new();
-    let mut ready = Vec::new();
-    for (i, (label, contraction)) in cases.into_iter().enumerate() {
-        let emitted =
-            emit(&format!("k{i}"), &contraction, &Hooks::default(), &target).expect("supported");
-        assert_eq!(
-            emitted.path == "generic",
-            fallback,
-            "{label} took the path {}",
-            emitted.path
-        );
-        source.push_str(&emitted.source);
-        ready.push(Case {
-            label,
-            contraction,
-            emitted,
-        });
-    }
-    let lib = compile(dir.path(), name, &source);
-    let mut r = Random(7);
-    for case in &ready {
-        let c = &case.contraction;
-        let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
-        let len = extent(&c.out);
-        let expected = reference(c, &a, &b, len);
-        for nt in [1, 2, 3] {
-            let mut out = vec![f32::NAN; len + 64];
-            run(&lib, &case.emitted, &a, &b, &mut out, nt);
-            for (i, want) in expected.iter().enumerate() {
-                // Sums of at most some thousand products of numbers in [-1, 1].
-                let error = (f64::from(out[i]) - want).abs();
-                assert!(
-                    error < 1e-4,
-                    "{} ({}), {nt} threads: element {i} is {}, expected {want}",
-                    case.label,
-                    case.emitted.path,
-                    out[i]
-                );
-            }
-            assert!(
-                out[len..].iter().all(|x| x.is_nan()),
-                "{}: wrote past the end",
-                case.label
-            );
-        }
-    }
-}
+use contraction_checks::{Random, check_all, compile, reference, run};
+use kernels::contraction::{Axis, Contraction, Hooks, Operand, Target, emit};
 
 fn random_conv(r: &mut Random) -> Conv {
     let spatial = r.pick(&[1, 2, 2, 2, 3]);
@@ -280,6 +93,107 @@ fn depthwise_convolutions() {
     }
     for vw in [16, 8, 4] {
         check_all("depthwise", vw, cases.clone(), false);
+    }
+}
+
+#[test]
+fn groups_of_few_channels_share_panels() {
+    let groups = |groups, c, k| Conv {
+        groups,
+        c,
+        k,
+        ..Conv::square(2, 1, 1, 9, 3, 1)
+    };
+    let all = |conv: &Conv| {
+        [
+            ("forward", conv.forward()),
+            ("data gradient", conv.data_gradient()),
+            ("weight gradient", conv.weight_gradient()),
+        ]
+        .map(|(what, c)| (format!("{what} {conv:?}"), c))
+    };
+    let target = Target {
+        vector_width: 16,
+        threads: 2,
+    };
+    for (label, c) in all(&groups(32, 4, 4)) {
+        let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
+        assert!(e.source.contains("4 groups together"), "{label}");
+    }
+    let mut r = Random(17);
+    let mut cases = Vec::new();
+    for _ in 0..8 {
+        let conv = Conv {
+            groups: r.pick(&[4, 6, 8, 15, 32]),
+            c: r.pick(&[1, 2, 3, 4, 8]),
+            k: r.pick(&[2, 3, 4, 6, 8]),
+            nchw_input: r.pick(&[false, false, true]),
+            ..Conv::square(
+                2,
+                1,
+                1,
+                r.within(5, 12),
+                r.pick(&[1, 3, 5]),
+                r.pick(&[1, 2]),
+            )
+        };
+        cases.extend(all(&conv));
+    }
+    cases.extend(all(&groups(32, 4, 4)));
+    for vw in [16, 8] {
+        check_all("groups", vw, cases.clone(), false);
+    }
+}
+
+/// A linear layer behind an image that is flattened channels first but lies channels last.
+#[test]
+fn large_operands_that_lie_across_the_others() {
+    let (m, n, c, places) = (8, 350, 64, 49);
+    let image = vec![plain(0, m, c * places), plain(2, c, 1), plain(3, places, c)];
+    let weight = vec![
+        plain(1, n, c * places),
+        plain(2, c, places),
+        plain(3, places, 1),
+    ];
+    let rows = vec![plain(0, m, n), plain(1, n, 1)];
+    let operand = |axes: &Vec<Axis>| Operand {
+        axes: axes.clone(),
+        base: 0,
+    };
+    let of = |a, b, out| Contraction {
+        dims: vec![m, n, c, places],
+        a: operand(a),
+        b: operand(b),
+        out: operand(out),
+    };
+    let cases = vec![
+        ("forward".to_string(), of(&image, &weight, &rows)),
+        ("data gradient".to_string(), of(&rows, &weight, &image)),
+        ("weight gradient".to_string(), of(&rows, &image, &weight)),
+    ];
+    check_all("across", 16, cases, false);
+}
+
+/// One chain of all terms would be wrong by ten times as much.
+#[test]
+fn long_sums_are_blocked() {
+    let c = matmul([1, 4, 16, 300_000], "mk", "kn", "mn");
+    let target = Target {
+        vector_width: 16,
+        threads: 1,
+    };
+    let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let lib = compile(dir.path(), "long", &e.source);
+    let mut r = Random(3);
+    let mut positive = |n| -> Vec<f32> { r.floats(n).into_iter().map(f32::abs).collect() };
+    let (a, b) = (positive(extent(&c.a)), positive(extent(&c.b)));
+    let expected = reference(&c, &a, &b, extent(&c.out));
+    let mut out = vec![f32::NAN; extent(&c.out)];
+    run(&lib, &e, &a, &b, &mut out, 1);
+    for (got, want) in out.iter().zip(&expected) {
+        let error = (f64::from(*got) - want).abs() / want;
+        assert!(error < 2e-6, "{got}, expected {want}");
     }
 }
 
@@ -431,7 +345,13 @@ fn epilogues_see_every_final_element_once() {
     let pointwise = Conv::square(2, 24, 36, 9, 1, 2);
     let deep = Conv::depthwise(2, 48, 9, 3, 1);
     let deep_strided = Conv::depthwise(2, 48, 9, 3, 2);
+    let grouped = Conv {
+        groups: 8,
+        ..Conv::square(2, 4, 4, 9, 3, 1)
+    };
     for (label, c, at) in [
+        ("groups", grouped.forward(), "m*32 + n"),
+        ("groups' data gradient", grouped.data_gradient(), "m*32 + n"),
         ("forward", conv.forward(), "m*40 + n"),
         ("data gradient", conv.data_gradient(), "m*20 + n"),
         ("weight gradient", conv.weight_gradient(), "n*180 + m"),

@@ -1,9 +1,11 @@
 //! Roles of the dims and the blocking plan of a contraction whose output is plain: register tile,
-//! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by a small
-//! cost model in cycles; emits no text.
+//! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by the cost
+//! model in `cost`; emits no text.
 
 use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
+use super::cost::cost;
+use super::groups::{Diagonal, Place};
 use super::stage::Staging;
 
 /// A loop dimension with its step in each operand; `a` is without staging.
@@ -29,6 +31,8 @@ pub struct Shape {
     pub o_base: i64,
     /// The broadcast operand is the caller's `b`.
     pub swapped: bool,
+    /// Several groups of a batch dim side by side in a panel.
+    pub diagonal: Option<Diagonal>,
 }
 
 /// A cut of an ordered list of dims: dims before `depth` one index at a time, dim `depth` in `blocks`
@@ -111,7 +115,7 @@ impl Tiling {
         }
     }
 
-    fn largest(&self) -> i64 {
+    pub(super) fn largest(&self) -> i64 {
         self.small + i64::from(self.n_big > 0)
     }
 }
@@ -131,7 +135,7 @@ impl Plan {
         let s = &self.shape;
         format!(
             "batch {} m {} n {} k {}: tile {}+ along m{}, {} vectors; m{} in {}, k{} in {}, n in {}; {} parts, \
-             {} floats staged, vectors from {:?}",
+             {} floats staged, vectors from {:?}{}",
             sizes(&s.batch),
             sizes(&s.m),
             sizes(&s.n),
@@ -146,7 +150,11 @@ impl Plan {
             self.n_chunks,
             self.parts,
             self.staging.as_ref().map_or(0, |s| s.floats),
-            self.source
+            self.source,
+            s.diagonal.as_ref().map_or(String::new(), |d| format!(
+                ", {} groups together",
+                d.together
+            ))
         )
     }
 
@@ -185,11 +193,11 @@ impl Plan {
     }
 }
 
-fn product(dims: &[Dim]) -> i64 {
+pub(super) fn product(dims: &[Dim]) -> i64 {
     dims.iter().map(|d| d.size).product()
 }
 
-fn div_up(a: i64, b: i64) -> i64 {
+pub(super) fn div_up(a: i64, b: i64) -> i64 {
     (a + b - 1) / b
 }
 
@@ -262,6 +270,7 @@ fn assign_roles(mut p: Problem, swapped: bool) -> Result<Shape, NoFastForm> {
         b_base: p.b.base,
         o_base: p.out.base,
         swapped,
+        diagonal: None,
     };
     for id in 0..p.dims.len() {
         if p.dims[id] == 1 {
@@ -343,14 +352,61 @@ pub struct Wishes {
     pub epilogue: bool,
 }
 
+/// Longest chain of additions in single precision, unless the reduction has no dims to cut.
+const MOST_TERMS: i64 = 4608;
+
 /// Chooses the cheapest plan.
 pub fn plan(s: &Shape, w: &Wishes) -> Plan {
+    let mut best: Option<(f64, Plan)> = None;
+    for order in orders(s, w) {
+        consider(&order, w, &mut best);
+    }
+    let mut plan = best
+        .map(|b| b.1)
+        .unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
+    plan.staging = staging(&plan, w);
+    plan
+}
+
+/// The shape itself and, where a large vector operand is contiguous along a dim that the others do not
+/// walk innermost, with that dim innermost: packing then reads whole cache lines.
+fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
+    const LARGE: i64 = 1 << 20;
+    let mut all = vec![s.clone()];
+    let lane = s.n[s.n.len() - 1].b;
+    if lane == 1 || s.diagonal.is_some() || product(&s.n) * product(&s.k) < LARGE {
+        return all;
+    }
+    let contiguous = s.k.iter().any(|d| d.b == 1) && s.k.last().is_some_and(|d| d.b != 1);
+    if contiguous && !s.a.any_composite() {
+        let mut turned = s.clone();
+        turned.k.sort_by_key(|d| std::cmp::Reverse((d.b, d.a)));
+        all.push(turned);
+    }
+    // Results then go through scratch, where an epilogue's columns would not be in order.
+    if s.n.iter().any(|d| d.b == 1) && !w.epilogue {
+        let mut turned = s.clone();
+        turned.n.sort_by_key(|d| std::cmp::Reverse((d.b, d.o)));
+        all.push(turned);
+    }
+    all
+}
+
+fn consider(s: &Shape, w: &Wishes, best: &mut Option<(f64, Plan)>) {
     let n_inner = s.n[s.n.len() - 1].size;
     let (nv, mr) = register_tile(n_inner, w.vw);
     let tiling = Tiling::new(&s.m, mr);
-    let to_scratch = s.n[s.n.len() - 1].o != 1;
-    let mut best: Option<(f64, Plan)> = None;
-    for k_cut in cuts(&s.k, s.k.len(), |i| s.k[i].size) {
+    let rows_on_diagonal = s.diagonal.as_ref().is_some_and(|d| d.place.is_rows());
+    let to_scratch = s.n[s.n.len() - 1].o != 1 || rows_on_diagonal;
+    let whole = s.diagonal.as_ref().and_then(|d| match d.place {
+        Place::Reduction(at) => Some(at),
+        Place::Rows(_) => None,
+    });
+    let mut k_cuts = cuts(&s.k, s.k.len(), |i| s.k[i].size);
+    k_cuts.retain(|c| whole.is_none_or(|at| c.depth < at || (c.depth == at && c.blocks == 1)));
+    let shortest = k_cuts.iter().map(|c| k_block(s, c)).min();
+    k_cuts.retain(|c| k_block(s, c) <= shortest.unwrap_or(0).max(MOST_TERMS));
+    for k_cut in k_cuts {
         for m_cut in cuts(&s.m, tiling.axis + 1, |i| {
             if i == tiling.axis {
                 tiling.n_tiles
@@ -375,15 +431,10 @@ pub fn plan(s: &Shape, w: &Wishes) -> Plan {
                 if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
                     continue;
                 }
-                refine(candidate, w, &mut best);
+                refine(candidate, w, best);
             }
         }
     }
-    let mut plan = best
-        .map(|b| b.1)
-        .unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
-    plan.staging = staging(&plan, w);
-    plan
 }
 
 fn register_tile(n_inner: i64, vw: i64) -> (i64, i64) {
@@ -412,7 +463,7 @@ fn cuts(dims: &[Dim], depths: usize, units: impl Fn(usize) -> i64) -> Vec<Cut> {
 }
 
 /// Most positions of each dim in a block.
-fn block_size(p: &Plan, id: usize) -> i64 {
+pub(super) fn block_size(p: &Plan, id: usize) -> i64 {
     if let Some(j) = p.shape.m.iter().position(|d| d.id == id) {
         let size = p.shape.m[j].size;
         return match j.cmp(&p.m_cut.depth) {
@@ -440,7 +491,7 @@ fn extent(p: &Plan, c: &Coord) -> i64 {
         .sum::<i64>()
 }
 
-fn a_floats(p: &Plan) -> i64 {
+pub(super) fn a_floats(p: &Plan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 
@@ -452,7 +503,7 @@ fn aliases(p: &Plan) -> bool {
     (step == 1 && row % 1024 == 0) || (row == 1 && step % 1024 == 0)
 }
 
-fn must_stage(p: &Plan, w: &Wishes) -> bool {
+pub(super) fn must_stage(p: &Plan, w: &Wishes) -> bool {
     p.shape.a.any_guard() || w.prologue_a || aliases(p)
 }
 
@@ -475,6 +526,7 @@ fn refine(p: Plan, w: &Wishes, best: &mut Option<(f64, Plan)>) {
     let in_place = s.n[s.n.len() - 1].b == 1
         && s.n[s.n.len() - 1].size % p.vw == 0
         && !w.prologue_b
+        && s.diagonal.as_ref().is_none_or(|d| d.place.is_rows())
         && s.k[s.k.len() - 1].b % 512 != 0;
     for n_chunks in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
         .into_iter()
@@ -499,100 +551,4 @@ fn refine(p: Plan, w: &Wishes, best: &mut Option<(f64, Plan)>) {
             }
         }
     }
-}
-
-const L2_BYTES: f64 = 1.4e6;
-
-/// Estimated cycles of the slowest thread. Bytes cost about 0.04 cycles from L2, 0.1 from L3.
-fn cost(p: &Plan, w: &Wishes) -> f64 {
-    let s = &p.shape;
-    let f = |x: i64| x as f64;
-    let (m, n, k, batch) = (
-        f(product(&s.m)),
-        f(product(&s.n)),
-        f(product(&s.k)),
-        f(product(&s.batch)),
-    );
-    let (m_blocks, k_blocks) = (f(p.m_cut.count(&s.m)), f(p.k_cut.count(&s.k)));
-    let items = f(p.parts) * batch * m_blocks * f(p.n_chunks);
-    let threads = f(w.threads);
-    let share = (items / threads).ceil() / items;
-    let kp = f(p.k_block());
-    let a_bytes = f(a_floats(p)) * 4.0;
-    let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
-    let rows = m / m_blocks;
-    let b_bytes = kp * f(p.nr()) * 4.0;
-    let column = s.m[s.m.len() - 1].a == 1;
-
-    // Arithmetic, slowed by what does not fit.
-    let lanes = f(p.panels() * p.nr());
-    let calls = batch * k_blocks * f(p.panels()) * (m / f(p.tiling.largest())).max(1.0);
-    let mut slow = 1.0;
-    let resident = a_bytes
-        + match p.source {
-            VectorSource::Thread => chunk * kp * 4.0,
-            _ => b_bytes,
-        };
-    slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
-    if column {
-        slow += ((kp - 512.0) / 4096.0).clamp(0.0, 0.3);
-    }
-    if p.source == VectorSource::Direct {
-        slow += 0.04 + ((kp - 512.0) / 2048.0).clamp(0.0, 0.4);
-    }
-    let mut cycles = batch * m * lanes * k / 32.0 * slow + calls * 60.0;
-
-    // Movement.
-    if must_stage(p, w) {
-        let again = if p.n_chunks > 1 && k_blocks > 1.0 {
-            f(p.n_chunks)
-        } else {
-            threads.min(f(p.n_chunks))
-        };
-        cycles += batch * m_blocks * k_blocks * a_bytes * again * 0.15;
-    } else {
-        cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * 0.05;
-    }
-    let b_total = n * k * 4.0;
-    let from = if b_total * f(p.n_chunks).recip() < L2_BYTES - a_bytes {
-        0.01
-    } else {
-        0.07
-    };
-    cycles += match p.source {
-        VectorSource::Shared => batch * b_total * (0.3 + m_blocks * from) + 3000.0 * threads,
-        VectorSource::Direct => batch * m_blocks * b_total * 0.1,
-        VectorSource::Thread => {
-            let once = p.n_chunks == 1 && k_blocks == 1.0;
-            batch
-                * b_total
-                * 0.2
-                * if once {
-                    m_blocks.min(threads)
-                } else {
-                    m_blocks
-                }
-        }
-    };
-    let block_out = rows * chunk * 4.0;
-    let out_bytes = batch * m * n * 4.0;
-    if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
-        cycles += out_bytes * 0.06;
-    }
-    if k_blocks > 1.0 {
-        let far = if block_out > 8e5 { 0.15 } else { 0.06 };
-        cycles += out_bytes * 2.0 * (k_blocks / f(p.parts)) * far * f(p.parts);
-    }
-    if p.to_scratch {
-        cycles += out_bytes * (f(p.parts) + 1.0) * 0.2 + 3000.0 * threads;
-    }
-    if w.epilogue {
-        cycles += out_bytes
-            * if block_out + a_bytes > L2_BYTES {
-                0.15
-            } else {
-                0.0
-            };
-    }
-    cycles * share + items / threads * 150.0
 }

@@ -2,6 +2,7 @@
 //! reduction and moves the sums to the output.
 
 use super::driver::{Part, decode, strided};
+use super::groups::Place;
 use super::text::{CText, affine};
 
 impl Part<'_> {
@@ -16,7 +17,16 @@ impl Part<'_> {
         let size = p.n_inner().size;
         let col_blocks = (size + columns - 1) / columns;
         let n_outer = p.panels() / p.inner_panels();
-        let units = self.batches() * n_outer * col_blocks * s.m[outer_m].size;
+        let diagonal = s.diagonal.as_ref().and_then(|d| match d.place {
+            Place::Rows(at) => Some((d, at)),
+            Place::Reduction(_) => None,
+        });
+        // Of rows that count through groups, each column takes those of its own group.
+        let m_size = |j: usize| match diagonal {
+            Some((d, at)) if at == j => d.inside,
+            _ => s.m[j].size,
+        };
+        let units = self.batches() * n_outer * col_blocks * m_size(outer_m);
         t.line(format!(
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -29,7 +39,7 @@ impl Part<'_> {
         t.line(format!(
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
         ));
-        let rows = s.m[outer_m].size;
+        let rows = m_size(outer_m);
         t.line(format!(
             "const long y{outer_m} = u%{rows}L, cb = u/{rows}L%{col_blocks}L;"
         ));
@@ -46,7 +56,7 @@ impl Part<'_> {
         for &j in inner_m {
             t.line(format!(
                 "for (long y{j} = 0; y{j} < {}L; y{j}++) {{",
-                s.m[j].size
+                m_size(j)
             ));
         }
         let mut from: Vec<(String, i64)> =
@@ -62,23 +72,31 @@ impl Part<'_> {
             order.iter().map(|&j| (format!("y{j}"), s.m[j].o)).collect();
         to.extend(strided(&batch, &s.batch, |d| d.o));
         to.extend(strided(&outer, &s.n, |d| d.o));
-        to.push(("n0".to_string(), p.n_inner().o));
+        if diagonal.is_none() {
+            to.push(("n0".to_string(), p.n_inner().o));
+        }
         t.line(format!("const float *r = R + {};", affine(&from, 0)));
         t.line(format!("float *o = O + {};", affine(&to, 0)));
         let part = self.batches() * self.m_total() * self.result_row();
+        let (mut here, mut there) = ("n".to_string(), format!("n*{}L", p.n_inner().o));
+        if let Some((d, at)) = diagonal {
+            there = d.column("(n0 + n)");
+            let group = d.source_step(m_row[at]);
+            here = format!("n + (n0 + n)/{}L*{group}L", d.columns);
+        }
         let sum: Vec<String> = (0..p.parts)
-            .map(|q| format!("r[n + {}L]", q * part))
+            .map(|q| format!("r[{here} + {}L]", q * part))
             .collect();
         t.line(format!(
-            "for (long n = 0; n < n1 - n0; n++) o[n*{}L] = {};",
-            p.n_inner().o,
+            "for (long n = 0; n < n1 - n0; n++) o[{there}] = {};",
             sum.join(" + ")
         ));
         t.close(inner_m.len());
         if let Some(e) = &self.hooks.epilogue {
             let inner: i64 = inner_m.iter().map(|&j| s.m[j].size).product();
-            let n_at = format!("po*{size}L");
-            t.line(format!("{e}(buf, tid, bt, y{outer_m}*{inner}L, (y{outer_m} + 1)*{inner}L, {n_at} + n0, {n_at} + n1);"));
+            let (batch, first) = self.epilogue_batch();
+            let n_at = format!("{first}po*{size}L");
+            t.line(format!("{e}(buf, tid, {batch}, y{outer_m}*{inner}L, (y{outer_m} + 1)*{inner}L, {n_at} + n0, {n_at} + n1);"));
         }
         t.close(2);
     }

@@ -470,11 +470,16 @@ impl Depthwise {
     fn row(&self, t: &mut CText, kind: &str) {
         let taps = self.taps();
         let cp = self.padded_channels();
+        // Each row's sums start anew, so that no chain of additions is longer than rows or columns are many.
         for i in 0..taps.len() {
-            t.line(format!(
-                "{kind} w{i} = *(const {kind} *)(wt + {}L + c);",
-                i as i64 * cp
-            ));
+            t.line(if self.reduce {
+                format!("{kind} w{i} = {{0}};")
+            } else {
+                format!(
+                    "{kind} w{i} = *(const {kind} *)(wt + {}L + c);",
+                    i as i64 * cp
+                )
+            });
         }
         let columns = self.dims[self.column];
         let interior: Vec<i64> = (0..columns).filter(|&x| self.is_interior(x)).collect();
@@ -490,7 +495,7 @@ impl Depthwise {
         }
         if self.reduce {
             for i in 0..taps.len() {
-                t.line(format!("*({kind} *)(wt + {}L + c) = w{i};", i as i64 * cp));
+                t.line(format!("*({kind} *)(wt + {}L + c) += w{i};", i as i64 * cp));
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Matrix products and convolutions: the parts of a contraction, the memory they share, and the launches
 //! that run them. The launches' bodies are in `panels` (packing), `items` (the main one) and `combine`.
 
+use super::access::Problem;
 use super::blocking::{Dim, Plan, VectorSource, Wishes, plan, shape};
 use super::gather::{GatherForm, ZeroFill};
+use super::groups::together;
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastForm, Target, roles};
+use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
 
 /// One gather-form part on its way to text.
 pub(super) struct Part<'a> {
@@ -34,6 +36,13 @@ pub fn emit(
     for (i, problem) in form.parts.iter().enumerate() {
         let shape = shape(problem)?;
         let (prologue_a, prologue_b) = sides(hooks, shape.swapped);
+        let shape = together(
+            shape,
+            &problem.dims,
+            target.vector_width,
+            prologue_b.is_some(),
+            hooks.epilogue.is_some(),
+        );
         let wishes = Wishes {
             vw: target.vector_width,
             threads: target.threads.max(1),
@@ -97,7 +106,7 @@ pub fn emit(
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()
-            .map(|p| roles(&form.parts[0], p.plan.shape.swapped))
+            .map(|p| p.roles(&form.parts[0]))
             .unwrap_or_default(),
     })
 }
@@ -211,6 +220,28 @@ impl Part<'_> {
             (true, true) => "convolution, reduced",
             (false, false) => "gemm",
             (false, true) => "gemm, reduced",
+        }
+    }
+
+    /// Dims by role; groups that lie side by side in a panel are columns.
+    fn roles(&self, problem: &Problem) -> Roles {
+        let shape = &self.plan.shape;
+        let mut roles = roles(problem, shape.swapped);
+        if let Some(d) = &shape.diagonal {
+            roles.batch.retain(|&id| id != d.id);
+            roles.n.insert(0, d.id);
+        }
+        roles
+    }
+
+    /// The epilogue's batch index and its first column, for batch index `bt`.
+    pub(super) fn epilogue_batch(&self) -> (String, String) {
+        match &self.plan.shape.diagonal {
+            Some(d) => (
+                format!("bt/{}L", d.panels),
+                format!("bt%{}L*{}L + ", d.panels, d.together * d.columns),
+            ),
+            None => ("bt".to_string(), String::new()),
         }
     }
 

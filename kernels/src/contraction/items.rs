@@ -330,8 +330,9 @@ impl Part<'_> {
                 p.nr()
             )
         };
+        let (batch, first) = self.epilogue_batch();
         t.line(format!(
-            "{epilogue}(buf, tid, bt, m0, m1, {}, {});",
+            "{epilogue}(buf, tid, {batch}, m0, m1, {first}{}, {first}{});",
             n_at(p0),
             n_at(p1)
         ));

@@ -4,11 +4,19 @@
 use super::blocking::Dim;
 use super::convert;
 use super::driver::{Part, decode, sides, strided};
+use super::groups::Place;
 use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
 impl Part<'_> {
     pub(super) fn panel_function(&self, t: &mut CText, width: i64, valid: i64, suffix: &str) {
+        let name = format!("{}_{suffix}", self.prefix);
+        if let Some(d) = &self.plan.shape.diagonal
+            && let Place::Reduction(at) = d.place
+        {
+            self.diagonal_panel(t, d, at, &name);
+            return;
+        }
         let levels = self.block_levels().into_iter();
         let levels = levels.map(|(d, runtime, row)| PackLevel {
             extent: d.size,
@@ -30,7 +38,7 @@ impl Part<'_> {
             buffer: self.buffers().1,
             prologue: sides(self.hooks, self.plan.shape.swapped).1,
         };
-        panel.emit(t, &format!("{}_{suffix}", self.prefix));
+        panel.emit(t, &name);
     }
 
     /// Calls the panel copy that fits panel `p`.

@@ -364,6 +364,10 @@ impl<'a> Frame<'a> {
         values: Values,
     ) -> LeafPlan {
         let mut accumulations = Vec::new();
+        let run = nest.loops.last().map_or(0, |v| match &self.s.strip {
+            Some(s) if s.var == v.var => s.block,
+            _ => v.size,
+        });
         for (n, e) in values.effects.iter().enumerate() {
             let around = Surroundings {
                 loops: &nest.loops,
@@ -371,6 +375,7 @@ impl<'a> Frame<'a> {
                 covers: self.covers(e, &nest.loops, enclosing),
                 part: self.part_names(e.address.container),
                 stored: self.array(e.address.container).dtype,
+                run,
             };
             accumulations.push(Accumulation::of(n, e, &values, &around));
         }

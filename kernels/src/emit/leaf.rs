@@ -7,6 +7,7 @@
 use super::body::Guard;
 use super::index::{Extents, Loop, coefficient, mentions};
 use super::reduce::{Accumulation, Update};
+use super::rows::Row;
 use super::scalar;
 use super::text::CText;
 use super::values::{Address, Op, Value, ValueId, Values, depth_of_address, depth_of_index};
@@ -79,6 +80,9 @@ impl Leaf<'_> {
         for acc in self.accumulations.iter().filter(|a| a.opens_at(depth)) {
             t.line(&acc.declaration());
         }
+        for row in self.rows().filter(|r| r.opens_at(depth)) {
+            row.declare(t);
+        }
         let conditions = self.conditions_before(depth + 1);
         if !conditions.is_empty() {
             t.open(&format!("if ({})", conditions.join(" & ")));
@@ -87,13 +91,28 @@ impl Leaf<'_> {
             self.vector_loop(t);
         } else {
             let l = &self.loops[depth];
-            let (from, to) = self.loop_bounds(l);
+            let (mut from, mut to) = self.loop_bounds(l);
+            let block = super::rows::cut(self.loops).filter(|c| c.0 == depth);
+            let block = block.filter(|_| self.rows().next().is_some());
+            if let Some((_, iterations)) = block {
+                t.open(&format!(
+                    "for (long {0}_c = {from}; {0}_c < {to}; {0}_c += {iterations})",
+                    l.var
+                ));
+                self.rows().for_each(|r| r.open_block(t));
+                to = format!("ix_min({to}, {}_c + {iterations})", l.var);
+                from = format!("{}_c", l.var);
+            }
             t.open(&format!(
                 "for (long {0} = {from}; {0} < {to}; ++{0})",
                 l.var
             ));
             self.level(depth + 1, t);
             t.close();
+            if block.is_some() {
+                self.rows().for_each(|r| r.close_block(t));
+                t.close();
+            }
         }
         if !conditions.is_empty() {
             t.close();
@@ -106,7 +125,17 @@ impl Leaf<'_> {
                 );
                 t.line(&acc.flush(&place));
             }
+            if let Some(row) = acc.row.as_ref().filter(|r| r.opens_at(depth)) {
+                let place = self.element(&effect.address, self.name(effect.address.container));
+                let v = &self.loops[self.depth() - 1];
+                let (from, to) = self.loop_bounds(v);
+                row.flush(v, (&from, &to), &place, t);
+            }
         }
+    }
+
+    fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.accumulations.iter().filter_map(|a| a.row.as_ref())
     }
 
     pub(crate) fn loop_bounds(&self, l: &Loop) -> (String, String) {
@@ -363,10 +392,13 @@ impl Leaf<'_> {
             }
             conditions.sort();
             conditions.dedup();
-            let place = self.element(
-                &effect.address,
-                acc.target(&self.name(effect.address.container)),
-            );
+            let place = match (&acc.row, self.loops.last()) {
+                (Some(row), Some(v)) => row.element(v, &self.loop_bounds(v).0),
+                _ => self.element(
+                    &effect.address,
+                    acc.target(&self.name(effect.address.container)),
+                ),
+            };
             let line = acc.apply(&place, &value);
             if conditions.is_empty() {
                 t.line(&line);

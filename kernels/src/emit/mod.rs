@@ -14,6 +14,7 @@ pub(crate) mod index;
 mod leaf;
 pub(crate) mod merge;
 mod reduce;
+mod rows;
 pub(crate) mod scalar;
 mod schedule;
 pub(crate) mod text;

@@ -5,13 +5,16 @@
 //! the block's sum is added in double precision.
 
 use super::index::Loop;
+use super::rows::Row;
 use super::scalar;
 use super::text::CText;
 use super::values::{Effect, Values, depth_of_address};
 use graph::{DType, Reduction};
 
-/// Most terms that one accumulator lane group adds in single precision.
+/// Most terms that the lanes of one accumulator add in single precision.
 const BLOCK_TERMS: i64 = 4096;
+/// Most of them that one lane adds.
+const LANE_TERMS: i64 = 256;
 
 /// What a write does at each iteration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +25,8 @@ pub(crate) enum Update {
     Memory,
     /// Combines the value into a register.
     Register,
+    /// Combines the value into a row of sums.
+    Row,
 }
 
 /// Where combined values go.
@@ -61,6 +66,8 @@ pub(crate) struct Accumulation {
     wide: bool,
     /// Iterations of the vector loop after which a block ends.
     pub(crate) chunk: Option<i64>,
+    /// Row: where it is kept.
+    pub(crate) row: Option<Row>,
     name: String,
     into: Into,
 }
@@ -78,6 +85,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) part: Option<(String, String)>,
     /// The type of the container's elements.
     pub(crate) stored: DType,
+    /// The longest run of the vector loop.
+    pub(crate) run: i64,
 }
 
 impl Accumulation {
@@ -94,6 +103,7 @@ impl Accumulation {
             plain: false,
             wide: false,
             chunk: None,
+            row: None,
             name: format!("a{n}"),
             into: Into::Container,
         };
@@ -125,8 +135,14 @@ impl Accumulation {
         if register {
             let terms: i64 = loops[acc.depth..].iter().map(|l| l.size).product();
             let wide = scalar::wide_type(dtype, acc.reduction) != dtype;
-            acc.wide = wide && terms > BLOCK_TERMS;
+            let lanes = loops[loops.len() - 1].size.min(BLOCK_TERMS / LANE_TERMS);
+            acc.wide = wide && terms > LANE_TERMS * lanes;
             acc.chunk = acc.wide.then_some(BLOCK_TERMS);
+        } else if around.part.is_none() && !scattered {
+            acc.row = Row::of(n, e, values, loops, around.stored, around.run);
+            if acc.row.is_some() {
+                acc.update = Update::Row;
+            }
         }
         acc
     }
@@ -222,7 +238,7 @@ impl Accumulation {
     pub(crate) fn apply(&self, place: &str, value: &str) -> String {
         match self.update {
             Update::Store => format!("{place} = {value};"),
-            Update::Memory => {
+            Update::Memory | Update::Row => {
                 format!("{place} = {};", self.combined(place, value, self.dtype))
             }
             Update::Register => {

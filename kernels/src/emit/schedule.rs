@@ -303,8 +303,9 @@ fn cut(v: &Loop, steps: i64, threads: i64, extents: &mut Extents) -> Option<Stri
     })
 }
 
-/// Chooses parallel loops so that no two threads write one element; if that leaves threads idle and
-/// the reduced containers are small, lets each thread reduce into a part of its own.
+/// Chooses parallel loops so that no two threads write one element; if that leaves a thread without two
+/// points and the reduced containers are small, lets each thread reduce into a part of its own. A lone
+/// thread has such a part too, since parts add up in double precision.
 fn share(
     rest: Vec<Loop>,
     vector: Option<&Loop>,
@@ -320,7 +321,7 @@ fn share(
         .map(|w| kernel.arrays[&w.place.container].len)
         .sum();
     let gathers = conflicts.iter().any(|w| !w.place.gather.is_empty());
-    let idle = threads > 1 && points(&owned) < 2 * threads;
+    let idle = points(&owned) < 2 * threads;
     let small = shared_len * threads * 8 <= all_points;
     let reduces = !reduced.is_empty() || vector.is_some_and(|v| !owned_by_all(v));
     if !conflicts.is_empty() && reduces && idle && small && !gathers {

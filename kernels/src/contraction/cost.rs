@@ -1,0 +1,135 @@
+//! The cost model of a contraction's blocking plan: estimated cycles. Chooses nothing.
+
+use super::blocking::{
+    Plan, VectorSource, Wishes, a_floats, block_size, div_up, must_stage, product,
+};
+
+const L2_BYTES: f64 = 1.4e6;
+/// Cycles of a byte from memory that packing asks for more than once.
+const FAR: f64 = 0.2;
+/// Floats of a cache line.
+const LINE: i64 = 16;
+
+/// How often packing fetches a cache line of the vector operand: an operand beyond the second-level
+/// cache is fetched again by each block that uses only a part of the line.
+fn again(p: &Plan) -> f64 {
+    let s = &p.shape;
+    if (product(&s.n) * product(&s.k) * 4) as f64 <= L2_BYTES || s.diagonal.is_some() {
+        return 1.0;
+    }
+    let panels = div_up(p.panels(), p.n_chunks);
+    let mut columns: Vec<(i64, i64)> = Vec::new();
+    let mut room = div_up(panels, p.inner_panels());
+    for d in s.n[..s.n.len() - 1].iter().rev() {
+        columns.push((d.b, d.size.min(room.max(1))));
+        room = div_up(room, d.size);
+    }
+    let inner = p.n_inner();
+    columns.push((inner.b, inner.size.min(panels * p.nr())));
+    let terms = s.k.iter().map(|d| (d.b, block_size(p, d.id)));
+    let mut steps: Vec<(i64, i64)> = terms.chain(columns).filter(|d| d.1 > 1).collect();
+    steps.sort_unstable();
+    let mut run = 1;
+    for (step, size) in steps {
+        if step == run {
+            run *= size;
+        }
+    }
+    LINE as f64 / run.min(LINE) as f64
+}
+
+/// Estimated cycles of the slowest thread. Bytes cost about 0.04 cycles from L2, 0.1 from L3.
+pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
+    let s = &p.shape;
+    let f = |x: i64| x as f64;
+    let (m, n, k, batch) = (
+        f(product(&s.m)),
+        f(product(&s.n)),
+        f(product(&s.k)),
+        f(product(&s.batch)),
+    );
+    let (m_blocks, k_blocks) = (f(p.m_cut.count(&s.m)), f(p.k_cut.count(&s.k)));
+    let items = f(p.parts) * batch * m_blocks * f(p.n_chunks);
+    let threads = f(w.threads);
+    let share = (items / threads).ceil() / items;
+    let kp = f(p.k_block());
+    let a_bytes = f(a_floats(p)) * 4.0;
+    let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
+    let rows = m / m_blocks;
+    let b_bytes = kp * f(p.nr()) * 4.0;
+    let column = s.m[s.m.len() - 1].a == 1;
+
+    // Arithmetic, slowed by what does not fit.
+    let lanes = f(p.panels() * p.nr());
+    let calls = batch * k_blocks * f(p.panels()) * (m / f(p.tiling.largest())).max(1.0);
+    let mut slow = 1.0;
+    let resident = a_bytes
+        + match p.source {
+            VectorSource::Thread => chunk * kp * 4.0,
+            _ => b_bytes,
+        };
+    slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
+    if column {
+        slow += ((kp - 512.0) / 4096.0).clamp(0.0, 0.3);
+    }
+    if p.source == VectorSource::Direct {
+        slow += 0.04 + ((kp - 512.0) / 2048.0).clamp(0.0, 0.4);
+    }
+    let mut cycles = batch * m * lanes * k / 32.0 * slow + calls * 60.0;
+
+    // Movement.
+    if must_stage(p, w) {
+        let again = if p.n_chunks > 1 && k_blocks > 1.0 {
+            f(p.n_chunks)
+        } else {
+            threads.min(f(p.n_chunks))
+        };
+        cycles += batch * m_blocks * k_blocks * a_bytes * again * 0.15;
+    } else {
+        cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * 0.05;
+    }
+    let b_total = n * k * 4.0;
+    let fetched = b_total * (again(p) - 1.0);
+    let from = if b_total * f(p.n_chunks).recip() < L2_BYTES - a_bytes {
+        0.01
+    } else {
+        0.07
+    };
+    cycles += match p.source {
+        VectorSource::Shared => {
+            batch * (b_total * (0.3 + m_blocks * from) + fetched * FAR) + 3000.0 * threads
+        }
+        VectorSource::Direct => batch * m_blocks * b_total * 0.1,
+        VectorSource::Thread => {
+            let once = p.n_chunks == 1 && k_blocks == 1.0;
+            batch
+                * (b_total * 0.2 + fetched * FAR)
+                * if once {
+                    m_blocks.min(threads)
+                } else {
+                    m_blocks
+                }
+        }
+    };
+    let block_out = rows * chunk * 4.0;
+    let out_bytes = batch * m * n * 4.0;
+    if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
+        cycles += out_bytes * 0.06;
+    }
+    if k_blocks > 1.0 {
+        let far = if block_out > 8e5 { 0.15 } else { 0.06 };
+        cycles += out_bytes * 2.0 * (k_blocks / f(p.parts)) * far * f(p.parts);
+    }
+    if p.to_scratch {
+        cycles += out_bytes * (f(p.parts) + 1.0) * 0.2 + 3000.0 * threads;
+    }
+    if w.epilogue {
+        cycles += out_bytes
+            * if block_out + a_bytes > L2_BYTES {
+                0.15
+            } else {
+                0.0
+            };
+    }
+    cycles * share + items / threads * 150.0
+}

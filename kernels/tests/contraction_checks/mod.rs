@@ -1,0 +1,195 @@
+//! Compiles and runs emitted contractions, and holds them against plain loops in f64.
+
+#![allow(dead_code)]
+
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+
+use crate::contraction_cases::extent;
+use kernels::contraction::{Contraction, EmittedContraction, Hooks, Operand, Target, emit};
+
+type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    pub fn within(&mut self, lo: i64, hi: i64) -> i64 {
+        lo + (self.next() % (hi - lo + 1) as u64) as i64
+    }
+
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.next() as usize % of.len()]
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|_| self.within(-1000, 1000) as f32 / 1000.0)
+            .collect()
+    }
+}
+
+/// The definition, straight from the index expressions.
+pub fn reference(c: &Contraction, a: &[f32], b: &[f32], len: usize) -> Vec<f64> {
+    let mut out = vec![0.0f64; len];
+    let mut at = vec![0i64; c.dims.len()];
+    loop {
+        if let (Some(x), Some(y), Some(z)) =
+            (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
+        {
+            out[z] += f64::from(a[x]) * f64::from(b[y]);
+        }
+        let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
+            return out;
+        };
+        at[d] += 1;
+        at[d + 1..].fill(0);
+    }
+}
+
+pub fn address(op: &Operand, at: &[i64]) -> Option<usize> {
+    let mut sum = op.base;
+    for ax in &op.axes {
+        let v = ax.offset + ax.terms.iter().map(|&(d, k)| k * at[d]).sum::<i64>();
+        if ax.guarded && !(0..ax.size).contains(&v) {
+            return None;
+        }
+        sum += v * ax.stride;
+    }
+    Some(sum as usize)
+}
+
+pub struct Case {
+    label: String,
+    contraction: Contraction,
+    /// Acceptable paths; empty for any but the fallback.
+    emitted: EmittedContraction,
+}
+
+/// 64 aligned bytes of scratch, all NaN.
+#[repr(align(64))]
+pub struct Line(#[allow(dead_code)] [f32; 16]);
+
+pub fn scratch(bytes: usize) -> Vec<Line> {
+    (0..bytes / 64 + 2).map(|_| Line([f32::NAN; 16])).collect()
+}
+
+pub fn compile(dir: &Path, name: &str, source: &str) -> libloading::Library {
+    let (c, so) = (
+        dir.join(format!("{name}.c")),
+        dir.join(format!("{name}.so")),
+    );
+    std::fs::write(&c, source).expect("writable directory");
+    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
+    let done = Command::new(cc)
+        .args([
+            "-O1",
+            "-march=native",
+            "-Wall",
+            "-Werror",
+            "-Wno-psabi",
+            "-Wno-unused",
+            "-shared",
+            "-fPIC",
+            "-o",
+        ])
+        .args([&so, &c])
+        .output()
+        .expect("a C compiler");
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    unsafe { libloading::Library::new(&so).expect("a loadable library") }
+}
+
+/// Runs every launch with `nt` threads, one after the other.
+pub fn run(
+    lib: &libloading::Library,
+    e: &EmittedContraction,
+    a: &[f32],
+    b: &[f32],
+    out: &mut [f32],
+    nt: i64,
+) {
+    let mut shared = scratch(e.shared_scratch_bytes);
+    let mut own = scratch(e.thread_scratch_bytes);
+    let buf: [*mut c_void; 4] = [
+        a.as_ptr() as *mut c_void,
+        b.as_ptr() as *mut c_void,
+        out.as_mut_ptr().cast(),
+        shared.as_mut_ptr().cast(),
+    ];
+    for launch in &e.launches {
+        let f: libloading::Symbol<Kernel> = unsafe {
+            lib.get(launch.symbol.as_bytes())
+                .expect("the launch's symbol")
+        };
+        for tid in 0..nt {
+            unsafe { f(buf.as_ptr(), own.as_mut_ptr().cast(), tid, nt) };
+        }
+    }
+}
+
+pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallback: bool) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = Target {
+        vector_width: vw,
+        threads: 2,
+    };
+    let mut source = String::new();
+    let mut ready = Vec::new();
+    for (i, (label, contraction)) in cases.into_iter().enumerate() {
+        let emitted =
+            emit(&format!("k{i}"), &contraction, &Hooks::default(), &target).expect("supported");
+        assert_eq!(
+            emitted.path == "generic",
+            fallback,
+            "{label} took the path {}",
+            emitted.path
+        );
+        source.push_str(&emitted.source);
+        ready.push(Case {
+            label,
+            contraction,
+            emitted,
+        });
+    }
+    let lib = compile(dir.path(), name, &source);
+    let mut r = Random(7);
+    for case in &ready {
+        let c = &case.contraction;
+        let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
+        let len = extent(&c.out);
+        let expected = reference(c, &a, &b, len);
+        for nt in [1, 2, 3] {
+            let mut out = vec![f32::NAN; len + 64];
+            run(&lib, &case.emitted, &a, &b, &mut out, nt);
+            for (i, want) in expected.iter().enumerate() {
+                // Sums of at most some thousand products of numbers in [-1, 1].
+                let error = (f64::from(out[i]) - want).abs();
+                assert!(
+                    error < 1e-4,
+                    "{} ({}), {nt} threads: element {i} is {}, expected {want}",
+                    case.label,
+                    case.emitted.path,
+                    out[i]
+                );
+            }
+            assert!(
+                out[len..].iter().all(|x| x.is_nan()),
+                "{}: wrote past the end",
+                case.label
+            );
+        }
+    }
+}
