@@ -6,7 +6,7 @@ use crate::report::bytes;
 use graph::Graph;
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::lowering::{KernelInfo, Lowered, lower};
+use kernels::lowering::{KernelInfo, Lowered, lower_like};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
@@ -56,12 +56,17 @@ impl Executable {
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let mut lowered: Lowered = lower(&plan.graph, &options.target, threads)?;
+        // A panic under the lock leaves texts that are whole.
+        let known = templates.map_or_else(Vec::new, |templates| {
+            let templates = templates.lock().unwrap_or_else(PoisonError::into_inner);
+            templates.choices().to_vec()
+        });
+        let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
+        let mut lowered: Lowered = lower(threads)?;
         if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-            lowered = lower(&plan.graph, &options.target, 1)?;
+            lowered = lower(1)?;
         }
         if let Some(templates) = templates {
-            // A panic under the lock leaves texts that are whole.
             lowered.share(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
         }
         let modules = compile(&lowered.units, options, progress)?;

@@ -6,7 +6,7 @@ use graph::{
 };
 use kernels::compile::CompileOptions;
 use kernels::features::{Isa, Target};
-use kernels::lowering::lower;
+use kernels::lowering::lower_like;
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
@@ -167,7 +167,8 @@ fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
     let step = Step::training(graph, &trained).expect("differentiates");
     let plan = step.plan(&Bindings::new()).expect("plans");
     let target = Target::for_isa(Isa::Avx2, Family::Gcc);
-    let mut lowered = lower(&plan.graph, &target, 2).expect("lowers");
+    let known = templates.choices().to_vec();
+    let mut lowered = lower_like(&plan.graph, &target, 2, &known).expect("lowers");
     let n_forms = templates.n_texts();
     lowered.share(templates);
     (templates.n_texts() - n_forms, lowered.kernels.len())
@@ -199,7 +200,7 @@ fn encoder_layers_of_many_lengths_share_their_kernels() {
     newly_compiled(&layer(75), &mut templates);
     // Of the kernels of a fourth length, tiles of attention's products may be new.
     let (fourth, _) = newly_compiled(&layer(68), &mut templates);
-    assert!(fourth * 2 <= first, "{fourth} of {first} kernels are new");
+    assert!(fourth * 5 <= first, "{fourth} of {first} kernels are new");
     let (again, _) = newly_compiled(&layer(68), &mut templates);
     assert_eq!(again, 0, "a length that was there needs no kernel");
 }

@@ -498,6 +498,7 @@ fn main() {
     let target = Target {
         vector_width: 16,
         threads,
+        known: Vec::new(),
     };
     let started = Instant::now();
     let mut source = String::new();

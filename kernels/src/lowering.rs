@@ -5,7 +5,9 @@
 //! the launches it needs, in the graph's order.
 
 use crate::compile::SourceUnit;
-use crate::contraction::{self, Axis, Contraction, EmittedContraction, Hooks, Roles, ScalarForm};
+use crate::contraction::{
+    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Roles, ScalarForm,
+};
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
 use crate::lower::LowerError;
@@ -49,6 +51,8 @@ pub struct Lowered {
     /// What launches give besides their buffers, where a kernel's text is shared with other sizes.
     pub(crate) values: Vec<Vec<i64>>,
     sources: Vec<Source>,
+    /// How its contractions were planned, each way once.
+    pub(crate) choices: Vec<Choice>,
 }
 
 /// One call of a C function by every thread.
@@ -105,14 +109,29 @@ pub struct KernelInfo {
 /// # Errors
 /// See [`LowerError`].
 pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
+    lower_like(graph, target, threads, &[])
+}
+
+/// As [`lower`], with contractions planned as `known` ones of other sizes where that costs little.
+///
+/// # Errors
+/// See [`LowerError`].
+pub fn lower_like(
+    graph: &Graph,
+    target: &Target,
+    threads: usize,
+    known: &[Choice],
+) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
         pairs: target.pairs,
         target: contraction::Target {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
+            known: known.to_vec(),
         },
         threads,
+        choices: Vec::new(),
         texts: BTreeMap::new(),
         names: BTreeMap::new(),
         sources: Vec::new(),
@@ -145,6 +164,7 @@ struct Lowering {
     workspaces: Vec<usize>,
     scratch: usize,
     kernels: Vec<KernelInfo>,
+    choices: Vec<Choice>,
 }
 
 /// The functions of one kernel.
@@ -216,6 +236,7 @@ impl Lowering {
         let emitted: EmittedContraction =
             contraction::emit(PLACEHOLDER, &found.contraction, &hooks, &self.target)
                 .map_err(refuse)?;
+        self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
@@ -271,6 +292,7 @@ impl Lowering {
         if epilogue.in_place.is_none() {
             self.graph.container_mut(found.out).storage = Storage::Global;
         }
+        self.note(&emitted.choices);
         let flops = emitted.flops + operations(rest, 1);
         let kernel = self.kernel(node, emitted.path, flops, emitted.launches.len());
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
@@ -341,6 +363,14 @@ impl Lowering {
         self.kernels.len() - 1
     }
 
+    fn note(&mut self, choices: &[Choice]) {
+        for choice in choices {
+            if !self.choices.contains(choice) {
+                self.choices.push(choice.clone());
+            }
+        }
+    }
+
     fn workspace(&mut self, bytes: usize) -> Option<Buffer> {
         (bytes > 0).then(|| {
             self.workspaces.push(bytes);
@@ -403,6 +433,7 @@ impl Lowering {
             threads: self.threads,
             values: Vec::new(),
             sources: self.sources,
+            choices: self.choices,
         })
     }
 }

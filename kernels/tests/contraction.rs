@@ -115,6 +115,7 @@ fn groups_of_few_channels_share_panels() {
     let target = Target {
         vector_width: 16,
         threads: 2,
+        known: Vec::new(),
     };
     for (label, c) in all(&groups(32, 4, 4)) {
         let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
@@ -181,6 +182,7 @@ fn long_sums_are_blocked() {
     let target = Target {
         vector_width: 16,
         threads: 1,
+        known: Vec::new(),
     };
     let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -283,6 +285,7 @@ fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out
     let target = Target {
         vector_width: 16,
         threads: 2,
+        known: Vec::new(),
     };
     let e = emit("k", c, hooks, &target).expect("supported");
     let text = hook_text.replace("OUT_AT", out_at);

@@ -4,6 +4,7 @@
 
 use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
+use super::choice::Choice;
 use super::cost::cost;
 use super::groups::{Diagonal, Place};
 use super::stage::Staging;
@@ -105,6 +106,20 @@ impl Tiling {
             small: m[axis].size / n_tiles,
             n_big: m[axis].size % n_tiles,
         }
+    }
+
+    /// The same axis in tiles of `small` positions or one more, if it can be cut so.
+    fn with(&self, m: &[Dim], small: i64) -> Option<Self> {
+        let size = m[self.axis].size;
+        // As many tiles as leave at most one position more for each.
+        let n_tiles = size / small.max(1);
+        let n_big = size - n_tiles * small;
+        (small > 0 && n_tiles > 0 && n_big < n_tiles).then_some(Tiling {
+            axis: self.axis,
+            n_tiles,
+            small,
+            n_big,
+        })
     }
 
     /// First position of tile `t`, as a C expression.
@@ -350,27 +365,16 @@ pub struct Wishes {
     pub prologue_a: bool,
     pub prologue_b: bool,
     pub epilogue: bool,
+    /// Texts that other sizes compiled.
+    pub known: Vec<Choice>,
 }
 
 /// Longest chain of additions in single precision, unless the reduction has no dims to cut.
 const MOST_TERMS: i64 = 4608;
 
-/// Chooses the cheapest plan.
-pub fn plan(s: &Shape, w: &Wishes) -> Plan {
-    let mut best: Option<(f64, Plan)> = None;
-    for order in orders(s, w) {
-        consider(&order, w, &mut best);
-    }
-    let mut plan = best
-        .map(|b| b.1)
-        .unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
-    plan.staging = staging(&plan, w);
-    plan
-}
-
 /// The shape itself and, where a large vector operand is contiguous along a dim that the others do not
 /// walk innermost, with that dim innermost: packing then reads whole cache lines.
-fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
+pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
     let lane = s.n[s.n.len() - 1].b;
@@ -392,10 +396,25 @@ fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     all
 }
 
-fn consider(s: &Shape, w: &Wishes, best: &mut Option<(f64, Plan)>) {
+/// Compares plans that `admits` takes; with `small` positions in a tile where they are given.
+pub(super) fn consider(
+    s: &Shape,
+    w: &Wishes,
+    admits: &dyn Fn(&Plan) -> bool,
+    small: Option<i64>,
+    best: &mut Option<(f64, Plan)>,
+) {
     let n_inner = s.n[s.n.len() - 1].size;
     let (nv, mr) = register_tile(n_inner, w.vw);
-    let tiling = Tiling::new(&s.m, mr);
+    let usual = Tiling::new(&s.m, mr);
+    let tiling = match small {
+        None => usual,
+        Some(small) if small <= usual.small => match usual.with(&s.m, small) {
+            Some(tiling) => tiling,
+            None => return,
+        },
+        Some(_) => return,
+    };
     let rows_on_diagonal = s.diagonal.as_ref().is_some_and(|d| d.place.is_rows());
     let to_scratch = s.n[s.n.len() - 1].o != 1 || rows_on_diagonal;
     let whole = s.diagonal.as_ref().and_then(|d| match d.place {
@@ -431,7 +450,7 @@ fn consider(s: &Shape, w: &Wishes, best: &mut Option<(f64, Plan)>) {
                 if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
                     continue;
                 }
-                refine(candidate, w, best);
+                refine(candidate, w, admits, best);
             }
         }
     }
@@ -507,7 +526,7 @@ pub(super) fn must_stage(p: &Plan, w: &Wishes) -> bool {
     p.shape.a.any_guard() || w.prologue_a || aliases(p)
 }
 
-fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
+pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
     must_stage(p, w).then(|| {
         Staging::new(&p.shape.a.coords, |c| {
             let whole = |d: usize| {
@@ -520,7 +539,7 @@ fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
     })
 }
 
-fn refine(p: Plan, w: &Wishes, best: &mut Option<(f64, Plan)>) {
+fn refine(p: Plan, w: &Wishes, admits: &dyn Fn(&Plan) -> bool, best: &mut Option<(f64, Plan)>) {
     let s = &p.shape;
     let panels = p.panels();
     let in_place = s.n[s.n.len() - 1].b == 1
@@ -545,6 +564,9 @@ fn refine(p: Plan, w: &Wishes, best: &mut Option<(f64, Plan)>) {
                 source,
                 ..p.clone()
             };
+            if !admits(&candidate) {
+                continue;
+            }
             let cost = cost(&candidate, w);
             if best.as_ref().is_none_or(|b| cost < b.0) {
                 *best = Some((cost, candidate));

@@ -116,6 +116,7 @@ pub fn emit(
             "depthwise"
         },
         takes_prologues: false,
+        choices: Vec::new(),
         finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
     }))

@@ -2,7 +2,8 @@
 //! that run them. The launches' bodies are in `panels` (packing), `items` (the main one) and `combine`.
 
 use super::access::Problem;
-use super::blocking::{Dim, Plan, VectorSource, Wishes, plan, shape};
+use super::blocking::{Dim, Plan, VectorSource, Wishes, shape};
+use super::choice::{Choice, plan};
 use super::gather::{GatherForm, ZeroFill};
 use super::groups::together;
 use super::text::{CText, affine, preamble};
@@ -49,6 +50,7 @@ pub fn emit(
             prologue_a: prologue_a.is_some(),
             prologue_b: prologue_b.is_some(),
             epilogue: hooks.epilogue.is_some(),
+            known: target.known.clone(),
         };
         let plan = plan(&shape, &wishes);
         let part = Part {
@@ -103,6 +105,7 @@ pub fn emit(
         refusal: None,
         path: parts.first().map_or("zero", Part::path),
         takes_prologues: true,
+        choices: parts.iter().map(|p| Choice::of(&p.plan)).collect(),
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()

@@ -55,6 +55,7 @@ pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContracti
         path: "generic",
         refusal: Some(reason),
         takes_prologues: false,
+        choices: Vec::new(),
         finishes_in_blocks: false,
         roles: Roles::default(),
     }

@@ -9,6 +9,7 @@
 
 pub(crate) mod access;
 mod blocking;
+mod choice;
 mod combine;
 pub(crate) mod convert;
 mod cost;
@@ -28,6 +29,7 @@ mod stage;
 pub(crate) mod text;
 mod tiles;
 
+pub use choice::Choice;
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 
@@ -90,12 +92,14 @@ pub struct Hooks {
 }
 
 /// What the text is specialized for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Target {
     /// f32 lanes of a vector: 16 (AVX-512), 8 (AVX2) or 4.
     pub vector_width: i64,
     /// Largest number of threads a launch will run on; the actual number is a run-time argument.
     pub threads: i64,
+    /// Plans of other sizes of the same model, whose text may serve again.
+    pub known: Vec<Choice>,
 }
 
 /// One launch: a C function `void SYMBOL(void *const *buf, void *scratch, long tid, long nt)`.
@@ -138,6 +142,8 @@ pub struct EmittedContraction {
     pub refusal: Option<NoFastForm>,
     /// Whether it takes prologues.
     pub takes_prologues: bool,
+    /// What its text depends on besides sizes.
+    pub choices: Vec<Choice>,
     /// Whether blocks of results are final one by one, not all in a last launch.
     pub finishes_in_blocks: bool,
     /// Dims by role, for writing an epilogue.

@@ -15,6 +15,7 @@ impl Lowered {
             n_buffers[launch.source] = launch.args.len();
         }
         let is_first = templates.is_empty();
+        templates.note(&self.choices);
         let files: Vec<Arc<SourceUnit>> = self.units.iter().cloned().map(Arc::new).collect();
         let mut unit_of_source = vec![0; self.sources.len()];
         for launch in &self.launches {

@@ -13,6 +13,7 @@
 mod scan;
 
 use crate::compile::SourceUnit;
+use crate::contraction::Choice;
 use scan::{Number, Scan, Type, Use};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,8 @@ pub struct Templates {
     forms: BTreeMap<Vec<u8>, Vec<Form>>,
     /// Programs that were shared so far.
     n_programs: usize,
+    /// How contractions were planned.
+    choices: Vec<Choice>,
 }
 
 /// A text that is compiled, for one kernel or for several.
@@ -77,6 +80,19 @@ impl Templates {
     /// Texts that were compiled for all programs so far.
     pub fn n_texts(&self) -> usize {
         self.forms.values().map(Vec::len).sum()
+    }
+
+    /// How contractions of all programs so far were planned.
+    pub fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    pub(crate) fn note(&mut self, choices: &[Choice]) {
+        for choice in choices {
+            if !self.choices.contains(choice) {
+                self.choices.push(choice.clone());
+            }
+        }
     }
 
     /// Ends a program: the next may differ from it.

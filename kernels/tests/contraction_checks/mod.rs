@@ -145,6 +145,7 @@ pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallbac
     let target = Target {
         vector_width: vw,
         threads: 2,
+        known: Vec::new(),
     };
     let mut source = String::new();
     let mut ready = Vec::new();

@@ -99,7 +99,7 @@ class Region:
         return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *looks)
 
     def _templates(self, requires_grad: Sequence[bool]) -> object | None:
-        """What other sizes of this graph compiled; ``None`` where every size has its own kernels."""
+        """What other sizes of this graph compiled; ``None``: every size has its own kernels."""
         if self.owner.options.dynamic is False:
             return None
         mode = (torch.get_num_threads(), _autocast.key(), sum(requires_grad))

@@ -109,6 +109,7 @@ pub(super) fn emit(
             flops: 0,
             path,
             takes_prologues: false,
+            choices: Vec::new(),
             finishes_in_blocks,
             roles,
         },
