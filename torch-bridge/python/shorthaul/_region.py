@@ -37,8 +37,8 @@ from ._program import Program, compile_program
 
 log = logging.getLogger("shorthaul")
 
-#: How often a size must come back, after the first two, before it gets a program of its own.
-_FREQUENT = 3
+#: How often sizes must come, after the first two, before they get a program of their own.
+_FREQUENT = 2
 
 #: Classes of tensors whose elements lie where ``data_ptr`` says, and of those that stand for them.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})

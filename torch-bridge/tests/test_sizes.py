@@ -1,0 +1,85 @@
+"""Later sizes of a model share the kernels that earlier ones compiled."""
+
+from __future__ import annotations
+
+import pytest
+import shorthaul
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    """Tokens to classes: embedding, attention with a mask, a layer norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(50, 32)
+        self.inner = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, tokens, padding):
+        x = self.tokens(tokens)
+        attended, _ = self.inner(x, x, x, key_padding_mask=padding, need_weights=False)
+        return self.head(self.norm(x + attended).mean(1))
+
+
+def _step(model, network, length: int):
+    """Loss and gradients of one step with texts of that length."""
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(50, (4, length), generator=generator)
+    padding = torch.zeros(4, length, dtype=torch.bool)
+    padding[1, length // 2 :] = True
+    labels = torch.randint(3, (4,), generator=generator)
+    network.zero_grad()
+    loss = nn.functional.cross_entropy(model(tokens, padding), labels)
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in network.parameters()]
+
+
+def _compiled_files() -> int:
+    return shorthaul.cache.info().n_entries
+
+
+def _check(model, network, length: int) -> None:
+    found, gradients = _step(model, network, length)
+    expected, wanted = _step(network, network, length)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, want, rtol=1e-4, atol=1e-5)
+
+
+def _files_for(model, network, length: int) -> int:
+    """How many files that length adds; each is checked, once a program runs it."""
+    before = _compiled_files()
+    # A size that comes for the first time may run through PyTorch.
+    for _ in range(3):
+        _check(model, network, length)
+    return _compiled_files() - before
+
+
+def test_a_later_length_compiles_little(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    network = Attention()
+    model = shorthaul.module(network)
+    files = [_files_for(model, network, length) for length in (70, 98, 112, 140)]
+    # Each kernel of the second length has a file of its own.
+    assert files[1] > 8
+    # Of a later one, a few products have tiles that came for the first or second time.
+    assert files[-1] * 3 <= files[1], files
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_dynamic_says_whether_sizes_share(monkeypatch, tmp_path, shares):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path))
+    network = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
+    model = shorthaul.module(network, dynamic=None if shares else False)
+    files = []
+    for batch in (140, 280, 420):
+        x = torch.randn(batch, 16, generator=torch.Generator().manual_seed(batch))
+        for _ in range(3):
+            torch.testing.assert_close(model(x), network(x), rtol=1e-5, atol=1e-6)
+        files.append(_compiled_files())
+    assert files[1] > files[0]
+    assert (files[2] == files[1]) == shares
