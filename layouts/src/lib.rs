@@ -10,13 +10,16 @@
 //! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
 //! the general problem is not solved here yet. What only matrix products touch is ordered so that
 //! the products see few, long dimensions ([`products`]).
+//!
+//! Channels may be two dimensions, group and channel within the group, as a grouped convolution leaves
+//! them: `[N, G, C, H, W]` is laid out as `[N, H, W, G, C]`, which is the order of all its channels.
 
 mod products;
 
 use graph::{
     ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, SummedProduct, SymExpr, Tasklet,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Containers whose layout was changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,9 +40,11 @@ pub fn assign(graph: &mut Graph) -> Assignment {
     for node in &state.nodes {
         node.visit_tasklets(&mut |t| tasklets.push(t));
     }
-    let mut marked: BTreeSet<ContainerId> = BTreeSet::new();
+    let mut marked: Marked = BTreeMap::new();
     for tasklet in &tasklets {
-        marked.extend(convolution_arrays(tasklet));
+        for (id, n_channels) in convolution_arrays(tasklet) {
+            marked.entry(id).or_insert(n_channels);
+        }
     }
     loop {
         let before = marked.len();
@@ -52,21 +57,42 @@ pub fn assign(graph: &mut Graph) -> Assignment {
     }
     let aliased = alias_ends(&state.nodes);
     let owned: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    let changed: Vec<ContainerId> = marked
-        .into_iter()
-        .filter(|id| {
-            let c = graph.container(*id);
-            c.lifetime == Lifetime::Transient && !owned.contains(id) && !aliased.contains(id)
-        })
-        .collect();
-    for id in &changed {
+    marked.retain(|id, _| {
+        let c = graph.container(*id);
+        c.lifetime == Lifetime::Transient && !owned.contains(id) && !aliased.contains(id)
+    });
+    for (id, n_channels) in &marked {
         let c = graph.container_mut(*id);
-        c.layout = Layout::channels_last(c.shape.len());
+        c.layout = channels_last(c.shape.len(), *n_channels);
     }
+    let changed = marked.into_keys().collect();
     let reordered = products::reorder(graph, &owned, &aliased);
     Assignment {
         channels_last: changed,
         reordered,
+    }
+}
+
+/// Containers to lay out channels-last, with the number of their dimensions that count channels.
+type Marked = BTreeMap<ContainerId, usize>;
+
+/// Dimensions `1..=n_channels` innermost, in their order.
+fn channels_last(rank: usize, n_channels: usize) -> Layout {
+    let spatial = n_channels + 1..rank;
+    let order = std::iter::once(0).chain(spatial).chain(1..=n_channels);
+    Layout::from_order(order.collect()).unwrap_or_else(|| Layout::channels_last(rank))
+}
+
+/// How many dimensions of `m`, from the second on, count channels: those that move with none of the
+/// `spatial` dimensions of an array beside it. At least one.
+fn n_channels(m: &Memlet, spatial: &[Index]) -> usize {
+    let moves = |i: &Index| spatial.iter().any(|s| related(i, s));
+    let more = m.subset.iter().skip(2).take_while(|i| !moves(i)).count();
+    // Nothing but channels: the array has no spatial dimensions to tell them by.
+    if more + 2 >= m.subset.len() {
+        1
+    } else {
+        1 + more
     }
 }
 
@@ -83,7 +109,7 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
 /// The arrays of a convolution in any of its three forms: the activations, operands and results of rank
 /// three to five that share batch and spatial positions with one another, window or not; and weights
 /// `[K, C, taps…]`.
-fn convolution_arrays(tasklet: &Tasklet) -> Vec<ContainerId> {
+fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
         return Vec::new();
     };
@@ -97,9 +123,10 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<ContainerId> {
         let weights = all[weights];
         // Weights know nothing of the batch; the third array of an attention product does.
         if is_activation_pair(x, y) && !weights.subset.iter().any(|i| related(i, &x.subset[0])) {
-            found.extend([x.container, y.container]);
+            found.push((x.container, n_channels(x, &y.subset[2..])));
+            found.push((y.container, n_channels(y, &x.subset[2..])));
             if weights.subset.len() == x.subset.len() {
-                found.push(weights.container);
+                found.push((weights.container, 1));
             }
         }
     }
@@ -147,17 +174,17 @@ fn related(x: &Index, y: &Index) -> bool {
 }
 
 /// Whatever has the same indices as a marked container is marked too.
-fn spread(tasklet: &Tasklet, marked: &mut BTreeSet<ContainerId>) {
+fn spread(tasklet: &Tasklet, marked: &mut Marked) {
     let all = || {
         tasklet
             .inputs
             .iter()
             .chain(tasklet.outputs.iter().map(|(m, _)| m))
     };
-    let known: Vec<&Memlet> = all().filter(|m| marked.contains(&m.container)).collect();
-    let Some(known) = known.first() else {
+    let Some(known) = all().find(|m| marked.contains_key(&m.container)) else {
         return;
     };
+    let known_channels = marked[&known.container];
     for m in all() {
         let aligned = m.subset.len() >= 3
             && known.subset.len() >= 3
@@ -165,8 +192,9 @@ fn spread(tasklet: &Tasklet, marked: &mut BTreeSet<ContainerId>) {
             && related(&m.subset[1], &known.subset[1])
             && is_spatially_related(m, known);
         // A window of weights relates to nothing in its first dimension, so it is never aligned.
-        if aligned && !m.subset.iter().all(is_fixed) {
-            marked.insert(m.container);
+        if aligned && !m.subset.iter().all(is_fixed) && !marked.contains_key(&m.container) {
+            let spatial = &known.subset[(known_channels + 1).min(known.subset.len())..];
+            marked.insert(m.container, n_channels(m, spatial));
         }
     }
 }
@@ -209,6 +237,41 @@ mod tests {
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         assert_eq!(names, ["product", "pooled"]);
+    }
+
+    /// A grouped convolution whose result has a dimension for groups, and what follows it.
+    const GROUPED: &str = r#"graph "grouped" {
+  %x: f32[2, 8, 6, 6] input
+  %w: f32[16, 2, 3, 3] input
+  %product: f32[2, 4, 4, 6, 6]
+  %positive: f32[2, 16, 6, 6]
+  %y: f32[2, 16, 6, 6]
+  inputs %x, %w
+  state {
+    map [n < 2, g < 4, k < 4, p < 6, q < 6, c < 2, r < 3, s < 3] {
+      tasklet %product[n, g, k, p, q] (sum) = $0 * $1 from %x[n, 2*g + c, p + r - 1, q + s - 1 | 0.0], %w[4*g + k, c, r, s]
+    }
+    map [n < 2, g < 4, k < 4, p < 6, q < 6] {
+      tasklet %positive[n, 4*g + k, p, q] = max($0, 0.0) from %product[n, g, k, p, q]
+    }
+    map [n < 2, k < 16, p < 6, q < 6] {
+      tasklet %y[n, k, p, q] = $0 from %positive[n, k, p, q]
+    }
+  }
+  outputs %y
+}
+"#;
+
+    #[test]
+    fn groups_and_their_channels_are_last_together() {
+        let mut graph = graph::parse(GROUPED).unwrap();
+        assign(&mut graph);
+        let order = |name: &str| {
+            let found = graph.containers.iter().find(|c| c.name == name);
+            found.map(|c| c.layout.order().to_vec())
+        };
+        assert_eq!(order("product"), Some(vec![0, 3, 4, 1, 2]));
+        assert_eq!(order("positive"), Some(vec![0, 2, 3, 1]));
     }
 
     /// A convolution with weights that are converted before it, and both of its gradients, of which that

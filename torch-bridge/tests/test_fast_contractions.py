@@ -261,6 +261,15 @@ def test_groups_and_digits_compute_what_eager_computes(name):
     assert_network_matches(model.train(), x)
 
 
+def test_grouped_convolutions_write_the_layout_that_others_read():
+    # Otherwise results go through scratch and are transposed: a reduced path.
+    model = nn.Sequential(nn.Conv2d(8, 32, 1), nn.Conv2d(32, 32, 3, groups=8), *conv_block(32, 8))
+    kernels = shorthaul.report(model.train(), image(8)).data["kernels"]
+    forward = [k["path"] for k in kernels if k["stage"] == "forward"]
+    assert "convolution" in forward
+    assert not [path for path in forward if "reduced" in path]
+
+
 def test_a_contraction_of_digits_that_are_not_neighbours_is_warned_of():
     # The data gradient of the padded convolution reads positions as quotient and remainder, between
     # which channels lie in memory.

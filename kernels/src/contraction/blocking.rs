@@ -173,6 +173,17 @@ impl Plan {
         )
     }
 
+    /// Whether the batch, such as groups of channels, lies inside the positions in memory: its members then
+    /// share pages and neighbouring lines, and follow one another for each block of positions.
+    pub fn batch_inside(&self) -> bool {
+        let s = &self.shape;
+        let [g] = s.batch.as_slice() else {
+            return false;
+        };
+        let inside = |m: &Dim| m.o >= g.o * g.size;
+        g.size > 1 && !self.to_scratch && s.m.iter().all(inside)
+    }
+
     /// The innermost N dim.
     pub fn n_inner(&self) -> &Dim {
         &self.shape.n[self.shape.n.len() - 1]
@@ -556,7 +567,8 @@ fn refine(p: Plan, w: &Wishes, admits: &dyn Fn(&Plan) -> bool, best: &mut Option
             VectorSource::Thread,
             VectorSource::Direct,
         ] {
-            if source == VectorSource::Direct && !in_place {
+            let packed_often = source == VectorSource::Thread && p.batch_inside();
+            if (source == VectorSource::Direct && !in_place) || packed_often {
                 continue;
             }
             let candidate = Plan {

@@ -7,6 +7,8 @@ use super::blocking::{
 const L2_BYTES: f64 = 1.4e6;
 /// Cycles of a byte from memory that packing asks for more than once.
 const FAR: f64 = 0.2;
+/// Cycles of a byte that is read or written line by line across pages instead of in a stream.
+const APART: f64 = 0.3;
 /// Floats of a cache line.
 const LINE: i64 = 16;
 
@@ -115,6 +117,10 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let out_bytes = batch * m * n * 4.0;
     if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
         cycles += out_bytes * 0.06;
+    }
+    // All members of a batch inside the positions share lines and pages of a block.
+    if p.batch_inside() && (a_bytes + block_out) * batch > L2_BYTES {
+        cycles += batch * (m_blocks * a_bytes + out_bytes / batch) * APART;
     }
     if k_blocks > 1.0 {
         let far = if block_out > 8e5 { 0.15 } else { 0.06 };

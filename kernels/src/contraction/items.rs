@@ -40,15 +40,29 @@ impl Part<'_> {
         t.line(format!(
             "for (long it = {items}L*tid/nt; it < {items}L*(tid + 1)/nt; it++) {{"
         ));
+        let (nc, inner) = (
+            p.n_chunks,
+            if p.batch_inside() {
+                self.batches()
+            } else {
+                m_blocks
+            },
+        );
+        let (fast, slow) = if p.batch_inside() {
+            (("bt", self.batches()), ("mb", m_blocks))
+        } else {
+            (("mb", m_blocks), ("bt", self.batches()))
+        };
         t.line(format!(
-            "const long nc = it%{}L, mb = it/{}L%{m_blocks}L;",
-            p.n_chunks, p.n_chunks
+            "const long nc = it%{nc}L, {} = it/{nc}L%{}L;",
+            fast.0, fast.1
         ));
         t.line(format!(
-            "const long bt = it/{}L%{}L, part = it/{}L; (void)part;",
-            p.n_chunks * m_blocks,
-            self.batches(),
-            p.n_chunks * m_blocks * self.batches()
+            "const long {} = it/{}L%{}L, part = it/{}L; (void)part;",
+            slow.0,
+            nc * inner,
+            slow.1,
+            nc * inner * slow.1
         ));
         let batch = decode(t, &s.batch, "bt", "bt");
         self.decode_m(t);
