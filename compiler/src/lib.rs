@@ -10,6 +10,7 @@ mod functions;
 pub mod internal_error;
 pub mod optimizer;
 mod plan;
+pub mod recipe;
 pub mod report;
 pub mod torch;
 pub mod training_graph;
@@ -18,8 +19,8 @@ mod update_groups;
 
 pub use error::CompileError;
 pub use executable::Executable;
-pub use fusion::Target;
-pub use plan::{Plan, Step};
+pub use fusion::{Decision, Target};
+pub use plan::{Plan, PlanOptions, Step};
 
 // What a program at the edge needs of the rooms below, so that it depends on this one alone.
 pub use graph;

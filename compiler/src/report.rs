@@ -10,7 +10,7 @@
 use crate::error::CompileError;
 use crate::plan::Plan;
 use fusion::lower_bound;
-use graph::{ContainerId, Graph, Lifetime, Stage, SymExpr};
+use graph::{ContainerId, Graph, Lifetime, SymExpr};
 use kernels::contraction::ScalarForm;
 use kernels::features::{Isa, Target, forced_isa};
 use kernels::lowering::{KernelInfo, lower};
@@ -130,7 +130,7 @@ impl Report {
                 KernelReport {
                     name: info.name.clone(),
                     origin: info.origin.clone(),
-                    stage: stage(info.stage),
+                    stage: info.stage.name(),
                     path: info.path,
                     launches: info.n_launches,
                     bytes_read: bytes(graph, &info.reads),
@@ -142,7 +142,7 @@ impl Report {
                 }
             })
             .collect();
-        let applied = plan.decisions.iter().filter(|d| d.applied);
+        let applied = plan.decisions.iter().filter(|d| d.is_applied());
         Report {
             bytes_moved: reports.iter().map(KernelReport::bytes_moved).sum(),
             bytes_least: lower_bound(graph),
@@ -179,7 +179,7 @@ fn warnings(kernels: &[KernelInfo]) -> Vec<Warning> {
             "{} ({}): a contraction runs as scalar loops, since {}; predicted {:.1} ms, {:.1} ms with a \
              fast kernel",
             info.origin,
-            stage(info.stage),
+            info.stage.name(),
             scalar.reason,
             scalar.predicted_us as f64 / 1e3,
             scalar.fast_us as f64 / 1e3
@@ -193,12 +193,12 @@ fn refusals(plan: &Plan) -> Vec<String> {
     let mut refused: Vec<_> = plan
         .decisions
         .iter()
-        .filter(|d| !d.applied && d.bytes > 0)
+        .filter(|d| !d.is_applied() && d.bytes > 0)
         .collect();
     refused.sort_by_key(|d| -d.bytes);
     let mut sentences: Vec<String> = Vec::new();
     for d in refused {
-        let sentence = format!("{} at {}: {}", d.rewrite, d.origin, d.sentence);
+        let sentence = format!("{} at {}: {}", d.rewrite(), d.origin, d.sentence());
         if !sentences.contains(&sentence) {
             sentences.push(sentence);
         }
@@ -232,14 +232,6 @@ fn declared_isa() -> Isa {
 #[cfg(not(target_arch = "x86_64"))]
 fn declared_isa() -> Isa {
     Isa::Portable
-}
-
-fn stage(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Forward => "forward",
-        Stage::Backward => "backward",
-        Stage::Optimizer => "optimizer",
-    }
 }
 
 /// Containers that the caller owns.
