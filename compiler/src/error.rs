@@ -31,6 +31,9 @@ pub enum CompileError {
     /// The step could not be fused.
     #[error(transparent)]
     Fuse(#[from] fusion::FuseError),
+    /// The recipe is damaged.
+    #[error(transparent)]
+    Recipe(#[from] crate::recipe::RecipeError),
     /// The plan has no kernels yet.
     #[error(transparent)]
     Lower(#[from] kernels::lower::LowerError),

@@ -12,6 +12,7 @@ pub mod optimizer;
 mod plan;
 pub mod recipe;
 pub mod report;
+pub mod steering;
 pub mod torch;
 pub mod training_graph;
 pub mod training_proof;

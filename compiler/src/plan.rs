@@ -138,6 +138,8 @@ impl Step {
             bound,
             graph,
             unmet: unmet(recipe, &decisions),
+            recipe: recipe.clone(),
+            notes: Vec::new(),
             decisions,
         })
     }
@@ -217,6 +219,10 @@ pub struct Plan {
     pub graph: Graph,
     /// What was decided, in the order in which it was.
     pub decisions: Vec<Decision>,
+    /// What it was told to decide otherwise.
+    pub recipe: Recipe,
     /// What the recipe says and could not be done.
     pub unmet: Vec<Unmet>,
+    /// What the caller should know about the recipe, in sentences.
+    pub notes: Vec<String>,
 }

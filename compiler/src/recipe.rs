@@ -180,9 +180,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry of a decision, and what the recipe says about it.
-    pub fn new(decision: &Decision, take: Option<bool>) -> Entry {
-        let place = &decision.place;
+    /// The entry of a place, what the compiler did there, and what it was told.
+    pub fn of_place(place: &Place, applied: bool, take: Option<bool>) -> Entry {
         Entry {
             kind: place.rewrite.name().into(),
             stage: place.stage.name().into(),
@@ -190,7 +189,7 @@ impl Entry {
             module: place.module.clone(),
             container: place.container.clone(),
             other: place.other.clone(),
-            applied: decision.is_applied(),
+            applied,
             take,
             sentence: String::new(),
         }

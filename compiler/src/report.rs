@@ -103,6 +103,13 @@ pub struct Memory {
     pub thread_scratch_bytes: usize,
 }
 
+impl Memory {
+    /// Most bytes of intermediate results at one time: what is kept, and the larger of the arenas.
+    pub fn peak_bytes(&self) -> usize {
+        self.saved_bytes + self.forward_arena_bytes.max(self.backward_arena_bytes)
+    }
+}
+
 impl Report {
     /// The report of a plan that is lowered for a number of threads now, but neither compiled nor run.
     ///

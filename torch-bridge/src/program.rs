@@ -7,6 +7,7 @@
 use crate::built::{Blocks, Built, ProductRow, Times};
 use crate::calls::{self, AttentionRow, CallRow, PyOperators};
 use crate::cuda::products_by;
+use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
@@ -75,9 +76,9 @@ pub struct Program {
 #[pymethods]
 impl Program {
     /// Compiles a captured graph. `requires_grad` are positions among its inputs without constants;
-    /// `progress(done, total, name)` is called as sources become ready.
+    /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one.
     #[staticmethod]
-    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None))]
     fn compile(
         py: Python<'_>,
         graph_json: &str,
@@ -85,14 +86,16 @@ impl Program {
         requires_grad: Vec<usize>,
         threads: usize,
         progress: Option<Py<PyAny>>,
+        recipe: Option<&str>,
     ) -> PyResult<Program> {
+        let choices = steering::choices(recipe)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener::new(progress);
             let executable = captured
-                .compile(&requires_grad, threads, &mut listener)
+                .compile(&requires_grad, threads, &choices, &mut listener)
                 .map_err(|error| listener.failure(error))?;
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))
@@ -108,7 +111,7 @@ impl Program {
     /// such a file, its rank, and bytes of workspace; else by our own kernels.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None, recipe=None))]
     fn compile_cuda(
         py: Python<'_>,
         graph_json: &str,
@@ -119,7 +122,9 @@ impl Program {
         progress: Option<Py<PyAny>>,
         table: Option<PathBuf>,
         every: Option<(String, usize, usize)>,
+        recipe: Option<&str>,
     ) -> PyResult<Program> {
+        let choices = steering::choices(recipe)?;
         let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let target = match device {
@@ -138,6 +143,7 @@ impl Program {
                     &target,
                     &products,
                     Operators::PyTorch,
+                    &choices,
                     &mut listener,
                 )
                 .map_err(Failure::Compile)?;
@@ -271,6 +277,17 @@ impl Program {
         called.outcome(py, result)
     }
 
+    /// The program's decisions, as JSON: the fields of `compiler::steering::Described`.
+    fn decisions(&self) -> PyResult<String> {
+        steering::described(&self.built)
+    }
+
+    /// What the caller should know about the recipe, in sentences.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.built.plan().notes.clone()
+    }
+
     /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
     fn report(&self) -> PyResult<String> {
         let built = &self.built;
@@ -353,7 +370,7 @@ pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-enum Failure {
+pub(crate) enum Failure {
     Import(ImportError),
     Compile(CompileError),
     Internal(InternalError),
@@ -362,7 +379,7 @@ enum Failure {
 }
 
 impl Failure {
-    fn into_python(self, py: Python<'_>) -> PyErr {
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyErr {
         let message = match &self {
             Failure::Import(error) => error.to_string(),
             Failure::Compile(error) => error.to_string(),

@@ -32,7 +32,7 @@ fn step(graph: &Graph) -> Step {
 fn file(plan: &Plan, take: &dyn Fn(&fusion::Decision) -> Option<bool>) -> RecipeFile {
     let entries = plan.decisions.iter().map(|d| Entry {
         sentence: d.sentence(),
-        ..Entry::new(d, take(d))
+        ..Entry::of_place(&d.place, d.is_applied(), take(d))
     });
     let section = Section {
         structure: fingerprint(plan.step.graph()),

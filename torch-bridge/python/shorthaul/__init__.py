@@ -6,6 +6,7 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
 from . import _accelerate, _threads, cache, cuda, optim, products
+from ._decisions import recipe
 from ._errors import (
     CaptureError,
     CapturingError,
@@ -14,11 +15,14 @@ from ._errors import (
     FallbackWarning,
     InputError,
     OutOfRange,
+    RecipeError,
+    RecipeWarning,
     RecompileWarning,
     ShorthaulError,
     ToolchainError,
     Unsupported,
 )
+from ._recipe import Decision, Recipe
 from ._report import Report, report
 from .module import module
 
@@ -31,10 +35,14 @@ __all__ = [
     "CaptureError",
     "CapturingError",
     "CompileError",
+    "Decision",
     "DivisionByZero",
     "FallbackWarning",
     "InputError",
     "OutOfRange",
+    "Recipe",
+    "RecipeError",
+    "RecipeWarning",
     "RecompileWarning",
     "Report",
     "ShorthaulError",
@@ -45,5 +53,6 @@ __all__ = [
     "module",
     "optim",
     "products",
+    "recipe",
     "report",
 ]

@@ -32,7 +32,9 @@ def _compilers() -> ThreadPoolExecutor:
     return compilers
 
 
-def start_compiling(captured: Captured, requires_grad: list[bool], place: Place) -> Future[Program]:
+def start_compiling(
+    captured: Captured, requires_grad: list[bool], place: Place, recipe: str | None = None
+) -> Future[Program]:
     """Returns when the kernels' C text is written, while it is being compiled.
 
     Raises ``Unsupported`` as :func:`compile_program` does.
@@ -51,7 +53,7 @@ def start_compiling(captured: Captured, requires_grad: list[bool], place: Place)
 
     def compile_and_tell() -> Program:
         try:
-            return compile_program(captured, requires_grad, place, n_threads, listen)
+            return compile_program(captured, requires_grad, place, n_threads, listen, recipe)
         finally:
             is_written.set()
             if has_turn.is_set():

@@ -189,12 +189,13 @@ class Region:
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
+        recipe = self.owner.options.recipe
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place)
+                program = start_compiling(captured, requires_grad, place, recipe)
             else:
-                program = compile_program(captured, requires_grad, place)
+                program = compile_program(captured, requires_grad, place, recipe=recipe)
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
@@ -202,6 +203,7 @@ class Region:
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
+            self.owner.say_of_recipe(program.native.notes)
             call = Call(captured, program, self.requires_grad, any(requires_grad))
             call.keep(self.written_later)
             return call
