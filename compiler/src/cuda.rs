@@ -101,7 +101,7 @@ impl Captured {
             [] => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         };
-        let plan = planned(&step, self.hints(), Target::Cuda, choices)?;
+        let plan = planned(&step, self.hints(), (Target::Cuda, 1), choices)?;
         let built = CudaExecutable::build(plan, target, products, progress)?;
         Ok(CudaExecutable {
             attentions,

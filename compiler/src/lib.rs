@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod boundary;
+pub mod budget;
 mod composed;
 pub mod cuda;
 mod error;

@@ -5,10 +5,11 @@
 //! pass makes is verified. Nothing here emits or runs code.
 
 use crate::boundary;
+use crate::budget::{self, KeptBudget, Limit};
 use crate::error::{CompileError, check};
 use crate::recipe::{Unmet, unmet};
 use autodiff::Request;
-use fusion::{Applied, Decision, Fused, Refusal, Target};
+use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
 use graph::{Bindings, ContainerId, Graph, Recipe, SymExpr};
 use layouts::Assignment;
 
@@ -125,21 +126,49 @@ impl Step {
         let bound = self.graph.bind(bindings);
         check("bind", &bound)?;
         check_sizes(&bound)?;
-        let mut expanded = fusion::expand(&bound, recipe)?;
+        let expanded = fusion::expand(&bound, recipe)?;
         check("expand", &expanded.graph)?;
+        let finish = Finish {
+            step: self,
+            bound: &bound,
+            options,
+        };
+        if let Some(limit) = &options.limit {
+            return budget::fit(&expanded, &finish, options, limit);
+        }
+        let problem = RecomputeProblem::new(&expanded, recipe, &options.speed);
+        let told = problem.told();
+        finish.plan(problem.apply(expanded, &told).0)
+    }
+}
+
+/// The passes behind expansion and the choice of what to compute again.
+pub(crate) struct Finish<'a> {
+    step: &'a Step,
+    bound: &'a Graph,
+    options: &'a PlanOptions,
+}
+
+impl Finish<'_> {
+    /// Lays out and fuses an expanded step.
+    pub(crate) fn plan(&self, mut expanded: Fused) -> Result<Plan, CompileError> {
+        let PlanOptions { target, recipe, .. } = self.options;
+        check("recompute", &expanded.graph)?;
         let assignment = layouts::assign(&mut expanded.graph, recipe);
         check("lay out", &expanded.graph)?;
         let laid_out = layout_decisions(&expanded.graph, &assignment);
         expanded.decisions.extend(laid_out);
-        let Fused { graph, decisions } = fusion::fuse(expanded, options.target, recipe)?;
+        let Fused { graph, decisions } = fusion::fuse(expanded, *target, recipe)?;
         check("fuse", &graph)?;
         Ok(Plan {
-            step: self.clone(),
-            bound,
+            step: self.step.clone(),
+            bound: self.bound.clone(),
             graph,
             unmet: unmet(recipe, &decisions),
             recipe: recipe.clone(),
             notes: Vec::new(),
+            speed: self.options.speed,
+            budget: None,
             decisions,
         })
     }
@@ -152,6 +181,10 @@ pub struct PlanOptions {
     pub target: Target,
     /// Decisions to take otherwise than the compiler would.
     pub recipe: Recipe,
+    /// What the machine is taken to do in a microsecond.
+    pub speed: Speed,
+    /// How much memory intermediate results may take.
+    pub limit: Option<Limit>,
 }
 
 impl PlanOptions {
@@ -219,8 +252,12 @@ pub struct Plan {
     pub graph: Graph,
     /// What was decided, in the order in which it was.
     pub decisions: Vec<Decision>,
-    /// What it was told to decide otherwise.
+    /// What it was told to decide otherwise, and what its memory budget decided.
     pub recipe: Recipe,
+    /// How its memory budget was kept, if it has one.
+    pub budget: Option<KeptBudget>,
+    /// What the machine was taken to do in a microsecond.
+    pub speed: Speed,
     /// What the recipe says and could not be done.
     pub unmet: Vec<Unmet>,
     /// What the caller should know about the recipe, in sentences.

@@ -217,7 +217,7 @@ fn refusals(plan: &Plan) -> Vec<String> {
 }
 
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
-fn planning_target() -> Result<Target, CompileError> {
+pub(crate) fn planning_target() -> Result<Target, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,
         None => declared_isa(),

@@ -3,10 +3,11 @@
 //! Owns the way from a captured graph and a recipe file to a plan, and the numbers by which plans are compared.
 //! Nothing here is compiled or run.
 
+use crate::budget::{KeptBudget, Limit, MemoryBudget, speed};
 use crate::error::CompileError;
 use crate::plan::{Plan, PlanOptions, Step};
 use crate::recipe::{Entry, RecipeFile, fingerprint};
-use crate::report::{Memory, Report};
+use crate::report::{Memory, Report, planning_target};
 use crate::torch::Captured;
 use fusion::{Decision, Target};
 use serde::Serialize;
@@ -16,6 +17,8 @@ use serde::Serialize;
 pub struct Choices {
     /// Decisions to take otherwise, of all programs of the model.
     pub recipe: Option<RecipeFile>,
+    /// How much memory the intermediate results of each program may take.
+    pub budget: Option<MemoryBudget>,
 }
 
 impl Captured {
@@ -38,9 +41,10 @@ impl Captured {
         &self,
         wrt: &[usize],
         target: Target,
+        threads: usize,
         choices: &Choices,
     ) -> Result<Plan, CompileError> {
-        planned(&self.step(wrt)?, self.hints(), target, choices)
+        planned(&self.step(wrt)?, self.hints(), (target, threads), choices)
     }
 }
 
@@ -51,10 +55,17 @@ impl Captured {
 pub fn planned(
     step: &Step,
     sizes: &graph::Bindings,
-    target: Target,
+    (target, threads): (Target, usize),
     choices: &Choices,
 ) -> Result<Plan, CompileError> {
     let mut options = PlanOptions::for_target(target);
+    let isa = planning_target()?;
+    options.speed = speed(isa.vector_width_f32, threads);
+    options.limit = choices.budget.map(|budget| Limit {
+        budget,
+        isa,
+        threads,
+    });
     let mut note = None;
     if let Some(file) = &choices.recipe {
         let is_training = !step.gradient_inputs.is_empty();
@@ -98,6 +109,10 @@ pub struct Described {
     pub memory: Memory,
     /// Most bytes of intermediate results at one time: what is kept for the backward pass, and the larger arena.
     pub peak_bytes: usize,
+    /// Microseconds of all kernels by bytes and operations, predicted without a measurement.
+    pub predicted_us: f64,
+    /// How the memory budget was kept, if there is one.
+    pub budget: Option<KeptBudget>,
 }
 
 /// One decision to show.
@@ -163,8 +178,20 @@ impl Described {
             operations: report.operations,
             memory,
             peak_bytes: memory.peak_bytes(),
+            predicted_us: predicted_us(plan, report),
+            budget: plan.budget,
         }
     }
+}
+
+/// Each kernel takes as long as its bytes or its operations, whichever is more.
+fn predicted_us(plan: &Plan, report: &Report) -> f64 {
+    let us = report.kernels.iter().map(|k| {
+        let moved = k.bytes_read + k.bytes_written + k.bytes_copied;
+        let operations = i64::try_from(k.operations).unwrap_or(i64::MAX);
+        plan.speed.us(moved, operations, k.path != "loops")
+    });
+    us.sum()
 }
 
 fn row(plan: &Plan, decision: &Decision) -> DecisionRow {

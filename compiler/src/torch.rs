@@ -53,7 +53,7 @@ impl Captured {
         choices: &Choices,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let plan = self.plan(wrt, Target::Cpu, choices)?;
+        let plan = self.plan(wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
         Executable::build(plan, &options, threads, progress)
     }

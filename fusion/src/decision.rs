@@ -1,6 +1,6 @@
 //! What fusion did, what it refused and why, as data; the sentences of reports are printed from it.
 
-use crate::{CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle};
+use crate::{CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, RecomputeObstacle};
 use graph::{Origin, Place, Rewrite};
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub enum Outcome {
 pub enum Applied {
     /// Every reader computes the container itself.
     Inlined,
+    /// The backward pass computes the container again.
+    Recomputed,
     /// The kernel joined another one.
     Joined {
         /// The other one.
@@ -71,6 +73,8 @@ pub enum Refusal {
         /// Why.
         obstacle: InlineObstacle,
     },
+    /// The container is kept for the backward pass.
+    Kept(RecomputeObstacle),
     /// Two kernels stay two.
     Apart {
         /// The other one.
@@ -161,6 +165,7 @@ impl Applied {
     fn sentence(&self, name: &str) -> String {
         match self {
             Applied::Inlined => format!("{name} is computed where it is read"),
+            Applied::Recomputed => format!("{name} is computed again in the backward pass"),
             Applied::Joined { other } => format!("joins {other}"),
             Applied::Chained {
                 n_kernels,
@@ -189,6 +194,7 @@ impl Refusal {
     fn may_be_overruled(&self) -> bool {
         match self {
             Refusal::Stored { obstacle, .. } => obstacle.is_cost(),
+            Refusal::Kept(obstacle) => obstacle.is_cost(),
             Refusal::Apart { obstacle, .. } => obstacle.is_cost(),
             Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::Told,
             Refusal::Copied(obstacle) => *obstacle == CallObstacle::Told,
@@ -203,6 +209,7 @@ impl Refusal {
                 obstacle,
             } => format!("{name} is stored for {reader}: {obstacle}"),
             Refusal::Stored { obstacle, .. } => format!("{name} is stored: {obstacle}"),
+            Refusal::Kept(obstacle) => format!("{name} is kept for the backward pass: {obstacle}"),
             Refusal::Apart { other, obstacle } => format!("does not join {other}: {obstacle}"),
             Refusal::Unchained(obstacle) => format!("is not chained: {obstacle}"),
             Refusal::Copied(obstacle) => format!("{name} is stored for its operator: {obstacle}"),
@@ -216,6 +223,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Stored { obstacle, .. } => obstacle.fmt(f),
+            Refusal::Kept(obstacle) => obstacle.fmt(f),
             Refusal::Apart { obstacle, .. } => obstacle.fmt(f),
             Refusal::Unchained(obstacle) => obstacle.fmt(f),
             Refusal::Copied(obstacle) => obstacle.fmt(f),

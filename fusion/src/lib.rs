@@ -14,6 +14,7 @@ mod chain;
 mod decision;
 mod group;
 mod inline;
+mod recompute;
 #[cfg(test)]
 mod text_graph;
 mod traffic;
@@ -26,6 +27,10 @@ pub use chain::Obstacle as ChainObstacle;
 pub use decision::{Applied, Decision, Outcome, Refusal};
 pub use group::Obstacle as GroupObstacle;
 pub use inline::Obstacle as InlineObstacle;
+pub use recompute::{
+    Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle, Problem as RecomputeProblem,
+    Solution, Speed,
+};
 pub use traffic::lower_bound;
 
 use graph::{Graph, Node, Recipe};

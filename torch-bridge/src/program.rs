@@ -76,9 +76,10 @@ pub struct Program {
 #[pymethods]
 impl Program {
     /// Compiles a captured graph. `requires_grad` are positions among its inputs without constants;
-    /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one.
+    /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one;
+    /// `budget` the bytes that intermediate results may take, below 1 a part of what they take without it.
     #[staticmethod]
-    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None, budget=None))]
     fn compile(
         py: Python<'_>,
         graph_json: &str,
@@ -87,8 +88,9 @@ impl Program {
         threads: usize,
         progress: Option<Py<PyAny>>,
         recipe: Option<&str>,
+        budget: Option<f64>,
     ) -> PyResult<Program> {
-        let choices = steering::choices(recipe)?;
+        let choices = steering::choices(recipe, budget)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
         let work = || {
@@ -111,7 +113,7 @@ impl Program {
     /// such a file, its rank, and bytes of workspace; else by our own kernels.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None, recipe=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None, recipe=None, budget=None))]
     fn compile_cuda(
         py: Python<'_>,
         graph_json: &str,
@@ -123,8 +125,9 @@ impl Program {
         table: Option<PathBuf>,
         every: Option<(String, usize, usize)>,
         recipe: Option<&str>,
+        budget: Option<f64>,
     ) -> PyResult<Program> {
-        let choices = steering::choices(recipe)?;
+        let choices = steering::choices(recipe, budget)?;
         let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let target = match device {
@@ -395,6 +398,10 @@ impl Failure {
                     Err(error) => error,
                 }
             }
+            Failure::Compile(CompileError::Budget { .. }) => {
+                steering::BudgetFailure::new_err(message)
+            }
+            Failure::Compile(CompileError::Recipe(_)) => steering::RecipeFailure::new_err(message),
             Failure::Compile(CompileError::Compile(
                 kernels::Start { .. } | kernels::Cache(_) | kernels::Toolchain(_),
             ))

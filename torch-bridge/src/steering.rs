@@ -5,6 +5,7 @@
 use crate::built::Built;
 use crate::program::{CompileFailure, Failure};
 use compiler::Target;
+use compiler::budget::MemoryBudget;
 use compiler::internal_error::caught;
 use compiler::recipe::RecipeFile;
 use compiler::report::Report;
@@ -21,10 +22,21 @@ create_exception!(
     "A text is no recipe; the message says why."
 );
 
-/// What a caller tells the compiler.
-pub fn choices(recipe: Option<&str>) -> PyResult<Choices> {
+create_exception!(
+    shorthaul._native,
+    BudgetFailure,
+    PyException,
+    "A memory budget cannot be kept; the message says what can be."
+);
+
+/// What a caller tells the compiler; a budget below 1 is a part of what a program takes without one.
+pub fn choices(recipe: Option<&str>, budget: Option<f64>) -> PyResult<Choices> {
     let recipe = recipe.map(parsed).transpose()?;
-    Ok(Choices { recipe })
+    let budget = budget.map(|n| match n < 1.0 {
+        true => MemoryBudget::Fraction(n),
+        false => MemoryBudget::Bytes(n as usize),
+    });
+    Ok(Choices { recipe, budget })
 }
 
 fn parsed(text: &str) -> PyResult<RecipeFile> {
@@ -41,10 +53,10 @@ pub fn described(built: &Built) -> PyResult<String> {
     json(&Described::new(built.plan(), &report))
 }
 
-/// Plans a captured graph for the CPU under a recipe, without compiling it: the fields of
+/// Plans a captured graph for the CPU under a recipe and a memory budget, without compiling it: the fields of
 /// `compiler::steering::Described` as JSON.
 #[pyfunction]
-#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None))]
+#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None))]
 pub fn plan_program(
     py: Python<'_>,
     graph_json: &str,
@@ -52,12 +64,13 @@ pub fn plan_program(
     requires_grad: Vec<usize>,
     threads: usize,
     recipe: Option<&str>,
+    budget: Option<f64>,
 ) -> PyResult<String> {
-    let choices = choices(recipe)?;
+    let choices = choices(recipe, budget)?;
     let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
     let work = || {
         let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
-        let plan = captured.plan(&requires_grad, Target::Cpu, &choices);
+        let plan = captured.plan(&requires_grad, Target::Cpu, threads.max(1), &choices);
         let plan = plan.map_err(Failure::Compile)?;
         Described::of_plan(&plan, threads.max(1)).map_err(Failure::Compile)
     };
