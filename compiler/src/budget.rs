@@ -19,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans tried for one budget.
 const MAX_PLANS: usize = 8;
+/// Plans tried from the largest memory to the smallest where none of those is small enough.
+const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
 const GOOD_ENOUGH: f64 = 0.01;
 
@@ -199,6 +201,25 @@ pub(crate) fn fit(
                     break;
                 }
                 next = enough.map_or(next.min(cost.kept_bytes) - over, |e| (e + next) / 2);
+            }
+        }
+    }
+    if best.is_none() {
+        // Less kept is not always less memory: what is computed again lives on in the arena.
+        let (most, least) = (
+            problem.cost(&told).kept_bytes,
+            problem.cost(&problem.least()).kept_bytes,
+        );
+        for step in 1..=SCANNED_PLANS {
+            let limit = most - (most - least) * step / SCANNED_PLANS;
+            let Ok(solution) = problem.solve(limit) else {
+                break;
+            };
+            let new = trial(&problem, &solution.choice)?;
+            least_bytes = least_bytes.min(new.peak_bytes);
+            if new.peak_bytes <= budget_bytes {
+                best = Some((new, solution.cost.us, solution.bound_us));
+                break;
             }
         }
     }

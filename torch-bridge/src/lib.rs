@@ -43,6 +43,10 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cudnn_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_table, m)?)?;
     m.add(
+        "BudgetFailure",
+        m.py().get_type::<steering::BudgetFailure>(),
+    )?;
+    m.add(
         "RecipeFailure",
         m.py().get_type::<steering::RecipeFailure>(),
     )?;

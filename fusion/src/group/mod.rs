@@ -12,6 +12,7 @@
 
 mod links;
 mod obstacle;
+mod told;
 mod write;
 
 use crate::FuseError;
@@ -76,6 +77,7 @@ pub fn group(
         .map(|(at, node)| Some(Group::of(graph, at, node)))
         .collect();
     while merge_round(graph, &mut groups, recipe, decisions) {}
+    decisions.extend(told::settled(graph, &groups, recipe, decisions));
     emit_kernels(graph, &groups)
 }
 
@@ -88,9 +90,13 @@ fn merge_round(
     decisions: &mut Vec<Decision>,
 ) -> bool {
     let mut pairs = candidate_pairs(graph, groups, &Links::of(groups));
+    let forbidden = told::forbidden(graph, recipe);
     let told = |a: usize, b: usize, groups: &[Option<Group>]| {
-        let pair = groups[a].as_ref().zip(groups[b].as_ref());
-        pair.and_then(|(x, y)| recipe.told(|| place(graph, x, y)))
+        let (x, y) = groups[a].as_ref().zip(groups[b].as_ref())?;
+        match told::is_apart(&forbidden, x, y) {
+            true => Some(false),
+            false => recipe.told(|| place(graph, x, y)).filter(|take| *take),
+        }
     };
     pairs.sort_by_key(|(gain, a, b)| (told(*a, *b, groups) != Some(true), -gain, *a, *b));
     let mut touched = BTreeSet::new();

@@ -3,8 +3,8 @@
 //! With a price on kept bytes the best choice is a minimum cut: a value that is needed and whose unit does not run
 //! again is kept, and a unit that runs again needs what it reads. The price is raised until the limit holds,
 //! along the corners of the curve of bytes against time, which also gives a bound that no choice beats. Between
-//! corners a search decides value by value, those with the largest bytes first, best bound first. A small problem
-//! is solved exactly so; a large one ends after [`MAX_CUTS`] cuts, with the gap that is left. The same problem
+//! corners a search decides value by value, those with the largest bytes first, best bound first. A problem of few
+//! values is solved exactly so; the search in a larger one ends early, with the gap that is left. The same problem
 //! always gets the same answer.
 
 use super::{Choice, Cost, Problem};
@@ -13,15 +13,19 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 use std::collections::BTreeSet;
 
-/// Most minimum cuts of a search.
+/// Most minimum cuts of a search among few values.
 const MAX_CUTS: usize = 300;
+/// Values of a problem that is solved exactly, where [`MAX_CUTS`] suffice.
+const FEW_VALUES: usize = 60;
 /// Price at which bytes count before all else, in microseconds: what moving ten thousand takes.
 const HIGHEST_PRICE: f64 = 1.0;
 /// Parts of a microsecond that capacities count.
 const SCALE: f64 = 1000.0;
 const INFINITE: u64 = 1 << 60;
-/// A search ends when what is left to gain is less than this part of the time added.
-const GOOD_ENOUGH: f64 = 1e-3;
+/// The search among many values ends when less than this part of the time added is left to gain, or after this
+/// many cuts.
+const GOOD_ENOUGH: f64 = 0.01;
+const MAX_CUTS_OF_MANY: usize = 40;
 
 /// A choice and how good it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,16 +74,20 @@ impl Problem {
             cuts: 0,
             best: None,
         };
+        let (max_cuts, good_enough) = match self.values.len() <= FEW_VALUES {
+            true => (MAX_CUTS, 0.0),
+            false => (MAX_CUTS_OF_MANY, GOOD_ENOUGH),
+        };
         let told: Vec<Option<bool>> = self.values.iter().map(|v| v.told).collect();
         let mut parts: Vec<Part> = search.part(told).into_iter().collect();
         let mut bound_us = f64::INFINITY;
         while let Some(at) = best_part(&parts) {
             let part = parts.swap_remove(at);
             let best_us = search.best.as_ref().map_or(f64::INFINITY, |b| b.1.us);
-            let is_done = part.bound_us >= best_us * (1.0 - GOOD_ENOUGH);
-            let Some(open) = part.open.filter(|_| !is_done && search.cuts < MAX_CUTS) else {
+            let is_done = part.bound_us >= best_us * (1.0 - good_enough);
+            let Some(open) = part.open.filter(|_| !is_done && search.cuts < max_cuts) else {
                 bound_us = bound_us.min(part.bound_us);
-                if is_done || search.cuts >= MAX_CUTS {
+                if is_done || search.cuts >= max_cuts {
                     break;
                 }
                 continue;

@@ -8,6 +8,7 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 from . import _accelerate, _threads, cache, cuda, optim, products
 from ._decisions import recipe
 from ._errors import (
+    BudgetError,
     CaptureError,
     CapturingError,
     CompileError,
@@ -32,6 +33,7 @@ _accelerate.add_backend()
 __version__ = "0.1.0"
 
 __all__ = [
+    "BudgetError",
     "CaptureError",
     "CapturingError",
     "CompileError",

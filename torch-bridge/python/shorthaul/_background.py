@@ -33,7 +33,11 @@ def _compilers() -> ThreadPoolExecutor:
 
 
 def start_compiling(
-    captured: Captured, requires_grad: list[bool], place: Place, recipe: str | None = None
+    captured: Captured,
+    requires_grad: list[bool],
+    place: Place,
+    recipe: str | None = None,
+    budget: float | None = None,
 ) -> Future[Program]:
     """Returns when the kernels' C text is written, while it is being compiled.
 
@@ -53,7 +57,9 @@ def start_compiling(
 
     def compile_and_tell() -> Program:
         try:
-            return compile_program(captured, requires_grad, place, n_threads, listen, recipe)
+            return compile_program(
+                captured, requires_grad, place, n_threads, listen, recipe, budget
+            )
         finally:
             is_written.set()
             if has_turn.is_set():

@@ -49,14 +49,21 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
-from ._recipe import text_of
+from ._recipe import check_budget, text_of
 from ._region import Region
 
 log = logging.getLogger("shorthaul")
 
 _FALLBACKS = ("eager", "error")
 _WARMUPS = ("wait", "background")
-_TORCH_COMPILE_OPTIONS = {"fallback", "max_programs", "backend", "warmup", "recipe"}
+_TORCH_COMPILE_OPTIONS = {
+    "fallback",
+    "max_programs",
+    "backend",
+    "warmup",
+    "recipe",
+    "memory_budget",
+}
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
@@ -87,6 +94,8 @@ class Options:
     warmup: str = "wait"
     #: The text of a recipe.
     recipe: str | None = None
+    #: Bytes of intermediate results of each program; below 1, a part of what it takes without.
+    memory_budget: float | None = None
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -95,6 +104,7 @@ class Options:
             raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
         if self.warmup not in _WARMUPS:
             raise ValueError(f"warmup is one of {_WARMUPS}, not {self.warmup!r}")
+        check_budget(self.memory_budget)
         if self.max_programs < 1:
             raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
 
@@ -103,7 +113,8 @@ def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=N
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs``, ``backend``, ``warmup`` and ``recipe``.
+    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and
+    ``memory_budget``.
     """
     unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:

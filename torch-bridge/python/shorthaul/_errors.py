@@ -71,6 +71,10 @@ class ToolchainError(CompileError):
     """This machine cannot compile any kernel: no C compiler, or no place for what it makes."""
 
 
+class BudgetError(ShorthaulError, ValueError):
+    """A memory budget cannot be kept; the message says the least that is possible."""
+
+
 class RecipeError(ShorthaulError, ValueError):
     """A file or text is no recipe of Shorthaul's, or one of another format."""
 

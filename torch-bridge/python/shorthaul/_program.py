@@ -19,7 +19,7 @@ from . import _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import CompileError, RecipeError, ToolchainError, Unsupported
+from ._errors import BudgetError, CompileError, RecipeError, ToolchainError, Unsupported
 from ._memory import Blocks
 from ._place import Place
 
@@ -121,6 +121,21 @@ class Program:
             return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
         return self.blocks.lend(n_bytes)
 
+    def planned(self, recipe: str | None, budget: float | None = None) -> str:
+        """The same graph planned for the CPU under a recipe's text and a budget, not compiled.
+
+        Gives the compiler's description as JSON. Raises ``RecipeError`` or ``BudgetError``.
+        """
+        captured = self.captured
+        try:
+            return _native.plan_program(
+                captured.json, captured.constants, self.wrt, self.n_threads, recipe, budget
+            )
+        except _native.BudgetFailure as error:
+            raise BudgetError(str(error)) from None
+        except _native.RecipeFailure as error:
+            raise RecipeError(str(error)) from None
+
     def _user_output_idxs(self) -> list[int]:
         return [i for i, output in enumerate(self.captured.outputs) if output.kind == "user"]
 
@@ -142,12 +157,14 @@ def compile_program(
     n_threads: int | None = None,
     listener: Callable[[int, int, str], None] | None = None,
     recipe: str | None = None,
+    budget: float | None = None,
 ) -> Program:
     """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
 
     ``n_threads``: how many threads it is made for; ``None``: PyTorch's number on this thread.
     ``listener(done, total, name)`` is called when all C text is written (``done`` is 0), and as
-    each file of it is compiled; ``None``: a line on a terminal. ``recipe``: the text of one.
+    each file of it is compiled; ``None``: a line on a terminal. ``recipe``: the text of one;
+    ``budget``: a memory budget.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
@@ -169,10 +186,11 @@ def compile_program(
                 listener,
                 **products.arguments(),
                 recipe=recipe,
+                budget=budget,
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, n_threads, listener, recipe
+                captured.json, captured.constants, wrt, n_threads, listener, recipe, budget
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
@@ -180,6 +198,8 @@ def compile_program(
         raise ToolchainError(str(error)) from None
     except _native.CompileFailure as error:
         raise CompileError(str(error)) from None
+    except _native.BudgetFailure as error:
+        raise BudgetError(str(error)) from None
     except _native.RecipeFailure as error:
         raise RecipeError(str(error)) from None
     inputs = [

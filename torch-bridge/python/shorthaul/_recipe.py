@@ -94,6 +94,12 @@ class ProgramPlan:
     #: Most bytes of intermediate results at one time: what is kept for the backward pass and the
     #: larger arena.
     peak_bytes: int | None = None
+    #: Microseconds of all kernels by their bytes and operations, predicted and not measured.
+    predicted_us: float | None = None
+    #: How a memory budget was kept: ``budget_bytes``, ``default_bytes``, ``peak_bytes``, the time
+    #: that computing again is predicted to add (``added_us``), and the least that any choice adds
+    #: which keeps as few bytes (``least_us``).
+    budget: dict[str, float] | None = field(default=None, compare=False)
     #: Bytes of the arenas and of what is saved, as in :func:`shorthaul.report`.
     memory: dict[str, int] | None = field(default=None, compare=False)
 
@@ -257,6 +263,16 @@ class Recipe:
     __repr__ = __str__
 
 
+def check_budget(budget: float | None) -> None:
+    """Raises ``ValueError`` for what is no memory budget."""
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if budget is not None and not (is_number and budget > 0 and (budget < 1 or budget % 1 == 0)):
+        raise ValueError(
+            f"memory_budget is a whole number of bytes, or a part between 0 and 1 of what a "
+            f"program takes without a budget, not {budget!r}"
+        )
+
+
 def text_of(recipe: Recipe | str | os.PathLike[str]) -> str:
     """The text of a recipe, or of the file at a path. Raises as :meth:`Recipe.load` does."""
     if not isinstance(recipe, Recipe):
@@ -280,7 +296,16 @@ def program_plan(data: dict[str, Any], n: int) -> ProgramPlan:
         decisions.append(
             Decision(**known | {"program": n, "comment": comment, "sentence": row.get("what", "")})
         )
-    numbers = ("n_kernels", "bytes_moved", "bytes_least", "operations", "peak_bytes", "memory")
+    numbers = (
+        "n_kernels",
+        "bytes_moved",
+        "bytes_least",
+        "operations",
+        "peak_bytes",
+        "memory",
+        "predicted_us",
+        "budget",
+    )
     return ProgramPlan(
         data["structure"],
         data["training"],

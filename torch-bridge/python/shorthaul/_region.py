@@ -189,13 +189,15 @@ class Region:
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
-        recipe = self.owner.options.recipe
+        recipe, budget = self.owner.options.recipe, self.owner.options.memory_budget
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place, recipe)
+                program = start_compiling(captured, requires_grad, place, recipe, budget)
             else:
-                program = compile_program(captured, requires_grad, place, recipe=recipe)
+                program = compile_program(
+                    captured, requires_grad, place, recipe=recipe, budget=budget
+                )
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise

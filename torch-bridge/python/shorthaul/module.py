@@ -60,6 +60,7 @@ def module(
     dynamic: bool | None = ...,
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
+    memory_budget: float | None = ...,
 ) -> _Class: ...
 @overload
 def module(
@@ -73,6 +74,7 @@ def module(
     dynamic: bool | None = ...,
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
+    memory_budget: float | None = ...,
 ) -> _Model: ...
 @overload
 def module(
@@ -84,6 +86,7 @@ def module(
     dynamic: bool | None = ...,
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
+    memory_budget: float | None = ...,
 ) -> Callable[[_Class], _Class]: ...
 def module(
     model: Any = None,
@@ -96,6 +99,7 @@ def module(
     dynamic: bool | None = None,
     warmup: str = "wait",
     recipe: Recipe | str | os.PathLike[str] | None = None,
+    memory_budget: float | None = None,
 ) -> Any:
     """Compiles ``model`` on its first call, and again when something changes that it depends on.
 
@@ -119,9 +123,16 @@ def module(
     - ``recipe``: decisions to take otherwise than the compiler would, from
       :func:`shorthaul.recipe` or the path of a file. What of it cannot be done for a program is
       named in a warning.
+    - ``memory_budget``: how much memory the intermediate results of a training step may take, what
+      is kept for the backward pass and what either pass works in: bytes of each program, or a
+      part below 1 of what it takes without a budget. The backward pass then computes again what
+      costs least time for its bytes. A budget that cannot be kept raises
+      :class:`shorthaul.BudgetError` with the least that is possible.
     """
     text = None if recipe is None else text_of(recipe)
-    options = Options(fallback, max_programs, backend, fullgraph, dynamic, warmup, text)
+    options = Options(
+        fallback, max_programs, backend, fullgraph, dynamic, warmup, text, memory_budget
+    )
     if model is None:
         return functools.partial(
             module,
@@ -132,6 +143,7 @@ def module(
             dynamic=dynamic,
             warmup=warmup,
             recipe=recipe,
+            memory_budget=memory_budget,
         )
     if isinstance(model, type):
         return _decorate(model, options)
