@@ -51,7 +51,7 @@ pub fn inline(
                 match inline_container(graph, nodes, at, id, (&outputs, recipe)) {
                     Ok(applied) => decisions.extend(applied),
                     Err(refusal) => {
-                        refused.insert(id, refusal);
+                        refused.insert(id, *refusal);
                     }
                 }
             }
@@ -86,7 +86,7 @@ fn inline_container(
     at: usize,
     id: ContainerId,
     (outputs, recipe): (&BTreeSet<ContainerId>, &Recipe),
-) -> Result<Option<Decision>, Decision> {
+) -> Result<Option<Decision>, Box<Decision>> {
     if graph.container(id).lifetime != Lifetime::Transient {
         return Ok(None);
     }
@@ -108,7 +108,8 @@ fn inline_container(
     let refusal = |obstacle: Obstacle, reader: Option<usize>| {
         let reader = reader.map(|r| after[r].origin.clone());
         let refusal = Refusal::Stored { reader, obstacle };
-        Decision::refused(place(), &producer.origin, refusal, saved).with_cost(memory, again)
+        let decision = Decision::refused(place(), &producer.origin, refusal, saved);
+        Box::new(decision.with_cost(memory, again))
     };
     let demand = match (movement, recipe.told(place)) {
         (false, Some(false)) => return Err(refusal(Obstacle::Told, None)),

@@ -79,6 +79,7 @@ impl Program {
     /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one;
     /// `budget` the bytes that intermediate results may take, below 1 a part of what they take without it.
     #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None, budget=None))]
     fn compile(
         py: Python<'_>,

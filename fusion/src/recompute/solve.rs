@@ -22,9 +22,9 @@ const HIGHEST_PRICE: f64 = 1.0;
 /// Parts of a microsecond that capacities count.
 const SCALE: f64 = 1000.0;
 const INFINITE: u64 = 1 << 60;
-/// The search among many values ends when less than this part of the time added is left to gain, or after this
+/// The search among many values ends when less than this part of the forward pass is left to gain, or after this
 /// many cuts.
-const GOOD_ENOUGH: f64 = 0.01;
+const GOOD_ENOUGH: f64 = 0.005;
 const MAX_CUTS_OF_MANY: usize = 40;
 
 /// A choice and how good it is.
@@ -78,13 +78,14 @@ impl Problem {
             true => (MAX_CUTS, 0.0),
             false => (MAX_CUTS_OF_MANY, GOOD_ENOUGH),
         };
+        let forward_us: f64 = self.units.iter().map(|u| u.us).sum();
         let told: Vec<Option<bool>> = self.values.iter().map(|v| v.told).collect();
         let mut parts: Vec<Part> = search.part(told).into_iter().collect();
         let mut bound_us = f64::INFINITY;
         while let Some(at) = best_part(&parts) {
             let part = parts.swap_remove(at);
             let best_us = search.best.as_ref().map_or(f64::INFINITY, |b| b.1.us);
-            let is_done = part.bound_us >= best_us * (1.0 - good_enough);
+            let is_done = part.bound_us >= best_us - good_enough * forward_us;
             let Some(open) = part.open.filter(|_| !is_done && search.cuts < max_cuts) else {
                 bound_us = bound_us.min(part.bound_us);
                 if is_done || search.cuts >= max_cuts {
