@@ -28,7 +28,7 @@ are not public.
 
 #: Sections of the page: a title, a module, and the names in it.
 SECTIONS: tuple[tuple[str, ModuleType, tuple[str, ...]], ...] = (
-    ("shorthaul", shorthaul, ("module", "report", "Report")),
+    ("shorthaul", shorthaul, ("module", "report", "Report", "recipe", "Recipe", "Decision")),
     ("shorthaul.optim", shorthaul.optim, ("AdamW", "Adam", "SGD")),
     ("shorthaul.onnx", shorthaul.onnx, ("optimize", "Optimized", "grad", "OnnxError")),
     ("shorthaul.cache", shorthaul.cache, ("info", "CacheInfo", "clear")),

@@ -3,6 +3,8 @@
 //! Steps are interpreted operator by operator with the reference meaning of each, plans as maps, both
 //! in double precision, so that only a change of meaning can tell them apart.
 
+#![allow(dead_code)] // Each test uses some of it.
+
 use compiler::{Plan, Step, Target};
 use graph::{
     Bindings, ContainerId, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor,
@@ -79,10 +81,19 @@ pub fn agrees(step: &Step, given: &[Tensor]) -> Result<Plan, String> {
 /// # Errors
 /// What does not hold, in a sentence.
 pub fn agrees_for(step: &Step, given: &[Tensor], target: Target) -> Result<Plan, String> {
-    let none = Bindings::new();
     let plan = step
-        .plan_for(&none, target)
+        .plan_for(&Bindings::new(), target)
         .map_err(|e| format!("plan: {e}"))?;
+    means_the_same(&plan, given)?;
+    Ok(plan)
+}
+
+/// Compares every result of a plan with that of its step.
+///
+/// # Errors
+/// What does not hold, in a sentence.
+pub fn means_the_same(plan: &Plan, given: &[Tensor]) -> Result<(), String> {
+    let (none, step) = (Bindings::new(), &plan.step);
     graph::verify(&plan.graph).map_err(|e| format!("verify: {e:?}"))?;
     // Planning may split dimensions of inputs and results; the elements stay in order.
     let shaped = |t: &Tensor, id| Tensor {
@@ -104,7 +115,7 @@ pub fn agrees_for(step: &Step, given: &[Tensor], target: Target) -> Result<Plan,
         let tolerance = TOLERANCE * largest.min(1.0);
         compare(&expected, found, tolerance).map_err(|e| format!("output {n}: {e}"))?;
     }
-    Ok(plan)
+    Ok(())
 }
 
 /// The graph's forward step and, where it has real inputs, its training step keep their meaning.

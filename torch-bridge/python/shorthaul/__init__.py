@@ -6,7 +6,9 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
 from . import _accelerate, _threads, cache, cuda, optim, products
+from ._decisions import recipe
 from ._errors import (
+    BudgetError,
     CaptureError,
     CapturingError,
     CompileError,
@@ -14,11 +16,14 @@ from ._errors import (
     FallbackWarning,
     InputError,
     OutOfRange,
+    RecipeError,
+    RecipeWarning,
     RecompileWarning,
     ShorthaulError,
     ToolchainError,
     Unsupported,
 )
+from ._recipe import Decision, Recipe
 from ._report import Report, report
 from .module import module
 
@@ -28,13 +33,18 @@ _accelerate.add_backend()
 __version__ = "0.1.0"
 
 __all__ = [
+    "BudgetError",
     "CaptureError",
     "CapturingError",
     "CompileError",
+    "Decision",
     "DivisionByZero",
     "FallbackWarning",
     "InputError",
     "OutOfRange",
+    "Recipe",
+    "RecipeError",
+    "RecipeWarning",
     "RecompileWarning",
     "Report",
     "ShorthaulError",
@@ -45,5 +55,6 @@ __all__ = [
     "module",
     "optim",
     "products",
+    "recipe",
     "report",
 ]

@@ -19,7 +19,7 @@ from . import _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import CompileError, ToolchainError, Unsupported
+from ._errors import BudgetError, CompileError, RecipeError, ToolchainError, Unsupported
 from ._memory import Blocks
 from ._place import Place
 
@@ -57,6 +57,9 @@ class Program:
     place: Place
     #: What it took to compile.
     seconds: float = 0.0
+    #: Positions among the inputs whose gradient was asked for, and the threads it was made for.
+    wrt: list[int] = field(default_factory=list)
+    n_threads: int = 1
     user_outputs: list[TensorSpec] = field(default_factory=list)
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
@@ -118,6 +121,21 @@ class Program:
             return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
         return self.blocks.lend(n_bytes)
 
+    def planned(self, recipe: str | None, budget: float | None = None) -> str:
+        """The same graph planned for the CPU under a recipe's text and a budget, not compiled.
+
+        Gives the compiler's description as JSON. Raises ``RecipeError`` or ``BudgetError``.
+        """
+        captured = self.captured
+        try:
+            return _native.plan_program(
+                captured.json, captured.constants, self.wrt, self.n_threads, recipe, budget
+            )
+        except _native.BudgetFailure as error:
+            raise BudgetError(str(error)) from None
+        except _native.RecipeFailure as error:
+            raise RecipeError(str(error)) from None
+
     def _user_output_idxs(self) -> list[int]:
         return [i for i, output in enumerate(self.captured.outputs) if output.kind == "user"]
 
@@ -138,14 +156,17 @@ def compile_program(
     place: Place,
     n_threads: int | None = None,
     listener: Callable[[int, int, str], None] | None = None,
+    recipe: str | None = None,
+    budget: float | None = None,
     templates: object | None = None,
 ) -> Program:
     """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
 
     ``n_threads``: how many threads it is made for; ``None``: PyTorch's number on this thread.
     ``listener(done, total, name)`` is called when all C text is written (``done`` is 0), and as
-    each file of it is compiled; ``None``: a line on a terminal.
-    ``templates``: what earlier sizes of the same graph compiled, to be shared.
+    each file of it is compiled; ``None``: a line on a terminal. ``recipe``: the text of one;
+    ``budget``: a memory budget. ``templates``: what earlier sizes of the same graph compiled, to
+    be shared.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
@@ -166,10 +187,19 @@ def compile_program(
                 cuda.nvrtc_folders(),
                 listener,
                 **products.arguments(),
+                recipe=recipe,
+                budget=budget,
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, n_threads, listener, templates
+                captured.json,
+                captured.constants,
+                wrt,
+                n_threads,
+                listener,
+                recipe,
+                budget,
+                templates,
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
@@ -177,6 +207,10 @@ def compile_program(
         raise ToolchainError(str(error)) from None
     except _native.CompileFailure as error:
         raise CompileError(str(error)) from None
+    except _native.BudgetFailure as error:
+        raise BudgetError(str(error)) from None
+    except _native.RecipeFailure as error:
+        raise RecipeError(str(error)) from None
     inputs = [
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.inputs
@@ -186,6 +220,7 @@ def compile_program(
         for name, shape, dtype in native.outputs
     ]
     program = Program(captured, native, inputs, outputs, native.uses_seed, place)
+    program.wrt, program.n_threads = wrt, n_threads
     reached = [
         _differentiably_read(captured.document, document_output["value"])
         for document_output, output in zip(

@@ -202,13 +202,23 @@ class Region:
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
+        recipe, budget = self.owner.options.recipe, self.owner.options.memory_budget
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
         templates = self._templates(requires_grad)
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place, templates)
+                program = start_compiling(
+                    captured, requires_grad, place, recipe, budget, templates
+                )
             else:
-                program = compile_program(captured, requires_grad, place, templates=templates)
+                program = compile_program(
+                    captured,
+                    requires_grad,
+                    place,
+                    recipe=recipe,
+                    budget=budget,
+                    templates=templates,
+                )
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
@@ -216,6 +226,7 @@ class Region:
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
+            self.owner.say_of_recipe(program.native.notes)
             call = Call(captured, program, self.requires_grad, any(requires_grad))
             call.keep(self.written_later)
             return call

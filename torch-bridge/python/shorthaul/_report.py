@@ -6,11 +6,14 @@ Owns the Python face of the compiler's report; the numbers are the compiler's ow
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ._errors import BudgetError
+from ._recipe import check_budget
 from ._region import recorded
 from .module import module, original_of
 
@@ -29,6 +32,9 @@ class Report:
     - ``refusals``: rewrites that were not legal, in sentences.
     - ``attentions``: what computes each attention, and why, where there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and predicted times.
+    - ``memory_curve``, where memory budgets were given: for each, and for none, ``budget``,
+      ``peak_bytes``, ``bytes_moved``, ``operations`` and ``predicted_us``; or ``budget`` and
+      ``refused``, the reason why it cannot be kept.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -52,6 +58,7 @@ class Report:
             f"{_mib(memory['backward_arena_bytes'])} in backward",
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
             *data.get("attentions", ()),
+            *map(_curve_line, data.get("memory_curve", ())),
             *(f"warning: {w['sentence']}" for w in data.get("warnings", ())),
         ]
         return "\n".join(lines)
@@ -63,15 +70,43 @@ def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
 
 
-def report(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
+def _curve_line(point: dict[str, Any]) -> str:
+    budget = "no memory budget" if point["budget"] is None else f"memory_budget={point['budget']}"
+    if "refused" in point:
+        return f"{budget}: {point['refused']}"
+    return (
+        f"{budget}: peak {_mib(point['peak_bytes'])}, moves {_mib(point['bytes_moved'])}, "
+        f"{point['operations'] / 1e9:.2f} GFLOP, predicted {point['predicted_us'] / 1e3:.1f} ms"
+    )
+
+
+def report(
+    model: nn.Module, *inputs: Any, memory_budgets: Sequence[float] = (), **kwargs: Any
+) -> Report:
     """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
 
     Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.
     Python runs ``forward`` once, without kernels; buffers and PyTorch's random numbers are then as
-    they were. Raises what a call of :func:`shorthaul.module` raises.
+    they were. With ``memory_budgets`` the step is also planned under each of them, which gives
+    the curve of memory against predicted time. Raises what a call of :func:`shorthaul.module`
+    raises.
     """
     programs = programs_of(model, inputs, kwargs)
-    return Report(_joined([json.loads(program.native.report()) for program in programs]))
+    data = _joined([json.loads(program.native.report()) for program in programs])
+    if memory_budgets:
+        data["memory_curve"] = [_point(programs, budget) for budget in (None, *memory_budgets)]
+    return Report(data)
+
+
+def _point(programs: list, budget: float | None) -> dict[str, Any]:
+    """All programs planned under a budget: sums, and the sum of the peaks."""
+    check_budget(budget)
+    try:
+        plans = [json.loads(program.planned(None, budget)) for program in programs]
+    except BudgetError as error:
+        return {"budget": budget, "refused": str(error)}
+    keys = ("peak_bytes", "bytes_moved", "operations", "predicted_us")
+    return {"budget": budget} | {key: sum(plan[key] for plan in plans) for key in keys}
 
 
 def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None) -> list:
