@@ -18,7 +18,7 @@ mod update_groups;
 
 pub use error::CompileError;
 pub use executable::Executable;
-pub use fusion::Target;
+pub use fusion::{Decision, Target};
 pub use plan::{Plan, Step};
 
 // What a program at the edge needs of the rooms below, so that it depends on this one alone.

@@ -61,6 +61,9 @@ impl Templates {
     }
 }
 
+/// Rewrite, origin, sentence, whether it was applied, bytes.
+type DecisionRow = (&'static str, String, String, bool, i64);
+
 /// Kernels for the forward and, where gradients are wanted, the backward pass.
 #[pyclass(frozen, module = "shorthaul._native")]
 pub struct Program {
@@ -178,9 +181,10 @@ impl Program {
         self.built.cuda_products()
     }
 
-    /// The map of each launch of a pass of a CUDA program, in the order of its times.
-    fn cuda_launch_maps(&self, backward: bool) -> Vec<usize> {
-        self.built.cuda_launch_maps(backward)
+    /// The kernel of each launch of a pass, in the order of its times: its position in the report, which
+    /// of a CUDA program is the position of its map.
+    fn launch_kernels(&self, backward: bool) -> Vec<usize> {
+        self.built.launch_kernels(backward)
     }
 
     /// The calls of PyTorch's operators that a pass makes, in order; see [`CallRow`].
@@ -296,6 +300,16 @@ impl Program {
         let mut report = Report::new(built.plan(), built.kernels(), built.memory());
         report.attentions = calls::sentences(built);
         serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
+    }
+
+    /// What fusion did and refused, as `(rewrite, origin, sentence, applied, bytes)`.
+    fn decisions(&self) -> Vec<DecisionRow> {
+        let decisions = self.built.plan().decisions.iter();
+        let row = |d: &compiler::Decision| {
+            let (origin, sentence) = (d.origin.clone(), d.sentence.clone());
+            (d.rewrite, origin, sentence, d.applied, d.bytes)
+        };
+        decisions.map(row).collect()
     }
 }
 

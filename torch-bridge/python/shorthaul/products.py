@@ -95,7 +95,7 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     if len(programs) != 1:
         raise ValueError(f"the model runs as {len(programs)} programs; products of one are timed")
     program = programs[0].native
-    maps = {"forward": program.cuda_launch_maps(False), "backward": program.cuda_launch_maps(True)}
+    maps = {"forward": program.launch_kernels(False), "backward": program.launch_kernels(True)}
     before, _autograd.timings = _autograd.timings, []
     try:
         step()
