@@ -19,6 +19,7 @@ from ._errors import (
     ToolchainError,
     Unsupported,
 )
+from ._profile import Profile, profile
 from ._report import Report, report
 from .module import module
 
@@ -36,6 +37,7 @@ __all__ = [
     "InputError",
     "OutOfRange",
     "RecompileWarning",
+    "Profile",
     "Report",
     "ShorthaulError",
     "ToolchainError",
@@ -45,5 +47,6 @@ __all__ = [
     "module",
     "optim",
     "products",
+    "profile",
     "report",
 ]
