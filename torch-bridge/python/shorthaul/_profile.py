@@ -73,26 +73,12 @@ class Profile:
         if rest := modules[_LISTED_MODULES:]:
             seconds = sum(own["seconds"] for _, own in rest)
             lines.append(f"{seconds * 1e3:9.3f}{'':>6}  {len(rest)} more modules")
-        return "\n".join([*lines, "", *self.sentences()])
+        return "\n".join([*lines, "", *sentences_of(self.data)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _tables.profile(self.data, self.sentences())
-
-    def sentences(self) -> list[str]:
-        """The whole step in three lines."""
-        data, machine = self.data, self.data["limits"]
-        bound = sum(kernel["roofline_seconds"] for kernel in data["kernels"])
-        n_launches = sum(kernel["launches"] * kernel["calls"] for kernel in data["kernels"])
-        return [
-            f"a step takes {data['step_seconds'] * 1e3:.3f} ms (median of {data['rounds']}); "
-            f"{n_launches} launches of {len(data['kernels'])} kernels take "
-            f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms",
-            f"PyTorch and Python between the kernels take {data['outside_seconds'] * 1e3:.3f} ms",
-            f"limits with {data['threads']} threads, f32: {machine['copy_gb_s']:.1f} GB/s copied, "
-            f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product",
-        ]
+        return _tables.profile(self.data, sentences_of(self.data))
 
     def _percent(self, seconds: float) -> str:
         whole = sum(kernel["seconds"] for kernel in self.data["kernels"])
@@ -105,6 +91,21 @@ class Profile:
             f"{kernel['gflop_s']:>9.1f}{kernel['roofline_seconds'] * 1e3:>10.3f}"
             f"{kernel['distance']:>9.1f}  {kernel['origin']}"
         )
+
+
+def sentences_of(data: dict[str, Any]) -> list[str]:
+    """The whole step in three lines."""
+    machine = data["limits"]
+    bound = sum(kernel["roofline_seconds"] for kernel in data["kernels"])
+    n_launches = sum(kernel["launches"] * kernel["calls"] for kernel in data["kernels"])
+    return [
+        f"a step takes {data['step_seconds'] * 1e3:.3f} ms (median of {data['rounds']}); "
+        f"{n_launches} launches of {len(data['kernels'])} kernels take "
+        f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms",
+        f"PyTorch and Python between the kernels take {data['outside_seconds'] * 1e3:.3f} ms",
+        f"limits with {data['threads']} threads, f32: {machine['copy_gb_s']:.1f} GB/s copied, "
+        f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product",
+    ]
 
 
 def profile(

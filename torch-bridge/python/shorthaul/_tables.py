@@ -23,6 +23,7 @@ _STYLE = """
 .shorthaul p { margin: 3px 0; }
 .shorthaul .scroll { overflow: auto; max-height: 560px; border: 1px solid rgba(128,128,128,.35);
   border-radius: 6px; margin: 6px 0; }
+.shorthaul .scroll { scrollbar-color: rgba(128,128,128,.6) transparent; }
 .shorthaul table { border-collapse: collapse; width: 100%; margin: 0; color: inherit;
   font-variant-numeric: tabular-nums; }
 .shorthaul tr, .shorthaul tr:nth-child(even) { background: transparent; }
