@@ -26,11 +26,12 @@ fn main() {
     for node in nodes {
         print_node(&plan.graph, node);
     }
-    for decision in plan.decisions.iter().filter(|d| !d.applied) {
-        let sentence = format!("{} {}", decision.origin, decision.sentence);
+    for decision in plan.decisions.iter().filter(|d| !d.is_applied()) {
+        let sentence = format!("{} {}", decision.origin, decision.sentence());
         println!(
             "refused: {} {sentence} ({} bytes)",
-            decision.rewrite, decision.bytes
+            decision.rewrite(),
+            decision.bytes
         );
     }
     let report = Report::of_plan(&plan, 2).expect("lowers");

@@ -5,7 +5,7 @@
 
 use compiler::Step;
 use compiler::importer::onnx::{File, Mode, Options};
-use graph::{Bindings, Graph};
+use graph::{Bindings, Graph, Recipe};
 use kernels::features::{Isa, Target};
 use kernels::lowering::{Lowered, lower};
 use kernels::toolchain::Family;
@@ -44,8 +44,8 @@ pub fn page(path: &Path, sizes: &[String]) -> Result<String, Box<dyn Error>> {
         .collect();
     let step = Step::training(&model.graph, &wrt)?;
     let plan = step.plan(&Bindings::new())?;
-    let mut expanded = fusion::expand(&plan.bound)?;
-    layouts::assign(&mut expanded.graph);
+    let mut expanded = fusion::expand(&plan.bound, &Recipe::default())?;
+    layouts::assign(&mut expanded.graph, &Recipe::default());
     let target = Target::for_isa(Isa::Avx512, Family::Gcc);
     let lowered = lower(&plan.graph, &target, 2)?;
 
@@ -72,11 +72,14 @@ fn block(page: &mut String, language: &str, content: impl Display) -> std::fmt::
 fn decisions(page: &mut String, decisions: &[fusion::Decision]) -> std::fmt::Result {
     let mut lines = String::new();
     for d in decisions {
-        let verb = if d.applied { "did" } else { "refused" };
+        let verb = if d.is_applied() { "did" } else { "refused" };
         writeln!(
             lines,
             "{verb} {} at {}: {} ({} bytes)",
-            d.rewrite, d.origin, d.sentence, d.bytes
+            d.rewrite(),
+            d.origin,
+            d.sentence(),
+            d.bytes
         )?;
     }
     page.push_str("\nEvery decision is recorded, with the bytes it saves or would have saved:\n");

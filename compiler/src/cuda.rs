@@ -8,6 +8,7 @@ use crate::attention::{self, ChosenAttention, Operators};
 use crate::error::CompileError;
 use crate::plan::{Plan, Step};
 use crate::report::Memory;
+use crate::steering::{Choices, planned};
 use crate::torch::Captured;
 use fusion::Target;
 use kernels::cache::{Cache, CacheSettings};
@@ -91,6 +92,7 @@ impl Captured {
         target: &CudaTarget<'_>,
         products: &ProductsBy,
         operators: Operators,
+        choices: &Choices,
         progress: &mut dyn Progress,
     ) -> Result<CudaExecutable, CompileError> {
         let graph = &mut self.graph().clone();
@@ -99,7 +101,7 @@ impl Captured {
             [] => Step::forward(graph)?,
             _ => Step::training(graph, wrt)?,
         };
-        let plan = step.plan_for(self.hints(), Target::Cuda)?;
+        let plan = planned(&step, self.hints(), (Target::Cuda, 1), choices)?;
         let built = CudaExecutable::build(plan, target, products, progress)?;
         Ok(CudaExecutable {
             attentions,

@@ -31,6 +31,23 @@ pub enum CompileError {
     /// The step could not be fused.
     #[error(transparent)]
     Fuse(#[from] fusion::FuseError),
+    /// The memory budget is too small.
+    #[error(
+        "a memory budget of {budget_bytes} bytes cannot be kept: the step takes {default_bytes} bytes \
+         without one, and {least_bytes} bytes is the least that was found with everything computed again \
+         that can be; give memory_budget={least_bytes} or more, or a smaller batch"
+    )]
+    Budget {
+        /// What was allowed.
+        budget_bytes: usize,
+        /// What the step takes without a budget.
+        default_bytes: usize,
+        /// What it takes at least.
+        least_bytes: usize,
+    },
+    /// The recipe is damaged.
+    #[error(transparent)]
+    Recipe(#[from] crate::recipe::RecipeError),
     /// The plan has no kernels yet.
     #[error(transparent)]
     Lower(#[from] kernels::lower::LowerError),

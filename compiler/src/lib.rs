@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod boundary;
+pub mod budget;
 mod composed;
 pub mod cuda;
 mod error;
@@ -10,7 +11,9 @@ mod functions;
 pub mod internal_error;
 pub mod optimizer;
 mod plan;
+pub mod recipe;
 pub mod report;
+pub mod steering;
 pub mod torch;
 pub mod training_graph;
 pub mod training_proof;
@@ -19,7 +22,7 @@ mod update_groups;
 pub use error::CompileError;
 pub use executable::Executable;
 pub use fusion::{Decision, Target};
-pub use plan::{Plan, Step};
+pub use plan::{Plan, PlanOptions, Step};
 
 // What a program at the edge needs of the rooms below, so that it depends on this one alone.
 pub use graph;

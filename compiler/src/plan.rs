@@ -5,10 +5,13 @@
 //! pass makes is verified. Nothing here emits or runs code.
 
 use crate::boundary;
+use crate::budget::{self, KeptBudget, Limit};
 use crate::error::{CompileError, check};
+use crate::recipe::{Unmet, unmet};
 use autodiff::Request;
-use fusion::{Decision, Fused, Target};
-use graph::{Bindings, ContainerId, Graph, SymExpr};
+use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
+use graph::{Bindings, ContainerId, Graph, Recipe, SymExpr};
+use layouts::Assignment;
 
 /// A training or inference step before sizes are known.
 #[derive(Clone, Debug)]
@@ -107,22 +110,114 @@ impl Step {
     /// # Errors
     /// As for [`Step::plan`].
     pub fn plan_for(&self, bindings: &Bindings, target: Target) -> Result<Plan, CompileError> {
+        self.plan_with(bindings, &PlanOptions::for_target(target))
+    }
+
+    /// As [`Step::plan`], for a target, with a recipe.
+    ///
+    /// # Errors
+    /// As for [`Step::plan`]. What the recipe says and cannot be done is no error: see [`Plan::unmet`].
+    pub fn plan_with(
+        &self,
+        bindings: &Bindings,
+        options: &PlanOptions,
+    ) -> Result<Plan, CompileError> {
+        let recipe = &options.recipe;
         let bound = self.graph.bind(bindings);
         check("bind", &bound)?;
         check_sizes(&bound)?;
-        let mut expanded = fusion::expand(&bound)?;
+        let expanded = fusion::expand(&bound, recipe)?;
         check("expand", &expanded.graph)?;
-        layouts::assign(&mut expanded.graph);
+        let finish = Finish {
+            step: self,
+            bound: &bound,
+            options,
+        };
+        if let Some(limit) = &options.limit {
+            return budget::fit(&expanded, &finish, options, limit);
+        }
+        let problem = RecomputeProblem::new(&expanded, recipe, &options.speed);
+        let told = problem.told();
+        finish.plan(problem.apply(expanded, &told).0)
+    }
+}
+
+/// The passes behind expansion and the choice of what to compute again.
+pub(crate) struct Finish<'a> {
+    step: &'a Step,
+    bound: &'a Graph,
+    options: &'a PlanOptions,
+}
+
+impl Finish<'_> {
+    /// Lays out and fuses an expanded step.
+    pub(crate) fn plan(&self, mut expanded: Fused) -> Result<Plan, CompileError> {
+        let PlanOptions { target, recipe, .. } = self.options;
+        check("recompute", &expanded.graph)?;
+        let assignment = layouts::assign(&mut expanded.graph, recipe);
         check("lay out", &expanded.graph)?;
-        let Fused { graph, decisions } = fusion::fuse(expanded, target)?;
+        let laid_out = layout_decisions(&expanded.graph, &assignment);
+        expanded.decisions.extend(laid_out);
+        let Fused { graph, decisions } = fusion::fuse(expanded, *target, recipe)?;
         check("fuse", &graph)?;
         Ok(Plan {
-            step: self.clone(),
-            bound,
+            step: self.step.clone(),
+            bound: self.bound.clone(),
             graph,
+            unmet: unmet(recipe, &decisions),
+            recipe: recipe.clone(),
+            notes: Vec::new(),
+            speed: self.options.speed,
+            budget: None,
             decisions,
         })
     }
+}
+
+/// How a step is planned.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlanOptions {
+    /// What runs the kernels.
+    pub target: Target,
+    /// Decisions to take otherwise than the compiler would.
+    pub recipe: Recipe,
+    /// What the machine is taken to do in a microsecond.
+    pub speed: Speed,
+    /// How much memory intermediate results may take.
+    pub limit: Option<Limit>,
+}
+
+impl PlanOptions {
+    /// The compiler's own decisions, for a target.
+    pub fn for_target(target: Target) -> PlanOptions {
+        PlanOptions {
+            target,
+            ..PlanOptions::default()
+        }
+    }
+}
+
+/// The orders of dimensions that were chosen, and those that the recipe forbade.
+fn layout_decisions(graph: &Graph, assignment: &Assignment) -> Vec<Decision> {
+    let state = graph.single_state();
+    let nodes = || state.into_iter().flat_map(|s| &s.nodes);
+    let mut decisions = Vec::new();
+    let chosen = assignment.channels_last.iter().chain(&assignment.reordered);
+    let chosen = chosen.map(|id| (*id, true));
+    for (id, applied) in chosen.chain(assignment.forbidden.iter().map(|id| (*id, false))) {
+        let writer = nodes().find(|n| n.writes().contains(&id));
+        let (Some(writer), Some(place)) = (writer, layouts::place(graph, id)) else {
+            continue;
+        };
+        decisions.push(match applied {
+            true => {
+                let order = graph.container(id).layout.order().to_vec();
+                Decision::applied(place, &writer.origin, Applied::LaidOut { order }, 0)
+            }
+            false => Decision::refused(place, &writer.origin, Refusal::RowMajor, 0),
+        });
+    }
+    decisions
 }
 
 /// Bytes of one container, at most: so many that no sum or product of sizes overflows later.
@@ -155,6 +250,16 @@ pub struct Plan {
     pub bound: Graph,
     /// Kernels in execution order.
     pub graph: Graph,
-    /// What fusion did.
+    /// What was decided, in the order in which it was.
     pub decisions: Vec<Decision>,
+    /// What it was told to decide otherwise, and what its memory budget decided.
+    pub recipe: Recipe,
+    /// How its memory budget was kept, if it has one.
+    pub budget: Option<KeptBudget>,
+    /// What the machine was taken to do in a microsecond.
+    pub speed: Speed,
+    /// What the recipe says and could not be done.
+    pub unmet: Vec<Unmet>,
+    /// What the caller should know about the recipe, in sentences.
+    pub notes: Vec<String>,
 }

@@ -138,6 +138,13 @@ pub struct Memory {
     pub thread_scratch_bytes: usize,
 }
 
+impl Memory {
+    /// Most bytes of intermediate results at one time: what is kept, and the larger of the arenas.
+    pub fn peak_bytes(&self) -> usize {
+        self.saved_bytes + self.forward_arena_bytes.max(self.backward_arena_bytes)
+    }
+}
+
 impl Report {
     /// The report of a plan that is lowered for a number of threads now, but neither compiled nor run.
     ///
@@ -166,7 +173,7 @@ impl Report {
                     name: info.name.clone(),
                     origin: info.origin.clone(),
                     operators: info.operators.iter().map(|o| operator(o)).collect(),
-                    stage: stage(info.stage),
+                    stage: info.stage.name(),
                     path: info.path,
                     launches: info.n_launches,
                     bytes_read: bytes(graph, &info.reads),
@@ -180,7 +187,7 @@ impl Report {
                 }
             })
             .collect();
-        let applied = plan.decisions.iter().filter(|d| d.applied);
+        let applied = plan.decisions.iter().filter(|d| d.is_applied());
         Report {
             bytes_moved: reports.iter().map(KernelReport::bytes_moved).sum(),
             bytes_least: lower_bound(graph),
@@ -218,7 +225,7 @@ fn warnings(kernels: &[KernelInfo]) -> Vec<Warning> {
             "{} ({}): a contraction runs as scalar loops, since {}; predicted {:.1} ms, {:.1} ms with a \
              fast kernel",
             info.origin,
-            stage(info.stage),
+            info.stage.name(),
             scalar.reason,
             scalar.predicted_us as f64 / 1e3,
             scalar.fast_us as f64 / 1e3
@@ -232,12 +239,12 @@ fn refusals(plan: &Plan) -> Vec<String> {
     let mut refused: Vec<_> = plan
         .decisions
         .iter()
-        .filter(|d| !d.applied && d.bytes > 0)
+        .filter(|d| !d.is_applied() && d.bytes > 0)
         .collect();
     refused.sort_by_key(|d| -d.bytes);
     let mut sentences: Vec<String> = Vec::new();
     for d in refused {
-        let sentence = format!("{} at {}: {}", d.rewrite, d.origin, d.sentence);
+        let sentence = format!("{} at {}: {}", d.rewrite(), d.origin, d.sentence());
         if !sentences.contains(&sentence) {
             sentences.push(sentence);
         }
@@ -249,7 +256,7 @@ fn refusals(plan: &Plan) -> Vec<String> {
 }
 
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
-fn planning_target() -> Result<Target, CompileError> {
+pub(crate) fn planning_target() -> Result<Target, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,
         None => declared_isa(),
@@ -271,14 +278,6 @@ fn declared_isa() -> Isa {
 #[cfg(not(target_arch = "x86_64"))]
 fn declared_isa() -> Isa {
     Isa::Portable
-}
-
-fn stage(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Forward => "forward",
-        Stage::Backward => "backward",
-        Stage::Optimizer => "optimizer",
-    }
 }
 
 fn operator(origin: &Origin) -> OperatorReport {

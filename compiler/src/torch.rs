@@ -2,7 +2,8 @@
 
 use crate::error::CompileError;
 use crate::executable::Executable;
-use crate::plan::Step;
+use crate::steering::Choices;
+use fusion::Target;
 use graph::{Bindings, Graph};
 use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
@@ -53,14 +54,10 @@ impl Captured {
         wrt: &[usize],
         threads: usize,
         templates: Option<&Mutex<Templates>>,
+        choices: &Choices,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let graph = &self.imported.graph;
-        let step = match wrt {
-            [] => Step::forward(graph)?,
-            _ => Step::training(graph, wrt)?,
-        };
-        let plan = step.plan(&self.imported.hints)?;
+        let plan = self.plan(wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
         Executable::build_sharing(plan, &options, threads, templates, progress)
     }

@@ -2,6 +2,7 @@
 //! limits of both.
 
 use compiler::{Step, Target};
+use fusion::{Applied, Outcome};
 use graph::{Bindings, Graph, parse};
 use kernels::cuda::lower::lower;
 
@@ -17,11 +18,9 @@ fn chained(graph: &Graph, is_trained: bool) -> [usize; 2] {
     };
     let plan = step.plan_for(&Bindings::new(), Target::Cuda);
     let plan = plan.expect("plans");
-    let applied = plan.decisions.iter().filter(|d| d.applied);
-    let chains = applied.filter(|d| d.rewrite == "chain");
-    let counted = chains.map(|d| {
-        let first = d.sentence.split_whitespace().next().expect("a word");
-        first.parse::<usize>().expect("a number of kernels")
+    let counted = plan.decisions.iter().map(|d| match &d.outcome {
+        Outcome::Applied(Applied::Chained { n_kernels, .. }) => *n_kernels,
+        _ => 0,
     });
     let program = lower(&plan.graph).expect("lowers");
     let maps = program.maps.iter().filter(|m| m.path == "chain");

@@ -6,7 +6,7 @@
 //! file anew.
 
 use compiler::{Plan, Step, Target};
-use graph::{Bindings, DType, Graph, Lifetime, Stage};
+use graph::{Bindings, DType, Graph, Lifetime, Rewrite, Stage};
 use kernels::cuda::ParamType;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::plan::{Buffer, container_bytes};
@@ -115,10 +115,19 @@ fn cost(plan: &Plan) -> String {
         "  arena: {} forward, {} backward\n  saved for backward: {}",
         memory.forward_arena_bytes, memory.backward_arena_bytes, memory.saved_bytes
     );
-    let chains = plan.decisions.iter().filter(|d| d.rewrite == "chain");
-    let (applied, mut refused) = chains.partition::<Vec<_>, _>(|d| d.applied);
+    let chains = plan
+        .decisions
+        .iter()
+        .filter(|d| d.rewrite() == Rewrite::Chain);
+    let (applied, mut refused) = chains.partition::<Vec<_>, _>(|d| d.is_applied());
     for d in applied {
-        let _ = writeln!(text, "  at {}: {}; saved {}", d.origin, d.sentence, d.bytes);
+        let _ = writeln!(
+            text,
+            "  at {}: {}; saved {}",
+            d.origin,
+            d.sentence(),
+            d.bytes
+        );
     }
     refused.sort_by_key(|d| Reverse(d.bytes));
     if let Some(d) = refused.first() {
@@ -126,7 +135,8 @@ fn cost(plan: &Plan) -> String {
         let _ = writeln!(
             text,
             "  {n} chains refused, the largest at {}: {}",
-            d.origin, d.sentence
+            d.origin,
+            d.sentence()
         );
     }
     text

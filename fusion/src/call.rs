@@ -11,15 +11,43 @@
 //! inlined: a copy that still moves from one container to the operand becomes a view. A copy
 //! that is none (of a gathered, padded, repeated or badly aligned container) stays.
 
-use crate::decision::Decision;
+use crate::decision::{Applied, Decision, Refusal};
 use crate::unit::{bytes, definition, is_movement};
 use graph::{
     Attr, Builder, ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Operand,
-    SymExpr, View,
+    Place, Recipe, Rewrite, SymExpr, View,
 };
 
 /// Bytes of which operators want the places of rows to be multiples.
 const ALIGNMENT: i64 = 16;
+
+/// Why an operand is copied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum Obstacle {
+    #[error("it is computed where it is stored")]
+    Computed,
+    #[error("it is looked up")]
+    LookedUp,
+    #[error("what it is moved from is not in the step's memory in row-major order")]
+    Source,
+    #[error("positions outside of what it is moved from have a value")]
+    Fill,
+    #[error("what it is moved from has no fixed size")]
+    Size,
+    #[error("its places are no sums of multiples")]
+    Places,
+    #[error("its elements are not one after the other")]
+    Gaps,
+    #[error("its rows are not contiguous")]
+    Rows,
+    #[error("it is repeated or reversed")]
+    Repeated,
+    #[error("its rows are not aligned to 16 bytes")]
+    Alignment,
+    #[error("the recipe says so")]
+    Told,
+}
 
 /// Gives each operand of each such node a container of its own, copied to or from the old one, and its view.
 pub fn separate(graph: &mut Graph) {
@@ -103,7 +131,12 @@ fn whole(shape: &[SymExpr], order: &[usize]) -> View {
 }
 
 /// Makes copies that only feed such a node views of what they copy, and drops them.
-pub fn absorb(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision>) {
+pub fn absorb(
+    graph: &Graph,
+    nodes: &mut Vec<Node>,
+    recipe: &Recipe,
+    decisions: &mut Vec<Decision>,
+) {
     for at in 0..nodes.len() {
         let NodeKind::Library(library) = &nodes[at].kind else {
             continue;
@@ -120,17 +153,17 @@ pub fn absorb(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision
             let Some(copy) = nodes[..at].iter().find(|node| node.writes().contains(&id)) else {
                 continue;
             };
-            let name = &graph.container(id).name;
-            let found = source(graph, copy, id, &view);
+            let place = Place::new(Rewrite::Call, copy, &graph.container(id).name);
+            let found = match recipe.told(|| place.clone()) {
+                Some(false) => Err(Obstacle::Told),
+                _ => source(graph, copy, id, &view),
+            };
             let (origin, saved) = (&nodes[at].origin, 2 * bytes(graph, id));
             decisions.push(match &found {
-                Ok(_) => {
-                    let sentence = format!("{name} is read where it lies, by strides");
-                    Decision::applied("call", origin, sentence, saved)
-                }
-                Err(reason) => {
-                    let sentence = format!("{name} is stored for its operator: {reason}");
-                    Decision::refused("call", origin, sentence, saved)
+                Ok(_) => Decision::applied(place, origin, Applied::Viewed, saved),
+                Err(why) => {
+                    let refusal = Refusal::Copied(why.clone());
+                    Decision::refused(place, origin, refusal, saved)
                 }
             });
             if let Ok((from, view)) = found {
@@ -156,21 +189,21 @@ fn source(
     copy: &Node,
     id: ContainerId,
     own: &View,
-) -> Result<(ContainerId, View), &'static str> {
+) -> Result<(ContainerId, View), Obstacle> {
     let found = definition(graph, copy, id).filter(|d| is_movement(graph, d, id));
-    let found = found.ok_or("it is computed where it is stored")?;
+    let found = found.ok_or(Obstacle::Computed)?;
     let [from] = found.inputs else {
-        return Err("it is looked up");
+        return Err(Obstacle::LookedUp);
     };
     let c = graph.container(from.container);
     if matches!(c.lifetime, Lifetime::Constant(_)) || !c.layout.is_row_major() {
-        return Err("what it is moved from is not in the step's memory in row-major order");
+        return Err(Obstacle::Source);
     }
     if from.fill.is_some() {
-        return Err("positions outside of what it is moved from have a value");
+        return Err(Obstacle::Fill);
     }
     let sizes: Option<Vec<i64>> = c.shape.iter().map(SymExpr::as_const).collect();
-    let sizes = sizes.ok_or("what it is moved from has no fixed size")?;
+    let sizes = sizes.ok_or(Obstacle::Size)?;
     let dense = View::dense(&sizes, &(0..sizes.len()).collect::<Vec<_>>());
     let mut view = View {
         offset: 0,
@@ -179,14 +212,14 @@ fn source(
     };
     for (index, stride) in from.subset.iter().zip(&dense.strides) {
         let Index::At(e) = index else {
-            return Err("it is looked up");
+            return Err(Obstacle::LookedUp);
         };
-        let (terms, constant) = e.as_affine().ok_or("its places are no sums of multiples")?;
+        let (terms, constant) = e.as_affine().ok_or(Obstacle::Places)?;
         view.offset += constant * stride;
         for (symbol, factor) in terms {
             let mut params = found.params.iter();
             let d = params.position(|p| p.as_ref() == Some(&symbol));
-            view.strides[d.ok_or("its places are no sums of multiples")?] += factor * stride;
+            view.strides[d.ok_or(Obstacle::Places)?] += factor * stride;
         }
     }
     usable(&mut view, c.dtype.bytes() as i64)?;
@@ -195,7 +228,7 @@ fn source(
 
 /// Whether operators take such a view: rows of neighbours at aligned places, nothing repeated or backwards.
 /// A dimension of one element gets the stride that it would have in a dense container of the view's order.
-fn usable(view: &mut View, size: i64) -> Result<(), &'static str> {
+fn usable(view: &mut View, size: i64) -> Result<(), Obstacle> {
     let rank = view.sizes.len();
     if rank < 4 {
         // Of sums of rows they want all, one after the other.
@@ -204,12 +237,12 @@ fn usable(view: &mut View, size: i64) -> Result<(), &'static str> {
         view.strides = dense.strides;
         return match same && (view.offset * size) % ALIGNMENT == 0 {
             true => Ok(()),
-            false => Err("its elements are not one after the other"),
+            false => Err(Obstacle::Gaps),
         };
     }
     let last = rank - 1;
     if view.sizes[last] > 1 && view.strides[last] != 1 {
-        return Err("its rows are not contiguous");
+        return Err(Obstacle::Rows);
     }
     view.strides[last] = 1;
     let several = |d: &usize| view.sizes[*d] > 1;
@@ -221,14 +254,14 @@ fn usable(view: &mut View, size: i64) -> Result<(), &'static str> {
         if view.sizes[d] == 1 {
             view.strides[d] = extent.unwrap_or(1);
         } else if view.strides[d] <= 0 {
-            return Err("it is repeated or reversed");
+            return Err(Obstacle::Repeated);
         } else if view.strides[d] * size % ALIGNMENT != 0 {
-            return Err("its rows are not aligned to 16 bytes");
+            return Err(Obstacle::Alignment);
         }
     }
     match view.offset * size % ALIGNMENT {
         0 => Ok(()),
-        _ => Err("its rows are not aligned to 16 bytes"),
+        _ => Err(Obstacle::Alignment),
     }
 }
 

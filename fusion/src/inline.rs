@@ -11,15 +11,18 @@
 //! computed again in each reader, which is how forward values come to be recomputed in the
 //! backward pass instead of saved.
 
-use crate::decision::Decision;
+mod obstacle;
+
+use crate::decision::{Applied, Decision, Demand, Refusal};
 use crate::unit::{
     Definition, bytes, definition, elements, expression_cost, is_blockable, is_contraction,
     is_movement, points, unit, unit_tasklet_mut,
 };
 use graph::{
-    Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Reduction,
-    SymExpr, Symbol, Tasklet, Unary,
+    Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Place,
+    Recipe, Reduction, Rewrite, SymExpr, Symbol, Tasklet, Unary,
 };
+pub use obstacle::Obstacle;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most operations a tasklet may grow to, so that recomputation stays cheaper than memory.
@@ -29,37 +32,13 @@ const MAX_REPEATED_COST: u32 = 4;
 /// Most elements one point may read, so that a loop keeps its pointers in registers.
 const MAX_INPUTS: usize = 14;
 
-/// Why a definition does not take the place of a read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Obstacle {
-    #[error("a product reads its operands from memory")]
-    Product,
-    #[error("a product's operand would be indexed by data, a remainder or a quotient")]
-    ProductIndex,
-    #[error("it would be computed {times} times over, {cost} operations each")]
-    Repeated { times: i64, cost: u32 },
-    #[error("its reader would grow to {0} operations")]
-    Cost(u32),
-    #[error("its reader would read {0} elements at each point")]
-    Inputs(usize),
-    #[error("it is computed, and read with a value for positions outside")]
-    GuardOfComputed,
-    #[error("positions outside it are not positions outside what it is moved from")]
-    Guard,
-    #[error("it is computed, and its value is an index")]
-    ComputedIndex,
-    #[error("it is indexed by data where its definition needs a position")]
-    DataPosition,
-    #[error("the step returns it")]
-    Returned,
-    #[error("an operator that is no kernel of ours reads it from memory")]
-    Called,
-    #[error("reading what it is made of again would move {0} bytes more")]
-    Traffic(i64),
-}
-
 /// Inlines until nothing more pays; what was inlined everywhere disappears.
-pub fn inline(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision>) {
+pub fn inline(
+    graph: &Graph,
+    nodes: &mut Vec<Node>,
+    recipe: &Recipe,
+    decisions: &mut Vec<Decision>,
+) {
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let mut refused = BTreeMap::new();
     // Producers come before consumers, so one sweep composes whole chains; a second one finds
@@ -69,7 +48,7 @@ pub fn inline(graph: &Graph, nodes: &mut Vec<Node>, decisions: &mut Vec<Decision
         let mut at = 0;
         while at < nodes.len() {
             for id in nodes[at].writes() {
-                match inline_container(graph, nodes, at, id, &outputs) {
+                match inline_container(graph, nodes, at, id, (&outputs, recipe)) {
                     Ok(applied) => decisions.extend(applied),
                     Err(refusal) => {
                         refused.insert(id, refusal);
@@ -92,7 +71,7 @@ pub fn inline_movement(graph: &Graph, nodes: &mut Vec<Node>) {
                 definition(graph, &nodes[at], id).is_some_and(|d| is_movement(graph, &d, id));
             if moved {
                 // What is refused here is tried, and recorded, again by `inline`.
-                let _ = inline_container(graph, nodes, at, id, &outputs);
+                let _ = inline_container(graph, nodes, at, id, (&outputs, &Recipe::default()));
             }
         }
     }
@@ -106,7 +85,7 @@ fn inline_container(
     nodes: &mut [Node],
     at: usize,
     id: ContainerId,
-    outputs: &BTreeSet<ContainerId>,
+    (outputs, recipe): (&BTreeSet<ContainerId>, &Recipe),
 ) -> Result<Option<Decision>, Decision> {
     if graph.container(id).lifetime != Lifetime::Transient {
         return Ok(None);
@@ -123,19 +102,25 @@ fn inline_container(
     if readers.is_empty() {
         return Ok(None);
     }
-    let name = &graph.container(id).name;
+    let place = || Place::new(Rewrite::Inline, producer, &graph.container(id).name);
     let saved = bytes_saved(graph, producer, id, &readers, after);
-    let refusal = |obstacle: &Obstacle, reader: Option<usize>| {
-        let of = reader.map_or(String::new(), |r| format!(" for {}", after[r].origin));
-        let sentence = format!("{name} is stored{of}: {obstacle}");
-        Decision::refused("inline", &producer.origin, sentence, saved)
+    let (memory, again) = recomputed(graph, producer, id, &readers, after);
+    let refusal = |obstacle: Obstacle, reader: Option<usize>| {
+        let reader = reader.map(|r| after[r].origin.clone());
+        let refusal = Refusal::Stored { reader, obstacle };
+        Decision::refused(place(), &producer.origin, refusal, saved).with_cost(memory, again)
+    };
+    let demand = match (movement, recipe.told(place)) {
+        (false, Some(false)) => return Err(refusal(Obstacle::Told, None)),
+        (false, Some(true)) => Demand::Told,
+        _ => Demand::IfItPays,
     };
     let inlined: Vec<Result<Node, Obstacle>> = readers
         .iter()
-        .map(|r| inlined_node(graph, producer, id, &after[*r]))
+        .map(|r| inlined_node(graph, producer, id, &after[*r], demand))
         .collect();
     let mut results = readers.iter().zip(&inlined);
-    let refused = results.find_map(|(r, i)| i.as_ref().err().map(|o| refusal(o, Some(*r))));
+    let refused = results.find_map(|(r, i)| i.as_ref().err().map(|o| refusal(o.clone(), Some(*r))));
     let mut applied = None;
     if !movement {
         // A container that must exist anyway is read rather than computed again.
@@ -143,17 +128,14 @@ fn inline_container(
             return Err(refused);
         }
         if outputs.contains(&id) {
-            return Err(refusal(&Obstacle::Returned, None));
+            return Err(refusal(Obstacle::Returned, None));
         }
         if saved <= 0 {
-            return Err(refusal(&Obstacle::Traffic(-saved), None));
+            let weighed = demand.weigh(Obstacle::Traffic(-saved));
+            weighed.map_err(|obstacle| refusal(obstacle, None))?;
         }
-        applied = Some(Decision::applied(
-            "inline",
-            &producer.origin,
-            format!("{name} is computed where it is read"),
-            saved,
-        ));
+        let done = Decision::applied(place(), &producer.origin, Applied::Inlined, saved);
+        applied = Some(done.with_cost(memory, again));
     }
     for (r, node) in readers.into_iter().zip(inlined) {
         if let Ok(node) = node {
@@ -172,6 +154,7 @@ fn inlined_node(
     producer: &Node,
     id: ContainerId,
     reader: &Node,
+    demand: Demand,
 ) -> Result<Node, Obstacle> {
     if matches!(&reader.kind, NodeKind::Library(l) if l.computed_by().is_some()) {
         return Err(Obstacle::Called);
@@ -186,7 +169,7 @@ fn inlined_node(
     let times = points(map) / elements(graph, id).max(1);
     let cost = expression_cost(def.expr);
     if !movement && times > 1 && cost > MAX_REPEATED_COST {
-        return Err(Obstacle::Repeated { times, cost });
+        demand.weigh(Obstacle::Repeated { times, cost })?;
     }
     let mut node = reader.clone();
     // Each replacement takes one read of `id` away and adds none.
@@ -203,10 +186,10 @@ fn inlined_node(
         return Ok(node);
     };
     if total(t) > MAX_EXPRESSION_COST && total(t) > total(tasklet) {
-        return Err(Obstacle::Cost(total(t)));
+        demand.weigh(Obstacle::Cost(total(t)))?;
     }
     if t.inputs.len() > MAX_INPUTS && t.inputs.len() > tasklet.inputs.len() {
-        return Err(Obstacle::Inputs(t.inputs.len()));
+        demand.weigh(Obstacle::Inputs(t.inputs.len()))?;
     }
     Ok(node)
 }
@@ -520,6 +503,32 @@ fn bytes_saved(
         .sum();
     // Equal traffic: one kernel and one buffer less decides.
     materialized - inlined + 1
+}
+
+/// Bytes that are no longer kept for the backward pass, and operations done again, when every reader computes
+/// `id` itself.
+fn recomputed(
+    graph: &Graph,
+    producer: &Node,
+    id: ContainerId,
+    readers: &[usize],
+    nodes: &[Node],
+) -> (i64, i64) {
+    let crosses = |r: &usize| nodes[*r].stage != producer.stage;
+    let memory = match readers.iter().any(crosses) {
+        true => bytes(graph, id),
+        false => 0,
+    };
+    let Some(def) = definition(graph, producer, id) else {
+        return (memory, 0);
+    };
+    let of_reader = |r: &usize| unit(&nodes[*r]).map_or(0, |(map, _)| points(map));
+    let all: i64 = readers.iter().map(of_reader).sum();
+    let again = (all - elements(graph, id)).max(0);
+    (
+        memory,
+        again.saturating_mul(expression_cost(def.expr).into()),
+    )
 }
 
 /// Drops nodes whose results nobody reads.

@@ -14,6 +14,7 @@ mod chain;
 mod decision;
 mod group;
 mod inline;
+mod recompute;
 #[cfg(test)]
 mod text_graph;
 mod traffic;
@@ -21,10 +22,18 @@ mod unit;
 mod view;
 mod write_once;
 
-pub use decision::Decision;
+pub use call::Obstacle as CallObstacle;
+pub use chain::Obstacle as ChainObstacle;
+pub use decision::{Applied, Decision, Outcome, Refusal};
+pub use group::Obstacle as GroupObstacle;
+pub use inline::Obstacle as InlineObstacle;
+pub use recompute::{
+    Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle, Problem as RecomputeProblem,
+    Solution, Speed,
+};
 pub use traffic::lower_bound;
 
-use graph::{Graph, Node};
+use graph::{Graph, Node, Recipe};
 
 /// Why a graph cannot be fused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -63,11 +72,11 @@ pub struct Fused {
     pub decisions: Vec<Decision>,
 }
 
-/// Operators as maps, reshapes merged, definitions inlined.
+/// Operators as maps, reshapes merged, definitions inlined; where the recipe says something, as it says.
 ///
 /// # Errors
 /// Control flow, unbound sizes, operators without expansion.
-pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
+pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     let mut graph = graph.clone();
     require_constant_sizes(&graph)?;
     // Which input a result replaces concerns the caller, and the shapes before dimensions are split.
@@ -88,8 +97,8 @@ pub fn expand(graph: &Graph) -> Result<Fused, FuseError> {
     // is computed in their place.
     inline::inline_movement(&graph, &mut nodes);
     write_once::drop_idle_conflicts(&graph, &mut nodes);
-    call::absorb(&graph, &mut nodes, &mut decisions);
-    inline::inline(&graph, &mut nodes, &mut decisions);
+    call::absorb(&graph, &mut nodes, recipe, &mut decisions);
+    inline::inline(&graph, &mut nodes, recipe, &mut decisions);
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })
 }
@@ -104,20 +113,20 @@ pub enum Target {
     Cuda,
 }
 
-/// Units grouped into kernels.
+/// Units grouped into kernels; where the recipe says something, as it says.
 ///
 /// # Errors
 /// Control flow; kernels that need each other.
-pub fn fuse(expanded: Fused, target: Target) -> Result<Fused, FuseError> {
+pub fn fuse(expanded: Fused, target: Target, recipe: &Recipe) -> Result<Fused, FuseError> {
     let Fused {
         mut graph,
         mut decisions,
     } = expanded;
     let mut nodes = take_nodes(&mut graph)?;
     if target == Target::Cuda {
-        nodes = chain::chain(&mut graph, nodes, &mut decisions);
+        nodes = chain::chain(&mut graph, nodes, recipe, &mut decisions);
     }
-    let kernels = group::group(&mut graph, nodes, &mut decisions)?;
+    let kernels = group::group(&mut graph, nodes, recipe, &mut decisions)?;
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })
 }

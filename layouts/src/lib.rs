@@ -14,7 +14,8 @@
 mod products;
 
 use graph::{
-    ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, SummedProduct, SymExpr, Tasklet,
+    ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Place, Recipe, Rewrite,
+    SummedProduct, SymExpr, Tasklet,
 };
 use std::collections::BTreeSet;
 
@@ -25,11 +26,24 @@ pub struct Assignment {
     pub channels_last: Vec<ContainerId>,
     /// Containers of matrix products in another order than row-major.
     pub reordered: Vec<ContainerId>,
+    /// Containers that would have another order, had the recipe not forbidden it.
+    pub forbidden: Vec<ContainerId>,
+}
+
+/// Where it is decided about a container's order: at the node that writes it.
+pub fn place(graph: &Graph, id: ContainerId) -> Option<Place> {
+    let mut nodes = graph.single_state()?.nodes.iter();
+    let writer = nodes.find(|n| n.writes().contains(&id))?;
+    Some(Place::new(
+        Rewrite::Layout,
+        writer,
+        &graph.container(id).name,
+    ))
 }
 
 /// Gives activations around convolutions the channels-last layout. Changes only containers made
-/// inside the graph that are not its results.
-pub fn assign(graph: &mut Graph) -> Assignment {
+/// inside the graph that are not its results, and none that the recipe wants in row-major order.
+pub fn assign(graph: &mut Graph, recipe: &Recipe) -> Assignment {
     let Some(state) = graph.single_state() else {
         return Assignment::default();
     };
@@ -59,14 +73,31 @@ pub fn assign(graph: &mut Graph) -> Assignment {
             c.lifetime == Lifetime::Transient && !owned.contains(id) && !aliased.contains(id)
         })
         .collect();
-    for id in &changed {
+    let is_forbidden = |graph: &Graph, id: &ContainerId| {
+        let place = || place(graph, *id);
+        !recipe.is_empty() && place().is_some_and(|p| recipe.told(|| p) == Some(false))
+    };
+    let (mut forbidden, channels_last): (Vec<_>, Vec<_>) =
+        changed.into_iter().partition(|id| is_forbidden(graph, id));
+    for id in &channels_last {
         let c = graph.container_mut(*id);
         c.layout = Layout::channels_last(c.shape.len());
     }
     let reordered = products::reorder(graph, &owned, &aliased);
+    let (undone, reordered): (Vec<_>, Vec<_>) = reordered
+        .into_iter()
+        .partition(|id| is_forbidden(graph, id));
+    for id in &undone {
+        let c = graph.container_mut(*id);
+        c.layout = Layout::row_major(c.shape.len());
+    }
+    forbidden.extend(undone);
+    forbidden.sort();
+    forbidden.dedup();
     Assignment {
-        channels_last: changed,
+        channels_last,
         reordered,
+        forbidden,
     }
 }
 
@@ -177,7 +208,8 @@ fn is_fixed(index: &Index) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::assign;
+    use super::{assign, place};
+    use graph::Recipe;
 
     /// A convolution whose result is split into windows, and the pooling that reads them.
     const WINDOWS: &str = r#"graph "windows" {
@@ -205,7 +237,7 @@ mod tests {
     #[test]
     fn split_positions_do_not_stop_channels_from_being_last() {
         let mut graph = graph::parse(WINDOWS).unwrap();
-        let assignment = assign(&mut graph);
+        let assignment = assign(&mut graph, &Recipe::default());
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         assert_eq!(names, ["product", "pooled"]);
@@ -275,7 +307,7 @@ mod tests {
     #[test]
     fn a_sum_over_channels_is_no_convolution() {
         let mut graph = graph::parse(SUMMED).unwrap();
-        let assignment = assign(&mut graph);
+        let assignment = assign(&mut graph, &Recipe::default());
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         // `total` and `y` have no dimension of channels in second place.
@@ -285,9 +317,23 @@ mod tests {
     #[test]
     fn weights_made_inside_have_their_channels_last() {
         let mut graph = graph::parse(CONVERTED).unwrap();
-        let assignment = assign(&mut graph);
+        let assignment = assign(&mut graph, &Recipe::default());
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         assert_eq!(names, ["half", "dhalf"]);
+    }
+
+    #[test]
+    fn a_recipe_forbids_an_order() {
+        let mut graph = graph::parse(WINDOWS).unwrap();
+        let pooled = graph.find("pooled").expect("a container");
+        let mut recipe = Recipe::default();
+        recipe.tell(place(&graph, pooled).expect("a writer"), false);
+        let assignment = assign(&mut graph, &recipe);
+        assert_eq!(assignment.forbidden, [pooled]);
+        assert!(graph.container(pooled).layout.is_row_major());
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
+        assert_eq!(names, ["product"]);
     }
 }

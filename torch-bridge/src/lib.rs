@@ -11,6 +11,7 @@ mod onnx;
 mod onnx_optimize;
 mod optimizer;
 mod program;
+mod steering;
 mod threads;
 
 use program::{CompileFailure, Program, ToolchainFailure, UnsupportedOperators};
@@ -42,6 +43,13 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cuda::cublaslt_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cudnn_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_table, m)?)?;
+    m.add(
+        "RecipeFailure",
+        m.py().get_type::<steering::RecipeFailure>(),
+    )?;
+    m.add_function(wrap_pyfunction!(steering::plan_program, m)?)?;
+    m.add_function(wrap_pyfunction!(steering::recipe_text, m)?)?;
+    m.add_function(wrap_pyfunction!(steering::recipe_parsed, m)?)?;
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
     m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;
     m.add_function(wrap_pyfunction!(onnx_optimize::optimize, m)?)?;

@@ -7,6 +7,7 @@
 use crate::built::{Blocks, Built, ProductRow, Times};
 use crate::calls::{self, AttentionRow, CallRow, PyOperators};
 use crate::cuda::products_by;
+use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
@@ -61,9 +62,6 @@ impl Templates {
     }
 }
 
-/// Rewrite, origin, sentence, whether it was applied, bytes.
-type DecisionRow = (&'static str, String, String, bool, i64);
-
 /// Kernels for the forward and, where gradients are wanted, the backward pass.
 #[pyclass(frozen, module = "shorthaul._native")]
 pub struct Program {
@@ -95,9 +93,11 @@ pub struct Program {
 impl Program {
     /// Compiles a captured graph. `requires_grad` are positions among its inputs without constants;
     /// `progress(done, total, name)` is called as sources become ready. `templates` are what earlier sizes
-    /// of the same graph compiled; what this one compiles is added.
+    /// of the same graph compiled; what this one compiles is added. `recipe` is the text of one;
+    /// `budget` the bytes that intermediate results may take, below 1 a part of what they take without it.
     #[staticmethod]
-    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, templates=None))]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, templates=None, recipe=None, budget=None))]
     fn compile(
         py: Python<'_>,
         graph_json: &str,
@@ -106,15 +106,18 @@ impl Program {
         threads: usize,
         progress: Option<Py<PyAny>>,
         templates: Option<Py<Templates>>,
+        recipe: Option<&str>,
+        budget: Option<f64>,
     ) -> PyResult<Program> {
         let templates = templates.as_ref().map(|templates| &templates.get().texts);
+        let choices = steering::choices(recipe, budget)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener::new(progress);
             let executable = captured
-                .compile(&requires_grad, threads, templates, &mut listener)
+                .compile(&requires_grad, threads, templates, &choices, &mut listener)
                 .map_err(|error| listener.failure(error))?;
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))
@@ -130,7 +133,7 @@ impl Program {
     /// such a file, its rank, and bytes of workspace; else by our own kernels.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, device, nvrtc, progress=None, table=None, every=None, recipe=None, budget=None))]
     fn compile_cuda(
         py: Python<'_>,
         graph_json: &str,
@@ -141,7 +144,10 @@ impl Program {
         progress: Option<Py<PyAny>>,
         table: Option<PathBuf>,
         every: Option<(String, usize, usize)>,
+        recipe: Option<&str>,
+        budget: Option<f64>,
     ) -> PyResult<Program> {
+        let choices = steering::choices(recipe, budget)?;
         let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let target = match device {
@@ -160,6 +166,7 @@ impl Program {
                     &target,
                     &products,
                     Operators::PyTorch,
+                    &choices,
                     &mut listener,
                 )
                 .map_err(Failure::Compile)?;
@@ -294,22 +301,23 @@ impl Program {
         called.outcome(py, result)
     }
 
+    /// The program's decisions, as JSON: the fields of `compiler::steering::Described`.
+    fn decisions(&self) -> PyResult<String> {
+        steering::described(&self.built)
+    }
+
+    /// What the caller should know about the recipe, in sentences.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.built.plan().notes.clone()
+    }
+
     /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
     fn report(&self) -> PyResult<String> {
         let built = &self.built;
         let mut report = Report::new(built.plan(), built.kernels(), built.memory());
         report.attentions = calls::sentences(built);
         serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
-    }
-
-    /// What fusion did and refused, as `(rewrite, origin, sentence, applied, bytes)`.
-    fn decisions(&self) -> Vec<DecisionRow> {
-        let decisions = self.built.plan().decisions.iter();
-        let row = |d: &compiler::Decision| {
-            let (origin, sentence) = (d.origin.clone(), d.sentence.clone());
-            (d.rewrite, origin, sentence, d.applied, d.bytes)
-        };
-        decisions.map(row).collect()
     }
 }
 
@@ -386,7 +394,7 @@ pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-enum Failure {
+pub(crate) enum Failure {
     Import(ImportError),
     Compile(CompileError),
     Internal(InternalError),
@@ -395,7 +403,7 @@ enum Failure {
 }
 
 impl Failure {
-    fn into_python(self, py: Python<'_>) -> PyErr {
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyErr {
         let message = match &self {
             Failure::Import(error) => error.to_string(),
             Failure::Compile(error) => error.to_string(),
@@ -411,6 +419,10 @@ impl Failure {
                     Err(error) => error,
                 }
             }
+            Failure::Compile(CompileError::Budget { .. }) => {
+                steering::BudgetFailure::new_err(message)
+            }
+            Failure::Compile(CompileError::Recipe(_)) => steering::RecipeFailure::new_err(message),
             Failure::Compile(CompileError::Compile(
                 kernels::Start { .. } | kernels::Cache(_) | kernels::Toolchain(_),
             ))

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 
-def assert_matches(model: nn.Module, *args, **kwargs) -> None:
-    """One forward and backward of ``model`` compiled, eager, and eager in float64."""
-    runs = _runs(model, args, kwargs)
+def assert_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> None:
+    """One forward and backward of ``model`` compiled by ``wrap``, eager, and eager in float64."""
+    runs = _runs(model, args, kwargs, wrap)
     wrong = []
     for what, exact in runs["float64"].items():
         try:
@@ -26,13 +26,13 @@ def assert_matches(model: nn.Module, *args, **kwargs) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def assert_network_matches(model: nn.Module, *args, **kwargs) -> None:
+def assert_network_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> None:
     """As ``assert_matches``, for a network so deep that each tensor's rounding is a matter of luck.
 
     Outputs, gradients and buffers are held to the rule together, by the root mean square of their
     relative errors.
     """
-    runs = _runs(model, args, kwargs)
+    runs = _runs(model, args, kwargs, wrap)
     for kind in ("output", "gradient", "buffer"):
         exact = {
             what: tensor.double().norm().item()
@@ -53,14 +53,14 @@ def assert_network_matches(model: nn.Module, *args, **kwargs) -> None:
         assert errors["compiled"] ** 0.5 <= bound, (kind, errors)
 
 
-def _runs(model: nn.Module, args: tuple, kwargs: dict) -> dict[str, dict[str, torch.Tensor]]:
+def _runs(model: nn.Module, args: tuple, kwargs: dict, wrap) -> dict[str, dict[str, torch.Tensor]]:
     runs = {}
     for name in ("compiled", "eager", "float64"):
         candidate = copy.deepcopy(model)
         inputs = pytree.tree_map(_leaf_copy, (args, kwargs))
         if name == "float64":
             candidate, inputs = candidate.double(), pytree.tree_map(_double, inputs)
-        runs[name] = step(shorthaul.module(candidate) if name == "compiled" else candidate, *inputs)
+        runs[name] = step(wrap(candidate) if name == "compiled" else candidate, *inputs)
     assert runs["compiled"].keys() == runs["eager"].keys()
     return runs
 

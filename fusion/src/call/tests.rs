@@ -3,8 +3,8 @@
 use crate::text_graph::graph;
 use crate::{Target, expand, fuse};
 use graph::{
-    Bindings, ContainerId, DType, Graph, Node, NodeKind, Operand, Precision, Tensor, View,
-    interpret,
+    Bindings, ContainerId, DType, Graph, Node, NodeKind, Operand, Precision, Recipe, Rewrite,
+    Tensor, View, interpret,
 };
 
 /// The rest of a graph with `%q` to be read by attention: containers and the node that makes it.
@@ -31,12 +31,15 @@ fn planned(case: &Case) -> (Graph, Graph, Vec<String>) {
         case.makes
     );
     let given = graph(&containers, &nodes, "%z");
-    let expanded = expand(&given).unwrap();
-    let fused = fuse(expanded, Target::Cuda).unwrap();
+    let expanded = expand(&given, &Recipe::default()).unwrap();
+    let fused = fuse(expanded, Target::Cuda, &Recipe::default()).unwrap();
     graph::verify(&fused.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", fused.graph));
-    let own = fused.decisions.iter().filter(|d| d.rewrite == "call");
+    let own = fused
+        .decisions
+        .iter()
+        .filter(|d| d.rewrite() == Rewrite::Call);
     let told = own
-        .map(|d| format!("{} {}", d.applied, d.sentence))
+        .map(|d| format!("{} {}", d.is_applied(), d.sentence()))
         .collect();
     (given, fused.graph, told)
 }

@@ -4,7 +4,7 @@
 use super::Obstacle;
 use crate::unit::{bytes, is_contraction, mentions, unit};
 use graph::{
-    ContainerId, Graph, Index, Lifetime, Map, Memlet, Node, Origin, Param, SymExpr, Symbol, Tasklet,
+    ContainerId, Graph, Index, Lifetime, Map, Memlet, Node, Param, SymExpr, Symbol, Tasklet,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -294,10 +294,9 @@ impl Chain {
         sides.iter().any(within) && (summed.len() == 1 || is_contraction(node))
     }
 
-    /// Where the first product came from.
-    pub(super) fn origin<'a>(&self, nodes: &'a [Node]) -> &'a Origin {
-        let at = self.makers.get(&self.seed).copied().unwrap_or(0);
-        &nodes[at].origin
+    /// The unit that makes the first product.
+    pub(super) fn first(&self) -> usize {
+        self.makers.get(&self.seed).copied().unwrap_or(0)
     }
 
     /// Bytes of all tiles.

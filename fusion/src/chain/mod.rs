@@ -19,9 +19,9 @@ mod part;
 mod prepare;
 mod write;
 
-use crate::decision::Decision;
+use crate::decision::{Applied, Decision, Refusal};
 use find::Chain;
-use graph::{ContainerId, DType, Graph, Node};
+use graph::{ContainerId, DType, Graph, Node, Place, Recipe, Rewrite};
 use prepare::Prepared;
 use std::collections::BTreeSet;
 use write::Written;
@@ -41,7 +41,8 @@ const LEAST: i64 = 16;
 
 /// Why products are not chained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Obstacle {
+#[allow(missing_docs)] // The messages say it.
+pub enum Obstacle {
     #[error("{0} uses `{1}` and another product's numbers at different points")]
     Use(String, String),
     #[error("its factors have no common type of 16 bits")]
@@ -68,16 +69,19 @@ enum Obstacle {
     Between,
     #[error("its kernels would move {0} bytes more than what they take the place of")]
     Bytes(i64),
+    #[error("the recipe says so")]
+    Told,
 }
 
 /// Puts chains of products among `nodes` into kernels, in an order in which producers come first.
 pub(crate) fn chain(
     graph: &mut Graph,
     mut nodes: Vec<Node>,
+    recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> Vec<Node> {
     let mut tried: BTreeSet<ContainerId> = BTreeSet::new();
-    while let Some(done) = chain_one(graph, &nodes, &mut tried, decisions) {
+    while let Some(done) = chain_one(graph, &nodes, &mut tried, recipe, decisions) {
         *graph = done.graph;
         nodes = done.nodes;
     }
@@ -89,6 +93,7 @@ fn chain_one(
     graph: &Graph,
     nodes: &[Node],
     tried: &mut BTreeSet<ContainerId>,
+    recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> Option<Written> {
     for seed in find::seeds(graph, nodes) {
@@ -99,24 +104,28 @@ fn chain_one(
             continue;
         };
         tried.extend(&found.tiles);
-        let origin = found.origin(nodes).clone();
-        let tiles = found.tile_bytes(graph);
-        match written(graph, nodes, &found, seed) {
+        let first = &nodes[found.first()];
+        let place = Place::new(Rewrite::Chain, first, &graph.container(seed).name);
+        let tile_bytes = found.tile_bytes(graph);
+        let done = match recipe.told(|| place.clone()) {
+            Some(false) => Err(Obstacle::Told),
+            _ => written(graph, nodes, &found, seed),
+        };
+        match done {
             Ok(done) => {
-                let stored = match done.n_stored {
-                    0 => String::new(),
-                    n => format!(", and store {n} of them besides"),
+                let applied = Applied::Chained {
+                    n_kernels: done.n_kernels,
+                    n_replaced: done.n_replaced,
+                    tile_bytes,
+                    n_stored: done.n_stored,
                 };
-                let sentence = format!(
-                    "{} kernels instead of {} keep {tiles} bytes of products in registers{stored}",
-                    done.n_kernels, done.n_replaced
-                );
-                decisions.push(Decision::applied("chain", &origin, sentence, done.saved));
+                let decision = Decision::applied(place, &first.origin, applied, done.saved);
+                decisions.push(decision);
                 return Some(done);
             }
             Err(obstacle) => {
-                let sentence = format!("is not chained: {obstacle}");
-                decisions.push(Decision::refused("chain", &origin, sentence, tiles));
+                let refusal = Refusal::Unchained(obstacle);
+                decisions.push(Decision::refused(place, &first.origin, refusal, tile_bytes));
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::chain;
 use crate::decision::Decision;
 use crate::text_graph::graph;
-use graph::{Bindings, DType, Graph, NoLibrary, Precision, Storage, Tensor, interpret};
+use graph::{Bindings, DType, Graph, NoLibrary, Precision, Recipe, Storage, Tensor, interpret};
 
 /// Operands of attention over `rows` and `columns` in `dtype`, and what lies between.
 fn containers(dtype: &str, rows: i64, columns: i64, width: i64) -> String {
@@ -49,7 +49,7 @@ fn run(containers: &str, maps: &str, sizes: [i64; 3], outputs: &str) -> (Graph, 
     let mut g = graph(containers, &maps, outputs);
     let nodes = std::mem::take(&mut g.last_state().nodes);
     let mut decisions = Vec::new();
-    let nodes = chain(&mut g, nodes, &mut decisions);
+    let nodes = chain(&mut g, nodes, &Recipe::default(), &mut decisions);
     g.last_state().nodes = nodes;
     graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
     (g, decisions)
@@ -94,7 +94,7 @@ fn sentence(dtype: &str, sizes: [i64; 3], more: [&str; 2], outputs: &str) -> Str
     let [decision] = decisions.as_slice() else {
         panic!("{decisions:?}");
     };
-    decision.sentence.clone()
+    decision.sentence()
 }
 
 const SIZES: [i64; 3] = [64, 96, 32];
@@ -117,7 +117,7 @@ fn attention_is_one_kernel_that_keeps_its_tiles() {
     // 64 x 96 tiles, four accesses; m once.
     let tiles = 4 * 4 * 64 * 96 * 2;
     assert_eq!(decision.bytes, tiles + 4 * 64 * 2);
-    assert!(decision.applied);
+    assert!(decision.is_applied());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_is_used_again_is_computed_again() {
     ];
     let containers = format!("{}\n{}", containers("f16", 64, 96, 32), more[0]);
     let (g, decisions) = run(&containers, &attention(more[1]), SIZES, "%o, %w");
-    assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+    assert!(decisions.iter().all(|d| d.is_applied()), "{decisions:?}");
     let nodes = &g.single_state().expect("one state").nodes;
     assert_eq!(nodes.len(), 2);
     let m = g.container(g.find("m").expect("m"));
@@ -153,7 +153,7 @@ fn a_result_of_the_graph_is_stored() {
             locals.iter().all(|n| storage(&g, n) == Storage::Local),
             "{g}"
         );
-        assert!(decisions[0].sentence.ends_with("store 1 of them besides"));
+        assert!(decisions[0].sentence().ends_with("store 1 of them besides"));
         assert_eq!(g.single_state().expect("one state").nodes.len(), 1);
     }
 }
@@ -180,7 +180,7 @@ fn tiles_that_are_used_at_other_points_are_stored() {
         ("%y: f32[32, 32]", "%y[i, j] (sum) = $0 from %p[b, i, j]"),
     ] {
         let (g, decisions) = beside(container, unit);
-        assert!(applied(&decisions[0].sentence), "{decisions:?}");
+        assert!(applied(&decisions[0].sentence()), "{decisions:?}");
         assert_eq!(storage(&g, "p"), Storage::Global, "{unit}");
         assert_eq!(storage(&g, "t"), Storage::Local, "{unit}");
     }
@@ -208,7 +208,7 @@ fn values_that_are_summed_over_the_batch_are_one_tile() {
         "%y[i, j] (sum) = $0 * ($1 - $2) from %p[b, i, j], %t[b, i, j], %m[b, i]",
     );
     assert!(
-        decisions[0].sentence.ends_with("store 1 of them besides"),
+        decisions[0].sentence().ends_with("store 1 of them besides"),
         "{decisions:?}"
     );
     assert_eq!([storage(&g, "p"), storage(&g, "t")], [Storage::Local; 2]);
@@ -242,9 +242,7 @@ fn products_use_tiles_at_the_same_points() {
             ),
         );
         let containers = format!("{}\n%y: bf16[4, 32, 32]", containers("bf16", 32, 32, 8));
-        run_and_compare(&containers, &maps, "%o").1[0]
-            .sentence
-            .clone()
+        run_and_compare(&containers, &maps, "%o").1[0].sentence()
     };
     assert!(applied(&with("b, i, j")));
     let told = with("b, j, i");
@@ -261,7 +259,7 @@ fn a_kernel_of_the_same_stage_stores() {
              map [b < 4, i < 32, j < 32, e < 8]{stage} {{ {MIXED}{stage} }}"
         );
         let (_, decisions) = run(&containers("bf16", 32, 32, 8), &maps, [0; 3], "%o, %p");
-        decisions[0].sentence.clone()
+        decisions[0].sentence()
     };
     assert!(applied(&told("")));
     assert_eq!(
@@ -310,7 +308,7 @@ fn shared_heads(length: i64, shared: i64) -> (Graph, Vec<Decision>) {
 #[test]
 fn heads_share_keys() {
     let (g, decisions) = shared_heads(48, 2);
-    assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+    assert!(decisions.iter().all(|d| d.is_applied()), "{decisions:?}");
     let nodes = &g.single_state().expect("one state").nodes;
     assert_eq!(nodes.len(), 2, "{g}");
     let w = g.find("w").expect("w");
@@ -323,7 +321,7 @@ fn heads_share_keys() {
 fn heads_that_share_keys_leave_enough_blocks() {
     let nodes = |shared| {
         let (g, decisions) = shared_heads(64, shared);
-        assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+        assert!(decisions.iter().all(|d| d.is_applied()), "{decisions:?}");
         g.single_state().expect("one state").nodes.len()
     };
     assert_eq!([nodes(2), nodes(4)], [2, 3]);
@@ -334,7 +332,7 @@ fn factors_have_the_tiles_type() {
     let told = |p: &str| {
         let containers = containers("bf16", 64, 96, 32).replace("%p: bf16", &format!("%p: {p}"));
         let (_, decisions) = run(&containers, &attention(""), SIZES, "%o");
-        decisions[0].sentence.clone()
+        decisions[0].sentence()
     };
     assert!(applied(&told("bf16")));
     assert!(
@@ -346,7 +344,7 @@ fn factors_have_the_tiles_type() {
         let from = format!("%{name}: bf16");
         let containers = containers("bf16", 64, 96, 32).replace(&from, &format!("%{name}: f64"));
         let (_, decisions) = run(&containers, &attention(""), SIZES, "%o");
-        decisions[0].sentence.clone()
+        decisions[0].sentence()
     };
     assert!(wide("t").contains("`t` is f64"), "{}", wide("t"));
     assert!(wide("m").contains("`m` is f64"), "{}", wide("m"));
@@ -380,7 +378,7 @@ fn numbers_that_reshapes_share_keep_their_type() {
     let with = |more: [&str; 2], outputs: &str| {
         let containers = format!("{}\n{}", containers("bf16", 64, 96, 32), more[0]);
         let (g, decisions) = run(&containers, &attention(more[1]), SIZES, outputs);
-        assert!(decisions.iter().all(|d| d.applied), "{decisions:?}");
+        assert!(decisions.iter().all(|d| d.is_applied()), "{decisions:?}");
         let m = g.container(g.find("m").expect("m"));
         (m.dtype, m.storage)
     };
@@ -422,7 +420,7 @@ fn lines_lie_side_by_side() {
         containers("bf16", 64, 96, 32).replace("%k: bf16[4, 96, 32]", "%k: bf16[4, 32, 96]");
     let maps = attention("").replace("%k[b, j, d]", "%k[b, d, j]");
     let (_, decisions) = run(&turned, &maps, SIZES, "%o");
-    let told = &decisions[0].sentence;
+    let told = decisions[0].sentence();
     assert!(told.contains("`k` does not hold side by side"), "{told}");
 }
 
@@ -433,8 +431,8 @@ fn lines_may_be_parts_of_longer_ones() {
             containers("bf16", 64, 96, 32).replace("%k: bf16[4, 96, 32]", "%k: bf16[4, 96, 96]");
         let maps = attention("").replace("%k[b, j, d]", &format!("%k[b, j, d + {first}]"));
         let (_, decisions) = run(&stacked, &maps, SIZES, "%o");
-        let told = &decisions[0].sentence;
-        assert_eq!(applied(told), fits, "{told}");
+        let told = decisions[0].sentence();
+        assert_eq!(applied(&told), fits, "{told}");
         assert!(
             fits || told.contains("`k` does not hold side by side"),
             "{told}"
@@ -458,7 +456,7 @@ fn products_have_common_rows() {
         "exp($0 - $1) + $2 from %t[b, i, j], %m[b, i], %s[b, i, j]",
     );
     let (_, decisions) = run(&containers, &maps, SIZES, "%o");
-    let told = &decisions[0].sentence;
+    let told = decisions[0].sentence();
     assert_eq!(
         told,
         "is not chained: its products do not have the same rows and columns"
@@ -497,7 +495,7 @@ fn nothing_runs_between() {
         lines.insert(2, last);
         let maps = lines.join("\n").replace("%t[b, i, j], %m[b, i]", read);
         let (_, decisions) = run(&containers, &maps, SIZES, "%o, %n");
-        decisions[0].sentence.clone()
+        decisions[0].sentence()
     };
     assert!(applied(&between("%t[b, i, j], %m[b, i]")));
     let told = between("%t[b, i, j], %n[b, i]");

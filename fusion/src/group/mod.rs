@@ -11,14 +11,19 @@
 //! A contraction takes element-wise successors over its whole output as its epilogue.
 
 mod links;
+mod obstacle;
 mod write;
 
 use crate::FuseError;
-use crate::decision::Decision;
+use crate::decision::{Applied, Decision, Demand, Refusal};
 use crate::unit::{bytes, is_contraction, unit};
-use graph::{ContainerId, Graph, Index, Memlet, Node, Origin, Stage, SymExpr, Symbol};
+use graph::{
+    ContainerId, Graph, Index, Memlet, Node, Origin, Place, Recipe, Rewrite, Stage, SymExpr, Symbol,
+};
 use links::Links;
+pub use obstacle::Obstacle;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use write::emit_kernels;
 
 /// Bytes one thread may touch at one outer point: half of a typical private L2 cache.
@@ -55,35 +60,6 @@ struct Member {
     bound: Vec<Symbol>,
 }
 
-/// Why two groups do not become one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Obstacle {
-    #[error("a kernel that scatters, or is no single loop nest, stays alone")]
-    Alone,
-    #[error("one runs in the forward pass and the other does not")]
-    Stage,
-    #[error("nothing runs before a product within its kernel")]
-    Product,
-    #[error("an epilogue covers its product point by point and sums nothing up")]
-    Epilogue,
-    #[error("together they would touch {0} containers")]
-    Containers(usize),
-    #[error("each needs what the other makes")]
-    Circular,
-    #[error("another kernel must run between them")]
-    Between,
-    #[error("they index what they share differently")]
-    Indices,
-    #[error("one of them goes along a diagonal")]
-    Diagonal,
-    #[error("their loops have only {0} points in common, too few to share among threads")]
-    FewPoints(i64),
-    #[error("a thread would touch {0} bytes at each point they have in common")]
-    InnerBytes(i64),
-    #[error("each point would read `{0}` across its order in memory")]
-    Strided(String),
-}
-
 /// Groups the units of `nodes` into kernels and marks what became local to one.
 ///
 /// # Errors
@@ -91,6 +67,7 @@ enum Obstacle {
 pub fn group(
     graph: &mut Graph,
     nodes: Vec<Node>,
+    recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> Result<Vec<Node>, FuseError> {
     let mut groups: Vec<Option<Group>> = nodes
@@ -98,15 +75,24 @@ pub fn group(
         .enumerate()
         .map(|(at, node)| Some(Group::of(graph, at, node)))
         .collect();
-    while merge_round(graph, &mut groups, decisions) {}
+    while merge_round(graph, &mut groups, recipe, decisions) {}
     emit_kernels(graph, &groups)
 }
 
-/// Merges the pairs that save most, each group once; whether there was one. Of a round without, the
-/// refusals are recorded.
-fn merge_round(graph: &Graph, groups: &mut [Option<Group>], decisions: &mut Vec<Decision>) -> bool {
+/// Merges the pairs that save most, each group once, those first that the recipe asks for; whether there was
+/// one. Of a round without, the refusals are recorded.
+fn merge_round(
+    graph: &Graph,
+    groups: &mut [Option<Group>],
+    recipe: &Recipe,
+    decisions: &mut Vec<Decision>,
+) -> bool {
     let mut pairs = candidate_pairs(graph, groups, &Links::of(groups));
-    pairs.sort_by_key(|(gain, a, b)| (-gain, *a, *b));
+    let told = |a: usize, b: usize, groups: &[Option<Group>]| {
+        let pair = groups[a].as_ref().zip(groups[b].as_ref());
+        pair.and_then(|(x, y)| recipe.told(|| place(graph, x, y)))
+    };
+    pairs.sort_by_key(|(gain, a, b)| (told(*a, *b, groups) != Some(true), -gain, *a, *b));
     let mut touched = BTreeSet::new();
     let mut refused = Vec::new();
     for (gain, a, b) in pairs {
@@ -116,10 +102,15 @@ fn merge_round(graph: &Graph, groups: &mut [Option<Group>], decisions: &mut Vec<
         let (Some(x), Some(y)) = (&groups[a], &groups[b]) else {
             continue;
         };
-        let rewrite = if x.contraction { "epilogue" } else { "fuse" };
-        let (at, other) = (y.origin(), x.origin());
+        let (at, other) = (y.origin(), x.origin().clone());
+        let place = place(graph, x, y);
+        let merged = match told(a, b, groups) {
+            Some(false) => Err(Obstacle::Told),
+            Some(true) => merge(graph, x, y, Demand::Told),
+            None => merge(graph, x, y, Demand::IfItPays),
+        };
         // Merges of this round may have made a longer path.
-        let merged = merge(graph, x, y).and_then(|group| {
+        let merged = merged.and_then(|group| {
             let between = Links::of(groups).path_through_another(a, b);
             if between {
                 Err(Obstacle::Between)
@@ -129,15 +120,19 @@ fn merge_round(graph: &Graph, groups: &mut [Option<Group>], decisions: &mut Vec<
         });
         match merged {
             Ok(group) => {
-                let sentence = format!("joins {other}");
-                decisions.push(Decision::applied(rewrite, at, sentence, gain));
+                decisions.push(Decision::applied(
+                    place,
+                    at,
+                    Applied::Joined { other },
+                    gain,
+                ));
                 groups[a] = Some(group);
                 groups[b] = None;
                 touched.extend([a, b]);
             }
             Err(obstacle) => {
-                let sentence = format!("does not join {other}: {obstacle}");
-                refused.push(Decision::refused(rewrite, at, sentence, gain));
+                let refusal = Refusal::Apart { other, obstacle };
+                refused.push(Decision::refused(place, at, refusal, gain));
             }
         }
     }
@@ -145,6 +140,19 @@ fn merge_round(graph: &Graph, groups: &mut [Option<Group>], decisions: &mut Vec<
         decisions.append(&mut refused);
     }
     !touched.is_empty()
+}
+
+/// Where it is decided whether `y` joins `x`.
+fn place(graph: &Graph, x: &Group, y: &Group) -> Place {
+    let rewrite = match x.contraction {
+        true => Rewrite::Epilogue,
+        false => Rewrite::Fuse,
+    };
+    let made = |group: &Group| {
+        let written = group.members[0].node.writes().first().copied();
+        written.map_or("", |id| graph.container(id).name.as_str())
+    };
+    Place::new(rewrite, &y.members[0].node, made(y)).with_other(made(x))
 }
 
 impl Group {
@@ -206,7 +214,7 @@ impl Group {
         common.unwrap_or_default()
     }
 
-    fn origin(&self) -> &Origin {
+    fn origin(&self) -> &Arc<Origin> {
         &self.members[0].node.origin
     }
 
@@ -311,7 +319,7 @@ fn gain(
 }
 
 /// The union of two groups, `x` before `y`, where that is legal and pays.
-fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
+fn merge(graph: &Graph, x: &Group, y: &Group, demand: Demand) -> Result<Group, Obstacle> {
     if x.alone || y.alone {
         return Err(Obstacle::Alone);
     }
@@ -327,7 +335,7 @@ fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
     let sets = [&x.reads, &x.writes, &y.reads, &y.writes];
     let n_containers = sets.into_iter().flatten().collect::<BTreeSet<_>>().len();
     if n_containers > MAX_CONTAINERS {
-        return Err(Obstacle::Containers(n_containers));
+        demand.weigh(Obstacle::Containers(n_containers))?;
     }
     let pairs = common_params(graph, x, y)?;
     let full = pairs.len() == x.outer.len() && pairs.len() == y.outer.len();
@@ -355,7 +363,7 @@ fn merge(graph: &Graph, x: &Group, y: &Group) -> Result<Group, Obstacle> {
         ..x.united(y)
     };
     if !full {
-        check_inner_loops(graph, &group)?;
+        check_inner_loops(graph, &group, demand)?;
     }
     Ok(group)
 }
@@ -430,13 +438,13 @@ fn aligned(x: &Group, y: &Group, id: ContainerId) -> BTreeSet<(usize, usize)> {
 }
 
 /// Refuses a kernel with inner loops that does not keep its data near or give every thread work.
-fn check_inner_loops(graph: &Graph, group: &Group) -> Result<(), Obstacle> {
+fn check_inner_loops(graph: &Graph, group: &Group, demand: Demand) -> Result<(), Obstacle> {
     let points: i64 = group.outer.iter().product();
     if group.outer.is_empty() {
         return Err(Obstacle::Indices);
     }
     if points < MIN_OUTER_POINTS {
-        return Err(Obstacle::FewPoints(points));
+        demand.weigh(Obstacle::FewPoints(points))?;
     }
     let mut inner_bytes = 0;
     for id in group.reads.union(&group.writes) {
@@ -449,11 +457,11 @@ fn check_inner_loops(graph: &Graph, group: &Group) -> Result<(), Obstacle> {
         let contiguous = c.layout.order().last();
         let strided = contiguous.is_some_and(|d| dims.contains_key(d));
         if size > SMALL_BYTES && per_point > c.dtype.bytes() as i64 && strided {
-            return Err(Obstacle::Strided(c.name.clone()));
+            demand.weigh(Obstacle::Strided(c.name.clone()))?;
         }
     }
     if inner_bytes > MAX_INNER_BYTES {
-        return Err(Obstacle::InnerBytes(inner_bytes));
+        demand.weigh(Obstacle::InnerBytes(inner_bytes))?;
     }
     Ok(())
 }

@@ -1,15 +1,16 @@
 //! Each condition of grouping: a case in which it alone refuses, beside one that is accepted.
 
 use super::{Group, Obstacle, group, merge};
+use crate::decision::{Decision, Demand};
 use crate::text_graph::graph;
-use graph::{Graph, Node, Storage};
+use graph::{Graph, Node, Recipe, Storage};
 
 /// The loops two maps have in common when they are one kernel.
 fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obstacle> {
     let g = graph(containers, maps, outputs);
     let nodes = &g.single_state().expect("one state").nodes;
     let of = |at: usize| Group::of(&g, at, nodes[at].clone());
-    merge(&g, &of(0), &of(1)).map(|group| group.outer)
+    merge(&g, &of(0), &of(1), Demand::IfItPays).map(|group| group.outer)
 }
 
 /// Kernels, their number of members, and refusals.
@@ -17,7 +18,7 @@ fn kernels(containers: &str, maps: &str, outputs: &str) -> (Graph, Vec<usize>, V
     let mut g = graph(containers, maps, outputs);
     let nodes = std::mem::take(&mut g.last_state().nodes);
     let mut decisions = Vec::new();
-    let kernels = group(&mut g, nodes, &mut decisions).expect("no circle");
+    let kernels = group(&mut g, nodes, &Recipe::default(), &mut decisions).expect("no circle");
     let members = |n: &Node| {
         let mut members = 0;
         n.visit_tasklets(&mut |_| members += 1);
@@ -26,8 +27,8 @@ fn kernels(containers: &str, maps: &str, outputs: &str) -> (Graph, Vec<usize>, V
     let counts = kernels.iter().map(members).collect();
     g.last_state().nodes = kernels;
     graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
-    let refused = decisions.iter().filter(|d| !d.applied);
-    let refused = refused.map(|d| d.sentence.clone()).collect();
+    let refused = decisions.iter().filter(|d| !d.is_applied());
+    let refused = refused.map(Decision::sentence).collect();
     (g, counts, refused)
 }
 
@@ -182,7 +183,7 @@ fn the_second_feeds_nothing_back() {
         );
         let nodes = &g.single_state().expect("one state").nodes;
         let of = |at: usize| Group::of(&g, at, nodes[at].clone());
-        merge(&g, &of(1), &of(0)).map(|group| group.outer)
+        merge(&g, &of(1), &of(0), Demand::IfItPays).map(|group| group.outer)
     };
     assert_eq!(consumer_first, Err(Obstacle::Circular));
 }
@@ -299,4 +300,37 @@ fn what_only_a_kernel_uses_is_local_to_it() {
     };
     assert_eq!(storage("%y"), Storage::Local);
     assert_eq!(storage("%y, %t"), Storage::Global);
+}
+
+/// Kernels and the decisions about them, with a recipe.
+fn told(containers: &str, maps: &str, recipe: &Recipe) -> (usize, Vec<Decision>) {
+    let mut g = graph(containers, maps, "%y");
+    let nodes = std::mem::take(&mut g.last_state().nodes);
+    let mut decisions = Vec::new();
+    let kernels = group(&mut g, nodes, recipe, &mut decisions).expect("no circle");
+    (kernels.len(), decisions)
+}
+
+#[test]
+fn a_recipe_forbids_what_pays_and_asks_for_what_does_not() {
+    let containers =
+        |rows: i64| format!("%x: f32[{rows}, 48] input\n%t: f32[{rows}]\n%y: f32[{rows}, 48]");
+    let maps = |rows: i64| {
+        format!(
+            "map [i < {rows}, j < 48] {{ tasklet %t[i] (sum) = $0 from %x[i, j] }}
+             map [i < {rows}, j < 48] {{ tasklet %y[i, j] = $0 + $1 from %x[i, j], %t[i] }}"
+        )
+    };
+    // Too few rows to share among threads, and enough.
+    for (rows, applied) in [(4, false), (64, true)] {
+        let kernels = |recipe: &Recipe| told(&containers(rows), &maps(rows), recipe);
+        let (_, decisions) = kernels(&Recipe::default());
+        assert_eq!(decisions[0].is_applied(), applied);
+        assert!(decisions[0].may_change());
+        let mut recipe = Recipe::default();
+        recipe.tell(decisions[0].place.clone(), !applied);
+        let (n, decisions) = kernels(&recipe);
+        assert_eq!(decisions[0].is_applied(), !applied);
+        assert_eq!(n, if applied { 2 } else { 1 });
+    }
 }

@@ -1,16 +1,16 @@
 //! Each condition of inlining: a case in which it alone refuses, beside one that is accepted.
 
 use super::{Obstacle, inline, inlined_node};
-use crate::decision::Decision;
+use crate::decision::{Decision, Demand};
 use crate::text_graph::graph;
-use graph::Node;
+use graph::{Node, Place, Recipe, Rewrite};
 
 /// The second map with the definition of `%t`, the first, in place of its reads: its tasklet.
 fn inlined(containers: &str, maps: &str) -> Result<String, Obstacle> {
     let mut g = graph(containers, maps, "%y");
     let nodes = std::mem::take(&mut g.last_state().nodes);
     let t = g.find("t").expect("a container t");
-    let node = inlined_node(&g, &nodes[0], t, &nodes[1])?;
+    let node = inlined_node(&g, &nodes[0], t, &nodes[1], Demand::IfItPays)?;
     assert!(!node.reads().contains(&t), "a read is left");
     g.last_state().nodes = vec![node.clone()];
     graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
@@ -320,13 +320,13 @@ fn decided(containers: &str, maps: &str, outputs: &str) -> (usize, Vec<Decision>
     let mut g = graph(containers, maps, outputs);
     let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);
     let mut decisions = Vec::new();
-    inline(&g, &mut nodes, &mut decisions);
+    inline(&g, &mut nodes, &Recipe::default(), &mut decisions);
     (nodes.len(), decisions)
 }
 
-fn refusals(decisions: &[Decision]) -> Vec<&str> {
-    let refused = decisions.iter().filter(|d| !d.applied);
-    refused.map(|d| d.sentence.as_str()).collect()
+fn refusals(decisions: &[Decision]) -> Vec<String> {
+    let refused = decisions.iter().filter(|d| !d.is_applied());
+    refused.map(Decision::sentence).collect()
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn what_the_step_returns_is_read() {
     assert_eq!((left, decisions.len()), (1, 1));
     // x, t written and read; now x alone.
     assert_eq!(
-        (decisions[0].applied, decisions[0].bytes),
+        (decisions[0].is_applied(), decisions[0].bytes),
         (true, 2 * 16 + 1)
     );
     let (left, decisions) = decided(VECTORS, maps, "%y, %t");
@@ -399,4 +399,45 @@ fn only_what_is_written_once_at_every_position_is_a_definition() {
            map [i < 2] { tasklet %t[i + 2] = $0 from %x[i, 1] }
          }";
     assert!(!goes(matrix, parts));
+}
+
+/// As [`decided`], with a recipe that says one thing about `%t`.
+fn told(containers: &str, maps: &str, outputs: &str, apply: bool) -> (usize, Vec<Decision>) {
+    let mut g = graph(containers, maps, outputs);
+    let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);
+    let mut recipe = Recipe::default();
+    recipe.tell(Place::new(Rewrite::Inline, &nodes[0], "t"), apply);
+    let mut decisions = Vec::new();
+    inline(&g, &mut nodes, &recipe, &mut decisions);
+    (nodes.len(), decisions)
+}
+
+#[test]
+fn a_recipe_forbids_what_pays_and_asks_for_what_does_not() {
+    let maps = "map [i < 4] { tasklet %t[i] = exp($0) from %x[i] }
+         map [i < 4] { tasklet %y[i] = $0 + 1.0 from %t[i] }";
+    let (left, decisions) = told(VECTORS, maps, "%y", false);
+    assert_eq!(left, 2);
+    assert_eq!(refusals(&decisions), ["t is stored: the recipe says so"]);
+    assert!(decisions[0].may_change());
+    let matrix = "%x: f32[4] input
+         %t: f32[4]
+         %y: f32[4, 3]";
+    let repeated = "map [i < 4] { tasklet %t[i] = exp($0) from %x[i] }
+         map [i < 4, j < 3] { tasklet %y[i, j] = $0 + 1.0 from %t[i] }";
+    assert_eq!(decided(matrix, repeated, "%y").0, 2);
+    let (left, decisions) = told(matrix, repeated, "%y", true);
+    assert_eq!((left, decisions[0].is_applied()), (1, true));
+    // Eight points more than the container has, sixteen operations each.
+    assert_eq!(decisions[0].operations, 8 * 16);
+}
+
+#[test]
+fn a_recipe_does_not_make_legal_what_is_not() {
+    let maps = "map [i < 4] { tasklet %t[i] = exp($0) from %x[i] }
+         map [i < 4] { tasklet %y[i] = $0 + 1.0 from %t[i] }";
+    let (left, decisions) = told(VECTORS, maps, "%y, %t", true);
+    assert_eq!(left, 2);
+    assert_eq!(refusals(&decisions), ["t is stored: the step returns it"]);
+    assert!(!decisions[0].may_change());
 }

@@ -6,6 +6,7 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
 from . import _accelerate, _threads, cache, cuda, optim, products
+from ._decisions import recipe
 from ._errors import (
     CaptureError,
     CapturingError,
@@ -14,12 +15,15 @@ from ._errors import (
     FallbackWarning,
     InputError,
     OutOfRange,
+    RecipeError,
+    RecipeWarning,
     RecompileWarning,
     ShorthaulError,
     ToolchainError,
     Unsupported,
 )
 from ._profile import Profile, profile
+from ._recipe import Decision, Recipe
 from ._report import Report, report
 from .module import module
 
@@ -32,10 +36,14 @@ __all__ = [
     "CaptureError",
     "CapturingError",
     "CompileError",
+    "Decision",
     "DivisionByZero",
     "FallbackWarning",
     "InputError",
     "OutOfRange",
+    "Recipe",
+    "RecipeError",
+    "RecipeWarning",
     "RecompileWarning",
     "Profile",
     "Report",
@@ -48,5 +56,6 @@ __all__ = [
     "optim",
     "products",
     "profile",
+    "recipe",
     "report",
 ]

@@ -33,7 +33,11 @@ def _compilers() -> ThreadPoolExecutor:
 
 
 def start_compiling(
-    captured: Captured, requires_grad: list[bool], place: Place, templates: object | None = None
+    captured: Captured,
+    requires_grad: list[bool],
+    place: Place,
+    templates: object | None = None,
+    recipe: str | None = None,
 ) -> Future[Program]:
     """Returns when the kernels' C text is written, while it is being compiled.
 
@@ -53,7 +57,9 @@ def start_compiling(
 
     def compile_and_tell() -> Program:
         try:
-            return compile_program(captured, requires_grad, place, n_threads, listen, templates)
+            return compile_program(
+                captured, requires_grad, place, n_threads, listen, templates, recipe
+            )
         finally:
             is_written.set()
             if has_turn.is_set():

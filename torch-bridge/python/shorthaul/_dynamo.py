@@ -32,6 +32,7 @@ from ._errors import (
     CompileError,
     FallbackWarning,
     InputError,
+    RecipeWarning,
     RecompileWarning,
     ToolchainError,
     Unsupported,
@@ -48,13 +49,14 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
+from ._recipe import text_of
 from ._region import Region
 
 log = logging.getLogger("shorthaul")
 
 _FALLBACKS = ("eager", "error")
 _WARMUPS = ("wait", "background")
-_TORCH_COMPILE_OPTIONS = {"fallback", "max_programs", "backend", "warmup"}
+_TORCH_COMPILE_OPTIONS = {"fallback", "max_programs", "backend", "warmup", "recipe"}
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
@@ -83,6 +85,8 @@ class Options:
     fullgraph: bool = False
     dynamic: bool | None = None
     warmup: str = "wait"
+    #: The text of a recipe.
+    recipe: str | None = None
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -99,13 +103,16 @@ def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=N
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs``, ``backend`` and ``warmup``.
+    ``max_programs``, ``backend``, ``warmup`` and ``recipe``.
     """
     unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
         raise ValueError(f"backend='shorthaul' has no option {named}")
-    return GraphCompiler(Options(**(options or {})), "the model")(graph_module, example_inputs)
+    known = dict(options or {})
+    if known.get("recipe") is not None:
+        known["recipe"] = text_of(known["recipe"])
+    return GraphCompiler(Options(**known), "the model")(graph_module, example_inputs)
 
 
 def make_guards_complete() -> None:
@@ -180,6 +187,11 @@ class GraphCompiler:
             RecompileWarning,
         )
         return False
+
+    def say_of_recipe(self, notes: list[str]) -> None:
+        """Once for each sentence: the recipe says something that could not be done."""
+        for note in notes:
+            self._say(f"{self.name}: {note}", RecipeWarning)
 
     def say_compiles_again(self, failure) -> None:
         """Each time: what changed since the last call, as Dynamo's guards saw it."""

@@ -71,12 +71,20 @@ class ToolchainError(CompileError):
     """This machine cannot compile any kernel: no C compiler, or no place for what it makes."""
 
 
+class RecipeError(ShorthaulError, ValueError):
+    """A file or text is no recipe of Shorthaul's, or one of another format."""
+
+
 class CapturingError(ShorthaulError):
     """Something that must happen before a CUDA graph is captured was left to the capture."""
 
 
 class RecompileWarning(UserWarning):
     """A module is compiled again, or no longer, because its inputs or mode keep changing."""
+
+
+class RecipeWarning(UserWarning):
+    """A recipe says something that could not be done, or is of another model."""
 
 
 class FallbackWarning(UserWarning):

@@ -19,7 +19,7 @@ from . import _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import CompileError, ToolchainError, Unsupported
+from ._errors import CompileError, RecipeError, ToolchainError, Unsupported
 from ._memory import Blocks
 from ._place import Place
 
@@ -61,6 +61,9 @@ class Program:
     title: str = ""
     #: What messages call its captured inputs, by their names in the program.
     input_titles: dict[str, str] = field(default_factory=dict)
+    #: Positions among the inputs whose gradient was asked for, and the threads it was made for.
+    wrt: list[int] = field(default_factory=list)
+    n_threads: int = 1
     user_outputs: list[TensorSpec] = field(default_factory=list)
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
@@ -143,13 +146,15 @@ def compile_program(
     n_threads: int | None = None,
     listener: Callable[[int, int, str], None] | None = None,
     templates: object | None = None,
+    recipe: str | None = None,
 ) -> Program:
     """Makes a program for ``place``; ``requires_grad`` has one entry per captured input.
 
     ``n_threads``: how many threads it is made for; ``None``: PyTorch's number on this thread.
     ``listener(done, total, name)`` is called when all C text is written (``done`` is 0), and as
     each file of it is compiled; ``None``: a line on a terminal.
-    ``templates``: what earlier sizes of the same graph compiled, to be shared.
+    ``templates``: what earlier sizes of the same graph compiled, to be shared. ``recipe``: the
+    text of one.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
@@ -170,10 +175,11 @@ def compile_program(
                 cuda.nvrtc_folders(),
                 listener,
                 **products.arguments(),
+                recipe=recipe,
             )
         else:
             native = _native.Program.compile(
-                captured.json, captured.constants, wrt, n_threads, listener, templates
+                captured.json, captured.constants, wrt, n_threads, listener, templates, recipe
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
@@ -181,6 +187,8 @@ def compile_program(
         raise ToolchainError(str(error)) from None
     except _native.CompileFailure as error:
         raise CompileError(str(error)) from None
+    except _native.RecipeFailure as error:
+        raise RecipeError(str(error)) from None
     inputs = [
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.inputs
@@ -190,6 +198,7 @@ def compile_program(
         for name, shape, dtype in native.outputs
     ]
     program = Program(captured, native, inputs, outputs, native.uses_seed, place)
+    program.wrt, program.n_threads = wrt, n_threads
     reached = [
         _differentiably_read(captured.document, document_output["value"])
         for document_output, output in zip(

@@ -202,13 +202,16 @@ class Region:
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
+        recipe = self.owner.options.recipe
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
         templates = self._templates(requires_grad)
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place, templates)
+                program = start_compiling(captured, requires_grad, place, templates, recipe)
             else:
-                program = compile_program(captured, requires_grad, place, templates=templates)
+                program = compile_program(
+                    captured, requires_grad, place, templates=templates, recipe=recipe
+                )
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
@@ -216,6 +219,7 @@ class Region:
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
+            self.owner.say_of_recipe(program.native.notes)
             program.title = _title(self.owner.name, captured)
             users = [spec for spec in captured.inputs if spec.kind == "user"]
             program.input_titles = {

@@ -134,9 +134,8 @@ def data_of(programs: list[Program]) -> dict[str, Any]:
 
 def _data_of(program: Program, position: int) -> dict[str, Any]:
     data = json.loads(program.native.report())
-    rows = program.native.decisions()
-    names = ("rewrite", "origin", "sentence", "applied", "bytes")
-    data["decisions"] = [dict(zip(names, row, strict=True)) for row in rows]
+    rows = json.loads(program.native.decisions())["decisions"]
+    data["decisions"] = [{key: row.get(key) for key in DECISION} for row in rows]
     for container in data["containers"]:
         container["title"] = program.input_titles.get(container["name"], container["name"])
     for part in ("kernels", "containers", "decisions"):

@@ -36,6 +36,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError
+from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
 
@@ -58,6 +59,7 @@ def module(
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
     warmup: str = ...,
+    recipe: Recipe | str | os.PathLike[str] | None = ...,
 ) -> _Class: ...
 @overload
 def module(
@@ -70,6 +72,7 @@ def module(
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
     warmup: str = ...,
+    recipe: Recipe | str | os.PathLike[str] | None = ...,
 ) -> _Model: ...
 @overload
 def module(
@@ -80,6 +83,7 @@ def module(
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
     warmup: str = ...,
+    recipe: Recipe | str | os.PathLike[str] | None = ...,
 ) -> Callable[[_Class], _Class]: ...
 def module(
     model: Any = None,
@@ -91,6 +95,7 @@ def module(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     warmup: str = "wait",
+    recipe: Recipe | str | os.PathLike[str] | None = None,
 ) -> Any:
     """Compiles ``model`` on its first call, and again when something changes that it depends on.
 
@@ -111,8 +116,12 @@ def module(
     - ``warmup``: ``"wait"`` compiles kernels while the call waits. ``"background"`` runs PyTorch's
       operators until the kernels are there, for every new size too. Which step is the first
       compiled one then depends on the machine, and with it the last bits of the results.
+    - ``recipe``: decisions to take otherwise than the compiler would, from
+      :func:`shorthaul.recipe` or the path of a file. What of it cannot be done for a program is
+      named in a warning.
     """
-    options = Options(fallback, max_programs, backend, fullgraph, dynamic, warmup)
+    text = None if recipe is None else text_of(recipe)
+    options = Options(fallback, max_programs, backend, fullgraph, dynamic, warmup, text)
     if model is None:
         return functools.partial(
             module,
@@ -122,6 +131,7 @@ def module(
             fullgraph=fullgraph,
             dynamic=dynamic,
             warmup=warmup,
+            recipe=recipe,
         )
     if isinstance(model, type):
         return _decorate(model, options)

@@ -1,0 +1,256 @@
+//! What a caller may tell the compiler about a program, and the program's decisions as rows to show and to save.
+//!
+//! Owns the way from a captured graph and a recipe file to a plan, and the numbers by which plans are compared.
+//! Nothing here is compiled or run.
+
+use crate::budget::{KeptBudget, Limit, MemoryBudget, speed};
+use crate::error::CompileError;
+use crate::plan::{Plan, PlanOptions, Step};
+use crate::recipe::{Entry, RecipeFile, fingerprint};
+use crate::report::{Memory, Report, planning_target};
+use crate::torch::Captured;
+use fusion::{Decision, Target};
+use serde::Serialize;
+
+/// What a caller tells the compiler.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choices {
+    /// Decisions to take otherwise, of all programs of the model.
+    pub recipe: Option<RecipeFile>,
+    /// How much memory the intermediate results of each program may take.
+    pub budget: Option<MemoryBudget>,
+}
+
+impl Captured {
+    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass.
+    ///
+    /// # Errors
+    /// As for [`Step::training`].
+    pub fn step(&self, wrt: &[usize]) -> Result<Step, CompileError> {
+        match wrt {
+            [] => Step::forward(self.graph()),
+            _ => Step::training(self.graph(), wrt),
+        }
+    }
+
+    /// A plan for the sizes the graph was captured with.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    pub fn plan(
+        &self,
+        wrt: &[usize],
+        target: Target,
+        threads: usize,
+        choices: &Choices,
+    ) -> Result<Plan, CompileError> {
+        planned(&self.step(wrt)?, self.hints(), (target, threads), choices)
+    }
+}
+
+/// A plan of a step under what the caller tells.
+///
+/// # Errors
+/// As for [`Step::plan`]; names in the recipe that Shorthaul does not know.
+pub fn planned(
+    step: &Step,
+    sizes: &graph::Bindings,
+    (target, threads): (Target, usize),
+    choices: &Choices,
+) -> Result<Plan, CompileError> {
+    let mut options = PlanOptions::for_target(target);
+    let isa = planning_target()?;
+    options.speed = speed(isa.vector_width_f32, threads);
+    options.limit = choices.budget.map(|budget| Limit {
+        budget,
+        isa,
+        threads,
+    });
+    let mut note = None;
+    if let Some(file) = &choices.recipe {
+        let is_training = !step.gradient_inputs.is_empty();
+        let chosen = file.for_step(step.graph(), is_training)?;
+        let same_kind = file.programs.iter().any(|p| p.training == is_training);
+        if !chosen.is_for_program && same_kind {
+            note = Some(OTHER_MODEL.to_string());
+        }
+        options.recipe = chosen.recipe;
+    }
+    let mut plan = step.plan_with(sizes, &options)?;
+    plan.notes = note.into_iter().collect();
+    let unmet = plan.unmet.iter().map(|u| u.sentence());
+    plan.notes.extend(unmet.collect::<Vec<_>>());
+    Ok(plan)
+}
+
+const OTHER_MODEL: &str = "the recipe is of another model: it has no section whose nodes are those of this \
+    program, so Shorthaul decides itself";
+
+/// A planned program in rows and numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Described {
+    /// The program's structure; see [`fingerprint`].
+    pub structure: String,
+    /// Whether it has a backward pass.
+    pub training: bool,
+    /// Its decisions in order, then what the recipe says about places that do not exist.
+    pub decisions: Vec<DecisionRow>,
+    /// What the recipe says and could not be done, in sentences.
+    pub notes: Vec<String>,
+    /// Kernels.
+    pub n_kernels: usize,
+    /// Bytes of the containers that kernels read and write.
+    pub bytes_moved: i64,
+    /// Bytes that no schedule can avoid moving.
+    pub bytes_least: i64,
+    /// Arithmetic operations.
+    pub operations: u64,
+    /// Memory.
+    pub memory: Memory,
+    /// Most bytes of intermediate results at one time: what is kept for the backward pass, and the larger arena.
+    pub peak_bytes: usize,
+    /// Microseconds of all kernels by bytes and operations, predicted without a measurement.
+    pub predicted_us: f64,
+    /// How the memory budget was kept, if there is one.
+    pub budget: Option<KeptBudget>,
+}
+
+/// One decision to show.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DecisionRow {
+    /// As in a file; its sentence is the file's comment.
+    #[serde(flatten)]
+    pub entry: Entry,
+    /// The line of the model it came from.
+    pub source: String,
+    /// What happened, or why not.
+    pub what: String,
+    /// Why it was refused.
+    pub reason: Option<String>,
+    /// Whether a recipe may decide otherwise.
+    pub may_change: bool,
+    /// Whether the program has such a decision.
+    pub exists: bool,
+    /// Bytes not moved because of it; of a refusal, what it would have saved.
+    pub bytes: i64,
+    /// Bytes not kept for the backward pass because of it, or that would not be.
+    pub memory_bytes: i64,
+    /// Operations done again because of it, or that would be.
+    pub operations: i64,
+}
+
+impl Described {
+    /// The description of a plan that is lowered now.
+    ///
+    /// # Errors
+    /// A graph that has no kernels yet.
+    pub fn of_plan(plan: &Plan, threads: usize) -> Result<Described, CompileError> {
+        Ok(Described::new(plan, &Report::of_plan(plan, threads)?))
+    }
+
+    /// The description of a plan and its report.
+    pub fn new(plan: &Plan, report: &Report) -> Described {
+        let memory = report.memory;
+        let rows = plan.decisions.iter().map(|d| row(plan, d));
+        let missing = plan.unmet.iter().filter(|u| u.reason.is_none());
+        let missing = missing.map(|u| DecisionRow {
+            entry: Entry {
+                sentence: u.sentence(),
+                ..Entry::of_place(&u.place, !u.take, Some(u.take))
+            },
+            source: String::new(),
+            what: u.sentence(),
+            reason: None,
+            may_change: true,
+            exists: false,
+            bytes: 0,
+            memory_bytes: 0,
+            operations: 0,
+        });
+        Described {
+            structure: fingerprint(plan.step.graph()),
+            training: !plan.step.gradient_inputs.is_empty(),
+            decisions: rows.chain(missing).collect(),
+            notes: plan.notes.clone(),
+            n_kernels: report.kernels.len(),
+            bytes_moved: report.bytes_moved,
+            bytes_least: report.bytes_least,
+            operations: report.operations,
+            memory,
+            peak_bytes: memory.peak_bytes(),
+            predicted_us: predicted_us(plan, report),
+            budget: plan.budget,
+        }
+    }
+}
+
+/// Each kernel takes as long as its bytes or its operations, whichever is more.
+fn predicted_us(plan: &Plan, report: &Report) -> f64 {
+    let us = report.kernels.iter().map(|k| {
+        let moved = k.bytes_read + k.bytes_written + k.bytes_copied;
+        let operations = i64::try_from(k.operations).unwrap_or(i64::MAX);
+        plan.speed.us(moved, operations, k.path != "loops")
+    });
+    us.sum()
+}
+
+fn row(plan: &Plan, decision: &Decision) -> DecisionRow {
+    let take = plan.recipe.told(|| decision.place.clone());
+    DecisionRow {
+        entry: Entry {
+            sentence: comment(decision),
+            ..Entry::of_place(&decision.place, decision.is_applied(), take)
+        },
+        source: decision.origin.source.clone(),
+        what: decision.sentence(),
+        reason: decision.reason(),
+        may_change: decision.may_change(),
+        exists: true,
+        bytes: decision.bytes,
+        memory_bytes: decision.memory_bytes,
+        operations: decision.operations,
+    }
+}
+
+/// What a decision does and what it is worth, in one line.
+fn comment(decision: &Decision) -> String {
+    let mut worth = Vec::new();
+    let verb = |applied: &'static str, refused: &'static str| match decision.is_applied() {
+        true => applied,
+        false => refused,
+    };
+    match decision.bytes {
+        0 => {}
+        n if n > 0 => worth.push(format!("{} {}", verb("saves", "would save"), size(n))),
+        n => worth.push(format!("{} {}", verb("costs", "would cost"), size(-n))),
+    }
+    if decision.memory_bytes > 0 {
+        let freed = size(decision.memory_bytes);
+        worth.push(format!("{} {freed} of memory", verb("frees", "would free")));
+    }
+    if decision.operations > 0 {
+        let n = decision.operations;
+        worth.push(format!(
+            "{n} operations {}",
+            verb("again", "would be done again")
+        ));
+    }
+    let what = format!(
+        "{} at {}: {}",
+        decision.rewrite(),
+        decision.origin.node,
+        decision.sentence()
+    );
+    match worth.is_empty() {
+        true => what,
+        false => format!("{what} ({})", worth.join(", ")),
+    }
+}
+
+fn size(bytes: i64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} bytes"),
+        1024..1_048_576 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+    }
+}

@@ -1,0 +1,58 @@
+//! Why a container is not computed where it is read, and which of the reasons are a matter of cost.
+
+use crate::decision::Weighed;
+
+/// Most operations that a tasklet may grow to on demand: its text must stay one that compiles.
+const MAX_DEMANDED_COST: u32 = 4000;
+
+/// Why a definition does not take the place of a read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum Obstacle {
+    #[error("a product reads its operands from memory")]
+    Product,
+    #[error("a product's operand would be indexed by data, a remainder or a quotient")]
+    ProductIndex,
+    #[error("it would be computed {times} times over, {cost} operations each")]
+    Repeated { times: i64, cost: u32 },
+    #[error("its reader would grow to {0} operations")]
+    Cost(u32),
+    #[error("its reader would read {0} elements at each point")]
+    Inputs(usize),
+    #[error("it is computed, and read with a value for positions outside")]
+    GuardOfComputed,
+    #[error("positions outside it are not positions outside what it is moved from")]
+    Guard,
+    #[error("it is computed, and its value is an index")]
+    ComputedIndex,
+    #[error("it is indexed by data where its definition needs a position")]
+    DataPosition,
+    #[error("the step returns it")]
+    Returned,
+    #[error("an operator that is no kernel of ours reads it from memory")]
+    Called,
+    #[error("reading what it is made of again would move {0} bytes more")]
+    Traffic(i64),
+    #[error("the recipe says so")]
+    Told,
+}
+
+impl Weighed for Obstacle {
+    fn is_cost(&self) -> bool {
+        match self {
+            Obstacle::Repeated { .. }
+            | Obstacle::Inputs(_)
+            | Obstacle::Traffic(_)
+            | Obstacle::Told => true,
+            Obstacle::Cost(cost) => *cost <= MAX_DEMANDED_COST,
+            Obstacle::Product
+            | Obstacle::ProductIndex
+            | Obstacle::GuardOfComputed
+            | Obstacle::Guard
+            | Obstacle::ComputedIndex
+            | Obstacle::DataPosition
+            | Obstacle::Returned
+            | Obstacle::Called => false,
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Recomputation: values of the forward pass are computed again in the backward pass, instead of kept.
+//!
+//! Before: `forward { t = f(x); y = g(t) }; backward { dw = h(t, dy) }`, with `t` kept.
+//! After: `forward { t = f(x); y = g(t) }; backward { t' = f(x); dw = h(t', dy) }`, with `x` kept or itself
+//! computed again.
+//! Legal because every transient container is written once, by values that do not change afterwards, and random
+//! numbers are functions of seed and position. Frees the bytes of `t` between the passes; costs the unit's
+//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes.
+
+mod apply;
+mod obstacle;
+mod solve;
+
+pub use obstacle::Obstacle;
+pub use solve::{Infeasible, Solution};
+
+use crate::Fused;
+use crate::decision::{Applied, Decision, Refusal};
+use crate::unit::{bytes, expression_cost, is_contraction, points, unit};
+use graph::{ContainerId, Graph, Lifetime, Node, NodeKind, Place, Recipe, Rewrite, Stage};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the machine does in a microsecond.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Bytes moved.
+    pub bytes_per_us: f64,
+    /// Operations of products.
+    pub product_operations_per_us: f64,
+    /// Operations of plain loops.
+    pub loop_operations_per_us: f64,
+}
+
+impl Speed {
+    /// Microseconds of a kernel: what it moves or what it computes, whichever takes longer.
+    pub fn us(&self, bytes: i64, operations: i64, is_product: bool) -> f64 {
+        let rate = match is_product {
+            true => self.product_operations_per_us,
+            false => self.loop_operations_per_us,
+        };
+        (bytes as f64 / self.bytes_per_us).max(operations as f64 / rate)
+    }
+}
+
+/// One thread with short vectors.
+impl Default for Speed {
+    fn default() -> Speed {
+        Speed {
+            bytes_per_us: 8_000.0,
+            product_operations_per_us: 32_000.0,
+            loop_operations_per_us: 4_000.0,
+        }
+    }
+}
+
+/// A unit of the forward pass.
+#[derive(Clone, Debug)]
+struct Unit {
+    /// Position among the nodes.
+    at: usize,
+    /// Values it reads, by number.
+    reads: Vec<usize>,
+    /// What it would take to run it again.
+    us: f64,
+    bytes: i64,
+    operations: i64,
+    /// Whether it may run again at all.
+    is_ours: bool,
+}
+
+/// A container that the forward pass writes.
+#[derive(Clone, Debug)]
+struct Value {
+    id: ContainerId,
+    unit: usize,
+    /// Bytes that keeping it takes: none of a result of the step, which the caller owns.
+    bytes: i64,
+    /// Bytes that count as kept: see [`Problem::discount`].
+    counted: i64,
+    /// Whether the backward pass reads it.
+    crosses: bool,
+    /// Microseconds of storing it, where no kernel stores it for others.
+    store_us: f64,
+    /// What the recipe says: `true` is to compute it again.
+    told: Option<bool>,
+}
+
+/// Which values of the forward pass to keep for the backward pass.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    units: Vec<Unit>,
+    values: Vec<Value>,
+}
+
+/// Values that the backward pass computes again, and values kept that were not kept before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Units that run again, by number.
+    copied: BTreeSet<usize>,
+}
+
+impl Choice {
+    /// Whether nothing is computed again.
+    pub fn is_empty(&self) -> bool {
+        self.copied.is_empty()
+    }
+}
+
+/// Containers of the backward pass with those of the forward pass that they are copies of.
+pub type Copies = BTreeMap<ContainerId, ContainerId>;
+
+/// What a choice costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Bytes kept from the forward to the backward pass, as far as they count.
+    pub kept_bytes: i64,
+    /// Microseconds added.
+    pub us: f64,
+}
+
+impl Problem {
+    /// The choice that an expanded step leaves.
+    pub fn new(expanded: &Fused, recipe: &Recipe, speed: &Speed) -> Problem {
+        let graph = &expanded.graph;
+        let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
+        let is_forward = |n: &Node| n.stage == Stage::Forward;
+        let read_later: BTreeSet<ContainerId> = nodes
+            .iter()
+            .filter(|n| !is_forward(n))
+            .flat_map(Node::reads)
+            .collect();
+        let results: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+        let mut problem = Problem {
+            units: Vec::new(),
+            values: Vec::new(),
+        };
+        let mut numbers: BTreeMap<ContainerId, usize> = BTreeMap::new();
+        for (at, node) in nodes.iter().enumerate().filter(|(_, n)| is_forward(n)) {
+            let known = node.reads();
+            let (moved, operations) = work(graph, node);
+            let is_view = is_reshape(node);
+            for id in node.writes() {
+                if graph.container(id).lifetime != Lifetime::Transient {
+                    continue;
+                }
+                let size = bytes(graph, id);
+                let crosses = read_later.contains(&id);
+                let place = || place(graph, node, id);
+                numbers.insert(id, problem.values.len());
+                problem.values.push(Value {
+                    id,
+                    unit: problem.units.len(),
+                    bytes: if results.contains(&id) { 0 } else { size },
+                    counted: if results.contains(&id) { 0 } else { size },
+                    crosses,
+                    store_us: match crosses || results.contains(&id) {
+                        true => 0.0,
+                        false => speed.us(2 * size, 0, false),
+                    },
+                    told: recipe.told(place),
+                });
+            }
+            problem.units.push(Unit {
+                at,
+                reads: known
+                    .iter()
+                    .filter_map(|id| numbers.get(id).copied())
+                    .collect(),
+                us: match is_view {
+                    true => 0.0,
+                    false => speed.us(moved, operations, is_contraction(node)),
+                },
+                bytes: moved,
+                operations,
+                is_ours: is_view || matches!(node.kind, NodeKind::Map(_)),
+            });
+        }
+        problem
+    }
+
+    /// What only the recipe asks for: its values are computed again from values that are kept anyway, or from
+    /// what is computed again for that.
+    pub fn told(&self) -> Choice {
+        let mut choice = Choice::default();
+        let mut needed = self.crossing();
+        for (n, unit) in self.units.iter().enumerate().rev() {
+            let outputs = || self.outputs(n).filter(|v| needed[*v]);
+            let asked = outputs().any(|v| {
+                let value = &self.values[v];
+                value.told.unwrap_or(!value.crosses && value.bytes > 0)
+            });
+            let kept = outputs().any(|v| self.values[v].told == Some(false));
+            if asked && !kept && unit.is_ours {
+                choice.copied.insert(n);
+                unit.reads.iter().for_each(|v| needed[*v] = true);
+            }
+        }
+        choice
+    }
+
+    /// Counts values as kept only in part. What the backward pass uses while its memory is fullest is in memory
+    /// then, kept or computed again: computing it again frees nothing. `part` is how much of its bytes counts.
+    pub fn discount(&mut self, part: impl Fn(ContainerId) -> f64) {
+        for value in &mut self.values {
+            value.counted = (value.bytes as f64 * part(value.id)).round() as i64;
+        }
+    }
+
+    /// Everything computed again that the recipe allows and that can be: it keeps fewest bytes, as far as a price
+    /// on bytes finds them.
+    pub fn least(&self) -> Choice {
+        match self.solve(i64::MIN) {
+            Ok(solution) => solution.choice,
+            Err(infeasible) => infeasible.least,
+        }
+    }
+
+    /// What a choice costs, units that nobody needs left out.
+    pub fn cost(&self, choice: &Choice) -> Cost {
+        let needed = self.needed(choice);
+        let mut cost = Cost {
+            kept_bytes: 0,
+            us: 0.0,
+        };
+        for (n, unit) in self.units.iter().enumerate() {
+            let mut outputs = self.outputs(n).filter(|v| needed[*v]);
+            if choice.copied.contains(&n) {
+                cost.us += outputs.next().map_or(0.0, |_| unit.us);
+            } else {
+                for v in outputs {
+                    cost.kept_bytes += self.values[v].counted;
+                    cost.us += self.values[v].store_us;
+                }
+            }
+        }
+        cost
+    }
+
+    /// Values that the backward pass needs under a choice.
+    fn needed(&self, choice: &Choice) -> Vec<bool> {
+        let mut needed = self.crossing();
+        for (n, unit) in self.units.iter().enumerate().rev() {
+            if choice.copied.contains(&n) && self.outputs(n).any(|v| needed[v]) {
+                unit.reads.iter().for_each(|v| needed[*v] = true);
+            }
+        }
+        needed
+    }
+
+    fn crossing(&self) -> Vec<bool> {
+        self.values.iter().map(|v| v.crosses).collect()
+    }
+
+    /// The values that a unit writes; they are numbered in the order of units.
+    fn outputs(&self, unit: usize) -> impl Iterator<Item = usize> + use<'_> {
+        let first = self.values.partition_point(|v| v.unit < unit);
+        let last = self.values.partition_point(|v| v.unit <= unit);
+        first..last
+    }
+
+    /// The expanded step with a choice carried out and a decision about each value, and for each container that
+    /// was made for that the one it is a copy of.
+    pub fn apply(&self, expanded: Fused, choice: &Choice) -> (Fused, Copies) {
+        let decisions = self.decisions(&expanded, choice);
+        let mut fused = expanded;
+        let copied: BTreeSet<usize> = choice.copied.iter().map(|n| self.units[*n].at).collect();
+        let copies = match copied.is_empty() {
+            true => Copies::new(),
+            false => apply::copy_units(&mut fused.graph, &copied),
+        };
+        fused.decisions.extend(decisions);
+        (fused, copies)
+    }
+
+    fn decisions(&self, expanded: &Fused, choice: &Choice) -> Vec<Decision> {
+        let graph = &expanded.graph;
+        let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
+        let needed = self.needed(choice);
+        let mut decisions = Vec::new();
+        for (_, value) in self.values.iter().enumerate().filter(|(v, _)| needed[*v]) {
+            let unit = &self.units[value.unit];
+            let node = &nodes[unit.at];
+            let place = place(graph, node, value.id);
+            let freed = if value.crosses { value.bytes } else { 0 };
+            let decision = if choice.copied.contains(&value.unit) {
+                Decision::applied(place, &node.origin, Applied::Recomputed, -unit.bytes)
+            } else {
+                if value.bytes == 0 && value.told.is_none() {
+                    continue;
+                }
+                let obstacle = match (value.told, unit.is_ours, choice.is_empty()) {
+                    (Some(false), ..) => Obstacle::Told,
+                    (_, false, _) => Obstacle::Called,
+                    (.., true) => Obstacle::Unasked,
+                    (.., false) => Obstacle::Cheaper,
+                };
+                let refusal = Refusal::Kept(obstacle);
+                Decision::refused(place, &node.origin, refusal, -unit.bytes)
+            };
+            decisions.push(decision.with_cost(freed, unit.operations));
+        }
+        decisions
+    }
+
+    /// What a recipe must say so that it gives a choice again, in order of places.
+    pub fn recipe(&self, expanded: &Fused, choice: &Choice) -> Vec<(Place, bool)> {
+        let graph = &expanded.graph;
+        let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
+        let needed = self.needed(choice);
+        let of_value = |(v, value): (usize, &Value)| {
+            let is_copied = choice.copied.contains(&value.unit);
+            let newly_kept = !is_copied && !value.crosses && value.bytes > 0;
+            let node = &nodes[self.units[value.unit].at];
+            let place = place(graph, node, value.id);
+            (needed[v] && (is_copied || newly_kept)).then_some((place, is_copied))
+        };
+        self.values
+            .iter()
+            .enumerate()
+            .filter_map(of_value)
+            .collect()
+    }
+}
+
+fn place(graph: &Graph, node: &Node, id: ContainerId) -> Place {
+    Place::new(Rewrite::Recompute, node, &graph.container(id).name)
+}
+
+/// Bytes that a unit moves, and its operations.
+fn work(graph: &Graph, node: &Node) -> (i64, i64) {
+    let touched: BTreeSet<ContainerId> = node.reads().into_iter().chain(node.writes()).collect();
+    let moved = touched.into_iter().map(|id| bytes(graph, id)).sum();
+    let operations = unit(node).map_or(0, |(map, tasklet)| {
+        let cost: u32 = tasklet
+            .outputs
+            .iter()
+            .map(|(_, e)| expression_cost(e))
+            .sum();
+        let sums = tasklet.outputs.iter().filter(|(m, _)| m.conflict.is_some());
+        let each = i64::from(cost) + sums.count() as i64;
+        points(map).saturating_mul(each)
+    });
+    (moved, operations)
+}
+
+fn is_reshape(node: &Node) -> bool {
+    matches!(&node.kind, NodeKind::Library(l) if l.op == "reshape")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! Recomputation keeps the meaning, does what recipes say, and chooses as well as trying every choice does.
+
+use super::{Choice, Problem, Speed, Unit, Value};
+use crate::text_graph::graph;
+use crate::{Decision, Fused};
+use graph::{
+    Bindings, ContainerId, Graph, NoLibrary, Place, Precision, Recipe, Rewrite, Stage, Tensor,
+    interpret,
+};
+
+/// `t = exp(x)`, `u = t·t + x`, results `y = Σ u`, and in the backward pass `g = t·d`, `h = u·d`.
+const CONTAINERS: &str = "%x: f32[64] input
+    %d: f32[64] input
+    %t: f32[64]
+    %u: f32[64]
+    %y: f32[]
+    %g: f32[64]
+    %h: f32[64]";
+const MAPS: &str = "map [i < 64] { tasklet %t[i] = exp($0) from %x[i] }
+    map [i < 64] { tasklet %u[i] = $0 * $0 + $1 from %t[i], %x[i] }
+    map [i < 64] { tasklet %y[] (sum) = $0 from %u[i] }
+    map [i < 64] !backward { tasklet %g[i] = $0 * $1 from %t[i], %d[i] !backward }
+    map [i < 64] !backward { tasklet %h[i] = $0 * $1 from %u[i], %d[i] !backward }";
+
+fn expanded() -> Fused {
+    Fused {
+        graph: graph(CONTAINERS, MAPS, "%y, %g, %h"),
+        decisions: Vec::new(),
+    }
+}
+
+fn place(graph: &Graph, node: usize, container: &str) -> Place {
+    let node = &graph.single_state().expect("one state").nodes[node];
+    Place::new(Rewrite::Recompute, node, container)
+}
+
+fn results(graph: &Graph) -> Vec<Vec<f64>> {
+    let given: Vec<Tensor> = (0..2)
+        .map(|n| {
+            let data = (0..64)
+                .map(|i| f64::from(graph::philox::uniform(n, i)))
+                .collect();
+            Tensor::from_f64(graph::DType::F32, &[64], data)
+        })
+        .collect();
+    let all = interpret(
+        graph,
+        &given,
+        &Bindings::new(),
+        &NoLibrary,
+        Precision::Double,
+    );
+    all.unwrap_or_else(|e| panic!("{e}\n{graph}"))
+        .iter()
+        .map(Tensor::to_f64)
+        .collect()
+}
+
+/// Names of what the forward pass writes and the backward pass reads.
+fn kept(graph: &Graph) -> Vec<String> {
+    let nodes = &graph.single_state().expect("one state").nodes;
+    let of = |stage| move |n: &&graph::Node| n.stage == stage;
+    let read: Vec<ContainerId> = nodes
+        .iter()
+        .filter(of(Stage::Backward))
+        .flat_map(|n| n.reads())
+        .collect();
+    let written = nodes
+        .iter()
+        .filter(of(Stage::Forward))
+        .flat_map(|n| n.writes());
+    let names = written.filter(|id| read.contains(id));
+    names.map(|id| graph.container(id).name.clone()).collect()
+}
+
+fn told(recipe: &Recipe) -> (Graph, Vec<Decision>) {
+    let before = expanded();
+    let problem = Problem::new(&before, recipe, &Speed::default());
+    let (after, _) = problem.apply(before.clone(), &problem.told());
+    graph::verify(&after.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", after.graph));
+    assert_eq!(results(&before.graph), results(&after.graph));
+    (after.graph, after.decisions)
+}
+
+#[test]
+fn a_recipe_says_what_is_computed_again() {
+    let g = expanded().graph;
+    let (same, decisions) = told(&Recipe::default());
+    assert_eq!(same, g);
+    assert_eq!(kept(&same), ["t", "u"]);
+    assert!(decisions.iter().all(|d| !d.is_applied() && d.may_change()));
+    let mut recipe = Recipe::default();
+    recipe.tell(place(&g, 1, "u"), true);
+    let (after, decisions) = told(&recipe);
+    assert_eq!(kept(&after), ["t"]);
+    let done: Vec<_> = decisions.iter().filter(|d| d.is_applied()).collect();
+    // `t` and `x` read again, `u` written; a product and a sum at each of 64 points.
+    assert_eq!((done[0].bytes, done[0].memory_bytes), (-3 * 256, 256));
+    assert_eq!((done.len(), done[0].operations), (1, 128));
+    recipe.tell(place(&g, 0, "t"), true);
+    let (after, _) = told(&recipe);
+    assert_eq!(kept(&after), Vec::<String>::new());
+}
+
+#[test]
+fn a_limit_is_kept_and_the_choice_is_a_recipe() {
+    let before = expanded();
+    let problem = Problem::new(&before, &Recipe::default(), &Speed::default());
+    assert_eq!(problem.solve(512).expect("fits").choice, Choice::default());
+    for limit in [256, 0] {
+        let solution = problem.solve(limit).expect("fits");
+        assert!(solution.cost.kept_bytes <= limit && solution.cost.us > 0.0);
+        let (after, _) = problem.apply(before.clone(), &solution.choice);
+        assert_eq!(results(&before.graph), results(&after.graph));
+        let mut recipe = Recipe::default();
+        for (place, take) in problem.recipe(&before, &solution.choice) {
+            recipe.tell(place, take);
+        }
+        let again = Problem::new(&before, &recipe, &Speed::default());
+        assert_eq!(again.told(), solution.choice);
+        assert_eq!(
+            again.apply(before.clone(), &again.told()).0.graph,
+            after.graph
+        );
+    }
+    let infeasible = problem
+        .solve(-1)
+        .expect_err("nothing keeps less than nothing");
+    assert_eq!(infeasible.least_bytes, 0);
+}
+
+/// A problem of some units in which each reads some of the values before it.
+fn random_problem(seed: u64) -> Problem {
+    let mut n = 0;
+    let mut next = |below: u64| {
+        n += 1;
+        (f64::from(graph::philox::uniform(seed, n)) * below as f64) as u64
+    };
+    let n_units = 3 + next(6) as usize;
+    let mut problem = Problem {
+        units: Vec::new(),
+        values: Vec::new(),
+    };
+    for at in 0..n_units {
+        let n_values = problem.values.len();
+        let reads = (0..n_values).filter(|_| next(3) == 0).collect();
+        problem.units.push(Unit {
+            at,
+            reads,
+            us: (1 + next(20)) as f64,
+            bytes: 0,
+            operations: 0,
+            is_ours: next(8) > 0,
+        });
+        for _ in 0..1 + next(2) {
+            let crosses = next(2) == 0;
+            let bytes = (next(10) * 64) as i64;
+            problem.values.push(Value {
+                id: ContainerId(problem.values.len() as u32),
+                unit: at,
+                bytes,
+                counted: bytes,
+                crosses,
+                store_us: if crosses { 0.0 } else { next(4) as f64 },
+                told: None,
+            });
+        }
+    }
+    problem
+}
+
+#[test]
+fn no_other_choice_of_a_small_problem_takes_less_time() {
+    for seed in 0..60 {
+        let problem = random_problem(seed);
+        let ours: Vec<usize> = (0..problem.units.len())
+            .filter(|n| problem.units[*n].is_ours)
+            .collect();
+        let choices = (0..1u32 << ours.len()).map(|bits| Choice {
+            copied: ours
+                .iter()
+                .enumerate()
+                .filter(|(k, _)| bits >> k & 1 == 1)
+                .map(|(_, n)| *n)
+                .collect(),
+        });
+        let all: Vec<_> = choices.map(|c| problem.cost(&c)).collect();
+        let most = problem.cost(&Choice::default()).kept_bytes;
+        for limit in [most, most * 7 / 10, most / 2, most / 4] {
+            let fits = all.iter().filter(|c| c.kept_bytes <= limit).map(|c| c.us);
+            let least = fits.reduce(f64::min);
+            match problem.solve(limit) {
+                Ok(solution) => {
+                    let least = least.expect("a choice fits");
+                    assert!(solution.cost.kept_bytes <= limit);
+                    assert!(
+                        solution.cost.us <= least * 1.001 + 1e-6,
+                        "{seed} {limit}: {} {least}",
+                        solution.cost.us
+                    );
+                    assert!(solution.bound_us <= least + 1e-6, "{seed} {limit}");
+                }
+                Err(infeasible) => {
+                    assert_eq!(least, None, "{seed} {limit}");
+                    assert!(infeasible.least_bytes > limit);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Decisions by name: which rewrite at which place, and recipes, which tell rewrites what to do there.
+//!
+//! Owns the identity of a decision. It has no sizes in it, and the same model gives the same identities in
+//! every run: containers have unique names, and each is written by one node. Never says what a rewrite does:
+//! that is for the rooms that decide.
+
+use crate::graph::{Node, Stage};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A rewrite about which there are decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rewrite {
+    /// A container is computed where it is read, instead of stored.
+    Inline,
+    /// A container of the forward pass is computed again in the backward pass, instead of kept.
+    Recompute,
+    /// Two kernels become one.
+    Fuse,
+    /// Element-wise work becomes the end of a product's kernel.
+    Epilogue,
+    /// Products whose results are used at their own points become part of the kernels that use them.
+    Chain,
+    /// An operator that is not ours reads its operand where it lies.
+    Call,
+    /// A container gets another order of dimensions in memory than row-major.
+    Layout,
+}
+
+impl Rewrite {
+    /// All of them, in order.
+    pub const ALL: [Rewrite; 7] = [
+        Rewrite::Inline,
+        Rewrite::Recompute,
+        Rewrite::Fuse,
+        Rewrite::Epilogue,
+        Rewrite::Chain,
+        Rewrite::Call,
+        Rewrite::Layout,
+    ];
+
+    /// The name in reports and recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rewrite::Inline => "inline",
+            Rewrite::Recompute => "recompute",
+            Rewrite::Fuse => "fuse",
+            Rewrite::Epilogue => "epilogue",
+            Rewrite::Chain => "chain",
+            Rewrite::Call => "call",
+            Rewrite::Layout => "layout",
+        }
+    }
+
+    /// The rewrite of that name.
+    pub fn from_name(name: &str) -> Option<Rewrite> {
+        Rewrite::ALL.into_iter().find(|r| r.name() == name)
+    }
+}
+
+impl fmt::Display for Rewrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Stage {
+    /// All of them, in order.
+    pub const ALL: [Stage; 3] = [Stage::Forward, Stage::Backward, Stage::Optimizer];
+
+    /// The name in reports and recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Forward => "forward",
+            Stage::Backward => "backward",
+            Stage::Optimizer => "optimizer",
+        }
+    }
+
+    /// The stage of that name.
+    pub fn from_name(name: &str) -> Option<Stage> {
+        Stage::ALL.into_iter().find(|s| s.name() == name)
+    }
+}
+
+/// Where a decision is taken: its identity.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// What was decided about.
+    pub rewrite: Rewrite,
+    /// The pass of the node that writes the container.
+    pub stage: Stage,
+    /// The node that writes the container, by the name in its origin.
+    pub node: String,
+    /// That node's module.
+    pub module: String,
+    /// The container.
+    pub container: String,
+    /// Of two kernels that become one, a container that the first of them writes.
+    pub other: Option<String>,
+}
+
+impl Place {
+    /// The place of a decision about a container that `node` writes.
+    pub fn new(rewrite: Rewrite, node: &Node, container: &str) -> Place {
+        Place {
+            rewrite,
+            stage: node.stage,
+            node: node.origin.node.clone(),
+            module: node.origin.module.clone(),
+            container: container.to_string(),
+            other: None,
+        }
+    }
+
+    /// The place of a decision about the kernel that writes a container and the one that writes `other`.
+    pub fn with_other(self, other: &str) -> Place {
+        Place {
+            other: Some(other.to_string()),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}`", self.rewrite, self.container)?;
+        if let Some(other) = &self.other {
+            write!(f, " and `{other}`")?;
+        }
+        write!(f, " at {}", self.node)?;
+        if !self.module.is_empty() {
+            write!(f, " in {}", self.module)?;
+        }
+        write!(f, " ({})", self.stage.name())
+    }
+}
+
+/// Decisions that are to be taken otherwise than the compiler would: `true` asks for the rewrite even where
+/// it does not pay, `false` forbids it. What is not legal stays refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recipe {
+    told: BTreeMap<Place, bool>,
+}
+
+impl Recipe {
+    /// Tells what to do at a place.
+    pub fn tell(&mut self, place: Place, apply: bool) {
+        self.told.insert(place, apply);
+    }
+
+    /// What it says about a place, if anything. `place` is made only where the recipe says anything at all.
+    pub fn told(&self, place: impl FnOnce() -> Place) -> Option<bool> {
+        match self.told.is_empty() {
+            true => None,
+            false => self.told.get(&place()).copied(),
+        }
+    }
+
+    /// Everything it says, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Place, bool)> {
+        self.told.iter().map(|(place, apply)| (place, *apply))
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.told.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Place, Recipe, Rewrite, Stage};
+    use crate::graph::{Node, NodeKind, Origin, Tasklet};
+
+    #[test]
+    fn names_stand_for_what_they_name() {
+        for rewrite in Rewrite::ALL {
+            assert_eq!(Rewrite::from_name(rewrite.name()), Some(rewrite));
+        }
+        for stage in Stage::ALL {
+            assert_eq!(Stage::from_name(stage.name()), Some(stage));
+        }
+        assert_eq!(Rewrite::from_name("fold"), None);
+    }
+
+    #[test]
+    fn a_recipe_tells_what_it_was_told_and_nothing_else() {
+        let node = |source: &str| Node {
+            kind: NodeKind::Tasklet(Tasklet {
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+            }),
+            origin: Origin {
+                node: "relu".into(),
+                module: "block.0".into(),
+                source: source.into(),
+            }
+            .into(),
+            stage: Stage::Forward,
+        };
+        let place = |rewrite| Place::new(rewrite, &node("model.py:3"), "y").with_other("x");
+        let mut recipe = Recipe::default();
+        assert_eq!(recipe.told(|| panic!("nothing to ask for")), None);
+        recipe.tell(place(Rewrite::Fuse), false);
+        assert_eq!(recipe.told(|| place(Rewrite::Fuse)), Some(false));
+        assert_eq!(recipe.told(|| place(Rewrite::Epilogue)), None);
+        // The line of the source is no part of a place.
+        let moved = Place::new(Rewrite::Fuse, &node("model.py:9"), "y").with_other("x");
+        assert_eq!(recipe.told(|| moved), Some(false));
+        let told = place(Rewrite::Fuse).to_string();
+        assert_eq!(told, "fuse `y` and `x` at relu in block.0 (forward)");
+    }
+}

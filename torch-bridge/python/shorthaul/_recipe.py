@@ -1,0 +1,293 @@
+"""Recipes: the decisions of a model's programs, to read, change, save and load.
+
+Owns the Python face of decisions and recipes. What a decision is, which may be changed, and the
+form of the file are the compiler's. Never looks at a model: that is ``_decisions``' part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from . import _native
+from ._errors import RecipeError
+
+#: What a file keeps of a decision, in order.
+_IDENTITY = ("kind", "stage", "node", "module", "container", "other")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One rewrite at one place, applied or refused.
+
+    Its identity is ``kind``, ``stage``, ``node``, ``module``, ``container``, ``other`` and
+    ``program``: no sizes, and the same in every run.
+
+    - ``kind``: ``inline`` (a container is computed where it is read), ``recompute`` (the backward
+      pass computes it again), ``fuse`` (two kernels become one), ``epilogue`` (element-wise work
+      ends a product's kernel), ``chain``, ``call``, ``layout`` (another order of dimensions than
+      row-major).
+    - ``stage``: ``forward`` or ``backward``; ``node`` and ``module``: the operator and its
+      module's path; ``container``: the value; ``other``: of two kernels, a value that the first
+      one writes.
+    - ``applied``: whether it was done; ``take``: what the recipe says, or ``None``.
+    - ``bytes``: bytes not moved because of it, or that it would have saved; ``memory_bytes``:
+      bytes not kept for the backward pass; ``operations``: operations done again. ``None`` in a
+      recipe that was only loaded.
+    - ``sentence``: what happened; ``reason``: why it was refused; ``may_change``: whether a recipe
+      may decide otherwise; ``source``: the line of the model.
+    """
+
+    kind: str
+    stage: str
+    node: str
+    container: str
+    applied: bool
+    module: str = ""
+    other: str | None = None
+    take: bool | None = None
+    program: int = 0
+    sentence: str = ""
+    source: str = ""
+    reason: str | None = None
+    may_change: bool = True
+    exists: bool = True
+    bytes: int | None = None
+    memory_bytes: int | None = None
+    operations: int | None = None
+    #: The line that stands before it in a file.
+    comment: str = ""
+
+    @property
+    def key(self) -> tuple:
+        """What makes it the same decision in another recipe."""
+        return (self.program, *(getattr(self, name) for name in _IDENTITY))
+
+    @property
+    def place(self) -> str:
+        """Where, in words."""
+        pair = f" and `{self.other}`" if self.other else ""
+        module = f" in {self.module}" if self.module else ""
+        return f"{self.kind} `{self.container}`{pair} at {self.node}{module} ({self.stage})"
+
+    def __str__(self) -> str:
+        return f"{'did' if self.applied else 'refused'} {self.place}: {self.sentence}"
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """The numbers of one program under a recipe. ``None`` where the recipe was only loaded."""
+
+    structure: str
+    training: bool
+    decisions: tuple[Decision, ...]
+    #: What the recipe says and could not be done.
+    notes: tuple[str, ...] = ()
+    n_kernels: int | None = None
+    bytes_moved: int | None = None
+    bytes_least: int | None = None
+    operations: int | None = None
+    #: Most bytes of intermediate results at one time: what is kept for the backward pass and the
+    #: larger arena.
+    peak_bytes: int | None = None
+    #: Bytes of the arenas and of what is saved, as in :func:`shorthaul.report`.
+    memory: dict[str, int] | None = field(default=None, compare=False)
+
+
+#: Plans a program again: from a recipe's text to the description that the compiler gives.
+Planner = Callable[[str], str]
+
+
+class Recipe:
+    """Decisions of a model's programs. A value: ``without`` and ``with_`` give another recipe.
+
+    ``decisions`` are those of all programs, in order; ``programs`` has the numbers of each. A
+    recipe made by :func:`shorthaul.recipe` is planned again after every change, so that its
+    decisions and numbers are those of the changed step, without compiling anything. One from
+    :meth:`load` knows no sizes: it has no numbers, and ``shorthaul.recipe(model, *inputs,
+    recipe=loaded)`` gives it some.
+    """
+
+    def __init__(
+        self, model: str, programs: list[ProgramPlan], planners: list[Planner] | None = None
+    ):
+        self.model = model
+        self.programs = programs
+        self._planners = planners
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """All decisions, program by program."""
+        return [decision for program in self.programs for decision in program.decisions]
+
+    @property
+    def changes(self) -> list[Decision]:
+        """The decisions that the compiler was told to take otherwise."""
+        return [decision for decision in self.decisions if decision.take is not None]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the recipe says and could not be done, in sentences."""
+        return [note for program in self.programs for note in program.notes]
+
+    def without(self, decision: Decision) -> Recipe:
+        """The recipe with an applied decision left undone.
+
+        Raises ``ValueError`` if the decision was refused anyway, or is none of this recipe's.
+        """
+        found = self._find(decision)
+        if not found.applied:
+            raise ValueError(f"{found.place} was not applied, so it cannot be left out")
+        return self._told(found, False)
+
+    def with_(self, decision: Decision) -> Recipe:
+        """The recipe with a refused decision taken, where that is legal.
+
+        Raises ``ValueError`` if it was applied anyway, is not legal, or is none of this recipe's.
+        """
+        found = self._find(decision)
+        if found.applied:
+            raise ValueError(f"{found.place} is applied already")
+        if not found.may_change:
+            raise ValueError(f"{found.place} is not possible: {found.reason}")
+        return self._told(found, True)
+
+    def _find(self, decision: Decision) -> Decision:
+        for own in self.decisions:
+            if own.key == decision.key:
+                return own
+        raise ValueError(f"this recipe has no decision {decision.place}")
+
+    def _told(self, decision: Decision, apply: bool) -> Recipe:
+        # Taking back what was told leaves the decision to the compiler again.
+        take = None if decision.take == (not apply) else apply
+        program = self.programs[decision.program]
+        changed = tuple(
+            replace(d, take=take) if d.key == decision.key else d for d in program.decisions
+        )
+        programs = list(self.programs)
+        programs[decision.program] = replace(program, decisions=changed)
+        if self._planners is None:
+            return Recipe(self.model, programs)
+        text = Recipe(self.model, programs).text
+        described = self._planners[decision.program](text)
+        programs[decision.program] = program_plan(json.loads(described), decision.program)
+        return Recipe(self.model, programs, self._planners)
+
+    @property
+    def text(self) -> str:
+        """The file: TOML, with a comment line before each decision."""
+        sections = [
+            {
+                "structure": program.structure,
+                "training": program.training,
+                "decision": [_entry_of(decision) for decision in program.decisions],
+            }
+            for program in self.programs
+        ]
+        return _native.recipe_text(self.model, json.dumps(sections))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :attr:`text` to a file."""
+        Path(path).write_text(self.text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
+        """Reads a file.
+
+        Raises :class:`shorthaul.RecipeError` if it is damaged or of another format.
+        """
+        try:
+            return cls.parse(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{path}: this is not a recipe of Shorthaul: {error}") from None
+        except RecipeError as error:
+            raise RecipeError(f"{path}: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """Reads the text of a file. Raises as :meth:`load` does."""
+        try:
+            data = json.loads(_native.recipe_parsed(text))
+        except _native.RecipeFailure as error:
+            raise RecipeError(str(error)) from None
+        sections = enumerate(data["program"])
+        return cls(data["model"], [program_plan(section, n) for n, section in sections])
+
+    def diff(self, other: Recipe) -> list[str]:
+        """What differs from ``other``, a line for each decision: ``+`` done here only, ``-`` there
+        only.
+
+        Decisions that one side does not have at all are left out where they are refusals on the
+        other.
+        """
+        here = {decision.key: decision for decision in self.decisions}
+        there = {decision.key: decision for decision in other.decisions}
+        lines = []
+        for key in dict.fromkeys([*here, *there]):
+            a, b = here.get(key), there.get(key)
+            done_here, done_there = bool(a and a.applied), bool(b and b.applied)
+            if done_here != done_there:
+                shown = a if done_here else b
+                lines.append(f"{'+' if done_here else '-'} {shown.place}: {shown.sentence}")
+        return lines
+
+    def __str__(self) -> str:
+        lines = []
+        for n, program in enumerate(self.programs):
+            applied = sum(decision.applied for decision in program.decisions)
+            told = sum(decision.take is not None for decision in program.decisions)
+            numbers = ""
+            if program.bytes_moved is not None:
+                numbers = (
+                    f"; {program.n_kernels} kernels move {program.bytes_moved / 2**20:.1f} MiB, "
+                    f"peak {program.peak_bytes / 2**20:.1f} MiB"
+                )
+            lines.append(
+                f"program {n} of {self.model}: {applied} decisions applied, "
+                f"{len(program.decisions) - applied} refused, {told} told otherwise{numbers}"
+            )
+        lines += [f"  told: {decision}" for decision in self.changes]
+        return "\n".join([*lines, *self.notes])
+
+    __repr__ = __str__
+
+
+def text_of(recipe: Recipe | str | os.PathLike[str]) -> str:
+    """The text of a recipe, or of the file at a path. Raises as :meth:`Recipe.load` does."""
+    if not isinstance(recipe, Recipe):
+        recipe = Recipe.load(recipe)
+    return recipe.text
+
+
+def _entry_of(decision: Decision) -> dict[str, Any]:
+    entry = {name: getattr(decision, name) for name in _IDENTITY}
+    told = {"applied": decision.applied, "take": decision.take, "sentence": decision.comment}
+    return {name: value for name, value in (entry | told).items() if value is not None}
+
+
+def program_plan(data: dict[str, Any], n: int) -> ProgramPlan:
+    """A program from the compiler's description, or from a section of a file."""
+    rows = data["decisions"] if "decisions" in data else data.get("decision", [])
+    decisions = []
+    for row in rows:
+        known = {name: row[name] for name in Decision.__dataclass_fields__ if name in row}
+        comment = row.get("sentence", "")
+        decisions.append(
+            Decision(**known | {"program": n, "comment": comment, "sentence": row.get("what", "")})
+        )
+    numbers = ("n_kernels", "bytes_moved", "bytes_least", "operations", "peak_bytes", "memory")
+    return ProgramPlan(
+        data["structure"],
+        data["training"],
+        tuple(decisions),
+        tuple(data.get("notes", ())),
+        **{name: data[name] for name in numbers if name in data},
+    )
+
+
+__all__ = ["Decision", "ProgramPlan", "Recipe"]

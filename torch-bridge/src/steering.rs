@@ -1,0 +1,93 @@
+//! Recipes at the boundary to Python: texts and JSON in, plans described as JSON out.
+//!
+//! Owns the exception for what is no recipe. What is planned here is neither compiled nor run.
+
+use crate::built::Built;
+use crate::program::{CompileFailure, Failure};
+use compiler::Target;
+use compiler::budget::MemoryBudget;
+use compiler::internal_error::caught;
+use compiler::recipe::RecipeFile;
+use compiler::report::Report;
+use compiler::steering::{Choices, Described};
+use compiler::torch::Captured;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(
+    shorthaul._native,
+    RecipeFailure,
+    PyException,
+    "A text is no recipe; the message says why."
+);
+
+create_exception!(
+    shorthaul._native,
+    BudgetFailure,
+    PyException,
+    "A memory budget cannot be kept; the message says what can be."
+);
+
+/// What a caller tells the compiler; a budget below 1 is a part of what a program takes without one.
+pub fn choices(recipe: Option<&str>, budget: Option<f64>) -> PyResult<Choices> {
+    let recipe = recipe.map(parsed).transpose()?;
+    let budget = budget.map(|n| match n < 1.0 {
+        true => MemoryBudget::Fraction(n),
+        false => MemoryBudget::Bytes(n as usize),
+    });
+    Ok(Choices { recipe, budget })
+}
+
+fn parsed(text: &str) -> PyResult<RecipeFile> {
+    RecipeFile::parse(text).map_err(|e| RecipeFailure::new_err(e.to_string()))
+}
+
+fn json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|e| CompileFailure::new_err(e.to_string()))
+}
+
+/// The decisions of a compiled program.
+pub fn described(built: &Built) -> PyResult<String> {
+    let report = Report::new(built.plan(), built.kernels(), built.memory());
+    json(&Described::new(built.plan(), &report))
+}
+
+/// Plans a captured graph for the CPU under a recipe and a memory budget, without compiling it: the fields of
+/// `compiler::steering::Described` as JSON.
+#[pyfunction]
+#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None))]
+pub fn plan_program(
+    py: Python<'_>,
+    graph_json: &str,
+    constants: Vec<Vec<u8>>,
+    requires_grad: Vec<usize>,
+    threads: usize,
+    recipe: Option<&str>,
+    budget: Option<f64>,
+) -> PyResult<String> {
+    let choices = choices(recipe, budget)?;
+    let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+    let work = || {
+        let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
+        let plan = captured.plan(&requires_grad, Target::Cpu, threads.max(1), &choices);
+        let plan = plan.map_err(Failure::Compile)?;
+        Described::of_plan(&plan, threads.max(1)).map_err(Failure::Compile)
+    };
+    let described = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
+    json(&described.map_err(|failure| failure.into_python(py))?)
+}
+
+/// The text of a recipe's file; `programs` are its sections as JSON.
+#[pyfunction]
+pub fn recipe_text(model: &str, programs: &str) -> PyResult<String> {
+    let sections = serde_json::from_str(programs);
+    let sections = sections.map_err(|e| RecipeFailure::new_err(e.to_string()))?;
+    Ok(RecipeFile::new(model, sections).text())
+}
+
+/// A recipe's file as JSON.
+#[pyfunction]
+pub fn recipe_parsed(text: &str) -> PyResult<String> {
+    json(&parsed(text)?)
+}
