@@ -9,6 +9,7 @@ import re
 import shutil
 
 import pytest
+import shorthaul
 import torch
 import traitlets
 from playwright.sync_api import expect, sync_playwright
@@ -17,7 +18,17 @@ from torch import nn
 
 LIMITS = {"copy_gb_s": 10.0, "product_gflop_s": 100.0}
 
-TRAITS = ("step", "module", "level", "colour", "selected")
+TRAITS = (
+    "step",
+    "module",
+    "level",
+    "colour",
+    "selected",
+    "previewed",
+    "states",
+    "at",
+    "message",
+)
 
 HOST = """
 const state = {state}, listeners = new Map();
@@ -30,6 +41,7 @@ const model = {
   set: (name, value) => { state[name] = value; changed[name] = value; },
   on: (event, f) => listeners.set(event, [...(listeners.get(event) ?? []), f]),
   off: (event, f) => listeners.set(event, (listeners.get(event) ?? []).filter((g) => g !== f)),
+  send: (content) => send(content),
   save_changes: () => { toPython(changed); fire(Object.keys(changed)); changed = {}; },
 };
 window.fromPython = (values) => { Object.assign(state, values); fire(Object.keys(values)); };
@@ -52,7 +64,7 @@ def browser():
 @pytest.fixture(scope="module")
 def measured():
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     model = nn.Sequential(layer, nn.Linear(32, 4))
     return Explorer(model, torch.randn(4, 16, 32), rounds=2, limits=LIMITS)
 
@@ -60,6 +72,8 @@ def measured():
 @pytest.fixture
 def explorer(measured):
     """The widget as it is at first."""
+    while measured.at:
+        measured.undo()
     measured.module, measured.level = "", "modules"
     measured.colour, measured.selected = "time", -1
     return measured
@@ -74,6 +88,7 @@ def page(browser, explorer):
     opened.expose_function(
         "toPython", lambda values: [explorer.set_trait(*item) for item in values.items()]
     )
+    opened.expose_function("send", lambda content: explorer._handle_custom_msg(content, []))
     state = json.dumps({name: explorer.get_state()[name] for name in TRAITS})
     script = str(explorer._esm).replace("export default", "const widget =")
     script += HOST.replace("{state}", state)
@@ -93,6 +108,12 @@ def heard(page, explorer, **expected):
             return True
         page.wait_for_timeout(10)
     return False
+
+
+def show(page, explorer):
+    """Brings the page what Python has changed."""
+    state = explorer.get_state()
+    page.evaluate("values => fromPython(values)", {name: state[name] for name in TRAITS})
 
 
 def milliseconds(cards):
@@ -144,7 +165,8 @@ def test_a_click_on_a_kernel_shows_its_data(page, explorer):
         assert item.startswith(f"{container['title']}: {container['dtype']}, ")
         assert item.split(", ")[-1].startswith(container["role"])
     nodes = [operator["node"] for operator in kernel["operators"]]
-    own = [d for d in explorer.profile.data["decisions"] if d["origin"].split(" ")[0] in nodes]
+    decisions = explorer.profile.data["decisions"]
+    own = [d for d in decisions if d["node"] in nodes and d["stage"] == "backward"]
     assert own and all(decision["sentence"] in details for decision in own)
 
 
@@ -192,3 +214,88 @@ def test_a_kernel_that_is_not_there_is_refused(explorer):
     assert explorer.kernel is None
     with pytest.raises(traitlets.TraitError):
         explorer.colour = "red"
+
+
+def changeable(explorer, kind):
+    """The first applied decision of a kind that may be left undone, and a kernel that shows it."""
+    for kernel, shown in enumerate(explorer.step["kernels"]):
+        for at in shown["decisions"]:
+            decision = explorer.step["decisions"][at]
+            if decision["kind"] == kind and decision["applied"] and decision["may_change"]:
+                return at, kernel
+    raise AssertionError(f"no decision of {kind} is applied")
+
+
+def test_preview_apply_undo_redo_by_clicks(page, explorer, tmp_path):
+    at, kernel = changeable(explorer, "epilogue")
+    moved, n_kernels = explorer.profile.data["bytes_moved"], len(explorer.step["kernels"])
+    page.click('[data-level="kernels"]')
+    page.click(f'[data-kernel="{kernel}"]')
+    page.click(f'[data-decision="{at}"] button')
+    for _ in range(200):
+        if explorer.previewed:
+            break
+        page.wait_for_timeout(10)
+    before, after = explorer.previewed["before"], explorer.previewed["after"]
+    assert before["bytes_moved"] == moved and after["bytes_moved"] > moved
+    assert after["n_kernels"] == n_kernels + 1
+    show(page, explorer)
+    preview = page.inner_text(".preview")
+    assert f"kernels {n_kernels} → {n_kernels + 1}" in preview
+    page.click('.preview [data-do="apply"]')
+    assert heard(page, explorer, at=1)
+    # What was previewed is what is measured.
+    assert explorer.profile.data["bytes_moved"] == after["bytes_moved"]
+    assert len(explorer.profile.data["kernels"]) == n_kernels + 1
+    show(page, explorer)
+    states = page.locator(".states li")
+    assert states.count() == 2 and "without epilogue" in states.nth(1).inner_text()
+    page.click('[data-do="undo"]')
+    assert heard(page, explorer, at=0) and explorer.profile.data["bytes_moved"] == moved
+    show(page, explorer)
+    assert page.is_disabled('[data-do="undo"]')
+    page.click('[data-do="redo"]')
+    assert heard(page, explorer, at=1)
+    show(page, explorer)
+    path = tmp_path / "told.toml"
+    page.fill("input", str(path))
+    page.click('[data-do="save"]')
+    assert heard(page, explorer, message=f"saved the recipe as {path}")
+    (change,) = shorthaul.Recipe.load(path).changes
+    assert (change.kind, change.take) == ("epilogue", False)
+
+
+def test_numbers_stay_those_of_float64(explorer):
+    at, _ = changeable(explorer, "inline")
+    explorer.apply(at)
+    found = explorer.compare()
+    # Both are single precision, with sums in another order.
+    assert found["shorthaul"] < 4 * found["eager"]
+    assert f"{found['shorthaul']:.1e}" in explorer.message
+
+
+def test_what_cannot_be_done_is_a_message(page, explorer):
+    refused = next(
+        i
+        for i, decision in enumerate(explorer.profile.data["decisions"])
+        if not decision["applied"] and not decision["may_change"]
+    )
+    page.evaluate("decision => send({ do: 'apply', decision })", refused)
+    show(page, explorer)
+    assert "is not possible: " in page.inner_text(".message")
+    page.evaluate("send({ do: 'undo' })")
+    show(page, explorer)
+    assert page.inner_text(".message") == "there is nothing to undo"
+    page.evaluate("send({ do: 'save', path: '/no/such/folder/recipe.toml' })")
+    show(page, explorer)
+    assert "No such file" in page.inner_text(".message")
+    assert explorer.at == 0 and len(explorer.profile.data["kernels"]) == len(
+        explorer.step["kernels"]
+    )
+
+
+def test_random_numbers_are_not_compared():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    explorer = Explorer(model, torch.randn(4, 8), rounds=1, limits=LIMITS)
+    with pytest.raises(ValueError, match="switch dropout off"):
+        explorer.compare()

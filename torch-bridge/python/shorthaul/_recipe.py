@@ -94,6 +94,8 @@ class ProgramPlan:
     #: Most bytes of intermediate results at one time: what is kept for the backward pass and the
     #: larger arena.
     peak_bytes: int | None = None
+    #: Microseconds of all kernels, predicted from bytes and operations.
+    predicted_us: float | None = None
     #: Bytes of the arenas and of what is saved, as in :func:`shorthaul.report`.
     memory: dict[str, int] | None = field(default=None, compare=False)
 
@@ -281,6 +283,7 @@ def program_plan(data: dict[str, Any], n: int) -> ProgramPlan:
             Decision(**known | {"program": n, "comment": comment, "sentence": row.get("what", "")})
         )
     numbers = ("n_kernels", "bytes_moved", "bytes_least", "operations", "peak_bytes", "memory")
+    numbers = (*numbers, "predicted_us")
     return ProgramPlan(
         data["structure"],
         data["training"],

@@ -18,6 +18,24 @@ from ._program import Program
 from ._region import recorded
 from .module import module, original_of
 
+#: Of each decision of fusion: its identity as in a recipe, and what came of it.
+DECISION = (
+    "kind",
+    "stage",
+    "node",
+    "module",
+    "container",
+    "other",
+    "applied",
+    "take",
+    "reason",
+    "may_change",
+    "source",
+    "bytes",
+    "memory_bytes",
+    "operations",
+)
+
 
 class Report:
     """A step in numbers: ``data`` as parsed JSON, ``str()`` as text, a table in a notebook.
@@ -31,8 +49,8 @@ class Report:
       their places. ``program`` is the position of its program in the step.
     - ``containers``: what kernels read and write, with ``program``, ``name``, ``title`` (what an
       input is called in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.
-    - ``decisions``: what fusion did and refused, with ``program``, ``rewrite``, ``origin``,
-      ``sentence``, ``applied`` and ``bytes``.
+    - ``decisions``: what fusion did and refused, with ``program`` and what a
+      :class:`shorthaul.Decision` has.
     - ``bytes_moved``, ``bytes_least``, ``bytes_saved`` and ``operations`` of the whole step.
     - ``memory``: bytes of the arenas, and what is saved for the backward pass.
     - ``refusals``: rewrites that were not legal, in sentences.
@@ -135,7 +153,9 @@ def data_of(programs: list[Program]) -> dict[str, Any]:
 def _data_of(program: Program, position: int) -> dict[str, Any]:
     data = json.loads(program.native.report())
     rows = json.loads(program.native.decisions())["decisions"]
-    data["decisions"] = [{key: row.get(key) for key in DECISION} for row in rows]
+    data["decisions"] = [
+        {key: row.get(key) for key in DECISION} | {"sentence": row["what"]} for row in rows
+    ]
     for container in data["containers"]:
         container["title"] = program.input_titles.get(container["name"], container["name"])
     for part in ("kernels", "containers", "decisions"):

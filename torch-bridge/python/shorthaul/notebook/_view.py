@@ -28,8 +28,7 @@ _NUMBERS = (
 def view(data: dict[str, Any], title: str) -> dict[str, Any]:
     """A profile's data by position: kernels, containers, decisions point to one another.
 
-    A decision concerns the kernels that have an operator of its origin in its program; it does not
-    say in which pass.
+    A decision concerns the kernels of its program and pass that have its operator.
     """
     containers = [
         {key: container[key] for key in ("title", "dtype", "shape", "bytes", "role")}
@@ -37,9 +36,10 @@ def view(data: dict[str, Any], title: str) -> dict[str, Any]:
         for container in data["containers"]
     ]
     position = {(c["program"], c["name"]): i for i, c in enumerate(data["containers"])}
-    by_origin: dict[tuple[int, str], list[int]] = {}
+    by_operator: dict[tuple, list[int]] = {}
     for i, decision in enumerate(data["decisions"]):
-        by_origin.setdefault((decision["program"], decision["origin"]), []).append(i)
+        at = (decision["program"], decision["stage"], decision["node"], decision["module"] or "")
+        by_operator.setdefault(at, []).append(i)
     kernels = []
     for i, kernel in enumerate(data["kernels"]):
         program = kernel["program"]
@@ -49,13 +49,16 @@ def view(data: dict[str, Any], title: str) -> dict[str, Any]:
         for containers_of, role in ((reads, "readers"), (writes, "writers")):
             for at in containers_of:
                 containers[at][role].append(i)
-        origins = dict.fromkeys((program, label(operator)) for operator in kernel["operators"])
+        operators = dict.fromkeys(
+            (program, kernel["stage"], operator["node"], operator["module"])
+            for operator in kernel["operators"]
+        )
         kernels.append(
             {key: kernel[key] for key in (*_NUMBERS, "name", "origin", "stage", "path")}
             | {"operators": kernel["operators"], "reads": reads, "writes": writes}
-            | {"decisions": [at for origin in origins for at in by_origin.get(origin, ())]}
+            | {"decisions": [at for one in operators for at in by_operator.get(one, ())]}
         )
-    keys = ("rewrite", "origin", "sentence", "applied", "bytes")
+    keys = ("kind", "stage", "node", "sentence", "applied", "take", "may_change", "bytes")
     return {
         "title": title,
         "kernels": kernels,
@@ -63,13 +66,3 @@ def view(data: dict[str, Any], title: str) -> dict[str, Any]:
         "decisions": [{key: decision[key] for key in keys} for decision in data["decisions"]],
         "sentences": sentences_of(data),
     }
-
-
-def label(operator: dict[str, str]) -> str:
-    """An operator's origin in the words of decisions."""
-    module, source = operator["module"], operator["source"]
-    return (
-        (operator["node"] or "<unnamed>")
-        + (f" in {module}" if module else "")
-        + (f" ({source})" if source else "")
-    )

@@ -1,8 +1,9 @@
 // The page of shorthaul.notebook.Explorer: a step by modules, then kernels, with heat, and the details
-// of the chosen kernel. Owns the drawing; all numbers come from `step`.
+// of the chosen kernel and its decisions. Owns the drawing; all numbers come from Python.
 
 const COLOURS = { time: "time", bytes: "bytes moved", distance: "distance from the bound" };
 const LEVELS = { modules: "modules", kernels: "kernels" };
+const TRAITS = ["step", "module", "level", "colour", "selected", "previewed", "states", "at", "message"];
 const STAGES = ["forward", "backward"];
 
 const element = (tag, options = {}, ...children) => {
@@ -67,8 +68,10 @@ function render({ model, el }) {
   const bar = element("div", { className: "bar" });
   const map = element("div", { className: "map" });
   const details = element("div", { className: "details" });
+  const states = element("div");
   const sentences = element("div", { className: "sentences soft" });
-  root.append(bar, element("div", { className: "panes" }, map, details), sentences);
+  let savePath = "recipe.toml";
+  root.append(bar, element("div", { className: "panes" }, map, details), states, sentences);
   el.append(root);
 
   const step = () => model.get("step");
@@ -184,10 +187,69 @@ function render({ model, el }) {
   const section = (title, items) =>
     items.length ? [element("h4", { textContent: `${title} (${items.length})` }), element("ul", {}, ...items)] : [];
 
-  const decisionItem = (decision) => {
+  const decisionItem = (at) => {
+    const decision = step().decisions[at];
     const saves = decision.applied ? "saves" : "would save";
     const gain = decision.bytes > 0 ? ` (${saves} ${bytes(decision.bytes)})` : "";
-    return element("li", { textContent: `${decision.rewrite}: ${decision.sentence}${gain}`, title: decision.origin });
+    const text = `${decision.kind} at ${decision.node}: ${decision.sentence}${gain} `;
+    const item = element("li", { data: { decision: at } }, text);
+    if (decision.may_change) {
+      const ask = element("button", { textContent: decision.applied ? "leave undone …" : "take …" });
+      ask.onclick = () => model.send({ do: "preview", decision: at });
+      item.append(ask);
+    }
+    const shown = model.get("previewed");
+    if (shown.decision === at) item.append(previewOf(shown));
+    return item;
+  };
+
+  const SHOWN = { n_kernels: ["kernels", String], bytes_moved: ["moved", bytes], peak_bytes: ["memory", bytes],
+    predicted_us: ["predicted", (us) => ms(us / 1e6)] };
+
+  // What a decision would change, and the button that does it.
+  const previewOf = ({ decision, before, after, notes }) => {
+    const box = element("div", { className: "preview" });
+    for (const [key, [name, text]] of Object.entries(SHOWN)) {
+      box.append(element("div", { textContent: `${name} ${text(before[key])} → ${text(after[key])}` }));
+    }
+    box.append(...notes.map((note) => element("div", { textContent: note })));
+    const apply = element("button", { textContent: "apply and measure", data: { do: "apply" } });
+    apply.onclick = () => {
+      apply.disabled = true;
+      model.send({ do: "apply", decision });
+    };
+    const cancel = element("button", { textContent: "cancel" });
+    cancel.onclick = () => change({ previewed: {} });
+    box.append(apply, " ", cancel);
+    return box;
+  };
+
+  // The states so far, and what can be done with the present one.
+  const drawStates = () => {
+    const rows = model.get("states");
+    const at = model.get("at");
+    const list = element("ol", { className: "states" });
+    rows.forEach((state, i) => {
+      const numbers = `${ms(state.seconds)} measured · ${bytes(state.bytes_moved)} · ${bytes(state.peak_bytes)} of memory`;
+      const item = element("li", { textContent: `${state.title}: ${numbers}` });
+      item.classList.toggle("soft", i > at);
+      if (i === at) item.setAttribute("aria-current", "true");
+      list.append(item);
+    });
+    const button = (name, text, disabled, more = () => ({})) => {
+      const made = element("button", { textContent: text, disabled, data: { do: name } });
+      made.onclick = () => model.send({ do: name, ...more() });
+      return made;
+    };
+    const path = element("input", { value: savePath, ariaLabel: "file of the recipe" });
+    path.onchange = () => { savePath = path.value; };
+    const tools = element("div", { className: "bar" },
+      button("undo", "undo", at === 0),
+      button("redo", "redo", at === rows.length - 1),
+      button("compare", "compare with float64", false),
+      element("span", {}, path, button("save", "save the recipe", false, () => ({ path: path.value }))),
+      element("span", { className: "message", textContent: model.get("message") }));
+    states.replaceChildren(list, tools);
   };
 
   const drawDetails = () => {
@@ -215,15 +277,15 @@ function render({ model, el }) {
     }
     const operators = kernel.operators.map((o) =>
       element("li", { textContent: `${o.node}${o.module ? ` in ${o.module}` : ""}`, title: o.source }));
-    const decisions = kernel.decisions.map((at) => step().decisions[at]);
+    const isApplied = (at) => step().decisions[at].applied;
     details.replaceChildren(
       element("h3", { textContent: kernel.origin }),
       list,
       ...section("operators", operators),
       ...section("reads", kernel.reads.map((at) => containerItem(at, (c) => c.writers))),
       ...section("writes", kernel.writes.map((at) => containerItem(at, (c) => c.readers))),
-      ...section("applied to its operators", decisions.filter((d) => d.applied).map(decisionItem)),
-      ...section("refused for its operators", decisions.filter((d) => !d.applied).map(decisionItem)),
+      ...section("applied", kernel.decisions.filter(isApplied).map(decisionItem)),
+      ...section("refused", kernel.decisions.filter((at) => !isApplied(at)).map(decisionItem)),
     );
   };
 
@@ -232,9 +294,10 @@ function render({ model, el }) {
     if (model.get("level") === "modules") drawModules();
     else drawKernels();
     drawDetails();
+    drawStates();
     sentences.replaceChildren(...step().sentences.map((text) => element("div", { textContent: text })));
   };
-  const traits = ["step", "module", "level", "colour", "selected"].map((name) => `change:${name}`);
+  const traits = TRAITS.map((name) => `change:${name}`);
   traits.forEach((event) => model.on(event, draw));
   draw();
   return () => traits.forEach((event) => model.off(event, draw));
