@@ -1,5 +1,7 @@
 """The guided notebook runs from top to bottom, on small sizes, and shows what it speaks of."""
 
+import re
+
 import nbformat
 import pytest
 from documents import ROOT
@@ -39,16 +41,25 @@ def test_reports_profiles_and_widgets_are_shown(executed):
     pages = shown(executed, "text/html")
     assert len(pages) == 3 and all("<table>" in page for page in pages)
     assert sum("<svg" in page for page in pages) == 2
-    assert len(shown(executed, "application/vnd.jupyter.widget-view+json")) == 2
+    assert len(shown(executed, "application/vnd.jupyter.widget-view+json")) == 3
 
 
 def test_numbers_are_near_those_of_eager(executed):
     lines = [line for line in printed(executed).splitlines() if "relative error" in line]
     found = [(line.split()[0], float(line.split()[-1])) for line in lines]
-    assert [name for name, _ in found] == ["shorthaul", "eager"] * 2
+    assert [name for name, _ in found] == ["shorthaul", "eager"] * 3
     # Both are single precision; neither order of summation is the better one.
     for (_, ours), (_, eager) in zip(found[::2], found[1::2], strict=True):
         assert ours < 4 * eager + 1e-6
+
+
+def test_a_decision_is_taken_otherwise_and_back(executed):
+    text = printed(executed)
+    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", text)]
+    assert len(losses) == 3 and losses[2] < losses[0]
+    states = re.findall(r"([\d.]+) ms +([\d.]+) MiB  (.*)", text)
+    assert states[0][2] == "as the compiler decides" and states[1][2].startswith("without ")
+    assert "0 changes after undo" in text
 
 
 def test_python_and_the_widget_share_the_choice(executed):
