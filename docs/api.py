@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import shorthaul
+import shorthaul.notebook
 import shorthaul.onnx
 
 PAGE = Path(__file__).parent / "src" / "api.md"
@@ -28,7 +29,12 @@ are not public.
 
 #: Sections of the page: a title, a module, and the names in it.
 SECTIONS: tuple[tuple[str, ModuleType, tuple[str, ...]], ...] = (
-    ("shorthaul", shorthaul, ("module", "report", "Report", "recipe", "Recipe", "Decision")),
+    (
+        "shorthaul",
+        shorthaul,
+        ("module", "report", "Report", "profile", "Profile", "recipe", "Recipe", "Decision"),
+    ),
+    ("shorthaul.notebook", shorthaul.notebook, ("Explorer",)),
     ("shorthaul.optim", shorthaul.optim, ("AdamW", "Adam", "SGD")),
     ("shorthaul.onnx", shorthaul.onnx, ("optimize", "Optimized", "grad", "OnnxError")),
     ("shorthaul.cache", shorthaul.cache, ("info", "CacheInfo", "clear")),

@@ -311,6 +311,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
         KernelInfo {
             name: names.join("+"),
             origin: map.origin.clone(),
+            operators: map.operators.clone(),
             stage: map.stage,
             path: map.path,
             flops: map.flops,

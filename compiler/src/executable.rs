@@ -3,10 +3,10 @@
 use crate::error::CompileError;
 use crate::plan::Plan;
 use crate::report::bytes;
-use graph::Graph;
+use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::lowering::{KernelInfo, Lowered, lower_like};
+use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, lower_like};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
@@ -27,6 +27,8 @@ pub struct Executable {
     pub backward: Program,
     /// How each kernel was made, in order.
     pub kernels: Vec<KernelInfo>,
+    /// Of each launch of the forward and of the backward program, its position in `kernels`.
+    pub launch_kernels: [Vec<usize>; 2],
 }
 
 impl Executable {
@@ -71,7 +73,13 @@ impl Executable {
         }
         let modules = compile(&lowered.units, options, progress)?;
         let [forward, backward] = assemble(&plan.graph, &lowered, &modules)?;
+        let kernels_of = |backward: bool| {
+            let is_own = |l: &&LoweredLaunch| (l.stage != Stage::Forward) == backward;
+            let own = lowered.launches.iter().filter(is_own);
+            own.map(|l| l.kernel).collect()
+        };
         Ok(Executable {
+            launch_kernels: [kernels_of(false), kernels_of(true)],
             plan,
             forward,
             backward,

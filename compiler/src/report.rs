@@ -10,7 +10,7 @@
 use crate::error::CompileError;
 use crate::plan::Plan;
 use fusion::lower_bound;
-use graph::{ContainerId, Graph, Lifetime, SymExpr};
+use graph::{ContainerId, Graph, Lifetime, Origin, Stage, SymExpr};
 use kernels::contraction::ScalarForm;
 use kernels::features::{Isa, Target, forced_isa};
 use kernels::lowering::{KernelInfo, lower};
@@ -45,6 +45,8 @@ pub struct Report {
     /// Kernels that are far slower than they could be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
+    /// The containers that kernels read or write, each once, in the order of the kernels.
+    pub containers: Vec<ContainerReport>,
 }
 
 /// A contraction that no fast kernel knows: right, but slow.
@@ -68,6 +70,8 @@ pub struct KernelReport {
     pub name: String,
     /// Where its operators came from.
     pub origin: String,
+    /// The operators that it was fused from.
+    pub operators: Vec<OperatorReport>,
     /// `forward`, `backward` or `optimizer`.
     pub stage: &'static str,
     /// Which generator writes it.
@@ -78,6 +82,10 @@ pub struct KernelReport {
     pub bytes_read: i64,
     /// Bytes of the containers it writes to memory, each whole.
     pub bytes_written: i64,
+    /// Names of the containers it reads from memory.
+    pub reads: Vec<String>,
+    /// Names of the containers it writes to memory.
+    pub writes: Vec<String>,
     /// Of both, bytes of the step's own inputs, parameters and outputs: the rest is intermediate.
     pub bytes_least: i64,
     /// Bytes moved besides: results of somebody else's operator, copied to their places.
@@ -88,6 +96,33 @@ pub struct KernelReport {
     /// What computes it of several candidates, and why, where a table or the caller chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
+}
+
+/// An operator of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OperatorReport {
+    /// Its name in the model's file or exported graph.
+    pub node: String,
+    /// Path of its module; empty where there is none.
+    pub module: String,
+    /// Source file and line; empty where they are not known.
+    pub source: String,
+}
+
+/// A container that kernels touch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ContainerReport {
+    /// Its name, unique within the step.
+    pub name: String,
+    /// Element type.
+    pub dtype: &'static str,
+    /// Sizes, outermost first.
+    pub shape: Vec<i64>,
+    /// What its elements take.
+    pub bytes: i64,
+    /// `input`, `output`, `constant`, `saved` (from the forward for the backward pass) or
+    /// `intermediate`.
+    pub role: &'static str,
 }
 
 /// Memory of a step in bytes.
@@ -137,11 +172,14 @@ impl Report {
                 KernelReport {
                     name: info.name.clone(),
                     origin: info.origin.clone(),
+                    operators: info.operators.iter().map(|o| operator(o)).collect(),
                     stage: info.stage.name(),
                     path: info.path,
                     launches: info.n_launches,
                     bytes_read: bytes(graph, &info.reads),
                     bytes_written: bytes(graph, &info.writes),
+                    reads: names(graph, &info.reads),
+                    writes: names(graph, &info.writes),
                     bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
                     bytes_copied: info.bytes_copied as i64,
                     operations: info.flops,
@@ -155,6 +193,7 @@ impl Report {
             bytes_least: lower_bound(graph),
             operations: reports.iter().map(|k| k.operations).sum(),
             kernels: reports,
+            containers: containers(graph, kernels),
             memory,
             bytes_saved: applied.map(|d| d.bytes).sum(),
             refusals: refusals(plan),
@@ -239,6 +278,60 @@ fn declared_isa() -> Isa {
 #[cfg(not(target_arch = "x86_64"))]
 fn declared_isa() -> Isa {
     Isa::Portable
+}
+
+fn operator(origin: &Origin) -> OperatorReport {
+    OperatorReport {
+        node: origin.node.clone(),
+        module: origin.module.clone(),
+        source: origin.source.clone(),
+    }
+}
+
+fn names(graph: &Graph, ids: &[ContainerId]) -> Vec<String> {
+    let name = |id: &ContainerId| graph.container(*id).name.clone();
+    ids.iter().map(name).collect()
+}
+
+/// What kernels touch, each container once, in the order of the kernels.
+fn containers(graph: &Graph, kernels: &[KernelInfo]) -> Vec<ContainerReport> {
+    let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let touched = |info: &KernelInfo| [info.reads.clone(), info.writes.clone()].concat();
+    let in_backward: BTreeSet<ContainerId> = kernels
+        .iter()
+        .filter(|info| info.stage != Stage::Forward)
+        .flat_map(touched)
+        .collect();
+    let written_forward: BTreeSet<ContainerId> = kernels
+        .iter()
+        .filter(|info| info.stage == Stage::Forward)
+        .flat_map(|info| info.writes.clone())
+        .collect();
+    let mut seen = BTreeSet::new();
+    let each = kernels.iter().flat_map(touched);
+    each.filter(|id| seen.insert(*id))
+        .map(|id| {
+            let container = graph.container(id);
+            let crosses = written_forward.contains(&id) && in_backward.contains(&id);
+            ContainerReport {
+                name: container.name.clone(),
+                dtype: container.dtype.name(),
+                shape: container
+                    .shape
+                    .iter()
+                    .filter_map(SymExpr::as_const)
+                    .collect(),
+                bytes: bytes(graph, [&id]),
+                role: match &container.lifetime {
+                    Lifetime::Constant(_) => "constant",
+                    Lifetime::Input | Lifetime::Parameter => "input",
+                    Lifetime::Transient if outputs.contains(&id) => "output",
+                    Lifetime::Transient if crosses => "saved",
+                    Lifetime::Transient => "intermediate",
+                },
+            }
+        })
+        .collect()
 }
 
 /// Containers that the caller owns.

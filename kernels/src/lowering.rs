@@ -14,8 +14,9 @@ use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize, refusal};
-use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
+use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Origin, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 mod halves;
 mod share;
@@ -83,6 +84,8 @@ pub struct KernelInfo {
     pub name: String,
     /// Where its operators came from.
     pub origin: String,
+    /// The operators that it was fused from, each once.
+    pub operators: Vec<Arc<Origin>>,
     /// Forward, backward or optimizer.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or the contraction generator's path.
@@ -148,6 +151,21 @@ pub fn lower_like(
         lowering.node(node)?;
     }
     lowering.finish()
+}
+
+/// The operators that a top-level node was fused from, each once, in order.
+pub(crate) fn operators(node: &Node) -> Vec<Arc<Origin>> {
+    let members = match &node.kind {
+        NodeKind::Map(map) if map.schedule == Schedule::Kernel => map.body.as_slice(),
+        _ => std::slice::from_ref(node),
+    };
+    let mut found: Vec<Arc<Origin>> = Vec::new();
+    for member in members {
+        if !found.contains(&member.origin) {
+            found.push(member.origin.clone());
+        }
+    }
+    found
 }
 
 struct Lowering {
@@ -350,6 +368,7 @@ impl Lowering {
         self.kernels.push(KernelInfo {
             name: identifier(&node.origin.node),
             origin: node.origin.to_string(),
+            operators: operators(node),
             stage: node.stage,
             path,
             flops,

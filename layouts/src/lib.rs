@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn groups_and_their_channels_are_last_together() {
         let mut graph = graph::parse(GROUPED).unwrap();
-        assign(&mut graph);
+        assign(&mut graph, &Recipe::default());
         let order = |name: &str| {
             let found = graph.containers.iter().find(|c| c.name == name);
             found.map(|c| c.layout.order().to_vec())

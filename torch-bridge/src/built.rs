@@ -111,10 +111,13 @@ impl Built {
         maps.filter_map(row).collect()
     }
 
-    /// The map of each launch of a pass.
-    pub fn cuda_launch_maps(&self, backward: bool) -> Vec<usize> {
-        let Built::Cuda(executable) = self else {
-            return Vec::new();
+    /// The position among [`Built::kernels`] of each launch of a pass, in the order of its times.
+    pub fn launch_kernels(&self, backward: bool) -> Vec<usize> {
+        let executable = match self {
+            Built::Cpu(executable, _) => {
+                return executable.launch_kernels[usize::from(backward)].clone();
+            }
+            Built::Cuda(executable) => executable,
         };
         let launches = executable.program.launches.iter();
         let own = launches.filter(|l| (l.stage != Stage::Forward) == backward);

@@ -188,9 +188,10 @@ impl Program {
         self.built.cuda_products()
     }
 
-    /// The map of each launch of a pass of a CUDA program, in the order of its times.
-    fn cuda_launch_maps(&self, backward: bool) -> Vec<usize> {
-        self.built.cuda_launch_maps(backward)
+    /// The kernel of each launch of a pass, in the order of its times: its position in the report, which
+    /// of a CUDA program is the position of its map.
+    fn launch_kernels(&self, backward: bool) -> Vec<usize> {
+        self.built.launch_kernels(backward)
     }
 
     /// The calls of PyTorch's operators that a pass makes, in order; see [`CallRow`].

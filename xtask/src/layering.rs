@@ -3,7 +3,8 @@
 //!
 //! The table is the only place where the rule is written. Its columns are the room, what it owns,
 //! what its code may depend on and what its tests may use besides; but for the second, a name in
-//! backticks is a room and everything else is prose.
+//! backticks is a room and everything else is prose. A room without Rust code has no Cargo.toml; its row
+//! names no other room.
 
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,8 @@ struct Crates {
 /// Every breach of the table under `root`, one sentence each; empty when the table holds.
 pub fn breaches(root: &Path) -> Result<Vec<String>> {
     let page = read(&root.join("ARCHITECTURE.md"))?;
-    let rules = parse_table(&page)?;
+    let mut rules = parse_table(&page)?;
+    rules.retain(|room, allowed| !allowed.is_empty() || !is_without_rust(&root.join(room)));
     let workspace = parse_toml(&root.join("Cargo.toml"))?;
     let mut manifests = BTreeMap::new();
     for room in members(&workspace)? {
@@ -81,7 +83,16 @@ fn compare(
     found
 }
 
+/// Whether a room is there and has no Rust code.
+fn is_without_rust(room: &Path) -> bool {
+    room.is_dir() && !room.join("Cargo.toml").exists()
+}
+
 impl Allowed {
+    fn is_empty(&self) -> bool {
+        self.code.is_empty() && self.tests.is_empty()
+    }
+
     fn describe(&self, in_tests: bool) -> String {
         let tests = self.tests.iter().filter(|_| in_tests);
         let rooms: Vec<&str> = self.code.iter().chain(tests).map(String::as_str).collect();
@@ -325,6 +336,18 @@ fusion = { package = \"shorthaul-fusion\", path = \"fusion\" }
             found,
             ["`extra` has no row in the dependency table of ARCHITECTURE.md"]
         );
+    }
+
+    #[test]
+    fn a_folder_without_rust_is_a_room_too() {
+        let root = std::env::temp_dir().join(format!("xtask-rooms-{}", std::process::id()));
+        let room = root.join("notebooks");
+        assert!(!is_without_rust(&room));
+        std::fs::create_dir_all(&room).expect("a folder");
+        assert!(is_without_rust(&room));
+        std::fs::write(room.join("Cargo.toml"), "").expect("a manifest");
+        assert!(!is_without_rust(&room));
+        std::fs::remove_dir_all(&root).expect("the folder goes");
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //!
 //! It never takes part in the product: no room depends on it.
 
+mod browser;
 mod command;
 mod demo;
 mod layering;
 mod mutations;
+mod notebook;
 mod python;
 mod snapshots;
 mod source;
@@ -20,10 +22,12 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test
 cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul side by side
+cargo xtask notebook [ARGS...]         the guided tuning notebook in JupyterLab
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       N damaged ONNX files (20000) through every command
 
-`demo` hands its arguments to `python -m shorthaul.demo`, `snapshots` to `cargo test`.
+`demo` hands its arguments to `python -m shorthaul.demo`, `notebook` to `jupyter lab`, `snapshots` to
+`cargo test`.
 Python packages go to .venv, or to the folder that SHORTHAUL_VENV names.";
 
 fn main() -> ExitCode {
@@ -42,6 +46,7 @@ fn dispatch() -> Result<ExitCode> {
     match args.first().map(String::as_str) {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
         Some("demo") => demo::run(&root, &args[1..]),
+        Some("notebook") => notebook::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
         Some("mutations") => mutations::run(&root, &args[1..]),
         Some("help" | "--help" | "-h") => {

@@ -97,13 +97,18 @@ pub fn prepare(root: &Path) -> Result<Venv> {
         create(&venv)?;
     }
     println!("Installing the pinned Python packages (about 6 GB on disk the first time) ...");
+    install(&venv, "requirements.txt")?;
+    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+    Ok(venv)
+}
+
+/// Installs the packages of a requirements file, with the versions of constraints.txt.
+pub fn install(venv: &Venv, requirements: &str) -> Result<()> {
     let mut pip = venv.module("pip");
     // Its cache would hold another 3 GB of wheels that nothing else asks for.
     pip.args(["install", "--disable-pip-version-check", "--no-input"]);
-    pip.arg("--no-cache-dir");
-    run_explained(pip.args(["-r", "requirements.txt"]))?;
-    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
-    Ok(venv)
+    pip.args(["--no-cache-dir", "-c", "constraints.txt"]);
+    run_explained(pip.args(["-r", requirements]))
 }
 
 /// Builds the Python package `shorthaul` in release mode and installs it into `venv`.

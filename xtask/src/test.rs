@@ -6,7 +6,7 @@
 use crate::command::{Finished, display, run_shown};
 use crate::python;
 use crate::tally::Tally;
-use crate::{layering, tidy};
+use crate::{browser, layering, tidy};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -165,6 +165,10 @@ fn run_python(root: &Path, steps: &mut Steps) {
     steps.run("python package", || {
         python::build_package(root, &venv)?;
         built = true;
+        Ok(Tally::one(true))
+    });
+    steps.run("browser", || {
+        browser::require()?;
         Ok(Tally::one(true))
     });
     if built {

@@ -21,11 +21,12 @@ use super::{Kernel, Param, Work};
 use crate::emit::body::{self};
 use crate::emit::prepared;
 use crate::lower::LowerError;
-use crate::lowering::{operations, split_epilogue};
+use crate::lowering::{operations, operators, split_epilogue};
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::recognize::{Recognized, recognize_typed};
-use graph::{ContainerId, DType, Graph, Map, Node, NodeKind, Schedule, Stage, Storage};
+use graph::{ContainerId, DType, Graph, Map, Node, NodeKind, Origin, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Blocks that a launch may have in x on every architecture.
 const MOST_BLOCKS: u32 = i32::MAX as u32;
@@ -98,6 +99,8 @@ pub struct Placed {
 pub struct MapInfo {
     /// Where its operators came from.
     pub origin: String,
+    /// The operators that it was fused from, each once.
+    pub operators: Vec<Arc<Origin>>,
     /// The pass it belongs to.
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or of contractions `simt` (register tiles of scalar
@@ -323,6 +326,7 @@ impl Lowering {
         let width = |t: &DType| (t.is_float(), t.bytes());
         Ok(MapInfo {
             origin: node.origin.to_string(),
+            operators: operators(node),
             stage: node.stage,
             path,
             dtype: dtypes.max_by_key(width).unwrap_or(DType::F32),

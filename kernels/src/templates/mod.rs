@@ -167,6 +167,13 @@ fn literals(text: &str, scan: &Scan) -> Vec<String> {
     scan.numbers.iter().map(number).collect()
 }
 
+fn has_room(mine: &str, theirs: &str) -> bool {
+    match (mine.parse::<u64>(), theirs.parse::<u64>()) {
+        (Ok(mine), Ok(theirs)) => mine >= theirs,
+        _ => false,
+    }
+}
+
 /// A length that serves for all lengths between the power of two below and itself.
 fn room(literal: &str) -> String {
     let exact: u64 = literal.parse().unwrap_or(0);
@@ -209,11 +216,8 @@ impl Form {
                         return None;
                     }
                 }
-                None if number.usage == Use::Length => {
-                    if mine.parse::<u64>().ok()? < theirs.parse::<u64>().ok()? {
-                        return None;
-                    }
-                }
+                None if number.usage == Use::Length && !has_room(mine, theirs) => return None,
+                None if number.usage == Use::Length => {}
                 None if mine != theirs => return None,
                 None => {}
             }

@@ -23,6 +23,7 @@ from ._errors import (
     ToolchainError,
     Unsupported,
 )
+from ._profile import Profile, profile
 from ._recipe import Decision, Recipe
 from ._report import Report, report
 from .module import module
@@ -46,6 +47,7 @@ __all__ = [
     "RecipeError",
     "RecipeWarning",
     "RecompileWarning",
+    "Profile",
     "Report",
     "ShorthaulError",
     "ToolchainError",
@@ -55,6 +57,7 @@ __all__ = [
     "module",
     "optim",
     "products",
+    "profile",
     "recipe",
     "report",
 ]

@@ -11,10 +11,13 @@ and modules under ``torch.func`` or fake tensors run in eager.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch.autograd import profiler
 
 from . import _attention, _native
 from ._errors import ShorthaulError
@@ -22,8 +25,21 @@ from ._program import Program, TensorSpec
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
-#: Where launches' times go while somebody profiles: ``(pass, launch, seconds)``.
-timings: list[tuple[str, str, float]] | None = None
+
+class TimedPass(NamedTuple):
+    """One pass of a program while somebody profiles."""
+
+    program: Program
+    #: ``forward`` or ``backward``.
+    stage: str
+    #: When it started, in seconds of ``time.perf_counter``.
+    started: float
+    #: Names and seconds of its launches, in order.
+    launches: list[tuple[str, float]]
+
+
+#: Where passes go while somebody profiles.
+timings: list[TimedPass] | None = None
 
 
 def register(program: Program) -> None:
@@ -142,8 +158,9 @@ def forward(program: Program, inputs: Sequence[torch.Tensor]):
     if program.state_bytes:
         users, base = iter(into), state.data_ptr()
         into = [next(users) if at is None else base + at for at in program.state_offsets]
-    times = _launch(
-        program.native.forward,
+    _launch(
+        program,
+        "forward",
         addresses,
         into,
         saved.data_ptr(),
@@ -157,7 +174,6 @@ def forward(program: Program, inputs: Sequence[torch.Tensor]):
             saved,
         ),
     )
-    _note("forward", times)
     return outputs, state, saved
 
 
@@ -175,8 +191,9 @@ def backward(
         for grad, spec in zip(grad_outputs, program.differentiable_outputs, strict=True)
     ]
     scratch = program.lend(program.backward_scratch_bytes)
-    times = _launch(
-        program.native.backward,
+    _launch(
+        program,
+        "backward",
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
         [tensor.data_ptr() for tensor in output_reads],
@@ -192,7 +209,6 @@ def backward(
             saved,
         ),
     )
-    _note("backward", times)
     return grads
 
 
@@ -226,17 +242,23 @@ def _as_program_wants(
     return program.place.aligned(grad.to(spec.dtype))
 
 
-def _note(which: str, times: list[tuple[str, float]]) -> None:
-    if timings is not None:
-        timings.extend((which, launch, seconds) for launch, seconds in times)
+def _launch(program: Program, stage: str, *arguments) -> None:
+    """Calls the native half; what the driver or the emulator refuses is an error of Shorthaul's.
 
-
-def _launch(native, *arguments):
-    """Calls the native half; what the driver or the emulator refuses is an error of Shorthaul's."""
+    While ``torch.profiler`` runs, the pass is a range of its own there.
+    """
+    native = program.native.backward if stage == "backward" else program.native.forward
+    started = time.perf_counter() if timings is not None else 0.0
     try:
-        return native(*arguments)
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"shorthaul {stage}: {program.title}"):
+                launches = native(*arguments)
+        else:
+            launches = native(*arguments)
     except _native.CompileFailure as error:
         raise ShorthaulError(str(error)) from None
+    if timings is not None:
+        timings.append(TimedPass(program, stage, started, launches))
 
 
 def _forward_slots(program: Program, inputs, outputs, state) -> list[torch.Tensor | None]:
@@ -259,4 +281,4 @@ def _backward_slots(program: Program, given, reads, output_reads, grads) -> list
     return [*inputs, *given, *outputs, *grads]
 
 
-__all__ = ["backward", "export_seconds", "forward", "register", "run", "timings"]
+__all__ = ["TimedPass", "backward", "export_seconds", "forward", "register", "run", "timings"]

@@ -57,6 +57,10 @@ class Program:
     place: Place
     #: What it took to compile.
     seconds: float = 0.0
+    #: What profiles call it: the model, and the modules that it computes.
+    title: str = ""
+    #: What messages call its captured inputs, by their names in the program.
+    input_titles: dict[str, str] = field(default_factory=dict)
     #: Positions among the inputs whose gradient was asked for, and the threads it was made for.
     wrt: list[int] = field(default_factory=list)
     n_threads: int = 1

@@ -207,9 +207,7 @@ class Region:
         templates = self._templates(requires_grad)
         try:
             if in_background:
-                program = start_compiling(
-                    captured, requires_grad, place, recipe, budget, templates
-                )
+                program = start_compiling(captured, requires_grad, place, recipe, budget, templates)
             else:
                 program = compile_program(
                     captured,
@@ -227,6 +225,13 @@ class Region:
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
             self.owner.say_of_recipe(program.native.notes)
+            program.title = _title(self.owner.name, captured)
+            users = [spec for spec in captured.inputs if spec.kind == "user"]
+            program.input_titles = {
+                spec.name: self.input_names[spec.user_idx]
+                for spec in users
+                if spec.user_idx < len(self.input_names)
+            }
             call = Call(captured, program, self.requires_grad, any(requires_grad))
             call.keep(self.written_later)
             return call
@@ -300,6 +305,15 @@ def _nodes_of(captured: Captured, error: Unsupported) -> dict[str, str]:
                 found[source] = f"no implementation of {target}"
     found.pop("", None)
     return found
+
+
+def _title(name: str, captured: Captured) -> str:
+    """A model's name, and the first and the last of its modules that a program computes."""
+    paths = [node["origin"]["module"] for node in captured.document["nodes"]]
+    paths = list(dict.fromkeys(path for path in paths if path))
+    if not paths:
+        return name
+    return f"{name}, {paths[0]}" + (f" … {paths[-1]}" if len(paths) > 1 else "")
 
 
 def fakes_of(inputs) -> tuple:

@@ -1,10 +1,12 @@
 """``shorthaul.report``: what a program does, in numbers.
 
-Owns the Python face of the compiler's report; the numbers are the compiler's own.
+Owns the Python face of the compiler's report; the numbers are the compiler's own. How it looks in a
+notebook is ``_tables``'s part.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +14,46 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import _tables
 from ._errors import BudgetError
+from ._program import Program
 from ._recipe import check_budget
 from ._region import recorded
 from .module import module, original_of
 
+#: Of each decision of fusion: its identity as in a recipe, and what came of it.
+DECISION = (
+    "kind",
+    "stage",
+    "node",
+    "module",
+    "container",
+    "other",
+    "applied",
+    "take",
+    "reason",
+    "may_change",
+    "source",
+    "bytes",
+    "memory_bytes",
+    "operations",
+)
+
 
 class Report:
-    """A step in numbers: ``data`` as parsed JSON, ``str()`` as text.
+    """A step in numbers: ``data`` as parsed JSON, ``str()`` as text, a table in a notebook.
 
     ``data`` has:
 
-    - ``kernels``: a list with ``name``, ``origin``, ``stage``, ``path`` (what made it),
-      ``launches``, ``bytes_read``, ``bytes_written``, ``bytes_least`` and ``operations``; also
-      ``choice`` where a table of measured times chose, and ``bytes_copied`` where PyTorch computes
-      it and its results are copied to their places.
+    - ``kernels``: a list with ``name``, ``origin``, ``operators``, ``stage``, ``path`` (what made
+      it), ``launches``, ``bytes_read``, ``bytes_written``, ``bytes_least``, ``operations``, and
+      ``reads`` and ``writes``, the names of containers; also ``choice`` where a table of measured
+      times chose, and ``bytes_copied`` where PyTorch computes it and its results are copied to
+      their places. ``program`` is the position of its program in the step.
+    - ``containers``: what kernels read and write, with ``program``, ``name``, ``title`` (what an
+      input is called in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.
+    - ``decisions``: what fusion did and refused, with ``program`` and what a
+      :class:`shorthaul.Decision` has.
     - ``bytes_moved``, ``bytes_least``, ``bytes_saved`` and ``operations`` of the whole step.
     - ``memory``: bytes of the arenas, and what is saved for the backward pass.
     - ``refusals``: rewrites that were not legal, in sentences.
@@ -65,6 +92,9 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        return _tables.report(self.data)
+
 
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
@@ -92,7 +122,7 @@ def report(
     raises.
     """
     programs = programs_of(model, inputs, kwargs)
-    data = _joined([json.loads(program.native.report()) for program in programs])
+    data = data_of(programs)
     if memory_budgets:
         data["memory_curve"] = [_point(programs, budget) for budget in (None, *memory_budgets)]
     return Report(data)
@@ -109,15 +139,31 @@ def _point(programs: list, budget: float | None) -> dict[str, Any]:
     return {"budget": budget} | {key: sum(plan[key] for plan in plans) for key in keys}
 
 
-def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None) -> list:
+def compiled_of(model: nn.Module) -> nn.Module:
+    """The model itself where it is compiled, else a compiled module that shares everything."""
+    return model if hasattr(type(model), "_shorthaul_options") else module(model)
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module):
+    """Puts the model's buffers and PyTorch's random numbers back as they were."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def programs_of(
+    model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None
+) -> list[Program]:
     """The programs that one call of ``model`` runs, in order; their kernels do not run."""
-    compiled = model if hasattr(type(model), "_shorthaul_options") else module(model)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in compiled.buffers()]
-    with recorded(runs=False) as calls, torch.random.fork_rng():
+    compiled = compiled_of(model)
+    with recorded(runs=False) as calls, unchanged(compiled):
         compiled(*inputs, **(kwargs or {}))
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
     if not calls:
         raise ValueError(
             f"{type(original_of(compiled)).__name__} runs through PyTorch for these inputs"
@@ -125,9 +171,9 @@ def programs_of(model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None =
     return [call.program for call in calls]
 
 
-def _joined(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def data_of(programs: list[Program]) -> dict[str, Any]:
     """Several programs' numbers as those of one step: sums, and the largest of the arenas."""
-    first, *others = reports
+    first, *others = (_data_of(program, i) for i, program in enumerate(programs))
     for other in others:
         for key, value in other.items():
             if isinstance(value, list):
@@ -138,3 +184,16 @@ def _joined(reports: list[dict[str, Any]]) -> dict[str, Any]:
         for key, value in more.items():
             memory[key] = memory[key] + value if key == "saved_bytes" else max(memory[key], value)
     return first
+
+
+def _data_of(program: Program, position: int) -> dict[str, Any]:
+    data = json.loads(program.native.report())
+    rows = json.loads(program.native.decisions())["decisions"]
+    data["decisions"] = [
+        {key: row.get(key) for key in DECISION} | {"sentence": row["what"]} for row in rows
+    ]
+    for container in data["containers"]:
+        container["title"] = program.input_titles.get(container["name"], container["name"])
+    for part in ("kernels", "containers", "decisions"):
+        data[part] = [{"program": position, **entry} for entry in data[part]]
+    return data

@@ -95,7 +95,7 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
     if len(programs) != 1:
         raise ValueError(f"the model runs as {len(programs)} programs; products of one are timed")
     program = programs[0].native
-    maps = {"forward": program.cuda_launch_maps(False), "backward": program.cuda_launch_maps(True)}
+    maps = {"forward": program.launch_kernels(False), "backward": program.launch_kernels(True)}
     before, _autograd.timings = _autograd.timings, []
     try:
         step()
@@ -104,7 +104,7 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
         _autograd.timings = before
     seconds: dict[int, float] = defaultdict(float)
     for which, launches in maps.items():
-        own = [time for name, _, time in taken if name == which]
+        own = [time for timed in taken if timed.stage == which for _, time in timed.launches]
         if own and len(own) != len(launches):
             raise ValueError(
                 f"`step` must call the model once, but {len(own)} launches of its {which} pass of "
@@ -129,7 +129,7 @@ def launched(step: Callable[[], object]) -> float:
     before, _autograd.timings = _autograd.timings, []
     try:
         step()
-        return sum(seconds for _, _, seconds in _autograd.timings) * 1e6
+        return sum(s for timed in _autograd.timings for _, s in timed.launches) * 1e6
     finally:
         _autograd.timings = before
 

@@ -1,50 +1,17 @@
-"""What the machine can do at most, and how much of it a step uses: ``--limits``.
+"""How much of the machine's limits a step uses: ``--limits``.
 
-Owns two measurements: bytes copied per second and operations of a large product per second, each
-the best of many runs, since a limit is what is reached at best. What a step moves and computes is
-the compiler's own count.
+What a step moves and computes is the compiler's own count; the limits are measured by ``_limits``.
 """
 
 from __future__ import annotations
-
-import functools
-import time
-from collections.abc import Callable
 
 import torch
 
 import shorthaul
 
+from .._limits import limits
 from .options import Setting
 from .variants import inputs_of, model_of
-
-#: Elements of the array that is copied (far more than caches hold), and sides of the product.
-_COPIED, _SIDE = 1 << 26, 2048
-
-
-@functools.cache
-def limits(threads: int, copied: int = _COPIED, side: int = _SIDE, seconds: float = 1.0) -> dict:
-    """Gigabytes per second of a copy (read and written), and GFLOP/s of a product, in f32."""
-    torch.set_num_threads(threads)
-    source, target = torch.ones(copied), torch.empty(copied)
-    a, b = torch.randn(side, side), torch.randn(side, side)
-    product = torch.empty(side, side)
-    copy_s = _best(lambda: target.copy_(source), seconds)
-    product_s = _best(lambda: torch.mm(a, b, out=product), seconds)
-    return {
-        "copy_gb_s": 2 * source.nbytes / copy_s / 1e9,
-        "product_gflop_s": 2 * side**3 / product_s / 1e9,
-    }
-
-
-def _best(run: Callable[[], object], seconds: float) -> float:
-    run()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def used(setting: Setting, median_ms: float, machine: dict) -> dict:
@@ -73,3 +40,6 @@ def sentence(found: dict, machine: dict) -> str:
         f"({machine['copy_gb_s']:.1f} GB/s), computes {found['operations'] / 1e9:.3g} GFLOP at "
         f"{found['of_product']:.0%} of a large product's ({machine['product_gflop_s']:.0f} GFLOP/s)"
     )
+
+
+__all__ = ["limits", "sentence", "used"]

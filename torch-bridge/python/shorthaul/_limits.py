@@ -1,0 +1,67 @@
+"""What the machine can do at most: bytes copied per second, operations per second.
+
+Owns two measurements, each the best of many runs, since a limit is what is reached at best. Knows
+no model.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+
+#: Elements of the array that is copied (far more than caches hold), and sides of the product.
+COPIED, SIDE = 1 << 26, 2048
+
+
+@functools.cache
+def limits(
+    threads: int,
+    copied: int = COPIED,
+    side: int = SIDE,
+    seconds: float = 1.0,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Gigabytes per second of a copy (read and written), and GFLOP/s of a product, in f32.
+
+    ``threads``: how many of PyTorch's threads take part; afterwards there are as many as before.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        source = torch.ones(copied, device=device)
+        target = torch.empty_like(source)
+        a, b = (torch.randn(side, side, device=device) for _ in range(2))
+        product = torch.empty_like(a)
+        wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else _nothing
+        copy_s = _best(lambda: target.copy_(source), wait, seconds)
+        product_s = _best(lambda: torch.mm(a, b, out=product), wait, seconds)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        "copy_gb_s": 2 * source.nbytes / copy_s / 1e9,
+        "product_gflop_s": 2 * side**3 / product_s / 1e9,
+    }
+
+
+def roofline_s(n_bytes: float, operations: float, machine: dict[str, float]) -> float:
+    """Seconds that the limits allow at best: of moving the bytes or of computing, the longer."""
+    return max(n_bytes / machine["copy_gb_s"] / 1e9, operations / machine["product_gflop_s"] / 1e9)
+
+
+def _nothing() -> None:
+    """A CPU's operators are done when their call returns."""
+
+
+def _best(run: Callable[[], object], wait: Callable[[], None], seconds: float) -> float:
+    run()
+    wait()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return best

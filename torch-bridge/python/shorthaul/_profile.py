@@ -1,0 +1,255 @@
+"""``shorthaul.profile``: measured times of a step's kernels, beside what they move and compute.
+
+Owns the measurement and its join with the report's numbers. How it looks in a notebook is
+``_tables``'s part, the file for trace viewers ``_trace``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from . import _autograd, _limits, _tables, _trace
+from ._autograd import TimedPass
+from ._program import Program
+from ._report import compiled_of, data_of, programs_of, unchanged
+
+#: Kernels that ``str()`` lists, and modules.
+_LISTED, _LISTED_MODULES = 40, 20
+
+
+class Profile:
+    """A measured step: ``data`` as a dictionary, ``str()`` as text, a table in a notebook.
+
+    ``data`` has what :class:`shorthaul.Report` has, and:
+
+    - ``kernels``, in addition: ``calls`` in a step; for all calls together ``seconds`` (the median
+      of the rounds), ``bytes_moved``, ``roofline_seconds`` (what the machine's limits allow at
+      best) and ``distance`` (how many times as long the kernel takes); the rates ``gb_s`` and
+      ``gflop_s``.
+    - ``modules``: for each module path ``seconds``, ``bytes_moved`` and ``roofline_seconds``. A
+      kernel of several operators counts for the module of each in equal parts.
+    - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: a whole step, its kernels, and
+      the rest: PyTorch's operators between compiled regions, its autograd, Python. Each is a
+      median of its own.
+    - ``limits``: ``copy_gb_s`` and ``product_gflop_s``, as measured; ``rounds``, ``threads``.
+    """
+
+    def __init__(self, data: dict[str, Any], step: _trace.Step):
+        self.data = data
+        self._step = step
+
+    def trace(self, path: str | os.PathLike) -> None:
+        """Writes one round, that of median time, for Perfetto or ``chrome://tracing`` (JSON)."""
+        Path(path).write_text(_trace.document(self.data, self._step), encoding="utf-8")
+
+    def __str__(self) -> str:
+        data = self.data
+        kernels = sorted(data["kernels"], key=lambda kernel: -kernel["seconds"])
+        lines = [
+            f"{'ms':>9}{'%':>6}  {'stage':<9}{'made by':<22}{'GB/s':>7}{'GFLOP/s':>9}"
+            f"{'bound ms':>10}{'× bound':>9}  origin",
+            *(self._row(kernel) for kernel in kernels[:_LISTED]),
+        ]
+        if rest := kernels[_LISTED:]:
+            seconds = sum(kernel["seconds"] for kernel in rest)
+            lines.append(f"{seconds * 1e3:9.3f}{'':>6}  {len(rest)} more kernels")
+        modules = sorted(data["modules"].items(), key=lambda item: -item[1]["seconds"])
+        lines += ["", f"{'ms':>9}{'%':>6}  module"]
+        for path, own in modules[:_LISTED_MODULES]:
+            seconds = own["seconds"]
+            lines.append(
+                f"{seconds * 1e3:9.3f}{self._percent(seconds):>6}  {path or '(no module)'}"
+            )
+        if rest := modules[_LISTED_MODULES:]:
+            seconds = sum(own["seconds"] for _, own in rest)
+            lines.append(f"{seconds * 1e3:9.3f}{'':>6}  {len(rest)} more modules")
+        return "\n".join([*lines, "", *sentences_of(self.data)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _tables.profile(self.data, sentences_of(self.data))
+
+    def _percent(self, seconds: float) -> str:
+        whole = sum(kernel["seconds"] for kernel in self.data["kernels"])
+        return f"{100 * seconds / whole:.1f}" if whole else ""
+
+    def _row(self, kernel: dict[str, Any]) -> str:
+        return (
+            f"{kernel['seconds'] * 1e3:9.3f}{self._percent(kernel['seconds']):>6}  "
+            f"{kernel['stage']:<9}{kernel['path']:<22}{kernel['gb_s']:>7.1f}"
+            f"{kernel['gflop_s']:>9.1f}{kernel['roofline_seconds'] * 1e3:>10.3f}"
+            f"{kernel['distance']:>9.1f}  {kernel['origin']}"
+        )
+
+
+def sentences_of(data: dict[str, Any]) -> list[str]:
+    """The whole step in three lines."""
+    machine = data["limits"]
+    bound = sum(kernel["roofline_seconds"] for kernel in data["kernels"])
+    n_launches = sum(kernel["launches"] * kernel["calls"] for kernel in data["kernels"])
+    return [
+        f"a step takes {data['step_seconds'] * 1e3:.3f} ms (median of {data['rounds']}); "
+        f"{n_launches} launches of {len(data['kernels'])} kernels take "
+        f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms",
+        f"PyTorch and Python between the kernels take {data['outside_seconds'] * 1e3:.3f} ms",
+        f"limits with {data['threads']} threads, f32: {machine['copy_gb_s']:.1f} GB/s copied, "
+        f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product",
+    ]
+
+
+def profile(
+    model: nn.Module,
+    *inputs: Any,
+    rounds: int = 20,
+    warmup: int = 3,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    limits: dict[str, float] | None = None,
+    **kwargs: Any,
+) -> Profile:
+    """Runs steps of ``model`` on these inputs, forward and backward, and times every kernel.
+
+    The backward pass starts at ``loss`` of the model's result, or, without one, at ones for every
+    result that needs a gradient; inside ``torch.no_grad()`` there is none. Parameters, their
+    ``grad``, buffers and PyTorch's random numbers are then as they were.
+
+    - ``rounds``, ``warmup``: measured steps, and steps before them.
+    - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine; measured where not given,
+      once in a process, in about a second.
+
+    Raises what a call of :func:`shorthaul.module` raises, and ``ValueError`` for a model of which
+    nothing is compiled for these inputs, and for emulated kernels.
+    """
+    if rounds < 1 or warmup < 0:
+        raise ValueError(f"`rounds` is at least 1 and `warmup` at least 0, not {rounds}, {warmup}")
+    compiled = compiled_of(model)
+    calls = Counter(programs_of(compiled, inputs, kwargs))
+    programs = list(calls)
+    device = programs[0].place.device
+    if any(program.place.runs_cuda_text and not program.place.is_cuda for program in programs):
+        raise ValueError("emulated kernels are not timed: they say nothing about a device")
+    leaves = [
+        tensor
+        for tensor in [*compiled.parameters(), *_pytree.tree_leaves((inputs, kwargs))]
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    ]
+
+    def step() -> None:
+        result = compiled(*inputs, **kwargs)
+        _differentiate(result if loss is None else loss(result), leaves)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with unchanged(compiled):
+        for _ in range(warmup):
+            step()
+        taken = [_timed(step) for _ in range(rounds)]
+    threads = torch.get_num_threads()
+    if limits is None:
+        limits = _limits.limits(threads, seconds=0.3, device=str(device))
+    data = data_of(programs) | {"limits": dict(limits), "rounds": rounds, "threads": threads}
+    _join(data, programs, calls, taken)
+    median = sorted(taken, key=lambda one: one.seconds)[len(taken) // 2]
+    positions = {program: i for i, program in enumerate(programs)}
+    passes = [
+        _trace.Pass(positions[one.program], one.program.title, _kernels_of(one), one)
+        for one in median.passes
+    ]
+    return Profile(data, _trace.Step(median.started, median.seconds, passes))
+
+
+class _Round(NamedTuple):
+    """One measured step."""
+
+    started: float
+    seconds: float
+    passes: list[TimedPass]
+
+
+def _timed(step: Callable[[], None]) -> _Round:
+    before, _autograd.timings = _autograd.timings, []
+    try:
+        started = time.perf_counter()
+        step()
+        return _Round(started, time.perf_counter() - started, _autograd.timings)
+    finally:
+        _autograd.timings = before
+
+
+def _differentiate(result: Any, leaves: Sequence[torch.Tensor]) -> None:
+    """Computes the gradients of ``leaves`` and keeps none."""
+    wanted = [
+        tensor
+        for tensor in _pytree.tree_leaves(result)
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+    ]
+    if wanted and leaves:
+        ones = [torch.ones_like(tensor) for tensor in wanted]
+        torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+
+
+def _kernels_of(one: TimedPass) -> list[int]:
+    """The position of the kernel of each launch, in the report of its program."""
+    return one.program.native.launch_kernels(one.stage == "backward")
+
+
+def _join(
+    data: dict[str, Any], programs: list[Program], calls: Counter, taken: list[_Round]
+) -> None:
+    """Adds what was measured to the report's numbers."""
+    rounds = [_seconds_by_kernel(one) for one in taken]
+    machine, at = data["limits"], Counter()
+    for kernel in data["kernels"]:
+        program = programs[kernel["program"]]
+        key = (program, at[program])
+        at[program] += 1
+        n_calls = calls[program]
+        seconds = statistics.median(one.get(key, 0.0) for one in rounds)
+        moved = kernel["bytes_read"] + kernel["bytes_written"] + kernel.get("bytes_copied", 0)
+        bound = n_calls * _limits.roofline_s(moved, kernel["operations"], machine)
+        kernel |= {
+            "calls": n_calls,
+            "seconds": seconds,
+            "bytes_moved": moved * n_calls,
+            "roofline_seconds": bound,
+            "gb_s": moved * n_calls / seconds / 1e9 if seconds else 0.0,
+            "gflop_s": kernel["operations"] * n_calls / seconds / 1e9 if seconds else 0.0,
+            "distance": seconds / bound if bound else 0.0,
+        }
+    data["modules"] = _modules_of(data["kernels"])
+    data["step_seconds"] = statistics.median(one.seconds for one in taken)
+    sums = [sum(one.values()) for one in rounds]
+    data["kernel_seconds"] = statistics.median(sums)
+    data["outside_seconds"] = statistics.median(
+        one.seconds - own for one, own in zip(taken, sums, strict=True)
+    )
+
+
+def _seconds_by_kernel(one: _Round) -> dict[tuple[Program, int], float]:
+    """Seconds of each kernel of each program in one step."""
+    found: dict[tuple[Program, int], float] = defaultdict(float)
+    for timed in one.passes:
+        for kernel, (_, seconds) in zip(_kernels_of(timed), timed.launches, strict=True):
+            found[timed.program, kernel] += seconds
+    return found
+
+
+def _modules_of(kernels: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Shares of kernels by module path: equal parts for the operators of a kernel."""
+    found: dict[str, dict[str, float]] = {}
+    for kernel in kernels:
+        for operator in kernel["operators"]:
+            own = found.setdefault(operator["module"], defaultdict(float))
+            for key in ("seconds", "bytes_moved", "roofline_seconds"):
+                own[key] += kernel[key] / len(kernel["operators"])
+    return {path: dict(own) for path, own in found.items()}
