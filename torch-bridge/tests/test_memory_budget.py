@@ -93,16 +93,15 @@ def test_the_choice_is_a_recipe():
     assert again.text == chosen.text and not again.notes
     assert again.programs[0].peak_bytes == chosen.programs[0].peak_bytes
     kept = next(d for d in chosen.decisions if d.kind == "recompute" and d.applied)
-    assert chosen.without(kept).programs[0].memory["saved_bytes"] >= (
-        chosen.programs[0].memory["saved_bytes"]
+    assert (
+        chosen.without(kept).programs[0].memory["saved_bytes"]
+        >= (chosen.programs[0].memory["saved_bytes"])
     )
 
 
 def test_the_report_shows_the_curve():
     torch.manual_seed(0)
-    report = shorthaul.report(
-        convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.8, 0.01]
-    )
+    report = shorthaul.report(convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.8, 0.01])
     none, some, too_little = report.data["memory_curve"]
     assert some["peak_bytes"] <= 0.8 * none["peak_bytes"]
     assert some["predicted_us"] > none["predicted_us"]

@@ -126,7 +126,10 @@ def test_what_no_longer_exists_is_named(own, inputs):
 
 def test_damaged_files_are_refused_in_a_sentence(own, inputs, tmp_path):
     for text, message in [
-        (own.text.replace('stage = "forward"', 'stage = "forw', 1), "this is not a recipe of Shorthaul"),
+        (
+            own.text.replace('stage = "forward"', 'stage = "forw', 1),
+            "this is not a recipe of Shorthaul",
+        ),
         ("weights = [1, 2]", "it has no `format`"),
         (own.text.replace("format = 1", "format = 2"), "has format 2, and this version"),
         (own.text.replace('kind = "inline"', 'kind = "bend"', 1), "no kind is called `bend`"),

@@ -207,9 +207,7 @@ class Region:
         templates = self._templates(requires_grad)
         try:
             if in_background:
-                program = start_compiling(
-                    captured, requires_grad, place, recipe, budget, templates
-                )
+                program = start_compiling(captured, requires_grad, place, recipe, budget, templates)
             else:
                 program = compile_program(
                     captured,
