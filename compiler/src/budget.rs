@@ -18,11 +18,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans tried for one budget.
-const MAX_PLANS: usize = 8;
+const MAX_PLANS: usize = 6;
 /// Plans tried from the largest memory to the smallest where none of those is small enough.
 const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
-const GOOD_ENOUGH: f64 = 0.01;
+const GOOD_ENOUGH: f64 = 0.02;
 
 /// How much memory a step's intermediate results may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
