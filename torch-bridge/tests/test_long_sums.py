@@ -22,12 +22,12 @@ NETWORKS = {
 }
 
 
-def _gradients(model: nn.Module, x: torch.Tensor, compiled: bool) -> dict[str, torch.Tensor]:
+def _results(model: nn.Module, x: torch.Tensor, compiled: bool) -> dict[str, torch.Tensor]:
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
     y = (shorthaul.module(model) if compiled else model)(x)
     weights = torch.linspace(0, 1, y.numel(), dtype=y.dtype).view(y.shape)
     (nn.functional.silu(y) * weights).sum().backward()
-    return {"x": x.grad, **{n: p.grad for n, p in model.named_parameters()}}
+    return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters()}}
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
@@ -37,9 +37,9 @@ def test_long_sums_are_cut(name, n_threads):
     torch.manual_seed(1)
     make, shape = NETWORKS[name]
     model, x = make(), torch.randn(shape) + 0.5
-    ours = _gradients(model, x, True)
-    eager = _gradients(model, x, False)
-    exact = _gradients(model.double(), x.double(), False)
+    ours = _results(model, x, True)
+    eager = _results(model, x, False)
+    exact = _results(model.double(), x.double(), False)
     largest = max(g.norm().item() for g in exact.values())
     for n, want in exact.items():
         # A bias before a norm has a gradient of nothing but rounding.
