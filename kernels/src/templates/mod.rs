@@ -128,7 +128,11 @@ impl Templates {
             .iter()
             .filter(|form| form.program < program)
             .min_by_key(|form| (form.differing(&literals).len(), Reverse(form.values.len())));
-        let joined = nearest.and_then(|form| Some((form, form.joined(&literals, &scan)?)));
+        // Every function that launches call has to take the values from its buffers.
+        let takes_values = n_entries(own, &scan) == own.symbols.len();
+        let joined = nearest
+            .filter(|_| takes_values)
+            .and_then(|form| Some((form, form.joined(&literals, &scan)?)));
         let form = match joined {
             Some((nearest, values)) => {
                 let text = named(&template(own, &scan, &values));
@@ -289,9 +293,8 @@ fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
     // What stands at a position of the text instead of so many bytes.
     let mut edits: Vec<(usize, usize, String)> = Vec::new();
     for (body, at) in scan.bodies.iter().enumerate() {
-        let head = own.text[..*at].rsplit('\n').next().unwrap_or_default();
         let mut declared = String::new();
-        if is_entry(head) {
+        if is_entry(own.text, *at) {
             let _ = write!(declared, "\nsh_values = buf[{}];", own.n_buffers);
         }
         for value in used.get(&body).into_iter().flatten() {
@@ -324,10 +327,16 @@ fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
     text
 }
 
-/// Whether a line opens a function that launches call.
-fn is_entry(head: &str) -> bool {
-    head.starts_with("void ")
-        && head.contains("(void *const *buf, void *scratch, long tid, long nt)")
+/// Whether the function whose body begins at `at` is one that launches call.
+fn is_entry(text: &str, at: usize) -> bool {
+    let head = text[..at].rsplit('\n').next().unwrap_or_default();
+    let given = "(void *const *buf, void *scratch, long tid, long nt)";
+    head.starts_with("void ") && head.contains(given)
+}
+
+fn n_entries(own: &Own, scan: &Scan) -> usize {
+    let bodies = scan.bodies.iter();
+    bodies.filter(|at| is_entry(own.text, **at)).count()
 }
 
 #[cfg(test)]

@@ -140,3 +140,13 @@ fn another_text_is_compiled_for_itself() {
         "a compiler must know how far to unroll"
     );
 }
+
+#[test]
+fn a_function_that_cannot_take_values_keeps_its_numbers() {
+    let mut templates = Templates::default();
+    let other = |columns| scaling(8, columns, "0.5f").replace("void *scratch, ", "");
+    first(&mut templates, &[other(40)]);
+    let shared = share(&mut templates, &other(57), "other");
+    assert_eq!(shared.symbols, ["other"]);
+    assert_eq!(shared.values, None);
+}

@@ -6,6 +6,7 @@ Owns the measurement and its join with the report's numbers. How it looks in a n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -130,42 +131,78 @@ def profile(
     Raises what a call of :func:`shorthaul.module` raises, and ``ValueError`` for a model of which
     nothing is compiled for these inputs, and for emulated kernels.
     """
+    return together([model], inputs, kwargs, rounds, warmup, loss, limits)[0]
+
+
+def together(
+    models: Sequence[nn.Module],
+    inputs: tuple,
+    kwargs: dict[str, Any],
+    rounds: int = 20,
+    warmup: int = 3,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    limits: dict[str, float] | None = None,
+) -> list[Profile]:
+    """:func:`profile` of several models on the same inputs, with a step of each in every round.
+
+    What disturbs the machine meanwhile then disturbs all of them.
+    """
     if rounds < 1 or warmup < 0:
         raise ValueError(f"`rounds` is at least 1 and `warmup` at least 0, not {rounds}, {warmup}")
-    compiled = compiled_of(model)
-    calls = Counter(programs_of(compiled, inputs, kwargs))
-    programs = list(calls)
-    device = programs[0].place.device
-    if any(program.place.runs_cuda_text and not program.place.is_cuda for program in programs):
-        raise ValueError("emulated kernels are not timed: they say nothing about a device")
-    leaves = [
-        tensor
-        for tensor in [*compiled.parameters(), *_pytree.tree_leaves((inputs, kwargs))]
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad
-    ]
-
-    def step() -> None:
-        result = compiled(*inputs, **kwargs)
-        _differentiate(result if loss is None else loss(result), leaves)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    with unchanged(compiled):
+    subjects = [_Subject(model, inputs, kwargs, loss) for model in models]
+    with contextlib.ExitStack() as stack:
+        for subject in subjects:
+            stack.enter_context(unchanged(subject.compiled))
         for _ in range(warmup):
-            step()
-        taken = [_timed(step) for _ in range(rounds)]
+            for subject in subjects:
+                subject.step()
+        for _ in range(rounds):
+            for subject in subjects:
+                subject.taken.append(_timed(subject.step))
     threads = torch.get_num_threads()
     if limits is None:
-        limits = _limits.limits(threads, seconds=0.3, device=str(device))
-    data = data_of(programs) | {"limits": dict(limits), "rounds": rounds, "threads": threads}
-    _join(data, programs, calls, taken)
-    median = sorted(taken, key=lambda one: one.seconds)[len(taken) // 2]
-    positions = {program: i for i, program in enumerate(programs)}
-    passes = [
-        _trace.Pass(positions[one.program], one.program.title, _kernels_of(one), one)
-        for one in median.passes
-    ]
-    return Profile(data, _trace.Step(median.started, median.seconds, passes))
+        limits = _limits.limits(threads, seconds=0.3, device=str(subjects[0].device))
+    common = {"limits": dict(limits), "rounds": rounds, "threads": threads}
+    return [subject.profile(common) for subject in subjects]
+
+
+class _Subject:
+    """A model whose steps are timed."""
+
+    def __init__(self, model: nn.Module, inputs: tuple, kwargs: dict[str, Any], loss: Any):
+        self.compiled = compiled_of(model)
+        self.inputs, self.kwargs, self.loss = inputs, kwargs, loss
+        self.calls = Counter(programs_of(self.compiled, inputs, kwargs))
+        self.programs = list(self.calls)
+        self.device = self.programs[0].place.device
+        places = [program.place for program in self.programs]
+        if any(place.runs_cuda_text and not place.is_cuda for place in places):
+            raise ValueError("emulated kernels are not timed: they say nothing about a device")
+        self.leaves = [
+            tensor
+            for tensor in [*self.compiled.parameters(), *_pytree.tree_leaves((inputs, kwargs))]
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        ]
+        self.taken: list[_Round] = []
+
+    def step(self) -> None:
+        """Forward and backward."""
+        result = self.compiled(*self.inputs, **self.kwargs)
+        _differentiate(result if self.loss is None else self.loss(result), self.leaves)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def profile(self, common: dict[str, Any]) -> Profile:
+        """The rounds so far, joined with the report."""
+        data = data_of(self.programs) | common
+        _join(data, self.programs, self.calls, self.taken)
+        median = sorted(self.taken, key=lambda one: one.seconds)[len(self.taken) // 2]
+        positions = {program: i for i, program in enumerate(self.programs)}
+        passes = [
+            _trace.Pass(positions[one.program], one.program.title, _kernels_of(one), one)
+            for one in median.passes
+        ]
+        return Profile(data, _trace.Step(median.started, median.seconds, passes))
 
 
 class _Round(NamedTuple):

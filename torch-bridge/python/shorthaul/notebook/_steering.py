@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from .._decisions import recipe as recipe_of
-from .._profile import Profile, profile
+from .._profile import Profile, profile, together
 from .._recipe import Decision, Recipe
 from .._report import compiled_of, programs_of
 from ..module import _wrap, original_of
@@ -37,7 +37,8 @@ class Steering:
         self.inputs, self.kwargs, self.options = inputs, kwargs, options
         compiled = compiled_of(model)
         recipe = recipe_of(compiled, *inputs, **kwargs)
-        self.states = [self._measured("as the compiler decides", recipe, compiled)]
+        measured = profile(compiled, *inputs, **options, **kwargs)
+        self.states = [State("as the compiler decides", recipe, compiled, measured)]
         self.at = 0
 
     @property
@@ -63,8 +64,10 @@ class Steering:
         title = f"{'without' if decision.applied else 'with'} {decision.place}"
         options = replace(type(self.now.model)._shorthaul_options, recipe=recipe.text)
         model = _wrap(original_of(self.now.model), options)
-        state = self._measured(title, recipe, model)
-        self.states = [*self.states[: self.at + 1], state]
+        # Both in the same rounds, so that a busy machine does not decide which is faster.
+        before, after = together([self.now.model, model], self.inputs, self.kwargs, **self.options)
+        earlier = [*self.states[: self.at], replace(self.now, profile=before)]
+        self.states = [*earlier, State(title, recipe, model, after)]
         self.at += 1
 
     def move(self, by: int) -> None:
@@ -94,10 +97,6 @@ class Steering:
             off = sum((a - b).square().sum() for a, b in zip(own, exact, strict=True))
             found[name] = (off / sum(b.square().sum() for b in exact)).sqrt().item()
         return found
-
-    def _measured(self, title: str, recipe: Recipe, model: nn.Module) -> State:
-        measured = profile(model, *self.inputs, **self.options, **self.kwargs)
-        return State(title, recipe, model, measured)
 
     def _decision_of(self, row: dict[str, Any]) -> Decision:
         for decision in self.now.recipe.decisions:
