@@ -383,11 +383,7 @@ impl Lowering {
     }
 
     fn note(&mut self, choices: &[Choice]) {
-        for choice in choices {
-            if !self.choices.contains(choice) {
-                self.choices.push(choice.clone());
-            }
-        }
+        contraction::learn(&mut self.choices, choices);
     }
 
     fn workspace(&mut self, bytes: usize) -> Option<Buffer> {

@@ -23,6 +23,15 @@ pub struct Choice {
     swapped: bool,
 }
 
+/// Adds to `known` what it does not have.
+pub(crate) fn learn(known: &mut Vec<Choice>, choices: &[Choice]) {
+    for choice in choices {
+        if !known.contains(choice) {
+            known.push(choice.clone());
+        }
+    }
+}
+
 impl Choice {
     pub(super) fn of(p: &Plan) -> Choice {
         let s = &p.shape;

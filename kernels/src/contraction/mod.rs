@@ -30,6 +30,7 @@ pub(crate) mod text;
 mod tiles;
 
 pub use choice::Choice;
+pub(crate) use choice::learn;
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 

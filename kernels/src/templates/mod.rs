@@ -13,7 +13,7 @@
 mod scan;
 
 use crate::compile::SourceUnit;
-use crate::contraction::Choice;
+use crate::contraction::{Choice, learn};
 use scan::{Number, Scan, Type, Use};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,11 +88,7 @@ impl Templates {
     }
 
     pub(crate) fn note(&mut self, choices: &[Choice]) {
-        for choice in choices {
-            if !self.choices.contains(choice) {
-                self.choices.push(choice.clone());
-            }
-        }
+        learn(&mut self.choices, choices);
     }
 
     /// Ends a program: the next may differ from it.
