@@ -201,3 +201,35 @@ def test_networks_are_listed(capsys):
     assert bench.main(["--list"]) == 0
     said = capsys.readouterr().out
     assert "bert_large" in said and "335,174,458 parameters" in said
+
+
+def test_networks_of_other_libraries(tmp_path, capsys):
+    asked = tmp_path / "networks.txt"
+    asked.write_text(
+        "# two of them\ntorchvision:squeezenet1_1 --batch 1\ntransformers:bert # text\n"
+    )
+    names = [setting.name for setting in parse([f"@{asked}"]).settings]
+    assert names == ["torchvision:squeezenet1_1", "transformers:bert"]
+    assert bench.main(["torchvision:squeezenet1_1", "--batch", "1", "--report"]) == 0
+    assert "kernels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torchvision:resnet51", "torchvision has no network resnet51"),
+        ("transformers:bort", "transformers has no family bort"),
+        ("keras:resnet50", "there is no library keras"),
+    ],
+)
+def test_unknown_networks_of_other_libraries(name, said, capsys):
+    with pytest.raises(SystemExit):
+        parse([name])
+    assert said in capsys.readouterr().err
+
+
+def test_a_network_in_a_process_of_its_own(tmp_path):
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "4,6", "--against", "eager", "--no-first-step"]
+    assert bench.main([*arguments, *QUICK, "--separate", "--json", str(path)]) == 0
+    assert [r["batch"] for r in json.loads(path.read_text())["results"]] == [4, 6]

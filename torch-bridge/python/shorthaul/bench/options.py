@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..models import EXAMPLES, Example
+from ..models.libraries import example_of
 
 #: What PyTorch offers, and Shorthaul; the first is always measured.
 VARIANTS = ("shorthaul", "eager", "channels_last", "compile", "compile-max-autotune")
@@ -39,7 +40,7 @@ class Setting:
     @property
     def example(self) -> Example:
         """The network."""
-        example = EXAMPLES[self.name]
+        example = network(self.name)
         return (example.small or example) if self.small else example
 
     def arguments(self) -> list[str]:
@@ -58,10 +59,20 @@ class Setting:
         )
 
 
+def network(name: str) -> Example:
+    """One of ours, or one of another library. Raises ``ValueError`` where there is none."""
+    if ":" in name:
+        return example_of(name)
+    if name not in EXAMPLES:
+        raise ValueError(f"there is no network {name}; --list prints them")
+    return EXAMPLES[name]
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options, with ``settings``: one for each network, batch size and number of threads."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    # Names may stand between options, as they do in a file of arguments.
+    options = parser.parse_intermixed_args(arguments)
     if options.list:
         return options
     if "all" in options.names:
@@ -69,8 +80,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if not options.names:
         parser.error("give the names of networks, or `all`; --list prints them")
     for name in options.names:
-        if name not in EXAMPLES:
-            parser.error(f"there is no network {name}; --list prints them")
+        try:
+            network(name)
+        except ValueError as error:
+            parser.error(str(error))
     options.variants = ["shorthaul", *filter(None, options.against.split(","))]
     for variant in options.variants:
         if variant not in VARIANTS:
@@ -93,7 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _batch(name: str, small: bool) -> int:
-    example = EXAMPLES[name]
+    example = network(name)
     return ((example.small or example) if small else example).batch
 
 
@@ -104,9 +117,20 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reads files of arguments with comments: what follows ``#`` in a line."""
+
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        return arg_line.split("#")[0].split()
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "shorthaul-bench", description="Times training steps beside PyTorch's, in one run."
+    parser = _Parser(
+        "shorthaul-bench",
+        description="Times training steps beside PyTorch's, in one run.",
+        epilog="timm:NAME, torchvision:NAME and transformers:FAMILY are networks of other "
+        "libraries; @FILE reads arguments from a file, one in a line.",
+        fromfile_prefix_chars="@",
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="networks, or `all`")
@@ -128,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=int, default=7, help="rounds measured (7)")
     add("--warmup", type=int, default=2, help="steps before them (2)")
+    add("--separate", action="store_true", help="each network in a process of its own")
     add("--no-first-step", action="store_true", help="skip first step and memory")
     add(
         "--limits",
