@@ -1,13 +1,18 @@
 """The bench runs, says what it cannot measure, and its check compares with float64."""
 
+import copy
 import json
+import os
 
+import numpy as np
 import pytest
 import shorthaul
 import torch
 from shorthaul import bench
-from shorthaul.bench import accuracy, page, results, timing
+from shorthaul.bench import accuracy, jax_peer, onnxruntime_peer, page, results, timing
 from shorthaul.bench.options import Setting, parse
+from shorthaul.bench.variants import inputs_of, model_of
+from shorthaul.models import without_dropout
 from torch import nn
 
 QUICK = ["--rounds", "2", "--warmup", "1"]
@@ -233,3 +238,53 @@ def test_a_network_in_a_process_of_its_own(tmp_path):
     arguments = ["digits_cnn", "--batch", "4,6", "--against", "eager", "--no-first-step"]
     assert bench.main([*arguments, *QUICK, "--separate", "--json", str(path)]) == 0
     assert [r["batch"] for r in json.loads(path.read_text())["results"]] == [4, 6]
+
+
+def _small(name, mode="train"):
+    setting = Setting(name, 2, len(os.sched_getaffinity(0)), mode=mode, small=True)
+    return setting, without_dropout(model_of(setting)), inputs_of(setting)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer", "llama_135m", "unet_2d"])
+def test_the_peer_in_jax_computes_the_same_step(name):
+    setting, model, inputs = _small(name)
+    loss, gradients = jax_peer.stepper(setting, copy.deepcopy(model), inputs)()
+    expected = setting.example.loss(model(*inputs))
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    scale = max(p.grad.abs().max().item() for p in model.parameters())
+    for parameter_name, parameter in model.named_parameters():
+        found = gradients[f"model.{parameter_name}"]
+        np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer"])
+def test_the_peer_in_onnx_runtime_computes_the_same_step(name):
+    setting, model, inputs = _small(name)
+    found = onnxruntime_peer.stepper(setting, copy.deepcopy(model), inputs)()
+    expected = setting.example.loss(model(*inputs))
+    expected.backward()
+    np.testing.assert_allclose(found["loss"], expected.item(), rtol=1e-5)
+    scale = max(p.grad.abs().max().item() for p in model.parameters())
+    for parameter_name, parameter in model.named_parameters():
+        gradient = found[f"model.{parameter_name}.grad"]
+        np.testing.assert_allclose(gradient, parameter.grad.numpy(), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("peer", [jax_peer, onnxruntime_peer])
+def test_other_peers_infer_what_eager_does(peer):
+    setting, model, inputs = _small("digits_cnn", "forward")
+    found = peer.stepper(setting, model, inputs)()
+    found = next(iter(found.values())) if isinstance(found, dict) else found
+    with torch.no_grad():
+        expected = model(*inputs).numpy()
+    np.testing.assert_allclose(np.asarray(found).reshape(expected.shape), expected, atol=1e-5)
+
+
+def test_other_peers_say_what_they_cannot_measure(monkeypatch):
+    setting, model, inputs = _small("digits_cnn", "step")
+    for peer in (jax_peer, onnxruntime_peer):
+        with pytest.raises(RuntimeError, match="has no optimizers"):
+            peer.stepper(setting, model, inputs)
+    with pytest.raises(RuntimeError, match=r"lacks aten\._embedding_bag"):
+        jax_peer.stepper(*_small("dlrm"))

@@ -14,8 +14,16 @@ import torch
 from ..models import EXAMPLES, Example
 from ..models.libraries import example_of
 
-#: What PyTorch offers, and Shorthaul; the first is always measured.
-VARIANTS = ("shorthaul", "eager", "channels_last", "compile", "compile-max-autotune")
+#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured.
+VARIANTS = (
+    "shorthaul",
+    "eager",
+    "channels_last",
+    "compile",
+    "compile-max-autotune",
+    "jax",
+    "onnxruntime",
+)
 
 #: What a step is: inference, forward and backward, or with the optimizer's update.
 MODES = ("forward", "train", "step")

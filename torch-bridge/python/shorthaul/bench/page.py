@@ -17,6 +17,8 @@ _COLOURS = {
     "channels_last": "#8fae7e",
     "compile": "#d0905c",
     "compile-max-autotune": "#9a6fb0",
+    "jax": "#5fa8a0",
+    "onnxruntime": "#c2a83e",
 }
 
 _STYLE = """
