@@ -31,17 +31,20 @@ _TRANSFORMER_SIZES = {
     "pad_token_id": 0,
 }
 
-#: What a family calls these sizes, where it has names of its own, or what else it needs.
+#: What a family calls these sizes, where it has names of its own, or what else it needs; ``None``
+#: leaves a size out.
 _FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "bart": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 256, "encoder_ffn_dim": 1024}
     | {"decoder_ffn_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
     "t5": {"d_model": 256, "d_ff": 1024, "d_kv": 64, "num_layers": 2, "num_heads": 4},
-    "xlnet": {"d_model": 256, "d_inner": 1024, "n_layer": 4, "n_head": 4},
+    "xlnet": {"d_model": 256, "d_inner": 1024, "n_layer": 4, "n_head": 4}
+    | {"max_position_embeddings": None},
     "mamba": {"state_size": 16},
     "opt": {"ffn_dim": 1024, "word_embed_proj_dim": 256},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4, "num_heads": 4},
     "vit": {"image_size": 224, "patch_size": 16},
     "segformer": {},
+    "falcon": {"head_dim": None},
     "wav2vec2": {"conv_dim": (64,) * 7, "num_conv_pos_embeddings": 32},
 }
 
@@ -145,7 +148,8 @@ def _from_transformers(name: str) -> _Made:
         sizes = {} if name in _OWN_SIZES else _TRANSFORMER_SIZES
         default = kind()
         chosen = {size: value for size, value in sizes.items() if hasattr(default, size)}
-        config = kind(**(chosen | _FAMILY_SIZES.get(name, {})))
+        chosen |= _FAMILY_SIZES.get(name, {})
+        config = kind(**{size: value for size, value in chosen.items() if value is not None})
         config.use_cache = False
         return transformers.AutoModel.from_config(config)
 
@@ -153,7 +157,13 @@ def _from_transformers(name: str) -> _Made:
         return make, lambda batch: (torch.randn(batch, 3, 224, 224),), 4
     if name in _SOUND_FAMILIES:
         return make, lambda batch: (torch.randn(batch, 8000),), 4
-    return make, lambda batch: (torch.randint(1, 8000, (batch, _LENGTH)),), 4
+
+    def sentences(batch: int) -> Inputs:
+        tokens = torch.randint(1, 8000, (batch, _LENGTH))
+        is_text_to_text = name in ("t5", "mt5", "umt5")
+        return (tokens, torch.ones_like(tokens), tokens) if is_text_to_text else (tokens,)
+
+    return make, sentences, 4
 
 
 _LIBRARIES = {
