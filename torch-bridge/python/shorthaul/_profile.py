@@ -181,7 +181,10 @@ class _Subject:
         self.device = self.programs[0].place.device
         places = [program.place for program in self.programs]
         if any(place.runs_cuda_text and not place.is_cuda for place in places):
-            raise ValueError("emulated kernels are not timed: they say nothing about a device")
+            raise ValueError(
+                "emulated kernels are not timed: their times say nothing about a device. Profile a "
+                "model without backend='cuda-emulated'"
+            )
         self.leaves = [
             tensor
             for tensor in [*self.compiled.parameters(), *_pytree.tree_leaves((inputs, kwargs))]

@@ -170,7 +170,7 @@ class Recipe:
         for own in self.decisions:
             if own.key == decision.key:
                 return own
-        raise ValueError(f"this recipe has no decision {decision.place}")
+        raise ValueError(f"this recipe has no decision {decision.place}; see `recipe.decisions`")
 
     def _told(self, decision: Decision, apply: bool) -> Recipe:
         # Taking back what was told leaves the decision to the compiler again.

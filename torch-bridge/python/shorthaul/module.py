@@ -159,7 +159,7 @@ def _wrap(model: nn.Module, options: Options) -> nn.Module:
         model = model._orig_mod
     if isinstance(model, torch.jit.ScriptModule) or not isinstance(model, nn.Module):
         raise TypeError(
-            f"shorthaul.module takes an nn.Module (not scripted) or a class of them, not "
+            f"shorthaul.module takes an nn.Module (not scripted) or a class derived from it, not "
             f"{type(model).__name__}"
         )
     if "forward" in model.__dict__:
