@@ -30,7 +30,10 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     dump.arg("onnx/tests/dump_node_cases.py");
     let dumped = run_shown(dump.arg(root.join("target/onnx-node-cases")))?;
     if !dumped.success {
-        bail!("cannot write the node cases: `onnx/tests/dump_node_cases.py` ended with {}", dumped.ending);
+        bail!(
+            "cannot write the node cases: `onnx/tests/dump_node_cases.py` ended with {}",
+            dumped.ending
+        );
     }
     let mut test = hostile_files(root, &["--release"]);
     let done = run_shown(test.env("SHORTHAUL_MUTATIONS", numbers))?;
