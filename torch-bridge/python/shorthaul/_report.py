@@ -171,7 +171,8 @@ def programs_of(
     if not calls:
         raise ValueError(
             f"PyTorch runs all of {type(original_of(compiled)).__name__} for these inputs, so it "
-            f"has no compiled kernels; the warnings of the call say why"
+            f"has no compiled kernels; see the warnings of the call, or 'Coverage and limits' in "
+            f"the guide"
         )
     return [call.program for call in calls]
 

@@ -1,6 +1,7 @@
 """Optimizes ONNX files, and turns ONNX models into training steps.
 
 These functions do the same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line.
+Import this module with ``import shorthaul.onnx``.
 """
 
 from __future__ import annotations
