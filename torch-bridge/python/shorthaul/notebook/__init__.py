@@ -1,7 +1,7 @@
 """Tools for notebooks: ``Explorer`` is a widget that shows the kernels and decisions of a step.
 
-Import it with ``from shorthaul.notebook import Explorer``. It needs the package ``anywidget``, which
-``pip install "shorthaul[notebook]"`` installs.
+Import it with ``from shorthaul.notebook import Explorer``. It needs the package ``anywidget``,
+which ``pip install "shorthaul[notebook]"`` installs.
 """
 
 try:
