@@ -173,7 +173,7 @@ def capture(
     if functional is None:
         raise CaptureError(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
-            "through a view, which Shorthaul cannot hold; move that part out of the module."
+            "through a view, which Shorthaul cannot compile; move that part out of the module."
         )
     captured = _Writer(exported, functional, origins or {}, input_names).write()
     captured.export_seconds = export_seconds
@@ -286,7 +286,7 @@ class _Writer:
         }.get(spec.kind)
         if kind is None:
             raise CaptureError(
-                f"input `{node.name}` of kind {spec.kind.name} cannot be captured; pass it as a "
+                f"input `{node.name}` of kind {spec.kind.name} cannot be compiled; pass it as a "
                 f"tensor"
             )
         constant = None
@@ -360,7 +360,7 @@ class _Writer:
         if functional.target.split(".")[1] in _CLASS_LOSSES and isinstance(target, Ref):
             dtype = target.value.dtype
             if not (dtype in (torch.int64, torch.uint8) or dtype.is_floating_point):
-                error = CaptureError(f"{functional.target} takes no targets of type {dtype}")
+                error = CaptureError(f"{functional.target} accepts no targets of type {dtype}")
                 raise Refused.of_node(_source_node(functional.node), error)
         if functional.target.split(".")[1] not in _UNIFORM:
             return
@@ -369,7 +369,7 @@ class _Writer:
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
             error = CaptureError(
-                f"{functional.target} in `{origin['module']}` at {origin['source']} is given "
+                f"{functional.target} in `{origin['module']}` at {origin['source']} has "
                 f"operands of different "
                 f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
             )
@@ -529,7 +529,7 @@ class _Writer:
         }
         op = ops.get(type(expr).__name__)
         if op is None:
-            raise CaptureError(f"the size `{expr}` is computed in a way that Shorthaul cannot hold")
+            raise CaptureError(f"Shorthaul cannot compute the size `{expr}`")
         return [op, *(self._expression(arg, size) for arg in expr.args)]
 
     def _origin(self, node: fx.Node) -> dict:

@@ -99,27 +99,27 @@ class Options:
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
-            raise ValueError(f"backend is one of {BACKENDS}, not {self.backend!r}")
+            raise ValueError(f"backend must be one of {BACKENDS}, not {self.backend!r}")
         if self.fallback not in _FALLBACKS:
-            raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
+            raise ValueError(f"fallback must be one of {_FALLBACKS}, not {self.fallback!r}")
         if self.warmup not in _WARMUPS:
-            raise ValueError(f"warmup is one of {_WARMUPS}, not {self.warmup!r}")
+            raise ValueError(f"warmup must be one of {_WARMUPS}, not {self.warmup!r}")
         check_budget(self.memory_budget)
         if self.max_programs < 1:
-            raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
+            raise ValueError(f"max_programs must be at least 1, not {self.max_programs}")
 
 
 def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and
-    ``memory_budget``.
+    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and ``memory_budget``.
     """
     unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
-        raise ValueError(f"backend='shorthaul' has no option {named}")
+        valid = ", ".join(sorted(_TORCH_COMPILE_OPTIONS))
+        raise ValueError(f"backend='shorthaul' has no option {named}; its options are {valid}")
     known = dict(options or {})
     if known.get("recipe") is not None:
         known["recipe"] = text_of(known["recipe"])
@@ -193,8 +193,8 @@ class GraphCompiler:
             return True
         self._say(
             f"{self.name} already has {self.n_programs} programs for other sizes, modes or "
-            f"attributes; what needs another one runs through PyTorch. Pad the inputs to fewer "
-            f"sizes, or raise max_programs.",
+            f"attributes; PyTorch runs calls that need another one. Pad the inputs to fewer sizes, "
+            f"or raise max_programs.",
             RecompileWarning,
         )
         return False
@@ -266,7 +266,10 @@ class _Attempt:
             except (NotSplit, RefusedNodes) as refusal:
                 new = refusal.reasons.keys() - self.refused.keys()
                 if not new:
-                    raise CompileError(f"a region is refused for good: {refusal}") from refusal
+                    raise CompileError(
+                        f"this model cannot be split into what Shorthaul compiles and what PyTorch "
+                        f"runs: {refusal}; please report it"
+                    ) from refusal
                 self.refused |= refusal.reasons
         self._say_what_is_torchs(split)
         runs |= self._checkpoints(split)

@@ -26,10 +26,10 @@ from .timing import measure
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the bench; the exit code is 1 where Shorthaul fails or ``--check`` finds a difference.
+    """Runs the bench; the exit code is 1 if Shorthaul fails or ``--check`` finds a difference.
 
-    A peer that fails, a network that does not fit into memory, and an old file that cannot be read
-    are said, and the rest goes on.
+    If a peer fails, a network does not fit into memory, or an old file cannot be read, it prints
+    the reason and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)

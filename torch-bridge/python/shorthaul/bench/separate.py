@@ -1,7 +1,7 @@
 """One network of several in a process of its own: ``--separate``.
 
-Owns what such a process is asked and how its end is told. A process that crashes, or that takes too
-long, costs its own network only.
+Owns the arguments of such a process and the report of how it ended. If a process crashes or takes
+too long, only its own network is lost.
 """
 
 from __future__ import annotations

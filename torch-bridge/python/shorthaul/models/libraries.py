@@ -69,7 +69,7 @@ def example_of(name: str) -> Example:
     library, _, network = name.partition(":")
     if library not in _LIBRARIES:
         known = ", ".join(f"{known}:NAME" for known in _LIBRARIES)
-        raise ValueError(f"there is no library {library}; networks of others are {known}")
+        raise ValueError(f"there is no library {library}; names have the form {known}")
     try:
         make, inputs, batch = _LIBRARIES[library](network)
     except ImportError:
@@ -101,7 +101,7 @@ def _from_torchvision(name: str) -> _Made:
     import torchvision
 
     if name not in torchvision.models.list_models():
-        raise ValueError(f"torchvision has no network {name}")
+        raise ValueError(f"torchvision has no network {name}; see torchvision.models.list_models()")
     options: dict[str, Any] = {"weights": None}
     if "segmentation" in torchvision.models.get_model_builder(name).__module__:
         options["weights_backbone"] = None
@@ -127,7 +127,7 @@ def _from_timm(name: str) -> _Made:
     import timm
 
     if not timm.is_model(name):
-        raise ValueError(f"timm has no network {name}")
+        raise ValueError(f"timm has no network {name}; see timm.list_models()")
     known = timm.get_pretrained_cfg(name, allow_unregistered=True)
     shape = known.input_size if known else (3, 224, 224)
     return (
@@ -141,7 +141,7 @@ def _from_transformers(name: str) -> _Made:
     import transformers
 
     if name not in transformers.CONFIG_MAPPING:
-        raise ValueError(f"transformers has no family {name}")
+        raise ValueError(f"transformers has no family {name}; see transformers.CONFIG_MAPPING")
 
     def make() -> nn.Module:
         kind = transformers.CONFIG_MAPPING[name]
