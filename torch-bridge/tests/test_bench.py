@@ -288,3 +288,9 @@ def test_other_peers_say_what_they_cannot_measure(monkeypatch):
             peer.stepper(setting, model, inputs)
     with pytest.raises(RuntimeError, match=r"lacks aten\._embedding_bag"):
         jax_peer.stepper(*_small("dlrm"))
+
+
+def test_limits_are_not_of_a_step_with_an_optimizer(capsys):
+    with pytest.raises(SystemExit):
+        parse(["digits_cnn", "--limits", "--mode", "step"])
+    assert "--limits does not count the optimizer" in capsys.readouterr().err

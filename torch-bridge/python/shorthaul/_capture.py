@@ -427,8 +427,9 @@ class _Writer:
         return dict(zip(names, self.input_names, strict=False))
 
     def _place_of(self, node: fx.Node) -> str:
-        module = self._origin(node)["module"]
-        return f" in `{module}`" if module else ""
+        origin = self._origin(node)
+        module = f" in `{origin['module']}`" if origin["module"] else ""
+        return module + (f" ({origin['source']})" if origin["source"] else "")
 
     def _user_placeholders(self) -> list[fx.Node]:
         specs = self.exported.graph_signature.input_specs
@@ -560,7 +561,10 @@ def _module_path(path: str) -> str:
 
 
 def _source(stack_trace: str | None) -> str:
-    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost."""
+    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost.
+
+    Frames of our wrapper say nothing about the model: where there are no others, this is empty.
+    """
     places = []
     for line in (stack_trace or "").splitlines():
         line = line.strip()
@@ -568,8 +572,8 @@ def _source(stack_trace: str | None) -> str:
             filename, rest = line[6:].split('"', 1)
             number = rest.split("line ", 1)[1].split(",", 1)[0]
             places.append((filename, number))
-    inner = ("/torch/nn/", "/shorthaul/module.py")
-    own = [p for p in places if not any(part in p[0].replace("\\", "/") for part in inner)]
+    places = [p for p in places if not p[0].replace("\\", "/").endswith("/shorthaul/module.py")]
+    own = [p for p in places if "/torch/nn/" not in p[0].replace("\\", "/")]
     if not places:
         return ""
     filename, number = (own or places)[-1]

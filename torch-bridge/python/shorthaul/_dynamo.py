@@ -164,11 +164,14 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: How many programs were made for all its regions.
         self.n_programs = 0
+        #: Whether Dynamo found anything to compile.
+        self.has_graphs = False
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
+        self.has_graphs = True
         make_guards_complete()
         guard_global_hooks()
         self._say_graph_break(graph_module)
@@ -186,6 +189,14 @@ class GraphCompiler:
     def say_falls_back(self, what: str) -> None:
         """Once for each sentence: PyTorch runs something."""
         self._say(f"PyTorch runs a part of {self.name}: {what}", FallbackWarning)
+
+    def say_runs_nothing(self) -> None:
+        """Once: PyTorch runs everything."""
+        self._say(
+            f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
+            f"recurrent layers of torch.nn",
+            FallbackWarning,
+        )
 
     def may_compile(self) -> bool:
         """Whether one more program is allowed; said once where it is not."""
@@ -318,7 +329,8 @@ class _Attempt:
         for node, reason in split.torch_nodes.items():
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             module = _module_path(stack[-1][0]) if stack else ""
-            place = f"{module or 'the model itself'} ({_source(node.meta.get('stack_trace'))})"
+            source = _source(node.meta.get("stack_trace"))
+            place = (module or "the model itself") + (f" ({source})" if source else "")
             reasons.setdefault(reason, []).append(place)
         for reason, places in reasons.items():
             first = ", ".join(dict.fromkeys(places[:3]))

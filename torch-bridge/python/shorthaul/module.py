@@ -301,7 +301,8 @@ class Runner:
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
-        if self.is_first:
+        is_first = self.is_first
+        if is_first:
             self.is_first = False
             if any(_is_uninitialized(child) for child in owner.modules()):
                 # What a lazy module makes of its first inputs is made by Python alone.
@@ -310,7 +311,10 @@ class Runner:
             return self.forward(owner, *args, **kwargs)
         try:
             with _working():
-                return self.optimized(owner, *args, **kwargs)
+                result = self.optimized(owner, *args, **kwargs)
+            if is_first and not self.compiler.has_graphs and any(True for _ in owner.parameters()):
+                self.compiler.say_runs_nothing()
+            return result
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None

@@ -92,6 +92,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             network(name)
         except ValueError as error:
             parser.error(str(error))
+    if options.limits and options.mode == "step":
+        parser.error("--limits does not count the optimizer: use --mode train or forward")
     options.variants = ["shorthaul", *filter(None, options.against.split(","))]
     for variant in options.variants:
         if variant not in VARIANTS:
