@@ -58,16 +58,7 @@ impl Executable {
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        // A panic under the lock leaves texts that are whole.
-        let known = templates.map_or_else(Vec::new, |templates| {
-            let templates = templates.lock().unwrap_or_else(PoisonError::into_inner);
-            templates.choices().to_vec()
-        });
-        let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
-        let mut lowered: Lowered = lower(threads)?;
-        if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-            lowered = lower(1)?;
-        }
+        let mut lowered = lower_for(&plan, options, threads, templates)?;
         if let Some(templates) = templates {
             lowered.share(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -86,6 +77,27 @@ impl Executable {
             kernels: lowered.kernels,
         })
     }
+}
+
+/// Lowers a plan for a number of threads, or for one where threads are not worth it; contractions are planned
+/// as those of earlier sizes where that costs little.
+pub(crate) fn lower_for(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: Option<&Mutex<Templates>>,
+) -> Result<Lowered, CompileError> {
+    // A panic under the lock leaves texts that are whole.
+    let known = templates.map_or_else(Vec::new, |templates| {
+        let templates = templates.lock().unwrap_or_else(PoisonError::into_inner);
+        templates.choices().to_vec()
+    });
+    let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
+    let lowered = lower(threads)?;
+    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
+        return Ok(lower(1)?);
+    }
+    Ok(lowered)
 }
 
 /// Microseconds that threads need to meet behind a launch.

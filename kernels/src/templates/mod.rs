@@ -8,7 +8,8 @@
 //! shared kernel computes what its own would. Only numbers that C lets be anything become values
 //! (`scan`); a text that differs elsewhere is compiled for itself.
 //!
-//! The first program's kernels keep their numbers: who uses one size pays nothing.
+//! The first program's kernels keep their numbers: who uses one size pays nothing. Sizes that are only
+//! foreseen show, before anything is compiled for a second size, which numbers will differ.
 
 mod scan;
 
@@ -48,6 +49,17 @@ struct Form {
     values: BTreeMap<usize, usize>,
     unit: Arc<SourceUnit>,
     symbols: Vec<String>,
+    /// Whether a program calls it; else it was only foreseen.
+    is_called: bool,
+}
+
+/// Whether a program's kernels will run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// They are compiled and called.
+    Run,
+    /// They show what kernels of such sizes look like.
+    Foresee,
 }
 
 /// What a kernel's launches call.
@@ -79,7 +91,8 @@ impl Templates {
 
     /// Texts that were compiled for all programs so far.
     pub fn n_texts(&self) -> usize {
-        self.forms.values().map(Vec::len).sum()
+        let forms = self.forms.values().flatten();
+        forms.filter(|form| form.is_called).count()
     }
 
     /// How contractions of all programs so far were planned.
@@ -99,25 +112,29 @@ impl Templates {
     /// Notes that a kernel was compiled in `unit`, with its numbers.
     pub(crate) fn keep(&mut self, own: &Own, unit: &Arc<SourceUnit>) {
         let (shape, scan) = shape_of(own);
-        let form = Form::of(own, &scan, self.n_programs, unit);
+        let mut form = Form::of(own, &scan, self.n_programs, unit);
+        form.is_called = true;
         self.forms.entry(shape).or_default().push(form);
     }
 
     /// What a kernel of a later program calls; `unit_of` makes a file of a kernel's text.
-    pub(crate) fn share(&mut self, own: &Own, unit_of: impl Fn(&str) -> SourceUnit) -> Shared {
+    pub(crate) fn share(
+        &mut self,
+        own: &Own,
+        purpose: Purpose,
+        unit_of: impl Fn(&str) -> SourceUnit,
+    ) -> Shared {
         let (shape, scan) = shape_of(own);
         let program = self.n_programs;
         let forms = self.forms.entry(shape).or_default();
         let literals = literals(own.text, &scan);
-        if let Some((form, values)) = forms
-            .iter()
-            .find_map(|form| Some((form, form.values_for(&literals, &scan)?)))
-        {
-            return Shared {
-                unit: Arc::clone(&form.unit),
-                symbols: form.symbols.clone(),
-                values: (!form.values.is_empty()).then_some(values),
-            };
+        let serving = forms
+            .iter_mut()
+            .filter_map(|form| form.values_for(&literals, &scan).map(|v| (form, v)))
+            .min_by_key(|(form, values)| form.preference(values.len()));
+        if let Some((form, values)) = serving {
+            form.is_called |= purpose == Purpose::Run;
+            return form.shared(values);
         }
         let named = |text: &str| text.replace(own.placeholder, own.name);
         let nearest = forms
@@ -129,7 +146,7 @@ impl Templates {
         let joined = nearest
             .filter(|_| takes_values)
             .and_then(|form| Some((form, form.joined(&literals, &scan)?)));
-        let form = match joined {
+        let mut form = match joined {
             Some((nearest, values)) => {
                 let text = named(&template(own, &scan, &values));
                 Form {
@@ -138,16 +155,13 @@ impl Templates {
                     values,
                     unit: Arc::new(unit_of(&text)),
                     symbols: own.symbols.to_vec(),
+                    is_called: false,
                 }
             }
             None => Form::of(own, &scan, program, &Arc::new(unit_of(&named(own.text)))),
         };
-        let values = form.values_for(&literals, &scan).unwrap_or_default();
-        let shared = Shared {
-            unit: Arc::clone(&form.unit),
-            symbols: form.symbols.clone(),
-            values: (!form.values.is_empty()).then_some(values),
-        };
+        form.is_called = purpose == Purpose::Run;
+        let shared = form.shared(form.values_for(&literals, &scan).unwrap_or_default());
         forms.push(form);
         shared
     }
@@ -197,6 +211,25 @@ impl Form {
             values: BTreeMap::new(),
             unit: Arc::clone(unit),
             symbols: own.symbols.to_vec(),
+            is_called: false,
+        }
+    }
+
+    /// Of texts that serve a kernel the least is taken: the one with the fewest values of those that are
+    /// compiled, else the one that will serve most sizes.
+    fn preference(&self, n_values: usize) -> (bool, isize) {
+        let n_values = n_values.cast_signed();
+        match self.is_called {
+            true => (false, n_values),
+            false => (true, -n_values),
+        }
+    }
+
+    fn shared(&self, values: Vec<i64>) -> Shared {
+        Shared {
+            unit: Arc::clone(&self.unit),
+            symbols: self.symbols.clone(),
+            values: (!self.values.is_empty()).then_some(values),
         }
     }
 

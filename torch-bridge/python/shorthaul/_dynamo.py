@@ -51,6 +51,7 @@ from ._partition import (
 from ._place import BACKENDS
 from ._recipe import check_budget, text_of
 from ._region import Region
+from ._sizes import expression
 
 log = logging.getLogger("shorthaul")
 
@@ -285,7 +286,8 @@ class _Attempt:
         flags = [value_of(node).requires_grad for node in plan.outputs]
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
-        region = Region(body, origins, flags, names, history, self.compiler)
+        is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
+        region = Region(body, origins, flags, names, history, self.compiler, is_open)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
         # Tracing saves nothing for a backward pass that anybody runs.
         with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
@@ -371,6 +373,13 @@ def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     with FakeTensorMode():
         look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     return look.requires_grad_(requires_grad)
+
+
+def _open_sizes(value: Any) -> Any:
+    """Of a tensor's sizes, or of a number, whether Dynamo left them open."""
+    if isinstance(value, torch.Tensor):
+        return tuple(not isinstance(expression(size), int) for size in value.shape)
+    return isinstance(value, torch.SymInt) and not isinstance(expression(value), int)
 
 
 def _hint(value: Any) -> Any:
