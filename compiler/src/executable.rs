@@ -3,14 +3,16 @@
 use crate::error::CompileError;
 use crate::plan::Plan;
 use crate::report::bytes;
+use crate::torch::locked;
 use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
+use kernels::contraction::Known;
 use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, lower_like};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A step that runs: a forward program and, for training, a backward one.
 ///
@@ -60,7 +62,7 @@ impl Executable {
     ) -> Result<Executable, CompileError> {
         let mut lowered = lower_for(&plan, options, threads, templates)?;
         if let Some(templates) = templates {
-            lowered.share(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
+            lowered.share(&mut locked(templates));
         }
         let modules = compile(&lowered.units, options, progress)?;
         let [forward, backward] = assemble(&plan.graph, &lowered, &modules)?;
@@ -87,11 +89,7 @@ pub(crate) fn lower_for(
     threads: usize,
     templates: Option<&Mutex<Templates>>,
 ) -> Result<Lowered, CompileError> {
-    // A panic under the lock leaves texts that are whole.
-    let known = templates.map_or_else(Vec::new, |templates| {
-        let templates = templates.lock().unwrap_or_else(PoisonError::into_inner);
-        templates.choices().to_vec()
-    });
+    let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
     let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
     let lowered = lower(threads)?;
     if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {

@@ -11,7 +11,7 @@ use kernels::compile::CompileOptions;
 use kernels::progress::Progress;
 use kernels::templates::Templates;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A captured graph, imported and ready to be made a step.
 #[derive(Debug)]
@@ -114,15 +114,21 @@ impl Captured {
         let plan = self.plan_for(&sizes.own, wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
         if let Some(templates) = templates {
-            for expected in &sizes.expected {
+            let must_foresee = locked(templates).must_foresee();
+            for expected in sizes.expected.iter().filter(|_| must_foresee) {
                 // An operator may refuse sizes that nobody asked for; those then show nothing.
                 let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
                 let lowered = plan.and_then(|p| lower_for(&p, &options, threads, Some(templates)));
                 if let Ok(lowered) = lowered {
-                    lowered.foresee(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
+                    lowered.foresee(&mut locked(templates));
                 }
             }
         }
         Executable::build_sharing(plan, &options, threads, templates, progress)
     }
+}
+
+/// A panic under the lock leaves texts that are whole.
+pub(crate) fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
+    templates.lock().unwrap_or_else(PoisonError::into_inner)
 }

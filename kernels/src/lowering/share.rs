@@ -12,7 +12,11 @@ impl Lowered {
     pub fn share(&mut self, templates: &mut Templates) {
         let n_buffers = self.n_buffers();
         let is_first = templates.is_empty();
-        templates.note(&self.choices);
+        templates.note(&self.choices, !is_first);
+        if !is_first {
+            // Kernels of several layers may differ in numbers as well.
+            self.show(templates, &n_buffers);
+        }
         let files: Vec<Arc<SourceUnit>> = self.units.iter().cloned().map(Arc::new).collect();
         let mut unit_of_source = vec![0; self.sources.len()];
         for launch in &self.launches {
@@ -59,12 +63,16 @@ impl Lowered {
     /// Shows how kernels of sizes that may come differ from those of earlier ones, so that texts that are
     /// compiled from here on serve them as well. A text is compiled when a program calls it.
     pub fn foresee(&self, templates: &mut Templates) {
-        templates.note(&self.choices);
-        for (source, n_buffers) in self.sources.iter().zip(self.n_buffers()) {
-            let own = own_of(source, n_buffers);
+        templates.note(&self.choices, false);
+        self.show(templates, &self.n_buffers());
+        templates.close_program();
+    }
+
+    fn show(&self, templates: &mut Templates, n_buffers: &[usize]) {
+        for (source, n_buffers) in self.sources.iter().zip(n_buffers) {
+            let own = own_of(source, *n_buffers);
             templates.share(&own, Purpose::Foresee, |text| file_of(source, text));
         }
-        templates.close_program();
     }
 
     /// Of each source, the buffers that its launches give.

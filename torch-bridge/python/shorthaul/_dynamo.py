@@ -66,6 +66,9 @@ _TORCH_COMPILE_OPTIONS = {
     "memory_budget",
 }
 
+#: So many further sizes of a trace count as one program.
+_SIZES_AS_ONE = 8
+
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
@@ -165,6 +168,8 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: How many programs were made for all its regions.
         self.n_programs = 0
+        #: How many were made besides for further sizes of a trace.
+        self.n_sizes = 0
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
 
@@ -190,12 +195,12 @@ class GraphCompiler:
 
     def may_compile(self) -> bool:
         """Whether one more program is allowed; said once where it is not."""
-        if self.n_programs < self.options.max_programs:
+        if self.n_programs + self.n_sizes // _SIZES_AS_ONE < self.options.max_programs:
             return True
         self._say(
-            f"{self.name} already has {self.n_programs} programs for other sizes, modes or "
-            f"attributes; PyTorch runs calls that need another one. Pad the inputs to fewer sizes, "
-            f"or raise max_programs.",
+            f"{self.name} already has {self.n_programs + self.n_sizes} programs for other sizes, "
+            f"modes or attributes; PyTorch runs calls that need another one. Pad the inputs to "
+            f"fewer sizes, or raise max_programs.",
             RecompileWarning,
         )
         return False
@@ -379,7 +384,8 @@ def _open_sizes(value: Any) -> Any:
     """Of a tensor's sizes, or of a number, whether Dynamo left them open."""
     if isinstance(value, torch.Tensor):
         return tuple(not isinstance(expression(size), int) for size in value.shape)
-    return isinstance(value, torch.SymInt) and not isinstance(expression(value), int)
+    is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))
+    return is_symbol and not isinstance(expression(value), (int, float))
 
 
 def _hint(value: Any) -> Any:

@@ -207,6 +207,10 @@ class Region:
         are_open = (any(flags) if isinstance(flags, tuple) else flags for flags in self.is_open)
         if not any(are_open) or self.alone:
             return None
+        pairs = zip(self.is_open, inputs, strict=True)
+        if any(flags is True and isinstance(value, float) for flags, value in pairs):
+            self._trace_alone(Outside("a number that follows from a size has a fraction"))
+            return None
         needs = [getattr(value, "requires_grad", None) for value in inputs]
         mode = (torch.is_grad_enabled(), _autocast.key(), supported, *needs)
         traces = self.symbolic.setdefault(mode, [])
@@ -280,7 +284,7 @@ class Region:
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
-        self.owner.n_programs += 1
+        self._count(captured)
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
@@ -297,6 +301,16 @@ class Region:
             return call
 
         return Pending(program, call_of) if in_background else call_of(program)
+
+    def _count(self, captured: Captured) -> None:
+        """A program whose trace another size made takes less of what the owner allows."""
+        symbolic = captured.symbolic
+        if symbolic is not None and symbolic.is_used:
+            self.owner.n_sizes += 1
+            return
+        self.owner.n_programs += 1
+        if symbolic is not None:
+            symbolic.is_used = True
 
     def _log_seconds(self, captured: Captured, program: Program) -> None:
         sizes = ", ".join(str(list(spec.shape)) for spec in program.inputs[:4])

@@ -25,7 +25,9 @@ def expression(value: Any) -> Any:
     """A symbolic number as a SymPy expression, and any other value as it is."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         found = value.node.expr
-        return int(found) if found.is_Integer else found
+        if found.is_Integer:
+            return int(found)
+        return float(found) if found.is_Float else found
     return value
 
 

@@ -61,6 +61,8 @@ class Symbolic:
 
     captured: Captured
     conditions: list[Conditions]
+    #: Whether a program was made from it.
+    is_used: bool = False
     _imported: Any = field(default=None, repr=False)
 
     @property
@@ -103,7 +105,7 @@ class Symbolic:
             bounds=[bound.at(number) for bound in captured.bounds],
             strides=[stride and tuple(map(number, stride)) for stride in captured.strides],
             symbolic=self,
-            expected=[] if self._imported else self._expected(looks),
+            expected=self._expected(looks),
         )
 
     def _expected(self, looks: list[Any]) -> list[dict[str, int]]:
