@@ -114,8 +114,7 @@ impl Tiling {
         }
     }
 
-    /// The same axis in tiles of `small` positions and, with `has_big`, of one more, if it can be cut so.
-    /// All tiles may be of one kind; the text has both.
+    /// The axis in tiles of `small` positions and, with `has_big`, of one more, or all of one kind.
     fn with(&self, m: &[Dim], (small, has_big): (i64, bool)) -> Option<Self> {
         let size = m[self.axis].size;
         // As many tiles as leave at most one position more for each.
