@@ -1,6 +1,6 @@
 //! Which texts are shared, and what they are given.
 
-use super::{Own, Shared, Templates};
+use super::{Own, Purpose, Shared, Templates};
 use crate::compile::SourceUnit;
 use std::sync::Arc;
 
@@ -47,7 +47,9 @@ fn first(templates: &mut Templates, texts: &[String]) {
 
 fn share(templates: &mut Templates, text: &str, name: &str) -> Shared {
     let symbols = [name.to_string()];
-    templates.share(&own(text, name, &symbols), |text| unit(name, text))
+    templates.share(&own(text, name, &symbols), Purpose::Run, |text| {
+        unit(name, text)
+    })
 }
 
 #[test]

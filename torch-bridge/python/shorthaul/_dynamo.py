@@ -51,6 +51,7 @@ from ._partition import (
 from ._place import BACKENDS
 from ._recipe import check_budget, text_of
 from ._region import Region
+from ._sizes import expression
 
 log = logging.getLogger("shorthaul")
 
@@ -64,6 +65,9 @@ _TORCH_COMPILE_OPTIONS = {
     "recipe",
     "memory_budget",
 }
+
+#: So many further sizes of a trace count as one program.
+_SIZES_AS_ONE = 8
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
@@ -166,6 +170,8 @@ class GraphCompiler:
         self.n_programs = 0
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
+        #: How many were made besides for further sizes of a trace.
+        self.n_sizes = 0
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
 
@@ -200,12 +206,12 @@ class GraphCompiler:
 
     def may_compile(self) -> bool:
         """Whether one more program is allowed; said once where it is not."""
-        if self.n_programs < self.options.max_programs:
+        if self.n_programs + self.n_sizes // _SIZES_AS_ONE < self.options.max_programs:
             return True
         self._say(
-            f"{self.name} already has {self.n_programs} programs for other sizes, modes or "
-            f"attributes; PyTorch runs calls that need another one. Pad the inputs to fewer sizes, "
-            f"or raise max_programs.",
+            f"{self.name} already has {self.n_programs + self.n_sizes} programs for other sizes, "
+            f"modes or attributes; PyTorch runs calls that need another one. Pad the inputs to "
+            f"fewer sizes, or raise max_programs.",
             RecompileWarning,
         )
         return False
@@ -296,7 +302,8 @@ class _Attempt:
         flags = [value_of(node).requires_grad for node in plan.outputs]
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
-        region = Region(body, origins, flags, names, history, self.compiler)
+        is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
+        region = Region(body, origins, flags, names, history, self.compiler, is_open)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
         # Tracing saves nothing for a backward pass that anybody runs.
         with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
@@ -383,6 +390,14 @@ def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     with FakeTensorMode():
         look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     return look.requires_grad_(requires_grad)
+
+
+def _open_sizes(value: Any) -> Any:
+    """Of a tensor's sizes, or of a number, whether Dynamo left them open."""
+    if isinstance(value, torch.Tensor):
+        return tuple(not isinstance(expression(size), int) for size in value.shape)
+    is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))
+    return is_symbol and not isinstance(expression(value), (int, float))
 
 
 def _hint(value: Any) -> Any:
