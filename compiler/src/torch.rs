@@ -114,7 +114,7 @@ impl Captured {
         let plan = self.plan_for(&sizes.own, wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
         if let Some(templates) = templates {
-            let must_foresee = locked(templates).must_foresee();
+            let must_foresee = !sizes.expected.is_empty() && locked(templates).must_foresee();
             for expected in sizes.expected.iter().filter(|_| must_foresee) {
                 // An operator may refuse sizes that nobody asked for; those then show nothing.
                 let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
