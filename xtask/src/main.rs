@@ -8,6 +8,7 @@ mod demo;
 mod layering;
 mod mutations;
 mod notebook;
+mod onnx_coverage;
 mod python;
 mod snapshots;
 mod source;
@@ -25,6 +26,7 @@ cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul si
 cargo xtask notebook [ARGS...]         the guided tuning notebook in JupyterLab
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       N damaged ONNX files (20000) through every command
+cargo xtask onnx-coverage              operators of ONNX: docs/onnx-coverage.md
 
 `demo` hands its arguments to `python -m shorthaul.demo`, `notebook` to `jupyter lab`, `snapshots` to
 `cargo test`.
@@ -49,6 +51,7 @@ fn dispatch() -> Result<ExitCode> {
         Some("notebook") => notebook::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
         Some("mutations") => mutations::run(&root, &args[1..]),
+        Some("onnx-coverage") => onnx_coverage::run(&root, &args[1..]),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             Ok(ExitCode::SUCCESS)
