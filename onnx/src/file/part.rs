@@ -61,6 +61,10 @@ impl Part {
         let mut paths = unfinished();
         // A name may be as long as names can be.
         let start: String = name.chars().take(SHOWN_OF_NAME).collect();
+        // Held until the new folder has its lock: no other run takes it for one that nobody holds. Where folders
+        // cannot be locked, only runs of this process wait for each other.
+        let around = File::open(folder)?;
+        let _ = around.lock();
         remove_abandoned(folder, &start, name);
         for n in 0..MOST_TAKEN {
             let part = folder.join(format!(".{start}.{}-{n}.part", std::process::id()));
@@ -157,7 +161,8 @@ impl Part {
     }
 }
 
-/// Removes the folders that killed runs left for the file `name`, whose name starts so.
+/// Removes the folders that killed runs left for the file `name`, whose name starts so. The caller holds the lock of
+/// `folder`.
 fn remove_abandoned(folder: &Path, start: &str, name: &str) {
     let (head, tail) = (format!(".{start}."), ".part");
     let is_part = |name: &str| {
@@ -170,11 +175,13 @@ fn remove_abandoned(folder: &Path, start: &str, name: &str) {
             continue;
         }
         let path = item.path();
-        // Without the file it is just being made, or is another program's.
-        let Ok(lock) = File::options().write(true).open(path.join(LOCK)) else {
-            continue;
+        // Without the file its run was killed before it had made it, or while it removed the folder.
+        let lock = File::options().write(true).open(path.join(LOCK));
+        let is_held = match &lock {
+            Ok(lock) => lock.try_lock().is_err(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
         };
-        if lock.try_lock().is_ok() && put_back(&path, folder, start, name).is_ok() {
+        if !is_held && put_back(&path, folder, start, name).is_ok() {
             // Another run may remove it at the same time.
             let _ = fs::remove_dir_all(path);
         }
@@ -193,8 +200,6 @@ fn put_back(part: &Path, folder: &Path, start: &str, name: &str) -> io::Result<(
     if start != name {
         return Err(io::Error::other("of which target they are is not known"));
     }
-    let around = File::open(folder)?;
-    let _ = around.lock();
     let place = folder.join(name);
     if place.exists() {
         return Ok(());
@@ -289,10 +294,13 @@ mod tests {
         drop(Part::within(folder.path(), "t").expect("created"));
         assert_eq!(text(&killed.file("t")), "half of it");
         killed._lock = None;
+        let unlocked = folder.path().join(".t.1-0.part");
+        fs::create_dir(&unlocked).expect("made");
         drop(Part::within(folder.path(), "u").expect("created"));
         assert_eq!(text(&killed.file("t")), "half of it", "of another target");
         drop(Part::within(folder.path(), "t").expect("created"));
         assert!(!killed.folder.exists());
+        assert!(!unlocked.exists(), "killed before it had a lock");
         assert!(other.exists(), "nobody made it here");
     }
 

@@ -7,6 +7,9 @@
 use super::*;
 use crate::rewrite::patch::{int, ints};
 
+/// Hidden values of one cell.
+const MOST_HIDDEN: i64 = 1 << 24;
+
 /// What a cell is made of.
 struct Cell<'n> {
     old: &'n NodeProto,
@@ -70,7 +73,7 @@ pub(super) fn write(cx: &mut Written, old: &NodeProto) -> Option<()> {
     let n_steps = shape.get(usize::from(batch_first))?.as_const()?;
     let recurrent = cx.facts.get(given(old, 2)?)?.shape.clone()?;
     let hidden = recurrent.get(2)?.as_const()?;
-    if !(1..=MOST_TRIPS).contains(&n_steps) {
+    if !(1..=MOST_TRIPS).contains(&n_steps) || !(1..=MOST_HIDDEN).contains(&hidden) {
         return None;
     }
     let name = |n: usize| old.output.get(n).filter(|o| !o.is_empty()).cloned();
