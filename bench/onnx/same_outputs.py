@@ -1,8 +1,8 @@
 """Whether ONNX Runtime gives the same for two files, on random inputs of given sizes.
 
 Owns how the inputs are made up and how outputs are compared. Runs without optimizations of ONNX
-Runtime's own, so that the two files are what is compared. Where outputs are as small as roundings of
-what they are made of, the yardstick is what ONNX Runtime's own optimizations change of the original.
+Runtime's own, so that the two files are what is compared. Where outputs are as small as roundings
+of what they are made of, the yardstick is what ONNX Runtime's own optimizations change.
 """
 
 from __future__ import annotations
