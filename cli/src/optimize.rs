@@ -12,9 +12,11 @@ use compiler::graph::SymExpr;
 use onnx::file::{self, Model};
 use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
-use onnx::{optimize, set_shape, verify};
+use onnx::{edit, near, optimize, set_shape, verify};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What to optimize, and how.
 #[derive(Args, Debug)]
@@ -61,9 +63,43 @@ pub struct Optimize {
     /// Bytes of constants that one folding may add to the file
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
-    /// Rules not to use, separated by commas
+    /// The only rules to use, separated by commas
     #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule)]
+    rules: Vec<String>,
+    /// Rules not to use, separated by commas
+    #[arg(long, visible_alias = "skip-rules", value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     without: Vec<String>,
+    /// Let outputs differ by that part of their largest element, whatever rounding explains: 1e-4, say
+    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part, conflicts_with = "no_verify")]
+    tolerance: f64,
+    /// Stop verifying after so many seconds; what is verified by then is written
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "no_verify")]
+    time_limit: Option<Duration>,
+    /// Take the part of the file that these values go into, instead of its inputs; separated by commas
+    #[arg(
+        long,
+        value_name = "VALUES",
+        value_delimiter = ',',
+        conflicts_with = "measure"
+    )]
+    from: Vec<String>,
+    /// Take the part of the file that gives these values, instead of its outputs; separated by commas
+    #[arg(
+        long,
+        value_name = "VALUES",
+        value_delimiter = ',',
+        conflicts_with = "measure"
+    )]
+    to: Vec<String>,
+    /// Bring the file to that newer version of the standard's operators, verified like everything else
+    #[arg(long, value_name = "VERSION", conflicts_with = "measure", value_parser = clap::value_parser!(i64).range(7..))]
+    opset: Option<i64>,
+    /// Leave out documentation, metadata, names of nodes and types of inner values
+    #[arg(long)]
+    strip: bool,
+    /// Write down the types and sizes that are known of inner values
+    #[arg(long, conflicts_with = "strip")]
+    infer_shapes: bool,
     /// Print the names of the rules and end
     #[arg(long)]
     list_rules: bool,
@@ -113,6 +149,8 @@ Examples:
   shorthaul optimize decoder.onnx -o smaller.onnx --bind total=past+new
   shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
   shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu --oracle ort --measure
+  shorthaul optimize model.onnx -o encoder.onnx --to /encoder/Add_output_0 --strip
+  shorthaul optimize model.onnx -o smaller.onnx --time-limit 60 --skip-rules fold
   shorthaul optimize --list-rules
 
 The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
@@ -134,10 +172,25 @@ fn rule(text: &str) -> Result<String, String> {
     match names.contains(&text) {
         true => Ok(text.to_string()),
         false => Err(format!(
-            "there is no rule `{text}`; the rules are {}",
-            names.join(", ")
+            "there is no rule `{text}`{}; `shorthaul optimize --list-rules` lists them",
+            near::suggestion(text, names)
         )),
     }
+}
+
+/// A part of 1.
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(part) if (0.0..1.0).contains(&part) => Ok(part),
+        _ => Err(format!("`{text}` is no number from 0 to below 1")),
+    }
+}
+
+/// A time of more than nothing.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|n| *n > 0.0);
+    let time = seconds.and_then(|n| Duration::try_from_secs_f64(n).ok());
+    time.ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
 }
 
 /// A factor of at least 0.
@@ -146,6 +199,37 @@ fn factor(text: &str) -> Result<f64, String> {
         Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(factor),
         _ => Err(format!("`{text}` is no factor")),
     }
+}
+
+impl Optimize {
+    /// Rules that are not used.
+    fn unused(&self) -> BTreeSet<String> {
+        let mut unused: BTreeSet<String> = self.without.iter().cloned().collect();
+        if !self.rules.is_empty() {
+            let others = rewrite::rule_names().into_iter().map(str::to_string);
+            unused.extend(others.filter(|name| !self.rules.contains(name)));
+        }
+        unused
+    }
+
+    /// The model with what was asked for besides.
+    fn finished(&self, model: Model) -> Model {
+        let proto = match (self.strip, self.infer_shapes) {
+            (true, _) => edit::strip(&model.proto),
+            (_, true) => edit::with_sizes(&model.proto, &model.folder).0,
+            _ => return model,
+        };
+        model.with(proto)
+    }
+}
+
+/// When a time that begins now is over.
+fn deadline(limit: Option<Duration>) -> Result<Option<Instant>> {
+    let end = |limit| {
+        let end = Instant::now().checked_add(limit);
+        end.context("--time-limit is longer than a clock counts")
+    };
+    limit.map(end).transpose()
 }
 
 /// Rewrites, verifies, writes; gives the summary.
@@ -172,10 +256,18 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     progress.stage("reading");
     let model = Model::read(path)?;
     let shapes = args.set_shape.iter().cloned().collect();
-    let model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
+    let mut model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
+    if !(args.from.is_empty() && args.to.is_empty()) {
+        let part = edit::extract(&model.proto, &model.folder, &args.from, &args.to)?;
+        model = model.with(part);
+    }
     let mut inputs = verify::Options::default().inputs;
     for file in &args.inputs {
         inputs.extend(crate::tensors::read(file, &model)?);
+    }
+    let original = model.clone();
+    if let Some(version) = args.opset {
+        model = model.with(edit::raise(&model.proto, &model.folder, version)?);
     }
     let (sizes, relations) = sizes::apart(&args.bind);
     let verifying = verify::Options {
@@ -184,19 +276,28 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         relations,
         inputs,
         oracle: args.oracle.map(Witness::find).transpose()?,
+        tolerance: args.tolerance,
+        deadline: deadline(args.time_limit)?,
     };
+    if args.opset.is_some() && !args.no_verify {
+        progress.stage("verifying the newer version");
+        let checker = verify::Checker::new(&original, &verifying)?;
+        let same = checker.check_other(&model);
+        same.context("the file in the newer version does not give the same")?;
+    }
     let clock = args.measure.then(OnnxRuntime::find).transpose()?;
     let timed = clock.map(|clock| (clock, verifying.clone()));
     let options = optimize::Options {
         rewriting: rewrite::Options {
             target: args.target,
             fold_limit: args.fold_limit,
-            without: args.without.iter().cloned().collect(),
+            without: args.unused(),
             ..Default::default()
         },
         verifying: (!args.no_verify).then_some(verifying),
     };
     let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
+    optimized.model = args.finished(optimized.model);
     progress.stage("writing");
     let staged = file::stage(&optimized.model, out)?;
     let summary = &mut optimized.summary;

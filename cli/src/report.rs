@@ -2,6 +2,7 @@
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
+use crate::sizes;
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, bail};
 use compiler::graph::{Bindings, DType, Symbol};
@@ -26,8 +27,10 @@ pub fn run(
     mut progress: Progress,
 ) -> Result<Answer> {
     progress.stage("reading");
-    let file = File::read(path)?;
-    let model = file.import(options)?;
+    let bytes = onnx::file::read_whole(path)?;
+    let file = File::decode(path, bytes.clone())?;
+    let (options, found) = with_found(&onnx::file::Model::of_bytes(path, bytes)?, &file, options);
+    let model = file.import(&options)?;
     check_sizes(file.path(), &model)?;
     progress.stage("planning");
     let plan = plan(&model, train).with_context(|| format!("cannot plan {}", path.display()))?;
@@ -40,11 +43,12 @@ pub fn run(
             "train": train,
             "threads": threads,
             "sizes": options.sizes,
+            "found_sizes": found,
             "report": report,
         });
         format!("{value:#}\n")
     } else {
-        text(path, &report, train)
+        found_text(&found) + &text(path, &report, train)
     }))
 }
 
@@ -72,10 +76,15 @@ pub fn page(
         );
     }
     refuse_unknown(&model, options)?;
-    let shapes = shapes(&model, options)?;
+    let file = File::decode(path, bytes_read);
+    let (options, found) = match &file {
+        Ok(file) => with_found(&model, file, options),
+        Err(_) => (options.clone(), BTreeMap::new()),
+    };
+    let shapes = shapes(&model, &drawn(&options, file.as_ref().ok()))?;
     progress.stage("planning");
-    let kernels = File::decode(path, bytes_read)
-        .and_then(|file| file.import(options))
+    let kernels = file
+        .and_then(|file| file.import(&options))
         .map_err(anyhow::Error::from)
         .and_then(|imported| plan(&imported, train))
         .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
@@ -84,13 +93,54 @@ pub fn page(
     progress.stage("writing");
     let staged = onnx::file::stage_bytes(text.as_bytes(), out, &model.files())?;
     drop(progress);
-    let said = format!(
-        "{}: {} of {}\n",
-        out.display(),
-        bytes(text.len() as i64),
-        path.display()
-    );
+    let said = found_text(&found)
+        + &format!(
+            "{}: {} of {}\n",
+            out.display(),
+            bytes(text.len() as i64),
+            path.display()
+        );
     Ok(Answer::with(said, staged))
+}
+
+/// The options with values for the sizes that are not given, and these values; as they are where none is found.
+fn with_found(
+    model: &onnx::file::Model,
+    file: &File,
+    options: &Options,
+) -> (Options, BTreeMap<String, i64>) {
+    let found = sizes::found(model, file, &options.sizes).unwrap_or_default();
+    let mut options = options.clone();
+    options.sizes.extend(found.clone());
+    (options, found)
+}
+
+/// The options with the names that verification has for sizes without a name.
+fn drawn(options: &Options, file: Option<&File>) -> Options {
+    let mut options = options.clone();
+    let unnamed = file.map(File::dynamic_sizes).unwrap_or_default();
+    for size in unnamed.into_iter().filter(|size| !size.is_named) {
+        if let Some(n) = options.sizes.get(&size.name).copied() {
+            let name = format!("{}.{}", size.input, size.dimension);
+            options.sizes.insert(name, n);
+        }
+    }
+    options
+}
+
+/// Which sizes nobody gave.
+fn found_text(found: &BTreeMap<String, i64>) -> String {
+    let sizes: Vec<String> = found
+        .iter()
+        .map(|(name, n)| format!("{name}={n}"))
+        .collect();
+    match sizes.as_slice() {
+        [] => String::new(),
+        sizes => format!(
+            "at {}, with which the model runs; --bind sets other sizes\n",
+            sizes.join(", ")
+        ),
+    }
 }
 
 /// A value for a size that neither an input nor an output has is refused: also of files that are drawn only.

@@ -47,6 +47,12 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
             line(style.good(&format!("verified in {} runs", runs.len())) + &dim(style, runs));
         }
     }
+    if let Some(stopped) = &summary.stopped {
+        line(style.warn(&format!(
+            "the time was over: {} of {} rewrites are verified, and the file has these",
+            stopped.n_verified, stopped.n_rewrites
+        )));
+    }
     for dropped in &summary.dropped {
         let what = format!("dropped {} at {}", dropped.rule, dropped.node);
         line(format!("{}: {}", style.warn(&what), dropped.difference));

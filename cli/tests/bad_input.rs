@@ -255,7 +255,7 @@ fn other_commands_refuse_too() {
     assert_eq!(rule.status.code(), Some(2));
     let said = String::from_utf8_lossy(&rule.stderr);
     assert!(
-        said.contains("there is no rule `no-such`; the rules are"),
+        said.contains("there is no rule `no-such`; `shorthaul optimize --list-rules` lists them"),
         "{said}"
     );
     let text = stderr(&[&to[..], &["-"]].concat());

@@ -266,3 +266,98 @@ fn shells_get_completions() {
         );
     }
 }
+
+#[test]
+fn rules_are_chosen_and_left_out_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let fired = |options: &[&str]| -> Vec<String> {
+        let args = [
+            &["optimize", arg(&path), "-o", arg(&out), "--json"],
+            options,
+        ]
+        .concat();
+        let json: Value = serde_json::from_str(&stdout(&args, 0)).expect("JSON");
+        let fired = json["fired"].as_array().expect("a list").iter();
+        fired
+            .map(|f| f["rule"].as_str().expect("a name").to_string())
+            .collect()
+    };
+    assert_eq!(fired(&["--rules", "fold-constants"]), ["fold-constants"]);
+    let without = fired(&["--skip-rules", "fold-constants"]);
+    assert!(!without.contains(&"fold-constants".to_string()) && !without.is_empty());
+    let wrong = shorthaul(&["optimize", "m", "-o", "t", "--rules", "fold-constant"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(said.contains("did you mean fold-constants?"), "{said}");
+}
+
+#[test]
+fn a_time_that_is_over_writes_what_is_verified_or_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let with = |seconds| {
+        [
+            "optimize",
+            arg(&path),
+            "-o",
+            arg(&out),
+            "--time-limit",
+            seconds,
+        ]
+    };
+    let text = stdout(&with("600"), 0);
+    assert!(!text.contains("the time was over"), "{text}");
+    fs::remove_file(&out).expect("written");
+    let said = stderr(&with("0.000001"));
+    assert!(
+        said.contains("the time was over before the original"),
+        "{said}"
+    );
+    assert!(!out.exists());
+    for wrong in ["0", "-1", "x", "inf"] {
+        assert_eq!(shorthaul(&with(wrong)).status.code(), Some(2), "{wrong}");
+    }
+}
+
+#[test]
+fn a_part_is_taken_stripped_and_described() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let with = |options: &[&str]| {
+        let args = [&["optimize", arg(&path), "-o", arg(&out)], options].concat();
+        stdout(&args, 0);
+        Model::read(&out)
+            .expect("written")
+            .proto
+            .graph
+            .expect("a graph")
+    };
+    let part = with(&["--to", "r"]);
+    assert_eq!((part.output[0].name.as_str(), part.node.len()), ("r", 1));
+    let rest = with(&["--from", "r"]);
+    assert_eq!(rest.input[0].name, "r");
+    assert!(rest.node.iter().all(|n| n.op_type == "Add"));
+    let described = with(&["--infer-shapes"]);
+    assert_eq!(described.value_info.len(), described.node.len() - 1);
+    assert!(with(&["--strip"]).value_info.is_empty());
+    let wrong = stderr(&["optimize", arg(&path), "-o", arg(&out), "--to", "rr"]);
+    assert!(wrong.contains("no value `rr`; did you mean r"), "{wrong}");
+}
+
+#[test]
+fn operators_are_raised_to_a_newer_version() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let args = |version| ["optimize", arg(&path), "-o", arg(&out), "--opset", version];
+    stdout(&args("23"), 0);
+    let written = Model::read(&out).expect("written").proto;
+    assert_eq!(written.opset_import[0].version, 23);
+    stdout(&["check", arg(&path), arg(&out)], 0);
+    let lower = stderr(&args("11"));
+    assert!(lower.contains("is not lowered to 11"), "{lower}");
+}

@@ -6,7 +6,7 @@
 //! Notes tell of what is legal but odd. Never changes a file, but [`sorted`] puts nodes in order.
 
 mod nodes;
-mod schemas;
+pub(crate) mod schemas;
 mod sizes;
 mod types;
 

@@ -13,7 +13,7 @@ use crate::operators;
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::rewrite::{self, Rewritten, TARGET_KEY, Target};
 use crate::stored::External;
-use crate::verify::{self, Evidence, ProveError, VerifyError};
+use crate::verify::{self, Evidence, ProveError, Stopped, VerifyError};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -164,6 +164,8 @@ pub struct Summary {
     pub after: Figures,
     /// Whether nodes were put in order first.
     pub was_sorted: bool,
+    /// How far verification came, if the time was over before its end.
+    pub stopped: Option<Stopped>,
 }
 
 impl Summary {
@@ -296,7 +298,10 @@ pub fn optimize(
                 path: model.path.clone(),
                 cause,
             })?;
-            (proof.rewritten, Some((proof.evidence, proof.dropped)))
+            (
+                proof.rewritten,
+                Some((proof.evidence, proof.dropped, proof.stopped)),
+            )
         }
         None => {
             progress("rewriting");
@@ -329,9 +334,10 @@ pub fn optimize(
     if let Some(what) = interface::changed(&model.proto, &after.proto) {
         return Err(broken(format!("{what} is not what it was")));
     }
-    let (evidence, dropped) = proof.unwrap_or_default();
+    let (evidence, dropped, stopped) = proof.unwrap_or_default();
     let mut summary = summary(&model, &after, &rewritten, &evidence);
     summary.was_sorted = was_sorted;
+    summary.stopped = stopped;
     summary.dropped = dropped
         .into_iter()
         .map(|d| DroppedRewrite {
@@ -431,6 +437,7 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         ),
         shapes,
         was_sorted: false,
+        stopped: None,
     }
 }
 

@@ -1,6 +1,8 @@
 """Writes the onnx package's node test cases to files: NAME/{model.onnx,input_N.pb,output_N.pb}.
 
-Cases whose inputs or outputs are not tensors (sequences, optional values) are left out.
+``dump_node_cases.py FOLDER`` writes the node cases; with ``--models`` those that the package holds
+as files: small models, and operators and networks converted from PyTorch. Cases whose inputs or
+outputs are not tensors (sequences, optional values) are left out.
 """
 
 import shutil
@@ -50,5 +52,27 @@ def main(folder: Path) -> None:
     print(f"{n_written} cases in {folder}")
 
 
+def copy_models(folder: Path) -> None:
+    """Copies the cases that the package holds as files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    data = Path(onnx.__file__).parent / "backend" / "test" / "data"
+    n_written = 0
+    for kind in ("simple", "pytorch-converted", "pytorch-operator"):
+        for case in sorted((data / kind).glob("test_*")):
+            sets = case / "test_data_set_0"
+            graph = onnx.load(case / "model.onnx").graph
+            ports = (*graph.input, *graph.output)
+            if not sets.is_dir() or not all(p.type.HasField("tensor_type") for p in ports):
+                continue
+            at = folder / case.name
+            at.mkdir(parents=True)
+            shutil.copy(case / "model.onnx", at)
+            for file in sets.glob("*.pb"):
+                shutil.copy(file, at)
+            n_written += 1
+    print(f"{n_written} cases in {folder}")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write = copy_models if "--models" in sys.argv[2:] else main
+    write(Path(sys.argv[1]))

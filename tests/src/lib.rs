@@ -2,3 +2,4 @@
 
 pub mod every_command;
 pub mod mutate;
+pub mod onnx_coverage;

@@ -95,6 +95,7 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
             (Some(runtime), true) => Some(Arc::new(runtime.clone())),
             _ => None,
         },
+        ..Default::default()
     };
     let clock = runtime.filter(|_| request.measure);
     let timed = clock.map(|clock| (clock, verifying.clone()));

@@ -8,6 +8,7 @@ mod demo;
 mod layering;
 mod mutations;
 mod notebook;
+mod onnx_coverage;
 mod python;
 mod snapshots;
 mod source;
@@ -25,6 +26,7 @@ cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shortha
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
+cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/onnx-coverage.md
 
 ARGS are passed on: those of `demo` to `python -m shorthaul.demo`, of `notebook` to `jupyter lab`,
 of `snapshots` to `cargo test`.
@@ -49,6 +51,7 @@ fn dispatch() -> Result<ExitCode> {
         Some("notebook") => notebook::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
         Some("mutations") => mutations::run(&root, &args[1..]),
+        Some("onnx-coverage") => onnx_coverage::run(&root, &args[1..]),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             Ok(ExitCode::SUCCESS)

@@ -133,6 +133,14 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let done = run_shown(&mut hostile_files(root, &[]))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
+    steps.run("onnx coverage", || {
+        let mut test = cargo(root);
+        test.args(["test", "-p", "shorthaul-tests", "--test", "onnx_coverage"]);
+        test.args(["--", "--ignored"]);
+        test.env("SHORTHAUL_NODE_CASES", root.join("target/onnx-node-cases"));
+        let done = run_shown(&mut test)?;
+        Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
+    });
     steps.run("nvrtc", || {
         let folder = venv.nvrtc_folder()?;
         let mut test = cargo(root);

@@ -3,6 +3,7 @@
 //! This file never looks at operators.
 
 use super::error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError};
+use super::names::unnamed_size;
 use super::proto::{
     Dimension, DimensionProto, GraphProto, ModelProto, StringStringEntryProto, ValueInfoProto,
 };
@@ -20,7 +21,8 @@ pub struct File {
     opset: i64,
     producer: String,
     about: About,
-    functions: Vec<(String, String)>,
+    /// Everything but the graph.
+    around: ModelProto,
     pub(super) graph: GraphProto,
 }
 
@@ -70,18 +72,12 @@ impl File {
         let mut model = onnx::file::decode(&path, bytes)?;
         let folder = onnx::file::settle(&path, &mut model);
         let about = About::of(&model);
-        let graph = model.graph.unwrap_or_default();
-        let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
-        let opset = model
-            .opset_import
-            .iter()
-            .find(|entry| standard(&entry.domain))
-            .map_or(1, |entry| entry.version);
+        let graph = model.graph.take().unwrap_or_default();
+        let opset = standard_version(&model);
         if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {
             return Err(OnnxError::OpsetVersion { path, found: opset });
         }
         let producer = format!("{} {}", model.producer_name, model.producer_version);
-        let functions = model.functions.into_iter().map(|f| (f.domain, f.name));
         Ok(File {
             path,
             folder,
@@ -89,7 +85,7 @@ impl File {
             n_bytes,
             opset,
             producer: producer.trim().to_string(),
-            functions: functions.collect(),
+            around: model,
             graph,
         })
     }
@@ -121,6 +117,32 @@ impl File {
         given.map(declared).collect()
     }
 
+    /// Sizes of its inputs that are not numbers, in order; one that is met again is left out.
+    pub fn dynamic_sizes(&self) -> Vec<DynamicSize> {
+        let stored = |name: &str| self.graph.initializer.iter().any(|t| t.name == name);
+        let mut found: Vec<DynamicSize> = Vec::new();
+        for input in self.graph.input.iter().filter(|i| !stored(&i.name)) {
+            let tensor = input.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            let dims = tensor.and_then(|t| t.shape.as_ref()).into_iter();
+            for (dimension, dim) in dims.flat_map(|shape| &shape.dim).enumerate() {
+                let (name, is_named) = match &dim.value {
+                    Some(Dimension::DimValue(_)) => continue,
+                    Some(Dimension::DimParam(name)) if !name.is_empty() => (name.clone(), true),
+                    _ => (unnamed_size(&input.name, dimension), false),
+                };
+                if found.iter().all(|size| size.name != name) {
+                    found.push(DynamicSize {
+                        name,
+                        is_named,
+                        input: input.name.clone(),
+                        dimension,
+                    });
+                }
+            }
+        }
+        found
+    }
+
     /// Outputs as the file declares them.
     pub fn outputs(&self) -> Vec<Declared> {
         self.graph.output.iter().map(declared).collect()
@@ -141,7 +163,8 @@ impl File {
 
     /// Whether the model defines that operator as a function of its own.
     pub(super) fn defines(&self, domain: &str, name: &str) -> bool {
-        self.functions.iter().any(|(d, n)| d == domain && n == name)
+        let mut functions = self.around.functions.iter();
+        functions.any(|f| f.domain == domain && f.name == name)
     }
 
     /// The folder in which external data is looked for.
@@ -149,10 +172,36 @@ impl File {
         &self.folder
     }
 
+    /// Everything in the file.
+    pub(super) fn model(&self) -> ModelProto {
+        ModelProto {
+            graph: Some(self.graph.clone()),
+            ..self.around.clone()
+        }
+    }
+
+    /// The same file with another model in it.
+    pub(super) fn with(&self, mut model: ModelProto) -> File {
+        File {
+            graph: model.graph.take().unwrap_or_default(),
+            opset: standard_version(&model),
+            around: model,
+            ..self.clone()
+        }
+    }
+
     /// What it says of itself.
     pub fn about(&self) -> &About {
         &self.about
     }
+}
+
+/// Version of the standard's operators.
+fn standard_version(model: &ModelProto) -> i64 {
+    let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
+    let mut sets = model.opset_import.iter();
+    let found = sets.find(|entry| standard(&entry.domain));
+    found.map_or(1, |entry| entry.version)
 }
 
 /// What the file says of an input or output, before anything is imported.
@@ -164,6 +213,19 @@ pub struct Declared {
     pub dtype: String,
     /// Its sizes: numbers, names, or `?`; `None` if not even their number is known.
     pub shape: Option<Vec<String>>,
+}
+
+/// A size of an input that is not a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynamicSize {
+    /// The name by which it is given a value.
+    pub name: String,
+    /// Whether the file has that name.
+    pub is_named: bool,
+    /// The first input that has it.
+    pub input: String,
+    /// The dimension there.
+    pub dimension: usize,
 }
 
 /// Initializers of a file together.

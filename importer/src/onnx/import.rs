@@ -8,6 +8,7 @@ use super::given_sizes::unknown_sizes;
 use super::mode::Mode;
 use super::names::{SizeNames, identifier};
 use super::node::NodeCx;
+use super::normalize::normalized;
 use super::operators;
 use super::proto::{Dimension, NodeProto, TensorProto, ValueInfoProto};
 use super::shape_values;
@@ -80,9 +81,15 @@ impl File {
     /// # Errors
     /// [`OnnxError::Model`] with everything that stands in the way.
     pub fn import(&self, options: &Options) -> Result<Model, OnnxError> {
-        let unsupported = self.unsupported();
-        let mut graph = Graph::new(identifier(&self.graph.name));
-        let mut importer = Importer::new(self, options, &mut graph);
+        let (normal, problem) = match normalized(self, &options.sizes) {
+            Ok(normal) => (normal, None),
+            Err(problem) => (None, Some(problem)),
+        };
+        let file = normal.as_ref().unwrap_or(self);
+        let unsupported = file.unsupported();
+        let mut graph = Graph::new(identifier(&file.graph.name));
+        let mut importer = Importer::new(file, options, &mut graph);
+        importer.problems.extend(problem);
         importer.run();
         let mut finished = importer.finish();
         if !(unsupported.is_empty() && finished.problems.is_empty()) {

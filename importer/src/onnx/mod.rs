@@ -3,7 +3,7 @@
 //! [`File::read`] decodes a file, [`File::import`] makes a [`Model`] of it. Dynamic sizes stay
 //! symbols, initializers used as data become parameters, and integers that follow from shapes are
 //! computed here, symbolically, so that shapes in the graph are expressions over those symbols.
-//! Operator sets 13 to 28 are read. A rule for each operator is in [`operators`]; this room never
+//! Operator sets 13 to 28 are read; older ones from 7 on are raised. A rule for each operator is in [`operators`]; this room never
 //! gives an operator a meaning of its own, it composes those of the `ops` room.
 
 mod error;
@@ -13,6 +13,7 @@ mod import;
 mod mode;
 mod names;
 mod node;
+mod normalize;
 mod operators;
 use onnx::proto;
 mod shape_values;
@@ -21,7 +22,7 @@ mod value;
 mod write;
 
 pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOperator};
-pub use file::{About, Declared, File, Initializers};
+pub use file::{About, Declared, DynamicSize, File, Initializers};
 pub use import::{Model, Options, Parameter, Port};
 pub use mode::Mode;
 pub use tensor::Stored;

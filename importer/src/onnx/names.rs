@@ -45,8 +45,13 @@ impl SizeNames {
 
     /// A symbol for dimension `d` of `input`, which the file does not name.
     pub fn unnamed(&mut self, input: &str, d: usize) -> String {
-        self.symbol(&format!("{}_dim{d}", identifier(input)))
+        self.symbol(&unnamed_size(input, d))
     }
+}
+
+/// What dimension `d` of `input` is called where the file has no name for it.
+pub fn unnamed_size(input: &str, d: usize) -> String {
+    format!("{}_dim{d}", identifier(input))
 }
 
 #[cfg(test)]

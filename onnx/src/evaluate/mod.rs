@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
 /// The number format floats are computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,12 @@ pub enum EvaluateError {
         /// What does not fit.
         what: String,
     },
+    /// The time that was given is over.
+    #[error("the time was over at {node}")]
+    Late {
+        /// The node that came next.
+        node: String,
+    },
     /// An input or output nobody gives.
     #[error("`{name}` {what}")]
     Value {
@@ -76,6 +83,10 @@ pub struct Program<'m> {
     most_trips: i64,
     /// Nodes that ran, over all runs.
     steps: AtomicI64,
+    /// When to stop.
+    deadline: Option<Instant>,
+    /// The most bytes that values of a run took together.
+    most_held: AtomicUsize,
     /// Bytes of one value, at most; more where more is given.
     most_bytes: AtomicUsize,
     /// First outputs of the If nodes that ran, with the condition's value.
@@ -89,10 +100,10 @@ const MOST_KEPT: usize = 256 << 20;
 const STEPS_PER_TRIP: i64 = 64;
 
 /// A value may take so many times the bytes of what a program is given...
-const TIMES_GIVEN: usize = 64;
-/// ... or of what its file stores, and a few of them together four times as much.
+const TIMES_GIVEN: usize = 4;
+/// ... or of what its file stores, and a few of them together twice as much.
 const TIMES_STORED: usize = 8;
-const TIMES_HELD: usize = 4;
+const TIMES_HELD: usize = 2;
 
 /// Bytes that a value may take beside what a graph stores.
 fn room_beside(graph: &GraphProto) -> usize {
@@ -131,6 +142,8 @@ impl<'m> Program<'m> {
             kept: None,
             most_trips: control::MAX_TRIPS,
             steps: AtomicI64::new(0),
+            deadline: None,
+            most_held: AtomicUsize::new(0),
             most_bytes: AtomicUsize::new(room_beside(graph)),
             branches: Mutex::default(),
         })
@@ -143,6 +156,12 @@ impl<'m> Program<'m> {
             most_trips: trips,
             ..self
         }
+    }
+
+    /// The same, which stops before the node that comes after `deadline`.
+    #[must_use]
+    pub fn until(self, deadline: Option<Instant>) -> Program<'m> {
+        Program { deadline, ..self }
     }
 
     /// The same, which reads initializers once for all runs if there is room for them.
@@ -162,6 +181,11 @@ impl<'m> Program<'m> {
             .fold(0usize, |sum, t| sum.saturating_add(widest(t)));
         let kept = (total <= MOST_KEPT).then(|| vec![OnceLock::new(); initializers.len()]);
         Program { kept, ..self }
+    }
+
+    /// The most bytes that values of a run took together so far.
+    pub fn most_held(&self) -> usize {
+        self.most_held.load(Ordering::Relaxed)
     }
 
     /// Branches of If nodes, also of nested ones, that no run took so far.
@@ -286,6 +310,9 @@ impl<'m> Program<'m> {
                 what: format!("it takes more than {most} steps to get here"),
             });
         }
+        if self.deadline.is_some_and(|end| Instant::now() >= end) {
+            return Err(EvaluateError::Late { node: label(node) });
+        }
         if let Some(outputs) = self.control(node, scope, opsets)? {
             return Ok(outputs);
         }
@@ -329,6 +356,7 @@ impl<'m> Program<'m> {
     /// Refuses values of a body that together take more memory than there should be use for.
     fn has_room(&self, node: &NodeProto, scope: &Scope) -> Result<(), EvaluateError> {
         let most = self.most_bytes().saturating_mul(TIMES_HELD);
+        self.most_held.fetch_max(scope.held, Ordering::Relaxed);
         match scope.held > most {
             false => Ok(()),
             true => Err(EvaluateError::Node {

@@ -3,8 +3,8 @@
 //! Owns the list of these folders, so that an interrupted program can leave nothing behind, and the
 //! moment at which finished files take the place of older ones. An interruption waits for that moment to
 //! pass, and so does another run with a target in the same folder; after a crash in it the older files are in
-//! the folder. A folder that a killed run left is removed by the next run for the same target, unless it holds
-//! such older files: every run holds a lock on a file in its own.
+//! the folder. A folder that a killed run left is removed by the next run for the same target, which first puts such
+//! older files back where no newer ones are: every run holds a lock on a file in its own.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -61,7 +61,11 @@ impl Part {
         let mut paths = unfinished();
         // A name may be as long as names can be.
         let start: String = name.chars().take(SHOWN_OF_NAME).collect();
-        remove_abandoned(folder, &start);
+        // Held until the new folder has its lock: no other run takes it for one that nobody holds. Where folders
+        // cannot be locked, only runs of this process wait for each other.
+        let around = File::open(folder)?;
+        let _ = around.lock();
+        remove_abandoned(folder, &start, name);
         for n in 0..MOST_TAKEN {
             let part = folder.join(format!(".{start}.{}-{n}.part", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&part) {
@@ -157,8 +161,9 @@ impl Part {
     }
 }
 
-/// Removes the folders that killed runs left for the file whose name starts so.
-fn remove_abandoned(folder: &Path, start: &str) {
+/// Removes the folders that killed runs left for the file `name`, whose name starts so. The caller holds the lock of
+/// `folder`.
+fn remove_abandoned(folder: &Path, start: &str, name: &str) {
     let (head, tail) = (format!(".{start}."), ".part");
     let is_part = |name: &str| {
         let numbers = name.strip_prefix(&head).and_then(|n| n.strip_suffix(tail));
@@ -170,16 +175,41 @@ fn remove_abandoned(folder: &Path, start: &str) {
             continue;
         }
         let path = item.path();
-        // Without the file it is just being made, or is another program's.
-        let Ok(lock) = File::options().write(true).open(path.join(LOCK)) else {
-            continue;
+        // Without the file its run was killed before it had made it, or while it removed the folder.
+        let lock = File::options().write(true).open(path.join(LOCK));
+        let is_held = match &lock {
+            Ok(lock) => lock.try_lock().is_err(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
         };
-        let is_old = |name: std::ffi::OsString| name.to_string_lossy().ends_with(OLD);
-        let mut inside = fs::read_dir(&path).into_iter().flatten().flatten();
-        if lock.try_lock().is_ok() && !inside.any(|file| is_old(file.file_name())) {
+        if !is_held && put_back(&path, folder, start, name).is_ok() {
             // Another run may remove it at the same time.
             let _ = fs::remove_dir_all(path);
         }
+    }
+}
+
+/// Puts the older files of a run that was killed while it replaced them back in their places. It moved the model away
+/// first and put the new one in its place last, so where there is a model everything new is in its place.
+fn put_back(part: &Path, folder: &Path, start: &str, name: &str) -> io::Result<()> {
+    let old = |n: usize| part.join(format!("{n}{OLD}"));
+    // The data comes first in the list of files, the model last.
+    let (data, model) = (old(0), old(1));
+    if !data.exists() && !model.exists() {
+        return Ok(());
+    }
+    if start != name {
+        return Err(io::Error::other("of which target they are is not known"));
+    }
+    let place = folder.join(name);
+    if place.exists() {
+        return Ok(());
+    }
+    if data.exists() {
+        fs::rename(data, folder.join(format!("{name}.data")))?;
+    }
+    match model.exists() {
+        true => fs::rename(model, place),
+        false => Ok(()),
     }
 }
 
@@ -221,17 +251,35 @@ mod tests {
         assert_eq!((text(&target).as_str(), names(folder.path())), ("new", 1));
     }
 
+    /// A run is killed after each renaming in turn; the next run finds the older files or the newer ones.
     #[test]
-    fn what_a_crash_left_stays() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let first = Part::within(folder.path(), "t").expect("created");
-        fs::write(first.file("0.old"), "a user's").expect("written");
-        let kept = first.file("0.old");
-        // The lock goes, as with the process that held it.
-        let mut first = std::mem::ManuallyDrop::new(first);
-        first._lock = None;
-        drop(Part::within(folder.path(), "t").expect("created"));
-        assert_eq!(text(&kept), "a user's");
+    fn what_a_run_that_was_killed_while_it_replaced_left_goes_back() {
+        for survived in 0..5 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (model, data) = (folder.path().join("m"), folder.path().join("m.data"));
+            fs::write(&model, "old m").expect("written");
+            fs::write(&data, "old data").expect("written");
+            let part = Part::within(folder.path(), "m").expect("created");
+            let mut part = std::mem::ManuallyDrop::new(part);
+            let moves = [
+                (model.clone(), part.file("1.old")),
+                (data.clone(), part.file("0.old")),
+                (part.file("m.data"), data.clone()),
+                (part.file("m"), model.clone()),
+            ];
+            fs::write(part.file("m"), "new m").expect("written");
+            fs::write(part.file("m.data"), "new data").expect("written");
+            for (from, to) in &moves[..survived] {
+                fs::rename(from, to).expect("moved");
+            }
+            // The lock goes, as with the process that held it.
+            part._lock = None;
+            drop(Part::within(folder.path(), "m").expect("created"));
+            let when = if survived == 4 { "new" } else { "old" };
+            assert_eq!(text(&model), format!("{when} m"), "{survived}");
+            assert_eq!(text(&data), format!("{when} data"), "{survived}");
+            assert_eq!(names(folder.path()), 2);
+        }
     }
 
     #[test]
@@ -246,10 +294,13 @@ mod tests {
         drop(Part::within(folder.path(), "t").expect("created"));
         assert_eq!(text(&killed.file("t")), "half of it");
         killed._lock = None;
+        let unlocked = folder.path().join(".t.1-0.part");
+        fs::create_dir(&unlocked).expect("made");
         drop(Part::within(folder.path(), "u").expect("created"));
         assert_eq!(text(&killed.file("t")), "half of it", "of another target");
         drop(Part::within(folder.path(), "t").expect("created"));
         assert!(!killed.folder.exists());
+        assert!(!unlocked.exists(), "killed before it had a lock");
         assert!(other.exists(), "nobody made it here");
     }
 

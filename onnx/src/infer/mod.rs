@@ -11,11 +11,14 @@ use crate::element::Element;
 use crate::evaluate::{is_control, reads};
 use crate::fact::{Fact, MAX_ELEMENTS};
 use crate::operators::{self, Call, Inference, Unknowns, shared};
-use crate::proto::{Dimension, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
+use crate::proto::{
+    Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
+};
 use crate::stored::Stored;
 use crate::tensor::Tensor;
 use graph::{SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Versions of the operator sets a model imports, by domain; the standard's domain is empty.
@@ -358,6 +361,23 @@ pub(crate) fn give_sizes(graph: &GraphProto, unknowns: &Unknowns) {
             unknowns.give(name);
         }
     }
+}
+
+/// What is known of the values of a model's graph, whose initializers that are also inputs keep their values.
+pub fn known_values(model: &ModelProto, folder: &Arc<Path>, unknowns: &Unknowns) -> Facts {
+    let Some(graph) = &model.graph else {
+        return Facts::default();
+    };
+    let opsets = Opsets::of(&model.opset_import);
+    let walk = Walk {
+        opsets: &opsets,
+        functions: Functions::of(&model.functions),
+        unknowns,
+        inputs_are_constant: true,
+    };
+    let stored = |t: &TensorProto| (t.name.clone(), Arc::new(Stored::new(t.clone(), folder)));
+    let constants = graph.initializer.iter().map(stored).collect();
+    walk.body(graph, &constants, &Facts::default())
 }
 
 /// What the file says of an input of the model.

@@ -4,11 +4,13 @@
 //! for any k. If k make no difference and k + 1 do, application k + 1 is guilty: it is refused by rule
 //! and site, and all begins again. Cost: one run of the rewritten model per halving. A rule that is guilty at
 //! several sites is refused everywhere; where too many are guilty, or the search takes too long, what was
-//! rewritten before the last guilty one is kept, which was shown to make no difference.
+//! rewritten before the last guilty one is kept, which was shown to make no difference. Where the caller's time is
+//! over, the longest beginning that was shown to make none is kept.
 
 use super::{Checker, Evidence, Options, VerifyError};
 use crate::file::Model;
 use crate::rewrite::{self, Application, Rewritten};
+use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Guilty applications that are dropped before the rest is left as it is.
@@ -27,6 +29,17 @@ pub struct Proof {
     pub evidence: Evidence,
     /// What was dropped because it made a difference.
     pub dropped: Vec<Dropped>,
+    /// Where the time was over before everything was verified.
+    pub stopped: Option<Stopped>,
+}
+
+/// How far verification came in the time that was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Stopped {
+    /// Rewrites that were shown to make no difference; the model has these.
+    pub n_verified: usize,
+    /// Rewrites that there would have been.
+    pub n_rewrites: usize,
 }
 
 /// An application that made a difference.
@@ -74,6 +87,7 @@ pub fn prove(
     let checker = checker.map_err(ProveError::Original)?;
     let mut first = Some(first);
     let mut dropped: Vec<Dropped> = Vec::new();
+    let mut best: Option<(Rewritten, Evidence)> = None;
     let started = Instant::now();
     loop {
         let rewritten = first.take().unwrap_or_else(|| {
@@ -87,12 +101,22 @@ pub fn prove(
                     rewritten,
                     evidence,
                     dropped,
+                    stopped: None,
                 });
             }
             Err(difference) => difference,
         };
+        let n_rewrites = rewritten.applied.len();
+        let stopped = |best| stopped(model, &checker, best, dropped.clone(), n_rewrites);
+        // A run that was cut short says nothing of a rewrite.
+        if verifying.is_late() {
+            return stopped(best);
+        }
         progress("looking for the rewrite that makes a difference");
-        let (guilty, good) = guilty(model, &checker, &options, &rewritten)?;
+        let found = guilty(model, &checker, &options, &rewritten, &mut best)?;
+        let (Some((guilty, good)), false) = (found, verifying.is_late()) else {
+            return stopped(best);
+        };
         let is_of_rule = |d: &&Dropped| d.application.rule == guilty.rule;
         if dropped.len() >= MAX_DROPPED || started.elapsed() > LONGEST_SEARCH {
             options.limit = Some(good);
@@ -119,13 +143,46 @@ fn judged(
     }
 }
 
-/// The application with which the difference begins, and how many before it make none.
+/// What is kept where the time is over.
+fn stopped(
+    model: &Model,
+    checker: &Checker,
+    best: Option<(Rewritten, Evidence)>,
+    dropped: Vec<Dropped>,
+    n_rewrites: usize,
+) -> Result<Proof, ProveError> {
+    let (rewritten, evidence) = match best {
+        Some(best) => best,
+        // The original gives what it gives.
+        None => {
+            let unchanged = Rewritten {
+                model: model.proto.clone(),
+                applied: Vec::new(),
+            };
+            let evidence = checker.check(&unchanged.model);
+            (unchanged, evidence.map_err(ProveError::Itself)?)
+        }
+    };
+    Ok(Proof {
+        stopped: Some(Stopped {
+            n_verified: rewritten.applied.len(),
+            n_rewrites,
+        }),
+        rewritten,
+        evidence,
+        dropped,
+    })
+}
+
+/// The application with which the difference begins, and how many before it make none; `None` if the time is over
+/// first. `best` becomes the longest beginning that was shown to make no difference.
 fn guilty(
     model: &Model,
     checker: &Checker,
     options: &rewrite::Options,
     rewritten: &Rewritten,
-) -> Result<(Application, usize), ProveError> {
+    best: &mut Option<(Rewritten, Evidence)>,
+) -> Result<Option<(Application, usize)>, ProveError> {
     let with = |limit: usize| {
         let options = rewrite::Options {
             limit: Some(limit),
@@ -135,17 +192,29 @@ fn guilty(
     };
     // The first `good` make no difference, the first `bad` do.
     let (mut good, mut bad) = (0, rewritten.applied.len());
-    checker.check(&with(0).model).map_err(ProveError::Itself)?;
+    let itself = checker.check(&with(0).model);
+    if checker.is_late() {
+        return Ok(None);
+    }
+    itself.map_err(ProveError::Itself)?;
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
-        match judged(checker.check(&with(middle).model))? {
-            Ok(_) => good = middle,
+        let candidate = with(middle);
+        match judged(checker.check(&candidate.model))? {
+            Ok(evidence) => {
+                good = middle;
+                let longest = best.as_ref().map_or(0, |(known, _)| known.applied.len());
+                if candidate.applied.len() > longest {
+                    *best = Some((candidate, evidence));
+                }
+            }
+            Err(_) if checker.is_late() => return Ok(None),
             Err(_) => bad = middle,
         }
     }
     let applied = with(bad).applied;
     match applied.into_iter().nth(bad - 1) {
-        Some(application) => Ok((application, good)),
+        Some(application) => Ok(Some((application, good))),
         None => Err(ProveError::Itself(VerifyError::Differs {
             output: String::new(),
             run: String::new(),

@@ -17,12 +17,14 @@ pub struct OutputError {
 }
 
 /// Compares a value of the original with that of the rewritten model; `exact` is the original's in
-/// float64, absent where NaN or infinities were planted.
+/// float64, absent where NaN or infinities were planted. `tolerance` is a part of the largest element that is
+/// allowed whatever rounding explains.
 pub(super) fn errors(
     name: &str,
     before: &Tensor,
     after: &Tensor,
     exact: Option<&Tensor>,
+    tolerance: f64,
 ) -> Result<OutputError, String> {
     let described = |t: &Tensor| format!("{} {:?}", t.element(), t.shape);
     if before.shape != after.shape || before.element() != after.element() {
@@ -60,6 +62,7 @@ pub(super) fn errors(
     error.before = distance(&old, reference) / scale;
     error.after = distance(&new, reference) / scale;
     let allowed = SLACK * error.before + ROUNDINGS * epsilon(before.element());
+    let allowed = allowed.max(tolerance);
     if error.after > allowed {
         return Err(format!(
             "its error is {:.1e} of its largest element, the original's {:.1e}; {:.1e} is allowed",
@@ -71,7 +74,8 @@ pub(super) fn errors(
         before: &old,
         after: &new,
     };
-    values.compare_slices(&before.shape, epsilon(before.element()))?;
+    let rounding = ROUNDINGS * epsilon(before.element());
+    values.compare_slices(&before.shape, rounding.max(tolerance))?;
     Ok(error)
 }
 
@@ -90,8 +94,9 @@ struct Values<'a> {
 
 impl Values<'_> {
     /// Holds the mean square errors of every slice along every dimension against each other, since what
-    /// is joined may be of different magnitude, and the largest elements would hide the others.
-    fn compare_slices(&self, shape: &[usize], epsilon: f64) -> Result<(), String> {
+    /// is joined may be of different magnitude, and the largest elements would hide the others. `relative` is a
+    /// part of the slice's own elements.
+    fn compare_slices(&self, shape: &[usize], relative: f64) -> Result<(), String> {
         let n: usize = shape.iter().product();
         let mut inner = n;
         for (d, size) in shape.iter().enumerate() {
@@ -111,7 +116,7 @@ impl Values<'_> {
             }
             for (at, sums) in sums.iter().enumerate() {
                 let [r, a, b] = sums.map(f64::sqrt);
-                if b > SLACK * a + ROUNDINGS * epsilon * r {
+                if b > SLACK * a + relative * r {
                     let scale = if r > 0.0 { r } else { 1.0 };
                     return Err(format!(
                         "at {at} of dimension {d} its error is {:.1e} of the elements there, the \
@@ -186,7 +191,7 @@ impl ShortSlices {
     }
 
     /// The position of a value with a slice whose error is larger than chance explains, and a sentence.
-    pub(super) fn worst(&self) -> Option<(usize, String)> {
+    pub(super) fn worst(&self, tolerance: f64) -> Option<(usize, String)> {
         let known = self.sums.iter();
         let known = known.filter_map(|(key, sums)| Some((key, sums.as_ref()?)));
         known
@@ -195,7 +200,7 @@ impl ShortSlices {
                 let slices = sums.iter().enumerate();
                 slices.map(move |(at, sum)| (key, n_slices, at, sum))
             })
-            .find(|(_, n_slices, _, sum)| sum.is_wrong(*n_slices))
+            .find(|(_, n_slices, _, sum)| sum.is_wrong(*n_slices, tolerance))
             .map(|((n, d), _, at, sum)| {
                 let [r, a, b] = [sum.exact, sum.before, sum.after].map(f64::sqrt);
                 let scale = if r > 0.0 { r } else { 1.0 };
@@ -214,12 +219,12 @@ impl Sums {
     /// The fewer elements, the more often is one root mean square that many times another of the same
     /// kind: of n, s times about as often as s⁻ⁿ. One in a million, for all slices together, is a
     /// difference.
-    fn is_wrong(&self, n_slices: usize) -> bool {
+    fn is_wrong(&self, n_slices: usize, tolerance: f64) -> bool {
         if self.n < 2 {
             return false;
         }
         let slack = SLACK * (1e6 * n_slices as f64).powf(1.0 / self.n as f64);
-        let rounding = ROUNDINGS * self.epsilon * self.exact.sqrt();
+        let rounding = (ROUNDINGS * self.epsilon).max(tolerance) * self.exact.sqrt();
         self.after.sqrt() > slack * self.before.sqrt() + rounding
     }
 }

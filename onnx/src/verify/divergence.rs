@@ -89,14 +89,14 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
     };
     for seed in 0..options.n_seeds {
         let (described, feeds, found) = run(a, &mut sampler, &shared, seed)?;
-        let exact = program(&a.proto, &a.folder, Precision::Float64)
+        let exact = program(&a.proto, &a.folder, Precision::Float64, None)
             .and_then(|program| program.run(&feeds, &shared))
             .map_err(|cause| VerifyError::Original { cause })?;
-        let other = program(&b.proto, &b.folder, Precision::AsStored)
+        let other = program(&b.proto, &b.folder, Precision::AsStored, None)
             .and_then(|program| program.run(&feeds, &shared))
             .map_err(|cause| VerifyError::Second { cause })?;
         let differs = (0..shared.len()).find_map(|n| {
-            let error = compare::errors(shared[n], &found[n], &other[n], Some(&exact[n]));
+            let error = compare::errors(shared[n], &found[n], &other[n], Some(&exact[n]), 0.0);
             error.err().map(|what| (n, what))
         });
         comparison.runs.push(described.clone());
@@ -176,7 +176,7 @@ fn run(
     seed: usize,
 ) -> Result<(String, Values, Vec<Tensor>), VerifyError> {
     let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-    let programs = super::Programs::of(model)?;
+    let programs = super::Programs::of(model, None)?;
     let (run, attempt) = programs.run(sampler, &names, seed, Planted::Nothing)?;
     sampler.settle(&attempt);
     Ok((run.described, run.feeds, run.stored))

@@ -141,7 +141,7 @@ impl Original<'_> {
         if !Cuts::of(&model.proto).nodes.is_empty() {
             return None;
         }
-        let exact = program(&model.proto, &model.folder, Precision::Float64).ok()?;
+        let exact = program(&model.proto, &model.folder, Precision::Float64, None).ok()?;
         exact.run(&feeds, &[wanted]).ok()?.into_iter().next()
     }
 
@@ -189,7 +189,7 @@ pub fn check_gradients(
         return Err(untried(what));
     }
     let sampler = Sampler::new(training, &cuts, options).map_err(|e| untried(e.to_string()))?;
-    let exact = program(&training.proto, &training.folder, Precision::Float64)
+    let exact = program(&training.proto, &training.folder, Precision::Float64, None)
         .map_err(|e| untried(e.to_string()))?;
     let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
         let mut point = Point::find(training, (&sampler, &exact), original, unmasked)?;

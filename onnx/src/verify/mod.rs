@@ -6,7 +6,8 @@
 //! NaN and infinities planted in the inputs, the same elements are NaN or infinite afterwards. Where
 //! the original runs with a dynamic size of 0, so does the rewritten model. At
 //! operators that have no meaning here both models are cut: what goes in is compared, what comes out
-//! is given. Never trusts a rule.
+//! is given. Where inputs and outputs are so large that several runs would fill the memory, there is one run. Never
+//! trusts a rule.
 
 mod attempts;
 mod bisect;
@@ -20,7 +21,7 @@ mod random;
 mod runs;
 mod samples;
 
-pub use bisect::{Dropped, Proof, ProveError, prove};
+pub use bisect::{Dropped, Proof, ProveError, Stopped, prove};
 pub use compare::OutputError;
 pub use cuts::is_known;
 pub use divergence::{Comparison, Computed, Divergence, compare_values};
@@ -44,12 +45,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A rewritten model's error against float64 may be that many times the original's.
 pub const SLACK: f64 = 4.0;
 /// And that many units of the last place of the output's largest element more: a rewrite rounds
 /// constants anew, and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
+
+/// Bytes that inputs and outputs of a run may take so that more than one run is made: all of them are kept.
+const MOST_OF_SEVERAL_RUNS: usize = 64 << 20;
 
 /// Trips after which a loop is given up: on made-up inputs one that waits for something may never end.
 const MOST_TRIPS: i64 = 1 << 13;
@@ -91,6 +96,10 @@ pub struct Options {
     pub inputs: Values,
     /// Who runs both models besides, on the finite inputs.
     pub oracle: Option<Arc<dyn Oracle>>,
+    /// A part of an output's largest element by which the rewritten model may differ whatever rounding explains.
+    pub tolerance: f64,
+    /// When to stop: what is verified by then is kept.
+    pub deadline: Option<Instant>,
 }
 
 impl Default for Options {
@@ -101,7 +110,16 @@ impl Default for Options {
             relations: BTreeMap::new(),
             inputs: Values::new(),
             oracle: None,
+            tolerance: 0.0,
+            deadline: None,
         }
+    }
+}
+
+impl Options {
+    /// Whether the time that was given is over.
+    pub fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|end| Instant::now() >= end)
     }
 }
 
@@ -115,6 +133,12 @@ pub enum VerifyError {
     Original {
         /// The last reason.
         cause: EvaluateError,
+    },
+    /// The time was over before the original had run.
+    #[error("the time was over before the original had run on all made-up inputs, at {node}")]
+    Late {
+        /// The node that came next.
+        node: String,
     },
     /// Inputs or sizes that were given do not fit the model.
     #[error("{what}")]
@@ -219,6 +243,8 @@ pub struct Checker<'m> {
     runs: Vec<Run>,
     untried: Vec<String>,
     witness: Option<Witness>,
+    tolerance: f64,
+    deadline: Option<Instant>,
 }
 
 /// What another program makes of the original in the runs with finite inputs.
@@ -242,17 +268,22 @@ impl<'m> Checker<'m> {
         let planted = planted.filter(|_| sampler.has_floats());
         let others: Vec<(usize, Planted)> = plans.chain(planted).collect();
         // The first run finds sizes that work.
-        let programs = Programs::of(original)?;
+        let programs = Programs::of(original, options.deadline)?;
         let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
         sampler.settle(&attempt);
+        let is_large = first.n_bytes() > MOST_OF_SEVERAL_RUNS;
         let mut runs = vec![first];
-        runs.extend(programs.others(&sampler, &wanted, &others)?);
+        if !is_large {
+            runs.extend(programs.others(&sampler, &wanted, &others)?);
+        }
         let mut checker = Checker {
             original,
             cuts,
             runs,
             untried: programs.stored.untried(),
             witness: None,
+            tolerance: options.tolerance,
+            deadline: options.deadline,
         };
         if let Some(oracle) = &options.oracle {
             let outputs = checker.ask(oracle, original)?;
@@ -260,6 +291,11 @@ impl<'m> Checker<'m> {
             checker.witness = Some(Witness { oracle, outputs });
         }
         Ok(checker)
+    }
+
+    /// Whether the time that was given is over.
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|end| Instant::now() >= end)
     }
 
     /// What an oracle gives for a model in the runs with finite inputs.
@@ -321,7 +357,7 @@ impl<'m> Checker<'m> {
                 else {
                     continue;
                 };
-                let error = compare::errors(name, before, after, exact);
+                let error = compare::errors(name, before, after, exact, self.tolerance);
                 let error = error.map_err(|what| VerifyError::Differs {
                     output: name.clone(),
                     run: format!("{}, {}", witness.oracle.name(), run.described),
@@ -376,7 +412,8 @@ impl<'m> Checker<'m> {
         unchanged: bool,
     ) -> Result<Evidence, VerifyError> {
         let failed = |cause| VerifyError::Rewritten { cause };
-        let program = program(rewritten, folder, Precision::AsStored).map_err(failed)?;
+        let program =
+            program(rewritten, folder, Precision::AsStored, self.deadline).map_err(failed)?;
         let compared = self.cuts.counterparts(&self.original.proto, rewritten)?;
         let wanted = compared.pairs;
         let names: Vec<String> = wanted.iter().map(|(shown, _)| shown.clone()).collect();
@@ -402,21 +439,20 @@ impl<'m> Checker<'m> {
                 if let Some(exact) = exact {
                     short.add(n, [&run.stored[n], after, exact]);
                 }
-                let error =
-                    compare::errors(&names[n], &run.stored[n], after, exact).map_err(|what| {
-                        VerifyError::Differs {
-                            output: names[n].clone(),
-                            run: run.described.clone(),
-                            what,
-                        }
-                    })?;
+                let stored = &run.stored[n];
+                let error = compare::errors(&names[n], stored, after, exact, self.tolerance);
+                let error = error.map_err(|what| VerifyError::Differs {
+                    output: names[n].clone(),
+                    run: run.described.clone(),
+                    what,
+                })?;
                 if run.exact.is_some() {
                     compare::merge(&mut evidence.errors, error);
                 }
             }
             evidence.runs.push(run.described.clone());
         }
-        if let Some((n, what)) = short.worst() {
+        if let Some((n, what)) = short.worst(self.tolerance) {
             return Err(VerifyError::Differs {
                 output: names[n].clone(),
                 run: "all runs together".to_string(),
@@ -451,9 +487,10 @@ fn program<'a>(
     proto: &'a ModelProto,
     folder: &'a Path,
     precision: Precision,
+    deadline: Option<Instant>,
 ) -> Result<Program<'a>, EvaluateError> {
     let program = Program::new(proto, folder, precision);
-    let program = program.map(|p| p.within(MOST_TRIPS).keeping());
+    let program = program.map(|p| p.within(MOST_TRIPS).until(deadline).keeping());
     program.ok_or_else(|| EvaluateError::Value {
         name: "graph".to_string(),
         what: "is missing".to_string(),
@@ -468,7 +505,7 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
     let cuts = Cuts::of(&model.proto);
     let sampler = Sampler::new(model, &cuts, options)?;
     let wanted = cuts.wanted(&model.proto);
-    let programs = Programs::of(model)?;
+    let programs = Programs::of(model, options.deadline)?;
     let (run, _) = programs.run(&sampler, &wanted, seed, Planted::Nothing)?;
     // What stands for nodes without a meaning here is nobody's input.
     let inputs = model.proto.graph.iter().flat_map(|g| &g.input);

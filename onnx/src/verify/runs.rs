@@ -29,6 +29,13 @@ impl Run {
         self.feeds.iter().map(shape).collect()
     }
 
+    /// Bytes of what is kept of it.
+    pub fn n_bytes(&self) -> usize {
+        let outputs = self.stored.iter().chain(self.exact.iter().flatten());
+        let all = self.feeds.values().chain(outputs).map(Tensor::n_bytes);
+        all.fold(0, usize::saturating_add)
+    }
+
     /// The feeds for a model in which some of them have other names.
     pub fn feeds_of(&self, renamed: &[(String, String)]) -> Cow<'_, Values> {
         let mut feeds = Cow::Borrowed(&self.feeds);
@@ -68,6 +75,9 @@ fn blind_name(names: &[&str], outputs: &[Tensor]) -> String {
     blind.map_or(String::new(), |(name, _)| name.to_string())
 }
 
+/// Bytes that the values of a run may take so that runs are made side by side.
+const MOST_SIDE_BY_SIDE: usize = 128 << 20;
+
 /// How long sizes and numbers are looked for with which a model runs.
 const LONGEST_TRYING: Duration = Duration::from_secs(30);
 
@@ -86,8 +96,8 @@ pub(super) struct Programs<'m> {
 }
 
 impl<'m> Programs<'m> {
-    pub fn of(model: &'m Model) -> Result<Programs<'m>, VerifyError> {
-        let program = |precision| program(&model.proto, &model.folder, precision);
+    pub fn of(model: &'m Model, deadline: Option<Instant>) -> Result<Programs<'m>, VerifyError> {
+        let program = |precision| program(&model.proto, &model.folder, precision, deadline);
         let programs = || {
             Ok(Programs {
                 stored: program(Precision::AsStored)?,
@@ -110,11 +120,13 @@ impl<'m> Programs<'m> {
         if !self.stored.keeps() {
             return self.others_in_step(sampler, wanted, others);
         }
-        let runs = threads::map_if(true, others.to_vec(), |(seed, planted)| {
+        let held = self.stored.most_held().max(self.exact.most_held());
+        let side_by_side = held <= MOST_SIDE_BY_SIDE;
+        let runs = threads::map_if(side_by_side, others.to_vec(), |(seed, planted)| {
             self.run(sampler, wanted, seed, planted).map(|(run, _)| run)
         });
         let mut runs: Vec<Run> = runs.into_iter().collect::<Result<_, _>>()?;
-        let empties = threads::map_if(true, sampler.empties(), |attempt| {
+        let empties = threads::map_if(side_by_side, sampler.empties(), |attempt| {
             self.run_empty(sampler, wanted, attempt)
         });
         for empty in empties {
@@ -272,6 +284,7 @@ impl<'m> Programs<'m> {
                     };
                     return Ok((run, plan.attempt));
                 }
+                Err(EvaluateError::Late { node }) => return Err(VerifyError::Late { node }),
                 Err(cause) => last = Some(cause),
             }
         }

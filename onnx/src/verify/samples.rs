@@ -14,15 +14,13 @@ use crate::element::Element;
 use crate::evaluate::{Values, label};
 use crate::fact::Fact;
 use crate::file::Model;
-use crate::infer::{Facts, Functions, Opsets, Walk, declared, is_unknown};
+use crate::infer::{Facts, declared, is_unknown, known_values};
 use crate::operators::{Unknowns, axis};
 use crate::proto::{GraphProto, NodeProto};
-use crate::stored::Stored;
 use crate::tensor::{Tensor, Values as Elements};
 use bytes::Bytes;
 use graph::{Bindings, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Sizes by name of the input.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
@@ -82,7 +80,7 @@ impl Sampler {
         let empty = GraphProto::default();
         let graph = model.proto.graph.as_ref().unwrap_or(&empty);
         let unknowns = Unknowns::default();
-        let facts = facts(model, graph, &unknowns);
+        let facts = known_values(&model.proto, &model.folder, &unknowns);
         let fixed = model.proto.ir_version.unwrap_or(0) < 4;
         let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
         let mut given = Vec::new();
@@ -347,6 +345,7 @@ impl Sampler {
     ) -> Result<Option<Values>, VerifyError> {
         let bindings = attempt.bindings();
         let mut feeds = self.fixed.clone();
+        let mut room = MOST_ELEMENTS + 1;
         for (n, given) in self.given.iter().enumerate() {
             let left_out = given.has_default && !replaces(seed, given);
             if feeds.contains_key(&given.name) || left_out {
@@ -356,6 +355,10 @@ impl Sampler {
             let Some(sizes) = tensor_sizes(&sizes) else {
                 return Ok(None);
             };
+            room = room.saturating_sub(sizes.iter().product::<usize>());
+            if room == 0 {
+                return Ok(None);
+            }
             let mut random = Random::new(seed as u64 * 1000 + n as u64);
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if element == Element::Bool && tensor.len() == 1 {
@@ -394,27 +397,6 @@ impl Given {
         let sizes: Result<Vec<i64>, _> = shape.iter().map(|n| n.eval_with(&value)).collect();
         Ok((element, sizes.map_err(|_| unknown())?))
     }
-}
-
-fn facts(model: &Model, graph: &GraphProto, unknowns: &Unknowns) -> Facts {
-    let opsets = Opsets::of(&model.proto.opset_import);
-    let walk = Walk {
-        opsets: &opsets,
-        functions: Functions::of(&model.proto.functions),
-        unknowns,
-        inputs_are_constant: true,
-    };
-    let stored = |t: &crate::proto::TensorProto| {
-        (
-            t.name.clone(),
-            Arc::new(Stored::new(t.clone(), &model.folder)),
-        )
-    };
-    walk.body(
-        graph,
-        &graph.initializer.iter().map(stored).collect(),
-        &Facts::default(),
-    )
 }
 
 /// Whether a seed gives another value for an input with a default: of floats, every second one.
@@ -492,9 +474,11 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
     least
 }
 
+/// Elements of all inputs together that are made up: as many as a picture of 3840 × 2160 has.
+const MOST_ELEMENTS: usize = 3 << 23;
+
 /// Sizes of a tensor that is not too large to be made up.
 fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {
-    const MOST_ELEMENTS: usize = 1 << 25;
     let (shape, n) = crate::tensor::sizes(sizes).ok()?;
     (n <= MOST_ELEMENTS).then_some(shape)
 }

@@ -69,7 +69,7 @@ pub fn check_same_step(
 }
 
 fn exact(model: &Model) -> Result<Program<'_>, GradientError> {
-    let made = program(&model.proto, &model.folder, Precision::Float64);
+    let made = program(&model.proto, &model.folder, Precision::Float64, None);
     made.map_err(|error| GradientError::Untried(error.to_string()))
 }
 

@@ -1,0 +1,33 @@
+//! Changes of a file that somebody asks for: a part of it, inferred sizes written down, texts left out,
+//! newer versions of the operators, loops written out.
+//!
+//! Each takes a model and gives another one. None of them is a rewrite: what a rewrite may do is to keep what a
+//! file gives, and these change its interface or what it says of itself.
+
+mod extract;
+mod raise;
+mod sizes;
+mod strip;
+mod unroll;
+
+pub use extract::{ExtractError, extract};
+pub use raise::{RaiseError, raise};
+pub use sizes::{described, with_sizes};
+pub use strip::strip;
+pub use unroll::unrolled;
+
+use crate::proto::GraphProto;
+use std::collections::BTreeSet;
+
+/// Every name of a value in a graph and its bodies.
+fn names(graph: &GraphProto, taken: &mut BTreeSet<String>) {
+    taken.extend(graph.input.iter().map(|i| i.name.clone()));
+    taken.extend(graph.initializer.iter().map(|t| t.name.clone()));
+    for node in &graph.node {
+        taken.extend(node.output.iter().cloned());
+        taken.extend(node.input.iter().cloned());
+        for body in crate::attributes::bodies(node) {
+            names(body, taken);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What changes in a node where the standard changed its operator, one version at a time.
+
+use super::Raising;
+use crate::attributes::Attributes;
+use crate::element::Element;
+use crate::proto::{AttributeProto, NodeProto, attribute_type};
+use crate::rewrite::patch::{float, heir, int, node, text};
+use crate::stored::Stored;
+use crate::tensor::{Tensor, Values};
+
+/// A change: `true` if the last node is as version `since` wants it, `false` if nothing is known of the change.
+type Change = Result<bool, String>;
+
+/// Brings the last of `nodes` to version `since` of its operator.
+pub(super) fn raise(cx: &mut Raising, nodes: &mut Vec<NodeProto>, since: i64) -> Change {
+    let Some(last) = nodes.pop() else {
+        return Ok(true);
+    };
+    let mut made = Made {
+        cx,
+        before: Vec::new(),
+        node: last,
+    };
+    let op = made.node.op_type.clone();
+    let changed = match (op.as_str(), since) {
+        ("Scan", 9) => return Err("has another Scan, over batches no longer".to_string()),
+        ("BatchNormalization", 9) => made.without_spatial(),
+        ("BatchNormalization", 14) => made.statistics(),
+        ("Upsample", 9) => made.upsample_scales(),
+        ("Upsample", 10) => made.renamed("Resize"),
+        ("Scatter", 11) => made.renamed("ScatterElements"),
+        ("Slice", 10) => made.inputs_of_ints(&["starts", "ends", "axes"]),
+        ("TopK", 10) => made.inputs_of_ints(&["k"]),
+        ("Clip", 11) => made.clip(),
+        ("Pad", 11) => made.pad(),
+        ("Resize", 11) => made.resize(),
+        ("Dropout", 12) => made.inputs_of_floats(&["ratio"]),
+        ("Squeeze" | "Unsqueeze" | "ReduceSum", 13) => made.inputs_of_ints(&["axes"]),
+        ("Split", 13) => made.inputs_of_ints(&["split"]),
+        ("Split", 18) => made.equal_pieces(),
+        ("Softmax" | "LogSoftmax" | "Hardmax", 13) => made.softmax(),
+        ("RoiAlign", 16) => {
+            made.default_text("coordinate_transformation_mode", "output_half_pixel")
+        }
+        ("GridSample", 20) => made.sampling(),
+        (
+            "ReduceL1" | "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp" | "ReduceMax"
+            | "ReduceMean" | "ReduceMin" | "ReduceProd" | "ReduceSumSquare",
+            18,
+        ) => made.inputs_of_ints(&["axes"]),
+        ("GroupNormalization", 21) => {
+            Err("has scales of channels, and the node has those of groups".to_string())
+        }
+        _ => Ok(false),
+    };
+    let Made { before, node, .. } = made;
+    nodes.extend(before);
+    nodes.push(node);
+    changed
+}
+
+/// A node that changes, and what comes before it.
+struct Made<'r, 'a> {
+    cx: &'r mut Raising<'a>,
+    before: Vec<NodeProto>,
+    node: NodeProto,
+}
+
+impl Made<'_, '_> {
+    fn take(&mut self, name: &str) -> Option<AttributeProto> {
+        let at = self.node.attribute.iter().position(|a| a.name == name)?;
+        Some(self.node.attribute.remove(at))
+    }
+
+    /// The element type of the first input, which is a float where nothing else is known.
+    fn element(&self) -> Element {
+        let first = self.node.input.first();
+        let known = first.and_then(|name| self.cx.facts.get(name)?.element);
+        known.unwrap_or(Element::F32)
+    }
+
+    /// A constant before the node; gives its name.
+    fn constant(&mut self, base: &str, tensor: Tensor) -> String {
+        let named = format!("{}_{base}", self.base());
+        let name = self.cx.fresh(&named);
+        let value = AttributeProto {
+            name: "value".to_string(),
+            r#type: attribute_type::TENSOR,
+            t: Some(Stored::of_tensor(&name, tensor).proto().clone()),
+            ..Default::default()
+        };
+        let mut constant = node("Constant", &[], vec![value]);
+        constant.output = vec![name.clone()];
+        self.before.push(constant);
+        name
+    }
+
+    fn base(&self) -> String {
+        let first = self.node.output.first();
+        first.map_or(String::new(), String::clone)
+    }
+
+    fn of_ints(&mut self, base: &str, values: &[i64]) -> String {
+        let tensor = Tensor::new(&[values.len()], Values::I64(values.to_vec()));
+        self.constant(base, tensor)
+    }
+
+    /// Attributes of integers become inputs after those there are; one that is missing stays missing.
+    fn inputs_of_ints(&mut self, names: &[&str]) -> Change {
+        let taken: Vec<_> = names.iter().map(|name| self.take(name)).collect();
+        let mut inputs = Vec::new();
+        for (name, attribute) in names.iter().zip(taken) {
+            inputs.push(match attribute {
+                Some(a) if a.r#type == attribute_type::INT => {
+                    self.of_ints(name, &[a.i.unwrap_or(0)])
+                }
+                Some(a) => self.of_ints(name, &a.ints),
+                None => String::new(),
+            });
+        }
+        self.append(inputs);
+        Ok(true)
+    }
+
+    /// The same with single floats, which have the element type of the first input.
+    fn inputs_of_floats(&mut self, names: &[&str]) -> Change {
+        let element = match self.node.op_type.as_str() {
+            "Dropout" => Element::F32,
+            _ => self.element(),
+        };
+        let mut inputs = Vec::new();
+        for name in names {
+            let value = self.take(name).and_then(|a| a.f);
+            inputs.push(match value {
+                Some(value) => {
+                    let tensor = Tensor::floats(element, &[], &[f64::from(value)]);
+                    let tensor = tensor.ok_or("has bounds of the values' own type")?;
+                    self.constant(name, tensor)
+                }
+                None => String::new(),
+            });
+        }
+        self.append(inputs);
+        Ok(true)
+    }
+
+    fn append(&mut self, mut inputs: Vec<String>) {
+        while inputs.last().is_some_and(String::is_empty) {
+            inputs.pop();
+        }
+        self.node.input.append(&mut inputs);
+    }
+
+    fn renamed(&mut self, op: &str) -> Change {
+        self.node.op_type = op.to_string();
+        Ok(true)
+    }
+
+    fn default_text(&mut self, name: &str, value: &str) -> Change {
+        if Attributes::of(&self.node).text(name).is_none() {
+            self.node.attribute.push(text(name, value));
+        }
+        Ok(true)
+    }
+
+    fn without_spatial(&mut self) -> Change {
+        match self.take("spatial").and_then(|a| a.i) {
+            Some(0) => Err("has one mean for each channel".to_string()),
+            _ => Ok(true),
+        }
+    }
+
+    /// In evaluation form nothing changed.
+    fn statistics(&mut self) -> Change {
+        match self.node.output.iter().skip(1).any(|o| !o.is_empty()) {
+            true => Err("says in another way that statistics are taken of the batch".to_string()),
+            false => {
+                self.node.output.truncate(1);
+                Ok(true)
+            }
+        }
+    }
+
+    fn upsample_scales(&mut self) -> Change {
+        let scales = self.take("scales").map(|a| a.floats).unwrap_or_default();
+        let tensor = Tensor::new(&[scales.len()], Values::F32(scales));
+        let name = self.constant("scales", tensor);
+        self.append(vec![name]);
+        Ok(true)
+    }
+
+    /// A bound that was left out was the last number of `f32`, which infinities are cut to.
+    fn clip(&mut self) -> Change {
+        for (name, bound) in [("min", f32::MIN), ("max", f32::MAX)] {
+            if Attributes::of(&self.node).float(name).is_none() {
+                self.node.attribute.push(float(name, bound));
+            }
+        }
+        self.inputs_of_floats(&["min", "max"])
+    }
+
+    fn pad(&mut self) -> Change {
+        let pads = self.take("pads").map(|a| a.ints).unwrap_or_default();
+        let pads = self.of_ints("pads", &pads);
+        let value = self.take("value").and_then(|a| a.f).unwrap_or(0.0);
+        let tensor = Tensor::floats(self.element(), &[], &[f64::from(value)]);
+        let value = self.constant("value", tensor.ok_or("pads with the values' own type")?);
+        self.append(vec![pads, value]);
+        Ok(true)
+    }
+
+    /// Before version 11, positions were multiplied and rounded down.
+    fn resize(&mut self) -> Change {
+        self.node.input.insert(1, String::new());
+        let mode = "coordinate_transformation_mode";
+        self.node.attribute.push(text(mode, "asymmetric"));
+        if Attributes::of(&self.node).text("mode").unwrap_or("nearest") == "nearest" {
+            self.node.attribute.push(text("nearest_mode", "floor"));
+        }
+        Ok(true)
+    }
+
+    fn equal_pieces(&mut self) -> Change {
+        let n = self.node.output.len() as i64;
+        if self.node.input.get(1).is_none_or(String::is_empty) {
+            self.node.input.truncate(1);
+            self.node.attribute.push(int("num_outputs", n));
+        }
+        Ok(true)
+    }
+
+    /// Before: all dimensions from `axis` on together; after: one dimension.
+    fn softmax(&mut self) -> Change {
+        let axis = self.take("axis").and_then(|a| a.i).unwrap_or(1);
+        let x = self.node.input[0].clone();
+        let rank = self.cx.facts.get(&x).and_then(|f| f.rank());
+        let last = |axis: i64| rank.is_some_and(|n| axis == n as i64 - 1 || axis == -1);
+        if last(axis) {
+            self.node.attribute.push(int("axis", -1));
+            return Ok(true);
+        }
+        let base = self.base();
+        let add = |made: &mut Self, op: &str, inputs: &[&str], attributes| {
+            let name = made.cx.fresh(&format!("{base}_{op}"));
+            let mut new = node(op, inputs, attributes);
+            new.output = vec![name.clone()];
+            made.before.push(new);
+            name
+        };
+        let flat = add(self, "Flatten", &[&x], vec![int("axis", axis)]);
+        let op = self.node.op_type.clone();
+        let normal = add(self, &op, &[&flat], vec![int("axis", -1)]);
+        let shape = add(self, "Shape", &[&x], Vec::new());
+        let back = node("Reshape", &[&normal, &shape], Vec::new());
+        self.node = heir(&self.node, back);
+        Ok(true)
+    }
+
+    fn sampling(&mut self) -> Change {
+        for attribute in self.node.attribute.iter_mut().filter(|a| a.name == "mode") {
+            let named = match attribute.s.as_deref() {
+                Some(b"bilinear") => "linear",
+                Some(b"bicubic") => "cubic",
+                _ => continue,
+            };
+            *attribute = text("mode", named);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,301 @@
+//! The standard's own cases through everything that Shorthaul makes of an operator: evaluated as a file, rewritten,
+//! imported, interpreted as a graph, compiled to C, differentiated.
+//!
+//! Owns how one case is run and judged; the table is in `page.rs`. A case is a folder with `model.onnx`, `input_N.pb`
+//! and `output_N.pb` (`onnx/tests/dump_node_cases.py`). What an operator's sizes depend on has to be known when a
+//! graph is made, so inputs of a case that decide sizes are given as constants where it is not imported otherwise.
+
+mod page;
+mod run;
+
+pub use page::page;
+
+use compiler::Step;
+use compiler::internal_error::caught_deep;
+use graph::{Bindings, DType, Precision, Tensor};
+use importer::onnx::{File, Model, Options};
+use onnx::evaluate::Program;
+use onnx::optimize;
+use onnx::proto::{ModelProto, TensorProto};
+use prost::Message;
+use std::path::Path;
+
+/// How far a case came: `Ok`, or the sentence that says why not.
+pub type Verdict = Result<(), String>;
+
+/// What was found of a case.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The case's name.
+    pub case: String,
+    /// Its operator: of several, none.
+    pub operator: Option<String>,
+    /// Version of the standard's operators.
+    pub opset: i64,
+    /// Whether every input and output has an element type that a graph of ours has.
+    pub has_our_types: bool,
+    /// Outputs of the file's evaluation are the expected ones.
+    pub evaluated: Verdict,
+    /// The file is optimized and verified.
+    pub rewritten: Verdict,
+    /// A graph is made of it.
+    pub imported: Verdict,
+    /// That graph, interpreted, gives the expected outputs.
+    pub interpreted: Verdict,
+    /// The C made of it does; absent if nobody asked.
+    pub compiled: Option<Verdict>,
+    /// A backward pass is made, of a case with inputs of floats.
+    pub differentiated: Option<Verdict>,
+}
+
+/// A case, read.
+struct Case {
+    model: ModelProto,
+    inputs: Vec<TensorProto>,
+    outputs: Vec<TensorProto>,
+}
+
+impl Case {
+    fn read(folder: &Path) -> Result<Case, String> {
+        let read = |name: &str| std::fs::read(folder.join(name)).map_err(|e| e.to_string());
+        let model = ModelProto::decode(&*read("model.onnx")?).map_err(|e| e.to_string())?;
+        let tensors = |kind: &str| -> Result<Vec<TensorProto>, String> {
+            let mut found = Vec::new();
+            while let Ok(bytes) = read(&format!("{kind}_{}.pb", found.len())) {
+                found.push(TensorProto::decode(&*bytes).map_err(|e| e.to_string())?);
+            }
+            Ok(found)
+        };
+        Ok(Case {
+            model,
+            inputs: tensors("input")?,
+            outputs: tensors("output")?,
+        })
+    }
+
+    /// The same with those inputs as initializers.
+    fn with_constants(&self, is_constant: &dyn Fn(usize, &TensorProto) -> bool) -> Case {
+        let mut model = self.model.clone();
+        let mut inputs = Vec::new();
+        let Some(graph) = &mut model.graph else {
+            return self.read_again();
+        };
+        let names: Vec<String> = graph.input.iter().map(|i| i.name.clone()).collect();
+        for (n, (name, tensor)) in names.iter().zip(&self.inputs).enumerate() {
+            match is_constant(n, tensor) {
+                false => inputs.push(tensor.clone()),
+                true => {
+                    graph.input.retain(|i| i.name != *name);
+                    graph.initializer.push(TensorProto {
+                        name: name.clone(),
+                        ..tensor.clone()
+                    });
+                }
+            }
+        }
+        Case {
+            model,
+            inputs,
+            outputs: self.outputs.clone(),
+        }
+    }
+
+    fn read_again(&self) -> Case {
+        Case {
+            model: self.model.clone(),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+        }
+    }
+
+    fn imported(&self) -> Result<Model, String> {
+        let bytes = bytes::Bytes::from(self.model.encode_to_vec());
+        let file = File::decode("case.onnx", bytes).map_err(|e| e.to_string())?;
+        file.import(&Options::default()).map_err(|e| e.to_string())
+    }
+
+    /// The graph, of the case as it is or with inputs as constants, and that case.
+    fn graph(&self) -> Result<(Model, Case), String> {
+        let first = match self.imported() {
+            Ok(model) => return Ok((model, self.read_again())),
+            Err(error) => error,
+        };
+        let is_whole = |t: &TensorProto| !matches!(t.data_type, 1 | 10 | 11 | 16);
+        let integers = |n: usize, t: &TensorProto| n > 0 && is_whole(t);
+        let others = |n: usize, _: &TensorProto| n > 0;
+        let every_integer = |_: usize, t: &TensorProto| is_whole(t);
+        let kinds: [&dyn Fn(usize, &TensorProto) -> bool; 3] = [&integers, &others, &every_integer];
+        for kind in kinds {
+            let case = self.with_constants(kind);
+            if let Ok(model) = case.imported() {
+                return Ok((model, case));
+            }
+        }
+        Err(first)
+    }
+}
+
+/// Runs a case through everything; C only where `compiles`. `None` if the folder holds no case.
+pub fn look_at(folder: &Path, compiles: bool) -> Option<Found> {
+    let case = Case::read(folder).ok()?;
+    let graph = case.model.graph.as_ref()?;
+    let operator = match graph.node.as_slice() {
+        [node] => Some(onnx::evaluate::qualified(node)),
+        _ => None,
+    };
+    let sets = case.model.opset_import.iter();
+    let opset = sets.filter(|s| s.domain.is_empty()).map(|s| s.version);
+    let opset = opset.max().unwrap_or(1);
+    let tensors = case.inputs.iter().chain(&case.outputs);
+    let has_our_types = tensors.clone().all(|t| dtype(t).is_some());
+    let imported = guarded(|| case.graph());
+    let mut found = Found {
+        case: folder.file_name()?.to_string_lossy().into_owned(),
+        operator,
+        opset,
+        has_our_types,
+        evaluated: guarded(|| evaluated(&case)),
+        rewritten: guarded(|| rewritten(&case)),
+        imported: imported.as_ref().map(|_| ()).map_err(String::clone),
+        interpreted: Err("not imported".to_string()),
+        compiled: compiles.then(|| Err("not imported".to_string())),
+        differentiated: None,
+    };
+    if let Ok((model, case)) = imported {
+        found.interpreted = guarded(|| interpreted(&model, &case));
+        found.compiled = compiles.then(|| guarded(|| run::compiled(&model, &case)));
+        found.differentiated = differentiated(&model);
+    }
+    Some(found)
+}
+
+/// A panic is a sentence too.
+fn guarded<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    caught_deep(work).unwrap_or_else(|error| Err(format!("PANIC: {error}")))
+}
+
+fn dtype(tensor: &TensorProto) -> Option<DType> {
+    Some(match tensor.data_type {
+        1 => DType::F32,
+        2 => DType::U8,
+        3 => DType::I8,
+        5 => DType::I16,
+        6 => DType::I32,
+        7 => DType::I64,
+        9 => DType::Bool,
+        10 => DType::F16,
+        11 => DType::F64,
+        16 => DType::BF16,
+        _ => return None,
+    })
+}
+
+/// Relative and absolute difference allowed: outputs of the cases are computed in their own type, in another order.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-4,
+        DType::F64 => 1e-6,
+        DType::F16 => 4e-3,
+        DType::BF16 => 2e-2,
+        _ => 0.0,
+    }
+}
+
+/// Whether numbers are the expected ones.
+fn compare(found: &[f64], shape: &[usize], expected: &TensorProto) -> Verdict {
+    let bytes = bytes::Bytes::from(expected.encode_to_vec());
+    let expected = importer::onnx::decode_tensor(bytes)?;
+    if shape != expected.shape {
+        return Err(format!("sizes {shape:?} instead of {:?}", expected.shape));
+    }
+    let tolerance = tolerance(expected.dtype);
+    for (n, (a, b)) in found.iter().zip(expected.to_f64()).enumerate() {
+        let same = *a == b || (a.is_nan() && b.is_nan());
+        if !same && !((a - b).abs() <= tolerance * (b.abs() + 0.02)) {
+            return Err(format!("element {n} is {a} instead of {b}"));
+        }
+    }
+    Ok(())
+}
+
+fn evaluated(case: &Case) -> Verdict {
+    let folder = Path::new(".");
+    let program = Program::new(&case.model, folder, onnx::evaluate::Precision::AsStored);
+    let program = program.ok_or("no graph")?;
+    let graph = case.model.graph.as_ref().ok_or("no graph")?;
+    let mut feeds = onnx::evaluate::Values::new();
+    for (input, tensor) in graph.input.iter().zip(&case.inputs) {
+        let tensor = onnx::tensor::Tensor::of_proto(tensor)?;
+        feeds.insert(input.name.clone(), tensor);
+    }
+    let outputs = program.outputs(&feeds).map_err(|e| e.to_string())?;
+    for (found, expected) in outputs.iter().zip(&case.outputs) {
+        match found.to_f64() {
+            Some(values) if dtype(expected).is_some() => {
+                compare(&values, &found.shape, expected)?;
+            }
+            // Text, complex and packed numbers are compared in `onnx/tests/node_cases.rs`.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn rewritten(case: &Case) -> Verdict {
+    let bytes = bytes::Bytes::from(case.model.encode_to_vec());
+    let model = onnx::file::Model::of_bytes(Path::new("case.onnx"), bytes);
+    let model = model.map_err(|e| e.to_string())?;
+    let options = optimize::Options {
+        rewriting: onnx::rewrite::Options::default(),
+        verifying: Some(onnx::verify::Options::default()),
+    };
+    let done = optimize::optimize(&model, &options, &mut |_| ());
+    done.map(drop).map_err(|e| e.to_string())
+}
+
+/// What a graph is given: the case's inputs, then its parameters.
+fn given(model: &Model, case: &Case) -> Result<Vec<Tensor>, String> {
+    let graph = case.model.graph.as_ref().ok_or("no graph")?;
+    let mut tensors = Vec::new();
+    for port in &model.inputs {
+        let at = graph.input.iter().position(|i| i.name == port.name);
+        let tensor = at.and_then(|at| case.inputs.get(at));
+        let tensor = tensor.ok_or_else(|| format!("no input `{}`", port.name))?;
+        let bytes = bytes::Bytes::from(tensor.encode_to_vec());
+        tensors.push(importer::onnx::decode_tensor(bytes)?);
+    }
+    for parameter in &model.parameters {
+        tensors.push(parameter.stored.tensor().map_err(|e| e.to_string())?);
+    }
+    Ok(tensors)
+}
+
+fn interpreted(model: &Model, case: &Case) -> Verdict {
+    let tensors = given(model, case)?;
+    let found = graph::interpret(
+        &model.graph,
+        &tensors,
+        &Bindings::new(),
+        &ops::Meaning,
+        Precision::Double,
+    );
+    let found = found.map_err(|e| e.to_string())?;
+    for (found, expected) in found.iter().zip(&case.outputs) {
+        compare(&found.to_f64(), &found.shape, expected)?;
+    }
+    Ok(())
+}
+
+fn differentiated(model: &Model) -> Option<Verdict> {
+    let graph = &model.graph;
+    let is_float = |at: &usize| graph.container(graph.inputs[*at]).dtype.is_float();
+    let wrt: Vec<usize> = (0..graph.inputs.len()).filter(is_float).collect();
+    let mut outputs = graph.outputs.iter();
+    let has_floats = outputs.any(|o| graph.container(o.container).dtype.is_float());
+    (!wrt.is_empty() && has_floats).then(|| {
+        guarded(|| {
+            let step = Step::training(graph, &wrt);
+            step.map(drop).map_err(|e| e.to_string())
+        })
+    })
+}

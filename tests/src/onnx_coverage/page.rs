@@ -1,0 +1,112 @@
+//! The table of what is known of each operator of the standard.
+
+use super::{Found, Verdict};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Characters of a reason that are shown.
+const SHOWN: usize = 150;
+
+/// The page, as Markdown.
+pub fn page(found: &[Found], command: &str) -> String {
+    let mut text = String::from("# Coverage of ONNX operators\n\n");
+    let _ = writeln!(
+        text,
+        "Written by `{command}`, from the cases of the `onnx` package. A case is *evaluated* as a file, *rewritten* \
+         and verified, *imported* as a graph, whose *interpretation* and *C* give the expected outputs, and \
+         *differentiated*. A number `a/b` says that a of b cases are; `–` that the question does not arise.\n"
+    );
+    let ours: Vec<&Found> = found.iter().filter(|f| f.has_our_types).collect();
+    let _ = writeln!(text, "{}\n", sentence(&ours, found.len()));
+    text.push_str(&table(found));
+    text.push_str(&reasons(&ours));
+    text
+}
+
+fn sentence(ours: &[&Found], n_all: usize) -> String {
+    let count = |is: &dyn Fn(&Found) -> bool| ours.iter().filter(|f| is(f)).count();
+    let share = |n: usize| format!("{n} ({:.1} %)", 100.0 * n as f64 / ours.len().max(1) as f64);
+    let mut text = format!(
+        "Of {n_all} cases, {} have inputs and outputs of the element types that graphs have (f16, bf16, f32, f64, \
+         bool, u8, i8 to i64). Of these {} are evaluated, {} rewritten, {} imported, {} interpreted",
+        ours.len(),
+        share(count(&|f| f.evaluated.is_ok())),
+        share(count(&|f| f.rewritten.is_ok())),
+        share(count(&|f| f.imported.is_ok())),
+        share(count(&|f| f.interpreted.is_ok())),
+    );
+    if ours.iter().any(|f| f.compiled.is_some()) {
+        let n = count(&|f| matches!(f.compiled, Some(Ok(()))));
+        let _ = write!(text, ", {} run as C", share(n));
+    }
+    let asked = count(&|f| f.differentiated.is_some());
+    let done = count(&|f| matches!(f.differentiated, Some(Ok(()))));
+    let _ = write!(text, "; {done} of {asked} with floats are differentiated.");
+    text
+}
+
+/// How many of some verdicts are good.
+fn ratio<'f>(verdicts: impl Iterator<Item = Option<&'f Verdict>>) -> String {
+    let asked: Vec<&Verdict> = verdicts.flatten().collect();
+    match asked.len() {
+        0 => "–".to_string(),
+        n => format!("{}/{n}", asked.iter().filter(|v| v.is_ok()).count()),
+    }
+}
+
+fn table(found: &[Found]) -> String {
+    let mut rows: BTreeMap<(String, i64), Vec<&Found>> = BTreeMap::new();
+    for one in found {
+        let name = one.operator.clone();
+        let name = name.unwrap_or_else(|| "several operators".to_string());
+        rows.entry((name, one.opset)).or_default().push(one);
+    }
+    let mut text = String::from(
+        "| operator | version | evaluated | rewritten | imported | interpreted | C | differentiated |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    for ((name, opset), cases) in rows {
+        let all = || cases.iter();
+        let _ = writeln!(
+            text,
+            "| {name} | {opset} | {} | {} | {} | {} | {} | {} |",
+            ratio(all().map(|f| Some(&f.evaluated))),
+            ratio(all().map(|f| Some(&f.rewritten))),
+            ratio(all().map(|f| Some(&f.imported))),
+            ratio(all().map(|f| Some(&f.interpreted))),
+            ratio(all().map(|f| f.compiled.as_ref())),
+            ratio(all().map(|f| f.differentiated.as_ref())),
+        );
+    }
+    text
+}
+
+/// Why cases of our element types do not come to their end.
+fn reasons(ours: &[&Found]) -> String {
+    let mut text = String::from(
+        "\n## What stands in the way\n\n| case | step | what is said |\n|---|---|---|\n",
+    );
+    for one in ours {
+        let steps = [
+            ("evaluated", Some(&one.evaluated)),
+            ("rewritten", Some(&one.rewritten)),
+            ("imported", Some(&one.imported)),
+            ("interpreted", Some(&one.interpreted)),
+            ("C", one.compiled.as_ref()),
+            ("differentiated", one.differentiated.as_ref()),
+        ];
+        let failed = steps.into_iter().find_map(|(step, verdict)| match verdict {
+            Some(Err(why)) => Some((step, why)),
+            _ => None,
+        });
+        if let Some((step, why)) = failed {
+            let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+            let why = why
+                .replace("case.onnx cannot be imported ", "")
+                .replace('|', "\\|");
+            let short: String = why.chars().take(SHOWN).collect();
+            let _ = writeln!(text, "| {} | {step} | {short} |", one.case);
+        }
+    }
+    text
+}
