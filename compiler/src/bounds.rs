@@ -28,7 +28,7 @@ pub struct Bound {
     pub roofline_us: f64,
 }
 
-/// The bounds of a top-level node on so many threads of a machine; `operations` are those of its product.
+/// The bounds of a top-level node on so many threads of a machine.
 pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> Bound {
     let compulsory_bytes = touched(graph, node).values().sum();
     let product = first(node).and_then(|first| recognize(graph, first));

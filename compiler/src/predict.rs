@@ -74,10 +74,12 @@ pub fn predict(graph: &Graph, kernels: &[KernelInfo], on: &On) -> Vec<Prediction
 /// The level in which something lies when so many bytes were touched since.
 fn level(machine: &Machine, distance: i64, threads: usize) -> usize {
     let fits = |bytes: u64| distance >= 0 && (distance as u64) <= bytes;
-    match () {
-        () if fits(machine.l2.bytes.saturating_mul(threads.max(1) as u64)) => 0,
-        () if fits(machine.l3.bytes) => 1,
-        () => 2,
+    if fits(machine.l2.bytes.saturating_mul(threads.max(1) as u64)) {
+        0
+    } else if fits(machine.l3.bytes) {
+        1
+    } else {
+        2
     }
 }
 
