@@ -8,7 +8,7 @@
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::{Memory, bytes};
-use fusion::{Choice, Copies, Fused, RecomputeProblem, Speed, Target};
+use fusion::{Choice, Copies, Fused, RecomputeProblem, Target};
 use graph::{ContainerId, Graph, Lifetime, Node, Stage};
 use kernels::features;
 use kernels::lowering::lower;
@@ -57,17 +57,6 @@ pub struct KeptBudget {
     pub added_us: f64,
     /// Microseconds that every choice which keeps as few bytes adds at least.
     pub least_us: f64,
-}
-
-/// What the machine is taken to do in a microsecond, for lack of measurements.
-pub fn speed(vector_width: usize, threads: usize) -> Speed {
-    let threads = threads.max(1) as f64;
-    Speed {
-        // Two threads come close to what the memory of a small machine gives.
-        bytes_per_us: 8_000.0 * threads.min(8.0),
-        product_operations_per_us: 4_000.0 * vector_width.max(1) as f64 * threads,
-        loop_operations_per_us: 500.0 * vector_width.max(1) as f64 * threads,
-    }
 }
 
 /// Memory of a fused step.
@@ -136,7 +125,7 @@ pub(crate) fn fit(
     options: &PlanOptions,
     limit: &Limit,
 ) -> Result<Plan, CompileError> {
-    let mut problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed);
+    let mut problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
     let told = problem.told();
     let trial = |problem: &RecomputeProblem, choice: &Choice| {
         Trial::new(expanded, finish, (options, limit), problem, choice)

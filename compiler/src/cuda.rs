@@ -20,7 +20,7 @@ use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
 use kernels::cuda::passes::{Pass, PlacedLaunch, constants, passes};
 use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
 use kernels::cuda::{Arch, CudaError, Kernel};
-use kernels::lowering::KernelInfo;
+use kernels::lowering::{KernelInfo, Work};
 use kernels::plan::Buffer;
 use kernels::progress::{Progress, UnitReady};
 use std::path::PathBuf;
@@ -315,6 +315,8 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             stage: map.stage,
             path: map.path,
             flops: map.flops,
+            work: Work::default(),
+            cuts: None,
             n_launches: map.n_launches,
             reads,
             writes,

@@ -66,6 +66,9 @@ pub enum CompileError {
     /// The kernels do not fit together.
     #[error(transparent)]
     Assemble(#[from] kernels::assemble::AssembleError),
+    /// A kernel that is timed alone does not run.
+    #[error("a kernel cannot be timed alone: {0}")]
+    Cutout(String),
 }
 
 /// Everything the verifier found, in one line.

@@ -2,13 +2,15 @@
 
 use crate::error::CompileError;
 use crate::plan::Plan;
+use crate::predict::On;
+use crate::recipe::uncut;
 use crate::report::bytes;
 use crate::torch::locked;
 use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
 use kernels::contraction::Known;
-use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, lower_like};
+use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, Wanted, lower_as};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
@@ -29,6 +31,8 @@ pub struct Executable {
     pub backward: Program,
     /// How each kernel was made, in order.
     pub kernels: Vec<KernelInfo>,
+    /// What they are for.
+    pub on: On,
     /// Of each launch of the forward and of the backward program, its position in `kernels`.
     pub launch_kernels: [Vec<usize>; 2],
 }
@@ -54,13 +58,14 @@ impl Executable {
     /// # Errors
     /// As for [`Executable::build`].
     pub fn build_sharing(
-        plan: Plan,
+        mut plan: Plan,
         options: &CompileOptions,
         threads: usize,
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
         let mut lowered = lower_for(&plan, options, threads, templates)?;
+        plan.notes.extend(uncut(&plan.recipe, &lowered.kernels));
         if let Some(templates) = templates {
             lowered.share(&mut locked(templates));
         }
@@ -73,6 +78,10 @@ impl Executable {
         };
         Ok(Executable {
             launch_kernels: [kernels_of(false), kernels_of(true)],
+            on: On {
+                machine: plan.machine.unwrap_or(options.target.machine),
+                threads: lowered.threads,
+            },
             plan,
             forward,
             backward,
@@ -90,7 +99,13 @@ pub(crate) fn lower_for(
     templates: Option<&Mutex<Templates>>,
 ) -> Result<Lowered, CompileError> {
     let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
-    let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
+    let target = options.target.clone().with_machine(plan.machine);
+    let wanted = Wanted {
+        known: Some(&known),
+        recipe: Some(&plan.recipe),
+        n_others: 0,
+    };
+    let lower = |threads| lower_as(&plan.graph, &target, threads, &wanted);
     let lowered = lower(threads)?;
     if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
         return Ok(lower(1)?);

@@ -2,17 +2,21 @@
 
 pub mod attention;
 mod boundary;
+pub mod bounds;
 pub mod budget;
 mod composed;
 pub mod cuda;
+pub mod cutout;
 mod error;
 mod executable;
 mod functions;
 pub mod internal_error;
 pub mod optimizer;
 mod plan;
+pub mod predict;
 pub mod recipe;
 pub mod report;
+pub mod search;
 pub mod steering;
 pub mod torch;
 pub mod training_graph;

@@ -10,7 +10,7 @@ use crate::error::{CompileError, check};
 use crate::recipe::{Unmet, unmet};
 use autodiff::Request;
 use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
-use graph::{Bindings, ContainerId, Graph, Recipe, SymExpr};
+use graph::{Bindings, ContainerId, Graph, Machine, Recipe, SymExpr};
 use layouts::Assignment;
 
 /// A training or inference step before sizes are known.
@@ -136,7 +136,7 @@ impl Step {
         if let Some(limit) = &options.limit {
             return budget::fit(&expanded, &finish, options, limit);
         }
-        let problem = RecomputeProblem::new(&expanded, recipe, &options.speed);
+        let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
         let told = problem.told();
         finish.plan(problem.apply(expanded, &told).0)
     }
@@ -167,7 +167,7 @@ impl Finish<'_> {
             unmet: unmet(recipe, &decisions),
             recipe: recipe.clone(),
             notes: Vec::new(),
-            speed: self.options.speed,
+            machine: self.options.machine,
             budget: None,
             decisions,
         })
@@ -181,8 +181,10 @@ pub struct PlanOptions {
     pub target: Target,
     /// Decisions to take otherwise than the compiler would.
     pub recipe: Recipe,
-    /// What the machine is taken to do in a microsecond.
-    pub speed: Speed,
+    /// The machine, where it was measured.
+    pub machine: Option<Machine>,
+    /// Threads on which the step will run.
+    pub threads: usize,
     /// How much memory intermediate results may take.
     pub limit: Option<Limit>,
 }
@@ -194,6 +196,11 @@ impl PlanOptions {
             target,
             ..PlanOptions::default()
         }
+    }
+
+    /// What its threads do together in a microsecond.
+    pub(crate) fn speed(&self) -> Speed {
+        Speed::new(&self.machine.unwrap_or_default(), self.threads)
     }
 }
 
@@ -256,8 +263,8 @@ pub struct Plan {
     pub recipe: Recipe,
     /// How its memory budget was kept, if it has one.
     pub budget: Option<KeptBudget>,
-    /// What the machine was taken to do in a microsecond.
-    pub speed: Speed,
+    /// The machine it is for, where it was measured.
+    pub machine: Option<Machine>,
     /// What the recipe says and could not be done.
     pub unmet: Vec<Unmet>,
     /// What the caller should know about the recipe, in sentences.

@@ -7,7 +7,8 @@
 //! by the nodes that its entries name. Nothing here decides about a graph.
 
 use fusion::Decision;
-use graph::{Graph, Node, NodeKind, Place, Recipe, Rewrite, Stage};
+use graph::{Blocking, Graph, Node, NodeKind, Place, Recipe, Rewrite, Stage};
+use kernels::lowering::KernelInfo;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -96,6 +97,24 @@ pub fn unmet(recipe: &Recipe, decisions: &[Decision]) -> Vec<Unmet> {
     recipe.iter().filter_map(of_place).collect()
 }
 
+/// What a recipe says about the blocking of contractions and lowering did not do, in sentences.
+pub fn uncut(recipe: &Recipe, kernels: &[KernelInfo]) -> Vec<String> {
+    let of_place = |(place, blocking): (&Place, &Blocking)| {
+        let cuts = kernels.iter().filter_map(|k| k.cuts.as_ref());
+        match cuts.clone().find(|c| c.place == *place) {
+            Some(found) if found.cuts.blocking == *blocking => None,
+            Some(found) => Some(format!(
+                "the recipe asks for {place} as {blocking}, which is not possible for these sizes: it is cut as {}",
+                found.cuts.blocking
+            )),
+            None => Some(format!(
+                "the recipe asks for {place}, about which there is no decision in this program"
+            )),
+        }
+    };
+    recipe.blockings().filter_map(of_place).collect()
+}
+
 /// What makes a program the same one: operators, containers and origins in order, sizes left out.
 pub fn fingerprint(graph: &Graph) -> String {
     let mut digest = Sha256::new();
@@ -174,6 +193,9 @@ pub struct Entry {
     /// What to do, where that was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub take: Option<bool>,
+    /// Of a contraction, how it is cut into blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocking: Option<String>,
     /// What happened, in a sentence: a comment in the file, and not read again.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sentence: String,
@@ -191,8 +213,22 @@ impl Entry {
             other: place.other.clone(),
             applied,
             take,
+            blocking: None,
             sentence: String::new(),
         }
+    }
+
+    /// How the contraction is cut.
+    ///
+    /// # Errors
+    /// [`RecipeError::Name`] for what are no numbers of a blocking.
+    pub fn cut(&self) -> Result<Blocking, RecipeError> {
+        let text = self.blocking.as_deref().unwrap_or_default();
+        Blocking::parse(text).ok_or_else(|| RecipeError::Name {
+            what: "blocking",
+            name: text.into(),
+            container: self.container.clone(),
+        })
     }
 
     /// Its place.
@@ -256,7 +292,9 @@ impl RecipeFile {
         }
         let file: RecipeFile = toml::from_str(text).map_err(damaged)?;
         for entry in file.programs.iter().flat_map(|p| &p.decisions) {
-            entry.place()?;
+            if entry.place()?.rewrite == Rewrite::Blocking {
+                entry.cut()?;
+            }
         }
         Ok(file)
     }
@@ -287,8 +325,11 @@ impl RecipeFile {
         };
         let mut recipe = Recipe::default();
         for entry in &section.decisions {
-            if let Some(take) = entry.take {
-                recipe.tell(entry.place()?, take);
+            let place = entry.place()?;
+            match (place.rewrite, entry.take) {
+                (Rewrite::Blocking, Some(true)) => recipe.cut(place, entry.cut()?),
+                (Rewrite::Blocking, _) | (_, None) => {}
+                (_, Some(take)) => recipe.tell(place, take),
             }
         }
         Ok(Chosen {
@@ -329,6 +370,9 @@ impl RecipeFile {
                     }
                 }
                 let _ = writeln!(text, "applied = {}", entry.applied);
+                if let Some(blocking) = &entry.blocking {
+                    let _ = writeln!(text, "blocking = {}", quoted(blocking));
+                }
                 if let Some(take) = entry.take {
                     let _ = writeln!(text, "take = {take}");
                 }
@@ -341,7 +385,8 @@ impl RecipeFile {
 const HEAD: &str = "\
 # Recipe of Shorthaul: what was decided about a model's kernels, one entry for each decision.
 # `applied` says what the compiler did. A line `take = true` asks for a decision that would be refused
-# for its cost, `take = false` forbids one; entries without `take` are left to the compiler.
+# for its cost, `take = false` forbids one; entries without `take` are left to the compiler. Of an entry of the
+# kind `blocking`, `take = true` asks for the numbers in `blocking`.
 
 ";
 

@@ -7,13 +7,16 @@
 //! crosses the border of the whole step ("Data Movement Is All You Need", arXiv 2007.00072, calls it
 //! Q). Nothing here is measured.
 
+use crate::bounds::{Bound, bound};
 use crate::error::CompileError;
 use crate::plan::Plan;
+use crate::predict::{On, Prediction, predict};
+use crate::recipe::uncut;
 use fusion::lower_bound;
-use graph::{ContainerId, Graph, Lifetime, Origin, Stage, SymExpr};
+use graph::{ContainerId, Graph, Lifetime, Node, Origin, Stage, Storage, SymExpr};
 use kernels::contraction::ScalarForm;
 use kernels::features::{Isa, Target, forced_isa};
-use kernels::lowering::{KernelInfo, lower};
+use kernels::lowering::{KernelInfo, PlacedCuts, Wanted, lower_as};
 use kernels::toolchain::Family;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -32,10 +35,17 @@ pub struct Report {
     pub bytes_least: i64,
     /// Arithmetic operations of all kernels.
     pub operations: u64,
+    /// Microseconds that the whole step takes at least on the machine: of moving what no schedule can avoid, or of
+    /// its products' operations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline_us: Option<f64>,
     /// Memory.
     pub memory: Memory,
     /// Bytes that fusion saved.
     pub bytes_saved: i64,
+    /// What the recipe says about blocking and was not possible.
+    #[serde(skip)]
+    pub uncut: Vec<String>,
     /// Fusion's refusals in sentences, those first that would have saved most; at most
     /// [`MAX_REFUSALS`].
     pub refusals: Vec<String>,
@@ -64,7 +74,7 @@ pub struct Warning {
 }
 
 /// One kernel in numbers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelReport {
     /// Its name in the C text.
     pub name: String,
@@ -93,6 +103,15 @@ pub struct KernelReport {
     pub bytes_copied: i64,
     /// Arithmetic operations.
     pub operations: u64,
+    /// What it is predicted to take on the machine; nothing on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Prediction>,
+    /// What it moves and takes at least, on the machine; nothing on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
+    /// How a contraction was cut.
+    #[serde(skip)]
+    pub cuts: Option<PlacedCuts>,
     /// What computes it of several candidates, and why, where a table or the caller chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
@@ -151,23 +170,34 @@ impl Report {
     /// # Errors
     /// A graph that has no kernels yet, or `SHORTHAUL_ISA` that is no level.
     pub fn of_plan(plan: &Plan, threads: usize) -> Result<Report, CompileError> {
-        let lowered = lower(&plan.graph, &planning_target()?, threads)?;
+        let target = planning_target()?.with_machine(plan.machine);
+        let wanted = Wanted {
+            recipe: Some(&plan.recipe),
+            ..Wanted::default()
+        };
+        let lowered = lower_as(&plan.graph, &target, threads, &wanted)?;
+        let on = On {
+            machine: target.machine,
+            threads,
+        };
         let memory = Memory {
             forward_arena_bytes: lowered.memory.forward_arena_bytes,
             backward_arena_bytes: lowered.memory.backward_arena_bytes,
             saved_bytes: lowered.memory.saved_bytes,
             thread_scratch_bytes: lowered.thread_scratch_bytes,
         };
-        Ok(Report::new(plan, &lowered.kernels, memory))
+        Ok(Report::new(plan, &lowered.kernels, memory, Some(on)))
     }
 
-    /// The report of a plan and what its kernels became.
-    pub fn new(plan: &Plan, kernels: &[KernelInfo], memory: Memory) -> Report {
+    /// The report of a plan and what its kernels became; `on` is what kernels of a CPU are for.
+    pub fn new(plan: &Plan, kernels: &[KernelInfo], memory: Memory, on: Option<On>) -> Report {
         let graph = &plan.graph;
+        let predicted = on.map(|on| predict(graph, kernels, &on));
         let border = border(graph);
         let reports: Vec<_> = kernels
             .iter()
-            .map(|info| {
+            .enumerate()
+            .map(|(n, info)| {
                 let touched = info.reads.iter().chain(&info.writes);
                 KernelReport {
                     name: info.name.clone(),
@@ -183,6 +213,9 @@ impl Report {
                     bytes_least: bytes(graph, touched.filter(|id| border.contains(id))),
                     bytes_copied: info.bytes_copied as i64,
                     operations: info.flops,
+                    bound: on.and_then(|on| kernel_bound(graph, info, &on)),
+                    cuts: info.cuts.clone(),
+                    predicted: predicted.as_ref().map(|all| all[n]),
                     choice: info.choice.clone(),
                 }
             })
@@ -193,14 +226,40 @@ impl Report {
             bytes_least: lower_bound(graph),
             operations: reports.iter().map(|k| k.operations).sum(),
             kernels: reports,
+            roofline_us: on.map(|on| roofline_us(graph, kernels, &on)),
             containers: containers(graph, kernels),
             memory,
             bytes_saved: applied.map(|d| d.bytes).sum(),
+            uncut: uncut(&plan.recipe, kernels),
             refusals: refusals(plan),
             attentions: Vec::new(),
             warnings: warnings(kernels),
         }
     }
+}
+
+/// The bounds of the node that a kernel was made of; none where a node became several kernels.
+fn kernel_bound(graph: &Graph, info: &KernelInfo, on: &On) -> Option<Bound> {
+    let first = info.writes.first()?;
+    let nodes = &graph.single_state()?.nodes;
+    let node = nodes.iter().find(|n| n.writes().contains(first))?;
+    let is_whole = info.writes.len() == stored(graph, node);
+    is_whole.then(|| bound(graph, node, &on.machine, on.threads))
+}
+
+fn stored(graph: &Graph, node: &Node) -> usize {
+    let in_memory = |id: &ContainerId| graph.container(*id).storage != Storage::Local;
+    node.writes().into_iter().filter(in_memory).count()
+}
+
+fn roofline_us(graph: &Graph, kernels: &[KernelInfo], on: &On) -> f64 {
+    let machine = &on.machine;
+    let threads = on.threads.max(1) as f64;
+    let products = kernels.iter().filter(|k| k.path != "loops");
+    let operations = products.map(|k| k.flops as f64).sum::<f64>();
+    let rate = machine.product_operations_per_us.max(1) as f64 * threads;
+    let moving = lower_bound(graph) as f64 / machine.memory.rate(on.threads);
+    moving.max(operations / rate)
 }
 
 impl KernelReport {
@@ -256,7 +315,10 @@ fn refusals(plan: &Plan) -> Vec<String> {
 }
 
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
-pub(crate) fn planning_target() -> Result<Target, CompileError> {
+///
+/// # Errors
+/// `SHORTHAUL_ISA` that is no level.
+pub fn planning_target() -> Result<Target, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,
         None => declared_isa(),

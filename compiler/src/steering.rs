@@ -3,13 +3,14 @@
 //! Owns the way from a captured graph and a recipe file to a plan, and the numbers by which plans are compared.
 //! Nothing here is compiled or run.
 
-use crate::budget::{KeptBudget, Limit, MemoryBudget, speed};
+use crate::budget::{KeptBudget, Limit, MemoryBudget};
 use crate::error::CompileError;
 use crate::plan::{Plan, PlanOptions, Step};
 use crate::recipe::{Entry, RecipeFile, fingerprint};
-use crate::report::{Memory, Report, planning_target};
+use crate::report::{KernelReport, Memory, Report, planning_target};
 use crate::torch::Captured;
 use fusion::{Decision, Target};
+use graph::Machine;
 use serde::Serialize;
 
 /// What a caller tells the compiler.
@@ -19,6 +20,8 @@ pub struct Choices {
     pub recipe: Option<RecipeFile>,
     /// How much memory the intermediate results of each program may take.
     pub budget: Option<MemoryBudget>,
+    /// The machine as it was measured; without it, limits are assumed.
+    pub machine: Option<Machine>,
 }
 
 impl Captured {
@@ -64,8 +67,9 @@ pub fn planned(
     choices: &Choices,
 ) -> Result<Plan, CompileError> {
     let mut options = PlanOptions::for_target(target);
-    let isa = planning_target()?;
-    options.speed = speed(isa.vector_width_f32, threads);
+    let isa = planning_target()?.with_machine(choices.machine);
+    options.machine = Some(isa.machine);
+    options.threads = threads;
     options.limit = choices.budget.map(|budget| Limit {
         budget,
         isa,
@@ -114,7 +118,7 @@ pub struct Described {
     pub memory: Memory,
     /// Most bytes of intermediate results at one time: what is kept for the backward pass, and the larger arena.
     pub peak_bytes: usize,
-    /// Microseconds of all kernels by bytes and operations, predicted without a measurement.
+    /// Microseconds of all kernels by bytes and operations, predicted.
     pub predicted_us: f64,
     /// How the memory budget was kept, if there is one.
     pub budget: Option<KeptBudget>,
@@ -172,31 +176,26 @@ impl Described {
             memory_bytes: 0,
             operations: 0,
         });
+        let unknown = report.uncut.iter().filter(|n| !plan.notes.contains(n));
         Described {
             structure: fingerprint(plan.step.graph()),
             training: !plan.step.gradient_inputs.is_empty(),
-            decisions: rows.chain(missing).collect(),
-            notes: plan.notes.clone(),
+            decisions: rows.chain(cut_rows(report)).chain(missing).collect(),
+            notes: plan.notes.iter().chain(unknown).cloned().collect(),
             n_kernels: report.kernels.len(),
             bytes_moved: report.bytes_moved,
             bytes_least: report.bytes_least,
             operations: report.operations,
             memory,
             peak_bytes: memory.peak_bytes(),
-            predicted_us: predicted_us(plan, report),
+            predicted_us: report
+                .kernels
+                .iter()
+                .filter_map(|k| Some(k.predicted?.us))
+                .sum(),
             budget: plan.budget,
         }
     }
-}
-
-/// Each kernel takes as long as its bytes or its operations, whichever is more.
-fn predicted_us(plan: &Plan, report: &Report) -> f64 {
-    let us = report.kernels.iter().map(|k| {
-        let moved = k.bytes_read + k.bytes_written + k.bytes_copied;
-        let operations = i64::try_from(k.operations).unwrap_or(i64::MAX);
-        plan.speed.us(moved, operations, k.path != "loops")
-    });
-    us.sum()
 }
 
 fn row(plan: &Plan, decision: &Decision) -> DecisionRow {
@@ -215,6 +214,38 @@ fn row(plan: &Plan, decision: &Decision) -> DecisionRow {
         memory_bytes: decision.memory_bytes,
         operations: decision.operations,
     }
+}
+
+/// How contractions are cut.
+fn cut_rows(report: &Report) -> Vec<DecisionRow> {
+    let row = |kernel: &KernelReport| {
+        let placed = kernel.cuts.as_ref()?;
+        let blocking = &placed.cuts.blocking;
+        let what = format!("the contraction is cut as {blocking}");
+        let us = kernel
+            .predicted
+            .map_or(String::new(), |p| format!(" (predicted {:.0} µs)", p.us));
+        let is_told = placed.told.as_ref() == Some(blocking);
+        Some(DecisionRow {
+            entry: Entry {
+                blocking: Some(blocking.to_string()),
+                sentence: format!("blocking at {}: {what}{us}", placed.place.node),
+                ..Entry::of_place(&placed.place, true, is_told.then_some(true))
+            },
+            source: kernel
+                .operators
+                .first()
+                .map_or(String::new(), |o| o.source.clone()),
+            what,
+            reason: None,
+            may_change: true,
+            exists: true,
+            bytes: 0,
+            memory_bytes: 0,
+            operations: 0,
+        })
+    };
+    report.kernels.iter().filter_map(row).collect()
 }
 
 /// What a decision does and what it is worth, in one line.

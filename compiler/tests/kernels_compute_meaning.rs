@@ -6,7 +6,7 @@ use graph::{
 };
 use kernels::compile::CompileOptions;
 use kernels::features::{Isa, Target};
-use kernels::lowering::lower_like;
+use kernels::lowering::{Wanted, lower_as};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
@@ -168,7 +168,16 @@ fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
     let plan = step.plan(&Bindings::new()).expect("plans");
     let target = Target::for_isa(Isa::Avx2, Family::Gcc);
     let known = templates.choices().clone();
-    let mut lowered = lower_like(&plan.graph, &target, 2, &known).expect("lowers");
+    let mut lowered = lower_as(
+        &plan.graph,
+        &target,
+        2,
+        &Wanted {
+            known: Some(&known),
+            ..Wanted::default()
+        },
+    )
+    .expect("lowers");
     let n_forms = templates.n_texts();
     lowered.share(templates);
     (templates.n_texts() - n_forms, lowered.kernels.len())

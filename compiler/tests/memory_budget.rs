@@ -2,7 +2,7 @@
 
 mod planned;
 
-use compiler::budget::{Limit, MemoryBudget, speed};
+use compiler::budget::{Limit, MemoryBudget};
 use compiler::{CompileError, Decision, Plan, PlanOptions, Step};
 use graph::{Bindings, DType, Graph, Rewrite, SymExpr};
 use kernels::features::{Isa, Target};
@@ -68,7 +68,8 @@ fn peak(plan: &Plan) -> usize {
 
 fn with_budget(step: &Step, budget: MemoryBudget) -> Result<Plan, CompileError> {
     let options = PlanOptions {
-        speed: speed(16, THREADS),
+        machine: Some(isa().machine),
+        threads: THREADS,
         limit: Some(Limit {
             budget,
             isa: isa(),

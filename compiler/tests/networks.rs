@@ -60,7 +60,7 @@ fn cost(plan: &Plan) -> String {
         saved_bytes: lowered.memory.saved_bytes,
         thread_scratch_bytes: lowered.thread_scratch_bytes,
     };
-    let report = Report::new(plan, &lowered.kernels, memory);
+    let report = Report::new(plan, &lowered.kernels, memory, None);
     let mut text = String::new();
     for stage in ["forward", "backward"] {
         let kernels = || report.kernels.iter().filter(|k| k.stage == stage);

@@ -15,8 +15,8 @@ mod obstacle;
 
 use crate::decision::{Applied, Decision, Demand, Refusal};
 use crate::unit::{
-    Definition, bytes, definition, elements, expression_cost, is_blockable, is_contraction,
-    is_movement, points, unit, unit_tasklet_mut,
+    Definition, bytes, definition, elements, is_blockable, is_contraction, is_movement, points,
+    unit, unit_tasklet_mut,
 };
 use graph::{
     Binary, ContainerId, DType, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Place,
@@ -168,7 +168,7 @@ fn inlined_node(
         return Err(Obstacle::Product);
     }
     let times = points(map) / elements(graph, id).max(1);
-    let cost = expression_cost(def.expr);
+    let cost = def.expr.cost();
     if !movement && times > 1 && cost > MAX_REPEATED_COST {
         demand.weigh(Obstacle::Repeated { times, cost })?;
     }
@@ -182,7 +182,7 @@ fn inlined_node(
     if is_blockable(reader) && !is_blockable(&node) {
         return Err(Obstacle::ProductIndex);
     }
-    let total = |t: &Tasklet| -> u32 { t.outputs.iter().map(|(_, e)| expression_cost(e)).sum() };
+    let total = |t: &Tasklet| -> u32 { t.outputs.iter().map(|(_, e)| e.cost()).sum() };
     let Some((_, t)) = unit(&node).filter(|_| !movement) else {
         return Ok(node);
     };
@@ -526,10 +526,7 @@ fn recomputed(
     let of_reader = |r: &usize| unit(&nodes[*r]).map_or(0, |(map, _)| points(map));
     let all: i64 = readers.iter().map(of_reader).sum();
     let again = (all - elements(graph, id)).max(0);
-    (
-        memory,
-        again.saturating_mul(expression_cost(def.expr).into()),
-    )
+    (memory, again.saturating_mul(def.expr.cost().into()))
 }
 
 /// Drops nodes whose results nobody reads.

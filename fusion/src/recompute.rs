@@ -16,8 +16,8 @@ pub use solve::{Infeasible, Solution};
 
 use crate::Fused;
 use crate::decision::{Applied, Decision, Refusal};
-use crate::unit::{bytes, expression_cost, is_contraction, points, unit};
-use graph::{ContainerId, Graph, Lifetime, Node, NodeKind, Place, Recipe, Rewrite, Stage};
+use crate::unit::{bytes, is_contraction, points, unit};
+use graph::{ContainerId, Graph, Lifetime, Machine, Node, NodeKind, Place, Recipe, Rewrite, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the machine does in a microsecond.
@@ -32,6 +32,16 @@ pub struct Speed {
 }
 
 impl Speed {
+    /// Of so many threads of a machine.
+    pub fn new(machine: &Machine, threads: usize) -> Speed {
+        let n = threads.max(1) as f64;
+        Speed {
+            bytes_per_us: machine.memory.rate(threads),
+            product_operations_per_us: machine.product_operations_per_us as f64 * n,
+            loop_operations_per_us: machine.loop_operations_per_us as f64 * n,
+        }
+    }
+
     /// Microseconds of a kernel: what it moves or what it computes, whichever takes longer.
     pub fn us(&self, bytes: i64, operations: i64, is_product: bool) -> f64 {
         let rate = match is_product {
@@ -45,11 +55,7 @@ impl Speed {
 /// One thread with short vectors.
 impl Default for Speed {
     fn default() -> Speed {
-        Speed {
-            bytes_per_us: 8_000.0,
-            product_operations_per_us: 32_000.0,
-            loop_operations_per_us: 4_000.0,
-        }
+        Speed::new(&Machine::default(), 1)
     }
 }
 
@@ -331,11 +337,7 @@ fn work(graph: &Graph, node: &Node) -> (i64, i64) {
     let touched: BTreeSet<ContainerId> = node.reads().into_iter().chain(node.writes()).collect();
     let moved = touched.into_iter().map(|id| bytes(graph, id)).sum();
     let operations = unit(node).map_or(0, |(map, tasklet)| {
-        let cost: u32 = tasklet
-            .outputs
-            .iter()
-            .map(|(_, e)| expression_cost(e))
-            .sum();
+        let cost: u32 = tasklet.outputs.iter().map(|(_, e)| e.cost()).sum();
         let sums = tasklet.outputs.iter().filter(|(m, _)| m.conflict.is_some());
         let each = i64::from(cost) + sums.count() as i64;
         points(map).saturating_mul(each)

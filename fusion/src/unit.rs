@@ -4,8 +4,7 @@
 //! is a contraction, how many bytes a container has. Nothing here changes a graph.
 
 use graph::{
-    Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, SymExpr, Symbol,
-    Tasklet, Unary,
+    ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, SymExpr, Symbol, Tasklet,
 };
 
 /// The map and its only tasklet, if the node has that form.
@@ -164,21 +163,4 @@ pub fn is_movement(graph: &Graph, definition: &Definition, id: ContainerId) -> b
             .is_some_and(|m| dtype(m.container) == dtype(id)),
         _ => false,
     }
-}
-
-/// Operations of an expression, functions that take many instructions counted as several.
-pub fn expression_cost(expr: &Expr) -> u32 {
-    let mut cost = 0;
-    expr.visit(&mut |e| {
-        cost += match e {
-            Expr::Const(_) | Expr::In(_) | Expr::Index(_) => 0,
-            Expr::Unary(Unary::Neg | Unary::Abs | Unary::Not | Unary::Floor, _) => 1,
-            Expr::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Recip, _) => 8,
-            Expr::Unary(..) | Expr::Uniform(..) => 16,
-            Expr::Binary(Binary::Div | Binary::Mod | Binary::FloorDiv, ..) => 8,
-            Expr::Binary(Binary::Pow | Binary::Atan2, ..) => 32,
-            Expr::Binary(..) | Expr::Cast(..) | Expr::Select(..) => 1,
-        }
-    });
-    cost
 }

@@ -25,11 +25,13 @@ pub enum Rewrite {
     Call,
     /// A container gets another order of dimensions in memory than row-major.
     Layout,
+    /// A contraction is cut into other blocks than its cost model would choose.
+    Blocking,
 }
 
 impl Rewrite {
     /// All of them, in order.
-    pub const ALL: [Rewrite; 7] = [
+    pub const ALL: [Rewrite; 8] = [
         Rewrite::Inline,
         Rewrite::Recompute,
         Rewrite::Fuse,
@@ -37,6 +39,7 @@ impl Rewrite {
         Rewrite::Chain,
         Rewrite::Call,
         Rewrite::Layout,
+        Rewrite::Blocking,
     ];
 
     /// The name in reports and recipes.
@@ -49,6 +52,7 @@ impl Rewrite {
             Rewrite::Chain => "chain",
             Rewrite::Call => "call",
             Rewrite::Layout => "layout",
+            Rewrite::Blocking => "blocking",
         }
     }
 
@@ -141,6 +145,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
     told: BTreeMap<Place, bool>,
+    blockings: BTreeMap<Place, Blocking>,
 }
 
 impl Recipe {
@@ -157,20 +162,73 @@ impl Recipe {
         }
     }
 
-    /// Everything it says, in order.
+    /// Tells how a contraction is to be cut.
+    pub fn cut(&mut self, place: Place, blocking: Blocking) {
+        self.blockings.insert(place, blocking);
+    }
+
+    /// How a contraction is to be cut, if the recipe says.
+    pub fn blocking(&self, place: impl FnOnce() -> Place) -> Option<&Blocking> {
+        match self.blockings.is_empty() {
+            true => None,
+            false => self.blockings.get(&place()),
+        }
+    }
+
+    /// All that it says about blocking, in order.
+    pub fn blockings(&self) -> impl Iterator<Item = (&Place, &Blocking)> {
+        self.blockings.iter()
+    }
+
+    /// All rewrites that it asks for or forbids, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&Place, bool)> {
         self.told.iter().map(|(place, apply)| (place, *apply))
     }
 
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
-        self.told.is_empty()
+        self.told.is_empty() && self.blockings.is_empty()
+    }
+}
+
+/// How a contraction is cut, one cut for each of the parts that it is written in: numbers of the generator that
+/// made it, which checks them. The same text in a file means the same kernel.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Blocking(Vec<[i64; 8]>);
+
+impl Blocking {
+    /// From the numbers of each part.
+    pub fn new(parts: Vec<[i64; 8]>) -> Blocking {
+        Blocking(parts)
+    }
+
+    /// The numbers of each part.
+    pub fn parts(&self) -> &[[i64; 8]] {
+        &self.0
+    }
+
+    /// Reads what [`Blocking`] prints.
+    pub fn parse(text: &str) -> Option<Blocking> {
+        let part = |part: &str| {
+            let numbers: Option<Vec<i64>> = part.split('.').map(|n| n.parse().ok()).collect();
+            <[i64; 8]>::try_from(numbers?).ok()
+        };
+        Some(Blocking(text.split(' ').map(part).collect::<Option<_>>()?))
+    }
+}
+
+/// Numbers with points between them, parts with spaces: `0.0.4.0.2.1.1.0`.
+impl fmt::Display for Blocking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |part: &[i64; 8]| part.map(|n| n.to_string()).join(".");
+        let parts: Vec<String> = self.0.iter().map(part).collect();
+        f.write_str(&parts.join(" "))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, Recipe, Rewrite, Stage};
+    use super::{Blocking, Place, Recipe, Rewrite, Stage};
     use crate::graph::{Node, NodeKind, Origin, Tasklet};
 
     #[test]
@@ -182,6 +240,16 @@ mod tests {
             assert_eq!(Stage::from_name(stage.name()), Some(stage));
         }
         assert_eq!(Rewrite::from_name("fold"), None);
+    }
+
+    #[test]
+    fn a_blocking_is_what_it_prints() {
+        let one = Blocking::new(vec![[0, 1, 4, 0, 2, 3, 1, 2], [0, 0, 1, 0, 1, 1, 1, 0]]);
+        assert_eq!(one.to_string(), "0.1.4.0.2.3.1.2 0.0.1.0.1.1.1.0");
+        assert_eq!(Blocking::parse(&one.to_string()), Some(one));
+        for wrong in ["", "1.2.3", "0.1.4.0.2.3.1.x", "0.1.4.0.2.3.1.2,"] {
+            assert_eq!(Blocking::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -498,6 +498,8 @@ fn main() {
     let target = Target {
         vector_width: 16,
         threads,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
         known: Vec::new(),
     };
     let started = Instant::now();

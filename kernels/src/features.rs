@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 
 use crate::cache::{Cache, CacheError, Key, Kind};
 use crate::toolchain::{Family, Toolchain};
+use graph::Machine;
 
 /// A level of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,6 +171,8 @@ pub struct Target {
     pub cflags: Vec<String>,
     /// How products of bf16 numbers are computed, where that is faster than in single precision.
     pub pairs: Option<Pairs>,
+    /// The limits by which kernels are chosen.
+    pub machine: Machine,
 }
 
 impl Target {
@@ -194,7 +197,14 @@ impl Target {
             vector_width_f32: isa.vector_width_f32(),
             cflags,
             pairs: None,
+            machine: Machine::with_vector_width(isa.vector_width_f32()),
         }
+    }
+
+    /// The same with measured limits, where there are any.
+    pub fn with_machine(mut self, machine: Option<Machine>) -> Target {
+        self.machine = machine.unwrap_or(self.machine);
+        self
     }
 
     /// The same with instructions for pairs of bf16 numbers.

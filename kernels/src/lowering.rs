@@ -6,7 +6,7 @@
 
 use crate::compile::SourceUnit;
 use crate::contraction::{
-    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Known, Roles, ScalarForm,
+    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Known, Roles, ScalarForm, Told,
 };
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
@@ -14,12 +14,19 @@ use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize, refusal};
-use graph::{ContainerId, Expr, Graph, Map, Node, NodeKind, Origin, Schedule, Stage, Storage};
+use graph::{ContainerId, Graph, Map, Node, NodeKind, Origin, Recipe, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod halves;
 mod share;
+mod told;
+mod work;
+
+pub use told::{PlacedCuts, Wanted};
+pub use work::Work;
+pub(crate) use work::operations;
+use work::work;
 
 /// C text of one file that compiles in a second or two.
 const UNIT_BYTES: usize = 60_000;
@@ -93,6 +100,10 @@ pub struct KernelInfo {
     /// Arithmetic operations: multiplications and additions of a contraction, scalar functions of
     /// other kernels.
     pub flops: u64,
+    /// What its time is predicted from, besides the bytes it moves.
+    pub work: Work,
+    /// Of a contraction with a choice of blocks: how it was cut.
+    pub cuts: Option<PlacedCuts>,
     /// Launches it takes.
     pub n_launches: usize,
     /// Containers it reads from memory, each once; not what it made itself.
@@ -112,18 +123,19 @@ pub struct KernelInfo {
 /// # Errors
 /// See [`LowerError`].
 pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
-    lower_like(graph, target, threads, &Known::default())
+    lower_as(graph, target, threads, &Wanted::default())
 }
 
-/// As [`lower`], with contractions planned as `known` ones of other sizes where that costs little.
+/// As [`lower`], with contractions cut as a recipe says, or as `known` ones of other sizes where that costs
+/// little.
 ///
 /// # Errors
 /// See [`LowerError`].
-pub fn lower_like(
+pub fn lower_as(
     graph: &Graph,
     target: &Target,
     threads: usize,
-    known: &Known,
+    wanted: &Wanted<'_>,
 ) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
@@ -131,11 +143,17 @@ pub fn lower_like(
         target: contraction::Target {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
+            machine: target.machine,
             known: Vec::new(),
+            told: Told {
+                blocking: None,
+                n_others: wanted.n_others,
+            },
         },
-        known,
+        known: wanted.known,
         product: String::new(),
         threads,
+        recipe: wanted.recipe.cloned().unwrap_or_default(),
         choices: Vec::new(),
         texts: BTreeMap::new(),
         names: BTreeMap::new(),
@@ -174,11 +192,12 @@ struct Lowering<'a> {
     graph: Graph,
     /// For the contraction at hand.
     target: contraction::Target,
-    known: &'a Known,
+    known: Option<&'a Known>,
     /// The container of the product at hand.
     product: String,
     pairs: Option<Pairs>,
     threads: usize,
+    recipe: Recipe,
     /// Position in `sources` by text.
     texts: BTreeMap<String, usize>,
     /// How often a name was asked for.
@@ -250,12 +269,14 @@ impl Lowering<'_> {
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
         if self.has_halves(found) {
+            self.target.told.blocking = None;
             return self.half_contraction(node, found, None).map(drop);
         }
         let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
         };
+        let place = self.told(node, found);
         let hooks = Hooks::default();
         let emitted: EmittedContraction =
             contraction::emit(PLACEHOLDER, &found.contraction, &hooks, &self.target)
@@ -263,6 +284,8 @@ impl Lowering<'_> {
         self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
+        self.kernels[kernel].work.product_ns = emitted.predicted_ns;
+        self.kernels[kernel].cuts = self.placed(place, &emitted);
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
         self.kernels[kernel].scalar = emitted.refusal.map(scalar);
         let source = self.source(node, emitted.source, symbols);
@@ -290,6 +313,7 @@ impl Lowering<'_> {
         found: &Recognized,
     ) -> Result<bool, LowerError> {
         if self.has_halves(found) {
+            self.target.told.blocking = None;
             return self.half_contraction(node, found, Some(rest));
         }
         let name = format!("{PLACEHOLDER}_epilogue");
@@ -298,6 +322,7 @@ impl Lowering<'_> {
             ..Hooks::default()
         };
         let c = &found.contraction;
+        let place = self.told(node, found);
         let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target) else {
             return Ok(false);
         };
@@ -319,6 +344,11 @@ impl Lowering<'_> {
         self.note(&emitted.choices);
         let flops = emitted.flops + operations(rest, 1);
         let kernel = self.kernel(node, emitted.path, flops, emitted.launches.len());
+        self.kernels[kernel].work = Work {
+            product_ns: emitted.predicted_ns,
+            ..work(rest, 1)
+        };
+        self.kernels[kernel].cuts = self.placed(place, &emitted);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let text = epilogue.text.replace(emit::NAME, &name) + &emitted.source;
         let source = self.source(node, text, symbols);
@@ -344,6 +374,7 @@ impl Lowering<'_> {
         let parts = emit::emit_map(&self.graph, node, self.threads)?;
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
         let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
+        self.kernels[kernel].work = work(node, 1);
         for part in parts {
             let workspace = self.workspace(
                 part.workspace_bytes_shared + part.workspace_bytes_per_thread * self.threads,
@@ -378,6 +409,8 @@ impl Lowering<'_> {
             stage: node.stage,
             path,
             flops,
+            work: Work::default(),
+            cuts: None,
             n_launches,
             reads,
             writes,
@@ -399,7 +432,8 @@ impl Lowering<'_> {
         let found = recognize(&self.graph, node)?;
         self.product
             .clone_from(&self.graph.container(found.out).name);
-        self.target.known = self.known.of(&self.product);
+        let known = self.known.map(|known| known.of(&self.product));
+        self.target.known = known.unwrap_or_default();
         Some(found)
     }
 
@@ -467,31 +501,6 @@ impl Lowering<'_> {
             sources: self.sources,
             choices: self.choices,
         })
-    }
-}
-
-/// Scalar functions a node evaluates `times` over, and combinations of its conflict resolutions.
-pub(crate) fn operations(node: &Node, times: u64) -> u64 {
-    match &node.kind {
-        NodeKind::Library(_) => 0,
-        NodeKind::Map(map) => {
-            let size = |p: &graph::Param| p.size.as_const().unwrap_or(1).max(0) as u64;
-            let points = map.params.iter().map(size).fold(times, u64::saturating_mul);
-            map.body.iter().map(|n| operations(n, points)).sum()
-        }
-        NodeKind::Tasklet(tasklet) => {
-            let each = tasklet.outputs.iter().map(|(memlet, expr)| {
-                let mut n = u64::from(memlet.conflict.is_some());
-                expr.visit(&mut |e| {
-                    n += u64::from(matches!(
-                        e,
-                        Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) | Expr::Uniform(..)
-                    ));
-                });
-                n
-            });
-            each.sum::<u64>().saturating_mul(times)
-        }
     }
 }
 

@@ -115,6 +115,8 @@ fn groups_of_few_channels_share_panels() {
     let target = Target {
         vector_width: 16,
         threads: 2,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
         known: Vec::new(),
     };
     for (label, c) in all(&groups(32, 4, 4)) {
@@ -182,6 +184,8 @@ fn long_sums_are_blocked() {
     let target = Target {
         vector_width: 16,
         threads: 1,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
         known: Vec::new(),
     };
     let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
@@ -285,6 +289,8 @@ fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out
     let target = Target {
         vector_width: 16,
         threads: 2,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
         known: Vec::new(),
     };
     let e = emit("k", c, hooks, &target).expect("supported");

@@ -13,6 +13,7 @@ use compiler::kernels::lowering::KernelInfo;
 use compiler::kernels::memory::Buffer;
 use compiler::kernels::pool::Pool;
 use compiler::kernels::run::{ExternalSpec, LaunchTime, Program, RunError};
+use compiler::predict::On;
 use compiler::report::Memory;
 use compiler::{Executable, Plan};
 use pyo3::prelude::*;
@@ -53,6 +54,14 @@ impl Built {
         match self {
             Built::Cpu(executable, _) => &executable.kernels,
             Built::Cuda(executable) => &executable.kernels,
+        }
+    }
+
+    /// What kernels of a CPU are for.
+    pub fn on(&self) -> Option<On> {
+        match self {
+            Built::Cpu(executable, _) => Some(executable.on),
+            Built::Cuda(_) => None,
         }
     }
 

@@ -13,6 +13,7 @@ mod optimizer;
 mod program;
 mod steering;
 mod threads;
+mod tuning;
 
 use program::{CompileFailure, Program, ToolchainFailure, UnsupportedOperators};
 use pyo3::prelude::*;
@@ -30,6 +31,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<program::Templates>()?;
     m.add_class::<program::Traced>()?;
     m.add_class::<optimizer::PooledStep>()?;
+    m.add_class::<tuning::Kernels>()?;
+    m.add_function(wrap_pyfunction!(tuning::time_kernels, m)?)?;
     m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
     m.add("ToolchainFailure", m.py().get_type::<ToolchainFailure>())?;
     m.add(
@@ -53,6 +56,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.py().get_type::<steering::RecipeFailure>(),
     )?;
     m.add_function(wrap_pyfunction!(steering::plan_program, m)?)?;
+    m.add_function(wrap_pyfunction!(steering::assumed_machine, m)?)?;
+    m.add_function(wrap_pyfunction!(steering::search_program, m)?)?;
     m.add_function(wrap_pyfunction!(steering::recipe_text, m)?)?;
     m.add_function(wrap_pyfunction!(steering::recipe_parsed, m)?)?;
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;

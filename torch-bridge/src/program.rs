@@ -121,9 +121,10 @@ impl Program {
     /// `progress(done, total, name)` is called as sources become ready. `recipe` is the text of one;
     /// `budget` the bytes that intermediate results may take, below 1 a part of what they take without it.
     /// `templates` are what earlier sizes of the same graph compiled; what this one compiles is added.
+    /// `machine` are its limits as JSON, where they were measured.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None))]
+    #[pyo3(signature = (graph_json, constants, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None, machine=None))]
     fn compile(
         py: Python<'_>,
         graph_json: &str,
@@ -134,8 +135,9 @@ impl Program {
         recipe: Option<&str>,
         budget: Option<f64>,
         templates: Option<Py<Templates>>,
+        machine: Option<&str>,
     ) -> PyResult<Program> {
-        let choices = steering::choices(recipe, budget)?;
+        let choices = steering::choices(recipe, budget, machine)?;
         let templates = templates.as_ref().map(|templates| &templates.get().texts);
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let threads = threads.max(1);
@@ -157,7 +159,7 @@ impl Program {
     /// come later: kernels are made so that they serve them as well.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (traced, sizes, expected, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None))]
+    #[pyo3(signature = (traced, sizes, expected, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None, machine=None))]
     fn compile_for(
         py: Python<'_>,
         traced: Py<Traced>,
@@ -169,8 +171,9 @@ impl Program {
         recipe: Option<&str>,
         budget: Option<f64>,
         templates: Option<Py<Templates>>,
+        machine: Option<&str>,
     ) -> PyResult<Program> {
-        let choices = steering::choices(recipe, budget)?;
+        let choices = steering::choices(recipe, budget, machine)?;
         let templates = templates.as_ref().map(|templates| &templates.get().texts);
         let threads = threads.max(1);
         let captured = &traced.get().captured;
@@ -217,7 +220,7 @@ impl Program {
         recipe: Option<&str>,
         budget: Option<f64>,
     ) -> PyResult<Program> {
-        let choices = steering::choices(recipe, budget)?;
+        let choices = steering::choices(recipe, budget, None)?;
         let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let target = match device {
@@ -273,6 +276,12 @@ impl Program {
     /// rest, kind, reason, origin)`, product and rest as a table knows them, where it can.
     fn cuda_attentions(&self) -> Vec<AttentionRow> {
         calls::attentions(&self.built)
+    }
+
+    /// Threads that its kernels are for; one where the step is too small for more.
+    #[getter]
+    fn threads(&self) -> usize {
+        self.built.on().map_or(1, |on| on.threads)
     }
 
     /// Bytes that live from the forward to the backward pass.
@@ -385,7 +394,7 @@ impl Program {
     /// What the program does in numbers, as JSON: the fields of `compiler::report::Report`.
     fn report(&self) -> PyResult<String> {
         let built = &self.built;
-        let mut report = Report::new(built.plan(), built.kernels(), built.memory());
+        let mut report = Report::new(built.plan(), built.kernels(), built.memory(), built.on());
         report.attentions = calls::sentences(built);
         serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
     }
@@ -530,7 +539,7 @@ impl Listener {
     }
 
     /// The error, or what stopped the work.
-    fn failure(self, error: CompileError) -> Failure {
+    pub(crate) fn failure(self, error: CompileError) -> Failure {
         self.raised
             .map_or(Failure::Compile(error), Failure::Interrupted)
     }

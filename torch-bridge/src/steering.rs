@@ -6,13 +6,15 @@ use crate::built::Built;
 use crate::program::{CompileFailure, Failure};
 use compiler::Target;
 use compiler::budget::MemoryBudget;
+use compiler::graph::Machine;
 use compiler::internal_error::caught;
 use compiler::recipe::RecipeFile;
-use compiler::report::Report;
+use compiler::report::{Report, planning_target};
+use compiler::search::{USUAL_PLANS, search};
 use compiler::steering::{Choices, Described};
 use compiler::torch::Captured;
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 
 create_exception!(
@@ -30,13 +32,35 @@ create_exception!(
 );
 
 /// What a caller tells the compiler; a budget below 1 is a part of what a program takes without one.
-pub fn choices(recipe: Option<&str>, budget: Option<f64>) -> PyResult<Choices> {
+pub fn choices(
+    recipe: Option<&str>,
+    budget: Option<f64>,
+    machine: Option<&str>,
+) -> PyResult<Choices> {
     let recipe = recipe.map(parsed).transpose()?;
     let budget = budget.map(|n| match n < 1.0 {
         true => MemoryBudget::Fraction(n),
         false => MemoryBudget::Bytes(n as usize),
     });
-    Ok(Choices { recipe, budget })
+    let machine = machine.map(machine_of).transpose()?;
+    Ok(Choices {
+        recipe,
+        budget,
+        machine,
+    })
+}
+
+/// A machine's limits from JSON.
+fn machine_of(text: &str) -> PyResult<Machine> {
+    serde_json::from_str(text)
+        .map_err(|e| PyValueError::new_err(format!("these are no limits: {e}")))
+}
+
+/// The limits that are assumed of this machine where none were measured, as JSON.
+#[pyfunction]
+pub fn assumed_machine() -> PyResult<String> {
+    let target = planning_target().map_err(|e| CompileFailure::new_err(e.to_string()))?;
+    json(&target.machine)
 }
 
 fn parsed(text: &str) -> PyResult<RecipeFile> {
@@ -49,14 +73,15 @@ fn json(value: &impl serde::Serialize) -> PyResult<String> {
 
 /// The decisions of a compiled program.
 pub fn described(built: &Built) -> PyResult<String> {
-    let report = Report::new(built.plan(), built.kernels(), built.memory());
+    let report = Report::new(built.plan(), built.kernels(), built.memory(), built.on());
     json(&Described::new(built.plan(), &report))
 }
 
 /// Plans a captured graph for the CPU under a recipe and a memory budget, without compiling it: the fields of
 /// `compiler::steering::Described` as JSON.
 #[pyfunction]
-#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None))]
+#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None, machine=None))]
+#[allow(clippy::too_many_arguments)]
 pub fn plan_program(
     py: Python<'_>,
     graph_json: &str,
@@ -65,8 +90,9 @@ pub fn plan_program(
     threads: usize,
     recipe: Option<&str>,
     budget: Option<f64>,
+    machine: Option<&str>,
 ) -> PyResult<String> {
-    let choices = choices(recipe, budget)?;
+    let choices = choices(recipe, budget, machine)?;
     let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
     let work = || {
         let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
@@ -76,6 +102,34 @@ pub fn plan_program(
     };
     let described = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
     json(&described.map_err(|failure| failure.into_python(py))?)
+}
+
+/// Searches for a faster recipe by prediction, with so many plans; the fields of `compiler::search::Searched` as JSON.
+#[pyfunction]
+#[pyo3(signature = (graph_json, constants, requires_grad, threads, recipe=None, budget=None, machine=None, plans=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn search_program(
+    py: Python<'_>,
+    graph_json: &str,
+    constants: Vec<Vec<u8>>,
+    requires_grad: Vec<usize>,
+    threads: usize,
+    recipe: Option<&str>,
+    budget: Option<f64>,
+    machine: Option<&str>,
+    plans: Option<usize>,
+) -> PyResult<String> {
+    let choices = choices(recipe, budget, machine)?;
+    let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+    let work = || {
+        let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
+        let step = captured.step(&requires_grad).map_err(Failure::Compile)?;
+        let plans = plans.unwrap_or(USUAL_PLANS);
+        let found = search(&step, captured.hints(), threads.max(1), &choices, plans);
+        found.map_err(Failure::Compile)
+    };
+    let found = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
+    json(&found.map_err(|failure| failure.into_python(py))?)
 }
 
 /// The text of a recipe's file; `programs` are its sections as JSON.

@@ -5,9 +5,9 @@
 use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
 use super::choice::KnownChoice;
-use super::cost::cost;
 use super::groups::{Diagonal, Place};
 use super::stage::Staging;
+use graph::Machine;
 
 /// A loop dimension with its step in each operand; `a` is without staging.
 #[derive(Clone, Debug)]
@@ -391,6 +391,11 @@ pub struct Wishes {
     pub prologue_a: bool,
     pub prologue_b: bool,
     pub epilogue: bool,
+    pub machine: Machine,
+    /// The numbers of the plan to take, if it exists.
+    pub told: Option<[i64; 8]>,
+    /// How many of the best other plans to tell.
+    pub n_others: usize,
     /// How other sizes were planned.
     pub known: Vec<KnownChoice>,
 }
@@ -422,13 +427,12 @@ pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     all
 }
 
-/// Compares plans that `admits` takes; with tiles of so many positions, or also of one more, where `tiles` says it.
+/// Gives all plans to `take`; with tiles of so many positions, or also of one more, where `tiles` says it.
 pub(super) fn consider(
     s: &Shape,
     w: &Wishes,
-    admits: &dyn Fn(&Plan) -> bool,
     tiles: Option<(i64, bool)>,
-    best: &mut Option<(f64, Plan)>,
+    take: &mut dyn FnMut(Plan),
 ) {
     let n_inner = s.n[s.n.len() - 1].size;
     let (nv, mr) = register_tile(n_inner, w.vw);
@@ -473,7 +477,7 @@ pub(super) fn consider(
                 if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
                     continue;
                 }
-                refine(candidate, w, admits, best);
+                refine(candidate, w, take);
             }
         }
     }
@@ -562,7 +566,7 @@ pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
     })
 }
 
-fn refine(p: Plan, w: &Wishes, admits: &dyn Fn(&Plan) -> bool, best: &mut Option<(f64, Plan)>) {
+fn refine(p: Plan, w: &Wishes, take: &mut dyn FnMut(Plan)) {
     let s = &p.shape;
     let panels = p.panels();
     let in_place = s.n[s.n.len() - 1].b == 1
@@ -583,18 +587,11 @@ fn refine(p: Plan, w: &Wishes, admits: &dyn Fn(&Plan) -> bool, best: &mut Option
             if (source == VectorSource::Direct && !in_place) || packed_often {
                 continue;
             }
-            let candidate = Plan {
+            take(Plan {
                 n_chunks,
                 source,
                 ..p.clone()
-            };
-            if !admits(&candidate) {
-                continue;
-            }
-            let cost = cost(&candidate, w);
-            if best.as_ref().is_none_or(|b| cost < b.0) {
-                *best = Some((cost, candidate));
-            }
+            });
         }
     }
 }

@@ -1,6 +1,8 @@
-//! The choice of a plan: the cheapest, or one whose text other sizes of the same model compiled.
+//! The choice of a plan: the one that is told, else the cheapest, or one whose text other sizes of the same model
+//! compiled.
 
 use super::blocking::{Plan, Shape, VectorSource, Wishes, consider, div_up, orders, staging};
+use super::cost::{cost, ns};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much more a plan may cost if its text is known.
@@ -78,57 +80,137 @@ impl Choice {
     }
 }
 
-/// Chooses the cheapest plan, or one that costs little more and whose text is compiled for other sizes, or at
-/// least known from them.
-pub fn plan(s: &Shape, w: &Wishes) -> Plan {
+/// A plan and how else the contraction could be cut.
+pub(super) struct Chosen {
+    pub(super) plan: Plan,
+    /// The plan as numbers.
+    pub(super) cut: [i64; 8],
+    /// Others, the best first, each with its nanoseconds.
+    pub(super) others: Vec<([i64; 8], f64)>,
+}
+
+/// The plan as told; else the cheapest, or one that costs little more and whose text is known from other sizes.
+pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
     let orders = orders(s, w);
-    let mut best: Option<(f64, Plan)> = None;
-    for order in &orders {
-        consider(order, w, &|_| true, None, &mut best);
+    let mut best: Option<(f64, usize, Plan)> = None;
+    let mut told: Option<(usize, Plan)> = None;
+    let mut all: Vec<(f64, [i64; 8])> = Vec::new();
+    for (n, order) in orders.iter().enumerate() {
+        consider(order, w, None, &mut |p: Plan| {
+            let cost = cost(&p, w);
+            if w.n_others > 0 {
+                all.push((cost, numbers(n, &p)));
+            }
+            if w.told.is_some_and(|told| told == numbers(n, &p)) {
+                told = Some((n, p.clone()));
+            }
+            if best.as_ref().is_none_or(|b| cost < b.0) {
+                best = Some((cost, n, p));
+            }
+        });
     }
-    let (least, mut plan) =
+    let (least, n, cheapest) =
         best.unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
+    let (n, mut plan) = match told {
+        Some(told) => told,
+        None => known(&orders, w, least, &cheapest).unwrap_or((n, cheapest)),
+    };
     plan.staging = staging(&plan, w);
-    for only_compiled in [true, false] {
-        let known = w.known.iter().filter(|k| k.is_compiled || !only_compiled);
-        let known: Vec<&Choice> = known.map(|known| &known.choice).collect();
-        if known.contains(&&Choice::of(&plan)) {
-            return plan;
-        }
-        if let Some((cost, mut other)) = cheapest_of(&known, &orders, w)
-            && cost <= least * MOST_FOR_KNOWN
-        {
-            other.staging = staging(&other, w);
-            return other;
-        }
-    }
-    if w.known.is_empty() {
-        return plan;
-    }
-    // A text with tiles of two lengths serves more sizes than one whose tiles happen to be equal.
-    let tile = plan.tiling.of_two_lengths();
-    let mut wide = None;
-    for order in &orders {
-        consider(order, w, &|_| true, Some(tile), &mut wide);
-    }
-    match wide {
-        Some((cost, mut other)) if cost <= least * MOST_FOR_KNOWN => {
-            other.staging = staging(&other, w);
-            other
-        }
-        _ => plan,
+    let cut = numbers(n, &plan);
+    Chosen {
+        others: others(all, cut, w),
+        cut,
+        plan,
     }
 }
 
-/// The cheapest plan among known choices.
-fn cheapest_of(known: &[&Choice], orders: &[Shape], w: &Wishes) -> Option<(f64, Plan)> {
-    let tiles: BTreeSet<(i64, bool)> = known.iter().map(|c| (c.small, c.has_big_tiles)).collect();
-    let is_known = |p: &Plan| known.contains(&&Choice::of(p));
-    let mut best = None;
-    for order in orders {
-        for tile in &tiles {
-            consider(order, w, &is_known, Some(*tile), &mut best);
+/// A plan that costs little more than the cheapest and whose text is compiled for other sizes, or at least known from
+/// them; else one whose text serves more sizes.
+fn known(orders: &[Shape], w: &Wishes, least: f64, cheapest: &Plan) -> Option<(usize, Plan)> {
+    let is_good = |best: &(f64, usize, Plan)| best.0 <= least * MOST_FOR_KNOWN;
+    for only_compiled in [true, false] {
+        let known = w.known.iter().filter(|k| k.is_compiled || !only_compiled);
+        let known: Vec<&Choice> = known.map(|known| &known.choice).collect();
+        if known.contains(&&Choice::of(cheapest)) {
+            return None;
+        }
+        let tiles: BTreeSet<(i64, bool)> =
+            known.iter().map(|c| (c.small, c.has_big_tiles)).collect();
+        let is_known = |p: &Plan| known.contains(&&Choice::of(p));
+        let best = cheapest_of(&is_known, &tiles, orders, w);
+        if let Some((_, n, other)) = best.filter(is_good) {
+            return Some((n, other));
+        }
+    }
+    if w.known.is_empty() {
+        return None;
+    }
+    // A text with tiles of two lengths serves more sizes than one whose tiles happen to be equal.
+    let tile = BTreeSet::from([cheapest.tiling.of_two_lengths()]);
+    let (_, n, wide) = cheapest_of(&|_| true, &tile, orders, w).filter(is_good)?;
+    Some((n, wide))
+}
+
+/// The cheapest plan that `admits` takes, among those of some tiles.
+fn cheapest_of(
+    admits: &dyn Fn(&Plan) -> bool,
+    tiles: &BTreeSet<(i64, bool)>,
+    orders: &[Shape],
+    w: &Wishes,
+) -> Option<(f64, usize, Plan)> {
+    let mut best: Option<(f64, usize, Plan)> = None;
+    for (n, order) in orders.iter().enumerate() {
+        for tile in tiles {
+            consider(order, w, Some(*tile), &mut |p: Plan| {
+                if !admits(&p) {
+                    return;
+                }
+                let cost = cost(&p, w);
+                if best.as_ref().is_none_or(|b| cost < b.0) {
+                    best = Some((cost, n, p));
+                }
+            });
         }
     }
     best
+}
+
+/// What of a plan is decided once its shape is given: the order of its dims, cuts, chunks, parts, source.
+fn numbers(order: usize, p: &Plan) -> [i64; 8] {
+    let source = match p.source {
+        VectorSource::Direct => 0,
+        VectorSource::Shared => 1,
+        VectorSource::Thread => 2,
+    };
+    [
+        order as i64,
+        p.m_cut.depth as i64,
+        p.m_cut.blocks,
+        p.k_cut.depth as i64,
+        p.k_cut.blocks,
+        p.n_chunks,
+        p.parts,
+        source,
+    ]
+}
+
+/// The cheapest plans that differ from the chosen one and from each other by more than a little of one number.
+fn others(mut all: Vec<(f64, [i64; 8])>, cut: [i64; 8], w: &Wishes) -> Vec<([i64; 8], f64)> {
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let is_like = |a: &[i64; 8], b: &[i64; 8]| {
+        let apart = |n: usize| a[n].max(b[n]) as f64 / a[n].min(b[n]).max(1) as f64;
+        let same = [0, 1, 3, 6, 7].iter().all(|n| a[*n] == b[*n]);
+        same && [2, 4, 5].iter().all(|n| apart(*n) < 1.5)
+    };
+    let mut kept: Vec<([i64; 8], f64)> = Vec::new();
+    for (cost, numbers) in all {
+        if kept.len() == w.n_others {
+            break;
+        }
+        let is_new = kept.iter().all(|k| !is_like(&k.0, &numbers)) && !is_like(&cut, &numbers);
+        if is_new {
+            kept.push((numbers, ns(cost, w)));
+        }
+    }
+    kept
 }

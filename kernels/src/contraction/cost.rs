@@ -1,22 +1,54 @@
-//! The cost model of a contraction's blocking plan: estimated cycles. Chooses nothing.
+//! The cost model of a contraction's blocking plan: estimated cycles, and what they are on a machine. Chooses
+//! nothing.
+//!
+//! A cycle is the time in which a thread can do 64 operations of a product; with vectors of 16 floats that is one
+//! of the processor's.
+
+use graph::{Level, Machine};
 
 use super::blocking::{
     Plan, VectorSource, Wishes, a_floats, block_size, div_up, must_stage, product,
 };
 
-const L2_BYTES: f64 = 1.4e6;
-/// Cycles of a byte from memory that packing asks for more than once.
-const FAR: f64 = 0.2;
-/// Cycles of a byte that is read or written line by line across pages instead of in a stream.
-const APART: f64 = 0.3;
+/// Operations of a product in a cycle.
+const OPERATIONS: f64 = 64.0;
+/// Part of the second-level cache that blocks may fill.
+const ROOM: f64 = 0.7;
 /// Floats of a cache line.
 const LINE: i64 = 16;
 
+/// The machine in cycles.
+struct Cycles {
+    /// Bytes of blocks that stay in the second-level cache.
+    room: f64,
+    /// Of a byte from the third-level cache.
+    l3: f64,
+    /// Of a byte from memory.
+    memory: f64,
+}
+
+impl Cycles {
+    fn new(machine: &Machine) -> Cycles {
+        let cycles_per_us = machine.product_operations_per_us as f64 / OPERATIONS;
+        let of_byte = |level: Level| cycles_per_us / level.bytes_per_us.max(1) as f64;
+        Cycles {
+            room: machine.l2.bytes as f64 * ROOM,
+            l3: of_byte(machine.l3),
+            memory: of_byte(machine.memory),
+        }
+    }
+}
+
+/// Nanoseconds of so many cycles.
+pub(super) fn ns(cycles: f64, w: &Wishes) -> f64 {
+    cycles * OPERATIONS * 1e3 / w.machine.product_operations_per_us.max(1) as f64
+}
+
 /// How often packing fetches a cache line of the vector operand: an operand beyond the second-level
 /// cache is fetched again by each block that uses only a part of the line.
-fn again(p: &Plan) -> f64 {
+fn again(p: &Plan, room: f64) -> f64 {
     let s = &p.shape;
-    if (product(&s.n) * product(&s.k) * 4) as f64 <= L2_BYTES || s.diagonal.is_some() {
+    if (product(&s.n) * product(&s.k) * 4) as f64 <= room || s.diagonal.is_some() {
         return 1.0;
     }
     let panels = div_up(p.panels(), p.n_chunks);
@@ -40,9 +72,10 @@ fn again(p: &Plan) -> f64 {
     LINE as f64 / run.min(LINE) as f64
 }
 
-/// Estimated cycles of the slowest thread. Bytes cost about 0.04 cycles from L2, 0.1 from L3.
+/// Estimated cycles of the slowest thread.
 pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let s = &p.shape;
+    let Cycles { room, l3, memory } = Cycles::new(&w.machine);
     let f = |x: i64| x as f64;
     let (m, n, k, batch) = (
         f(product(&s.m)),
@@ -70,7 +103,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
             VectorSource::Thread => chunk * kp * 4.0,
             _ => b_bytes,
         };
-    slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
+    slow += (resident / room - 1.0).clamp(0.0, 2.0) * 0.4;
     if column {
         slow += ((kp - 512.0) / 4096.0).clamp(0.0, 0.3);
     }
@@ -86,26 +119,27 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
         } else {
             threads.min(f(p.n_chunks))
         };
-        cycles += batch * m_blocks * k_blocks * a_bytes * again * 0.15;
+        cycles += batch * m_blocks * k_blocks * a_bytes * again * (1.5 * l3);
     } else {
-        cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * 0.05;
+        cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * (0.5 * l3);
     }
     let b_total = n * k * 4.0;
-    let fetched = b_total * (again(p) - 1.0);
-    let from = if b_total * f(p.n_chunks).recip() < L2_BYTES - a_bytes {
-        0.01
+    let fetched = b_total * (again(p, room) - 1.0);
+    let from = if b_total * f(p.n_chunks).recip() < room - a_bytes {
+        0.1 * l3
     } else {
-        0.07
+        0.7 * l3
     };
     cycles += match p.source {
         VectorSource::Shared => {
-            batch * (b_total * (0.3 + m_blocks * from) + fetched * FAR) + 3000.0 * threads
+            batch * (b_total * (1.5 * memory + m_blocks * from) + fetched * memory)
+                + 3000.0 * threads
         }
-        VectorSource::Direct => batch * m_blocks * b_total * 0.1,
+        VectorSource::Direct => batch * m_blocks * b_total * l3,
         VectorSource::Thread => {
             let once = p.n_chunks == 1 && k_blocks == 1.0;
             batch
-                * (b_total * 0.2 + fetched * FAR)
+                * (b_total * memory + fetched * memory)
                 * if once {
                     m_blocks.min(threads)
                 } else {
@@ -115,24 +149,24 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     };
     let block_out = rows * chunk * 4.0;
     let out_bytes = batch * m * n * 4.0;
-    if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
-        cycles += out_bytes * 0.06;
+    if block_out + a_bytes > room && p.panels() > 1 {
+        cycles += out_bytes * (0.6 * l3);
     }
     // All members of a batch inside the positions share lines and pages of a block.
-    if p.batch_inside() && (a_bytes + block_out) * batch > L2_BYTES {
-        cycles += batch * (m_blocks * a_bytes + out_bytes / batch) * APART;
+    if p.batch_inside() && (a_bytes + block_out) * batch > room {
+        cycles += batch * (m_blocks * a_bytes + out_bytes / batch) * (1.5 * memory);
     }
     if k_blocks > 1.0 {
-        let far = if block_out > 8e5 { 0.15 } else { 0.06 };
+        let far = if block_out > 8e5 { 1.5 * l3 } else { 0.6 * l3 };
         cycles += out_bytes * 2.0 * (k_blocks / f(p.parts)) * far * f(p.parts);
     }
     if p.to_scratch {
-        cycles += out_bytes * (f(p.parts) + 1.0) * 0.2 + 3000.0 * threads;
+        cycles += out_bytes * (f(p.parts) + 1.0) * memory + 3000.0 * threads;
     }
     if w.epilogue {
         cycles += out_bytes
-            * if block_out + a_bytes > L2_BYTES {
-                0.15
+            * if block_out + a_bytes > room {
+                1.5 * l3
             } else {
                 0.0
             };

@@ -12,6 +12,10 @@ use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
 /// Most register-tile code a border may cost.
 const MOST_TAPS: usize = 128;
 const MOST_BORDER_TERMS: usize = 400;
+/// How many times as long as at a product's peak a multiply-add takes that loads one of its factors, and one
+/// that loads both.
+const ONE_LOAD: f64 = 3.0;
+const TWO_LOADS: f64 = 4.5;
 
 /// A depthwise problem, seen from its image operand: positions move the window, taps are inside it.
 struct Depthwise {
@@ -109,6 +113,7 @@ pub fn emit(
         shared_scratch_bytes: (shared * 4) as usize,
         thread_scratch_bytes: (thread * 4) as usize,
         flops: 0,
+        predicted_ns: parts.iter().map(|p| p.predicted_ns(target)).sum::<f64>() as u64,
         refusal: None,
         path: if parts[0].reduce {
             "depthwise, reduced"
@@ -116,6 +121,7 @@ pub fn emit(
             "depthwise"
         },
         takes_prologues: false,
+        cuts: None,
         choices: Vec::new(),
         finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
@@ -529,6 +535,16 @@ impl Depthwise {
         if !self.reduce {
             t.line(format!("*({kind} *)({y_at}) = s;"));
         }
+    }
+
+    /// Nanoseconds while everything is in the nearest cache: each multiply-add loads an element.
+    fn predicted_ns(&self, target: &Target) -> f64 {
+        let positions: i64 = self.outer.iter().map(|d| self.dims[*d]).product();
+        let terms = positions * self.dims[self.column] * self.channels * self.taps().len() as i64;
+        let machine = &target.machine;
+        let rate = machine.product_operations_per_us.max(1) as f64 * target.threads.max(1) as f64;
+        let times = if self.reduce { TWO_LOADS } else { ONE_LOAD };
+        2e3 * terms as f64 * times / rate
     }
 
     /// Sums the parts of a weight gradient.

@@ -3,11 +3,13 @@
 
 use super::access::Problem;
 use super::blocking::{Dim, Plan, VectorSource, Wishes, shape};
-use super::choice::{Choice, plan};
+use super::choice::{Choice, Chosen, choose};
+use super::cost;
 use super::gather::{GatherForm, ZeroFill};
 use super::groups::together;
 use super::text::{CText, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
+use super::{Cuts, EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
+use graph::Blocking;
 
 /// One gather-form part on its way to text.
 pub(super) struct Part<'a> {
@@ -33,7 +35,10 @@ pub fn emit(
     target: &Target,
 ) -> Result<EmittedContraction, NoFastForm> {
     let mut parts = Vec::new();
-    let mut shared = 0;
+    let (mut shared, mut predicted_ns) = (0, 0.0);
+    let told = target.told.blocking.as_ref();
+    let told = told.filter(|blocking| blocking.parts().len() == form.parts.len());
+    let (mut cuts, mut first_others) = (Vec::new(), Vec::new());
     for (i, problem) in form.parts.iter().enumerate() {
         let shape = shape(problem)?;
         let (prologue_a, prologue_b) = sides(hooks, shape.swapped);
@@ -50,9 +55,15 @@ pub fn emit(
             prologue_a: prologue_a.is_some(),
             prologue_b: prologue_b.is_some(),
             epilogue: hooks.epilogue.is_some(),
+            machine: target.machine,
             known: target.known.clone(),
+            told: told.and_then(|blocking| blocking.parts().get(i).copied()),
+            n_others: target.told.n_others,
         };
-        let plan = plan(&shape, &wishes);
+        let Chosen { plan, cut, others } = choose(&shape, &wishes);
+        predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
+        cuts.push(cut);
+        first_others = if i == 0 { others } else { first_others };
         let part = Part {
             plan,
             prefix: format!("{name}_p{i}"),
@@ -102,9 +113,17 @@ pub fn emit(
         shared_scratch_bytes: (shared * 4) as usize,
         thread_scratch_bytes: (thread * 4) as usize,
         flops: 0,
+        predicted_ns: predicted_ns as u64,
         refusal: None,
         path: parts.first().map_or("zero", Part::path),
         takes_prologues: true,
+        // Of several parts, the first is changed alone.
+        cuts: Some(Cuts {
+            others: (first_others.into_iter())
+                .map(|(cut, ns)| (with_first(&cuts, cut), ns as u64))
+                .collect(),
+            blocking: Blocking::new(cuts),
+        }),
         choices: parts.iter().map(|p| Choice::of(&p.plan)).collect(),
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
@@ -112,6 +131,11 @@ pub fn emit(
             .map(|p| p.roles(&form.parts[0]))
             .unwrap_or_default(),
     })
+}
+
+fn with_first(cuts: &[[i64; 8]], first: [i64; 8]) -> Blocking {
+    let rest = cuts.iter().skip(1).copied();
+    Blocking::new(std::iter::once(first).chain(rest).collect())
 }
 
 pub(super) fn sides(hooks: &Hooks, swapped: bool) -> (Option<&str>, Option<&str>) {

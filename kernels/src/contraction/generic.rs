@@ -1,11 +1,19 @@
 //! The plain-loop fallback: correct for every contraction, fast for none.
 
 use super::text::{CText, affine, preamble};
-use super::{Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, flops};
+use super::{
+    Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, ScalarForm, Target,
+    flops,
+};
 
 /// Emits plain loops. Threads divide a dim that indexes the output by itself; without one,
 /// thread 0 does all the work.
-pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContraction {
+pub fn emit(
+    name: &str,
+    c: &Contraction,
+    reason: NoFastForm,
+    target: &Target,
+) -> EmittedContraction {
     let mut t = CText::default();
     t.raw(&preamble(4));
     let split = split_dim(c);
@@ -52,9 +60,11 @@ pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContracti
         shared_scratch_bytes: 0,
         thread_scratch_bytes: 0,
         flops: flops(c),
+        predicted_ns: 1000 * ScalarForm::new(reason, flops(c), target).predicted_us,
         path: "generic",
         refusal: Some(reason),
         takes_prologues: false,
+        cuts: None,
         choices: Vec::new(),
         finishes_in_blocks: false,
         roles: Roles::default(),

@@ -34,7 +34,7 @@ pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 
 use crate::features::Pairs;
-use graph::DType;
+use graph::{Blocking, DType, Machine};
 use thiserror::Error;
 
 /// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
@@ -98,8 +98,30 @@ pub struct Target {
     pub vector_width: i64,
     /// Largest number of threads a launch will run on; the actual number is a run-time argument.
     pub threads: i64,
+    /// The limits by which plans are compared.
+    pub machine: Machine,
     /// Plans of other sizes of the same model, whose text may serve again.
     pub known: Vec<KnownChoice>,
+    /// What to choose otherwise, and to tell about what was not chosen.
+    pub told: Told,
+}
+
+/// What a caller says about one contraction's blocking.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// How to cut it, where that is possible.
+    pub blocking: Option<Blocking>,
+    /// How many of the best other ways to tell.
+    pub n_others: usize,
+}
+
+/// How a contraction was cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cuts {
+    /// What was chosen.
+    pub blocking: Blocking,
+    /// Other ways with the nanoseconds they are predicted to take, the best first.
+    pub others: Vec<(Blocking, u64)>,
 }
 
 /// One launch: a C function `void SYMBOL(void *const *buf, void *scratch, long tid, long nt)`.
@@ -136,12 +158,16 @@ pub struct EmittedContraction {
     pub thread_scratch_bytes: usize,
     /// Multiplications and additions, counted as two per term (borders included).
     pub flops: u64,
+    /// Nanoseconds that its launches are predicted to take on the target's threads.
+    pub predicted_ns: u64,
     /// Which implementation was chosen.
     pub path: &'static str,
     /// Why it is the scalar one, if it is.
     pub refusal: Option<NoFastForm>,
     /// Whether it takes prologues.
     pub takes_prologues: bool,
+    /// How it was cut, where there was a choice.
+    pub cuts: Option<Cuts>,
     /// What its text depends on besides sizes.
     pub choices: Vec<Choice>,
     /// Whether blocks of results are final one by one, not all in a last launch.
@@ -209,7 +235,7 @@ pub fn emit(
     if let Some((hook, _)) = wanted.into_iter().find(|w| w.1) {
         return Err(Unsupported::HookOnFallback { hook, reason });
     }
-    Ok(generic::emit(name, c, reason))
+    Ok(generic::emit(name, c, reason, target))
 }
 
 /// The same for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
@@ -253,6 +279,11 @@ fn specialized(
         }
     };
     done.flops = flops(c);
+    if pairs.is_some() {
+        // As in single precision at its peak, which is what such instructions reach at least.
+        let rate = target.machine.product_operations_per_us * target.threads.max(1) as u64;
+        done.predicted_ns = done.flops.saturating_mul(1000) / rate.max(1);
+    }
     done.finishes_in_blocks &= !phased;
     if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {
         epilogue_launch(&mut done, name, c, epilogue, target);

@@ -5,6 +5,7 @@
 //! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
+use super::work::{Work, work};
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
 use crate::contraction::{self, Contraction, EmittedContraction, Hooks, ScalarForm, convert};
 use crate::emit::{self, Product};
@@ -26,6 +27,8 @@ struct Around {
     first_symbols: Vec<String>,
     last_symbols: Vec<String>,
     more: Vec<Buffer>,
+    /// The work of what runs on each block.
+    rest: Work,
 }
 
 impl Lowering<'_> {
@@ -233,6 +236,7 @@ impl Lowering<'_> {
             around.more.extend(args.map(|id| Buffer::Container(*id)));
             around.before += &epilogue.text.replace(emit::NAME, &own);
             flops = operations(rest, 1);
+            around.rest = work(rest, 1);
         }
         if stores {
             let then = rest.map(|_| own.as_str());
@@ -259,6 +263,10 @@ impl Lowering<'_> {
         let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
         let symbols = [symbols, around.last_symbols].concat();
         let kernel = self.kernel(node, emitted.path, emitted.flops, symbols.len());
+        self.kernels[kernel].work = Work {
+            product_ns: emitted.predicted_ns,
+            ..around.rest
+        };
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
         self.kernels[kernel].scalar = emitted.refusal.map(scalar);
         let text = around.before + &emitted.source + &around.after;

@@ -145,6 +145,8 @@ pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallbac
     let target = Target {
         vector_width: vw,
         threads: 2,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
         known: Vec::new(),
     };
     let mut source = String::new();

@@ -8,6 +8,7 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 import importlib
 
 from . import _accelerate, _threads, cache, cuda, optim, products
+from ._bisect import Bisection, bisect
 from ._decisions import recipe
 from ._errors import (
     BudgetError,
@@ -25,9 +26,12 @@ from ._errors import (
     ToolchainError,
     Unsupported,
 )
+from ._machine import Level, Machine, machine
 from ._profile import Profile, profile
 from ._recipe import Decision, Recipe
 from ._report import Report, report
+from ._search import Searched, search
+from ._tune import Tuned, tune
 from .module import module
 
 _threads.share_with_pytorch()
@@ -44,6 +48,7 @@ def __getattr__(name: str):
 
 
 __all__ = [
+    "Bisection",
     "BudgetError",
     "CaptureError",
     "CapturingError",
@@ -52,6 +57,8 @@ __all__ = [
     "DivisionByZero",
     "FallbackWarning",
     "InputError",
+    "Level",
+    "Machine",
     "OutOfRange",
     "Recipe",
     "RecipeError",
@@ -59,15 +66,21 @@ __all__ = [
     "RecompileWarning",
     "Profile",
     "Report",
+    "Searched",
     "ShorthaulError",
     "ToolchainError",
+    "Tuned",
     "Unsupported",
+    "bisect",
     "cache",
     "cuda",
+    "machine",
     "module",
     "optim",
     "products",
     "profile",
     "recipe",
     "report",
+    "search",
+    "tune",
 ]

@@ -14,6 +14,8 @@ import torch
 
 #: Elements of the array that is copied (far more than caches hold), and sides of the product.
 COPIED, SIDE = 1 << 26, 2048
+#: Bytes that a pass over large arrays reads and writes at a time.
+_PIECE = 1 << 18
 
 
 @functools.cache
@@ -44,6 +46,32 @@ def limits(
         "copy_gb_s": 2 * source.nbytes / copy_s / 1e9,
         "product_gflop_s": 2 * side**3 / product_s / 1e9,
     }
+
+
+def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
+    """Bytes per second of a pass that reads one half of so many bytes and writes the other.
+
+    The arrays are passed in pieces, and the best time of each piece counts, so that one undisturbed
+    moment for each is enough; the time of a call that does next to nothing is taken off.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        none = torch.ones(16)
+        source = torch.ones(n_bytes // 8)
+        target = torch.empty_like(source)
+        length = _PIECE // 8 * (1 if threads == 1 else 8 * threads)
+        pieces = list(zip(source.split(length), target.split(length), strict=True))
+        best = [float("inf")] * len(pieces)
+        for _ in range(passes):
+            for n, (a, b) in enumerate(pieces):
+                start = time.perf_counter()
+                torch.add(a, 1, out=b)
+                best[n] = min(best[n], time.perf_counter() - start)
+        call_s = _best(lambda: torch.add(none, 1, out=none), _nothing, 0.02)
+    finally:
+        torch.set_num_threads(before)
+    return n_bytes / max(sum(best) - call_s * len(pieces), 1e-9)
 
 
 def roofline_s(n_bytes: float, operations: float, machine: dict[str, float]) -> float:

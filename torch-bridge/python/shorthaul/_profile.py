@@ -34,9 +34,12 @@ class Profile:
     ``data`` has the entries of a :class:`shorthaul.Report`, and these:
 
     - ``kernels``: each kernel also has ``calls``, the number of its calls in a step, and for all
-      these calls together ``seconds`` (median of the rounds), ``bytes_moved``, ``roofline_seconds``
-      (the least time that the machine's limits allow), ``distance`` (``seconds`` divided by
-      ``roofline_seconds``), ``gb_s`` and ``gflop_s``.
+      these calls together ``seconds`` (median of the rounds), ``least_seconds`` (the least of the
+      rounds), ``bytes_moved``, ``roofline_seconds`` (the least time that the machine's limits
+      allow), ``distance`` (``seconds`` divided by ``roofline_seconds``), ``gb_s`` and ``gflop_s``.
+      If it has a ``bound``, it has ``mue``, the memory usage efficiency in percent. If a program
+      runs on one thread, these are CPU times.
+    - ``mue``: the memory usage efficiency of the step.
     - ``modules``: for each module path ``seconds``, ``bytes_moved`` and ``roofline_seconds``. The
       numbers of a kernel are divided equally among its operators, and count for their modules.
     - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: the time of a step, of its
@@ -100,10 +103,11 @@ def sentences_of(data: dict[str, Any]) -> list[str]:
     machine = data["limits"]
     bound = sum(kernel["roofline_seconds"] for kernel in data["kernels"])
     n_launches = sum(kernel["launches"] * kernel["calls"] for kernel in data["kernels"])
+    efficiency = f", MUE {data['mue']:.1f}" if "mue" in data else ""
     return [
         f"a step takes {data['step_seconds'] * 1e3:.3f} ms (median of {data['rounds']}); "
         f"{n_launches} launches of {len(data['kernels'])} kernels take "
-        f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms",
+        f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms{efficiency}",
         f"PyTorch and Python between the kernels take {data['outside_seconds'] * 1e3:.3f} ms",
         f"limits with {data['threads']} threads, f32: {machine['copy_gb_s']:.1f} GB/s copied, "
         f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product",
@@ -168,6 +172,30 @@ def together(
         limits = _limits.limits(threads, seconds=0.3, device=str(subjects[0].device))
     common = {"limits": dict(limits), "rounds": rounds, "threads": threads}
     return [subject.profile(common) for subject in subjects]
+
+
+def steps(
+    models: Sequence[nn.Module],
+    inputs: tuple,
+    kwargs: dict[str, Any],
+    rounds: int,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> list[list[float]]:
+    """Seconds of whole steps of several models, a step of each in every round; without a clock on
+    single kernels. With one thread they are CPU time, in which other programs have no part."""
+    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    subjects = [_Subject(model, inputs, kwargs, loss) for model in models]
+    times: list[list[float]] = [[] for _ in subjects]
+    with contextlib.ExitStack() as stack:
+        for subject in subjects:
+            stack.enter_context(unchanged(subject.compiled))
+            subject.step()
+        for _ in range(rounds):
+            for subject, own in zip(subjects, times, strict=True):
+                started = now()
+                subject.step()
+                own.append(now() - started)
+    return times
 
 
 class _Subject:
@@ -264,16 +292,24 @@ def _join(
         kernel |= {
             "calls": n_calls,
             "seconds": seconds,
+            "least_seconds": min(one.get(key, 0.0) for one in rounds),
             "bytes_moved": moved * n_calls,
             "roofline_seconds": bound,
             "gb_s": moved * n_calls / seconds / 1e9 if seconds else 0.0,
             "gflop_s": kernel["operations"] * n_calls / seconds / 1e9 if seconds else 0.0,
             "distance": seconds / bound if bound else 0.0,
         }
+        if "bound" in kernel and seconds:
+            least = n_calls * kernel["bound"]["compulsory_bytes"]
+            kernel["mue"] = 100 * least / seconds / 1e9 / machine["copy_gb_s"]
     data["modules"] = _modules_of(data["kernels"])
     data["step_seconds"] = statistics.median(one.seconds for one in taken)
     sums = [sum(one.values()) for one in rounds]
     data["kernel_seconds"] = statistics.median(sums)
+    # Q/D times B/B̂, where B is D by the time: the bytes that any schedule moves, by time and limit.
+    if data["kernel_seconds"]:
+        rate = data["bytes_least"] / data["kernel_seconds"] / 1e9
+        data["mue"] = 100 * rate / machine["copy_gb_s"]
     data["outside_seconds"] = statistics.median(
         one.seconds - own for one, own in zip(taken, sums, strict=True)
     )

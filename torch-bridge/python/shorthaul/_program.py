@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _native, cuda, products
+from . import _machine, _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
@@ -133,7 +133,13 @@ class Program:
         captured = self.captured
         try:
             return _native.plan_program(
-                captured.json, captured.constants, self.wrt, self.n_threads, recipe, budget
+                captured.json,
+                captured.constants,
+                self.wrt,
+                self.n_threads,
+                recipe,
+                budget,
+                _machine.kept_text(),
             )
         except _native.BudgetFailure as error:
             raise BudgetError(str(error)) from None
@@ -205,6 +211,7 @@ def compile_program(
                 recipe,
                 budget,
                 templates,
+                _machine.kept_text(),
             )
         else:
             native = _native.Program.compile(
@@ -216,6 +223,7 @@ def compile_program(
                 recipe,
                 budget,
                 templates,
+                _machine.kept_text(),
             )
     except _native.UnsupportedOperators as error:
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None

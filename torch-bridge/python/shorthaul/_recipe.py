@@ -32,7 +32,7 @@ class Decision:
       ``epilogue``: element-wise work joins the kernel of a product, at its end. ``chain``: on a
       GPU, two products and the work between them share a kernel. ``call``: on a GPU, an operator
       that PyTorch computes reads its operand in place. ``layout``: a value gets another order of
-      dimensions than row-major.
+      dimensions than row-major. ``blocking``: how a contraction is cut into blocks.
     - ``stage``: ``forward`` or ``backward``. ``node``, ``module``: the operator and the path of its
       module. ``container``: the value. ``other``: if two kernels are joined, a value that the first
       one writes. ``source``: the line in the model's code.
@@ -61,6 +61,8 @@ class Decision:
     bytes: int | None = None
     memory_bytes: int | None = None
     operations: int | None = None
+    #: Of a contraction: how it is cut into blocks, in the generator's numbers.
+    blocking: str | None = None
     #: The line that stands before it in a file.
     comment: str = ""
 
@@ -143,50 +145,56 @@ class Recipe:
         """A sentence for each change that could not be made."""
         return [note for program in self.programs for note in program.notes]
 
-    def without(self, decision: Decision) -> Recipe:
-        """Returns the recipe without an applied decision.
+    def without(self, *decisions: Decision) -> Recipe:
+        """Returns the recipe without some applied decisions, planned again once for all of them.
 
-        Raises ``ValueError`` if the decision is not applied, or not in this recipe.
+        If a contraction was cut as the recipe demands, the compiler decides about it again. Raises
+        ``ValueError`` if a decision is not applied, or not in this recipe.
         """
-        found = self._find(decision)
-        if not found.applied:
-            raise ValueError(f"{found.place} was not applied, so it cannot be left out")
-        return self._told(found, False)
+        changes = []
+        for found in map(self._find, decisions):
+            if not found.applied:
+                raise ValueError(f"{found.place} was not applied, so it cannot be left out")
+            if found.kind == "blocking" and found.take is None:
+                raise ValueError(f"{found.place} is always taken; `cut` takes it otherwise")
+            is_told = found.take or found.kind == "blocking"
+            changes.append((found, {"take": None if is_told else False}))
+        return replaced(self, changes)
 
-    def with_(self, decision: Decision) -> Recipe:
-        """Returns the recipe with a refused decision applied.
+    def with_(self, *decisions: Decision) -> Recipe:
+        """Returns the recipe with some refused decisions applied.
 
-        Raises ``ValueError`` if the decision is already applied, is not legal, or not in this
+        Raises ``ValueError`` if a decision is already applied, is not legal, or not in this
         recipe.
         """
+        changes = []
+        for found in map(self._find, decisions):
+            if found.applied:
+                raise ValueError(f"{found.place} is applied already")
+            if not found.may_change:
+                raise ValueError(f"{found.place} is not possible: {found.reason}")
+            # If the demand is taken back, the compiler decides again.
+            changes.append((found, {"take": None if found.take is False else True}))
+        return replaced(self, changes)
+
+    def cut(self, decision: Decision, blocking: str | None) -> Recipe:
+        """Returns the recipe with a contraction cut into other blocks; ``None`` takes that back.
+
+        ``decision`` is one of the kind ``blocking``. If the contraction cannot be cut by these
+        numbers, ``notes`` says so. Raises ``ValueError`` for a decision of another kind.
+        """
         found = self._find(decision)
-        if found.applied:
-            raise ValueError(f"{found.place} is applied already")
-        if not found.may_change:
-            raise ValueError(f"{found.place} is not possible: {found.reason}")
-        return self._told(found, True)
+        if found.kind != "blocking":
+            raise ValueError(f"{found.place} is not about a contraction's blocking")
+        told = True if blocking is not None else None
+        fields = {"take": told, "blocking": blocking or found.blocking}
+        return replaced(self, [(found, fields)])
 
     def _find(self, decision: Decision) -> Decision:
         for own in self.decisions:
             if own.key == decision.key:
                 return own
         raise ValueError(f"this recipe has no decision {decision.place}; see `recipe.decisions`")
-
-    def _told(self, decision: Decision, apply: bool) -> Recipe:
-        # Taking back what was told leaves the decision to the compiler again.
-        take = None if decision.take == (not apply) else apply
-        program = self.programs[decision.program]
-        changed = tuple(
-            replace(d, take=take) if d.key == decision.key else d for d in program.decisions
-        )
-        programs = list(self.programs)
-        programs[decision.program] = replace(program, decisions=changed)
-        if self._planners is None:
-            return Recipe(self.model, programs)
-        text = Recipe(self.model, programs).text
-        described = self._planners[decision.program](text)
-        programs[decision.program] = program_plan(json.loads(described), decision.program)
-        return Recipe(self.model, programs, self._planners)
 
     @property
     def text(self) -> str:
@@ -265,6 +273,21 @@ class Recipe:
     __repr__ = __str__
 
 
+def replaced(recipe: Recipe, changes: list[tuple[Decision, dict[str, Any]]]) -> Recipe:
+    """The recipe with fields of some decisions replaced, each program planned again once."""
+    wanted = {decision.key: fields for decision, fields in changes}
+    programs = list(recipe.programs)
+    for n, program in enumerate(programs):
+        if not any(decision.key in wanted for decision in program.decisions):
+            continue
+        changed = [replace(d, **wanted.get(d.key, {})) for d in program.decisions]
+        programs[n] = replace(program, decisions=tuple(changed))
+        if recipe._planners is not None:
+            described = recipe._planners[n](Recipe(recipe.model, programs).text)
+            programs[n] = program_plan(json.loads(described), n)
+    return Recipe(recipe.model, programs, recipe._planners)
+
+
 def check_budget(budget: float | None) -> None:
     """Raises ``ValueError`` if ``budget`` is not a memory budget."""
     is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
@@ -284,7 +307,12 @@ def text_of(recipe: Recipe | str | os.PathLike[str]) -> str:
 
 def _entry_of(decision: Decision) -> dict[str, Any]:
     entry = {name: getattr(decision, name) for name in _IDENTITY}
-    told = {"applied": decision.applied, "take": decision.take, "sentence": decision.comment}
+    told = {
+        "applied": decision.applied,
+        "blocking": decision.blocking,
+        "take": decision.take,
+        "sentence": decision.comment,
+    }
     return {name: value for name, value in (entry | told).items() if value is not None}
 
 

@@ -50,7 +50,10 @@ class Report:
       ``bytes_least``, ``operations``, ``reads`` and ``writes`` (names of containers), and
       ``program`` (the position of its program in the step). If a table of measured times chose what
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
-      which are copied.
+      which are copied. On a CPU there are also ``predicted`` (``us``, its parts, and
+      ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
+      (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``).
+    - ``roofline_us``: the least time of the whole step on the machine.
     - ``containers``: the arrays that kernels read and write, each with ``program``, ``name``,
       ``title`` (the name of an input in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.
     - ``decisions``: the rewrites that the compiler applied and refused, each with ``program`` and
@@ -85,6 +88,7 @@ class Report:
             f"saved for backward {_mib(memory['saved_bytes'])}, at most "
             f"{_mib(memory['forward_arena_bytes'])} more in forward and "
             f"{_mib(memory['backward_arena_bytes'])} in backward",
+            *_predicted_line(data),
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
             *data.get("attentions", ()),
             *map(_curve_line, data.get("memory_curve", ())),
@@ -100,6 +104,19 @@ class Report:
 
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
+
+
+def _predicted_line(data: dict[str, Any]) -> list[str]:
+    """Predicted time beside the bounds, where kernels are a CPU's."""
+    kernels = [k for k in data["kernels"] if "predicted" in k]
+    if not kernels or not data.get("roofline_us"):
+        return []
+    predicted = sum(k["predicted"]["us"] for k in kernels)
+    bounds = sum(k["bound"]["roofline_us"] for k in kernels if "bound" in k)
+    return [
+        f"predicted {predicted / 1e3:.2f} ms; these kernels take at least {bounds / 1e3:.2f} ms, "
+        f"any schedule of the step at least {data['roofline_us'] / 1e3:.2f} ms"
+    ]
 
 
 def _curve_line(point: dict[str, Any]) -> str:

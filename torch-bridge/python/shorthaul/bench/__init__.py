@@ -17,7 +17,7 @@ import torch
 import shorthaul
 
 from ..models import EXAMPLES
-from . import limits, page, results, separate
+from . import limits, page, predicted, results, separate
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -75,6 +75,8 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
     if options.profile:
         print_profile(setting, options.rounds, options.warmup)
         return None, True
+    if options.predicted:
+        return predicted.compare(setting, options.rounds, options.warmup), True
     if options.report:
         model = setting.example.make().train()
         print(shorthaul.report(model, *setting.example.inputs(setting.batch)))

@@ -186,5 +186,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--smooth", action="store_true", help="with --check: replace ReLU by SiLU")
     add("--report", action="store_true", help="print kernels and their bytes, run nothing")
     add("--profile", action="store_true", help="print the time of every kernel")
+    add("--predicted", action="store_true", help="print predicted and measured times of kernels")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     return parser

@@ -1,0 +1,107 @@
+//! What a machine can do: the limits by which the rooms that choose compare what costs less.
+//!
+//! Owns one value that every prediction of time starts from, and how many operations an expression counts as. Whole numbers, so that two equal machines give two
+//! equal plans. Never measures anything: who knows better numbers than the defaults passes them in.
+
+use crate::expr::{Binary, Expr, Unary};
+use serde::{Deserialize, Serialize};
+
+/// A level of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Level {
+    /// Bytes that it holds, for one thread; of memory, as many as there can be.
+    pub bytes: u64,
+    /// Bytes that one thread reads or writes in a microsecond.
+    pub bytes_per_us: u64,
+    /// Bytes that all threads together read or write in a microsecond.
+    pub shared_bytes_per_us: u64,
+}
+
+/// Limits of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Operations of a product of f32 matrices that one thread does in a microsecond; an addition and a
+    /// multiplication are two.
+    pub product_operations_per_us: u64,
+    /// Operations of element-wise loops in f32 that one thread does in a microsecond.
+    pub loop_operations_per_us: u64,
+    /// The cache of a core.
+    pub l2: Level,
+    /// The cache that cores share.
+    pub l3: Level,
+    /// Memory.
+    pub memory: Level,
+    /// Nanoseconds from the end of a launch to the start of the next one.
+    pub launch_ns: u64,
+    /// Nanoseconds more, where threads wait for each other.
+    pub barrier_ns: u64,
+}
+
+impl Machine {
+    /// The limits assumed where none were measured: a server's core of about 2 GHz with vectors of so many floats.
+    pub fn with_vector_width(floats: usize) -> Machine {
+        let floats = floats.max(1) as u64;
+        Machine {
+            product_operations_per_us: 10_000 * floats,
+            loop_operations_per_us: 5_000 * floats,
+            l2: Level {
+                bytes: 2_000_000,
+                bytes_per_us: 62_500,
+                shared_bytes_per_us: u64::MAX,
+            },
+            l3: Level {
+                bytes: 16 << 20,
+                bytes_per_us: 25_000,
+                shared_bytes_per_us: u64::MAX,
+            },
+            memory: Level {
+                bytes: u64::MAX,
+                bytes_per_us: 12_500,
+                shared_bytes_per_us: 64_000,
+            },
+            launch_ns: 200,
+            barrier_ns: 1_500,
+        }
+    }
+
+    /// The levels from the nearest on.
+    pub fn levels(&self) -> [Level; 3] {
+        [self.l2, self.l3, self.memory]
+    }
+}
+
+/// One thread with short vectors.
+impl Default for Machine {
+    fn default() -> Machine {
+        Machine::with_vector_width(4)
+    }
+}
+
+impl Level {
+    /// Bytes in a microsecond by so many threads together.
+    pub fn rate(&self, threads: usize) -> f64 {
+        let alone = self.bytes_per_us.saturating_mul(threads.max(1) as u64);
+        alone.min(self.shared_bytes_per_us).max(1) as f64
+    }
+}
+
+impl Expr {
+    /// Operations of the expression, functions that take many instructions counted as several.
+    pub fn cost(&self) -> u32 {
+        let mut cost = 0;
+        self.visit(&mut |e| {
+            cost += match e {
+                Expr::Const(_) | Expr::In(_) | Expr::Index(_) => 0,
+                Expr::Unary(Unary::Neg | Unary::Abs | Unary::Not | Unary::Floor, _) => 1,
+                Expr::Unary(Unary::Sqrt | Unary::Rsqrt | Unary::Recip, _) => 8,
+                Expr::Unary(..) | Expr::Uniform(..) => 16,
+                Expr::Binary(Binary::Div | Binary::Mod | Binary::FloorDiv, ..) => 8,
+                Expr::Binary(Binary::Pow | Binary::Atan2, ..) => 32,
+                Expr::Binary(..) | Expr::Cast(..) | Expr::Select(..) => 1,
+            }
+        });
+        cost
+    }
+}

@@ -1,0 +1,64 @@
+//! What a recipe tells about single contractions, and what lowering tells about them.
+
+use super::{Lowered, Lowering};
+use crate::contraction::{Cuts, EmittedContraction, Known};
+use crate::recognize::Recognized;
+use graph::{Blocking, Node, Place, Recipe, Rewrite};
+use sha2::{Digest, Sha256};
+
+/// What to lower otherwise than for its own sake.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted<'a> {
+    /// How contractions of other sizes were planned.
+    pub known: Option<&'a Known>,
+    /// What a recipe says about blocking.
+    pub recipe: Option<&'a Recipe>,
+    /// For each contraction, how many of the best other ways to cut it to tell.
+    pub n_others: usize,
+}
+
+/// How a contraction of the graph was cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedCuts {
+    /// The decision's place.
+    pub place: Place,
+    /// What the recipe says, if anything.
+    pub told: Option<Blocking>,
+    /// What was chosen, and what else could have been.
+    pub cuts: Cuts,
+}
+
+impl Lowering<'_> {
+    /// Looks up what the recipe says about a contraction, for the emission that follows.
+    pub(super) fn told(&mut self, node: &Node, found: &Recognized) -> Place {
+        let name = &self.graph.container(found.out).name;
+        let place = Place::new(Rewrite::Blocking, node, name);
+        self.target.told.blocking = self.recipe.blocking(|| place.clone()).cloned();
+        place
+    }
+
+    /// How a contraction was cut, where there was a choice.
+    pub(super) fn placed(&self, place: Place, emitted: &EmittedContraction) -> Option<PlacedCuts> {
+        let cuts = emitted.cuts.clone()?;
+        Some(PlacedCuts {
+            told: self.target.told.blocking.clone(),
+            place,
+            cuts,
+        })
+    }
+}
+
+impl Lowered {
+    /// What its kernels are, whatever their names: equal for kernels of equal text on as many threads.
+    pub fn structure(&self) -> String {
+        let mut digest = Sha256::new();
+        digest.update(self.threads.to_le_bytes());
+        digest.update(super::head());
+        for source in &self.sources {
+            digest.update((source.text.len() as u64).to_le_bytes());
+            digest.update(&source.text);
+        }
+        let bytes = digest.finalize();
+        bytes[..12].iter().map(|b| format!("{b:02x}")).collect()
+    }
+}

@@ -1,0 +1,211 @@
+"""``shorthaul.machine``: the limits by which the compiler predicts times.
+
+Owns their measurement and the file in the cache folder that keeps it. What the compiler does with
+them is the compiler's part; what it assumes where nothing was measured is ``assumed_machine`` of
+the native half. Knows no model.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _limits, _native, cache
+
+#: Bytes of the arrays by which a level's speed is measured: far from the edges of usual caches.
+_L2_BYTES, _MEMORY_BYTES = 1 << 20, 1 << 28
+#: Sizes from which the third level's capacity is found.
+_SEARCHED_BYTES = [1 << n for n in range(22, 28)]
+#: What a level still reaches of its speed where it holds the arrays.
+_HELD = 0.6
+#: Side of the product that shows the peak: its operands fit into a core's cache.
+_SIDE = 256
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of memory: what it holds, and bytes per microsecond of one thread and of all."""
+
+    bytes: int
+    bytes_per_us: int
+    shared_bytes_per_us: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine can do, in f32. Equal machines give equal plans."""
+
+    #: Of products: an addition and a multiplication are two.
+    product_operations_per_us: int
+    loop_operations_per_us: int
+    l2: Level
+    l3: Level
+    memory: Level
+    #: From the end of a launch to the start of the next, and more where threads meet.
+    launch_ns: int
+    barrier_ns: int
+    #: Whether it was measured here; else it is assumed.
+    measured: bool = False
+
+    @property
+    def text(self) -> str:
+        """What the compiler reads."""
+        numbers = asdict(self)
+        del numbers["measured"]
+        return json.dumps(numbers)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'measured' if self.measured else 'assumed'}: products "
+            f"{self.product_operations_per_us / 1e3:.0f} GFLOP/s, loops "
+            f"{self.loop_operations_per_us / 1e3:.0f} G operations/s, of one thread"
+        ]
+        for name, level in (("L2", self.l2), ("L3", self.l3), ("memory", self.memory)):
+            holds = f"{level.bytes / 2**20:.1f} MiB, " if level.bytes < 1 << 50 else ""
+            shared = level.shared_bytes_per_us
+            together = f", all threads {shared / 1e3:.1f} GB/s" if shared < 1 << 50 else ""
+            lines.append(f"{name}: {holds}{level.bytes_per_us / 1e3:.1f} GB/s{together}")
+        return "\n".join(lines)
+
+
+def machine(again: bool = False) -> Machine:
+    """This machine's limits: as they are kept in the cache folder, else measured now and kept.
+
+    A measurement takes about five seconds; ``again=True`` replaces the
+    kept one. Programs that are compiled afterwards are planned with these limits; without any, the
+    compiler assumes some (``measured`` is false for those, see :func:`assumed`).
+    """
+    found = None if again else kept()
+    if found is None:
+        found = _measured()
+        _keep(found)
+        _read.cache_clear()
+    return found
+
+
+def assumed() -> Machine:
+    """What the compiler assumes of this machine where nothing was measured."""
+    return _machine_of(json.loads(_native.assumed_machine()), measured=False)
+
+
+def kept() -> Machine | None:
+    """The measured limits in the cache folder, if there are any."""
+    return _read(str(file_of_this_machine("machine")))
+
+
+def kept_text() -> str | None:
+    """The same for the compiler."""
+    found = kept()
+    return None if found is None else found.text
+
+
+@functools.cache
+def _read(path: str) -> Machine | None:
+    try:
+        return _machine_of(json.loads(Path(path).read_text(encoding="utf-8")), measured=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        warnings.warn(
+            f"{path} holds no limits of a machine ({error}); assumed limits are used until "
+            "`shorthaul.machine(again=True)` measures them",
+            stacklevel=2,
+        )
+        return None
+
+
+def _machine_of(data: dict[str, Any], measured: bool) -> Machine:
+    levels = {name: Level(**data.pop(name)) for name in ("l2", "l3", "memory")}
+    found = Machine(**data, **levels, measured=measured)
+    numbers = [*data.values(), *(n for level in levels.values() for n in asdict(level).values())]
+    if not all(isinstance(n, int) and 0 <= n < 1 << 64 for n in numbers):
+        raise ValueError("a limit is no whole number")
+    return found
+
+
+@functools.cache
+def file_of_this_machine(kind: str) -> Path:
+    """A file in the cache folder for this CPU alone: several machines may share the folder."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        first = ""
+    told = [line for line in first.splitlines() if line.startswith(("model name", "flags"))]
+    identity = "\n".join([*told, str(os.cpu_count())])
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return Path(cache.info().folder) / f"{kind}-{name}.json"
+
+
+def _keep(found: Machine) -> None:
+    write_whole(file_of_this_machine("machine"), found.text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees the old or the new text, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _measured() -> Machine:
+    """Each number is the best of many runs, rounded so that noise does not show."""
+    before, n_threads = assumed(), torch.get_num_threads()
+    ratio = before.loop_operations_per_us / before.product_operations_per_us
+    product = _limits.limits(1, copied=1 << 20, side=_SIDE, seconds=1.5)["product_gflop_s"] * 1e3
+    l2 = _copied(_L2_BYTES, 1)
+    rates = [_copied(n, 1) for n in _SEARCHED_BYTES]
+    holding = [n for n, rate in zip(_SEARCHED_BYTES, rates, strict=True) if rate > _HELD * rates[0]]
+    memory = _copied(_MEMORY_BYTES, 1)
+    together = memory if n_threads == 1 else max(memory, _copied(_MEMORY_BYTES, n_threads))
+    # A core's own cache is what the system says; of the shared one others use a part.
+    l2_bytes = _system_cache_bytes(2) or before.l2.bytes
+    return Machine(
+        product_operations_per_us=_rounded(product),
+        loop_operations_per_us=_rounded(product * ratio),
+        l2=Level(l2_bytes, _rounded(l2), before.l2.shared_bytes_per_us),
+        l3=Level(max(holding), _rounded(rates[0]), before.l3.shared_bytes_per_us),
+        memory=Level(before.memory.bytes, _rounded(memory), _rounded(together)),
+        launch_ns=before.launch_ns,
+        barrier_ns=before.barrier_ns,
+        measured=True,
+    )
+
+
+def _rounded(number: float) -> int:
+    """Two digits."""
+    return int(float(f"{number:.1e}"))
+
+
+def _copied(n_bytes: int, threads: int) -> float:
+    """Bytes per microsecond of a pass over arrays of so many bytes together."""
+    passes = max(6, min(200, (1 << 30) // n_bytes))
+    return _limits.passed(n_bytes, threads, passes) / 1e6
+
+
+def _system_cache_bytes(level: int) -> int | None:
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (folder / "level").read_text().strip() == str(level):
+                size = (folder / "size").read_text().strip()
+                return int(size.rstrip("K")) * 1024
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+__all__ = ["Level", "Machine", "assumed", "kept", "kept_text", "machine"]

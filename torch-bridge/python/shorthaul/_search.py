@@ -1,0 +1,125 @@
+"""``shorthaul.search``: decisions by predicted time, all of them together.
+
+Owns the Python face of the compiler's search. What is tried, and in which order, is the compiler's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import nn
+
+from . import _machine, _native
+from ._decisions import recipe as recipe_of
+from ._recipe import Recipe, check_budget, replaced
+from ._report import compiled_of, programs_of
+
+
+class Searched(Recipe):
+    """A recipe that prediction chose, for ``shorthaul.module(model, recipe=...)``.
+
+    - ``before_us``, ``after_us``: predicted microseconds of the step's kernels as the compiler
+      decides by itself, and with the recipe; never more.
+    - ``bound_us``: what the step takes at least on the machine. ``gap``: the part of ``after_us``
+      above it.
+    - ``tried``: each change of a group of like decisions, with its predicted time and whether it
+      stayed; ``n_untried``: groups for which no plan was left.
+    """
+
+    before_us: float = 0.0
+    after_us: float = 0.0
+    bound_us: float = 0.0
+    tried: tuple[dict[str, Any], ...] = ()
+    n_untried: int = 0
+
+    @property
+    def gap(self) -> float:
+        """The part of the predicted time above the bound."""
+        return 1 - self.bound_us / self.after_us if self.after_us else 0.0
+
+    def __str__(self) -> str:
+        kept = sum(move["kept"] for move in self.tried)
+        gain = self.before_us - self.after_us
+        result = (
+            f"{kept} of {len(self.tried)} changes stay: predicted {self.after_us / 1e3:.2f} ms "
+            f"instead of {self.before_us / 1e3:.2f} ms"
+            if gain > 0
+            else f"none of {len(self.tried)} changes is predicted to be faster than "
+            f"{self.before_us / 1e3:.2f} ms"
+        )
+        best = min((move["us"] for move in self.tried), default=None)
+        nearest = f"; the best of them would take {best / 1e3:.2f} ms" if best and gain <= 0 else ""
+        return "\n".join(
+            [
+                super().__str__(),
+                f"search: {result}{nearest}",
+                f"at least {self.bound_us / 1e3:.2f} ms on this machine: a gap of "
+                f"{self.gap:.0%}; {self.n_untried} groups of decisions were not tried",
+            ]
+        )
+
+    __repr__ = __str__
+
+
+def search(
+    model: nn.Module,
+    *inputs: Any,
+    plans: int | None = None,
+    recipe: Recipe | None = None,
+    memory_budget: float | None = None,
+    **kwargs: Any,
+) -> Searched:
+    """Looks for decisions that are predicted to be faster together than the compiler's own.
+
+    Layouts, inlining, fusion and recomputation are changed in groups of like decisions, and the
+    step is planned again after each; nothing is compiled or run. ``plans``: how many plans to try
+    for each program (8), whatever they take: the same call gives the same recipe. ``recipe``:
+    decisions to begin with. Predictions are by the limits that :func:`shorthaul.machine` keeps.
+    Raises what a call of :func:`shorthaul.module` raises.
+    """
+    check_budget(memory_budget)
+    if plans is not None and plans < 0:
+        raise ValueError(f"`plans` is at least 0, not {plans}")
+    compiled = compiled_of(model)
+    base = recipe_of(compiled, *inputs, recipe=recipe, memory_budget=memory_budget, **kwargs)
+    found = []
+    changes = []
+    for n, program in enumerate(programs_of(compiled, inputs, kwargs)):
+        if program.place.runs_cuda_text:
+            raise ValueError("the search predicts kernels of the CPU; these are for a GPU")
+        captured = program.captured
+        text = _native.search_program(
+            captured.json,
+            captured.constants,
+            program.wrt,
+            program.n_threads,
+            base.text,
+            memory_budget,
+            _machine.kept_text(),
+            plans,
+        )
+        found.append(json.loads(text))
+        told = {_identity(change): change["take"] for change in found[-1]["changes"]}
+        changes += [
+            (decision, {"take": told[_identity(vars(decision))]})
+            for decision in base.programs[n].decisions
+            if _identity(vars(decision)) in told
+        ]
+    whole = replaced(base, changes) if changes else base
+    searched = Searched(whole.model, whole.programs, whole._planners)
+    searched.before_us = sum(one["start_us"] for one in found)
+    searched.after_us = sum(one["found_us"] for one in found)
+    searched.bound_us = sum(one["bound_us"] for one in found)
+    searched.tried = tuple(move for one in found for move in one["tried"])
+    searched.n_untried = sum(one["n_untried"] for one in found)
+    return searched
+
+
+def _identity(fields: dict[str, Any]) -> tuple:
+    names = ("kind", "stage", "node", "container")
+    own = tuple(fields[name] for name in names)
+    return (*own, fields.get("module") or "", fields.get("other"))
+
+
+__all__ = ["Searched", "search"]

@@ -1,0 +1,138 @@
+"""Tuning: decisions by measurement, what is learned, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import shorthaul
+import torch
+from against_eager import assert_matches
+from shorthaul import _native, _tune
+from shorthaul._tuning_database import Database
+from torch import nn
+
+
+def network(width: int = 96) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 16))
+
+
+@pytest.fixture(autouse=True)
+def database(monkeypatch, tmp_path):
+    """Every test learns in a file of its own."""
+    path = tmp_path / "tuning.json"
+    monkeypatch.setattr(_tune, "Database", lambda: Database(path))
+    return path
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Kernels take as long as this says, not as the machine does: others are twice as fast."""
+    asked = []
+
+    def times(items, seconds):
+        asked.append(len(items))
+        return [[2.0, 2.0, 2.0], *([[1.0, 1.0, 1.0]] * (len(items) - 1))]
+
+    half = {name: getattr(_native, name) for name in dir(_native)} | {"time_kernels": times}
+    monkeypatch.setattr(
+        _tune, "_native", type("Half", (), {k: _static(v) for k, v in half.items()})
+    )
+    return asked
+
+
+def _static(value):
+    return value if isinstance(value, type) or not callable(value) else staticmethod(value)
+
+
+def test_faster_ways_are_taken_and_mean_the_same(clock):
+    inputs = torch.randn(128, 64)
+    tuned = shorthaul.tune(network(), inputs, seconds=5, check=False)
+    assert tuned.kept and tuned.tried > 0 and tuned.known == 0
+    told = [d for d in tuned.changes if d.kind == "blocking"]
+    assert told and not tuned.notes
+    loaded = shorthaul.Recipe.parse(tuned.text)
+    again = shorthaul.recipe(network(), inputs, recipe=loaded)
+    assert [(d.key, d.blocking) for d in again.changes] == [
+        (d.key, d.blocking) for d in tuned.changes
+    ]
+    wrap = lambda model: shorthaul.module(model, recipe=tuned)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", shorthaul.RecipeWarning)
+        assert_matches(network(), inputs, wrap=wrap)
+
+
+def test_another_network_starts_from_what_was_learned(clock, database):
+    # As many threads for both, however small they are.
+    torch.set_num_threads(1)
+    inputs = torch.randn(128, 64)
+    shorthaul.tune(network(), inputs, seconds=5, check=False)
+    n_asked = len(clock)
+    # The same first product and activation, and one layer more.
+    torch.manual_seed(0)
+    other = nn.Sequential(*network(), nn.Linear(16, 16))
+    tuned = shorthaul.tune(other, inputs, seconds=0, check=False)
+    assert len(clock) == n_asked, "no time was left to ask the clock again"
+    assert tuned.known > 0 and tuned.kept
+    assert f"{tuned.known} known from earlier runs" in str(tuned)
+
+
+def test_an_interruption_keeps_what_was_learned(monkeypatch, clock, database):
+    real, calls = _tune._native.time_kernels, []
+
+    def interrupted(items, seconds):
+        calls.append(items)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(items, seconds)
+
+    monkeypatch.setattr(_tune._native, "time_kernels", staticmethod(interrupted))
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=5)
+    assert tuned.interrupted and len(tuned.kept) == 1
+    assert "interrupted" in str(tuned)
+    assert json.loads(database.read_text())["ratios"]
+
+
+def test_a_recipe_that_is_not_faster_is_dropped(monkeypatch, clock):
+    monkeypatch.setattr(_tune._profile, "steps", lambda *given: [[1.0, 1.0], [1.0, 1.1]])
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=1)
+    assert not tuned.changes and tuned.ratio == 1.0 and tuned.tried > 0
+
+
+def test_a_damaged_database_is_set_aside(database):
+    for text in ("not json", '{"format": 7, "ratios": {}}', '{"format": 1, "ratios": {"a": "b"}}'):
+        database.write_text(text)
+        with pytest.warns(UserWarning, match="no tuning database") as caught:
+            found = Database(database)
+        assert len(caught) == 1 and not found.ratios
+        assert database.with_suffix(".damaged").read_text() == text
+    found.learn(["a"], ["b", "c"], 0.5)
+    found.save()
+    other = Database(database)
+    assert other.ratio(["a"], ["c", "b"]) == 0.5 and other.n_used == 1
+    assert found.ratio(["a"], ["c", "b"]) == 0.5 and found.n_used == 0
+
+
+def test_kernels_are_really_timed():
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=2, check=False)
+    assert tuned.tried > 0
+    for line in tuned.kept:
+        ratio = float(line.split(" of ")[-2].split(", ")[-1])
+        assert ratio <= 0.97
+
+
+def test_cutting_is_checked(clock):
+    own = shorthaul.recipe(network(), torch.randn(128, 64))
+    decision = next(d for d in own.decisions if d.kind == "blocking")
+    wrong = own.cut(decision, "0.9.9.9.9.9.9.9")
+    assert any("not possible for these sizes" in note for note in wrong.notes)
+    assert own.cut(decision, decision.blocking).cut(decision, None).text == own.text
+    with pytest.raises(ValueError, match="`cut` takes it otherwise"):
+        own.without(decision)
+    with pytest.raises(ValueError, match="not about a contraction"):
+        own.cut(next(d for d in own.decisions if d.kind != "blocking"), "1")
+    damaged = own.cut(decision, decision.blocking).text.replace(decision.blocking, "1.2")
+    with pytest.raises(shorthaul.RecipeError, match="no blocking is called `1.2`"):
+        shorthaul.Recipe.parse(damaged)
