@@ -1,7 +1,7 @@
 //! The cost model of a contraction's blocking plan: estimated cycles. Chooses nothing.
 
 use super::blocking::{
-    Plan, VectorSource, Wishes, a_floats, block_size, div_up, must_stage, product,
+    Plan, VectorSource, Wishes, a_numbers, block_size, div_up, must_stage, product,
 };
 
 const L2_BYTES: f64 = 1.4e6;
@@ -9,14 +9,13 @@ const L2_BYTES: f64 = 1.4e6;
 const FAR: f64 = 0.2;
 /// Cycles of a byte that is read or written line by line across pages instead of in a stream.
 const APART: f64 = 0.3;
-/// Floats of a cache line.
-const LINE: i64 = 16;
-
 /// How often packing fetches a cache line of the vector operand: an operand beyond the second-level
 /// cache is fetched again by each block that uses only a part of the line.
 fn again(p: &Plan) -> f64 {
     let s = &p.shape;
-    if (product(&s.n) * product(&s.k) * 4) as f64 <= L2_BYTES || s.diagonal.is_some() {
+    let element = p.vector.element;
+    if (product(&s.n) * product(&s.k) * element.bytes()) as f64 <= L2_BYTES || s.diagonal.is_some()
+    {
         return 1.0;
     }
     let panels = div_up(p.panels(), p.n_chunks);
@@ -37,7 +36,7 @@ fn again(p: &Plan) -> f64 {
             run *= size;
         }
     }
-    LINE as f64 / run.min(LINE) as f64
+    element.per_line() as f64 / run.min(element.per_line()) as f64
 }
 
 /// Estimated cycles of the slowest thread. Bytes cost about 0.04 cycles from L2, 0.1 from L3.
@@ -55,10 +54,11 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let threads = f(w.threads);
     let share = (items / threads).ceil() / items;
     let kp = f(p.k_block());
-    let a_bytes = f(a_floats(p)) * 4.0;
+    let each = f(p.vector.element.bytes());
+    let a_bytes = f(a_numbers(p)) * each;
     let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
     let rows = m / m_blocks;
-    let b_bytes = kp * f(p.nr()) * 4.0;
+    let b_bytes = kp * f(p.nr()) * each;
     let column = s.m[s.m.len() - 1].a == 1;
 
     // Arithmetic, slowed by what does not fit.
@@ -67,7 +67,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let mut slow = 1.0;
     let resident = a_bytes
         + match p.source {
-            VectorSource::Thread => chunk * kp * 4.0,
+            VectorSource::Thread => chunk * kp * each,
             _ => b_bytes,
         };
     slow += (resident / L2_BYTES - 1.0).clamp(0.0, 2.0) * 0.4;
@@ -77,7 +77,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     if p.source == VectorSource::Direct {
         slow += 0.04 + ((kp - 512.0) / 2048.0).clamp(0.0, 0.4);
     }
-    let mut cycles = batch * m * lanes * k / 32.0 * slow + calls * 60.0;
+    let mut cycles = batch * m * lanes * k * each / 128.0 * slow + calls * 60.0;
 
     // Movement.
     if must_stage(p, w) {
@@ -90,7 +90,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     } else {
         cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * 0.05;
     }
-    let b_total = n * k * 4.0;
+    let b_total = n * k * each;
     let fetched = b_total * (again(p) - 1.0);
     let from = if b_total * f(p.n_chunks).recip() < L2_BYTES - a_bytes {
         0.01
@@ -113,8 +113,8 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
                 }
         }
     };
-    let block_out = rows * chunk * 4.0;
-    let out_bytes = batch * m * n * 4.0;
+    let block_out = rows * chunk * each;
+    let out_bytes = batch * m * n * each;
     if block_out + a_bytes > L2_BYTES && p.panels() > 1 {
         cycles += out_bytes * 0.06;
     }

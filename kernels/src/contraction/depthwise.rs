@@ -6,7 +6,7 @@
 use super::access::{Access, Coord, Problem};
 use super::driver::zero_fill;
 use super::gather::GatherForm;
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Vector, affine, preamble};
 use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
 
 /// Most register-tile code a border may cost.
@@ -16,7 +16,7 @@ const MOST_BORDER_TERMS: usize = 400;
 /// A depthwise problem, seen from its image operand: positions move the window, taps are inside it.
 struct Depthwise {
     prefix: String,
-    vw: i64,
+    vector: Vector,
     /// Whether the sum runs over positions (weight gradient) and not over taps.
     reduce: bool,
     /// Pieces of the sum over positions.
@@ -48,6 +48,7 @@ pub fn emit(
     name: &str,
     form: &GatherForm,
     hooks: &Hooks,
+    vector: Vector,
     target: &Target,
 ) -> Result<Option<EmittedContraction>, NoFastForm> {
     if hooks.prologue_a.is_some() || hooks.prologue_b.is_some() || form.parts.is_empty() {
@@ -56,7 +57,7 @@ pub fn emit(
     let mut parts = Vec::new();
     let mut shared = 0;
     for (i, p) in form.parts.iter().enumerate() {
-        let Some(mut part) = Depthwise::recognize(p, target) else {
+        let Some(mut part) = Depthwise::recognize(p, vector, target) else {
             return Ok(None);
         };
         if part.reduce && hooks.epilogue.is_some() {
@@ -65,11 +66,11 @@ pub fn emit(
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
         part.epilogue.clone_from(&hooks.epilogue);
-        shared += part.shared_floats();
+        shared += part.shared_numbers();
         parts.push(part);
     }
     let mut t = CText::default();
-    t.raw(&preamble(target.vector_width));
+    t.raw(&preamble(vector));
     for p in &parts {
         p.main_function(&mut t);
         if p.reduce {
@@ -89,7 +90,7 @@ pub fn emit(
     };
     call(&mut t, name, "main");
     for z in &form.zeros {
-        zero_fill(&mut t, z);
+        zero_fill(&mut t, z, vector.element);
     }
     t.line("}");
     if parts.iter().any(|p| p.reduce) {
@@ -100,14 +101,14 @@ pub fn emit(
     }
     let thread = parts
         .iter()
-        .map(|p| p.weight_floats() + p.zero_floats())
+        .map(|p| p.weight_numbers() + p.zero_numbers())
         .max()
         .unwrap_or(0);
     Ok(Some(EmittedContraction {
         source: t.finish(),
         launches,
-        shared_scratch_bytes: (shared * 4) as usize,
-        thread_scratch_bytes: (thread * 4) as usize,
+        shared_scratch_bytes: (shared * vector.element.bytes()) as usize,
+        thread_scratch_bytes: (thread * vector.element.bytes()) as usize,
         flops: 0,
         refusal: None,
         path: if parts[0].reduce {
@@ -123,7 +124,7 @@ pub fn emit(
 }
 
 impl Depthwise {
-    fn recognize(p: &Problem, target: &Target) -> Option<Depthwise> {
+    fn recognize(p: &Problem, vector: Vector, target: &Target) -> Option<Depthwise> {
         let mut p = p.clone();
         p.tidy();
         let n = p.dims.len();
@@ -135,7 +136,7 @@ impl Depthwise {
         let (lane, None) = (batch.next()?, batch.next()) else {
             return None;
         };
-        if p.dims[lane] < target.vector_width {
+        if p.dims[lane] < vector.lanes {
             return None;
         }
         let unit = |x: &Access| {
@@ -181,7 +182,7 @@ impl Depthwise {
         let column_tap = taps.iter().copied().find(|&d| column_coord.coeff(d) != 0);
         let d = Depthwise {
             prefix: String::new(),
-            vw: target.vector_width,
+            vector,
             reduce,
             parts: if reduce { target.threads.max(1) } else { 1 },
             channels: p.dims[lane],
@@ -249,7 +250,7 @@ impl Depthwise {
         (self.channels + 15) / 16 * 16
     }
 
-    fn weight_floats(&self) -> i64 {
+    fn weight_numbers(&self) -> i64 {
         if self.reduce {
             0
         } else {
@@ -257,7 +258,7 @@ impl Depthwise {
         }
     }
 
-    fn shared_floats(&self) -> i64 {
+    fn shared_numbers(&self) -> i64 {
         if self.reduce {
             self.parts * self.taps().len() as i64 * self.padded_channels()
         } else {
@@ -273,7 +274,7 @@ impl Depthwise {
     }
 
     /// Length of the row that stands in for rows outside the image.
-    fn zero_floats(&self) -> i64 {
+    fn zero_numbers(&self) -> i64 {
         let c = &self.column_coord;
         let last = if c.guarded {
             c.size - 1
@@ -311,26 +312,30 @@ impl Depthwise {
 
     fn main_function(&self, t: &mut CText) {
         let cp = self.padded_channels();
+        let (number, bytes) = (self.vector.element.c_type(), self.vector.element.bytes());
         t.line(format!(
             "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
         t.line(format!(
-            "const float *X = (const float *)buf[{}] + {}L;",
+            "const {number} *X = (const {number} *)buf[{}] + {}L;",
             self.x_buf, self.x.base
         ));
         let units: i64 = self.outer.iter().map(|&d| self.dims[d]).product();
-        if self.zero_floats() > 0 {
+        if self.zero_numbers() > 0 {
             t.line(format!(
-                "float *zero = (float *)scratch + {}L;",
-                self.weight_floats()
+                "{number} *zero = ({number} *)scratch + {}L;",
+                self.weight_numbers()
             ));
-            t.line(format!("memset(zero, 0, {}L);", self.zero_floats() * 4));
+            t.line(format!(
+                "memset(zero, 0, {}L);",
+                self.zero_numbers() * bytes
+            ));
         }
         if self.reduce {
             let y_buf = 1 - self.x_buf;
             t.line(format!(
-                "const float *Y = (const float *)buf[{y_buf}] + {}L;",
+                "const {number} *Y = (const {number} *)buf[{y_buf}] + {}L;",
                 self.y.base
             ));
             t.line(format!(
@@ -339,31 +344,35 @@ impl Depthwise {
             ));
             let taps = self.taps().len() as i64;
             t.line(format!(
-                "float *wt = (float *)buf[3] + {}L + part*{}L;",
+                "{number} *wt = ({number} *)buf[3] + {}L + part*{}L;",
                 self.shared_at,
                 taps * cp
             ));
-            t.line(format!("memset(wt, 0, {}L);", taps * cp * 4));
+            t.line(format!("memset(wt, 0, {}L);", taps * cp * bytes));
             t.line(format!(
                 "for (long u = {units}L*part/{0}L; u < {units}L*(part + 1)/{0}L; u++) {{",
                 self.parts
             ));
         } else {
-            t.line(format!("float *Y = (float *)buf[2] + {}L;", self.y.base));
-            t.line("float *wt = scratch;");
+            t.line(format!(
+                "{number} *Y = ({number} *)buf[2] + {}L;",
+                self.y.base
+            ));
+            t.line(format!("{number} *wt = scratch;"));
             self.load_weights(t);
             t.line(format!(
                 "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
             ));
         }
         self.row_pointers(t, units);
+        let whole = self.channels / self.vector.lanes * self.vector.lanes;
         for (kind, lanes) in [
-            (format!("vf{}", self.vw), self.vw),
-            ("float".to_string(), 1),
+            (self.vector.c_type(), self.vector.lanes),
+            (number.to_string(), 1),
         ] {
             let (from, to) = match lanes {
-                1 => (self.channels / self.vw * self.vw, self.channels),
-                _ => (0, self.channels / self.vw * self.vw),
+                1 => (whole, self.channels),
+                _ => (0, whole),
             };
             if from < to {
                 t.line(format!(
@@ -394,8 +403,9 @@ impl Depthwise {
     }
 
     fn load_weights(&self, t: &mut CText) {
+        let number = self.vector.element.c_type();
         t.line(format!(
-            "const float *B = (const float *)buf[{}] + {}L;",
+            "const {number} *B = (const {number} *)buf[{}] + {}L;",
             self.w_buf, self.w.base
         ));
         t.line(format!("for (long c = 0; c < {}L; c++) {{", self.channels));
@@ -424,7 +434,8 @@ impl Depthwise {
             .map(|&d| (format!("q{d}"), self.y.stride(d)))
             .collect();
         let constness = if self.reduce { "const " } else { "" };
-        t.line(format!("{constness}float *y = Y + {};", affine(&at, 0)));
+        let number = self.vector.element.c_type();
+        t.line(format!("{constness}{number} *y = Y + {};", affine(&at, 0)));
         for (i, row) in self.rows().iter().enumerate() {
             let tap = |c: &Coord| -> i64 {
                 self.row_taps
@@ -463,7 +474,7 @@ impl Depthwise {
             } else {
                 format!("{} ? {from} : zero", tests.join(" && "))
             };
-            t.line(format!("const float *r{i} = {value};"));
+            t.line(format!("const {number} *r{i} = {value};"));
         }
     }
 
@@ -534,15 +545,19 @@ impl Depthwise {
     /// Sums the parts of a weight gradient.
     fn combine_function(&self, t: &mut CText) {
         let (cp, n_taps) = (self.padded_channels(), self.taps().len() as i64);
+        let number = self.vector.element.c_type();
         t.line(format!(
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
         t.line(format!(
-            "(void)scratch; const float *R = (const float *)buf[3] + {}L;",
+            "(void)scratch; const {number} *R = (const {number} *)buf[3] + {}L;",
             self.shared_at
         ));
-        t.line(format!("float *O = (float *)buf[2] + {}L;", self.w.base));
+        t.line(format!(
+            "{number} *O = ({number} *)buf[2] + {}L;",
+            self.w.base
+        ));
         t.line(format!(
             "for (long c = {0}L*tid/nt; c < {0}L*(tid + 1)/nt; c++) {{",
             self.channels

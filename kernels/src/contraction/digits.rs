@@ -204,6 +204,7 @@ mod tests {
     /// `dx[2*p0 + p1 + r - 1] += dy[p0][p1] * w[r]`, `dy` with the given strides.
     fn behind_a_pool(outer: i64, inner: i64) -> Contraction {
         Contraction {
+            element: Element::F32,
             dims: vec![5, 2, 3],
             a: operand(vec![
                 axis(5, outer, &[(0, 1)], 0),
@@ -239,6 +240,7 @@ mod tests {
     #[test]
     fn groups_become_axes_of_their_own() {
         let grouped = Contraction {
+            element: Element::F32,
             dims: vec![3, 4, 2],
             a: operand(vec![axis(6, 1, &[(0, 2), (2, 1)], 0)]),
             b: operand(vec![
@@ -257,6 +259,7 @@ mod tests {
     #[test]
     fn an_output_with_gaps_between_its_digits_keeps_one_axis() {
         let strided = Contraction {
+            element: Element::F32,
             dims: vec![3, 2, 4],
             a: operand(vec![axis(3, 4, &[(0, 1)], 0), axis(4, 1, &[(2, 1)], 0)]),
             b: operand(vec![axis(2, 4, &[(1, 1)], 0), axis(4, 1, &[(2, 1)], 0)]),

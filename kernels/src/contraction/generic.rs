@@ -1,21 +1,24 @@
 //! The plain-loop fallback: correct for every contraction, fast for none.
 
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Vector, affine, preamble};
 use super::{Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, flops};
 
 /// Emits plain loops. Threads divide a dim that indexes the output by itself; without one,
 /// thread 0 does all the work.
 pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContraction {
     let mut t = CText::default();
-    t.raw(&preamble(4));
+    t.raw(&preamble(Vector::new(c.element, 4)));
+    let number = c.element.c_type();
     let split = split_dim(c);
     let zero = format!("{name}_zero");
-    zero_launch(&mut t, &zero, &c.out);
+    zero_launch(&mut t, &zero, c);
     t.line(format!(
         "void {name}(void *const *buf, void *scratch, long tid, long nt) {{"
     ));
     t.line("(void)scratch;");
-    t.line("const float *A = buf[0], *B = buf[1]; float *O = buf[2];");
+    t.line(format!(
+        "const {number} *A = buf[0], *B = buf[1]; {number} *O = buf[2];"
+    ));
     for (d, size) in c.dims.iter().enumerate() {
         if Some(d) == split {
             t.line(format!(
@@ -94,11 +97,15 @@ fn address(op: &Operand) -> String {
     affine(&terms, op.base)
 }
 
-fn zero_launch(t: &mut CText, symbol: &str, out: &Operand) {
+fn zero_launch(t: &mut CText, symbol: &str, c: &Contraction) {
+    let out = &c.out;
     t.line(format!(
         "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
     ));
-    t.line("(void)scratch; (void)nt; if (tid != 0) return; float *O = buf[2];");
+    t.line(format!(
+        "(void)scratch; (void)nt; if (tid != 0) return; {} *O = buf[2];",
+        c.element.c_type()
+    ));
     let mut terms = Vec::new();
     for (i, ax) in out.axes.iter().enumerate() {
         t.line(format!(

@@ -33,14 +33,18 @@ pub use choice::Choice;
 pub(crate) use choice::learn;
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
+pub use text::Element;
 
 use crate::features::Pairs;
 use graph::DType;
+use text::Vector;
 use thiserror::Error;
 
-/// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
+/// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`.
 #[derive(Clone, Debug)]
 pub struct Contraction {
+    /// The type that products are summed in, which is that of all three buffers where no hook converts.
+    pub element: Element,
     /// Sizes of the loop dimensions; an [`Axis`] names them by position.
     pub dims: Vec<i64>,
     /// The left factor.
@@ -78,8 +82,8 @@ pub struct Axis {
 /// Names of C functions, emitted elsewhere before the contraction, that are called around it.
 #[derive(Clone, Debug, Default)]
 pub struct Hooks {
-    /// `static inline void P(void *const *buf, float *dst, long offset, long stride, long len)`: writes
-    /// `dst[i]`, i < len, from the elements `offset + i*stride` (counted from `buf[0]`) of operand `a`.
+    /// `static inline void P(void *const *buf, T *dst, long offset, long stride, long len)`: writes numbers
+    /// of the contraction's type, `dst[i]`, i < len, from the elements `offset + i*stride` (counted from `buf[0]`) of operand `a`.
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
@@ -248,9 +252,10 @@ fn specialized(
         phased |= emitted.late_epilogue;
         emitted.contraction
     } else {
-        match depthwise::emit(name, &form, &inner, target)? {
+        let vector = Vector::new(c.element, target.vector_width);
+        match depthwise::emit(name, &form, &inner, vector, target)? {
             Some(done) => done,
-            None => driver::emit(name, &form, &inner, target)?,
+            None => driver::emit(name, &form, &inner, vector, target)?,
         }
     };
     done.flops = flops(c);
