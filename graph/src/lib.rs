@@ -17,6 +17,7 @@ mod interpret;
 mod layout;
 mod lexer;
 mod meaning;
+mod moments;
 mod parse;
 mod parse_expr;
 pub mod philox;
@@ -42,6 +43,7 @@ pub use graph::{
 pub use interpret::{Precision, interpret};
 pub use layout::{Layout, Storage};
 pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};
+pub use moments::is_second_moment;
 pub use parse::{ParseError, parse, parse_with};
 pub use problem::{Problem, VerifyError};
 pub use product::SummedProduct;

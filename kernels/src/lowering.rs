@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 mod halves;
 mod share;
+mod sums;
 
 /// C text of one file that compiles in a second or two.
 const UNIT_BYTES: usize = 60_000;
@@ -224,6 +225,10 @@ impl Lowering {
         if let Some((first, rest)) = split_epilogue(node, map)
             && let Some(found) = recognize(&self.graph, &first)
         {
+            let followers = sums::followers(&rest);
+            if !followers.sums.is_empty() {
+                return self.summed_contraction(node, &first, &followers, &found);
+            }
             if self.with_epilogue(node, &rest, &found)? {
                 return Ok(());
             }

@@ -12,7 +12,9 @@ pub enum Obstacle {
     Stage,
     #[error("nothing runs before a product within its kernel")]
     Product,
-    #[error("an epilogue covers its product point by point and sums nothing up")]
+    #[error(
+        "an epilogue covers its product point by point, sums at most whole columns up, and reads no such sum"
+    )]
     Epilogue,
     #[error("together they would touch {0} containers")]
     Containers(usize),

@@ -377,6 +377,8 @@ pub struct Wishes {
     pub prologue_a: bool,
     pub prologue_b: bool,
     pub epilogue: bool,
+    /// Columns of the result are summed, which no part of a reduction can be.
+    pub sums: bool,
     /// Texts that other sizes compiled.
     pub known: Vec<Choice>,
 }
@@ -459,7 +461,7 @@ pub(super) fn consider(
                     source: VectorSource::Shared,
                     to_scratch: to_scratch || parts > 1,
                 };
-                if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
+                if parts > k_cut.count(&s.k) || (parts > 1 && (w.threads == 1 || w.sums)) {
                     continue;
                 }
                 refine(candidate, w, admits, best);

@@ -12,6 +12,10 @@ use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
 /// Most register-tile code a border may cost.
 const MOST_TAPS: usize = 128;
 const MOST_BORDER_TERMS: usize = 400;
+/// Positions whose sums are kept together.
+const POSITIONS_IN_BAND: i64 = 64;
+/// Bands for each thread, so that all have work.
+const BANDS_PER_THREAD: i64 = 8;
 
 /// A depthwise problem, seen from its image operand: positions move the window, taps are inside it.
 struct Depthwise {
@@ -21,6 +25,7 @@ struct Depthwise {
     reduce: bool,
     /// Pieces of the sum over positions.
     parts: i64,
+    threads: i64,
     channels: i64,
     x: Access,
     x_buf: usize,
@@ -41,6 +46,7 @@ struct Depthwise {
     row_taps: Vec<usize>,
     shared_at: i64,
     epilogue: Option<String>,
+    sums: Option<String>,
 }
 
 /// Emits all parts of `form` if each is depthwise; `None` if this is not the place for it.
@@ -60,12 +66,13 @@ pub fn emit(
         let Some(mut part) = Depthwise::recognize(p, vector, target) else {
             return Ok(None);
         };
-        if part.reduce && hooks.epilogue.is_some() {
+        if part.reduce && hooks.follow() {
             return Err(NoFastForm::SplitSum);
         }
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
         part.epilogue.clone_from(&hooks.epilogue);
+        part.sums.clone_from(&hooks.sums);
         shared += part.shared_numbers();
         parts.push(part);
     }
@@ -118,6 +125,10 @@ pub fn emit(
         },
         takes_prologues: false,
         choices: Vec::new(),
+        sum_slots: match &hooks.sums {
+            Some(_) => parts[0].bands(target.threads.max(1)),
+            None => 0,
+        },
         finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
     }))
@@ -184,6 +195,7 @@ impl Depthwise {
             prefix: String::new(),
             vector,
             reduce,
+            threads: target.threads.max(1),
             parts: if reduce { target.threads.max(1) } else { 1 },
             channels: p.dims[lane],
             x: x.clone(),
@@ -203,6 +215,7 @@ impl Depthwise {
             dims: p.dims.clone(),
             shared_at: 0,
             epilogue: None,
+            sums: None,
         };
         let n_taps = d.taps().len();
         (windows && n_taps <= MOST_TAPS && d.border_columns().len() * n_taps <= MOST_BORDER_TERMS)
@@ -360,9 +373,19 @@ impl Depthwise {
             ));
             t.line(format!("{number} *wt = scratch;"));
             self.load_weights(t);
-            t.line(format!(
-                "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
-            ));
+            if self.sums.is_some() {
+                let bands = self.bands(self.threads);
+                t.line(format!(
+                    "for (long band = {bands}L*tid/nt; band < {bands}L*(tid + 1)/nt; band++) {{"
+                ));
+                t.line(format!(
+                    "for (long u = {units}L*band/{bands}L; u < {units}L*(band + 1)/{bands}L; u++) {{"
+                ));
+            } else {
+                t.line(format!(
+                    "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+                ));
+            }
         }
         self.row_pointers(t, units);
         let whole = self.channels / self.vector.lanes * self.vector.lanes;
@@ -389,7 +412,22 @@ impl Depthwise {
                 self.channels
             ));
         }
+        if let Some(sums) = &self.sums {
+            let (w, bands) = (self.dims[self.column], self.bands(self.threads));
+            t.close(1);
+            t.line(format!(
+                "{sums}(buf, tid, band, 0, {units}L*band/{bands}L*{w}L, {units}L*(band + 1)/{bands}L*{w}L, 0, {}L);",
+                self.channels
+            ));
+        }
         t.close(if self.reduce { 3 } else { 2 });
+    }
+
+    /// Runs of rows whose columns are summed together: some rows each, and enough for all threads.
+    fn bands(&self, threads: i64) -> i64 {
+        let units: i64 = self.outer.iter().map(|&d| self.dims[d]).product();
+        let rows = (POSITIONS_IN_BAND / self.dims[self.column]).max(1);
+        (units / rows).max(BANDS_PER_THREAD * threads).min(units)
     }
 
     fn tap_offset(&self, row: &[i64], s: i64) -> i64 {

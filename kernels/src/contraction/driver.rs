@@ -43,14 +43,15 @@ pub fn emit(
             &problem.dims,
             vector.lanes,
             prologue_b.is_some(),
-            hooks.epilogue.is_some(),
+            hooks.follow(),
         );
         let wishes = Wishes {
             vector,
             threads: target.threads.max(1),
             prologue_a: prologue_a.is_some(),
             prologue_b: prologue_b.is_some(),
-            epilogue: hooks.epilogue.is_some(),
+            epilogue: hooks.follow(),
+            sums: hooks.sums.is_some(),
             known: target.known.clone(),
         };
         let plan = plan(&shape, &wishes);
@@ -107,6 +108,12 @@ pub fn emit(
         path: parts.first().map_or("zero", Part::path),
         takes_prologues: true,
         choices: parts.iter().map(|p| Choice::of(&p.plan)).collect(),
+        sum_slots: match parts.as_slice() {
+            [p] if hooks.sums.is_some() && !p.plan.to_scratch => {
+                p.plan.m_cut.count(&p.plan.shape.m)
+            }
+            _ => 0,
+        },
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()

@@ -59,6 +59,7 @@ pub fn emit(name: &str, c: &Contraction, reason: NoFastForm) -> EmittedContracti
         refusal: Some(reason),
         takes_prologues: false,
         choices: Vec::new(),
+        sum_slots: 0,
         finishes_in_blocks: false,
         roles: Roles::default(),
     }

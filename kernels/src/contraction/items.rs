@@ -330,12 +330,12 @@ impl Part<'_> {
         format!("kn*{}L", inner * self.ahead())
     }
 
-    /// Calls the epilogue on the M range of the current block and panels `p0..p1`.
+    /// Calls the epilogue, then the sums, on the M range of the current block and panels `p0..p1`.
     pub(super) fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
-        let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| !p.to_scratch) else {
+        if p.to_scratch || !self.hooks.follow() {
             return;
-        };
+        }
         let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
         let start: Vec<(String, i64)> =
             (0..m.len()).map(|j| (format!("ms{j}"), inner(j))).collect();
@@ -350,10 +350,12 @@ impl Part<'_> {
             )
         };
         let (batch, first) = self.epilogue_batch();
-        t.line(format!(
-            "{epilogue}(buf, tid, {batch}, m0, m1, {first}{}, {first}{});",
-            n_at(p0),
-            n_at(p1)
-        ));
+        let block = format!("{batch}, m0, m1, {first}{}, {first}{}", n_at(p0), n_at(p1));
+        if let Some(epilogue) = &self.hooks.epilogue {
+            t.line(format!("{epilogue}(buf, tid, {block});"));
+        }
+        if let Some(sums) = &self.hooks.sums {
+            t.line(format!("{sums}(buf, tid, mb, {block});"));
+        }
     }
 }

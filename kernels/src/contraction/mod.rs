@@ -94,6 +94,17 @@ pub struct Hooks {
     /// indices, in the order of the output's strides, over the dims that out shares with both
     /// operands, with one operand, and with the other; [`EmittedContraction::roles`] tells which.
     pub epilogue: Option<String>,
+    /// `static inline void S(void *const *buf, long tid, long slot, long batch, long m0, long m1, long n0, long n1)`:
+    /// called after the epilogue on the same block, with the number of its range of `m`: the ranges cover
+    /// `m` once, in order, and are the same for any number of threads at run time.
+    pub sums: Option<String>,
+}
+
+impl Hooks {
+    /// Whether anything is called on blocks of the result.
+    pub(crate) fn follow(&self) -> bool {
+        self.epilogue.is_some() || self.sums.is_some()
+    }
 }
 
 /// What the text is specialized for.
@@ -149,6 +160,8 @@ pub struct EmittedContraction {
     pub takes_prologues: bool,
     /// What its text depends on besides sizes.
     pub choices: Vec<Choice>,
+    /// Ranges of `m` that [`Hooks::sums`] is called for; 0 without it.
+    pub sum_slots: i64,
     /// Whether blocks of results are final one by one, not all in a last launch.
     pub finishes_in_blocks: bool,
     /// Dims by role, for writing an epilogue.
@@ -210,6 +223,7 @@ pub fn emit(
         ("prologue on operand a", hooks.prologue_a.is_some()),
         ("prologue on operand b", hooks.prologue_b.is_some()),
         ("epilogue", hooks.epilogue.is_some()),
+        ("sums of columns", hooks.sums.is_some()),
     ];
     if let Some((hook, _)) = wanted.into_iter().find(|w| w.1) {
         return Err(Unsupported::HookOnFallback { hook, reason });
@@ -242,6 +256,7 @@ fn specialized(
     let inner = if phased {
         Hooks {
             epilogue: None,
+            sums: None,
             ..hooks.clone()
         }
     } else {
@@ -260,8 +275,8 @@ fn specialized(
     };
     done.flops = flops(c);
     done.finishes_in_blocks &= !phased;
-    if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {
-        epilogue_launch(&mut done, name, c, epilogue, target);
+    if phased && hooks.follow() {
+        epilogue_launch(&mut done, name, c, hooks, target);
     }
     Ok(done)
 }
@@ -271,7 +286,7 @@ fn epilogue_launch(
     e: &mut EmittedContraction,
     name: &str,
     c: &Contraction,
-    epilogue: &str,
+    hooks: &Hooks,
     target: &Target,
 ) {
     const BLOCK_FLOATS: i64 = 1 << 16;
@@ -290,9 +305,14 @@ fn epilogue_launch(
         "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
     ));
     t.line(format!("const long q = u%{blocks}L;"));
-    t.line(format!(
-        "{epilogue}(buf, tid, u/{blocks}L, {m}L*q/{blocks}L, {m}L*(q + 1)/{blocks}L, 0, {n}L);"
-    ));
+    let block = format!("u/{blocks}L, {m}L*q/{blocks}L, {m}L*(q + 1)/{blocks}L, 0, {n}L");
+    if let Some(epilogue) = &hooks.epilogue {
+        t.line(format!("{epilogue}(buf, tid, {block});"));
+    }
+    if let Some(sums) = &hooks.sums {
+        t.line(format!("{sums}(buf, tid, q, {block});"));
+        e.sum_slots = blocks;
+    }
     t.close(2);
     e.source.push_str(&t.finish());
     e.launches.push(Launch { symbol });

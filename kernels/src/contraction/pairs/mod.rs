@@ -110,6 +110,7 @@ pub(super) fn emit(
             path,
             takes_prologues: false,
             choices: Vec::new(),
+            sum_slots: 0,
             finishes_in_blocks,
             roles,
         },
