@@ -9,7 +9,9 @@
 
 use super::{Group, Member, Obstacle, common_params, constant, has_conflict};
 use crate::unit::unit;
-use graph::{ContainerId, DType, Expr, Graph, Index, Memlet, Reduction, SymExpr, Symbol, Tasklet};
+use graph::{
+    Container, ContainerId, DType, Expr, Graph, Index, Memlet, Reduction, SymExpr, Symbol, Tasklet,
+};
 use std::collections::BTreeSet;
 
 /// Most columns that are summed in a kernel: a block's sums stay in the first-level cache.
@@ -47,11 +49,11 @@ pub(super) fn with_epilogue(
     for member in &added {
         let summed = match has_conflict(&member.node) {
             true if !sums => return Err(Obstacle::Epilogue),
-            true => Some(column_sum(graph, x, member).ok_or(Obstacle::Epilogue)?),
-            false => None,
+            true => column_sums(graph, x, member).ok_or(Obstacle::Epilogue)?,
+            false => Vec::new(),
         };
         let reads_sum = member.node.reads().iter().any(|id| group.sums.contains(id));
-        if reads_sum && !(summed.is_some() && is_about_a_mean(graph, x, member)) {
+        if reads_sum && (summed.is_empty() || !is_about_a_mean(graph, x, member)) {
             return Err(Obstacle::Epilogue);
         }
         group.sums.extend(summed);
@@ -73,16 +75,26 @@ fn only_write(tasklet: &Tasklet) -> Option<(&Memlet, &Expr)> {
     }
 }
 
-/// The container of a member that sums columns of the contraction's result, if it is one.
-fn column_sum(graph: &Graph, x: &Group, member: &Member) -> Option<ContainerId> {
+/// The containers of a member that only sums columns of the contraction's result.
+fn column_sums(graph: &Graph, x: &Group, member: &Member) -> Option<Vec<ContainerId>> {
     let (map, tasklet) = unit(&member.node)?;
-    let (write, _) = only_write(tasklet)?;
     let mut params = map.params.iter();
     if !params.all(|p| constant(&p.size) == 1 || member.bound.contains(&p.name)) {
         return None;
     }
     let (_, first) = unit(&x.members[0].node)?;
     let product = graph.container(first.outputs.first()?.0.container);
+    let sums = tasklet.outputs.iter();
+    sums.map(|(write, _)| column_sum(graph, product, member, write))
+        .collect()
+}
+
+fn column_sum(
+    graph: &Graph,
+    product: &Container,
+    member: &Member,
+    write: &Memlet,
+) -> Option<ContainerId> {
     let target = graph.container(write.container);
     let fits = write.conflict == Some(Reduction::Sum)
         && write.fill.is_none()

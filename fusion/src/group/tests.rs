@@ -142,6 +142,9 @@ fn summed(maps: &[&str], outputs: &str) -> Vec<usize> {
 fn a_product_sums_its_contiguous_columns() {
     let columns = "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0 from %t[a, b] }";
     assert_eq!(summed(&[columns], "%t, %m"), [2]);
+    let two =
+        "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0, %v[b] (sum) = $0 * $0 from %t[a, b] }";
+    assert_eq!(summed(&[two], "%t, %m, %v"), [2]);
     let rows = "map [a < 640, b < 48] { tasklet %s[a] (sum) = $0 from %t[a, b] }";
     assert_eq!(summed(&[rows], "%t, %s"), [1, 1]);
     let largest = "map [a < 640, b < 48] { tasklet %m[b] (max) = $0 from %t[a, b] }";

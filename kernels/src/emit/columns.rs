@@ -7,7 +7,7 @@
 //! moment is made about the mean of those rows, and moved to the mean of all (Chan, Golub, LeVeque 1983), so
 //! that it does not cancel.
 
-use super::body::{self, Body, Nest, Statement};
+use super::body::{self, Body, Nest, Statement, Write};
 use super::epilogue::{Buffers, Product, roles};
 use super::frame::{Frame, decode};
 use super::index::{self, Loop};
@@ -157,7 +157,7 @@ fn written(nest: &Nest) -> Vec<ContainerId> {
     found
 }
 
-/// Statements that only sum, with their loops in the roles of the product's dimensions.
+/// Statements of one sum each, with their loops in the roles of the product's dimensions.
 fn leaf(
     nest: Nest,
     outer: &[Loop],
@@ -173,6 +173,14 @@ fn leaf(
         };
         w.conflict == Some(Reduction::Sum) && w.place.guards.is_empty() && w.place.gather.is_empty()
     };
+    let each = statements.into_iter().flat_map(|s| {
+        let alone = |w: &Write| Statement {
+            reads: s.reads.clone(),
+            writes: vec![w.clone()],
+        };
+        s.writes.iter().map(alone).collect::<Vec<_>>()
+    });
+    let statements: Vec<Statement> = each.collect();
     if !statements.iter().all(is_sum) {
         return None;
     }
