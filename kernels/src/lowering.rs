@@ -488,7 +488,9 @@ fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
     let dim = |d: &usize| {
         let alone = |axis: &&Axis| axis.terms == [(*d, 1)] && axis.offset == 0;
         let mut axes = c.out.axes.iter().filter(alone);
-        let axis = axes.next().filter(|axis| axis.size == c.dims[*d])?;
+        let own = axes.next().filter(|axis| axis.size == c.dims[*d]);
+        let gone_through = |axis: &&Axis| roles.places.contains(&(*d, axis.size, axis.stride));
+        let axis = own.or_else(|| c.out.axes.iter().find(gone_through))?;
         Some(emit::ProductDim {
             size: axis.size,
             stride: axis.stride,

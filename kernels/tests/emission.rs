@@ -550,7 +550,7 @@ fn sums_of_columns_are_part_of_the_product() {
         assert_eq!(n_kernels > 1, refused, "{name}: {n_kernels} kernels");
         n_cases += 1;
     }
-    assert_eq!(n_cases, 6);
+    assert_eq!(n_cases, 7);
 }
 
 /// Digits of a position and groups of channels do not keep a contraction from the micro-kernels.

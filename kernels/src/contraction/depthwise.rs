@@ -230,7 +230,13 @@ impl Depthwise {
             .copied()
             .chain(self.column_tap)
             .collect();
+        let place = |d: usize| (d, self.dims[d], self.y.stride(d));
+        let written = self.outer.iter().copied().chain([self.column, self.lane]);
         Roles {
+            places: match self.reduce {
+                true => Vec::new(),
+                false => written.map(place).collect(),
+            },
             batch: Vec::new(),
             m: if self.reduce { taps } else { positions },
             n: vec![self.lane],

@@ -134,6 +134,10 @@ pub struct Roles {
     pub m: Vec<usize>,
     /// Dims of the vector operand and the output.
     pub n: Vec<usize>,
+    /// A dim with its size and its stride in the output, as the loops go through it: a data gradient's loops
+    /// count positions of the output, of which the description knows sums only. Empty where the output is
+    /// written in phases.
+    pub places: Vec<(usize, i64, i64)>,
 }
 
 /// The C text of a contraction and what running it needs.
@@ -275,6 +279,9 @@ fn specialized(
     };
     done.flops = flops(c);
     done.finishes_in_blocks &= !phased;
+    if phased {
+        done.roles.places.clear();
+    }
     if phased && hooks.follow() {
         epilogue_launch(&mut done, name, c, hooks, target);
     }
@@ -326,7 +333,11 @@ fn roles(p: &access::Problem, swapped: bool) -> Roles {
         .filter(|&d| p.dims[d] > 1 && p.out.has(d))
         .collect();
     dims.sort_by_key(|&d| std::cmp::Reverse(p.out.stride(d)));
-    let mut r = Roles::default();
+    let place = |&d: &usize| (d, p.dims[d], p.out.stride(d));
+    let mut r = Roles {
+        places: dims.iter().map(place).collect(),
+        ..Roles::default()
+    };
     for d in dims {
         match (broadcast.has(d), vector.has(d)) {
             (true, true) => r.batch.push(d),
