@@ -9,9 +9,10 @@ import argparse
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import shorthaul
@@ -23,8 +24,8 @@ PAGE = Path(__file__).parent / "src" / "api.md"
 HEAD = """\
 # Python API
 
-This page is made from the docstrings by `python docs/api.py`. Names that open with an underscore
-are not public.
+This page lists the public functions and classes of the Python package. Names that start with an
+underscore are not public. `docs/api.py` writes this page from the docstrings.
 """
 
 #: Sections of the page: a title, a module, and the names in it.
@@ -74,11 +75,18 @@ def described(shown: str, value: Any) -> Iterator[str]:
         yield f"```text\n{shown}{signature(value)}\n```\n"
     yield f"{markdown(inspect.getdoc(value))}\n"
     if inspect.isclass(value):
-        for name, member in vars(value).items():
-            is_public = not name.startswith("_")
-            if is_public and (inspect.isfunction(member) or isinstance(member, property)):
-                given = "" if isinstance(member, property) else signature(member)
-                yield f"- `{name}{given}`: {markdown(inspect.getdoc(member))}\n"
+        kinds = (FunctionType, classmethod, property)
+        members = {
+            name: member
+            for name, member in vars(value).items()
+            if not name.startswith("_") and isinstance(member, kinds)
+        }
+        if members:
+            yield "Methods and properties:\n"
+        for name, member in members.items():
+            given = "" if isinstance(member, property) else signature(getattr(value, name))
+            text = textwrap.indent(markdown(inspect.getdoc(member)), "  ").lstrip()
+            yield f"- `{name}{given}`: {text}\n"
 
 
 def signature(value: Any) -> str:
@@ -114,7 +122,7 @@ def annotated(annotation: Any) -> str:
 
 def markdown(doc: str | None) -> str:
     """A docstring with Markdown's code marks and no references of Sphinx."""
-    text = re.sub(r":(?:func|class|meth|mod):`~?([^`]+)`", r"`\1`", doc or "")
+    text = re.sub(r":(?:func|class|meth|mod|attr):`~?([^`]+)`", r"`\1`", doc or "")
     return text.replace("``", "`")
 
 

@@ -60,7 +60,7 @@ def main() -> None:
             training_graph(model, Path(folder)), providers=["CPUExecutionProvider"]
         )
     names = [output.name for output in session.get_outputs()]
-    # Parameters have their first values in the file: the first step gives none.
+    # The file holds the first values of the parameters, so the first step passes none.
     state: dict[str, np.ndarray] = {}
     eager = copy.deepcopy(model)
     optimizer = torch.optim.SGD(eager.parameters(), lr=RATE)

@@ -1,4 +1,4 @@
-"""Trains a model through Shorthaul and, on request, an eager copy beside it.
+"""Trains a model with Shorthaul and, on request, a copy in eager PyTorch.
 
 Owns the training loop and the command line that the examples here share.
 """
@@ -18,8 +18,8 @@ def options(description: str, steps: int) -> argparse.Namespace:
     """The command line: ``--steps``, ``--eager``, ``--seed``."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--steps", type=int, default=steps, help=f"training steps ({steps})")
-    parser.add_argument("--eager", action="store_true", help="train an eager copy as well")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (0)")
+    parser.add_argument("--eager", action="store_true", help="also train a copy in eager PyTorch")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (0)")
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
     return chosen

@@ -34,8 +34,8 @@ pub enum CompileError {
     /// The memory budget is too small.
     #[error(
         "a memory budget of {budget_bytes} bytes cannot be kept: the step takes {default_bytes} bytes \
-         without one, and {least_bytes} bytes is the least that was found with everything computed again \
-         that can be; give memory_budget={least_bytes} or more, or a smaller batch"
+         without one, and {least_bytes} bytes is the least that was found when everything is computed \
+         again that can be; use memory_budget={least_bytes} or more, or a smaller batch"
     )]
     Budget {
         /// What was allowed.

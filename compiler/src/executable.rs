@@ -3,14 +3,16 @@
 use crate::error::CompileError;
 use crate::plan::Plan;
 use crate::report::bytes;
+use crate::torch::locked;
 use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
+use kernels::contraction::Known;
 use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, lower_like};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A step that runs: a forward program and, for training, a backward one.
 ///
@@ -58,18 +60,9 @@ impl Executable {
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        // A panic under the lock leaves texts that are whole.
-        let known = templates.map_or_else(Vec::new, |templates| {
-            let templates = templates.lock().unwrap_or_else(PoisonError::into_inner);
-            templates.choices().to_vec()
-        });
-        let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
-        let mut lowered: Lowered = lower(threads)?;
-        if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-            lowered = lower(1)?;
-        }
+        let mut lowered = lower_for(&plan, options, threads, templates)?;
         if let Some(templates) = templates {
-            lowered.share(&mut templates.lock().unwrap_or_else(PoisonError::into_inner));
+            lowered.share(&mut locked(templates));
         }
         let modules = compile(&lowered.units, options, progress)?;
         let [forward, backward] = assemble(&plan.graph, &lowered, &modules)?;
@@ -86,6 +79,23 @@ impl Executable {
             kernels: lowered.kernels,
         })
     }
+}
+
+/// Lowers a plan for a number of threads, or for one where threads are not worth it; contractions are planned
+/// as those of earlier sizes where that costs little.
+pub(crate) fn lower_for(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: Option<&Mutex<Templates>>,
+) -> Result<Lowered, CompileError> {
+    let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
+    let lower = |threads| lower_like(&plan.graph, &options.target, threads, &known);
+    let lowered = lower(threads)?;
+    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
+        return Ok(lower(1)?);
+    }
+    Ok(lowered)
 }
 
 /// Microseconds that threads need to meet behind a launch.

@@ -73,7 +73,7 @@ impl Unmet {
                 self.place
             ),
             None => format!(
-                "the recipe {what} {}, about which there is no decision in this program",
+                "the recipe {what} {}, but there is no decision in this program about it",
                 self.place
             ),
         }

@@ -22,17 +22,6 @@ pub struct Choices {
 }
 
 impl Captured {
-    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass.
-    ///
-    /// # Errors
-    /// As for [`Step::training`].
-    pub fn step(&self, wrt: &[usize]) -> Result<Step, CompileError> {
-        match wrt {
-            [] => Step::forward(self.graph()),
-            _ => Step::training(self.graph(), wrt),
-        }
-    }
-
     /// A plan for the sizes the graph was captured with.
     ///
     /// # Errors
@@ -44,7 +33,23 @@ impl Captured {
         threads: usize,
         choices: &Choices,
     ) -> Result<Plan, CompileError> {
-        planned(&self.step(wrt)?, self.hints(), (target, threads), choices)
+        self.plan_for(self.hints(), wrt, target, threads, choices)
+    }
+
+    /// A plan for some sizes.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    pub fn plan_for(
+        &self,
+        sizes: &graph::Bindings,
+        wrt: &[usize],
+        target: Target,
+        threads: usize,
+        choices: &Choices,
+    ) -> Result<Plan, CompileError> {
+        let step = self.step(wrt)?;
+        planned(&step, sizes, (target, threads), choices)
     }
 }
 

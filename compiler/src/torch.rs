@@ -1,7 +1,8 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
 use crate::error::CompileError;
-use crate::executable::Executable;
+use crate::executable::{Executable, lower_for};
+use crate::plan::Step;
 use crate::steering::Choices;
 use fusion::Target;
 use graph::{Bindings, Graph};
@@ -9,12 +10,26 @@ use importer::torch::{ImportError, Imported, import};
 use kernels::compile::CompileOptions;
 use kernels::progress::Progress;
 use kernels::templates::Templates;
-use std::sync::Mutex;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A captured graph, imported and ready to be made a step.
 #[derive(Debug)]
 pub struct Captured {
     imported: Imported,
+    /// The steps that were asked for, by the inputs whose gradient is wanted. They have no sizes yet, so
+    /// programs of several sizes share them.
+    steps: Mutex<BTreeMap<Vec<usize>, Arc<Step>>>,
+}
+
+/// The sizes of one program, and others that are expected.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes {
+    /// What the program is made for.
+    pub own: Bindings,
+    /// Sizes that nobody asked for. Planning the graph for them shows which numbers in kernels follow from
+    /// sizes; nothing is compiled for them.
+    pub expected: Vec<Bindings>,
 }
 
 impl Captured {
@@ -25,7 +40,26 @@ impl Captured {
     pub fn parse(json: &str, constants: &[&[u8]]) -> Result<Captured, ImportError> {
         Ok(Captured {
             imported: import(json, constants)?,
+            steps: Mutex::default(),
         })
+    }
+
+    /// The step for gradients with respect to the inputs at positions `wrt`; without any, the forward pass.
+    ///
+    /// # Errors
+    /// As for [`Step::training`].
+    pub fn step(&self, wrt: &[usize]) -> Result<Arc<Step>, CompileError> {
+        // A panic under the lock leaves steps that are whole.
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(step) = steps.get(wrt) {
+            return Ok(Arc::clone(step));
+        }
+        let step = Arc::new(match wrt {
+            [] => Step::forward(self.graph())?,
+            _ => Step::training(self.graph(), wrt)?,
+        });
+        steps.insert(wrt.to_vec(), Arc::clone(&step));
+        Ok(step)
     }
 
     /// The imported graph.
@@ -57,8 +91,44 @@ impl Captured {
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let plan = self.plan(wrt, Target::Cpu, threads, choices)?;
+        let sizes = Sizes {
+            own: self.hints().clone(),
+            expected: Vec::new(),
+        };
+        self.compile_for(&sizes, wrt, threads, choices, templates, progress)
+    }
+
+    /// As [`Captured::compile`], for other sizes than the graph was captured with.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    pub fn compile_for(
+        &self,
+        sizes: &Sizes,
+        wrt: &[usize],
+        threads: usize,
+        choices: &Choices,
+        templates: Option<&Mutex<Templates>>,
+        progress: &mut dyn Progress,
+    ) -> Result<Executable, CompileError> {
+        let plan = self.plan_for(&sizes.own, wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
+        if let Some(templates) = templates {
+            let must_foresee = locked(templates).must_foresee();
+            for expected in sizes.expected.iter().filter(|_| must_foresee) {
+                // An operator may refuse sizes that nobody asked for; those then show nothing.
+                let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
+                let lowered = plan.and_then(|p| lower_for(&p, &options, threads, Some(templates)));
+                if let Ok(lowered) = lowered {
+                    lowered.foresee(&mut locked(templates));
+                }
+            }
+        }
         Executable::build_sharing(plan, &options, threads, templates, progress)
     }
+}
+
+/// A panic under the lock leaves texts that are whole.
+pub(crate) fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
+    templates.lock().unwrap_or_else(PoisonError::into_inner)
 }

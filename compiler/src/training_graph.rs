@@ -273,7 +273,7 @@ impl Made {
         let request = |text: String| Err(TrainingGraphError::Request(text));
         if !(0.0..=1.0).contains(&smoothing) || smoothing > 0.0 && *loss != Loss::CrossEntropy {
             return request(format!(
-                "label smoothing ({smoothing}) is a part between 0 and 1 of what cross-entropy sees"
+                "label smoothing is {smoothing}; it must be between 0 and 1, and needs the loss cross-entropy"
             ));
         }
         if let Loss::Output(name) = loss {

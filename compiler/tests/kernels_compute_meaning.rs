@@ -167,7 +167,7 @@ fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
     let step = Step::training(graph, &trained).expect("differentiates");
     let plan = step.plan(&Bindings::new()).expect("plans");
     let target = Target::for_isa(Isa::Avx2, Family::Gcc);
-    let known = templates.choices().to_vec();
+    let known = templates.choices().clone();
     let mut lowered = lower_like(&plan.graph, &target, 2, &known).expect("lowers");
     let n_forms = templates.n_texts();
     lowered.share(templates);

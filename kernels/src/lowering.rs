@@ -6,7 +6,7 @@
 
 use crate::compile::SourceUnit;
 use crate::contraction::{
-    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Roles, ScalarForm,
+    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Known, Roles, ScalarForm,
 };
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
@@ -53,8 +53,8 @@ pub struct Lowered {
     /// What launches give besides their buffers, where a kernel's text is shared with other sizes.
     pub(crate) values: Vec<Vec<i64>>,
     sources: Vec<Source>,
-    /// How its contractions were planned, each way once.
-    pub(crate) choices: Vec<Choice>,
+    /// How its contractions were planned, with the containers of their products.
+    pub(crate) choices: Vec<(String, Choice)>,
 }
 
 /// One call of a C function by every thread.
@@ -113,7 +113,7 @@ pub struct KernelInfo {
 /// # Errors
 /// See [`LowerError`].
 pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
-    lower_like(graph, target, threads, &[])
+    lower_like(graph, target, threads, &Known::default())
 }
 
 /// As [`lower`], with contractions planned as `known` ones of other sizes where that costs little.
@@ -124,7 +124,7 @@ pub fn lower_like(
     graph: &Graph,
     target: &Target,
     threads: usize,
-    known: &[Choice],
+    known: &Known,
 ) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
@@ -132,8 +132,10 @@ pub fn lower_like(
         target: contraction::Target {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
-            known: known.to_vec(),
+            known: Vec::new(),
         },
+        known,
+        product: String::new(),
         threads,
         choices: Vec::new(),
         texts: BTreeMap::new(),
@@ -169,9 +171,13 @@ pub(crate) fn operators(node: &Node) -> Vec<Arc<Origin>> {
     found
 }
 
-struct Lowering {
+struct Lowering<'a> {
     graph: Graph,
+    /// For the contraction at hand.
     target: contraction::Target,
+    known: &'a Known,
+    /// The container of the product at hand.
+    product: String,
     pairs: Option<Pairs>,
     threads: usize,
     /// Position in `sources` by text.
@@ -183,7 +189,7 @@ struct Lowering {
     workspaces: Vec<usize>,
     scratch: usize,
     kernels: Vec<KernelInfo>,
-    choices: Vec<Choice>,
+    choices: Vec<(String, Choice)>,
 }
 
 /// The functions of one kernel.
@@ -203,7 +209,7 @@ impl Source {
     }
 }
 
-impl Lowering {
+impl Lowering<'_> {
     fn node(&mut self, node: &Node) -> Result<(), LowerError> {
         if plan::alias(node).is_some() {
             return Ok(());
@@ -219,11 +225,11 @@ impl Lowering {
                 },
             });
         };
-        if let Some(found) = recognize(&self.graph, node) {
+        if let Some(found) = self.recognize(node) {
             return self.contraction(node, &found);
         }
         if let Some((first, rest)) = split_epilogue(node, map)
-            && let Some(found) = recognize(&self.graph, &first)
+            && let Some(found) = self.recognize(&first)
         {
             let followers = sums::followers(&rest);
             if !followers.sums.is_empty() {
@@ -388,7 +394,18 @@ impl Lowering {
     }
 
     fn note(&mut self, choices: &[Choice]) {
-        contraction::learn(&mut self.choices, choices);
+        let product = &self.product;
+        let choices = choices.iter().map(|c| (product.clone(), c.clone()));
+        self.choices.extend(choices);
+    }
+
+    /// Recognizes a contraction, and lets it be planned as it was for other sizes.
+    fn recognize(&mut self, node: &Node) -> Option<Recognized> {
+        let found = recognize(&self.graph, node)?;
+        self.product
+            .clone_from(&self.graph.container(found.out).name);
+        self.target.known = self.known.of(&self.product);
+        Some(found)
     }
 
     fn workspace(&mut self, bytes: usize) -> Option<Buffer> {

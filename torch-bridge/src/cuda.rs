@@ -91,7 +91,9 @@ pub fn products_by(
     match (every, table) {
         (Some((kind, rank, workspace_bytes)), _) => Ok(ProductsBy::Every {
             candidate: Candidate::of(&kind, rank).ok_or_else(|| {
-                PyValueError::new_err(format!("`{kind}` is no kind of candidate for products"))
+                PyValueError::new_err(format!(
+                    "`{kind}` cannot compute products; see `shorthaul.products.KINDS`"
+                ))
             })?,
             workspace_bytes,
         }),

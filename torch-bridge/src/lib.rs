@@ -28,6 +28,7 @@ fn supported_targets() -> Vec<&'static str> {
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Program>()?;
     m.add_class::<program::Templates>()?;
+    m.add_class::<program::Traced>()?;
     m.add_class::<optimizer::PooledStep>()?;
     m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
     m.add("ToolchainFailure", m.py().get_type::<ToolchainFailure>())?;

@@ -109,7 +109,7 @@ fn made(
         let proof = prove((&read, &model), &made, options, import.mode);
         let wrong = |error| {
             format!(
-                "wrong training graph of {}, please report it (`verify=False` makes it all the same): {error}",
+                "the training graph of {} is wrong; please report it (`verify=False` makes it anyway): {error}",
                 path.display()
             )
         };

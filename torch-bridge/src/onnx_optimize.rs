@@ -151,5 +151,5 @@ fn milliseconds(
     }
     let feeds = verify::made_up(models[0], 0, options).map_err(said)?;
     let found = clock.measure(&before, &after, &feeds);
-    found.map_err(|error| format!("ONNX Runtime cannot be measured: {error}"))
+    found.map_err(|error| format!("cannot time the files in ONNX Runtime: {error}"))
 }

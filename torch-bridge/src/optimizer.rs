@@ -77,7 +77,7 @@ impl PooledStep {
             "float32" => DType::F32,
             "float64" => DType::F64,
             other => {
-                let text = format!("parameters of type {other} have no update");
+                let text = format!("there is no update for parameters of type {other}");
                 return Err(PyValueError::new_err(text));
             }
         };

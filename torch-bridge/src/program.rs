@@ -11,16 +11,17 @@ use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
 use compiler::cuda::CudaTarget;
-use compiler::graph::{ContainerId, DType, Graph};
+use compiler::graph::{Bindings, ContainerId, DType, Graph, Symbol};
 use compiler::importer::torch::ImportError;
 use compiler::internal_error::{InternalError, caught};
 use compiler::kernels::compile::CompileError as kernels;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
-use compiler::torch::Captured;
+use compiler::torch::{Captured, Sizes};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::Mutex;
@@ -60,6 +61,31 @@ impl Templates {
     fn new() -> Templates {
         Templates::default()
     }
+}
+
+/// An imported graph whose sizes are symbols, for programs of several sizes.
+#[pyclass(frozen, module = "shorthaul._native")]
+pub struct Traced {
+    captured: Captured,
+}
+
+#[pymethods]
+impl Traced {
+    /// Imports a captured graph and the bytes of its constants.
+    #[new]
+    fn new(py: Python<'_>, graph_json: &str, constants: Vec<Vec<u8>>) -> PyResult<Traced> {
+        let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
+        let work = || Captured::parse(graph_json, &constants).map_err(Failure::Import);
+        let captured = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
+        Ok(Traced {
+            captured: captured.map_err(|failure| failure.into_python(py))?,
+        })
+    }
+}
+
+fn bindings(sizes: BTreeMap<String, i64>) -> Bindings {
+    let sizes = sizes.into_iter();
+    sizes.map(|(name, n)| (Symbol::new(name), n)).collect()
 }
 
 /// Kernels for the forward and, where gradients are wanted, the backward pass.
@@ -125,6 +151,50 @@ impl Program {
         let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
         let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
         Program::new(built, uses_seed)
+    }
+
+    /// As `compile`, for one set of the sizes that `traced` left open, by name. `expected` are sets that may
+    /// come later: kernels are made so that they serve them as well.
+    #[staticmethod]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (traced, sizes, expected, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None))]
+    fn compile_for(
+        py: Python<'_>,
+        traced: Py<Traced>,
+        sizes: BTreeMap<String, i64>,
+        expected: Vec<BTreeMap<String, i64>>,
+        requires_grad: Vec<usize>,
+        threads: usize,
+        progress: Option<Py<PyAny>>,
+        recipe: Option<&str>,
+        budget: Option<f64>,
+        templates: Option<Py<Templates>>,
+    ) -> PyResult<Program> {
+        let choices = steering::choices(recipe, budget)?;
+        let templates = templates.as_ref().map(|templates| &templates.get().texts);
+        let threads = threads.max(1);
+        let captured = &traced.get().captured;
+        let sizes = Sizes {
+            own: bindings(sizes),
+            expected: expected.into_iter().map(bindings).collect(),
+        };
+        let work = || {
+            let mut listener = Listener::new(progress);
+            let executable = captured
+                .compile_for(
+                    &sizes,
+                    &requires_grad,
+                    threads,
+                    &choices,
+                    templates,
+                    &mut listener,
+                )
+                .map_err(|error| listener.failure(error))?;
+            Ok(Built::Cpu(Box::new(executable), threads))
+        };
+        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
+        let built = built.map_err(|failure: Failure| failure.into_python(py))?;
+        Program::new(built, captured.uses_seed())
     }
 
     /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the

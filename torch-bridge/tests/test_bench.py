@@ -1,13 +1,18 @@
 """The bench runs, says what it cannot measure, and its check compares with float64."""
 
+import copy
 import json
+import os
 
+import numpy as np
 import pytest
 import shorthaul
 import torch
 from shorthaul import bench
-from shorthaul.bench import accuracy, page, results, timing
+from shorthaul.bench import accuracy, jax_peer, onnxruntime_peer, page, results, timing
 from shorthaul.bench.options import Setting, parse
+from shorthaul.bench.variants import inputs_of, model_of
+from shorthaul.models import without_dropout
 from torch import nn
 
 QUICK = ["--rounds", "2", "--warmup", "1"]
@@ -201,3 +206,91 @@ def test_networks_are_listed(capsys):
     assert bench.main(["--list"]) == 0
     said = capsys.readouterr().out
     assert "bert_large" in said and "335,174,458 parameters" in said
+
+
+def test_networks_of_other_libraries(tmp_path, capsys):
+    asked = tmp_path / "networks.txt"
+    asked.write_text(
+        "# two of them\ntorchvision:squeezenet1_1 --batch 1\ntransformers:bert # text\n"
+    )
+    names = [setting.name for setting in parse([f"@{asked}"]).settings]
+    assert names == ["torchvision:squeezenet1_1", "transformers:bert"]
+    assert bench.main(["torchvision:squeezenet1_1", "--batch", "1", "--report"]) == 0
+    assert "kernels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torchvision:resnet51", "torchvision has no network resnet51"),
+        ("transformers:bort", "transformers has no family bort"),
+        ("keras:resnet50", "there is no library keras"),
+    ],
+)
+def test_unknown_networks_of_other_libraries(name, said, capsys):
+    with pytest.raises(SystemExit):
+        parse([name])
+    assert said in capsys.readouterr().err
+
+
+def test_a_network_in_a_process_of_its_own(tmp_path):
+    path = tmp_path / "bench.json"
+    arguments = ["digits_cnn", "--batch", "4,6", "--against", "eager", "--no-first-step"]
+    assert bench.main([*arguments, *QUICK, "--separate", "--json", str(path)]) == 0
+    assert [r["batch"] for r in json.loads(path.read_text())["results"]] == [4, 6]
+
+
+def _small(name, mode="train"):
+    setting = Setting(name, 2, len(os.sched_getaffinity(0)), mode=mode, small=True)
+    return setting, without_dropout(model_of(setting)), inputs_of(setting)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer", "llama_135m", "unet_2d"])
+def test_the_peer_in_jax_computes_the_same_step(name):
+    setting, model, inputs = _small(name)
+    loss, gradients = jax_peer.stepper(setting, copy.deepcopy(model), inputs)()
+    expected = setting.example.loss(model(*inputs))
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    scale = max(p.grad.abs().max().item() for p in model.parameters())
+    for parameter_name, parameter in model.named_parameters():
+        found = gradients[f"model.{parameter_name}"]
+        np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert_large_layer"])
+def test_the_peer_in_onnx_runtime_computes_the_same_step(name):
+    setting, model, inputs = _small(name)
+    found = onnxruntime_peer.stepper(setting, copy.deepcopy(model), inputs)()
+    expected = setting.example.loss(model(*inputs))
+    expected.backward()
+    np.testing.assert_allclose(found["loss"], expected.item(), rtol=1e-5)
+    scale = max(p.grad.abs().max().item() for p in model.parameters())
+    for parameter_name, parameter in model.named_parameters():
+        gradient = found[f"model.{parameter_name}.grad"]
+        np.testing.assert_allclose(gradient, parameter.grad.numpy(), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("peer", [jax_peer, onnxruntime_peer])
+def test_other_peers_infer_what_eager_does(peer):
+    setting, model, inputs = _small("digits_cnn", "forward")
+    found = peer.stepper(setting, model, inputs)()
+    found = next(iter(found.values())) if isinstance(found, dict) else found
+    with torch.no_grad():
+        expected = model(*inputs).numpy()
+    np.testing.assert_allclose(np.asarray(found).reshape(expected.shape), expected, atol=1e-5)
+
+
+def test_other_peers_say_what_they_cannot_measure(monkeypatch):
+    setting, model, inputs = _small("digits_cnn", "step")
+    for peer in (jax_peer, onnxruntime_peer):
+        with pytest.raises(RuntimeError, match="has no optimizers"):
+            peer.stepper(setting, model, inputs)
+    with pytest.raises(RuntimeError, match=r"lacks aten\._embedding_bag"):
+        jax_peer.stepper(*_small("dlrm"))
+
+
+def test_limits_are_not_of_a_step_with_an_optimizer(capsys):
+    with pytest.raises(SystemExit):
+        parse(["digits_cnn", "--limits", "--mode", "step"])
+    assert "--limits does not count the optimizer" in capsys.readouterr().err

@@ -271,7 +271,7 @@ def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch):
 
 
 def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="backend is one of"):
+    with pytest.raises(ValueError, match="backend must be one of"):
         shorthaul.module(linear(), backend="gpu")
 
 

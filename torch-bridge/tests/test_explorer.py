@@ -209,7 +209,7 @@ def test_python_chooses_too(page, explorer):
 
 
 def test_a_kernel_that_is_not_there_is_refused(explorer):
-    with pytest.raises(traitlets.TraitError, match="none at 1000"):
+    with pytest.raises(traitlets.TraitError, match="`selected` is 1000"):
         explorer.selected = 1000
     assert explorer.kernel is None
     with pytest.raises(traitlets.TraitError):
@@ -295,5 +295,5 @@ def test_what_cannot_be_done_is_a_message(page, explorer):
 def test_random_numbers_are_not_compared():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     explorer = Explorer(model, torch.randn(4, 8), rounds=1, limits=LIMITS)
-    with pytest.raises(ValueError, match="switch dropout off"):
+    with pytest.raises(ValueError, match="turn dropout off"):
         explorer.compare()

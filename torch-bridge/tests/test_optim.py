@@ -184,7 +184,7 @@ def test_state_that_belongs_to_another_parameter_is_refused():
     assert torch.equal(own[0], before)
     with pytest.warns(UserWarning, match="duplicate parameters"):
         twice = emulated("SGD", [own[0], own[0]])
-    with pytest.raises(shorthaul.InputError, match="group 0 has a parameter twice"):
+    with pytest.raises(shorthaul.InputError, match="group 0 has the same parameter twice"):
         twice.step()
 
 
@@ -396,7 +396,7 @@ def test_training_with_a_module():
 
 def test_what_has_no_kernel_is_refused():
     own = parameters(torch.float32)
-    with pytest.raises(ValueError, match="only the learning rate may be a tensor"):
+    with pytest.raises(ValueError, match="only `lr` may be a tensor"):
         optim.AdamW(own, betas=(torch.tensor(0.9), torch.tensor(0.99)))
     with pytest.raises(ValueError, match="max_norm must be above 0"):
         optim.AdamW(own, max_norm=0.0)

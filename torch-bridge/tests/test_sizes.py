@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import shorthaul
 import torch
+from shorthaul import _region
+from shorthaul.module import runner_of
 from torch import nn
 
 
@@ -83,3 +85,33 @@ def test_dynamic_says_whether_sizes_share(monkeypatch, tmp_path, shares):
         files.append(_compiled_files())
     assert files[1] > files[0]
     assert (files[2] == files[1]) == shares
+
+
+def test_thirty_lengths_are_traced_twice(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path))
+    traced = []
+    for name in ("capture", "capture_symbolic"):
+        inner = getattr(_region, name)
+
+        def trace(*args, inner=inner, **more):
+            traced.append(args)
+            return inner(*args, **more)
+
+        monkeypatch.setattr(_region, name, trace)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
+    model = shorthaul.module(network)
+    lengths = [16 + 11 * i % 30 for i in range(30)]
+    files = []
+    for length in lengths:
+        tokens = torch.randint(20, (4, length), generator=torch.Generator().manual_seed(length))
+        # A size that comes for the first time may run through PyTorch.
+        for _ in range(2):
+            found, expected = model(tokens), network(tokens)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        files.append(_compiled_files())
+    assert len(set(lengths)) == 30
+    assert len(traced) == 2
+    assert runner_of(model).compiler.n_sizes == 28, "every size has a program"
+    # What a later length compiles are products whose tiles no earlier length had.
+    assert files[-1] - files[1] < 28, files

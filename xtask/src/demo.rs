@@ -15,9 +15,9 @@ use std::time::SystemTime;
 const NEXT: &str = "
 What to try next:
   .venv/bin/python examples/language_model.py --eager    one of the scripts in examples/
-  .venv/bin/python -m shorthaul.bench resnet50           times beside PyTorch's
+  .venv/bin/python -m shorthaul.bench resnet50           training steps beside PyTorch's
   cargo install --path cli                               the program `shorthaul` for ONNX files
-  docs/src/pytorch.md                                    how to train your own model";
+  docs/src/getting-started.md                            how to compile your own model";
 
 /// Prepares what is missing and runs the demo with `args`.
 pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {

@@ -52,7 +52,7 @@ fn compare(
     let mut found = Vec::new();
     for room in rules.keys().filter(|room| !manifests.contains_key(*room)) {
         found.push(format!(
-            "the table has a row for `{room}`, which is no member of the workspace"
+            "the table has a row for `{room}`, which is not a member of the workspace"
         ));
     }
     for (room, manifest) in manifests {

@@ -20,15 +20,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-cargo xtask test [--rust | --python]   check the house rules and run every test
-cargo xtask demo [ARGS...]             train on digits, PyTorch and Shorthaul side by side
-cargo xtask notebook [ARGS...]         the guided tuning notebook in JupyterLab
+cargo xtask test [--rust | --python]   check the house rules and run every test, or one half
+cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
+cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
-cargo xtask mutations [N | A..B]       N damaged ONNX files (20000) through every command
+cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
 
-`demo` hands its arguments to `python -m shorthaul.demo`, `notebook` to `jupyter lab`, `snapshots` to
-`cargo test`.
-Python packages go to .venv, or to the folder that SHORTHAUL_VENV names.";
+ARGS are passed on: those of `demo` to `python -m shorthaul.demo`, of `notebook` to `jupyter lab`,
+of `snapshots` to `cargo test`.
+Python packages are installed into .venv, or into the folder that SHORTHAUL_VENV names.";
 
 fn main() -> ExitCode {
     match dispatch() {

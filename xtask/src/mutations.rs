@@ -23,14 +23,17 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     for number in numbers.splitn(2, "..") {
         let _: usize = number
             .parse()
-            .with_context(|| format!("`{number}` is no number"))?;
+            .with_context(|| format!("`{number}` is not a number"))?;
     }
     let venv = python::prepare(root)?;
     let mut dump = venv.python();
     dump.arg("onnx/tests/dump_node_cases.py");
     let dumped = run_shown(dump.arg(root.join("target/onnx-node-cases")))?;
     if !dumped.success {
-        bail!("the node cases cannot be written: {}", dumped.ending);
+        bail!(
+            "cannot write the node cases: `onnx/tests/dump_node_cases.py` ended with {}",
+            dumped.ending
+        );
     }
     let mut test = hostile_files(root, &["--release"]);
     let done = run_shown(test.env("SHORTHAUL_MUTATIONS", numbers))?;

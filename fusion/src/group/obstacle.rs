@@ -6,25 +6,25 @@ use crate::decision::Weighed;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // The messages say it.
 pub enum Obstacle {
-    #[error("a kernel that scatters, or is no single loop nest, stays alone")]
+    #[error("one of them writes to computed positions, or is not a single loop nest")]
     Alone,
-    #[error("one runs in the forward pass and the other does not")]
+    #[error("they run in different passes")]
     Stage,
-    #[error("nothing runs before a product within its kernel")]
+    #[error("a product must come first in its kernel")]
     Product,
     #[error(
-        "an epilogue covers its product point by point, sums at most whole columns up, and reads no such sum"
+        "an epilogue must be element-wise over the product's result, or sum whole columns, and cannot read such a sum"
     )]
     Epilogue,
     #[error("together they would touch {0} containers")]
     Containers(usize),
-    #[error("each needs what the other makes")]
+    #[error("each needs a result of the other")]
     Circular,
     #[error("another kernel must run between them")]
     Between,
-    #[error("they index what they share differently")]
+    #[error("they index their shared data differently")]
     Indices,
-    #[error("one of them goes along a diagonal")]
+    #[error("one of them accesses a diagonal")]
     Diagonal,
     #[error("their loops have only {0} points in common, too few to share among threads")]
     FewPoints(i64),

@@ -13,25 +13,25 @@ pub enum Obstacle {
     Product,
     #[error("a product's operand would be indexed by data, a remainder or a quotient")]
     ProductIndex,
-    #[error("it would be computed {times} times over, {cost} operations each")]
+    #[error("it would be computed {times} times, {cost} operations each")]
     Repeated { times: i64, cost: u32 },
     #[error("its reader would grow to {0} operations")]
     Cost(u32),
     #[error("its reader would read {0} elements at each point")]
     Inputs(usize),
-    #[error("it is computed, and read with a value for positions outside")]
+    #[error("it is computed, and its reader pads it")]
     GuardOfComputed,
-    #[error("positions outside it are not positions outside what it is moved from")]
+    #[error("its padding is not padding of the data that it is copied from")]
     Guard,
-    #[error("it is computed, and its value is an index")]
+    #[error("it is computed, and its value is used as an index")]
     ComputedIndex,
     #[error("it is indexed by data where its definition needs a position")]
     DataPosition,
     #[error("the step returns it")]
     Returned,
-    #[error("an operator that is no kernel of ours reads it from memory")]
+    #[error("an operator that PyTorch computes reads it from memory")]
     Called,
-    #[error("reading what it is made of again would move {0} bytes more")]
+    #[error("reading its operands again would move {0} bytes more")]
     Traffic(i64),
     #[error("the recipe says so")]
     Told,

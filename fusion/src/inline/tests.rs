@@ -366,7 +366,7 @@ fn reading_the_sources_again_must_not_move_more() {
     assert_eq!(decided(containers, &maps(2), "%y0, %y1").0, 2);
     let (left, decisions) = decided(containers, &maps(3), "%y0, %y1, %y2");
     assert_eq!(left, 4);
-    let sentence = "t is stored: reading what it is made of again would move 31 bytes more";
+    let sentence = "t is stored: reading its operands again would move 31 bytes more";
     assert_eq!(refusals(&decisions), [sentence]);
 }
 

@@ -6,11 +6,11 @@ use crate::decision::Weighed;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // The messages say it.
 pub enum Obstacle {
-    #[error("no memory budget asks for its bytes")]
+    #[error("no memory budget needs its bytes")]
     Unasked,
-    #[error("the memory budget is kept at less cost without it")]
+    #[error("other values keep the memory budget at less cost")]
     Cheaper,
-    #[error("an operator that is no kernel of ours computes it")]
+    #[error("PyTorch computes it")]
     Called,
     #[error("the recipe says so")]
     Told,

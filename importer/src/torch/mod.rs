@@ -9,6 +9,7 @@
 mod document;
 mod error;
 mod import;
+mod merged_divisions;
 mod rules;
 mod site;
 

@@ -4,7 +4,7 @@
 
 use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
-use super::choice::Choice;
+use super::choice::KnownChoice;
 use super::cost::cost;
 use super::groups::{Diagonal, Place};
 use super::stage::Staging;
@@ -54,6 +54,10 @@ pub struct Tiling {
     /// Every tile has `small` positions of the axis, the first `n_big` one more.
     pub small: i64,
     pub n_big: i64,
+    /// Whether the text has tiles of one position more, of which there may be none.
+    pub has_big: bool,
+    /// Positions of a tile that there are registers for.
+    most: i64,
 }
 
 /// Where the micro-kernel finds the vector operand.
@@ -106,33 +110,44 @@ impl Tiling {
             n_tiles,
             small: m[axis].size / n_tiles,
             n_big: m[axis].size % n_tiles,
+            has_big: m[axis].size % n_tiles > 0,
+            most: per_tile,
         }
     }
 
-    /// The same axis in tiles of `small` positions or one more, if it can be cut so.
-    fn with(&self, m: &[Dim], small: i64) -> Option<Self> {
+    /// The axis in tiles of `small` positions and, with `has_big`, of one more, or all of one kind.
+    fn with(&self, m: &[Dim], (small, has_big): (i64, bool)) -> Option<Self> {
         let size = m[self.axis].size;
         // As many tiles as leave at most one position more for each.
         let n_tiles = size / small.max(1);
         let n_big = size - n_tiles * small;
-        (small > 0 && n_tiles > 0 && n_big < n_tiles).then_some(Tiling {
-            axis: self.axis,
+        let fits = small > 0 && small + i64::from(has_big) <= self.most;
+        let is_whole = n_tiles > 0 && n_big <= n_tiles && (has_big || n_big == 0);
+        (fits && is_whole).then_some(Tiling {
             n_tiles,
             small,
             n_big,
+            has_big,
+            ..*self
         })
+    }
+
+    /// Tiles that cut this axis as these do, with room for tiles of two lengths.
+    pub(super) fn of_two_lengths(&self) -> (i64, bool) {
+        let has_room = self.has_big || self.small < self.most;
+        (self.small - i64::from(!has_room), true)
     }
 
     /// First position of tile `t`, as a C expression.
     pub fn start(&self, t: &str) -> String {
-        match self.n_big {
-            0 => format!("{t}*{}L", self.small),
-            _ => format!("({t}*{}L + shl_min({t}, {}L))", self.small, self.n_big),
+        match self.has_big {
+            false => format!("{t}*{}L", self.small),
+            true => format!("({t}*{}L + shl_min({t}, {}L))", self.small, self.n_big),
         }
     }
 
     pub(super) fn largest(&self) -> i64 {
-        self.small + i64::from(self.n_big > 0)
+        self.small + i64::from(self.has_big)
     }
 }
 
@@ -379,8 +394,8 @@ pub struct Wishes {
     pub epilogue: bool,
     /// Columns of the result are summed, which no part of a reduction can be.
     pub sums: bool,
-    /// Texts that other sizes compiled.
-    pub known: Vec<Choice>,
+    /// How other sizes were planned.
+    pub known: Vec<KnownChoice>,
 }
 
 /// Longest chain of additions in single precision, unless the reduction has no dims to cut.
@@ -410,24 +425,21 @@ pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     all
 }
 
-/// Compares plans that `admits` takes; with `small` positions in a tile where they are given.
+/// Compares plans that `admits` takes; with tiles of so many positions, or also of one more, where `tiles` says it.
 pub(super) fn consider(
     s: &Shape,
     w: &Wishes,
     admits: &dyn Fn(&Plan) -> bool,
-    small: Option<i64>,
+    tiles: Option<(i64, bool)>,
     best: &mut Option<(f64, Plan)>,
 ) {
     let n_inner = s.n[s.n.len() - 1].size;
     let (nv, mr) = register_tile(n_inner, w.vector);
     let usual = Tiling::new(&s.m, mr);
-    let tiling = match small {
+    let tiling = match tiles.map(|tiles| usual.with(&s.m, tiles)) {
         None => usual,
-        Some(small) if small <= usual.small => match usual.with(&s.m, small) {
-            Some(tiling) => tiling,
-            None => return,
-        },
-        Some(_) => return,
+        Some(Some(tiling)) => tiling,
+        Some(None) => return,
     };
     let rows_on_diagonal = s.diagonal.as_ref().is_some_and(|d| d.place.is_rows());
     let to_scratch = s.n[s.n.len() - 1].o != 1 || rows_on_diagonal;

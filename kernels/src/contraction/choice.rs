@@ -2,7 +2,7 @@
 
 use super::blocking::{Plan, Shape, VectorSource, Wishes, consider, div_up, orders, staging};
 use super::text::Element;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How much more a plan may cost if its text is known.
 const MOST_FOR_KNOWN: f64 = 1.1;
@@ -25,11 +25,37 @@ pub struct Choice {
     swapped: bool,
 }
 
-/// Adds to `known` what it does not have.
-pub(crate) fn learn(known: &mut Vec<Choice>, choices: &[Choice]) {
-    for choice in choices {
-        if !known.contains(choice) {
-            known.push(choice.clone());
+/// A choice of another size.
+#[derive(Clone, Debug)]
+pub struct KnownChoice {
+    choice: Choice,
+    /// Whether a text of such a plan is compiled that takes its numbers from launches.
+    is_compiled: bool,
+}
+
+/// How the contractions of other sizes of a model were planned, by the container of each product.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    by_product: BTreeMap<String, Vec<KnownChoice>>,
+}
+
+impl Known {
+    /// Choices for one product.
+    pub(crate) fn of(&self, product: &str) -> Vec<KnownChoice> {
+        self.by_product.get(product).cloned().unwrap_or_default()
+    }
+
+    /// Adds choices, each for the product that it was made for.
+    pub(crate) fn learn(&mut self, choices: &[(String, Choice)], is_compiled: bool) {
+        for (product, choice) in choices {
+            let known = self.by_product.entry(product.clone()).or_default();
+            match known.iter_mut().find(|known| known.choice == *choice) {
+                Some(known) => known.is_compiled |= is_compiled,
+                None => known.push(KnownChoice {
+                    choice: choice.clone(),
+                    is_compiled,
+                }),
+            }
         }
     }
 }
@@ -44,7 +70,7 @@ impl Choice {
             tail_vectors: p.tail().map(|columns| div_up(columns, p.vector.lanes)),
             axis: p.tiling.axis,
             small: p.tiling.small,
-            has_big_tiles: p.tiling.n_big > 0,
+            has_big_tiles: p.tiling.has_big,
             depths: [p.m_cut.depth, p.k_cut.depth],
             cuts_reduction: p.k_cut.count(&s.k) > 1,
             parts: p.parts,
@@ -55,7 +81,8 @@ impl Choice {
     }
 }
 
-/// Chooses the cheapest plan, or one that costs little more and whose text is known from other sizes.
+/// Chooses the cheapest plan, or one that costs little more and whose text is compiled for other sizes, or at
+/// least known from them.
 pub fn plan(s: &Shape, w: &Wishes) -> Plan {
     let orders = orders(s, w);
     let mut best: Option<(f64, Plan)> = None;
@@ -65,22 +92,46 @@ pub fn plan(s: &Shape, w: &Wishes) -> Plan {
     let (least, mut plan) =
         best.unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
     plan.staging = staging(&plan, w);
-    if w.known.is_empty() || w.known.contains(&Choice::of(&plan)) {
-        return plan;
-    }
-    let mut known: Option<(f64, Plan)> = None;
-    let tiles: BTreeSet<i64> = w.known.iter().map(|choice| choice.small).collect();
-    for order in &orders {
-        for small in &tiles {
-            let is_known = |p: &Plan| w.known.contains(&Choice::of(p));
-            consider(order, w, &is_known, Some(*small), &mut known);
+    for only_compiled in [true, false] {
+        let known = w.known.iter().filter(|k| k.is_compiled || !only_compiled);
+        let known: Vec<&Choice> = known.map(|known| &known.choice).collect();
+        if known.contains(&&Choice::of(&plan)) {
+            return plan;
+        }
+        if let Some((cost, mut other)) = cheapest_of(&known, &orders, w)
+            && cost <= least * MOST_FOR_KNOWN
+        {
+            other.staging = staging(&other, w);
+            return other;
         }
     }
-    match known {
+    if w.known.is_empty() {
+        return plan;
+    }
+    // A text with tiles of two lengths serves more sizes than one whose tiles happen to be equal.
+    let tile = plan.tiling.of_two_lengths();
+    let mut wide = None;
+    for order in &orders {
+        consider(order, w, &|_| true, Some(tile), &mut wide);
+    }
+    match wide {
         Some((cost, mut other)) if cost <= least * MOST_FOR_KNOWN => {
             other.staging = staging(&other, w);
             other
         }
         _ => plan,
     }
+}
+
+/// The cheapest plan among known choices.
+fn cheapest_of(known: &[&Choice], orders: &[Shape], w: &Wishes) -> Option<(f64, Plan)> {
+    let tiles: BTreeSet<(i64, bool)> = known.iter().map(|c| (c.small, c.has_big_tiles)).collect();
+    let is_known = |p: &Plan| known.contains(&&Choice::of(p));
+    let mut best = None;
+    for order in orders {
+        for tile in &tiles {
+            consider(order, w, &is_known, Some(*tile), &mut best);
+        }
+    }
+    best
 }

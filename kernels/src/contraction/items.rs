@@ -302,7 +302,7 @@ impl Part<'_> {
         let mut chain: Vec<String> = Vec::new();
         for (i, ((big, tail), name)) in kernels.iter().enumerate() {
             let mut when = Vec::new();
-            if self.plan.tiling.n_big > 0 {
+            if self.plan.tiling.has_big {
                 when.push(format!(
                     "t {} {}L",
                     if *big { "<" } else { ">=" },

@@ -29,8 +29,7 @@ mod stage;
 pub(crate) mod text;
 mod tiles;
 
-pub use choice::Choice;
-pub(crate) use choice::learn;
+pub use choice::{Choice, Known, KnownChoice};
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 pub use text::Element;
@@ -115,7 +114,7 @@ pub struct Target {
     /// Largest number of threads a launch will run on; the actual number is a run-time argument.
     pub threads: i64,
     /// Plans of other sizes of the same model, whose text may serve again.
-    pub known: Vec<Choice>,
+    pub known: Vec<KnownChoice>,
 }
 
 /// One launch: a C function `void SYMBOL(void *const *buf, void *scratch, long tid, long nt)`.

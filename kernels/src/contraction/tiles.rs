@@ -26,7 +26,7 @@ impl Part<'_> {
         for big in [true, false] {
             for tail in [false, true] {
                 let absent =
-                    (big && self.plan.tiling.n_big == 0) || (tail && self.plan.tail().is_none());
+                    (big && !self.plan.tiling.has_big) || (tail && self.plan.tail().is_none());
                 let only_tail =
                     !tail && self.plan.inner_panels() == 1 && self.plan.tail().is_some();
                 if absent || only_tail {

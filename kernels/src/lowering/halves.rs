@@ -28,7 +28,7 @@ struct Around {
     more: Vec<Buffer>,
 }
 
-impl Lowering {
+impl Lowering<'_> {
     /// Whether a contraction reads or writes 16-bit numbers.
     pub(super) fn has_halves(&self, found: &Recognized) -> bool {
         let all = [found.a, found.b, found.out];

@@ -61,7 +61,7 @@ fn kernel_of(like: &Node, mut members: Vec<Node>) -> Option<Node> {
     }
 }
 
-impl Lowering {
+impl Lowering<'_> {
     /// Lowers a kernel of a contraction and what follows it, some of it sums.
     pub(super) fn summed_contraction(
         &mut self,

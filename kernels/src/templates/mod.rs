@@ -8,12 +8,13 @@
 //! shared kernel computes what its own would. Only numbers that C lets be anything become values
 //! (`scan`); a text that differs elsewhere is compiled for itself.
 //!
-//! The first program's kernels keep their numbers: who uses one size pays nothing.
+//! The first program's kernels keep their numbers: who uses one size pays nothing. Sizes that are only
+//! foreseen show, before anything is compiled for a second size, which numbers will differ.
 
 mod scan;
 
 use crate::compile::SourceUnit;
-use crate::contraction::{Choice, learn};
+use crate::contraction::{Choice, Known};
 use scan::{Number, Scan, Type, Use};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,9 @@ static __thread const long *sh_values;
 SH_FN double sh_double_from_bits(long u) { union { long u; double d; } v = {u}; return v.d; }
 ";
 
+/// Numbers in which kernels of several layers may differ besides those that follow from sizes.
+const FEW: usize = 4;
+
 /// The texts of the kernels that were compiled for a model's earlier sizes.
 #[derive(Debug, Default)]
 pub struct Templates {
@@ -34,20 +38,31 @@ pub struct Templates {
     /// Programs that were shared so far.
     n_programs: usize,
     /// How contractions were planned.
-    choices: Vec<Choice>,
+    choices: Known,
+    /// Whether sizes that may come were looked at.
+    has_foreseen: bool,
 }
 
 /// A text that is compiled, for one kernel or for several.
 #[derive(Clone, Debug)]
 struct Form {
-    /// The program it first served.
-    program: usize,
     /// The numbers of the first kernel it served, as they stand in the text.
     literals: Vec<String>,
     /// Where a number is a value at run time: which value.
     values: BTreeMap<usize, usize>,
     unit: Arc<SourceUnit>,
     symbols: Vec<String>,
+    /// Whether a program calls it; else it was only foreseen.
+    is_called: bool,
+}
+
+/// Whether a program's kernels will run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// They are compiled and called.
+    Run,
+    /// They show what kernels of such sizes look like.
+    Foresee,
 }
 
 /// What a kernel's launches call.
@@ -79,16 +94,23 @@ impl Templates {
 
     /// Texts that were compiled for all programs so far.
     pub fn n_texts(&self) -> usize {
-        self.forms.values().map(Vec::len).sum()
+        let forms = self.forms.values().flatten();
+        forms.filter(|form| form.is_called).count()
     }
 
     /// How contractions of all programs so far were planned.
-    pub fn choices(&self) -> &[Choice] {
+    pub fn choices(&self) -> &Known {
         &self.choices
     }
 
-    pub(crate) fn note(&mut self, choices: &[Choice]) {
-        learn(&mut self.choices, choices);
+    /// Whether sizes that may come still have to be looked at; from here on they have.
+    pub fn must_foresee(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_foreseen, true)
+    }
+
+    /// Notes how a program's contractions were planned; `is_shared` if its texts take numbers from launches.
+    pub(crate) fn note(&mut self, choices: &[(String, Choice)], is_shared: bool) {
+        self.choices.learn(choices, is_shared);
     }
 
     /// Ends a program: the next may differ from it.
@@ -99,55 +121,51 @@ impl Templates {
     /// Notes that a kernel was compiled in `unit`, with its numbers.
     pub(crate) fn keep(&mut self, own: &Own, unit: &Arc<SourceUnit>) {
         let (shape, scan) = shape_of(own);
-        let form = Form::of(own, &scan, self.n_programs, unit);
+        let mut form = Form::of(own, &scan, unit);
+        form.is_called = true;
         self.forms.entry(shape).or_default().push(form);
     }
 
     /// What a kernel of a later program calls; `unit_of` makes a file of a kernel's text.
-    pub(crate) fn share(&mut self, own: &Own, unit_of: impl Fn(&str) -> SourceUnit) -> Shared {
+    pub(crate) fn share(
+        &mut self,
+        own: &Own,
+        purpose: Purpose,
+        unit_of: impl Fn(&str) -> SourceUnit,
+    ) -> Shared {
         let (shape, scan) = shape_of(own);
-        let program = self.n_programs;
         let forms = self.forms.entry(shape).or_default();
         let literals = literals(own.text, &scan);
-        if let Some((form, values)) = forms
-            .iter()
-            .find_map(|form| Some((form, form.values_for(&literals, &scan)?)))
-        {
-            return Shared {
-                unit: Arc::clone(&form.unit),
-                symbols: form.symbols.clone(),
-                values: (!form.values.is_empty()).then_some(values),
-            };
+        let serving = forms
+            .iter_mut()
+            .filter_map(|form| form.values_for(&literals, &scan).map(|v| (form, v)))
+            .min_by_key(|(form, values)| form.preference(values.len()));
+        if let Some((form, values)) = serving {
+            form.is_called |= purpose == Purpose::Run;
+            return form.shared(values);
         }
         let named = |text: &str| text.replace(own.placeholder, own.name);
-        let nearest = forms
-            .iter()
-            .filter(|form| form.program < program)
-            .min_by_key(|form| (form.differing(&literals).len(), Reverse(form.values.len())));
+        let nearest = forms.iter().min_by_key(|form| form.distance(&literals));
         // Every function that launches call has to take the values from its buffers.
         let takes_values = n_entries(own, &scan) == own.symbols.len();
         let joined = nearest
             .filter(|_| takes_values)
             .and_then(|form| Some((form, form.joined(&literals, &scan)?)));
-        let form = match joined {
+        let mut form = match joined {
             Some((nearest, values)) => {
                 let text = named(&template(own, &scan, &values));
                 Form {
-                    program,
                     literals: lengthened(&nearest.literals, &literals, &scan),
                     values,
                     unit: Arc::new(unit_of(&text)),
                     symbols: own.symbols.to_vec(),
+                    is_called: false,
                 }
             }
-            None => Form::of(own, &scan, program, &Arc::new(unit_of(&named(own.text)))),
+            None => Form::of(own, &scan, &Arc::new(unit_of(&named(own.text)))),
         };
-        let values = form.values_for(&literals, &scan).unwrap_or_default();
-        let shared = Shared {
-            unit: Arc::clone(&form.unit),
-            symbols: form.symbols.clone(),
-            values: (!form.values.is_empty()).then_some(values),
-        };
+        form.is_called = purpose == Purpose::Run;
+        let shared = form.shared(form.values_for(&literals, &scan).unwrap_or_default());
         forms.push(form);
         shared
     }
@@ -190,13 +208,42 @@ fn lengthened(nearest: &[String], literals: &[String], scan: &Scan) -> Vec<Strin
 }
 
 impl Form {
-    fn of(own: &Own, scan: &Scan, program: usize, unit: &Arc<SourceUnit>) -> Form {
+    fn of(own: &Own, scan: &Scan, unit: &Arc<SourceUnit>) -> Form {
         Form {
-            program,
             literals: literals(own.text, scan),
             values: BTreeMap::new(),
             unit: Arc::clone(unit),
             symbols: own.symbols.to_vec(),
+            is_called: false,
+        }
+    }
+
+    /// How much of this text would have to change to serve a kernel of these numbers, too: one that takes
+    /// almost all that differs as values already comes first, then one with few numbers that differ.
+    fn distance(&self, literals: &[String]) -> (bool, usize, Reverse<usize>) {
+        let differing = self.differing(literals);
+        let fixed = differing.iter().filter(|i| !self.values.contains_key(i));
+        let n_fixed = fixed.count();
+        let is_almost = !self.values.is_empty() && n_fixed <= FEW;
+        let distance = if is_almost { n_fixed } else { differing.len() };
+        (!is_almost, distance, Reverse(self.values.len()))
+    }
+
+    /// Of texts that serve a kernel the least is taken: the one with the fewest values of those that are
+    /// compiled, else the one that will serve most sizes.
+    fn preference(&self, n_values: usize) -> (bool, isize) {
+        let n_values = n_values.cast_signed();
+        match self.is_called {
+            true => (false, n_values),
+            false => (true, -n_values),
+        }
+    }
+
+    fn shared(&self, values: Vec<i64>) -> Shared {
+        Shared {
+            unit: Arc::clone(&self.unit),
+            symbols: self.symbols.clone(),
+            values: (!self.values.is_empty()).then_some(values),
         }
     }
 
@@ -269,7 +316,7 @@ fn bits(literal: &str, usage: Use) -> Option<i64> {
         return None;
     };
     match c_type {
-        Type::Int | Type::Long => literal.trim_end_matches('L').parse().ok(),
+        Type::Int | Type::Long | Type::ULong => literal.trim_end_matches(['U', 'L']).parse().ok(),
         Type::Float => {
             let value: f32 = literal.trim_end_matches(['f', 'F']).parse().ok()?;
             Some(i64::from(value.to_bits()))
@@ -304,6 +351,7 @@ fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
                 Type::Int => format!("((int)sh_v{value})"),
                 Type::Long => format!("sh_v{value}"),
                 Type::Float => format!("sh_from_bits((sh_u32)sh_v{value})"),
+                Type::ULong => format!("((unsigned long)sh_v{value})"),
                 Type::Double => format!("sh_double_from_bits(sh_v{value})"),
             },
             (_, Use::Length) => room(&own.text[number.at.clone()]),

@@ -22,6 +22,7 @@ pub(super) enum Use {
 pub(super) enum Type {
     Int,
     Long,
+    ULong,
     Float,
     Double,
 }
@@ -169,6 +170,7 @@ impl Scan {
         self.push(match usage {
             Use::Value(Type::Int) => "#i",
             Use::Value(Type::Long) => "#l",
+            Use::Value(Type::ULong) => "#u",
             Use::Value(Type::Float) => "#f",
             Use::Value(Type::Double) => "#d",
             Use::Length => "#n",
@@ -235,6 +237,10 @@ pub(super) fn type_of(literal: &str) -> Option<Type> {
     match (is_real, literal.strip_suffix(['f', 'F'])) {
         (true, Some(digits)) => digits.parse::<f32>().ok().map(|_| Type::Float),
         (true, None) => literal.parse::<f64>().ok().map(|_| Type::Double),
+        (false, _) if literal.ends_with("UL") => {
+            let value: Option<i64> = literal.strip_suffix("UL")?.parse().ok();
+            value.map(|_| Type::ULong)
+        }
         (false, _) => {
             let digits = literal.strip_suffix('L');
             let value: i64 = digits.unwrap_or(literal).parse().ok()?;
@@ -285,7 +291,9 @@ mod tests {
         assert_eq!(super::type_of("2147483648"), Some(Type::Long));
         assert_eq!(super::type_of("9223372036854775808"), None);
         assert_eq!(super::type_of("0x10"), None);
-        assert_eq!(super::type_of("10UL"), None);
+        assert_eq!(super::type_of("10UL"), Some(Type::ULong));
+        assert_eq!(super::type_of("10U"), None);
+        assert_eq!(super::type_of("9223372036854775808UL"), None);
     }
 
     #[test]

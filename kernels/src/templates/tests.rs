@@ -1,6 +1,6 @@
 //! Which texts are shared, and what they are given.
 
-use super::{Own, Shared, Templates};
+use super::{Own, Purpose, Shared, Templates};
 use crate::compile::SourceUnit;
 use std::sync::Arc;
 
@@ -47,7 +47,9 @@ fn first(templates: &mut Templates, texts: &[String]) {
 
 fn share(templates: &mut Templates, text: &str, name: &str) -> Shared {
     let symbols = [name.to_string()];
-    templates.share(&own(text, name, &symbols), |text| unit(name, text))
+    templates.share(&own(text, name, &symbols), Purpose::Run, |text| {
+        unit(name, text)
+    })
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn values_that_were_equal_and_are_not_any_more_part() {
 }
 
 #[test]
-fn kernels_of_one_program_are_not_joined() {
+fn kernels_of_one_program_that_differ_in_few_numbers_are_one_text() {
     let mut templates = Templates::default();
     first(
         &mut templates,
@@ -114,9 +116,32 @@ fn kernels_of_one_program_are_not_joined() {
     );
     share(&mut templates, &scaling(9, 40, "0.5f"), "second");
     let other = share(&mut templates, &scaling(9, 80, "0.5f"), "other");
-    // Joined with the first program's kernel of the same columns.
     assert_eq!(other.symbols, ["other"]);
-    assert_eq!(other.values, Some(vec![9]));
+    assert_eq!(other.values, Some(vec![9, 80]));
+    let third = share(&mut templates, &scaling(9, 60, "0.5f"), "third");
+    assert_eq!(third.symbols, ["other"]);
+    assert_eq!(third.values, Some(vec![9, 60]));
+}
+
+#[test]
+fn a_foreseen_text_counts_when_a_program_calls_it() {
+    let mut templates = Templates::default();
+    first(&mut templates, &[scaling(8, 40, "0.5f")]);
+    for (rows, columns) in [(9, 40), (9, 50)] {
+        let name = format!("foreseen{columns}");
+        let symbols = [name.clone()];
+        let text = scaling(rows, columns, "0.5f");
+        let own = own(&text, &name, &symbols);
+        templates.share(&own, Purpose::Foresee, |text| unit(&name, text));
+    }
+    assert_eq!(templates.n_texts(), 1);
+    // Of the texts that serve it, the one that serves most other sizes.
+    let second = share(&mut templates, &scaling(11, 40, "0.5f"), "second");
+    assert_eq!(second.symbols, ["foreseen50"]);
+    assert_eq!(second.values, Some(vec![11, 40]));
+    assert_eq!(templates.n_texts(), 2);
+    share(&mut templates, &scaling(13, 60, "0.5f"), "third");
+    assert_eq!(templates.n_texts(), 2, "the third length compiles nothing");
 }
 
 #[test]

@@ -5,6 +5,8 @@ hooks whose forward and backward run as fused kernels; ``torch.compile(model,
 backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
+import importlib
+
 from . import _accelerate, _threads, cache, cuda, optim, products
 from ._decisions import recipe
 from ._errors import (
@@ -32,6 +34,14 @@ _threads.share_with_pytorch()
 _accelerate.add_backend()
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    """``shorthaul.onnx`` is imported when it is first used."""
+    if name == "onnx":
+        return importlib.import_module(".onnx", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "BudgetError",

@@ -220,7 +220,7 @@ def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
         if tensor.untyped_storage().nbytes() < end:
             raise ShorthaulError(
                 f"the storage of `{spec.name}` {list(spec.shape)} was freed or made smaller than "
-                f"the tensor; give its memory back before the call"
+                f"the tensor; restore its memory before the call"
             )
         addresses.append(tensor.data_ptr())
     return addresses

@@ -8,13 +8,16 @@ graph computes are given by it besides, and checked before anything is written o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from ._errors import DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
+from ._sizes import expression
 
 #: Operators after which the elements are the same ones.
 _SAME = frozenset(
@@ -40,16 +43,23 @@ _CLASSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss
 
 @dataclass(frozen=True)
 class Bound:
-    """What one operator demands of one input: elements in ``[low, high)``, or ``ignored``."""
+    """What one operator demands of one input: elements in ``[low, high)``, or ``ignored``.
+
+    The ends are expressions where a trace left sizes open, until :meth:`at` gives their numbers.
+    """
 
     placeholder: str
     #: What a message calls it.
     given: str
-    low: int
-    high: int
+    low: int | sympy.Basic
+    high: int | sympy.Basic
     ignored: int | None
     #: The operator with its place, for the message.
     use: str
+
+    def at(self, number: Callable[[Any], Any]) -> Bound:
+        """The same with the numbers of one set of sizes."""
+        return replace(self, low=number(self.low), high=number(self.high))
 
     def check(self, indices: torch.Tensor) -> None:
         """Raises ``OutOfRange`` with the first element outside."""
@@ -76,6 +86,10 @@ class DivisorBound:
     placeholder: str
     given: str
     use: str
+
+    def at(self, number: Callable[[Any], Any]) -> DivisorBound:
+        """The same: no size is part of it."""
+        return self
 
     def check(self, divisors: torch.Tensor) -> None:
         """Raises ``DivisionByZero``, as eager does."""
@@ -110,7 +124,8 @@ def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
     """Each operand that must be checked, and what makes its bound from its name."""
     for ref, low, high, ignored in _demands(node):
         is_whole = getattr(ref.value, "dtype", None) in (torch.int64, torch.int32)
-        if is_whole and isinstance(high, int):
+        low, high = expression(low), expression(high)
+        if is_whole:
             yield ref, lambda *names, ends=(low, high, ignored): Bound(*names, *ends, use)
     divisor = node.args.get("other")
     divides = node.target.split(".")[1:2] in (["remainder"], ["fmod"], ["floor_divide"], ["div"])
@@ -127,7 +142,7 @@ def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:
     if maker is None or not isinstance(bound, Bound) or not maker.target.startswith("aten.arange"):
         return False
     start, end = maker.args.get("start", 0), maker.args["end"]
-    numbers = isinstance(start, int) and isinstance(end, int)
+    numbers = all(isinstance(n, int) for n in (start, end, bound.low, bound.high))
     return numbers and maker.args.get("step", 1) == 1 and bound.low <= start and end <= bound.high
 
 
@@ -140,8 +155,8 @@ def _demands(node: FunctionalNode) -> Iterator[tuple]:
         yield args["index"], 0, args["self"].value.shape[args["dim"]], None
     elif name == "index":
         for dim, index in enumerate(args["indices"]):
-            size = args["self"].value.shape[dim]
-            if index is not None and isinstance(size, int):
+            if index is not None:
+                size = expression(args["self"].value.shape[dim])
                 yield index, -size, size, None
     elif name in ("scatter", "scatter_add", "scatter_reduce") and args["self"].value.dim():
         yield args["index"], 0, args["self"].value.shape[args["dim"]], None
@@ -150,7 +165,7 @@ def _demands(node: FunctionalNode) -> Iterator[tuple]:
     elif name == "index_put":
         for dim, index in enumerate(args["indices"]):
             if index is not None:
-                size = args["self"].value.shape[dim]
+                size = expression(args["self"].value.shape[dim])
                 yield index, -size, size, None
     elif name in _CLASSES and not args["target"].value.is_floating_point():
         scores = args["self"].value

@@ -51,6 +51,7 @@ from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
+from ._sizes import expression, go_on_noting
 
 log = logging.getLogger("shorthaul")
 
@@ -135,6 +136,15 @@ class Captured:
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
+    #: The trace with open sizes that this is one set of sizes of.
+    symbolic: Any = None
+    #: Values of the document's symbols that may come later.
+    expected: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The values of the document's symbols."""
+        return {symbol["name"]: symbol["hint"] for symbol in self.document["symbols"]}
 
     @property
     def json(self) -> str:
@@ -151,6 +161,7 @@ def capture(
     dynamic_shapes: Any = None,
     origins: dict[str, fx.Node] | None = None,
     input_names: Sequence[str] = (),
+    traced: list[torch.export.ExportedProgram] | None = None,
 ) -> Captured:
     """Captures ``module(*args, **kwargs)`` in the module's present train/eval mode.
 
@@ -159,21 +170,27 @@ def capture(
 
     ``supported`` names the operators that the importer knows (``aten.conv2d.default``): a graph
     made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
-    the rest. ``None`` keeps every operator. Raises ``CaptureError``.
+    the rest. ``None`` keeps every operator. ``traced`` receives each graph that PyTorch
+    made. Raises ``CaptureError``.
     """
     start = time.perf_counter()
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
     inline_regions(exported.graph_module)
     keep_origins(exported.graph_module)
     export_seconds = time.perf_counter() - start
+    if traced is not None:
+        traced.append(exported)
+        go_on_noting(node.meta.get("val") for node in user_placeholders(exported))
     functional = functionalize(exported.graph)
     if functional is None or not _is_within(functional, supported):
         exported = _decompose(exported, supported)
         functional = functionalize(exported.graph)
+        if traced is not None:
+            traced.append(exported)
     if functional is None:
         raise CaptureError(
             "`forward` uses a sub-graph (torch.cond or a loop operator), or writes in place "
-            "through a view, which Shorthaul cannot hold; move that part out of the module."
+            "through a view, which Shorthaul cannot compile; move that part out of the module."
         )
     captured = _Writer(exported, functional, origins or {}, input_names).write()
     captured.export_seconds = export_seconds
@@ -212,6 +229,17 @@ def _decompose(exported, supported: frozenset[str] | None):
         raise CaptureError(
             f"PyTorch cannot decompose this module's graph: {str(error).splitlines()[0]}"
         ) from error
+
+
+def user_placeholders(exported: torch.export.ExportedProgram) -> list[fx.Node]:
+    """What stands for the caller's inputs."""
+    specs = exported.graph_signature.input_specs
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    return [
+        node
+        for spec, node in zip(specs, placeholders, strict=True)
+        if spec.kind == InputKind.USER_INPUT
+    ]
 
 
 class _Writer:
@@ -286,7 +314,7 @@ class _Writer:
         }.get(spec.kind)
         if kind is None:
             raise CaptureError(
-                f"input `{node.name}` of kind {spec.kind.name} cannot be captured; pass it as a "
+                f"input `{node.name}` of kind {spec.kind.name} cannot be compiled; pass it as a "
                 f"tensor"
             )
         constant = None
@@ -360,7 +388,7 @@ class _Writer:
         if functional.target.split(".")[1] in _CLASS_LOSSES and isinstance(target, Ref):
             dtype = target.value.dtype
             if not (dtype in (torch.int64, torch.uint8) or dtype.is_floating_point):
-                error = CaptureError(f"{functional.target} takes no targets of type {dtype}")
+                error = CaptureError(f"{functional.target} accepts no targets of type {dtype}")
                 raise Refused.of_node(_source_node(functional.node), error)
         if functional.target.split(".")[1] not in _UNIFORM:
             return
@@ -369,7 +397,7 @@ class _Writer:
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
             error = CaptureError(
-                f"{functional.target} in `{origin['module']}` at {origin['source']} is given "
+                f"{functional.target} in `{origin['module']}` at {origin['source']} has "
                 f"operands of different "
                 f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
             )
@@ -387,7 +415,7 @@ class _Writer:
             docs.append({"kind": known, "target": target, "value": name})
             return len(specs) - 1
 
-        users = {node.name: i for i, node in enumerate(self._user_placeholders())}
+        users = {node.name: i for i, node in enumerate(user_placeholders(self.exported))}
         for kind, target, node in self._mutations(output):
             if kind == "buffer":
                 emit("buffer", target, None, self._name_of(node))
@@ -410,7 +438,8 @@ class _Writer:
                 self.strides.append(None)
                 continue
             value = arg.meta["val"]
-            self.strides.append(None if value.is_contiguous() else tuple(value.stride()))
+            stride = tuple(map(expression, value.stride()))
+            self.strides.append(None if value.is_contiguous() else stride)
             name = self._name_of(arg)
             if name in inputs:
                 returns.append(("input", inputs[name]))
@@ -423,21 +452,13 @@ class _Writer:
         return specs, docs, returns
 
     def _given_names(self) -> dict[str, str]:
-        names = [node.name for node in self._user_placeholders()]
+        names = [node.name for node in user_placeholders(self.exported)]
         return dict(zip(names, self.input_names, strict=False))
 
     def _place_of(self, node: fx.Node) -> str:
-        module = self._origin(node)["module"]
-        return f" in `{module}`" if module else ""
-
-    def _user_placeholders(self) -> list[fx.Node]:
-        specs = self.exported.graph_signature.input_specs
-        placeholders = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
-        return [
-            node
-            for spec, node in zip(specs, placeholders, strict=True)
-            if spec.kind == InputKind.USER_INPUT
-        ]
+        origin = self._origin(node)
+        module = f" in `{origin['module']}`" if origin["module"] else ""
+        return module + (f" ({origin['source']})" if origin["source"] else "")
 
     def _mutations(self, output: fx.Node):
         """Every input that the graph writes, with the node that holds its last value."""
@@ -463,8 +484,7 @@ class _Writer:
 
     def _scalar(self, arg):
         if isinstance(arg, fx.Node):
-            value = arg.meta.get("val")
-            return value if isinstance(value, (int, float, bool)) else int(value)
+            return expression(arg.meta.get("val"))
         return arg
 
     def _name_of(self, ref: fx.Node | Ref) -> str:
@@ -486,6 +506,8 @@ class _Writer:
         for kind in ("device", "memory_format", "layout"):
             if isinstance(value, getattr(torch, kind)):
                 return {kind: str(value).removeprefix("torch.")}
+        if isinstance(value, torch.SymBool):
+            raise CaptureError("whether something holds follows from a size that is open")
         if isinstance(value, complex):
             raise CaptureError("complex numbers are not supported")
         return {"other": str(value)}
@@ -529,7 +551,7 @@ class _Writer:
         }
         op = ops.get(type(expr).__name__)
         if op is None:
-            raise CaptureError(f"the size `{expr}` is computed in a way that Shorthaul cannot hold")
+            raise CaptureError(f"Shorthaul cannot compute the size `{expr}`")
         return [op, *(self._expression(arg, size) for arg in expr.args)]
 
     def _origin(self, node: fx.Node) -> dict:
@@ -560,7 +582,10 @@ def _module_path(path: str) -> str:
 
 
 def _source(stack_trace: str | None) -> str:
-    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost."""
+    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost.
+
+    Frames of our wrapper say nothing about the model: where there are no others, this is empty.
+    """
     places = []
     for line in (stack_trace or "").splitlines():
         line = line.strip()
@@ -568,8 +593,8 @@ def _source(stack_trace: str | None) -> str:
             filename, rest = line[6:].split('"', 1)
             number = rest.split("line ", 1)[1].split(",", 1)[0]
             places.append((filename, number))
-    inner = ("/torch/nn/", "/shorthaul/module.py")
-    own = [p for p in places if not any(part in p[0].replace("\\", "/") for part in inner)]
+    places = [p for p in places if not p[0].replace("\\", "/").endswith("/shorthaul/module.py")]
+    own = [p for p in places if "/torch/nn/" not in p[0].replace("\\", "/")]
     if not places:
         return ""
     filename, number = (own or places)[-1]

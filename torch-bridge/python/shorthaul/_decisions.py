@@ -24,13 +24,18 @@ def recipe(
     memory_budget: float | None = None,
     **kwargs: Any,
 ) -> Recipe:
-    """The decisions of the programs that one call of ``model`` runs, as a :class:`Recipe`.
+    """The decisions of the compiler for one call of ``model``, as a :class:`Recipe`.
 
-    ``recipe``: changes to begin with, as for :func:`shorthaul.module`; without it, what the model
-    was compiled with. Compiles the model if it is not compiled yet, runs ``forward`` once in
-    Python, and no kernel. ``memory_budget``: a budget to plan for, as for
-    :func:`shorthaul.module`; the recipe then tells what it makes the backward pass compute again.
-    Raises what a call of :func:`shorthaul.module` raises.
+    Compiles the model if it is not compiled yet. ``forward`` runs once in Python, but no kernel
+    runs.
+
+    - ``recipe``: changes to start with, as for :func:`shorthaul.module`. By default, those with
+      which the model was compiled.
+    - ``memory_budget``: a budget to plan for, as for :func:`shorthaul.module`. The recipe then has
+      a decision for each value that the backward pass computes again.
+
+    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
+    compiled for these inputs.
     """
     programs = programs_of(model, inputs, kwargs)
     planners = [program.planned for program in programs]

@@ -51,6 +51,7 @@ from ._partition import (
 from ._place import BACKENDS
 from ._recipe import check_budget, text_of
 from ._region import Region
+from ._sizes import expression
 
 log = logging.getLogger("shorthaul")
 
@@ -64,6 +65,9 @@ _TORCH_COMPILE_OPTIONS = {
     "recipe",
     "memory_budget",
 }
+
+#: So many further sizes of a trace count as one program.
+_SIZES_AS_ONE = 8
 
 #: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
@@ -99,27 +103,27 @@ class Options:
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
-            raise ValueError(f"backend is one of {BACKENDS}, not {self.backend!r}")
+            raise ValueError(f"backend must be one of {BACKENDS}, not {self.backend!r}")
         if self.fallback not in _FALLBACKS:
-            raise ValueError(f"fallback is one of {_FALLBACKS}, not {self.fallback!r}")
+            raise ValueError(f"fallback must be one of {_FALLBACKS}, not {self.fallback!r}")
         if self.warmup not in _WARMUPS:
-            raise ValueError(f"warmup is one of {_WARMUPS}, not {self.warmup!r}")
+            raise ValueError(f"warmup must be one of {_WARMUPS}, not {self.warmup!r}")
         check_budget(self.memory_budget)
         if self.max_programs < 1:
-            raise ValueError(f"max_programs is at least 1, not {self.max_programs}")
+            raise ValueError(f"max_programs must be at least 1, not {self.max_programs}")
 
 
 def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and
-    ``memory_budget``.
+    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and ``memory_budget``.
     """
     unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
-        raise ValueError(f"backend='shorthaul' has no option {named}")
+        valid = ", ".join(sorted(_TORCH_COMPILE_OPTIONS))
+        raise ValueError(f"backend='shorthaul' has no option {named}; its options are {valid}")
     known = dict(options or {})
     if known.get("recipe") is not None:
         known["recipe"] = text_of(known["recipe"])
@@ -164,11 +168,16 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: How many programs were made for all its regions.
         self.n_programs = 0
+        #: Whether Dynamo found anything to compile.
+        self.has_graphs = False
+        #: How many were made besides for further sizes of a trace.
+        self.n_sizes = 0
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs; what Dynamo calls with each graph that it captured."""
+        self.has_graphs = True
         make_guards_complete()
         guard_global_hooks()
         self._say_graph_break(graph_module)
@@ -187,14 +196,22 @@ class GraphCompiler:
         """Once for each sentence: PyTorch runs something."""
         self._say(f"PyTorch runs a part of {self.name}: {what}", FallbackWarning)
 
+    def say_runs_nothing(self) -> None:
+        """Once: PyTorch runs everything."""
+        self._say(
+            f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
+            f"recurrent layers of torch.nn",
+            FallbackWarning,
+        )
+
     def may_compile(self) -> bool:
         """Whether one more program is allowed; said once where it is not."""
-        if self.n_programs < self.options.max_programs:
+        if self.n_programs + self.n_sizes // _SIZES_AS_ONE < self.options.max_programs:
             return True
         self._say(
-            f"{self.name} already has {self.n_programs} programs for other sizes, modes or "
-            f"attributes; what needs another one runs through PyTorch. Pad the inputs to fewer "
-            f"sizes, or raise max_programs.",
+            f"{self.name} already has {self.n_programs + self.n_sizes} programs for other sizes, "
+            f"modes or attributes; PyTorch runs calls that need another one. Pad the inputs to "
+            f"fewer sizes, or raise max_programs.",
             RecompileWarning,
         )
         return False
@@ -266,7 +283,10 @@ class _Attempt:
             except (NotSplit, RefusedNodes) as refusal:
                 new = refusal.reasons.keys() - self.refused.keys()
                 if not new:
-                    raise CompileError(f"a region is refused for good: {refusal}") from refusal
+                    raise CompileError(
+                        f"this model cannot be split into what Shorthaul compiles and what PyTorch "
+                        f"runs: {refusal}; please report it"
+                    ) from refusal
                 self.refused |= refusal.reasons
         self._say_what_is_torchs(split)
         runs |= self._checkpoints(split)
@@ -282,7 +302,8 @@ class _Attempt:
         flags = [value_of(node).requires_grad for node in plan.outputs]
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
-        region = Region(body, origins, flags, names, history, self.compiler)
+        is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
+        region = Region(body, origins, flags, names, history, self.compiler, is_open)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
         # Tracing saves nothing for a backward pass that anybody runs.
         with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
@@ -315,7 +336,8 @@ class _Attempt:
         for node, reason in split.torch_nodes.items():
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             module = _module_path(stack[-1][0]) if stack else ""
-            place = f"{module or 'the model itself'} ({_source(node.meta.get('stack_trace'))})"
+            source = _source(node.meta.get("stack_trace"))
+            place = (module or "the model itself") + (f" ({source})" if source else "")
             reasons.setdefault(reason, []).append(place)
         for reason, places in reasons.items():
             first = ", ".join(dict.fromkeys(places[:3]))
@@ -368,6 +390,14 @@ def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     with FakeTensorMode():
         look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     return look.requires_grad_(requires_grad)
+
+
+def _open_sizes(value: Any) -> Any:
+    """Of a tensor's sizes, or of a number, whether Dynamo left them open."""
+    if isinstance(value, torch.Tensor):
+        return tuple(not isinstance(expression(size), int) for size in value.shape)
+    is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))
+    return is_symbol and not isinstance(expression(value), (int, float))
 
 
 def _hint(value: Any) -> Any:

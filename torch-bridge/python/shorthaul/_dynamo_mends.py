@@ -40,7 +40,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         try:
             mend(is_ours)
         except (AttributeError, KeyError, TypeError) as error:
-            log.warning("this PyTorch has no place for %s: %s", mend.__name__, error)
+            log.warning("cannot apply %s to this version of PyTorch: %s", mend.__name__, error)
 
 
 def _is_capturing(is_ours, translator=None) -> bool:

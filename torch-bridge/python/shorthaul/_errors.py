@@ -1,4 +1,4 @@
-"""What can go wrong on the way from a PyTorch module to a compiled program.
+"""The errors and warnings of Shorthaul.
 
 Owns the exception types and nothing else. Every message says what was found, where it
 came from, and what to do next.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class ShorthaulError(RuntimeError):
-    """Base of every error that Shorthaul raises on purpose."""
+    """The base class of all errors of Shorthaul."""
 
 
 class CaptureError(ShorthaulError):
@@ -16,7 +16,7 @@ class CaptureError(ShorthaulError):
 
 
 class Refused(CaptureError):
-    """Nodes of a graph that no program can hold: names with reasons. They are PyTorch's to run."""
+    """Nodes of a graph that cannot be compiled, with reasons by name. PyTorch runs them."""
 
     def __init__(self, reasons: dict[str, str]):
         self.reasons = reasons
@@ -29,9 +29,9 @@ class Refused(CaptureError):
 
 
 class Unsupported(ShorthaulError):
-    """The graph uses operators that Shorthaul does not have; all of them are listed.
+    """The model uses operators that Shorthaul does not have; the message lists all of them.
 
-    ``operators`` is a list of ``(target, places)`` where a place is ``module path (file:line)``.
+    ``operators`` is a list of ``(operator, places)``; a place is ``module path (file:line)``.
     """
 
     def __init__(self, operators: list[tuple[str, list[str]]]):
@@ -47,7 +47,7 @@ class Unsupported(ShorthaulError):
             f"Shorthaul has no implementation of {len(operators)} operator(s) of this model:\n"
             + "\n".join(lines)
             + '\nReplace them, or leave out `fallback="error"`: then PyTorch runs them, and '
-            "Shorthaul the rest."
+            "Shorthaul runs the rest."
         )
 
 
@@ -56,7 +56,7 @@ class InputError(ShorthaulError):
 
 
 class OutOfRange(InputError, IndexError):
-    """An index or a class label lies outside of what it looks up."""
+    """An index or a class label is out of range."""
 
 
 class DivisionByZero(ShorthaulError, ZeroDivisionError):
@@ -64,32 +64,32 @@ class DivisionByZero(ShorthaulError, ZeroDivisionError):
 
 
 class CompileError(ShorthaulError):
-    """The graph was understood, but no kernels could be made from it."""
+    """No kernels could be made from the graph of a model."""
 
 
 class ToolchainError(CompileError):
-    """This machine cannot compile any kernel: no C compiler, or no place for what it makes."""
+    """This machine cannot compile kernels: it has no C compiler, or no folder for the result."""
 
 
 class BudgetError(ShorthaulError, ValueError):
-    """A memory budget cannot be kept; the message says the least that is possible."""
+    """A memory budget cannot be kept; the message has the least memory that was found."""
 
 
 class RecipeError(ShorthaulError, ValueError):
-    """A file or text is no recipe of Shorthaul's, or one of another format."""
+    """A file is not a recipe, or has another format."""
 
 
 class CapturingError(ShorthaulError):
-    """Something that must happen before a CUDA graph is captured was left to the capture."""
+    """A call needs preparation that is not possible while a CUDA graph is being captured."""
 
 
 class RecompileWarning(UserWarning):
-    """A module is compiled again, or no longer, because its inputs or mode keep changing."""
+    """A module is compiled again, or has reached ``max_programs``, since its inputs change."""
 
 
 class RecipeWarning(UserWarning):
-    """A recipe says something that could not be done, or is of another model."""
+    """A change of a recipe could not be made, or the recipe belongs to another model."""
 
 
 class FallbackWarning(UserWarning):
-    """PyTorch runs a part of a module, or Python runs between two parts of it."""
+    """PyTorch runs a part of a compiled module, or Python runs between two parts."""

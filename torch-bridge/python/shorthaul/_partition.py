@@ -75,7 +75,7 @@ _HEAVY = (
 
 #: How functions begin that give nothing and change no state that others depend on.
 _CHECKS = ("_check", "_assert", "_foreach", "_log_api_usage", "sym_constrain")
-_NO_VALUE = "it gives no value"
+_NO_VALUE = "it returns no value"
 
 _SET_GRAD = torch._C._set_grad_enabled
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
@@ -131,37 +131,37 @@ def name_of(node: fx.Node) -> str:
 
 
 def whole_graph_reason(graph: fx.Graph) -> str | None:
-    """Why no part of a graph can be a region, if that is so."""
+    """Why no part of a graph can be a region; ``None`` if parts can be."""
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
         if name_of(node) in _METADATA_WRITES:
-            return f"`{name_of(node)}` changes what a tensor is"
+            return f"`{name_of(node)}` changes a tensor's metadata"
         module = getattr(node.target, "__module__", "") or ""
         if "functorch" in module or name_of(node).startswith("_vmap_"):
-            return "it is a transform of torch.func"
+            return "it uses a torch.func transform"
     return None
 
 
 def torch_reason(node: fx.Node) -> str | None:
-    """Why a single node is PyTorch's to run; ``None`` where a region may hold it."""
+    """Why PyTorch must run a single node; ``None`` if a region may hold it."""
     if node.op == "call_module":
         return f"sub-module `{node.target}`"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"higher-order operator `{node.target}`"
     if name_of(node) in _TORCH_ONLY:
-        return f"`{name_of(node)}` is about autograd or Python"
+        return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
     if node.target is torch.autograd.grad:
         return "`torch.autograd.grad` inside forward"
     if node.kwargs.get("generator") is not None:
-        return "random numbers of a generator"
+        return "it draws random numbers from a `generator`"
     if "out" in node.kwargs:
         return "it writes to `out=`"
     values = list(_tensors(value_of(node)))
     if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
-        return "it only checks" if name_of(node).startswith(_CHECKS) else _NO_VALUE
+        return "it only checks a condition" if name_of(node).startswith(_CHECKS) else _NO_VALUE
     for tensor in (*values, *(t for arg in node.all_input_nodes for t in _tensors(value_of(arg)))):
         if (problem := tensor_reason(tensor)) is not None:
             return problem
@@ -169,17 +169,17 @@ def torch_reason(node: fx.Node) -> str | None:
 
 
 def tensor_reason(tensor: torch.Tensor) -> str | None:
-    """Why kernels cannot hold a tensor."""
+    """Why kernels cannot use a tensor; ``None`` if they can."""
     from torch._subclasses import FakeTensor
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
-        return f"a {type(tensor).__name__}"
+        return f"it uses a tensor of class {type(tensor).__name__}"
     if tensor.layout != torch.strided:
-        return f"a {tensor.layout} tensor"
+        return f"it uses a {tensor.layout} tensor"
     if tensor.dtype not in DTYPES:
-        return f"numbers of type {str(tensor.dtype).removeprefix('torch.')}"
+        return f"it uses a tensor of type {str(tensor.dtype).removeprefix('torch.')}"
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return "a quantized or lazily conjugated tensor"
+        return "it uses a quantized or lazily conjugated tensor"
     return None
 
 
@@ -303,9 +303,9 @@ class Split:
                     # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
                     depth += 1
             if reason is None and self._writes_beside_autograd(node, ambient):
-                reason = "it writes to a tensor with a history without being part of it"
+                reason = "it writes, outside of autograd, to a tensor with an autograd history"
             if reason is None and depth:
-                reason = "PyTorch's state is changed before it"
+                reason = "an operator before it changes PyTorch's global state"
             if node.target is _SET_GRAD:
                 ambient = Ambient(ambient.autocasts, node.args[0])
                 # A program's gradients are on or off as they are where it begins.
@@ -495,14 +495,14 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
     if not isinstance(value, torch.Tensor):
         if is_view(node):
             return "view"
-        raise NotSplit({node.name: "several results in one are used elsewhere"})
+        raise NotSplit({node.name: "its result is a list of tensors that is used elsewhere"})
     first = exposed.by_storage[_storage(node)]
     if first is node:
         return "output"
     if is_view(node):
         base = value_of(first)
         if value.requires_grad != base.requires_grad and name_of(node) != "detach":
-            raise NotSplit({node.name: "a view is taken where gradients are off"})
+            raise NotSplit({node.name: "it makes a view while gradients are off"})
         is_whole = (
             name_of(node) != "detach"
             and first in exposed.inside

@@ -61,7 +61,7 @@ class Place:
             raise CapturingError(
                 f"{name} would have to be compiled for these inputs while a CUDA graph is being "
                 f"captured; call it once with the same shapes, dtypes and modes before the "
-                f"capture, as `torch.cuda.graph` asks of every warm-up (forward and backward)"
+                f"capture, in the warm-up that `torch.cuda.graph` requires (forward and backward)"
             )
 
 
@@ -71,7 +71,7 @@ def place_of(tensors: list[tuple[str, torch.Tensor]], backend: str) -> Place:
         if tensor.layout != torch.strided:
             raise InputError(
                 f"{name} is a {tensor.layout} tensor on {tensor.device}; Shorthaul takes dense "
-                f"tensors"
+                f"tensors: convert it with `.to_dense()`"
             )
     devices: dict[torch.device, list[str]] = {}
     for name, tensor in tensors:
@@ -85,7 +85,8 @@ def place_of(tensors: list[tuple[str, torch.Tensor]], backend: str) -> Place:
     device = next(iter(devices), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
         raise InputError(
-            f"{_named(devices[device])} on {device}; Shorthaul runs on the CPU and on CUDA devices"
+            f"{_named(devices[device])} on {device}, but Shorthaul runs on the CPU and on CUDA "
+            f"devices. Move the inputs and the model with `.to(device)`"
         )
     if backend == "cuda-emulated" and device.type != "cpu":
         raise InputError(

@@ -29,20 +29,21 @@ _LISTED, _LISTED_MODULES = 40, 20
 
 
 class Profile:
-    """A measured step: ``data`` as a dictionary, ``str()`` as text, a table in a notebook.
+    """A measured step: ``data`` is a dictionary, ``str()`` a text; a table in a notebook.
 
-    ``data`` has what :class:`shorthaul.Report` has, and:
+    ``data`` has the entries of a :class:`shorthaul.Report`, and these:
 
-    - ``kernels``, in addition: ``calls`` in a step; for all calls together ``seconds`` (the median
-      of the rounds), ``bytes_moved``, ``roofline_seconds`` (what the machine's limits allow at
-      best) and ``distance`` (how many times as long the kernel takes); the rates ``gb_s`` and
-      ``gflop_s``.
-    - ``modules``: for each module path ``seconds``, ``bytes_moved`` and ``roofline_seconds``. A
-      kernel of several operators counts for the module of each in equal parts.
-    - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: a whole step, its kernels, and
-      the rest: PyTorch's operators between compiled regions, its autograd, Python. Each is a
-      median of its own.
-    - ``limits``: ``copy_gb_s`` and ``product_gflop_s``, as measured; ``rounds``, ``threads``.
+    - ``kernels``: each kernel also has ``calls``, the number of its calls in a step, and for all
+      these calls together ``seconds`` (median of the rounds), ``bytes_moved``, ``roofline_seconds``
+      (the least time that the machine's limits allow), ``distance`` (``seconds`` divided by
+      ``roofline_seconds``), ``gb_s`` and ``gflop_s``.
+    - ``modules``: for each module path ``seconds``, ``bytes_moved`` and ``roofline_seconds``. The
+      numbers of a kernel are divided equally among its operators, and count for their modules.
+    - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: the time of a step, of its
+      kernels, and of the rest (PyTorch's operators between compiled regions, autograd, Python).
+      Each is a separate median, so they need not add up.
+    - ``limits``: the measured ``copy_gb_s`` and ``product_gflop_s``; also ``rounds`` and
+      ``threads``.
     """
 
     def __init__(self, data: dict[str, Any], step: _trace.Step):
@@ -50,7 +51,7 @@ class Profile:
         self._step = step
 
     def trace(self, path: str | os.PathLike) -> None:
-        """Writes one round, that of median time, for Perfetto or ``chrome://tracing`` (JSON)."""
+        """Writes the round with the median time as JSON for Perfetto or ``chrome://tracing``."""
         Path(path).write_text(_trace.document(self.data, self._step), encoding="utf-8")
 
     def __str__(self) -> str:
@@ -120,16 +121,17 @@ def profile(
 ) -> Profile:
     """Runs steps of ``model`` on these inputs, forward and backward, and times every kernel.
 
-    The backward pass starts at ``loss`` of the model's result, or, without one, at ones for every
-    result that needs a gradient; inside ``torch.no_grad()`` there is none. Parameters, their
-    ``grad``, buffers and PyTorch's random numbers are then as they were.
+    The backward pass starts from ``loss`` of the model's result. Without ``loss``, it starts from a
+    gradient of ones for every result that needs one; inside ``torch.no_grad()`` there is no
+    backward pass. Parameters, their ``grad``, buffers and PyTorch's random numbers are restored
+    afterwards.
 
-    - ``rounds``, ``warmup``: measured steps, and steps before them.
-    - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine; measured where not given,
-      once in a process, in about a second.
+    - ``rounds``, ``warmup``: the number of measured steps, and of steps that run before them.
+    - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine. If not given, they are
+      measured once in a process, in about a second.
 
-    Raises what a call of :func:`shorthaul.module` raises, and ``ValueError`` for a model of which
-    nothing is compiled for these inputs, and for emulated kernels.
+    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
+    compiled for these inputs, or if its kernels are emulated.
     """
     return together([model], inputs, kwargs, rounds, warmup, loss, limits)[0]
 
@@ -148,7 +150,9 @@ def together(
     What disturbs the machine meanwhile then disturbs all of them.
     """
     if rounds < 1 or warmup < 0:
-        raise ValueError(f"`rounds` is at least 1 and `warmup` at least 0, not {rounds}, {warmup}")
+        raise ValueError(
+            f"`rounds` is at least 1 and `warmup` at least 0, not rounds={rounds}, warmup={warmup}"
+        )
     subjects = [_Subject(model, inputs, kwargs, loss) for model in models]
     with contextlib.ExitStack() as stack:
         for subject in subjects:
@@ -177,7 +181,10 @@ class _Subject:
         self.device = self.programs[0].place.device
         places = [program.place for program in self.programs]
         if any(place.runs_cuda_text and not place.is_cuda for place in places):
-            raise ValueError("emulated kernels are not timed: they say nothing about a device")
+            raise ValueError(
+                "emulated kernels are not timed: their times say nothing about a device. Profile a "
+                "model without backend='cuda-emulated'"
+            )
         self.leaves = [
             tensor
             for tensor in [*self.compiled.parameters(), *_pytree.tree_leaves((inputs, kwargs))]

@@ -194,6 +194,18 @@ def compile_program(
                 recipe=recipe,
                 budget=budget,
             )
+        elif captured.symbolic is not None:
+            native = _native.Program.compile_for(
+                captured.symbolic.imported,
+                captured.sizes,
+                captured.expected,
+                wrt,
+                n_threads,
+                listener,
+                recipe,
+                budget,
+                templates,
+            )
         else:
             native = _native.Program.compile(
                 captured.json,

@@ -24,22 +24,24 @@ _IDENTITY = ("kind", "stage", "node", "module", "container", "other")
 class Decision:
     """One rewrite at one place, applied or refused.
 
-    Its identity is ``kind``, ``stage``, ``node``, ``module``, ``container``, ``other`` and
-    ``program``: no sizes, and the same in every run.
+    ``kind``, ``stage``, ``node``, ``module``, ``container``, ``other`` and ``program`` identify a
+    decision. They contain no sizes and are the same in every run.
 
-    - ``kind``: ``inline`` (a container is computed where it is read), ``recompute`` (the backward
-      pass computes it again), ``fuse`` (two kernels become one), ``epilogue`` (element-wise work
-      ends a product's kernel), ``chain``, ``call``, ``layout`` (another order of dimensions than
-      row-major).
-    - ``stage``: ``forward`` or ``backward``; ``node`` and ``module``: the operator and its
-      module's path; ``container``: the value; ``other``: of two kernels, a value that the first
-      one writes.
-    - ``applied``: whether it was done; ``take``: what the recipe says, or ``None``.
-    - ``bytes``: bytes not moved because of it, or that it would have saved; ``memory_bytes``:
-      bytes not kept for the backward pass; ``operations``: operations done again. ``None`` in a
-      recipe that was only loaded.
-    - ``sentence``: what happened; ``reason``: why it was refused; ``may_change``: whether a recipe
-      may decide otherwise; ``source``: the line of the model.
+    - ``kind``: the rewrite. ``inline``: a value is computed where it is read instead of stored.
+      ``recompute``: the backward pass computes a value again. ``fuse``: two kernels become one.
+      ``epilogue``: element-wise work joins the kernel of a product, at its end. ``chain``: on a
+      GPU, two products and the work between them share a kernel. ``call``: on a GPU, an operator
+      that PyTorch computes reads its operand in place. ``layout``: a value gets another order of
+      dimensions than row-major.
+    - ``stage``: ``forward`` or ``backward``. ``node``, ``module``: the operator and the path of its
+      module. ``container``: the value. ``other``: if two kernels are joined, a value that the first
+      one writes. ``source``: the line in the model's code.
+    - ``applied``: whether the rewrite was applied. ``reason``: why it was refused. ``sentence``:
+      both in words. ``take``: what the recipe demands, or ``None``. ``may_change``: whether a
+      recipe may change the decision.
+    - ``bytes``: bytes that need not move with the rewrite. ``memory_bytes``: bytes that need not be
+      kept for the backward pass. ``operations``: operations that are done twice. All are ``None``
+      in a recipe from :meth:`Recipe.load`.
     """
 
     kind: str
@@ -64,12 +66,12 @@ class Decision:
 
     @property
     def key(self) -> tuple:
-        """What makes it the same decision in another recipe."""
+        """Equal for the same decision in different recipes."""
         return (self.program, *(getattr(self, name) for name in _IDENTITY))
 
     @property
     def place(self) -> str:
-        """Where, in words."""
+        """The place in words."""
         pair = f" and `{self.other}`" if self.other else ""
         module = f" in {self.module}" if self.module else ""
         return f"{self.kind} `{self.container}`{pair} at {self.node}{module} ({self.stage})"
@@ -109,13 +111,14 @@ Planner = Callable[[str], str]
 
 
 class Recipe:
-    """Decisions of a model's programs. A value: ``without`` and ``with_`` give another recipe.
+    """The decisions of a model's programs. ``without`` and ``with_`` return a changed copy.
 
-    ``decisions`` are those of all programs, in order; ``programs`` has the numbers of each. A
-    recipe made by :func:`shorthaul.recipe` is planned again after every change, so that its
-    decisions and numbers are those of the changed step, without compiling anything. One from
-    :meth:`load` knows no sizes: it has no numbers, and ``shorthaul.recipe(model, *inputs,
-    recipe=loaded)`` gives it some.
+    ``programs`` has an entry for each program, with its numbers: ``n_kernels``, ``bytes_moved``,
+    ``bytes_least``, ``operations``, ``peak_bytes``, ``predicted_us``, ``memory``, and ``budget`` if
+    it was planned for a memory budget. A recipe from :func:`shorthaul.recipe` is planned again
+    after every change, so its decisions and numbers are up to date; nothing is compiled. A recipe
+    from :meth:`load` knows no sizes, so its numbers are ``None``; pass it to
+    ``shorthaul.recipe(model, *inputs, recipe=loaded)`` to get them.
     """
 
     def __init__(
@@ -127,23 +130,23 @@ class Recipe:
 
     @property
     def decisions(self) -> list[Decision]:
-        """All decisions, program by program."""
+        """The decisions of all programs, in order."""
         return [decision for program in self.programs for decision in program.decisions]
 
     @property
     def changes(self) -> list[Decision]:
-        """The decisions that the compiler was told to take otherwise."""
+        """The decisions that the recipe changes."""
         return [decision for decision in self.decisions if decision.take is not None]
 
     @property
     def notes(self) -> list[str]:
-        """What the recipe says and could not be done, in sentences."""
+        """A sentence for each change that could not be made."""
         return [note for program in self.programs for note in program.notes]
 
     def without(self, decision: Decision) -> Recipe:
-        """The recipe with an applied decision left undone.
+        """Returns the recipe without an applied decision.
 
-        Raises ``ValueError`` if the decision was refused anyway, or is none of this recipe's.
+        Raises ``ValueError`` if the decision is not applied, or not in this recipe.
         """
         found = self._find(decision)
         if not found.applied:
@@ -151,9 +154,10 @@ class Recipe:
         return self._told(found, False)
 
     def with_(self, decision: Decision) -> Recipe:
-        """The recipe with a refused decision taken, where that is legal.
+        """Returns the recipe with a refused decision applied.
 
-        Raises ``ValueError`` if it was applied anyway, is not legal, or is none of this recipe's.
+        Raises ``ValueError`` if the decision is already applied, is not legal, or not in this
+        recipe.
         """
         found = self._find(decision)
         if found.applied:
@@ -166,7 +170,7 @@ class Recipe:
         for own in self.decisions:
             if own.key == decision.key:
                 return own
-        raise ValueError(f"this recipe has no decision {decision.place}")
+        raise ValueError(f"this recipe has no decision {decision.place}; see `recipe.decisions`")
 
     def _told(self, decision: Decision, apply: bool) -> Recipe:
         # Taking back what was told leaves the decision to the compiler again.
@@ -186,7 +190,7 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """The file: TOML, with a comment line before each decision."""
+        """The recipe as TOML, with a comment line before each decision."""
         sections = [
             {
                 "structure": program.structure,
@@ -203,9 +207,9 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
-        """Reads a file.
+        """Reads a file that :meth:`save` wrote.
 
-        Raises :class:`shorthaul.RecipeError` if it is damaged or of another format.
+        Raises :class:`shorthaul.RecipeError` if the file is damaged or has another format.
         """
         try:
             return cls.parse(Path(path).read_text(encoding="utf-8"))
@@ -225,11 +229,9 @@ class Recipe:
         return cls(data["model"], [program_plan(section, n) for n, section in sections])
 
     def diff(self, other: Recipe) -> list[str]:
-        """What differs from ``other``, a line for each decision: ``+`` done here only, ``-`` there
-        only.
+        """A line for each decision that only one of the two recipes applies.
 
-        Decisions that one side does not have at all are left out where they are refusals on the
-        other.
+        ``+``: only this recipe applies it. ``-``: only ``other`` does.
         """
         here = {decision.key: decision for decision in self.decisions}
         there = {decision.key: decision for decision in other.decisions}
@@ -255,20 +257,20 @@ class Recipe:
                 )
             lines.append(
                 f"program {n} of {self.model}: {applied} decisions applied, "
-                f"{len(program.decisions) - applied} refused, {told} told otherwise{numbers}"
+                f"{len(program.decisions) - applied} refused, {told} changed by the recipe{numbers}"
             )
-        lines += [f"  told: {decision}" for decision in self.changes]
+        lines += [f"  changed: {decision}" for decision in self.changes]
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
 
 
 def check_budget(budget: float | None) -> None:
-    """Raises ``ValueError`` for what is no memory budget."""
+    """Raises ``ValueError`` if ``budget`` is not a memory budget."""
     is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if budget is not None and not (is_number and budget > 0 and (budget < 1 or budget % 1 == 0)):
         raise ValueError(
-            f"memory_budget is a whole number of bytes, or a part between 0 and 1 of what a "
+            f"memory_budget is a whole number of bytes, or a fraction between 0 and 1 of what a "
             f"program takes without a budget, not {budget!r}"
         )
 

@@ -34,11 +34,16 @@ from ._errors import (
 )
 from ._place import place_of
 from ._program import Program, compile_program
+from ._sizes import Outside
+from ._symbolic import Symbolic, capture_symbolic
 
 log = logging.getLogger("shorthaul")
 
 #: How often sizes must come, after the first two, before they get a program of their own.
 _FREQUENT = 2
+
+#: Traces with open sizes, each for another range of them, before sizes are traced by themselves.
+_MOST_TRACES = 4
 
 #: Classes of tensors whose elements lie where ``data_ptr`` says, and of those that stand for them.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
@@ -55,7 +60,14 @@ class Region:
         input_names: Sequence[str],
         gains_history: Sequence[bool],
         owner: Any,
+        is_open: Sequence[Any],
     ):
+        #: Of each input which sizes PyTorch took as symbols: flags of a tensor's, or of a number.
+        self.is_open = is_open
+        #: Traces with symbols, by what besides sizes they depend on.
+        self.symbolic: dict[tuple, list[Symbolic]] = {}
+        #: Why sizes are traced by themselves though they are open.
+        self.alone: list[Exception] = []
         #: Of each input, whether it needs a gradient when the graph has run.
         self.gains_history = gains_history
         #: Positions of inputs that something behind the region writes in place.
@@ -179,14 +191,63 @@ class Region:
                 raise error from None
 
     def _compile_with(self, supported: frozenset[str], place, inputs) -> Call:
+        captured = self._symbolic_at(supported, place, inputs)
+        if captured is not None:
+            try:
+                return self._compile_captured(captured, place, inputs)
+            except ToolchainError:
+                raise
+            except (Unsupported, CompileError) as error:
+                self._trace_alone(error)
+        captured = self._trace(capture, supported, place, fakes_of(inputs))
+        return self._compile_captured(captured, place, inputs)
+
+    def _symbolic_at(self, supported: frozenset[str], place, inputs) -> Captured | None:
+        """The graph for these sizes from a trace that left sizes open, if one holds for them."""
+        are_open = (any(flags) if isinstance(flags, tuple) else flags for flags in self.is_open)
+        if not any(are_open) or self.alone:
+            return None
+        pairs = zip(self.is_open, inputs, strict=True)
+        if any(flags is True and isinstance(value, float) for flags, value in pairs):
+            self._trace_alone(Outside("a number that follows from a size has a fraction"))
+            return None
+        needs = [getattr(value, "requires_grad", None) for value in inputs]
+        mode = (torch.is_grad_enabled(), _autocast.key(), supported, *needs)
+        traces = self.symbolic.setdefault(mode, [])
+        for symbolic in traces:
+            try:
+                return symbolic.at(inputs)
+            except Outside as why:
+                log.info(f"a trace of {self.owner.name} does not hold for other sizes: {why}")
+        if len(traces) == _MOST_TRACES:
+            return None
+        try:
+            symbolic = self._trace(
+                capture_symbolic, supported, place, fakes_of(inputs), self.is_open
+            )
+            if not symbolic.has_open_sizes:
+                raise Outside("PyTorch's tracer took every size as a number")
+            captured = symbolic.at(inputs)
+        except CaptureError as error:
+            self._trace_alone(error)
+            return None
+        traces.append(symbolic)
+        return captured
+
+    def _trace_alone(self, error: Exception) -> None:
+        """From here on each set of sizes is traced by itself."""
+        self.alone.append(error)
+        log.info(f"each set of sizes of {self.owner.name} is traced by itself: {error}")
+
+    def _trace(self, trace: Callable, supported: frozenset[str], place, *arguments):
+        """What ``trace`` gives for the region as a function, outside of autocast."""
         function = _Function(self.body)
         function.call = _autocast.casting(function.call, place.device)
-        grad = torch.is_grad_enabled()
         with _autocast.suspended(place.device):
             try:
-                captured = capture(
+                return trace(
                     function,
-                    fakes_of(inputs),
+                    *arguments,
                     supported=supported,
                     origins=self.origins,
                     input_names=self.input_names,
@@ -195,6 +256,9 @@ class Region:
                 raise
             except CaptureError as error:
                 raise Refused.of_node(function.interpreter.stopped_at, error) from error
+
+    def _compile_captured(self, captured: Captured, place, inputs) -> Call | Pending:
+        grad = torch.is_grad_enabled()
         requires_grad = []
         for spec in captured.inputs:
             tensor = spec.constant if spec.kind == "constant" else inputs[spec.user_idx]
@@ -220,7 +284,7 @@ class Region:
         except Unsupported as error:
             error.nodes = _nodes_of(captured, error)
             raise
-        self.owner.n_programs += 1
+        self._count(captured)
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
@@ -237,6 +301,16 @@ class Region:
             return call
 
         return Pending(program, call_of) if in_background else call_of(program)
+
+    def _count(self, captured: Captured) -> None:
+        """A program whose trace another size made takes less of what the owner allows."""
+        symbolic = captured.symbolic
+        if symbolic is not None and symbolic.is_used:
+            self.owner.n_sizes += 1
+            return
+        self.owner.n_programs += 1
+        if symbolic is not None:
+            symbolic.is_used = True
 
     def _log_seconds(self, captured: Captured, program: Program) -> None:
         sizes = ", ".join(str(list(spec.shape)) for spec in program.inputs[:4])

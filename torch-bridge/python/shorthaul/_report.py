@@ -41,27 +41,29 @@ DECISION = (
 
 
 class Report:
-    """A step in numbers: ``data`` as parsed JSON, ``str()`` as text, a table in a notebook.
+    """The numbers of a step: ``data`` is a dictionary, ``str()`` a text; a table in a notebook.
 
-    ``data`` has:
+    ``data`` has these entries:
 
-    - ``kernels``: a list with ``name``, ``origin``, ``operators``, ``stage``, ``path`` (what made
-      it), ``launches``, ``bytes_read``, ``bytes_written``, ``bytes_least``, ``operations``, and
-      ``reads`` and ``writes``, the names of containers; also ``choice`` where a table of measured
-      times chose, and ``bytes_copied`` where PyTorch computes it and its results are copied to
-      their places. ``program`` is the position of its program in the step.
-    - ``containers``: what kernels read and write, with ``program``, ``name``, ``title`` (what an
-      input is called in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.
-    - ``decisions``: what fusion did and refused, with ``program`` and what a
-      :class:`shorthaul.Decision` has.
+    - ``kernels``: a list. Each kernel has ``name``, ``origin``, ``operators``, ``stage``, ``path``
+      (the code generator that made it), ``launches``, ``bytes_read``, ``bytes_written``,
+      ``bytes_least``, ``operations``, ``reads`` and ``writes`` (names of containers), and
+      ``program`` (the position of its program in the step). If a table of measured times chose what
+      computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
+      which are copied.
+    - ``containers``: the arrays that kernels read and write, each with ``program``, ``name``,
+      ``title`` (the name of an input in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.
+    - ``decisions``: the rewrites that the compiler applied and refused, each with ``program`` and
+      the fields of a :class:`shorthaul.Decision`.
     - ``bytes_moved``, ``bytes_least``, ``bytes_saved`` and ``operations`` of the whole step.
-    - ``memory``: bytes of the arenas, and what is saved for the backward pass.
-    - ``refusals``: rewrites that were not legal, in sentences.
-    - ``attentions``: what computes each attention, and why, where there was a choice.
+    - ``memory``: bytes of the arenas (memory for intermediate results) and bytes that are saved for
+      the backward pass.
+    - ``refusals``: sentences about rewrites that were not legal.
+    - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and predicted times.
-    - ``memory_curve``, where memory budgets were given: for each, and for none, ``budget``,
+    - ``memory_curve``, if memory budgets were given: for each budget and for none, ``budget``,
       ``peak_bytes``, ``bytes_moved``, ``operations`` and ``predicted_us``; or ``budget`` and
-      ``refused``, the reason why it cannot be kept.
+      ``refused``, the reason why the budget cannot be kept.
     """
 
     def __init__(self, data: dict[str, Any]):
@@ -113,13 +115,15 @@ def _curve_line(point: dict[str, Any]) -> str:
 def report(
     model: nn.Module, *inputs: Any, memory_budgets: Sequence[float] = (), **kwargs: Any
 ) -> Report:
-    """Compiles ``model`` for these inputs, in its present mode, and reports on the programs.
+    """Compiles ``model`` for these inputs, in its present mode, and reports on its kernels.
 
-    Kernels after fusion, bytes moved by each against the least possible, arithmetic, arena size.
-    Python runs ``forward`` once, without kernels; buffers and PyTorch's random numbers are then as
-    they were. With ``memory_budgets`` the step is also planned under each of them, which gives
-    the curve of memory against predicted time. Raises what a call of :func:`shorthaul.module`
-    raises.
+    The report has the kernels after fusion, the bytes that each moves beside the least possible,
+    arithmetic, and memory. ``forward`` runs once in Python, but no kernel runs; buffers and
+    PyTorch's random numbers are restored. With ``memory_budgets``, the step is also planned for
+    each of these budgets, and the report has a table of memory against predicted time.
+
+    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
+    compiled for these inputs.
     """
     programs = programs_of(model, inputs, kwargs)
     data = data_of(programs)
@@ -166,7 +170,9 @@ def programs_of(
         compiled(*inputs, **(kwargs or {}))
     if not calls:
         raise ValueError(
-            f"{type(original_of(compiled)).__name__} runs through PyTorch for these inputs"
+            f"PyTorch runs all of {type(original_of(compiled)).__name__} for these inputs, so it "
+            f"has no compiled kernels; see the warnings of the call, or 'Coverage and limits' in "
+            f"the guide"
         )
     return [call.program for call in calls]
 

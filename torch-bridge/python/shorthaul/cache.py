@@ -1,8 +1,9 @@
-"""The folder in which compiled kernels are kept from process to process.
+"""The folder in which compiled kernels are kept for later processes.
 
-Owns what a user can ask of it. ``SHORTHAUL_CACHE_DIR`` chooses the folder (default
-``$XDG_CACHE_HOME/shorthaul`` or ``~/.cache/shorthaul``), ``SHORTHAUL_CACHE_LIMIT`` its size (bytes,
-or with K, M, G). Entries are made and trimmed by the compiler.
+``SHORTHAUL_CACHE_DIR`` chooses the folder (default ``$XDG_CACHE_HOME/shorthaul`` or
+``~/.cache/shorthaul``), ``SHORTHAUL_CACHE_LIMIT`` its largest size (bytes, or with K, M, G).
+
+Owns the questions of users; the compiler writes and removes entries.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from ._errors import ToolchainError
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What the cache holds."""
+    """What the cache holds.
+
+    If the cache grows beyond ``limit_bytes``, the entries unused for longest are removed.
+    ``is_temporary`` says that the chosen folder cannot be used, and ``folder`` is a temporary one.
+    """
 
     folder: str
     n_entries: int
     n_bytes: int
-    #: Beyond this many bytes, the entries unused for longest are removed.
     limit_bytes: int
-    #: Whether the folder is a temporary one, because the chosen one cannot be used.
     is_temporary: bool
 
     def __str__(self) -> str:
@@ -32,14 +35,14 @@ class CacheInfo:
 
 
 def info() -> CacheInfo:
-    """What the cache holds. Takes time linear in the number of entries."""
+    """Returns what the cache holds. Takes time linear in the number of entries."""
     return CacheInfo(*_called(_native.cache_info))
 
 
 def clear() -> int:
-    """Removes all compiled kernels, and nothing else; gives the number of bytes freed.
+    """Removes all compiled kernels from the folder; returns the number of bytes freed.
 
-    Modules that are compiled keep running; new ones compile again.
+    Compiled modules keep running; new ones compile again.
     """
     _, n_bytes = _called(_native.cache_clear)
     return n_bytes

@@ -17,7 +17,7 @@ from . import _native
 
 @dataclass(frozen=True)
 class Device:
-    """A device that the driver offers; ``arch`` is what kernels are compiled for, if anything."""
+    """A CUDA device. ``arch`` is the architecture of its kernels, or ``None`` if it has none."""
 
     ordinal: int
     name: str
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Info:
-    """What this machine has; ``problems`` has a sentence for each thing that is missing."""
+    """The CUDA parts of this machine; ``problems`` has a sentence for each that is missing."""
 
     driver: str | None = None
     nvrtc: str | None = None
@@ -58,14 +58,14 @@ class Info:
 
 
 def info() -> Info:
-    """Driver, devices and NVRTC; where CUDA kernels cannot run, sentences that say why."""
+    """Returns driver, devices and NVRTC, and if CUDA kernels cannot run, sentences that say why."""
     driver, devices, nvrtc, problems = None, (), None, []
     try:
         driver, rows = _native.cuda_devices()
         devices = tuple(Device(*row) for row in rows)
         if not any(device.arch for device in devices):
             problems.append(
-                "no device has compute capability 8.x or 9.0, which Shorthaul compiles for"
+                "no device has compute capability 8.x or 9.0, for which Shorthaul has kernels"
             )
     except _native.CompileFailure as error:
         problems.append(str(error))

@@ -101,33 +101,37 @@ def module(
     recipe: Recipe | str | os.PathLike[str] | None = None,
     memory_budget: float | None = None,
 ) -> Any:
-    """Compiles ``model`` on its first call, and again when something changes that it depends on.
+    """Returns a module that compiles ``model`` on its first call.
 
-    ``model`` is an ``nn.Module``, or a class derived from it. For a module the result is a compiled
-    module that shares its parameters; for a class (also as ``@shorthaul.module``) its instances
-    become compiled modules. Without ``model`` the result is a decorator with these options.
+    ``model`` is an ``nn.Module``, or a class derived from it. For a module, the result is a
+    compiled module that shares its parameters. For a class (also as ``@shorthaul.module``), the
+    result is the class, whose instances are compiled. Without ``model``, the result is a decorator
+    with these options. The module is compiled again when sizes, types, attributes, hooks or its
+    mode change.
 
-    - ``fallback``: what to do with operators that Shorthaul does not have. ``"eager"`` runs them
-      through PyTorch, between compiled regions, and warns once; ``"error"`` raises ``Unsupported``
-      with all of them.
-    - ``max_programs``: how many programs the module may have. What would need more runs through
-      PyTorch, and a warning says so once.
-    - ``backend``: ``"auto"`` runs where the tensors are, on the CPU or on a CUDA device.
+    - ``fallback``: what to do with operators that Shorthaul does not have. With ``"eager"``,
+      PyTorch runs them between compiled regions, and each is named in one warning. ``"error"``
+      raises :class:`shorthaul.Unsupported`, which lists all of them.
+    - ``max_programs``: the largest number of programs of the module, over all sizes and modes.
+      PyTorch runs calls that would need another one, and a warning says so once.
+    - ``backend``: ``"auto"`` runs on the device of the tensors, the CPU or a CUDA device.
       ``"cuda-emulated"`` takes a model of CPU tensors and executes its CUDA kernels on the CPU,
-      slowly and with every access checked, for tests and dry runs.
-    - ``fullgraph``: refuse a ``forward`` that breaks into several graphs, as in ``torch.compile``.
-    - ``dynamic``: whether sizes are symbols for Dynamo, as for ``torch.compile``.
-    - ``warmup``: ``"wait"`` compiles kernels while the call waits. ``"background"`` runs PyTorch's
-      operators until the kernels are there, for every new size too. Which step is the first
-      compiled one then depends on the machine, and with it the last bits of the results.
-    - ``recipe``: decisions to take otherwise than the compiler would, from
-      :func:`shorthaul.recipe` or the path of a file. What of it cannot be done for a program is
-      named in a warning.
-    - ``memory_budget``: how much memory the intermediate results of a training step may take, what
-      is kept for the backward pass and what either pass works in: bytes of each program, or a
-      part below 1 of what it takes without a budget. The backward pass then computes again what
-      costs least time for its bytes. A budget that cannot be kept raises
-      :class:`shorthaul.BudgetError` with the least that is possible.
+      slowly and with every memory access checked, for tests and dry runs.
+    - ``fullgraph``: ``True`` raises an error if ``forward`` breaks into several graphs, as in
+      ``torch.compile``.
+    - ``dynamic``: whether Dynamo treats sizes as symbols, as in ``torch.compile``. With ``False``,
+      programs of different sizes share no kernels.
+    - ``warmup``: with ``"wait"``, a call waits until its kernels are compiled. With
+      ``"background"``, PyTorch runs the calls until the kernels are ready, for every new size too.
+      The machine's speed then decides which step is the first compiled one, so the last bits of
+      results may vary.
+    - ``recipe``: changes to the compiler's decisions, from :func:`shorthaul.recipe` or the path of
+      a file. A :class:`shorthaul.RecipeWarning` names each change that cannot be made.
+    - ``memory_budget``: memory for the intermediate results of a training step: the values kept for
+      the backward pass, and the working memory of the larger pass. A number of bytes for each
+      program, or a fraction below 1 of what the program takes without a budget. The backward pass
+      computes values again to keep the budget, those first that add least time for their bytes.
+      Raises :class:`shorthaul.BudgetError`, with the least memory that was found, if it cannot.
     """
     text = None if recipe is None else text_of(recipe)
     options = Options(
@@ -155,7 +159,7 @@ def _wrap(model: nn.Module, options: Options) -> nn.Module:
         model = model._orig_mod
     if isinstance(model, torch.jit.ScriptModule) or not isinstance(model, nn.Module):
         raise TypeError(
-            f"shorthaul.module takes an nn.Module (not scripted) or a class of them, not "
+            f"shorthaul.module takes an nn.Module (not scripted) or a class derived from it, not "
             f"{type(model).__name__}"
         )
     if "forward" in model.__dict__:
@@ -297,7 +301,8 @@ class Runner:
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
     def __call__(self, owner: nn.Module, args: tuple, kwargs: dict[str, Any]):
-        if self.is_first:
+        is_first = self.is_first
+        if is_first:
             self.is_first = False
             if any(_is_uninitialized(child) for child in owner.modules()):
                 # What a lazy module makes of its first inputs is made by Python alone.
@@ -306,7 +311,10 @@ class Runner:
             return self.forward(owner, *args, **kwargs)
         try:
             with _working():
-                return self.optimized(owner, *args, **kwargs)
+                result = self.optimized(owner, *args, **kwargs)
+            if is_first and not self.compiler.has_graphs and any(True for _ in owner.parameters()):
+                self.compiler.say_runs_nothing()
+            return result
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None

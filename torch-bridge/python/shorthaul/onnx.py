@@ -1,6 +1,7 @@
-"""Optimizes ONNX files, and makes training graphs of them.
+"""Optimizes ONNX files, and turns ONNX models into training steps.
 
-The same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line.
+These functions do the same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line.
+Import this module with ``import shorthaul.onnx``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ._errors import ShorthaulError
 
 
 class OnnxError(ShorthaulError):
-    """An ONNX file cannot be read or made; the message says why and what to do."""
+    """An ONNX file cannot be read or written; the message says why and what to do."""
 
 
 def grad(
@@ -36,35 +37,37 @@ def grad(
     out: str | os.PathLike | None = None,
     verify: bool = True,
 ) -> bytes | None:
-    """The training step of an ONNX model as another ONNX file, of standard operators.
+    """Returns the training step of an ONNX model as an ONNX file of standard operators.
 
-    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. External data of the last
-      two is looked for in the current folder.
+    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. If it is not a path,
+      external data is read from the current folder.
     - ``loss``: ``"cross-entropy"`` (adds an input ``labels``), ``"mse"`` (adds ``target``), or the
-      name of an output of one element.
+      name of an output with one element.
     - ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``. Adds the inputs ``lr``,
       the optimizer's state and, for Adam, ``step``.
-    - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``, which cost
-      passes over memory.
-    - ``wrt``: names of what is differentiated; every trainable initializer if not given.
-    - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps that of each node,
+    - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``. Writing them
+      takes time.
+    - ``wrt``: names of the initializers and inputs to differentiate by; by default every trainable
+      initializer.
+    - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps the form of each node,
       ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
       exports BatchNormalization in evaluation form even from a model in training mode.
     - ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
     - ``sizes``: values of dynamic sizes by name.
-    - ``out``: where to write. The result is then ``None``, else the bytes of the file.
-    - ``verify``: compute the loss again from the model's own outputs, and compare gradients with
-      differences of the loss, in float64. Where that cannot be done, a warning says why.
+    - ``out``: the path to write to; the function then returns ``None``, otherwise the bytes.
+    - ``verify``: compute the loss again from the model's own outputs, and compare the gradients
+      with finite differences of the loss, in float64. If that is not possible, a warning says why.
 
-    The file gives ``loss``, ``NAME.grad`` and, with an optimizer, ``NAME.next`` of each parameter
-    and of its state. With BatchNormalization in training form it also gives ``NAME.next`` of the
-    running statistics. State of parameters in half precision is in single precision.
+    The file's outputs are ``loss``, ``NAME.grad`` for each parameter and, with an optimizer,
+    ``NAME.next``, the new value of each parameter and of its state. With BatchNormalization in
+    training form, the running statistics have ``NAME.next`` too. The state of parameters in half
+    precision is kept in single precision.
 
-    Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``. The exporter's
-    own optimizer stores parameters that are equal at first as one, and folds batch normalization
-    into convolutions.
+    Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``. Otherwise the
+    exporter merges parameters that have equal values, and folds batch normalization into
+    convolutions.
 
-    Raises :class:`OnnxError`, and leaves ``out`` as it was.
+    Raises :class:`OnnxError` on failure, and leaves ``out`` as it was.
     """
     path, data = _source(model)
     request = _GradRequest(
@@ -91,10 +94,12 @@ def grad(
 
 @dataclass(frozen=True)
 class Optimized:
-    """A better ONNX file: ``model`` is its bytes, or ``None`` if it was written to ``path``.
+    """An optimized ONNX file: ``model`` has its bytes, or is ``None`` if it is at ``path``.
 
-    ``summary`` has what the program's ``--json`` has: ``fired``, ``dropped``, ``kept``, ``runs``,
-    and under ``before`` and ``after`` the numbers of operators, multiply-adds and bytes.
+    ``summary`` is what the program prints with ``--json``: ``fired`` (the rewrites used),
+    ``dropped`` (rewrites that made a difference), ``kept`` (operators that Shorthaul does not
+    know), ``runs`` (of the verification), and under ``before`` and ``after`` the numbers of
+    operators, multiply-adds and bytes.
     """
 
     model: bytes | None
@@ -138,29 +143,33 @@ def optimize(
     oracle: str | None = None,
     measure: bool = False,
 ) -> Optimized:
-    """A better ONNX file that was shown to give what ``model`` gives.
+    """Returns an ONNX file that computes the same as ``model`` with less work.
 
-    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. External data of the last
-      two is looked for in the current folder.
-    - ``out``: where to write. Without it the result has the bytes.
-    - ``target``: ``"standard"``, or ``"ort-cpu"`` or ``"ort-cuda"`` for operators that only ONNX
-      Runtime has.
-    - ``verify``: run both files on ``seeds`` sets of made-up inputs, and with NaN and infinities.
-    - ``sizes``: dynamic sizes by name, to verify and count with: numbers, or sums of others such as
-      ``{"total": "past+new"}``.
-    - ``shapes``: sizes of inputs to fix in the file, ``None`` for one that stays as it is.
+    - ``model``: a path, the bytes of a file, or an ``onnx.ModelProto``. If it is not a path,
+      external data is read from the current folder.
+    - ``out``: the path to write to. Without it, the result holds the bytes.
+    - ``target``: ``"standard"`` for standard operators only; ``"ort-cpu"`` or ``"ort-cuda"`` to
+      also use operators that only ONNX Runtime has.
+    - ``verify``: run both files on ``seeds`` sets of made-up inputs, and with NaN and infinities,
+      and compare the results.
+    - ``sizes``: dynamic sizes by name, for verification and for the summary: numbers, or sums of
+      other sizes such as ``{"total": "past+new"}``.
+    - ``shapes``: sizes of inputs to fix in the file; ``None`` keeps a size as it is.
     - ``inputs``: arrays by name, to verify with instead of made-up inputs.
-    - ``without``: names of rules not to use.
-    - ``fold_limit``: bytes of constants that one folding may add to the file.
-    - ``max_growth``: raise an error if file size, peak memory or bytes moved exceed this factor of
-      the original's.
-    - ``oracle``: ``"ort"`` has ONNX Runtime run both files too, without its own optimizations.
-    - ``measure``: ONNX Runtime times both files, with all its optimizations. The summary then has
-      ``milliseconds`` under ``before`` and ``after``. This and the oracle need ``onnxruntime``.
+    - ``without``: names of rewrites not to use.
+    - ``fold_limit``: the most bytes of constants that folding one node may add to the file.
+    - ``max_growth``: raise an error if file size, peak memory or bytes moved grow by more than this
+      factor.
+    - ``oracle``: with ``"ort"``, also compare both files in ONNX Runtime, without its
+      optimizations.
+    - ``measure``: time both files in ONNX Runtime, with all its optimizations. The summary then has
+      ``milliseconds`` under ``before`` and ``after``.
 
-    A rewrite that makes a difference is dropped and named in the summary. Raises
-    :class:`OnnxError`, and leaves ``out`` as it was, if the model cannot be read, verified or
-    written.
+    ``oracle`` and ``measure`` need the package ``onnxruntime``. If a rewrite makes a difference, it
+    is dropped and named in the summary.
+
+    Raises :class:`OnnxError`, and leaves ``out`` as it was, if the model cannot be read, verified
+    or written.
     """
     if oracle not in (None, "ort"):
         raise ValueError(f"oracle is None or 'ort', not {oracle!r}")

@@ -1,10 +1,10 @@
-"""Optimizers that update all parameters in one CUDA launch: ``shorthaul.optim.AdamW``.
+"""Optimizers that update up to a hundred parameters in one CUDA launch.
 
-The interface, the state and its dictionary are those of ``torch.optim``. This module owns the
-choice of which parameters are updated together, their state, and the numbers that kernels read on
-the device. The update rules are in the compiler. It never waits for the device.
+They have the interface, the state and the ``state_dict`` of ``torch.optim``, and never wait for the
+device. On the CPU they call PyTorch's own fused kernels.
 
-Parameters on the CPU are updated by PyTorch's own fused kernels.
+This module owns which parameters are updated together, their state, and the numbers that kernels
+read on the device. The update rules are in the compiler.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class _Pooled:
         if self._max_norm is not None:
             if closure is not None or getattr(self, "grad_scale", None) is not None:
                 raise InputError(
-                    "on the CPU, max_norm cannot be combined with a closure or a GradScaler"
+                    "on the CPU, max_norm cannot be combined with a closure or a GradScaler; leave "
+                    "max_norm out and call torch.nn.utils.clip_grad_norm_ yourself"
                 )
             parameters = [p for group in self.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
@@ -212,7 +213,7 @@ class _Pooled:
         chosen = [(f"parameter {m} of group {n}", p) for m, p in enumerate(group["params"])]
         chosen = [(name, p) for name, p in chosen if p.grad is not None]
         if len({id(p) for _, p in chosen}) < len(chosen):
-            raise InputError(f"group {n} has a parameter twice; leave one of them out")
+            raise InputError(f"group {n} has the same parameter twice; remove one of them")
         for name, p in chosen:
             _check(name, p)
             state = self.state[p]
@@ -226,8 +227,8 @@ class _Pooled:
                     state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 elif known.shape != p.shape:
                     raise InputError(
-                        f"`{key}` of {name} has the shape {tuple(known.shape)}, the parameter "
-                        f"{tuple(p.shape)}; load a state that belongs to it"
+                        f"`{key}` of {name} has the shape {tuple(known.shape)}, but the parameter "
+                        f"has {tuple(p.shape)}; load the state of this model"
                     )
                 elif not _is_laid_out_as(known, p):
                     place.refuse_capture("the optimizer's step")
@@ -305,11 +306,14 @@ class _Pooled:
 def _check(name: str, p: torch.Tensor) -> None:
     if p.dtype not in _DTYPES:
         types = ", ".join(str(dtype) for dtype in _DTYPES)
-        raise InputError(f"{name} is of {p.dtype}; kernels update {types}: use torch.optim for it")
+        raise InputError(f"{name} is {p.dtype}; kernels update {types}: use torch.optim for it")
     if p.grad.is_sparse:
         raise InputError(f"the gradient of {name} is sparse; use torch.optim for it")
     if p.grad.dtype != p.dtype:
-        raise InputError(f"the gradient of {name} is of {p.grad.dtype}, the parameter of {p.dtype}")
+        raise InputError(
+            f"the gradient of {name} is {p.grad.dtype}, but the parameter is {p.dtype}; convert "
+            f"one of them, or use torch.optim for it"
+        )
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -332,9 +336,9 @@ def _laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 def _refuse_capture_of_numbers(place: Place) -> None:
     if place.is_cuda and torch.cuda.is_current_stream_capturing():
         raise CapturingError(
-            "a number of the optimizer changed since the last step, and a CUDA graph that is being "
-            "captured would write it at every replay; make a step with it before the capture, or "
-            "give `lr` as a tensor on the device"
+            "a setting of the optimizer, such as `lr`, changed since the last step, and the CUDA "
+            "graph that is being captured would write the same value at every replay; make a step "
+            "before the capture, or pass `lr` as a tensor on the device"
         )
 
 
@@ -346,11 +350,11 @@ def _refused(group: dict, names: tuple[str, ...]) -> None:
 
 def _no_tensors(values: Iterable[Any]) -> None:
     if any(isinstance(value, torch.Tensor) for value in values):
-        raise ValueError("only the learning rate may be a tensor")
+        raise ValueError("only `lr` may be a tensor; pass the other settings as numbers")
 
 
 class SGD(_Pooled, torch.optim.SGD):
-    """``torch.optim.SGD`` without ``dampening``; see :class:`AdamW` for the rest."""
+    """``torch.optim.SGD`` without ``dampening``; see :class:`AdamW` for ``max_norm`` and more."""
 
     def __init__(
         self,
@@ -385,7 +389,7 @@ class SGD(_Pooled, torch.optim.SGD):
 
 
 class Adam(_Pooled, torch.optim.Adam):
-    """``torch.optim.Adam`` without ``amsgrad``; see :class:`AdamW` for the rest."""
+    """``torch.optim.Adam`` without ``amsgrad``; see :class:`AdamW` for ``max_norm`` and more."""
 
     def __init__(
         self,
@@ -422,20 +426,19 @@ class Adam(_Pooled, torch.optim.Adam):
 class AdamW(Adam):
     """``torch.optim.AdamW`` (Loshchilov and Hutter, arXiv 1711.05101) without ``amsgrad``.
 
-    On a CUDA device, where all parameters must be, one kernel updates all parameters of a group
-    that have the same type, in place (one kernel for every hundred of them). It reads and writes
-    each element of a parameter and its state once, and reads each element of a gradient once.
-    PyTorch counts the steps before it.
+    All parameters must be on one device. On a CUDA device, one kernel updates up to a hundred
+    parameters of a group that have the same type, in place. It reads and writes each element of a
+    parameter and its state once, and reads each element of a gradient once.
 
-    - ``max_norm``: scales gradients down to this norm, taken over all of them, as
-      ``torch.nn.utils.clip_grad_norm_`` does. On a device this happens in the same kernel, and
-      ``.grad`` stays as it is; on the CPU ``.grad`` is scaled.
-    - A ``GradScaler``'s scale is undone in the same kernel. A step with gradients that are not
-      finite is left out without waiting for the device.
+    - ``max_norm``: scales gradients down so that the norm of all of them together is at most this,
+      as ``torch.nn.utils.clip_grad_norm_`` does. On a CUDA device the update's kernel does this and
+      leaves ``.grad`` as it is; on the CPU, ``.grad`` is scaled.
+    - With a ``GradScaler``, the same kernel undoes the scale, and skips the step if a gradient is
+      not finite, without waiting for the device.
     - ``backend="cuda-emulated"`` executes the kernels on the CPU, for tests.
 
-    Kernels are compiled for the set of parameters that have gradients. Another set compiles again,
-    and so do arrays whose address is not a multiple of 16 bytes.
+    Kernels are compiled for the set of parameters that have gradients. They are compiled again for
+    another set, and for arrays whose address is not a multiple of 16 bytes.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Which candidate computes the products and convolutions of a model on a CUDA device.
+"""Tools to measure what should compute matrix products, convolutions and attention on CUDA devices.
 
-Without a table, all are kernels of our own. ``SHORTHAUL_CUDA_TABLE=FILE`` in the environment names
-a table of measured times, which ``bench/gpu/tables.py`` writes. With it, each product may be
-computed by cuBLASLt, each convolution by cuDNN, and each attention by an operator of PyTorch's,
-wherever that was faster on this device. A ``CompileError`` refuses a table of another device or of
-other library versions; the emulator takes any. The format is described in
-``kernels/src/cuda/vendor/table.rs``.
+You need this module only to measure such a table yourself. By default, all are Shorthaul's own
+kernels. The environment variable ``SHORTHAUL_CUDA_TABLE=FILE`` names a table of measured times,
+which ``bench/gpu/tables.py`` writes. With a table, cuBLASLt computes a product, cuDNN a
+convolution, and PyTorch an attention, wherever that was faster on this device. A table of another
+device or of other library versions raises ``CompileError``; the emulator accepts any. The format is
+described in ``kernels/src/cuda/vendor/table.rs``.
 
 Owns that variable, the forced choice under which tables are measured, and the times of single
 products. Never decides by itself.
@@ -45,14 +45,14 @@ def table_file() -> str | None:
 
 @contextlib.contextmanager
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
-    """Inside this context, programs use one candidate wherever it can compute something.
+    """Inside this context, programs that are compiled use one candidate wherever it is possible.
 
     - ``kind``: one of ``KINDS`` or, for attention, of ``ATTENTION_KINDS``, which have no rank.
-    - ``rank``: the position of an algorithm in the library's own order; for ``wgmma``, our kernel
-      for Hopper, the number of its tile.
-    - ``workspace_bytes``: what each product of the library may use.
+    - ``rank``: the position of an algorithm in the library's own order; for ``wgmma`` (Shorthaul's
+      kernel for Hopper), the number of its tile.
+    - ``workspace_bytes``: the workspace that each product of the library may use.
 
-    Our own kernels compute the rest. Tables are ignored.
+    Shorthaul's own kernels compute the rest. Tables are ignored.
     """
     if kind not in KINDS + ATTENTION_KINDS:
         raise ValueError(f"kind is one of {KINDS + ATTENTION_KINDS}, not {kind!r}")
@@ -82,18 +82,21 @@ class Timed:
 
 
 def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[Timed]:
-    """The times of the products of a compiled ``model`` while ``step`` calls it once on ``inputs``.
+    """Times the products of a compiled ``model`` while ``step`` calls it once on ``inputs``.
 
     ``step`` may run the backward pass too. Events in the stream time each launch from the end of
-    the one before; afterwards this waits for the stream. The emulator's times say nothing about a
-    device.
+    the previous one; afterwards the function waits for the stream. The emulator's times say nothing
+    about a device.
     """
     from . import _autograd
     from ._report import programs_of
 
     programs = programs_of(model, inputs)
     if len(programs) != 1:
-        raise ValueError(f"the model runs as {len(programs)} programs; products of one are timed")
+        raise ValueError(
+            f"the model runs as {len(programs)} programs, but only products of one can be timed; "
+            f"time a part of the model that compiles as one"
+        )
     program = programs[0].native
     maps = {"forward": program.launch_kernels(False), "backward": program.launch_kernels(True)}
     before, _autograd.timings = _autograd.timings, []
@@ -107,8 +110,8 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
         own = [time for timed in taken if timed.stage == which for _, time in timed.launches]
         if own and len(own) != len(launches):
             raise ValueError(
-                f"`step` must call the model once, but {len(own)} launches of its {which} pass of "
-                f"{len(launches)} were seen"
+                f"`step` must call the model once, but it made {len(own)} launches of the {which} "
+                f"pass, which has {len(launches)}"
             )
         for at, time in zip(launches, own, strict=False):
             seconds[at] += time
@@ -120,9 +123,9 @@ def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[T
 
 
 def launched(step: Callable[[], object]) -> float:
-    """Microseconds of all launches of compiled modules during ``step``.
+    """Returns the microseconds of all launches of compiled modules during ``step``.
 
-    PyTorch's operators between them count too. Waits for their stream afterwards.
+    PyTorch's operators between them count too. Waits for the stream afterwards.
     """
     from . import _autograd
 
@@ -135,10 +138,10 @@ def launched(step: Callable[[], object]) -> float:
 
 
 def machine(is_emulated: bool = False) -> dict[str, str]:
-    """What times are taken on, as tables name it: the current device, its driver, the libraries.
+    """Returns the current device, its driver and the library versions, as tables name them.
 
-    Fails without a device, without cuBLASLt, or with a cuDNN that cannot be used. Without cuDNN its
-    version is left out, and all convolutions are ours.
+    Fails without a device, without cuBLASLt, or with a cuDNN that cannot be used. Without cuDNN,
+    its version is left out, and Shorthaul's own kernels compute all convolutions.
     """
     if is_emulated:
         return {"device": "emulator", "driver": "none", "cublaslt": "none"}

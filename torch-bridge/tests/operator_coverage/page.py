@@ -16,22 +16,25 @@ _INTRODUCTION = """# Coverage of PyTorch's operators
 
 Written by `cd torch-bridge/tests && python -m operator_coverage`; do not edit.
 
-The operators are those of PyTorch's own test database (`op_db`) that take float32. Of each, the
-smallest samples of different kinds run in `shorthaul.module`, at most {n_samples}, forward and
-backward. Results and gradients are held against eager in float64, by the rule of
-`torch-bridge/tests/against_eager.py`: at most twice the error of eager's float32, plus 10⁻⁶ of the
-largest value. Where a sum nearly cancels, that is luck: an error may then be twice what one more
-rounding of every operand and incoming gradient changes in the float64 result. Random numbers are
-Shorthaul's own; of them, types and sizes are held, as of memory that nobody has written (`empty`).
+This page lists which of PyTorch's operators run in Shorthaul's kernels. The operators are those of
+PyTorch's own test database (`op_db`) that take float32. For each one, up to {n_samples} of the
+smallest samples of different kinds run in `shorthaul.module`, forward and backward. Results and
+gradients are compared with eager PyTorch in float64, by the rule of
+`torch-bridge/tests/against_eager.py`: the error may be at most twice that of eager in float32, plus
+10⁻⁶ of the largest value. If a sum nearly cancels, even eager's error is a matter of luck; the
+error may then be twice the change that one more rounding of every operand and incoming gradient
+makes in the float64 result. Shorthaul draws its own random numbers, so only types and sizes are
+compared for them, and for uninitialized memory (`empty`).
 
-- **native**: all of the sample ran in compiled regions.
-- **through PyTorch**: PyTorch ran a part of it, or all.
+- **native**: the whole sample ran in compiled regions.
+- **through PyTorch**: PyTorch ran the sample, or a part of it. The last column says why.
 - **views**: there is nothing to compute. The results are views, sizes or numbers.
-- **refused**: an error that names the reason.
-- **different**: results or gradients that are not eager's.
+- **refused**: Shorthaul raised an error that names the reason.
+- **different**: results or gradients differ from eager's.
 
-Not counted: views; samples with an empty tensor or result, which PyTorch always runs; complex
-numbers, sparse tensors, and factorizations and solvers of `linalg`, which Shorthaul does not hold.
+Not counted are views; samples with an empty tensor or result, which PyTorch always runs; and
+complex numbers, sparse tensors, and factorizations and solvers of `linalg`, which Shorthaul does
+not support.
 
 """
 
@@ -56,7 +59,7 @@ def text_of(verdicts: Iterable[Verdict]) -> str:
         f"| views, not counted | {counts[VIEW]} | |",
         f"| out of scope, not counted | {counts[OUT]} | |",
         "",
-        f"Of {len(whole)} operators with counted samples {n_native} are native in every one.",
+        f"Of {len(whole)} operators with counted samples, {n_native} are native in all samples.",
         "",
         "| operator | native | other samples | reason |",
         "|---|---|---|---|",

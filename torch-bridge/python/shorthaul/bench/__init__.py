@@ -1,9 +1,10 @@
 """``python -m shorthaul.bench NAME...``: training steps beside PyTorch's, in one run.
 
-Owns the order of things: which settings are measured, what is printed and written. The measurement
-is in ``timing``, first steps and memory in ``alone``, variants in ``variants``, the comparison with
-float64 in ``accuracy``, the machine's limits in ``limits``, files in ``results``, the page in
-``page``. Also installed as the command ``shorthaul-bench``.
+Owns the order of things: which settings are measured, what is printed and written. The
+measurement is in ``timing``, first steps and memory in ``alone``, processes for single networks in
+``separate``, variants in ``variants``, the comparison with float64 in ``accuracy``, the machine's
+limits in ``limits``, files in ``results``, the page in ``page``. Also installed as the command
+``shorthaul-bench``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 import shorthaul
 
 from ..models import EXAMPLES
-from . import limits, page, results
+from . import limits, page, results, separate
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -25,10 +26,10 @@ from .timing import measure
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the bench; the exit code is 1 where Shorthaul fails or ``--check`` finds a difference.
+    """Runs the bench; the exit code is 1 if Shorthaul fails or ``--check`` finds a difference.
 
-    A peer that fails, a network that does not fit into memory, and an old file that cannot be read
-    are said, and the rest goes on.
+    If a peer fails, a network does not fit into memory, or an old file cannot be read, it prints
+    the reason and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)
@@ -40,6 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     n_threads, found, ok = torch.get_num_threads(), [], True
     for setting in options.settings:
+        if options.separate:
+            results_of_one, is_good = separate.run(setting, options)
+            found += results_of_one
+            ok &= is_good
+            continue
         torch.set_num_threads(setting.threads)
         try:
             result, is_good = _run(setting, options)

@@ -44,7 +44,7 @@ def _in_process(setting: Setting, variant: str, cache: str) -> dict:
         command, capture_output=True, text=True, check=False, env=os.environ | environment
     )
     if done.returncode == -signal.SIGKILL:
-        raise RuntimeError("the system ended the process, most likely for lack of memory")
+        raise RuntimeError("the system killed the process, most likely because memory ran out")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"`{' '.join(command[1:])}` failed: {last}")

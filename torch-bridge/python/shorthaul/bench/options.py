@@ -12,9 +12,18 @@ from pathlib import Path
 import torch
 
 from ..models import EXAMPLES, Example
+from ..models.libraries import example_of
 
-#: What PyTorch offers, and Shorthaul; the first is always measured.
-VARIANTS = ("shorthaul", "eager", "channels_last", "compile", "compile-max-autotune")
+#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured.
+VARIANTS = (
+    "shorthaul",
+    "eager",
+    "channels_last",
+    "compile",
+    "compile-max-autotune",
+    "jax",
+    "onnxruntime",
+)
 
 #: What a step is: inference, forward and backward, or with the optimizer's update.
 MODES = ("forward", "train", "step")
@@ -39,7 +48,7 @@ class Setting:
     @property
     def example(self) -> Example:
         """The network."""
-        example = EXAMPLES[self.name]
+        example = network(self.name)
         return (example.small or example) if self.small else example
 
     def arguments(self) -> list[str]:
@@ -58,23 +67,37 @@ class Setting:
         )
 
 
+def network(name: str) -> Example:
+    """One of ours, or one of another library. Raises ``ValueError`` where there is none."""
+    if ":" in name:
+        return example_of(name)
+    if name not in EXAMPLES:
+        raise ValueError(f"there is no network {name}; --list prints all networks")
+    return EXAMPLES[name]
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options, with ``settings``: one for each network, batch size and number of threads."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    # Names may stand between options, as they do in a file of arguments.
+    options = parser.parse_intermixed_args(arguments)
     if options.list:
         return options
     if "all" in options.names:
         options.names = list(EXAMPLES)
     if not options.names:
-        parser.error("give the names of networks, or `all`; --list prints them")
+        parser.error("give the names of networks, or `all`; --list prints the networks")
     for name in options.names:
-        if name not in EXAMPLES:
-            parser.error(f"there is no network {name}; --list prints them")
+        try:
+            network(name)
+        except ValueError as error:
+            parser.error(str(error))
+    if options.limits and options.mode == "step":
+        parser.error("--limits does not count the optimizer: use --mode train or forward")
     options.variants = ["shorthaul", *filter(None, options.against.split(","))]
     for variant in options.variants:
         if variant not in VARIANTS:
-            parser.error(f"--against knows {', '.join(VARIANTS[1:])}, not {variant}")
+            parser.error(f"--against takes {', '.join(VARIANTS[1:])}, not {variant}")
     options.settings = [
         Setting(
             name,
@@ -93,30 +116,46 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _batch(name: str, small: bool) -> int:
-    example = EXAMPLES[name]
+    example = network(name)
     return ((example.small or example) if small else example).batch
 
 
 def _numbers(text: str) -> list[int]:
     found = [int(part) for part in text.split(",")]
     if min(found) < 1:
-        raise argparse.ArgumentTypeError("numbers are at least 1")
+        raise argparse.ArgumentTypeError("each number must be at least 1")
     return found
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reads files of arguments with comments: what follows ``#`` in a line."""
+
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        return arg_line.split("#")[0].split()
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "shorthaul-bench", description="Times training steps beside PyTorch's, in one run."
+    parser = _Parser(
+        "shorthaul-bench",
+        description="Times training steps in Shorthaul and in PyTorch, side by side in one run.",
+        epilog="Names of networks in other libraries: timm:NAME, torchvision:NAME, "
+        "transformers:FAMILY. @FILE reads arguments from a file; # starts a comment.",
+        fromfile_prefix_chars="@",
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="networks, or `all`")
-    add("--list", action="store_true", help="print the networks and end")
-    add("--small", action="store_true", help="their small configurations, for tests")
-    what = parser.add_argument_group("what a step is")
+    add("--list", action="store_true", help="print the networks and exit")
+    add("--small", action="store_true", help="use small configurations, made for tests")
+    what = parser.add_argument_group("what is timed")
     add = what.add_argument
-    add("--mode", choices=MODES, default="train", help="forward; train: forward and backward; step")
-    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="for --mode step (adamw)")
-    add("--dtype", choices=list(DTYPES), default="f32", help="of parameters and inputs (f32)")
+    add(
+        "--mode",
+        choices=MODES,
+        default="train",
+        help="forward; train: forward and backward (default); step: with the optimizer's update",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="with --mode step (adamw)")
+    add("--dtype", choices=list(DTYPES), default="f32", help="type of parameters, inputs (f32)")
     add("--batch", type=_numbers, help="batch sizes: 8 or 1,8,32 (default: the network's own)")
     add("--threads", type=_numbers, help="numbers of threads: 2 or 1,2 (default: PyTorch's)")
     how = parser.add_argument_group("how it is measured")
@@ -124,27 +163,28 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--against",
         default="eager,channels_last",
-        help=f"variants beside ours: {', '.join(VARIANTS[1:])} (default: eager,channels_last)",
+        help=f"what to compare with: {', '.join(VARIANTS[1:])} (default: eager,channels_last)",
     )
-    add("--rounds", type=int, default=7, help="rounds measured (7)")
-    add("--warmup", type=int, default=2, help="steps before them (2)")
-    add("--no-first-step", action="store_true", help="skip first step and memory")
+    add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
+    add("--warmup", type=int, default=2, help="steps that run before (2)")
+    add("--separate", action="store_true", help="run each network in a process of its own")
+    add("--no-first-step", action="store_true", help="do not measure first step and memory")
     add(
         "--limits",
         action="store_true",
-        help="measure the machine's limits, and what we use of them",
+        help="measure the machine's limits, and how much of them Shorthaul uses",
     )
     out = parser.add_argument_group("results")
     add = out.add_argument
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
-    add("--compare", type=Path, metavar="OLD.json", help="say what became faster or slower")
+    add("--compare", type=Path, metavar="OLD.json", help="list what became faster or slower")
     instead = parser.add_argument_group("instead of timing steps")
     add = instead.add_argument
-    add("--check", action="store_true", help="compare with float64; exit code 1 on a difference")
-    add("--seed", type=int, default=0, help="with --check: of weights and inputs (0)")
-    add("--smooth", action="store_true", help="with --check: SiLU for ReLU")
-    add("--report", action="store_true", help="print kernels and bytes, run nothing")
-    add("--profile", action="store_true", help="time every kernel")
+    add("--check", action="store_true", help="compare with float64; exit code 1 if beyond limits")
+    add("--seed", type=int, default=0, help="with --check: seed of weights and inputs (0)")
+    add("--smooth", action="store_true", help="with --check: replace ReLU by SiLU")
+    add("--report", action="store_true", help="print kernels and their bytes, run nothing")
+    add("--profile", action="store_true", help="print the time of every kernel")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     return parser

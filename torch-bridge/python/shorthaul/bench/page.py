@@ -17,6 +17,8 @@ _COLOURS = {
     "channels_last": "#8fae7e",
     "compile": "#d0905c",
     "compile-max-autotune": "#9a6fb0",
+    "jax": "#5fa8a0",
+    "onnxruntime": "#c2a83e",
 }
 
 _STYLE = """
@@ -48,13 +50,14 @@ def page(results: list[dict]) -> str:
         f"<p>{html.escape(facts)}<br><code>{html.escape(about['command'])}</code></p>",
         _legend(results),
         "<h2>Time of a step</h2>",
-        "<p>Median of interleaved rounds; the thin line spans the interquartile range.</p>",
+        "<p>Median of interleaved rounds; the thin line shows the interquartile range.</p>",
         _bars([(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results], "ms"),
         "<h2>Memory against time</h2>",
-        "<p>Both relative to Shorthaul's: to the right is slower, up is more memory.</p>",
+        "<p>Both relative to Shorthaul: a point to the right is slower, a point above needs more "
+        "memory.</p>",
         _scatter(results),
         "<h2>First step</h2>",
-        "<p>In a process of its own, with an empty cache of compiled kernels.</p>",
+        "<p>Each measured in a process of its own, with an empty cache of compiled kernels.</p>",
         first,
         _limits(results),
         "<h2>Numbers</h2>",

@@ -73,7 +73,7 @@ def print_result(result: dict, title: str) -> None:
         found = result["ratios"][best]
         print(
             f"{found['median']:.2f} times as fast as the best peer, {best} "
-            f"(95 % of resamples {found['low']:.2f} to {found['high']:.2f})"
+            f"(95 % interval {found['low']:.2f} to {found['high']:.2f})"
         )
 
 
@@ -102,8 +102,8 @@ def print_mean(results: list[dict]) -> None:
     if len(found) > 1:
         mean = statistics.geometric_mean(found)
         print(
-            f"\n{len(found)} measurements: {mean:.2f} times as fast as the best peer in geometric "
-            f"mean, {min(found):.2f} at least"
+            f"\n{len(found)} measurements: {mean:.2f} times as fast as the best peer (geometric "
+            f"mean), at least {min(found):.2f}"
         )
 
 

@@ -1,4 +1,4 @@
-"""One step of a network in each variant: Shorthaul, and what PyTorch offers.
+"""One step of a network in each variant: Shorthaul, what PyTorch offers, other compilers.
 
 Owns how a variant is made from a fresh copy of the model; takes no times.
 """
@@ -14,7 +14,10 @@ from torch import nn
 import shorthaul
 
 from ..models.example import Inputs
+from . import jax_peer, onnxruntime_peer
 from .options import DTYPES, Setting
+
+_OTHERS = {"jax": jax_peer.stepper, "onnxruntime": onnxruntime_peer.stepper}
 
 
 def inputs_of(setting: Setting) -> Inputs:
@@ -43,6 +46,8 @@ def stepper(
     if variant == "channels_last":
         model = model.to(memory_format=torch.channels_last)
         inputs = tuple(_channels_last(x) for x in inputs)
+    if variant in _OTHERS:
+        return _OTHERS[variant](setting, model, inputs)
     called = _called(variant, model)
     if setting.mode == "forward":
         return lambda: _infer(called, inputs)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-#: What a network is called with: tensors by position.
+#: The inputs of a network: tensors by position.
 Inputs = tuple[torch.Tensor, ...]
 
 
@@ -22,10 +22,10 @@ Inputs = tuple[torch.Tensor, ...]
 class Example:
     """A network with what one training step of it needs.
 
-    ``make`` gives the module, ``inputs(batch)`` what it is called with. ``small`` is the same
-    network in a size for tests. A step differentiates :meth:`loss`: cross-entropy against fixed
-    labels where the output has classes (dimension 1, or the last one of ``[N, T, classes]``), what
-    ``loss_of`` gives where the network has a loss of its own, else the mean of squares.
+    ``make`` makes the module, ``inputs(batch)`` its inputs. ``small`` is the same network in a size
+    for tests. A step differentiates :meth:`loss`: ``loss_of`` if the network has a loss of its own;
+    cross-entropy against fixed labels if the output has classes (dimension 1, or the last one of
+    ``[N, T, classes]``); otherwise the mean of squares.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Tools for notebooks: ``shorthaul.notebook.Explorer`` shows a step and what was decided in it.
+"""Tools for notebooks: ``Explorer`` is a widget that shows the kernels and decisions of a step.
 
-Needs the package ``anywidget``, which ``pip install "shorthaul[notebook]"`` brings.
+Import it with ``from shorthaul.notebook import Explorer``. It needs the package ``anywidget``,
+which ``pip install "shorthaul[notebook]"`` installs.
 """
 
 try:

@@ -26,13 +26,16 @@ _HERE = Path(__file__).parent
 
 
 class Explorer(anywidget.AnyWidget):
-    """A measured step of ``model`` as a widget; all arguments are those of ``profile``.
+    """A measured step of ``model`` as a widget; the arguments are those of ``profile``.
 
-    The page sets ``module`` (the path of the module that is open, empty for the model), ``level``,
-    ``colour`` and ``selected`` (the chosen kernel's position, or -1); so can Python.
+    Clicks set these attributes, and Python may set them too: ``module`` (the path of the open
+    module, empty for the model), ``level`` (``"modules"`` or ``"kernels"``), ``colour``
+    (``"time"``, ``"bytes"`` or ``"distance"``) and ``selected`` (the position of the selected
+    kernel, or -1).
 
-    A decision, by its position in ``profile.data["decisions"]``, may be previewed and taken
-    otherwise. ``states`` are the recipes that were applied, in order, ``at`` the present one.
+    ``preview`` and ``apply`` change a decision, which is named by its position in
+    ``profile.data["decisions"]``. ``states`` lists the recipes applied so far; ``at`` is the
+    position of the current one.
     """
 
     _esm = _HERE / "explorer.js"
@@ -68,24 +71,24 @@ class Explorer(anywidget.AnyWidget):
 
     @property
     def profile(self) -> Profile:
-        """What was measured in the present state."""
+        """The measurement of the current state."""
         return self._steering.now.profile
 
     @property
     def recipe(self) -> Recipe:
-        """The present recipe, for ``shorthaul.module(model, recipe=…)``."""
+        """The current recipe, for ``shorthaul.module(model, recipe=…)``."""
         return self._steering.now.recipe
 
     @property
     def kernel(self) -> dict[str, Any] | None:
-        """The chosen kernel, as in the profile's data, if there is one."""
+        """The selected kernel, as in the profile's data, or ``None``."""
         return self.profile.data["kernels"][self.selected] if self.selected >= 0 else None
 
     def preview(self, decision: int) -> dict[str, dict[str, float]]:
-        """Numbers ``before`` and ``after`` a decision is taken otherwise; nothing is compiled.
+        """Returns numbers ``before`` and ``after`` changing a decision; nothing is compiled.
 
         Both have ``n_kernels``, ``bytes_moved``, ``peak_bytes`` and ``predicted_us``. Raises
-        ``ValueError`` where the decision may not be taken otherwise.
+        ``ValueError`` if the decision cannot be changed.
         """
         _, recipe = self._steering.changed(decision)
         found = {"before": numbers(self.recipe), "after": numbers(recipe)}
@@ -93,25 +96,25 @@ class Explorer(anywidget.AnyWidget):
         return found
 
     def apply(self, decision: int) -> None:
-        """Takes a decision otherwise, compiles and measures. Raises as :meth:`preview` does."""
+        """Changes a decision, compiles and measures. Raises as :meth:`preview` does."""
         self._steering.apply(decision)
         self._show()
 
     def undo(self) -> None:
-        """Goes back to the state before. Raises ``ValueError`` where there is none."""
+        """Returns to the previous state. Raises ``ValueError`` if there is none."""
         self._steering.move(-1)
         self._show()
 
     def redo(self) -> None:
-        """Goes forth again after :meth:`undo`. Raises ``ValueError`` where there is nothing."""
+        """Repeats what :meth:`undo` took back. Raises ``ValueError`` if there is nothing."""
         self._steering.move(1)
         self._show()
 
     def compare(self) -> dict[str, float]:
-        """Relative errors against float64 eager, of ``shorthaul`` in this state and of ``eager``.
+        """Returns the relative errors of ``shorthaul`` in this state and of ``eager``.
 
-        Results and gradients of parameters together. Raises ``ValueError`` for a step that draws
-        random numbers.
+        They compare results and gradients of parameters with eager PyTorch in float64. Raises
+        ``ValueError`` for a step that draws random numbers.
         """
         found = self._steering.errors()
         errors = ", ".join(f"{name} {error:.1e}" for name, error in found.items())
@@ -119,7 +122,7 @@ class Explorer(anywidget.AnyWidget):
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the present recipe to a file."""
+        """Writes the current recipe to a file."""
         self.recipe.save(path)
         self.message = f"saved the recipe as {os.fspath(path)}"
 
@@ -160,6 +163,7 @@ class Explorer(anywidget.AnyWidget):
         n_kernels = len(self.step.get("kernels", ()))
         if not -1 <= proposal["value"] < n_kernels:
             raise traitlets.TraitError(
-                f"the step has {n_kernels} kernels, none at {proposal['value']}"
+                f"`selected` is {proposal['value']}, but the step has {n_kernels} kernels; use 0 "
+                f"to {n_kernels - 1}, or -1 for none"
             )
         return proposal["value"]

@@ -85,7 +85,8 @@ class Steering:
         model = self.now.model
         if any(p.uses_seed for p in programs_of(model, self.inputs, self.kwargs)):
             raise ValueError(
-                "the step draws random numbers, and eager draws others; switch dropout off"
+                "the step draws random numbers, and eager PyTorch draws different ones; turn "
+                "dropout off to compare"
             )
         original = original_of(model)
         exact = _results(

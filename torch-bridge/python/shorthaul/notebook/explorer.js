@@ -1,7 +1,7 @@
 // The page of shorthaul.notebook.Explorer: a step by modules, then kernels, with heat, and the details
 // of the chosen kernel and its decisions. Owns the drawing; all numbers come from Python.
 
-const COLOURS = { time: "time", bytes: "bytes moved", distance: "distance from the bound" };
+const COLOURS = { time: "time", bytes: "bytes moved", distance: "time beyond the bound" };
 const LEVELS = { modules: "modules", kernels: "kernels" };
 const TRAITS = ["step", "module", "level", "colour", "selected", "previewed", "states", "at", "message"];
 const STAGES = ["forward", "backward"];
@@ -255,7 +255,7 @@ function render({ model, el }) {
   const drawDetails = () => {
     const selected = model.get("selected");
     if (selected < 0) {
-      const hint = "Open a module, then choose a kernel: its origin, numbers, containers and decisions are shown here.";
+      const hint = "Open a module, then click a kernel to see its origin, numbers, containers and decisions.";
       details.replaceChildren(element("p", { className: "soft", textContent: hint }));
       return;
     }
@@ -267,7 +267,7 @@ function render({ model, el }) {
       ["time", ms(kernel.seconds)],
       ["bound", `${ms(kernel.roofline_seconds)}: ${times(kernel.distance)}`],
       ["moved", `${bytes(kernel.bytes_moved)} (read ${bytes(kernel.bytes_read)}, written ${bytes(kernel.bytes_written)})`],
-      ["the step's own", bytes(kernel.bytes_least)],
+      ["least", bytes(kernel.bytes_least)],
       ["operations", `${(kernel.operations / 1e6).toFixed(2)} MFLOP`],
       ["rates", `${kernel.gb_s.toFixed(1)} GB/s, ${kernel.gflop_s.toFixed(1)} GFLOP/s`],
     ];

@@ -1,0 +1,132 @@
+"""Sizes as symbols: numbers for them, and what PyTorch's tracer decided about them.
+
+Owns expressions of sizes and the conditions under which a trace holds. PyTorch notes each decision
+as a guard in its ``ShapeEnv``; a trace serves a call only if all guards hold for the call's sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from ._errors import CaptureError
+
+
+class Outside(CaptureError):
+    """A trace does not hold for some sizes; the message says why."""
+
+
+def expression(value: Any) -> Any:
+    """A symbolic number as a SymPy expression, and any other value as it is."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        found = value.node.expr
+        if found.is_Integer:
+            return int(found)
+        return float(found) if found.is_Float else found
+    return value
+
+
+def with_numbers(value: Any, numbers: Mapping[sympy.Symbol, sympy.Integer]) -> Any:
+    """The number that an expression is for these sizes, and any other value as it is."""
+    if not isinstance(value, sympy.Basic):
+        return value
+    found = value.xreplace(dict(numbers))
+    if found.is_Integer:
+        return int(found)
+    if found.is_Float or found.is_Rational:
+        return float(found)
+    raise Outside(f"the size {value} has no value")
+
+
+@dataclass
+class Conditions:
+    """What PyTorch's tracer decided about the sizes of one graph."""
+
+    #: Of each input its sizes, or the number that it is: numbers and expressions of symbols.
+    inputs: list[Any]
+    guards: list[sympy.Basic]
+    ranges: dict[sympy.Symbol, Any]
+
+    @classmethod
+    def of_graph(cls, placeholders: Iterable[Any]) -> Conditions:
+        """The conditions of a traced graph with these values of its users' inputs.
+
+        Raises ``Outside`` where the graph may hold for less than its guards say.
+        """
+        values = list(placeholders)
+        inputs = [look_of(value) for value in values]
+        guards: list[sympy.Basic] = []
+        ranges: dict[sympy.Symbol, Any] = {}
+        for env in _envs_of(values):
+            if env.frozen or env.counter["ignored_backward_guard"]:
+                raise Outside("PyTorch stopped to note what the trace depends on")
+            if env.deferred_runtime_asserts or env.unbacked_symint_counter:
+                raise Outside("a size follows from values of tensors")
+            # A symbol that equals another stands for it among the inputs as well.
+            guards += [env.replace(guard.expr) for guard in env.guards]
+            ranges |= env.var_to_range
+        return cls(inputs, list(dict.fromkeys(guards)), ranges)
+
+    def numbers_of(self, looks: Sequence[Any]) -> dict[sympy.Symbol, sympy.Integer]:
+        """The values of the symbols for inputs of these sizes. Raises ``Outside``."""
+        pairs = [
+            pair
+            for expected, found in zip(self.inputs, looks, strict=True)
+            for pair in _pairs(expected, found)
+        ]
+        numbers = {
+            expected: sympy.Integer(found)
+            for expected, found in pairs
+            if isinstance(expected, sympy.Symbol)
+        }
+        for expected, found in pairs:
+            if with_numbers(expected, numbers) != found:
+                raise Outside(f"the trace takes {expected} where {found} is given")
+        for symbol, number in numbers.items():
+            if symbol in self.ranges and number not in self.ranges[symbol]:
+                allowed = self.ranges[symbol]
+                raise Outside(f"it takes {allowed.lower} to {allowed.upper}, not {number}")
+        for guard in self.guards:
+            if guard.xreplace(numbers) is not sympy.true:
+                raise Outside(f"it holds only where {guard}")
+        return numbers
+
+
+def go_on_noting(placeholders: Iterable[Any]) -> None:
+    """Has PyTorch note guards for what is done with an exported graph from here on, too."""
+    for env in _envs_of(placeholders):
+        env.frozen = False
+
+
+def _envs_of(values: Iterable[Any]) -> list[Any]:
+    """Where PyTorch notes its decisions about the sizes of traced inputs; each once."""
+    envs = {}
+    for value in pytree.tree_leaves(list(values)):
+        if isinstance(value, torch.Tensor):
+            env = getattr(getattr(value, "fake_mode", None), "shape_env", None)
+        else:
+            env = value.node.shape_env if isinstance(value, torch.SymInt) else None
+        if env is not None:
+            envs[id(env)] = env
+    return list(envs.values())
+
+
+def look_of(value: Any) -> Any:
+    """The sizes of a tensor, or a number."""
+    if isinstance(value, torch.Tensor):
+        return tuple(expression(size) for size in value.shape)
+    return expression(value)
+
+
+def _pairs(expected: Any, found: Any) -> list[tuple[Any, Any]]:
+    if isinstance(expected, tuple):
+        return list(zip(expected, found, strict=True))
+    return [(expected, found)]
+
+
+__all__ = ["Conditions", "Outside", "expression", "go_on_noting", "look_of", "with_numbers"]
