@@ -126,7 +126,7 @@ pub fn fuse(expanded: Fused, target: Target, recipe: &Recipe) -> Result<Fused, F
     if target == Target::Cuda {
         nodes = chain::chain(&mut graph, nodes, recipe, &mut decisions);
     }
-    let kernels = group::group(&mut graph, nodes, recipe, &mut decisions)?;
+    let kernels = group::group(&mut graph, nodes, target, recipe, &mut decisions)?;
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })
 }

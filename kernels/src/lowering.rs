@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 mod halves;
 mod share;
+mod sums;
 mod told;
 mod work;
 
@@ -249,6 +250,10 @@ impl Lowering<'_> {
         if let Some((first, rest)) = split_epilogue(node, map)
             && let Some(found) = self.recognize(&first)
         {
+            let followers = sums::followers(&rest);
+            if !followers.sums.is_empty() {
+                return self.summed_contraction(node, &first, &followers, &found);
+            }
             if self.with_epilogue(node, &rest, &found)? {
                 return Ok(());
             }
@@ -509,7 +514,9 @@ fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
     let dim = |d: &usize| {
         let alone = |axis: &&Axis| axis.terms == [(*d, 1)] && axis.offset == 0;
         let mut axes = c.out.axes.iter().filter(alone);
-        let axis = axes.next().filter(|axis| axis.size == c.dims[*d])?;
+        let own = axes.next().filter(|axis| axis.size == c.dims[*d]);
+        let gone_through = |axis: &&Axis| roles.places.contains(&(*d, axis.size, axis.stride));
+        let axis = own.or_else(|| c.out.axes.iter().find(gone_through))?;
         Some(emit::ProductDim {
             size: axis.size,
             stride: axis.stride,

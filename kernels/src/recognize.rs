@@ -3,7 +3,7 @@
 //! No operator name is looked at, so products and convolutions, their gradients and whatever else
 //! has the form are found alike. Strides come from the containers' layouts.
 
-use crate::contraction::{Axis, Contraction, NoFastForm, Operand, normal_form};
+use crate::contraction::{Axis, Contraction, Element, NoFastForm, Operand, normal_form};
 use graph::{
     ContainerId, DType, Graph, Index, Map, Memlet, Node, NodeKind, Param, Scalar, SummedProduct,
     SymExpr, Tasklet,
@@ -23,10 +23,12 @@ pub struct Recognized {
 }
 
 /// The contraction a top-level or kernel-member map is, if it is one whose sums are in single
-/// precision; its axes in normal form, so that dims are the map's parameters or joined ones.
+/// precision, or all of which is in double precision; its axes in normal form, so that dims are the map's parameters or joined ones.
 pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
     let single = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    let found = recognize_typed(graph, node, &single)?;
+    let double = |dtype| dtype == DType::F64;
+    let found =
+        recognize_typed(graph, node, &single).or_else(|| recognize_typed(graph, node, &double))?;
     Some(Recognized {
         contraction: normal_form(&found.contraction),
         ..found
@@ -68,6 +70,10 @@ pub fn recognize_typed(
         .collect::<Option<_>>()?;
     Some(Recognized {
         contraction: Contraction {
+            element: match graph.container(out.container).dtype {
+                DType::F64 => Element::F64,
+                _ => Element::F32,
+            },
             dims,
             a: operand(graph, &map.params, a)?,
             b: operand(graph, &map.params, b)?,

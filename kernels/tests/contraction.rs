@@ -7,8 +7,8 @@ mod contraction_cases;
 mod contraction_checks;
 
 use contraction_cases::{Conv, extent, matmul, plain};
-use contraction_checks::{Random, check_all, compile, reference, run};
-use kernels::contraction::{Axis, Contraction, Hooks, Operand, Target, emit};
+use contraction_checks::{Number, Random, check_all, check_all_of, compile, reference, run};
+use kernels::contraction::{Axis, Contraction, Element, Hooks, Operand, Target, emit};
 
 fn random_conv(r: &mut Random) -> Conv {
     let spatial = r.pick(&[1, 2, 2, 2, 3]);
@@ -76,6 +76,22 @@ fn convolution_weight_gradient() {
 }
 
 #[test]
+fn convolutions_in_double_precision() {
+    for (vw, n) in [(16, 8), (8, 4), (4, 3)] {
+        let mut cases = convs(300 + vw as u64, n, Conv::forward);
+        cases.extend(convs(400 + vw as u64, n, Conv::weight_gradient));
+        cases.extend(convs(500 + vw as u64, n, |c| {
+            Conv {
+                nchw_input: false,
+                ..c.clone()
+            }
+            .data_gradient()
+        }));
+        check_all_of::<f64>("double", vw, cases, false);
+    }
+}
+
+#[test]
 fn depthwise_convolutions() {
     let mut r = Random(11);
     let mut cases = Vec::new();
@@ -93,6 +109,9 @@ fn depthwise_convolutions() {
     }
     for vw in [16, 8, 4] {
         check_all("depthwise", vw, cases.clone(), false);
+    }
+    for vw in [16, 8] {
+        check_all_of::<f64>("depthwise_f64", vw, cases.clone(), false);
     }
 }
 
@@ -145,6 +164,7 @@ fn groups_of_few_channels_share_panels() {
     cases.extend(all(&groups(32, 4, 4)));
     for vw in [16, 8] {
         check_all("groups", vw, cases.clone(), false);
+        check_all_of::<f64>("groups_f64", vw, cases.clone(), false);
     }
 }
 
@@ -164,6 +184,7 @@ fn large_operands_that_lie_across_the_others() {
         base: 0,
     };
     let of = |a, b, out| Contraction {
+        element: Element::F32,
         dims: vec![m, n, c, places],
         a: operand(a),
         b: operand(b),
@@ -265,6 +286,9 @@ fn matrix_products_in_every_transposition() {
     for vw in [16, 8, 4] {
         check_all("matmul", vw, cases.clone(), false);
     }
+    for vw in [16, 8] {
+        check_all_of::<f64>("matmul_f64", vw, cases.clone(), false);
+    }
 }
 
 #[test]
@@ -283,8 +307,24 @@ fn operands_may_come_swapped() {
     check_all("swapped", 16, cases, false);
 }
 
-/// Runs one contraction with hooks whose effect is also applied to the reference.
+/// Runs one contraction with hooks whose effect is also applied to the reference, in both precisions.
 fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out_at: &str) {
+    check_hooks_of::<f32>(label, c, hooks, hook_text, out_at);
+    let text = hook_text.replace("float", "double");
+    check_hooks_of::<f64>(label, c, hooks, &text, out_at);
+}
+
+fn check_hooks_of<T: Number>(
+    label: &str,
+    c: &Contraction,
+    hooks: &Hooks,
+    hook_text: &str,
+    out_at: &str,
+) {
+    let c = &Contraction {
+        element: T::ELEMENT,
+        ..c.clone()
+    };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = Target {
         vector_width: 16,
@@ -299,14 +339,13 @@ fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out
     let mut r = Random(5);
     let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
     let len = extent(&c.out);
-    let through = |x: &[f32], hook: &Option<String>| -> Vec<f32> {
+    let numbers = |x: Vec<f32>| -> Vec<T> { x.into_iter().map(T::from_f32).collect() };
+    let (a, b) = (numbers(a), numbers(b));
+    let through = |x: &[T], hook: &Option<String>| -> Vec<f64> {
         x.iter()
-            .map(|v| {
-                if hook.is_some() {
-                    (2.0 * v + 1.0).max(0.0)
-                } else {
-                    *v
-                }
+            .map(|v| match (hook, (*v).into()) {
+                (Some(_), v) => (2.0 * v + 1.0).max(0.0),
+                (None, v) => v,
             })
             .collect()
     };
@@ -317,7 +356,7 @@ fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out
         len,
     );
     for nt in [1, 2, 3] {
-        let mut out = vec![f32::NAN; len];
+        let mut out = vec![T::NAN; len];
         run(&lib, &e, &a, &b, &mut out, nt);
         for (i, want) in expected.iter().enumerate() {
             let want = if hooks.epilogue.is_some() {
@@ -325,12 +364,11 @@ fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out
             } else {
                 *want
             };
-            let error = (f64::from(out[i]) - want).abs();
+            let got: f64 = out[i].into();
             assert!(
-                error < 1e-3,
-                "{label} ({}): element {i} is {}, expected {want}",
+                (got - want).abs() < 10.0 * T::ERROR,
+                "{label} ({}): element {i} is {got}, expected {want}",
                 e.path,
-                out[i]
             );
         }
     }
@@ -464,6 +502,7 @@ fn what_has_no_fast_path_takes_plain_loops() {
         base: 0,
     };
     let c = Contraction {
+        element: Element::F32,
         dims: vec![10, 10, 3],
         a: window(0),
         b: window(1),

@@ -11,7 +11,7 @@ use contraction_cases::{Conv, matmul, plain};
 use contraction_runs::{BF16, BUFFERS, Case, F32, Numbers, Wanted, epilogue, plainly, run};
 use graph::DType;
 use kernels::cache::Cache;
-use kernels::contraction::{Axis, Contraction, Operand};
+use kernels::contraction::{Axis, Contraction, Element, Operand};
 use kernels::cuda::contraction::{self as cuda, Types};
 use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind};
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
@@ -325,6 +325,7 @@ fn what_has_no_kernel_is_refused() {
         base: 0,
     };
     let c = Contraction {
+        element: Element::F32,
         dims: vec![4, 4],
         a: grid(),
         b: grid(),

@@ -533,6 +533,26 @@ fn element_wise_work_after_a_product_is_its_epilogue() {
     assert_eq!(n_cases, 10);
 }
 
+/// Sums of a product's columns are made while its blocks are in cache, where the blocks are final one by one.
+#[test]
+fn sums_of_columns_are_part_of_the_product() {
+    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let mut n_cases = 0;
+    for (name, graph) in cases() {
+        if !name.starts_with("column_") {
+            continue;
+        }
+        let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let n_kernels = lowered.kernels.len();
+        // Results across memory go through scratch; phases of a stride leave no blocks.
+        let refused = ["column_moments_across", "column_sums_strided_data_gradient"];
+        let refused = refused.contains(&name.as_str());
+        assert_eq!(n_kernels > 1, refused, "{name}: {n_kernels} kernels");
+        n_cases += 1;
+    }
+    assert_eq!(n_cases, 7);
+}
+
 /// Digits of a position and groups of channels do not keep a contraction from the micro-kernels.
 #[test]
 fn composite_axes_have_fast_forms() {

@@ -7,6 +7,7 @@ ran so.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 
@@ -278,9 +279,29 @@ def test_a_contraction_of_digits_that_are_not_neighbours_is_warned_of():
     assert "(backward): a contraction runs as scalar loops" in str(report)
 
 
-def test_a_contraction_of_float64_is_warned_of():
-    report = shorthaul.report(nn.Linear(40, 50).double(), torch.randn(30, 40).double())
-    warnings = report.data["warnings"]
-    assert {w["reason"] for w in warnings} == {"element_type"}
-    assert all(w["predicted_us"] >= w["fast_us"] for w in warnings)
-    assert f"warning: {warnings[0]['sentence']}" in str(report)
+@pytest.mark.parametrize("name", ["resnext", "mobilenet", "u-net 2-D", "attention", "gpt-2"])
+def test_no_contraction_in_float64_is_scalar(name):
+    model, x = network(name)
+    report = shorthaul.report(copy.deepcopy(model).double().train(), x.detach().double())
+    assert [w["sentence"] for w in report.data.get("warnings", [])] == []
+    paths = {k["path"] for k in report.data["kernels"]} - {"loops"}
+    assert paths and "generic" not in paths
+
+
+@pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")
+def test_gradients_in_float64_are_those_of_differences():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.SiLU(),
+        nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16),
+        nn.Conv2d(16, 16, 3, groups=4),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    ).double()
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    # The batch's statistics are kept out of the model's buffers, which each call would change.
+    model[1].track_running_stats = False
+    model[1].running_mean = model[1].running_var = None
+    assert torch.autograd.gradcheck(shorthaul.module(model.train()), (x,))

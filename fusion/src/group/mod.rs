@@ -8,16 +8,17 @@
 //! And when no third kernel must run between the two. Pays when the data passed between members,
 //! or read by both, stays in registers or cache: so the inner working set is bounded, and the
 //! dimension that is contiguous in memory never becomes the outer one of a kernel with inner loops.
-//! A contraction takes element-wise successors over its whole output as its epilogue.
+//! A contraction takes successors over its whole output as its epilogue, see [`epilogue`].
 
+mod epilogue;
 mod links;
 mod obstacle;
 mod told;
 mod write;
 
-use crate::FuseError;
 use crate::decision::{Applied, Decision, Demand, Refusal};
 use crate::unit::{bytes, is_contraction, unit};
+use crate::{FuseError, Target};
 use graph::{
     ContainerId, Graph, Index, Memlet, Node, Origin, Place, Recipe, Rewrite, Stage, SymExpr, Symbol,
 };
@@ -44,6 +45,8 @@ struct Group {
     outer: Vec<i64>,
     /// Whether the first member is a contraction, which others may only follow.
     contraction: bool,
+    /// Sums of the contraction's columns, which are final after its last block.
+    sums: BTreeSet<ContainerId>,
     /// Whether nothing may join (scatters, unexpanded nodes).
     alone: bool,
     stage: Stage,
@@ -68,6 +71,7 @@ struct Member {
 pub fn group(
     graph: &mut Graph,
     nodes: Vec<Node>,
+    target: Target,
     recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> Result<Vec<Node>, FuseError> {
@@ -76,7 +80,7 @@ pub fn group(
         .enumerate()
         .map(|(at, node)| Some(Group::of(graph, at, node)))
         .collect();
-    while merge_round(graph, &mut groups, recipe, decisions) {}
+    while merge_round(graph, &mut groups, target, recipe, decisions) {}
     decisions.extend(told::settled(graph, &groups, recipe, decisions));
     emit_kernels(graph, &groups)
 }
@@ -86,6 +90,7 @@ pub fn group(
 fn merge_round(
     graph: &Graph,
     groups: &mut [Option<Group>],
+    target: Target,
     recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> bool {
@@ -112,8 +117,8 @@ fn merge_round(
         let place = place(graph, x, y);
         let merged = match told(a, b, groups) {
             Some(false) => Err(Obstacle::Told),
-            Some(true) => merge(graph, x, y, Demand::Told),
-            None => merge(graph, x, y, Demand::IfItPays),
+            Some(true) => merge(graph, x, y, target, Demand::Told),
+            None => merge(graph, x, y, target, Demand::IfItPays),
         };
         // Merges of this round may have made a longer path.
         let merged = merged.and_then(|group| {
@@ -179,6 +184,7 @@ impl Group {
         Group {
             outer,
             contraction,
+            sums: BTreeSet::new(),
             alone,
             stage: node.stage,
             reads: node.reads().into_iter().collect(),
@@ -325,7 +331,13 @@ fn gain(
 }
 
 /// The union of two groups, `x` before `y`, where that is legal and pays.
-fn merge(graph: &Graph, x: &Group, y: &Group, demand: Demand) -> Result<Group, Obstacle> {
+fn merge(
+    graph: &Graph,
+    x: &Group,
+    y: &Group,
+    target: Target,
+    demand: Demand,
+) -> Result<Group, Obstacle> {
     if x.alone || y.alone {
         return Err(Obstacle::Alone);
     }
@@ -343,11 +355,12 @@ fn merge(graph: &Graph, x: &Group, y: &Group, demand: Demand) -> Result<Group, O
     if n_containers > MAX_CONTAINERS {
         demand.weigh(Obstacle::Containers(n_containers))?;
     }
+    if x.contraction {
+        // Only the CPU's contractions sum their columns.
+        return epilogue::with_epilogue(graph, x, y, target == Target::Cpu);
+    }
     let pairs = common_params(graph, x, y)?;
     let full = pairs.len() == x.outer.len() && pairs.len() == y.outer.len();
-    if x.contraction {
-        return with_epilogue(x, y, &pairs);
-    }
     let outer: Vec<i64> = pairs.iter().map(|(k, _)| x.outer[*k]).collect();
     let keep = |g: &Group, side: &dyn Fn(&(usize, usize)) -> usize| -> Vec<Member> {
         let members = g.members.iter().cloned();
@@ -372,31 +385,6 @@ fn merge(graph: &Graph, x: &Group, y: &Group, demand: Demand) -> Result<Group, O
         check_inner_loops(graph, &group, demand)?;
     }
     Ok(group)
-}
-
-/// A contraction with an epilogue, which covers the output point by point and reduces nothing. A dimension
-/// of one point needs no parameter.
-fn with_epilogue(x: &Group, y: &Group, pairs: &[(usize, usize)]) -> Result<Group, Obstacle> {
-    let wide = |outer: &[i64]| outer.iter().filter(|n| **n != 1).count();
-    let common: Vec<i64> = pairs.iter().map(|(k, _)| x.outer[*k]).collect();
-    let covers = wide(&common) == wide(&x.outer) && wide(&common) == wide(&y.outer);
-    if !covers || y.members.iter().any(|m| has_conflict(&m.node)) {
-        return Err(Obstacle::Epilogue);
-    }
-    let of_output = |k: usize, m: &Member| {
-        let paired = pairs.iter().find(|p| p.0 == k);
-        paired.map_or(Symbol::new(""), |p| m.bound[p.1].clone())
-    };
-    let mut members = x.members.clone();
-    members.extend(y.members.iter().cloned().map(|mut m| {
-        m.bound = (0..x.outer.len()).map(|k| of_output(k, &m)).collect();
-        m
-    }));
-    members.sort_by_key(|m| m.at);
-    Ok(Group {
-        members,
-        ..x.united(y)
-    })
 }
 
 /// The outer parameters of both that become one: those that index what is passed from `x` to `y`

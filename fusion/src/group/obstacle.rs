@@ -12,7 +12,9 @@ pub enum Obstacle {
     Stage,
     #[error("a product must come first in its kernel")]
     Product,
-    #[error("an epilogue must be element-wise over the product's result, without sums")]
+    #[error(
+        "an epilogue must be element-wise over the product's result, or sum whole columns, and cannot read such a sum"
+    )]
     Epilogue,
     #[error("together they would touch {0} containers")]
     Containers(usize),

@@ -1,6 +1,7 @@
 //! Each condition of grouping: a case in which it alone refuses, beside one that is accepted.
 
 use super::{Group, Obstacle, group, merge};
+use crate::Target;
 use crate::decision::{Decision, Demand};
 use crate::text_graph::graph;
 use graph::{Graph, Node, Recipe, Storage};
@@ -10,7 +11,7 @@ fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obsta
     let g = graph(containers, maps, outputs);
     let nodes = &g.single_state().expect("one state").nodes;
     let of = |at: usize| Group::of(&g, at, nodes[at].clone());
-    merge(&g, &of(0), &of(1), Demand::IfItPays).map(|group| group.outer)
+    merge(&g, &of(0), &of(1), Target::Cpu, Demand::IfItPays).map(|group| group.outer)
 }
 
 /// Kernels, their number of members, and refusals.
@@ -18,7 +19,14 @@ fn kernels(containers: &str, maps: &str, outputs: &str) -> (Graph, Vec<usize>, V
     let mut g = graph(containers, maps, outputs);
     let nodes = std::mem::take(&mut g.last_state().nodes);
     let mut decisions = Vec::new();
-    let kernels = group(&mut g, nodes, &Recipe::default(), &mut decisions).expect("no circle");
+    let kernels = group(
+        &mut g,
+        nodes,
+        Target::Cpu,
+        &Recipe::default(),
+        &mut decisions,
+    )
+    .expect("no circle");
     let members = |n: &Node| {
         let mut members = 0;
         n.visit_tasklets(&mut |_| members += 1);
@@ -118,6 +126,66 @@ fn an_epilogue_covers_its_product_point_by_point() {
     assert_eq!(after_product(summed, "%s"), Err(Obstacle::Epilogue));
 }
 
+const SUMS: &str = "%m: f32[48]
+    %v: f32[48]";
+const MEAN: &str = "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0 * 0.0015625 from %t[a, b] }";
+
+/// Members of the kernels of a product and what follows it.
+fn summed(maps: &[&str], outputs: &str) -> Vec<usize> {
+    // Sums of little data would rather share a kernel with each other.
+    let maps = format!("{MULTIPLY}\n{}", maps.join("\n")).replace("n < 64", "n < 640");
+    let containers = format!("{PRODUCT}\n{SUMS}").replace("[64", "[640");
+    kernels(&containers, &maps, outputs).1
+}
+
+#[test]
+fn a_product_sums_its_contiguous_columns() {
+    let columns = "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0 from %t[a, b] }";
+    assert_eq!(summed(&[columns], "%t, %m"), [2]);
+    let two =
+        "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0, %v[b] (sum) = $0 * $0 from %t[a, b] }";
+    assert_eq!(summed(&[two], "%t, %m, %v"), [2]);
+    let rows = "map [a < 640, b < 48] { tasklet %s[a] (sum) = $0 from %t[a, b] }";
+    assert_eq!(summed(&[rows], "%t, %s"), [1, 1]);
+    let largest = "map [a < 640, b < 48] { tasklet %m[b] (max) = $0 from %t[a, b] }";
+    assert_eq!(summed(&[largest], "%t, %m"), [1, 1]);
+    let more = "map [a < 640, b < 48, i < 2] { tasklet %m[b] (sum) = $0 from %t[a, b] }";
+    assert_eq!(summed(&[more], "%t, %m"), [1, 1]);
+}
+
+#[test]
+fn nothing_in_a_kernel_reads_its_sums_but_a_moment_about_its_mean() {
+    let moment = "map [a < 640, b < 48] { tasklet %v[b] (sum) = ($0 - $1) * ($0 - $1) * 0.0015625 from %t[a, b], %m[b] }";
+    assert_eq!(summed(&[MEAN, moment], "%t, %m, %v"), [3]);
+    for other in [
+        // Not the mean's factor, another's mean, not the sum's own column, no square.
+        moment.replace("0.0015625", "0.003125"),
+        moment.replace("from %t[a, b], %m[b]", "from %x[a, 0], %m[b]"),
+        moment.replace("%m[b]", "%m[47 - b]"),
+        moment.replace("($0 - $1) * ($0 - $1)", "($0 - $1)"),
+    ] {
+        assert_eq!(summed(&[MEAN, &other], "%t, %m, %v")[0], 2, "{other}");
+    }
+    let sum = MEAN.replace("0.0015625", "0.5");
+    let about = moment.replace("0.0015625", "0.5");
+    assert_eq!(summed(&[&sum, &about], "%t, %m, %v"), [2, 1]);
+    let point = "map [a < 640, b < 48] { tasklet %y[a, b] = $0 - $1 from %t[a, b], %m[b] }";
+    assert_eq!(summed(&[MEAN, point], "%y, %m"), [2, 1]);
+}
+
+#[test]
+fn a_gpu_sums_no_columns_in_a_product() {
+    let mut g = graph(
+        &format!("{PRODUCT}\n{SUMS}"),
+        &format!("{MULTIPLY}\n{}", MEAN.replace("640", "64")),
+        "%t, %m",
+    );
+    let nodes = std::mem::take(&mut g.last_state().nodes);
+    let recipe = Recipe::default();
+    let kernels = group(&mut g, nodes, Target::Cuda, &recipe, &mut Vec::new()).expect("no circle");
+    assert_eq!(kernels.len(), 2);
+}
+
 /// A gradient of points' weights and its conversion.
 #[test]
 fn a_dimension_of_one_point_needs_no_parameter() {
@@ -183,7 +251,7 @@ fn the_second_feeds_nothing_back() {
         );
         let nodes = &g.single_state().expect("one state").nodes;
         let of = |at: usize| Group::of(&g, at, nodes[at].clone());
-        merge(&g, &of(1), &of(0), Demand::IfItPays).map(|group| group.outer)
+        merge(&g, &of(1), &of(0), Target::Cpu, Demand::IfItPays).map(|group| group.outer)
     };
     assert_eq!(consumer_first, Err(Obstacle::Circular));
 }
@@ -307,7 +375,7 @@ fn told(containers: &str, maps: &str, recipe: &Recipe) -> (usize, Vec<Decision>)
     let mut g = graph(containers, maps, "%y");
     let nodes = std::mem::take(&mut g.last_state().nodes);
     let mut decisions = Vec::new();
-    let kernels = group(&mut g, nodes, recipe, &mut decisions).expect("no circle");
+    let kernels = group(&mut g, nodes, Target::Cpu, recipe, &mut decisions).expect("no circle");
     (kernels.len(), decisions)
 }
 

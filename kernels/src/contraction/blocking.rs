@@ -7,6 +7,7 @@ use super::access::{Access, Coord, Problem};
 use super::choice::KnownChoice;
 use super::groups::{Diagonal, Place};
 use super::stage::Staging;
+use super::text::Vector;
 use graph::Machine;
 
 /// A loop dimension with its step in each operand; `a` is without staging.
@@ -74,7 +75,7 @@ pub enum VectorSource {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub shape: Shape,
-    pub vw: i64,
+    pub vector: Vector,
     /// Vectors of a full panel.
     pub nv: i64,
     pub tiling: Tiling,
@@ -153,7 +154,7 @@ impl Tiling {
 impl Plan {
     /// Lanes of a full panel.
     pub fn nr(&self) -> i64 {
-        self.nv * self.vw
+        self.nv * self.vector.lanes
     }
 
     /// The decisions in one line, for the reader of the emitted text.
@@ -165,7 +166,7 @@ impl Plan {
         let s = &self.shape;
         format!(
             "batch {} m {} n {} k {}: tile {}+ along m{}, {} vectors; m{} in {}, k{} in {}, n in {}; {} parts, \
-             {} floats staged, vectors from {:?}{}",
+             {} numbers staged, vectors from {:?}{}",
             sizes(&s.batch),
             sizes(&s.m),
             sizes(&s.n),
@@ -179,7 +180,7 @@ impl Plan {
             self.k_cut.blocks,
             self.n_chunks,
             self.parts,
-            self.staging.as_ref().map_or(0, |s| s.floats),
+            self.staging.as_ref().map_or(0, |s| s.numbers),
             self.source,
             s.diagonal.as_ref().map_or(String::new(), |d| format!(
                 ", {} groups together",
@@ -386,7 +387,7 @@ fn join(role: &mut Vec<Dim>, a: &mut Access, dims: &mut [i64]) {
 
 /// What the caller fixes.
 pub struct Wishes {
-    pub vw: i64,
+    pub vector: Vector,
     pub threads: i64,
     pub prologue_a: bool,
     pub prologue_b: bool,
@@ -396,6 +397,8 @@ pub struct Wishes {
     pub told: Option<[i64; 8]>,
     /// How many of the best other plans to tell.
     pub n_others: usize,
+    /// Columns of the result are summed, which no part of a reduction can be.
+    pub sums: bool,
     /// How other sizes were planned.
     pub known: Vec<KnownChoice>,
 }
@@ -435,7 +438,7 @@ pub(super) fn consider(
     take: &mut dyn FnMut(Plan),
 ) {
     let n_inner = s.n[s.n.len() - 1].size;
-    let (nv, mr) = register_tile(n_inner, w.vw);
+    let (nv, mr) = register_tile(n_inner, w.vector);
     let usual = Tiling::new(&s.m, mr);
     let tiling = match tiles.map(|tiles| usual.with(&s.m, tiles)) {
         None => usual,
@@ -463,7 +466,7 @@ pub(super) fn consider(
             for parts in [1, w.threads] {
                 let candidate = Plan {
                     shape: s.clone(),
-                    vw: w.vw,
+                    vector: w.vector,
                     nv,
                     tiling,
                     m_cut,
@@ -474,7 +477,7 @@ pub(super) fn consider(
                     source: VectorSource::Shared,
                     to_scratch: to_scratch || parts > 1,
                 };
-                if parts > k_cut.count(&s.k) || (parts > 1 && w.threads == 1) {
+                if parts > k_cut.count(&s.k) || (parts > 1 && (w.threads == 1 || w.sums)) {
                     continue;
                 }
                 refine(candidate, w, take);
@@ -483,11 +486,12 @@ pub(super) fn consider(
     }
 }
 
-fn register_tile(n_inner: i64, vw: i64) -> (i64, i64) {
-    match (vw, div_up(n_inner, vw)) {
-        (16, 1) => (1, 28),
-        (16, 3) => (3, 9),
-        (16, _) => (2, 14),
+/// Vectors and rows of a tile: 28 of the 32 registers of 64 bytes, 12 of the 16 that are shorter.
+fn register_tile(n_inner: i64, vector: Vector) -> (i64, i64) {
+    match (vector.bytes(), div_up(n_inner, vector.lanes)) {
+        (64, 1) => (1, 28),
+        (64, 3) => (3, 9),
+        (64, _) => (2, 14),
         (_, 1) => (1, 12),
         _ => (2, 6),
     }
@@ -537,7 +541,7 @@ fn extent(p: &Plan, c: &Coord) -> i64 {
         .sum::<i64>()
 }
 
-pub(super) fn a_floats(p: &Plan) -> i64 {
+pub(super) fn a_numbers(p: &Plan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 
@@ -546,7 +550,8 @@ pub(super) fn a_floats(p: &Plan) -> i64 {
 fn aliases(p: &Plan) -> bool {
     let row = p.shape.m[p.shape.m.len() - 1].a;
     let step = p.shape.k[p.shape.k.len() - 1].a;
-    (step == 1 && row % 1024 == 0) || (row == 1 && step % 1024 == 0)
+    let page = 4096 / p.vector.element.bytes();
+    (step == 1 && row % page == 0) || (row == 1 && step % page == 0)
 }
 
 pub(super) fn must_stage(p: &Plan, w: &Wishes) -> bool {
@@ -555,7 +560,7 @@ pub(super) fn must_stage(p: &Plan, w: &Wishes) -> bool {
 
 pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
     must_stage(p, w).then(|| {
-        Staging::new(&p.shape.a.coords, |c| {
+        Staging::new(&p.shape.a.coords, p.vector.element, |c| {
             let whole = |d: usize| {
                 let dims = p.shape.m.iter().chain(&p.shape.k);
                 dims.filter(|x| x.id == d)
@@ -570,10 +575,10 @@ fn refine(p: Plan, w: &Wishes, take: &mut dyn FnMut(Plan)) {
     let s = &p.shape;
     let panels = p.panels();
     let in_place = s.n[s.n.len() - 1].b == 1
-        && s.n[s.n.len() - 1].size % p.vw == 0
+        && s.n[s.n.len() - 1].size % p.vector.lanes == 0
         && !w.prologue_b
         && s.diagonal.as_ref().is_none_or(|d| d.place.is_rows())
-        && s.k[s.k.len() - 1].b % 512 != 0;
+        && s.k[s.k.len() - 1].b * p.vector.element.bytes() % 2048 != 0;
     for n_chunks in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
         .into_iter()
         .filter(|&c| c <= panels)

@@ -3,6 +3,7 @@
 
 use super::blocking::{Plan, Shape, VectorSource, Wishes, consider, div_up, orders, staging};
 use super::cost::{cost, ns};
+use super::text::Element;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much more a plan may cost if its text is known.
@@ -12,6 +13,7 @@ const MOST_FOR_KNOWN: f64 = 1.1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     ranks: [usize; 4],
+    element: Element,
     nv: i64,
     tail_vectors: Option<i64>,
     axis: usize,
@@ -65,8 +67,9 @@ impl Choice {
         let s = &p.shape;
         Choice {
             ranks: [s.batch.len(), s.m.len(), s.n.len(), s.k.len()],
+            element: p.vector.element,
             nv: p.nv,
-            tail_vectors: p.tail().map(|columns| div_up(columns, p.vw)),
+            tail_vectors: p.tail().map(|columns| div_up(columns, p.vector.lanes)),
             axis: p.tiling.axis,
             small: p.tiling.small,
             has_big_tiles: p.tiling.has_big,

@@ -10,6 +10,7 @@ impl Part<'_> {
     pub(super) fn combine_function(&self, t: &mut CText) {
         let (p, s) = (&self.plan, &self.plan.shape);
         let columns = p.nr().min(16);
+        let number = self.number();
         let m_row = self.o_strides();
         let mut order: Vec<usize> = (0..s.m.len()).collect();
         order.sort_by_key(|&j| std::cmp::Reverse(s.m[j].o));
@@ -32,10 +33,10 @@ impl Part<'_> {
             self.prefix
         ));
         t.line(format!(
-            "(void)scratch; const float *R = (const float *)buf[3] + {}L;",
-            self.shared_at + self.packed_floats()
+            "(void)scratch; const {number} *R = (const {number} *)buf[3] + {}L;",
+            self.shared_at + self.packed_numbers()
         ));
-        t.line(format!("float *O = (float *)buf[2] + {}L;", s.o_base));
+        t.line(format!("{number} *O = ({number} *)buf[2] + {}L;", s.o_base));
         t.line(format!(
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
         ));
@@ -75,8 +76,8 @@ impl Part<'_> {
         if diagonal.is_none() {
             to.push(("n0".to_string(), p.n_inner().o));
         }
-        t.line(format!("const float *r = R + {};", affine(&from, 0)));
-        t.line(format!("float *o = O + {};", affine(&to, 0)));
+        t.line(format!("const {number} *r = R + {};", affine(&from, 0)));
+        t.line(format!("{number} *o = O + {};", affine(&to, 0)));
         let part = self.batches() * self.m_total() * self.result_row();
         let (mut here, mut there) = ("n".to_string(), format!("n*{}L", p.n_inner().o));
         if let Some((d, at)) = diagonal {

@@ -7,15 +7,13 @@
 use graph::{Level, Machine};
 
 use super::blocking::{
-    Plan, VectorSource, Wishes, a_floats, block_size, div_up, must_stage, product,
+    Plan, VectorSource, Wishes, a_numbers, block_size, div_up, must_stage, product,
 };
 
 /// Operations of a product in a cycle.
 const OPERATIONS: f64 = 64.0;
 /// Part of the second-level cache that blocks may fill.
 const ROOM: f64 = 0.7;
-/// Floats of a cache line.
-const LINE: i64 = 16;
 
 /// The machine in cycles.
 struct Cycles {
@@ -48,7 +46,8 @@ pub(super) fn ns(cycles: f64, w: &Wishes) -> f64 {
 /// cache is fetched again by each block that uses only a part of the line.
 fn again(p: &Plan, room: f64) -> f64 {
     let s = &p.shape;
-    if (product(&s.n) * product(&s.k) * 4) as f64 <= room || s.diagonal.is_some() {
+    let element = p.vector.element;
+    if (product(&s.n) * product(&s.k) * element.bytes()) as f64 <= room || s.diagonal.is_some() {
         return 1.0;
     }
     let panels = div_up(p.panels(), p.n_chunks);
@@ -69,7 +68,7 @@ fn again(p: &Plan, room: f64) -> f64 {
             run *= size;
         }
     }
-    LINE as f64 / run.min(LINE) as f64
+    element.per_line() as f64 / run.min(element.per_line()) as f64
 }
 
 /// Estimated cycles of the slowest thread.
@@ -88,10 +87,11 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let threads = f(w.threads);
     let share = (items / threads).ceil() / items;
     let kp = f(p.k_block());
-    let a_bytes = f(a_floats(p)) * 4.0;
+    let each = f(p.vector.element.bytes());
+    let a_bytes = f(a_numbers(p)) * each;
     let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
     let rows = m / m_blocks;
-    let b_bytes = kp * f(p.nr()) * 4.0;
+    let b_bytes = kp * f(p.nr()) * each;
     let column = s.m[s.m.len() - 1].a == 1;
 
     // Arithmetic, slowed by what does not fit.
@@ -100,7 +100,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let mut slow = 1.0;
     let resident = a_bytes
         + match p.source {
-            VectorSource::Thread => chunk * kp * 4.0,
+            VectorSource::Thread => chunk * kp * each,
             _ => b_bytes,
         };
     slow += (resident / room - 1.0).clamp(0.0, 2.0) * 0.4;
@@ -110,7 +110,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     if p.source == VectorSource::Direct {
         slow += 0.04 + ((kp - 512.0) / 2048.0).clamp(0.0, 0.4);
     }
-    let mut cycles = batch * m * lanes * k / 32.0 * slow + calls * 60.0;
+    let mut cycles = batch * m * lanes * k * each / 128.0 * slow + calls * 60.0;
 
     // Movement.
     if must_stage(p, w) {
@@ -123,7 +123,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     } else {
         cycles += batch * m_blocks * k_blocks * a_bytes * f(p.n_chunks) * (0.5 * l3);
     }
-    let b_total = n * k * 4.0;
+    let b_total = n * k * each;
     let fetched = b_total * (again(p, room) - 1.0);
     let from = if b_total * f(p.n_chunks).recip() < room - a_bytes {
         0.1 * l3
@@ -147,8 +147,8 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
                 }
         }
     };
-    let block_out = rows * chunk * 4.0;
-    let out_bytes = batch * m * n * 4.0;
+    let block_out = rows * chunk * each;
+    let out_bytes = batch * m * n * each;
     if block_out + a_bytes > room && p.panels() > 1 {
         cycles += out_bytes * (0.6 * l3);
     }

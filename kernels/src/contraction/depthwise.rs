@@ -6,7 +6,7 @@
 use super::access::{Access, Coord, Problem};
 use super::driver::zero_fill;
 use super::gather::GatherForm;
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Vector, affine, preamble};
 use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
 
 /// Most register-tile code a border may cost.
@@ -16,15 +16,20 @@ const MOST_BORDER_TERMS: usize = 400;
 /// that loads both.
 const ONE_LOAD: f64 = 3.0;
 const TWO_LOADS: f64 = 4.5;
+/// Positions whose sums are kept together.
+const POSITIONS_IN_BAND: i64 = 64;
+/// Bands for each thread, so that all have work.
+const BANDS_PER_THREAD: i64 = 8;
 
 /// A depthwise problem, seen from its image operand: positions move the window, taps are inside it.
 struct Depthwise {
     prefix: String,
-    vw: i64,
+    vector: Vector,
     /// Whether the sum runs over positions (weight gradient) and not over taps.
     reduce: bool,
     /// Pieces of the sum over positions.
     parts: i64,
+    threads: i64,
     channels: i64,
     x: Access,
     x_buf: usize,
@@ -45,6 +50,7 @@ struct Depthwise {
     row_taps: Vec<usize>,
     shared_at: i64,
     epilogue: Option<String>,
+    sums: Option<String>,
 }
 
 /// Emits all parts of `form` if each is depthwise; `None` if this is not the place for it.
@@ -52,6 +58,7 @@ pub fn emit(
     name: &str,
     form: &GatherForm,
     hooks: &Hooks,
+    vector: Vector,
     target: &Target,
 ) -> Result<Option<EmittedContraction>, NoFastForm> {
     if hooks.prologue_a.is_some() || hooks.prologue_b.is_some() || form.parts.is_empty() {
@@ -60,20 +67,21 @@ pub fn emit(
     let mut parts = Vec::new();
     let mut shared = 0;
     for (i, p) in form.parts.iter().enumerate() {
-        let Some(mut part) = Depthwise::recognize(p, target) else {
+        let Some(mut part) = Depthwise::recognize(p, vector, target) else {
             return Ok(None);
         };
-        if part.reduce && hooks.epilogue.is_some() {
+        if part.reduce && hooks.follow() {
             return Err(NoFastForm::SplitSum);
         }
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
         part.epilogue.clone_from(&hooks.epilogue);
-        shared += part.shared_floats();
+        part.sums.clone_from(&hooks.sums);
+        shared += part.shared_numbers();
         parts.push(part);
     }
     let mut t = CText::default();
-    t.raw(&preamble(target.vector_width));
+    t.raw(&preamble(vector));
     for p in &parts {
         p.main_function(&mut t);
         if p.reduce {
@@ -93,7 +101,7 @@ pub fn emit(
     };
     call(&mut t, name, "main");
     for z in &form.zeros {
-        zero_fill(&mut t, z);
+        zero_fill(&mut t, z, vector.element);
     }
     t.line("}");
     if parts.iter().any(|p| p.reduce) {
@@ -104,14 +112,14 @@ pub fn emit(
     }
     let thread = parts
         .iter()
-        .map(|p| p.weight_floats() + p.zero_floats())
+        .map(|p| p.weight_numbers() + p.zero_numbers())
         .max()
         .unwrap_or(0);
     Ok(Some(EmittedContraction {
         source: t.finish(),
         launches,
-        shared_scratch_bytes: (shared * 4) as usize,
-        thread_scratch_bytes: (thread * 4) as usize,
+        shared_scratch_bytes: (shared * vector.element.bytes()) as usize,
+        thread_scratch_bytes: (thread * vector.element.bytes()) as usize,
         flops: 0,
         predicted_ns: parts.iter().map(|p| p.predicted_ns(target)).sum::<f64>() as u64,
         refusal: None,
@@ -123,13 +131,17 @@ pub fn emit(
         takes_prologues: false,
         cuts: None,
         choices: Vec::new(),
+        sum_slots: match &hooks.sums {
+            Some(_) => parts[0].bands(target.threads.max(1)),
+            None => 0,
+        },
         finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
     }))
 }
 
 impl Depthwise {
-    fn recognize(p: &Problem, target: &Target) -> Option<Depthwise> {
+    fn recognize(p: &Problem, vector: Vector, target: &Target) -> Option<Depthwise> {
         let mut p = p.clone();
         p.tidy();
         let n = p.dims.len();
@@ -141,7 +153,7 @@ impl Depthwise {
         let (lane, None) = (batch.next()?, batch.next()) else {
             return None;
         };
-        if p.dims[lane] < target.vector_width {
+        if p.dims[lane] < vector.lanes {
             return None;
         }
         let unit = |x: &Access| {
@@ -187,8 +199,9 @@ impl Depthwise {
         let column_tap = taps.iter().copied().find(|&d| column_coord.coeff(d) != 0);
         let d = Depthwise {
             prefix: String::new(),
-            vw: target.vector_width,
+            vector,
             reduce,
+            threads: target.threads.max(1),
             parts: if reduce { target.threads.max(1) } else { 1 },
             channels: p.dims[lane],
             x: x.clone(),
@@ -208,6 +221,7 @@ impl Depthwise {
             dims: p.dims.clone(),
             shared_at: 0,
             epilogue: None,
+            sums: None,
         };
         let n_taps = d.taps().len();
         (windows && n_taps <= MOST_TAPS && d.border_columns().len() * n_taps <= MOST_BORDER_TERMS)
@@ -222,7 +236,13 @@ impl Depthwise {
             .copied()
             .chain(self.column_tap)
             .collect();
+        let place = |d: usize| (d, self.dims[d], self.y.stride(d));
+        let written = self.outer.iter().copied().chain([self.column, self.lane]);
         Roles {
+            places: match self.reduce {
+                true => Vec::new(),
+                false => written.map(place).collect(),
+            },
             batch: Vec::new(),
             m: if self.reduce { taps } else { positions },
             n: vec![self.lane],
@@ -255,7 +275,7 @@ impl Depthwise {
         (self.channels + 15) / 16 * 16
     }
 
-    fn weight_floats(&self) -> i64 {
+    fn weight_numbers(&self) -> i64 {
         if self.reduce {
             0
         } else {
@@ -263,7 +283,7 @@ impl Depthwise {
         }
     }
 
-    fn shared_floats(&self) -> i64 {
+    fn shared_numbers(&self) -> i64 {
         if self.reduce {
             self.parts * self.taps().len() as i64 * self.padded_channels()
         } else {
@@ -279,7 +299,7 @@ impl Depthwise {
     }
 
     /// Length of the row that stands in for rows outside the image.
-    fn zero_floats(&self) -> i64 {
+    fn zero_numbers(&self) -> i64 {
         let c = &self.column_coord;
         let last = if c.guarded {
             c.size - 1
@@ -317,26 +337,30 @@ impl Depthwise {
 
     fn main_function(&self, t: &mut CText) {
         let cp = self.padded_channels();
+        let (number, bytes) = (self.vector.element.c_type(), self.vector.element.bytes());
         t.line(format!(
             "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
         t.line(format!(
-            "const float *X = (const float *)buf[{}] + {}L;",
+            "const {number} *X = (const {number} *)buf[{}] + {}L;",
             self.x_buf, self.x.base
         ));
         let units: i64 = self.outer.iter().map(|&d| self.dims[d]).product();
-        if self.zero_floats() > 0 {
+        if self.zero_numbers() > 0 {
             t.line(format!(
-                "float *zero = (float *)scratch + {}L;",
-                self.weight_floats()
+                "{number} *zero = ({number} *)scratch + {}L;",
+                self.weight_numbers()
             ));
-            t.line(format!("memset(zero, 0, {}L);", self.zero_floats() * 4));
+            t.line(format!(
+                "memset(zero, 0, {}L);",
+                self.zero_numbers() * bytes
+            ));
         }
         if self.reduce {
             let y_buf = 1 - self.x_buf;
             t.line(format!(
-                "const float *Y = (const float *)buf[{y_buf}] + {}L;",
+                "const {number} *Y = (const {number} *)buf[{y_buf}] + {}L;",
                 self.y.base
             ));
             t.line(format!(
@@ -345,31 +369,45 @@ impl Depthwise {
             ));
             let taps = self.taps().len() as i64;
             t.line(format!(
-                "float *wt = (float *)buf[3] + {}L + part*{}L;",
+                "{number} *wt = ({number} *)buf[3] + {}L + part*{}L;",
                 self.shared_at,
                 taps * cp
             ));
-            t.line(format!("memset(wt, 0, {}L);", taps * cp * 4));
+            t.line(format!("memset(wt, 0, {}L);", taps * cp * bytes));
             t.line(format!(
                 "for (long u = {units}L*part/{0}L; u < {units}L*(part + 1)/{0}L; u++) {{",
                 self.parts
             ));
         } else {
-            t.line(format!("float *Y = (float *)buf[2] + {}L;", self.y.base));
-            t.line("float *wt = scratch;");
-            self.load_weights(t);
             t.line(format!(
-                "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+                "{number} *Y = ({number} *)buf[2] + {}L;",
+                self.y.base
             ));
+            t.line(format!("{number} *wt = scratch;"));
+            self.load_weights(t);
+            if self.sums.is_some() {
+                let bands = self.bands(self.threads);
+                t.line(format!(
+                    "for (long band = {bands}L*tid/nt; band < {bands}L*(tid + 1)/nt; band++) {{"
+                ));
+                t.line(format!(
+                    "for (long u = {units}L*band/{bands}L; u < {units}L*(band + 1)/{bands}L; u++) {{"
+                ));
+            } else {
+                t.line(format!(
+                    "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+                ));
+            }
         }
         self.row_pointers(t, units);
+        let whole = self.channels / self.vector.lanes * self.vector.lanes;
         for (kind, lanes) in [
-            (format!("vf{}", self.vw), self.vw),
-            ("float".to_string(), 1),
+            (self.vector.c_type(), self.vector.lanes),
+            (number.to_string(), 1),
         ] {
             let (from, to) = match lanes {
-                1 => (self.channels / self.vw * self.vw, self.channels),
-                _ => (0, self.channels / self.vw * self.vw),
+                1 => (whole, self.channels),
+                _ => (0, whole),
             };
             if from < to {
                 t.line(format!(
@@ -386,7 +424,22 @@ impl Depthwise {
                 self.channels
             ));
         }
+        if let Some(sums) = &self.sums {
+            let (w, bands) = (self.dims[self.column], self.bands(self.threads));
+            t.close(1);
+            t.line(format!(
+                "{sums}(buf, tid, band, 0, {units}L*band/{bands}L*{w}L, {units}L*(band + 1)/{bands}L*{w}L, 0, {}L);",
+                self.channels
+            ));
+        }
         t.close(if self.reduce { 3 } else { 2 });
+    }
+
+    /// Runs of rows whose columns are summed together: some rows each, and enough for all threads.
+    fn bands(&self, threads: i64) -> i64 {
+        let units: i64 = self.outer.iter().map(|&d| self.dims[d]).product();
+        let rows = (POSITIONS_IN_BAND / self.dims[self.column]).max(1);
+        (units / rows).max(BANDS_PER_THREAD * threads).min(units)
     }
 
     fn tap_offset(&self, row: &[i64], s: i64) -> i64 {
@@ -400,8 +453,9 @@ impl Depthwise {
     }
 
     fn load_weights(&self, t: &mut CText) {
+        let number = self.vector.element.c_type();
         t.line(format!(
-            "const float *B = (const float *)buf[{}] + {}L;",
+            "const {number} *B = (const {number} *)buf[{}] + {}L;",
             self.w_buf, self.w.base
         ));
         t.line(format!("for (long c = 0; c < {}L; c++) {{", self.channels));
@@ -430,7 +484,8 @@ impl Depthwise {
             .map(|&d| (format!("q{d}"), self.y.stride(d)))
             .collect();
         let constness = if self.reduce { "const " } else { "" };
-        t.line(format!("{constness}float *y = Y + {};", affine(&at, 0)));
+        let number = self.vector.element.c_type();
+        t.line(format!("{constness}{number} *y = Y + {};", affine(&at, 0)));
         for (i, row) in self.rows().iter().enumerate() {
             let tap = |c: &Coord| -> i64 {
                 self.row_taps
@@ -469,7 +524,7 @@ impl Depthwise {
             } else {
                 format!("{} ? {from} : zero", tests.join(" && "))
             };
-            t.line(format!("const float *r{i} = {value};"));
+            t.line(format!("const {number} *r{i} = {value};"));
         }
     }
 
@@ -550,15 +605,19 @@ impl Depthwise {
     /// Sums the parts of a weight gradient.
     fn combine_function(&self, t: &mut CText) {
         let (cp, n_taps) = (self.padded_channels(), self.taps().len() as i64);
+        let number = self.vector.element.c_type();
         t.line(format!(
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
         t.line(format!(
-            "(void)scratch; const float *R = (const float *)buf[3] + {}L;",
+            "(void)scratch; const {number} *R = (const {number} *)buf[3] + {}L;",
             self.shared_at
         ));
-        t.line(format!("float *O = (float *)buf[2] + {}L;", self.w.base));
+        t.line(format!(
+            "{number} *O = ({number} *)buf[2] + {}L;",
+            self.w.base
+        ));
         t.line(format!(
             "for (long c = {0}L*tid/nt; c < {0}L*(tid + 1)/nt; c++) {{",
             self.channels

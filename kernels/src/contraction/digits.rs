@@ -185,6 +185,7 @@ fn digits(axis: &Axis, dims: &[i64]) -> Vec<(usize, i64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Element;
     use super::*;
 
     fn axis(size: i64, stride: i64, terms: &[(usize, i64)], offset: i64) -> Axis {
@@ -204,6 +205,7 @@ mod tests {
     /// `dx[2*p0 + p1 + r - 1] += dy[p0][p1] * w[r]`, `dy` with the given strides.
     fn behind_a_pool(outer: i64, inner: i64) -> Contraction {
         Contraction {
+            element: Element::F32,
             dims: vec![5, 2, 3],
             a: operand(vec![
                 axis(5, outer, &[(0, 1)], 0),
@@ -239,6 +241,7 @@ mod tests {
     #[test]
     fn groups_become_axes_of_their_own() {
         let grouped = Contraction {
+            element: Element::F32,
             dims: vec![3, 4, 2],
             a: operand(vec![axis(6, 1, &[(0, 2), (2, 1)], 0)]),
             b: operand(vec![
@@ -257,6 +260,7 @@ mod tests {
     #[test]
     fn an_output_with_gaps_between_its_digits_keeps_one_axis() {
         let strided = Contraction {
+            element: Element::F32,
             dims: vec![3, 2, 4],
             a: operand(vec![axis(3, 4, &[(0, 1)], 0), axis(4, 1, &[(2, 1)], 0)]),
             b: operand(vec![axis(2, 4, &[(1, 1)], 0), axis(4, 1, &[(2, 1)], 0)]),

@@ -2,12 +2,12 @@
 //! that run them. The launches' bodies are in `panels` (packing), `items` (the main one) and `combine`.
 
 use super::access::Problem;
-use super::blocking::{Dim, Plan, VectorSource, Wishes, shape};
+use super::blocking::{Dim, Plan, VectorSource, Wishes, div_up, shape};
 use super::choice::{Choice, Chosen, choose};
 use super::cost;
 use super::gather::{GatherForm, ZeroFill};
 use super::groups::together;
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Element, Vector, affine, preamble};
 use super::{Cuts, EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
 use graph::Blocking;
 
@@ -17,14 +17,14 @@ pub(super) struct Part<'a> {
     /// Prefix of its static functions.
     pub(super) prefix: String,
     pub(super) hooks: &'a Hooks,
-    /// Floats before its region of the shared scratch.
+    /// Numbers before its region of the shared scratch.
     pub(super) shared_at: i64,
 }
 
-const ALIGN_FLOATS: i64 = 16;
+const ALIGNED_NUMBERS: i64 = 16;
 
-fn align(floats: i64) -> i64 {
-    (floats + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS
+fn align(numbers: i64) -> i64 {
+    (numbers + ALIGNED_NUMBERS - 1) / ALIGNED_NUMBERS * ALIGNED_NUMBERS
 }
 
 /// Emits all parts under common launches.
@@ -32,6 +32,7 @@ pub fn emit(
     name: &str,
     form: &GatherForm,
     hooks: &Hooks,
+    vector: Vector,
     target: &Target,
 ) -> Result<EmittedContraction, NoFastForm> {
     let mut parts = Vec::new();
@@ -45,16 +46,17 @@ pub fn emit(
         let shape = together(
             shape,
             &problem.dims,
-            target.vector_width,
+            vector.lanes,
             prologue_b.is_some(),
-            hooks.epilogue.is_some(),
+            hooks.follow(),
         );
         let wishes = Wishes {
-            vw: target.vector_width,
+            vector,
             threads: target.threads.max(1),
             prologue_a: prologue_a.is_some(),
             prologue_b: prologue_b.is_some(),
-            epilogue: hooks.epilogue.is_some(),
+            epilogue: hooks.follow(),
+            sums: hooks.sums.is_some(),
             machine: target.machine,
             known: target.known.clone(),
             told: told.and_then(|blocking| blocking.parts().get(i).copied()),
@@ -70,11 +72,11 @@ pub fn emit(
             hooks,
             shared_at: shared,
         };
-        shared += part.packed_floats() + part.result_floats();
+        shared += part.packed_numbers() + part.result_numbers();
         parts.push(part);
     }
     let mut t = CText::default();
-    t.raw(&preamble(target.vector_width));
+    t.raw(&preamble(vector));
     for part in &parts {
         part.functions(&mut t);
     }
@@ -86,7 +88,7 @@ pub fn emit(
         &parts,
         |p| p.packs(),
         "pack",
-        &[],
+        (&[], vector.element),
     );
     launch(
         &mut t,
@@ -95,7 +97,7 @@ pub fn emit(
         &parts,
         |_| true,
         "main",
-        &form.zeros,
+        (&form.zeros, vector.element),
     );
     launch(
         &mut t,
@@ -104,14 +106,14 @@ pub fn emit(
         &parts,
         |p| p.plan.to_scratch,
         "combine",
-        &[],
+        (&[], vector.element),
     );
-    let thread = parts.iter().map(Part::thread_floats).max().unwrap_or(0);
+    let thread = parts.iter().map(Part::thread_numbers).max().unwrap_or(0);
     Ok(EmittedContraction {
         source: t.finish(),
         launches,
-        shared_scratch_bytes: (shared * 4) as usize,
-        thread_scratch_bytes: (thread * 4) as usize,
+        shared_scratch_bytes: (shared * vector.element.bytes()) as usize,
+        thread_scratch_bytes: (thread * vector.element.bytes()) as usize,
         flops: 0,
         predicted_ns: predicted_ns as u64,
         refusal: None,
@@ -125,6 +127,12 @@ pub fn emit(
             blocking: Blocking::new(cuts),
         }),
         choices: parts.iter().map(|p| Choice::of(&p.plan)).collect(),
+        sum_slots: match parts.as_slice() {
+            [p] if hooks.sums.is_some() && !p.plan.to_scratch => {
+                p.plan.m_cut.count(&p.plan.shape.m)
+            }
+            _ => 0,
+        },
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()
@@ -150,7 +158,7 @@ fn launch(
     parts: &[Part],
     wanted: impl Fn(&Part) -> bool,
     stage: &str,
-    zeros: &[ZeroFill],
+    zeros: (&[ZeroFill], Element),
 ) {
     let parts = parts.iter().filter(|p| wanted(p));
     let calls: Vec<&str> = parts.map(|p| p.prefix.as_str()).collect();
@@ -164,8 +172,9 @@ pub(super) fn launch_calls(
     symbol: &str,
     calls: &[&str],
     stage: &str,
-    zeros: &[ZeroFill],
+    zeros: (&[ZeroFill], Element),
 ) {
+    let (zeros, element) = zeros;
     if calls.is_empty() && zeros.is_empty() {
         return;
     }
@@ -177,7 +186,7 @@ pub(super) fn launch_calls(
         t.line(format!("{prefix}_{stage}(buf, scratch, tid, nt);"));
     }
     for z in zeros {
-        zero_fill(t, z);
+        zero_fill(t, z, element);
     }
     t.line("}");
     launches.push(Launch {
@@ -186,7 +195,7 @@ pub(super) fn launch_calls(
 }
 
 /// Writes zeros to a lattice of output positions; threads divide its largest axis.
-pub fn zero_fill(t: &mut CText, z: &ZeroFill) {
+pub fn zero_fill(t: &mut CText, z: &ZeroFill, element: Element) {
     let mut axes = z.axes.clone();
     axes.sort_by_key(|a| std::cmp::Reverse(a.1));
     axes.retain(|a| a.0 > 1);
@@ -194,7 +203,7 @@ pub fn zero_fill(t: &mut CText, z: &ZeroFill) {
         .rev()
         .max_by_key(|&i| (i + 1 < axes.len(), axes[i].0));
     t.line("{");
-    t.line("float *O = buf[2];");
+    t.line(format!("{} *O = buf[2];", element.c_type()));
     for (i, (size, _)) in axes.iter().enumerate() {
         if Some(i) == widest {
             t.line(format!(
@@ -272,6 +281,16 @@ impl Part<'_> {
         }
     }
 
+    /// The C type of its numbers.
+    pub(super) fn number(&self) -> &'static str {
+        self.plan.vector.element.c_type()
+    }
+
+    /// Bytes of so many numbers.
+    pub(super) fn bytes(&self, numbers: i64) -> i64 {
+        numbers * self.plan.vector.element.bytes()
+    }
+
     pub(super) fn batches(&self) -> i64 {
         self.plan.shape.batch.iter().map(|d| d.size).product()
     }
@@ -280,7 +299,7 @@ impl Part<'_> {
         self.plan.shape.m.iter().map(|d| d.size).product()
     }
 
-    pub(super) fn packed_floats(&self) -> i64 {
+    pub(super) fn packed_numbers(&self) -> i64 {
         if self.packs() {
             align(self.batches() * self.plan.panels() * self.plan.k_total() * self.plan.nr())
         } else {
@@ -293,7 +312,7 @@ impl Part<'_> {
         self.plan.panels() * self.plan.nr()
     }
 
-    pub(super) fn result_floats(&self) -> i64 {
+    pub(super) fn result_numbers(&self) -> i64 {
         let all = self.plan.parts * self.batches() * self.m_total() * self.result_row();
         if self.plan.to_scratch { align(all) } else { 0 }
     }
@@ -302,13 +321,13 @@ impl Part<'_> {
         (self.plan.panels() + self.plan.n_chunks - 1) / self.plan.n_chunks
     }
 
-    pub(super) fn staged_floats(&self) -> i64 {
-        self.plan.staging.as_ref().map_or(0, |s| align(s.floats))
+    pub(super) fn staged_numbers(&self) -> i64 {
+        self.plan.staging.as_ref().map_or(0, |s| align(s.numbers))
     }
 
-    pub(super) fn thread_floats(&self) -> i64 {
+    pub(super) fn thread_numbers(&self) -> i64 {
         let panels = self.chunk_panels() * self.plan.k_block() * self.plan.nr();
-        self.staged_floats()
+        self.staged_numbers()
             + if self.plan.source == VectorSource::Thread {
                 panels
             } else {
@@ -352,7 +371,7 @@ impl Part<'_> {
     }
 
     pub(super) fn tail_width(&self, valid: i64) -> i64 {
-        (valid + self.plan.vw - 1) / self.plan.vw * self.plan.vw
+        div_up(valid, self.plan.vector.lanes) * self.plan.vector.lanes
     }
 
     /// Reduction loops of one block: outermost first, the cut one with a run-time count.

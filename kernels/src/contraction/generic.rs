@@ -1,6 +1,6 @@
 //! The plain-loop fallback: correct for every contraction, fast for none.
 
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Vector, affine, preamble};
 use super::{
     Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, ScalarForm, Target,
     flops,
@@ -15,15 +15,18 @@ pub fn emit(
     target: &Target,
 ) -> EmittedContraction {
     let mut t = CText::default();
-    t.raw(&preamble(4));
+    t.raw(&preamble(Vector::new(c.element, 4)));
+    let number = c.element.c_type();
     let split = split_dim(c);
     let zero = format!("{name}_zero");
-    zero_launch(&mut t, &zero, &c.out);
+    zero_launch(&mut t, &zero, c);
     t.line(format!(
         "void {name}(void *const *buf, void *scratch, long tid, long nt) {{"
     ));
     t.line("(void)scratch;");
-    t.line("const float *A = buf[0], *B = buf[1]; float *O = buf[2];");
+    t.line(format!(
+        "const {number} *A = buf[0], *B = buf[1]; {number} *O = buf[2];"
+    ));
     for (d, size) in c.dims.iter().enumerate() {
         if Some(d) == split {
             t.line(format!(
@@ -66,6 +69,7 @@ pub fn emit(
         takes_prologues: false,
         cuts: None,
         choices: Vec::new(),
+        sum_slots: 0,
         finishes_in_blocks: false,
         roles: Roles::default(),
     }
@@ -104,11 +108,15 @@ fn address(op: &Operand) -> String {
     affine(&terms, op.base)
 }
 
-fn zero_launch(t: &mut CText, symbol: &str, out: &Operand) {
+fn zero_launch(t: &mut CText, symbol: &str, c: &Contraction) {
+    let out = &c.out;
     t.line(format!(
         "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
     ));
-    t.line("(void)scratch; (void)nt; if (tid != 0) return; float *O = buf[2];");
+    t.line(format!(
+        "(void)scratch; (void)nt; if (tid != 0) return; {} *O = buf[2];",
+        c.element.c_type()
+    ));
     let mut terms = Vec::new();
     for (i, ax) in out.axes.iter().enumerate() {
         t.line(format!(

@@ -128,11 +128,12 @@ fn joined(mut s: Shape, d: Diagonal) -> Shape {
 impl Part<'_> {
     /// Packs the panel of groups: `static void NAME(buf, src, dst, kn)`.
     pub(super) fn diagonal_panel(&self, t: &mut CText, d: &Diagonal, at: usize, name: &str) {
+        let number = self.number();
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, float *restrict dst, long kn) {{"
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *restrict dst, long kn) {{"
         ));
         t.line(format!(
-            "const float *restrict B = buf[{}]; (void)kn;",
+            "const {number} *restrict B = buf[{}]; (void)kn;",
             self.buffers().1
         ));
         let width = self.width_of_groups(d);
@@ -162,8 +163,8 @@ impl Part<'_> {
         to.push(("c".to_string(), own_row * width));
         from.push(("g".to_string(), d.group_b));
         from.push(("c".to_string(), d.inside_b));
-        t.line(format!("float *row = dst + {};", affine(&to, 0)));
-        t.line(format!("const float *s = B + {};", affine(&from, 0)));
+        t.line(format!("{number} *row = dst + {};", affine(&to, 0)));
+        t.line(format!("const {number} *s = B + {};", affine(&from, 0)));
         t.line(format!(
             "for (long j = 0; j < {width}L; j++) row[j] = 0.0f;"
         ));

@@ -11,30 +11,31 @@ impl Part<'_> {
         let (p, s) = (&self.plan, &self.plan.shape);
         let m_blocks = p.m_cut.count(&s.m);
         let items = p.parts * self.batches() * m_blocks * p.n_chunks;
+        let number = self.number();
         t.line(format!(
             "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
-        t.line("float *sa = scratch; (void)sa;");
+        t.line(format!("{number} *sa = scratch; (void)sa;"));
         t.line(format!(
-            "float *sb = (float *)scratch + {}L; (void)sb;",
-            self.staged_floats()
+            "{number} *sb = ({number} *)scratch + {}L; (void)sb;",
+            self.staged_numbers()
         ));
         t.line(format!(
-            "const float *W = (const float *)buf[3] + {}L; (void)W;",
+            "const {number} *W = (const {number} *)buf[3] + {}L; (void)W;",
             self.shared_at
         ));
         let (a_buf, b_buf) = self.buffers();
         t.line(format!(
-            "const float *A = buf[{a_buf}], *B = buf[{b_buf}]; (void)A; (void)B;"
+            "const {number} *A = buf[{a_buf}], *B = buf[{b_buf}]; (void)A; (void)B;"
         ));
         if p.to_scratch {
             t.line(format!(
-                "float *O = (float *)buf[3] + {}L;",
-                self.shared_at + self.packed_floats()
+                "{number} *O = ({number} *)buf[3] + {}L;",
+                self.shared_at + self.packed_numbers()
             ));
         } else {
-            t.line(format!("float *O = (float *)buf[2] + {}L;", s.o_base));
+            t.line(format!("{number} *O = ({number} *)buf[2] + {}L;", s.o_base));
         }
         t.line("long staged = -1, packed = -1; (void)staged; (void)packed;");
         t.line(format!(
@@ -217,12 +218,16 @@ impl Part<'_> {
                 self.width()
             ),
         };
-        t.line(format!("const float *b = {b};"));
+        let number = self.number();
+        t.line(format!("const {number} *b = {b};"));
         t.line(format!(
-            "const float *next = b + {}L;",
+            "const {number} *next = b + {}L;",
             self.plan.k_total() * self.plan.nr()
         ));
-        t.line(format!("float *o = O + {};", self.panel_out(batch, &outer)));
+        t.line(format!(
+            "{number} *o = O + {};",
+            self.panel_out(batch, &outer)
+        ));
         let axis = p.tiling.axis;
         let first = p.m_cut.depth.min(axis);
         for j in first..axis {
@@ -316,7 +321,7 @@ impl Part<'_> {
         t.line(chain.join(" else "));
     }
 
-    /// How far a tile's share of the next panel reaches, in floats.
+    /// How far a tile's share of the next panel reaches, in numbers.
     pub(super) fn next_step(&self) -> String {
         let inner: i64 = self.plan.shape.k[self.plan.k_cut.depth + 1..]
             .iter()
@@ -325,12 +330,12 @@ impl Part<'_> {
         format!("kn*{}L", inner * self.ahead())
     }
 
-    /// Calls the epilogue on the M range of the current block and panels `p0..p1`.
+    /// Calls the epilogue, then the sums, on the M range of the current block and panels `p0..p1`.
     pub(super) fn epilogue_call(&self, t: &mut CText, p0: &str, p1: &str) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
-        let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| !p.to_scratch) else {
+        if p.to_scratch || !self.hooks.follow() {
             return;
-        };
+        }
         let inner = |j: usize| m[j + 1..].iter().map(|d| d.size).product::<i64>();
         let start: Vec<(String, i64)> =
             (0..m.len()).map(|j| (format!("ms{j}"), inner(j))).collect();
@@ -345,10 +350,12 @@ impl Part<'_> {
             )
         };
         let (batch, first) = self.epilogue_batch();
-        t.line(format!(
-            "{epilogue}(buf, tid, {batch}, m0, m1, {first}{}, {first}{});",
-            n_at(p0),
-            n_at(p1)
-        ));
+        let block = format!("{batch}, m0, m1, {first}{}, {first}{}", n_at(p0), n_at(p1));
+        if let Some(epilogue) = &self.hooks.epilogue {
+            t.line(format!("{epilogue}(buf, tid, {block});"));
+        }
+        if let Some(sums) = &self.hooks.sums {
+            t.line(format!("{sums}(buf, tid, mb, {block});"));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The micro-kernel: a register tile of the output under a nest of reduction loops
 //! (batch-reduce GEMM, arXiv 1906.06440, section 2). Emits one C function; knows no blocking.
 
-use super::text::{CText, affine, hash};
+use super::text::{CText, Vector, affine, hash};
 
 /// One reduction loop, with its step in each operand.
 #[derive(Clone, Debug)]
@@ -15,14 +15,14 @@ pub struct Level {
 
 /// A register tile of `rows.len()` x `nv` vectors.
 pub struct MicroKernel {
-    pub vw: i64,
+    pub vector: Vector,
     /// Offset of each row in the broadcast operand and in the output, in elements.
     pub rows: Vec<(i64, i64)>,
     pub nv: i64,
     /// Lanes of the last vector that are stored.
     pub last_lanes: i64,
     pub nest: Vec<Level>,
-    /// Floats of the next panel fetched into L2 per reduction step, counted from the argument `next`.
+    /// Numbers of the next panel fetched into L2 per reduction step, counted from the argument `next`.
     pub ahead: i64,
     /// Distances in front of the broadcast and the vector operand that are fetched into L2 at every
     /// reduction step: what later tiles read of rows that lie far apart.
@@ -54,15 +54,18 @@ pub fn merge_levels(levels: &[Level]) -> Vec<Level> {
 
 impl MicroKernel {
     /// The function's name and its guarded text. Signature:
-    /// `(const float *a, const float *b, float *c, const float *next, long kn, long acc)`; `acc` adds
+    /// `(const T *a, const T *b, T *c, const T *next, long kn, long acc)` for numbers of type `T`; `acc` adds
     /// to `c`, `next` is the part of the next panel that this call fetches.
     pub fn emit(&self) -> (String, String) {
         let body = self.body();
         let name = format!("shl_mk{:016x}", hash(&body));
         let guard = name.to_uppercase();
         let head = "static __attribute__((noinline)) void";
-        let args = "(const float *restrict a, const float *restrict b, float *restrict c, \
-                    const float *next, long kn, long acc)";
+        let number = self.vector.element.c_type();
+        let args = format!(
+            "(const {number} *restrict a, const {number} *restrict b, {number} *restrict c, \
+             const {number} *next, long kn, long acc)"
+        );
         (
             name.clone(),
             format!("#ifndef {guard}\n#define {guard}\n{head} {name}{args} {{\n{body}}}\n#endif\n"),
@@ -71,7 +74,8 @@ impl MicroKernel {
 
     fn body(&self) -> String {
         let mut t = CText::default();
-        let vf = format!("vf{}", self.vw);
+        let vf = self.vector.c_type();
+        let line = self.vector.element.per_line();
         let tile = || (0..self.rows.len()).flat_map(|i| (0..self.nv).map(move |j| (i, j)));
         t.line("(void)kn; (void)next;");
         for i in 0..self.rows.len() {
@@ -80,8 +84,8 @@ impl MicroKernel {
         }
         // The output is fetched while the reduction runs, instead of stalling the stores after it.
         for (_, at) in &self.rows {
-            for line in 0..(self.nv * self.vw + 15) / 16 {
-                t.line(format!("__builtin_prefetch(c + {}, 1);", at + line * 16));
+            for n in 0..(self.nv * self.vector.lanes + line - 1) / line {
+                t.line(format!("__builtin_prefetch(c + {}, 1);", at + n * line));
             }
         }
         self.reduction(&mut t, &vf);
@@ -118,8 +122,9 @@ impl MicroKernel {
                 .collect();
             affine(&terms, 0)
         };
-        t.line(format!("const float *ap = a + {};", at(|l| l.a)));
-        t.line(format!("const float *bp = b + {};", at(|l| l.b)));
+        let number = self.vector.element.c_type();
+        t.line(format!("const {number} *ap = a + {};", at(|l| l.a)));
+        t.line(format!("const {number} *bp = b + {};", at(|l| l.b)));
         for (operand, distances) in [("ap", &self.ahead_a), ("bp", &self.ahead_b)] {
             for d in distances {
                 t.line(format!("__builtin_prefetch({operand} + {d}, 0, 2);"));
@@ -134,7 +139,7 @@ impl MicroKernel {
         for j in 0..self.nv {
             t.line(format!(
                 "const {vf} b{j} = *(const {vf} *)(bp + {});",
-                j * self.vw
+                j * self.vector.lanes
             ));
         }
         for (i, (off, _)) in self.rows.iter().enumerate() {
@@ -142,7 +147,7 @@ impl MicroKernel {
                 .map(|j| format!("c{i}_{j} += b{j}*s;"))
                 .collect();
             t.line(format!(
-                "{{ const float s = ap[{off}]; {} }}",
+                "{{ const {number} s = ap[{off}]; {} }}",
                 fma.join(" ")
             ));
         }
@@ -150,25 +155,23 @@ impl MicroKernel {
     }
 
     fn store(&self, t: &mut CText, vf: &str, i: usize, j: i64, acc: bool) {
-        let at = self.rows[i].1 + j * self.vw;
+        let whole = self.vector.lanes;
+        let at = self.rows[i].1 + j * whole;
         let lanes = if j + 1 == self.nv {
             self.last_lanes
         } else {
-            self.vw
+            whole
         };
-        if lanes == self.vw {
+        let bytes = lanes * self.vector.element.bytes();
+        if lanes == whole {
             let op = if acc { "+=" } else { "=" };
             t.line(format!("*({vf} *)(c + {at}) {op} c{i}_{j};"));
         } else if acc {
-            let from = format!(
-                "{{ {vf} v = {{0}}; memcpy(&v, c + {at}, {}); v += c{i}_{j};",
-                lanes * 4
-            );
-            t.line(format!("{from} memcpy(c + {at}, &v, {}); }}", lanes * 4));
+            let from = format!("{{ {vf} v = {{0}}; memcpy(&v, c + {at}, {bytes}); v += c{i}_{j};");
+            t.line(format!("{from} memcpy(c + {at}, &v, {bytes}); }}"));
         } else {
             t.line(format!(
-                "{{ {vf} v = c{i}_{j}; memcpy(c + {at}, &v, {}); }}",
-                lanes * 4
+                "{{ {vf} v = c{i}_{j}; memcpy(c + {at}, &v, {bytes}); }}"
             ));
         }
     }

@@ -32,14 +32,18 @@ mod tiles;
 pub use choice::{Choice, Known, KnownChoice};
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
+pub use text::Element;
 
 use crate::features::Pairs;
 use graph::{Blocking, DType, Machine};
+use text::Vector;
 use thiserror::Error;
 
-/// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`, all f32.
+/// `out[..] = sum over the dims that are absent from out of a[..] * b[..]`.
 #[derive(Clone, Debug)]
 pub struct Contraction {
+    /// The type that products are summed in, which is that of all three buffers where no hook converts.
+    pub element: Element,
     /// Sizes of the loop dimensions; an [`Axis`] names them by position.
     pub dims: Vec<i64>,
     /// The left factor.
@@ -77,8 +81,8 @@ pub struct Axis {
 /// Names of C functions, emitted elsewhere before the contraction, that are called around it.
 #[derive(Clone, Debug, Default)]
 pub struct Hooks {
-    /// `static inline void P(void *const *buf, float *dst, long offset, long stride, long len)`: writes
-    /// `dst[i]`, i < len, from the elements `offset + i*stride` (counted from `buf[0]`) of operand `a`.
+    /// `static inline void P(void *const *buf, T *dst, long offset, long stride, long len)`: writes numbers
+    /// of the contraction's type, `dst[i]`, i < len, from the elements `offset + i*stride` (counted from `buf[0]`) of operand `a`.
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
@@ -89,6 +93,17 @@ pub struct Hooks {
     /// indices, in the order of the output's strides, over the dims that out shares with both
     /// operands, with one operand, and with the other; [`EmittedContraction::roles`] tells which.
     pub epilogue: Option<String>,
+    /// `static inline void S(void *const *buf, long tid, long slot, long batch, long m0, long m1, long n0, long n1)`:
+    /// called after the epilogue on the same block, with the number of its range of `m`: the ranges cover
+    /// `m` once, in order, and are the same for any number of threads at run time.
+    pub sums: Option<String>,
+}
+
+impl Hooks {
+    /// Whether anything is called on blocks of the result.
+    pub(crate) fn follow(&self) -> bool {
+        self.epilogue.is_some() || self.sums.is_some()
+    }
 }
 
 /// What the text is specialized for.
@@ -140,6 +155,10 @@ pub struct Roles {
     pub m: Vec<usize>,
     /// Dims of the vector operand and the output.
     pub n: Vec<usize>,
+    /// A dim with its size and its stride in the output, as the loops go through it: a data gradient's loops
+    /// count positions of the output, of which the description knows sums only. Empty where the output is
+    /// written in phases.
+    pub places: Vec<(usize, i64, i64)>,
 }
 
 /// The C text of a contraction and what running it needs.
@@ -170,6 +189,8 @@ pub struct EmittedContraction {
     pub cuts: Option<Cuts>,
     /// What its text depends on besides sizes.
     pub choices: Vec<Choice>,
+    /// Ranges of `m` that [`Hooks::sums`] is called for; 0 without it.
+    pub sum_slots: i64,
     /// Whether blocks of results are final one by one, not all in a last launch.
     pub finishes_in_blocks: bool,
     /// Dims by role, for writing an epilogue.
@@ -231,6 +252,7 @@ pub fn emit(
         ("prologue on operand a", hooks.prologue_a.is_some()),
         ("prologue on operand b", hooks.prologue_b.is_some()),
         ("epilogue", hooks.epilogue.is_some()),
+        ("sums of columns", hooks.sums.is_some()),
     ];
     if let Some((hook, _)) = wanted.into_iter().find(|w| w.1) {
         return Err(Unsupported::HookOnFallback { hook, reason });
@@ -263,6 +285,7 @@ fn specialized(
     let inner = if phased {
         Hooks {
             epilogue: None,
+            sums: None,
             ..hooks.clone()
         }
     } else {
@@ -273,9 +296,10 @@ fn specialized(
         phased |= emitted.late_epilogue;
         emitted.contraction
     } else {
-        match depthwise::emit(name, &form, &inner, target)? {
+        let vector = Vector::new(c.element, target.vector_width);
+        match depthwise::emit(name, &form, &inner, vector, target)? {
             Some(done) => done,
-            None => driver::emit(name, &form, &inner, target)?,
+            None => driver::emit(name, &form, &inner, vector, target)?,
         }
     };
     done.flops = flops(c);
@@ -285,8 +309,11 @@ fn specialized(
         done.predicted_ns = done.flops.saturating_mul(1000) / rate.max(1);
     }
     done.finishes_in_blocks &= !phased;
-    if let Some(epilogue) = hooks.epilogue.as_ref().filter(|_| phased) {
-        epilogue_launch(&mut done, name, c, epilogue, target);
+    if phased {
+        done.roles.places.clear();
+    }
+    if phased && hooks.follow() {
+        epilogue_launch(&mut done, name, c, hooks, target);
     }
     Ok(done)
 }
@@ -296,7 +323,7 @@ fn epilogue_launch(
     e: &mut EmittedContraction,
     name: &str,
     c: &Contraction,
-    epilogue: &str,
+    hooks: &Hooks,
     target: &Target,
 ) {
     const BLOCK_FLOATS: i64 = 1 << 16;
@@ -315,9 +342,14 @@ fn epilogue_launch(
         "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
     ));
     t.line(format!("const long q = u%{blocks}L;"));
-    t.line(format!(
-        "{epilogue}(buf, tid, u/{blocks}L, {m}L*q/{blocks}L, {m}L*(q + 1)/{blocks}L, 0, {n}L);"
-    ));
+    let block = format!("u/{blocks}L, {m}L*q/{blocks}L, {m}L*(q + 1)/{blocks}L, 0, {n}L");
+    if let Some(epilogue) = &hooks.epilogue {
+        t.line(format!("{epilogue}(buf, tid, {block});"));
+    }
+    if let Some(sums) = &hooks.sums {
+        t.line(format!("{sums}(buf, tid, q, {block});"));
+        e.sum_slots = blocks;
+    }
     t.close(2);
     e.source.push_str(&t.finish());
     e.launches.push(Launch { symbol });
@@ -331,7 +363,11 @@ fn roles(p: &access::Problem, swapped: bool) -> Roles {
         .filter(|&d| p.dims[d] > 1 && p.out.has(d))
         .collect();
     dims.sort_by_key(|&d| std::cmp::Reverse(p.out.stride(d)));
-    let mut r = Roles::default();
+    let place = |&d: &usize| (d, p.dims[d], p.out.stride(d));
+    let mut r = Roles {
+        places: dims.iter().map(place).collect(),
+        ..Roles::default()
+    };
     for d in dims {
         match (broadcast.has(d), vector.has(d)) {
             (true, true) => r.batch.push(d),

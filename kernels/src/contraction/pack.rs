@@ -1,7 +1,7 @@
 //! Packing of the vector operand into panels: `[panel][reduction][lane]`, so that the micro-kernel
 //! walks it with unit stride. Emits the copy of one panel; who calls it when is the driver's business.
 
-use super::text::{CText, affine};
+use super::text::{CText, Vector, affine};
 use crate::emit::scalar::{c_type, cast};
 use graph::DType;
 
@@ -20,7 +20,7 @@ pub struct PackLevel {
 /// Copy of one panel of `width` lanes, of which `valid` exist.
 pub struct Panel<'a> {
     pub levels: Vec<PackLevel>,
-    pub vw: i64,
+    pub vector: Vector,
     pub width: i64,
     pub valid: i64,
     /// Source step between lanes.
@@ -48,11 +48,12 @@ enum Loop {
 impl Panel<'_> {
     /// Emits `static void NAME(buf, src, dst, kn)`; `src` is an element offset into the buffer.
     pub fn emit(&self, t: &mut CText, name: &str) {
+        let number = self.vector.element.c_type();
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, float *restrict dst, long kn) {{"
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *restrict dst, long kn) {{"
         ));
         t.line(format!(
-            "const float *restrict B = buf[{}]; (void)B; (void)kn;",
+            "const {number} *restrict B = buf[{}]; (void)B; (void)kn;",
             self.buffer
         ));
         if self.valid < self.width {
@@ -72,7 +73,7 @@ impl Panel<'_> {
             t.line(format!(
                 "memset(dst + {}, 0, {});",
                 affine(&row, 0),
-                self.width * 4
+                self.width * self.vector.element.bytes()
             ));
             t.close(self.levels.len() + 1);
         }
@@ -142,7 +143,7 @@ impl Panel<'_> {
             }
             run *= l.extent;
         }
-        let fits = !chain.is_empty() && run >= self.vw && self.valid >= self.vw;
+        let fits = !chain.is_empty() && run >= self.vector.lanes && self.valid >= self.vector.lanes;
         let outside = idx
             .into_iter()
             .rev()
@@ -153,7 +154,8 @@ impl Panel<'_> {
     }
 
     fn transpose(&self, t: &mut CText, outside: &[usize], chain: &[usize]) {
-        let vw = self.vw;
+        let vw = self.vector.lanes;
+        let number = self.vector.element.c_type();
         for &i in outside {
             self.open(t, &Loop::Level(i));
         }
@@ -164,14 +166,14 @@ impl Panel<'_> {
                 .collect();
             affine(&terms, 0)
         };
-        let element = self.widens.map_or("float", c_type);
+        let element = self.widens.map_or(number, c_type);
         t.line(format!(
             "const {element} *s = (const {element} *)buf[{}] + src + {};",
             self.buffer,
             at(|l| l.b)
         ));
         t.line(format!(
-            "float *d = dst + ({})*{}L;",
+            "{number} *d = dst + ({})*{}L;",
             at(|l| l.row),
             self.width
         ));
@@ -183,11 +185,12 @@ impl Panel<'_> {
         let lanes = self.valid / vw * vw;
         t.line(format!("for (long j = 0; j < {lanes}L; j += {vw}L) {{"));
         t.line(format!("for (long f = 0; f < whole; f += {vw}L) {{"));
-        transpose_block(t, vw, self.lane, self.widens);
+        transpose_block(t, self.vector, self.lane, self.widens);
         for e in 0..vw {
             let row = self.row_of(chain, &format!("(f + {e}L)"));
             t.line(format!(
-                "*(vf{vw} *)(d + ({row})*{}L + j) = v{e};",
+                "*({} *)(d + ({row})*{}L + j) = v{e};",
+                self.vector.c_type(),
                 self.width
             ));
         }
@@ -199,12 +202,12 @@ impl Panel<'_> {
                 "for (long j = {first_lane}L; j < {last_lane}L; j++) {{"
             ));
             let row = self.row_of(chain, "f");
-            let number = format!("s[j*{}L + f]", self.lane);
-            let number = match self.widens {
-                Some(dtype) => cast(&number, dtype, DType::F32),
-                None => number,
+            let value = format!("s[j*{}L + f]", self.lane);
+            let value = match self.widens {
+                Some(dtype) => cast(&value, dtype, DType::F32),
+                None => value,
             };
-            t.line(format!("d[({row})*{}L + j] = {number};", self.width));
+            t.line(format!("d[({row})*{}L + j] = {value};", self.width));
             t.close(2);
         }
         t.close(outside.len());
@@ -320,7 +323,8 @@ impl Panel<'_> {
         if step(dst) == 1 {
             t.line(format!("{f}(buf, {to}, {from}, {}L, n);", step(src)));
         } else {
-            t.line(format!("float run[{ROWS_IN_L1}];"));
+            let number = self.vector.element.c_type();
+            t.line(format!("{number} run[{ROWS_IN_L1}];"));
             t.line(format!("for (long r = 0; r < n; r += {ROWS_IN_L1}) {{"));
             t.line(format!("const long m = shl_min(n - r, {ROWS_IN_L1});"));
             t.line(format!(
@@ -328,7 +332,7 @@ impl Panel<'_> {
                 step(src),
                 step(src)
             ));
-            t.line(format!("float *d = {to} + r*{}L;", step(dst)));
+            t.line(format!("{number} *d = {to} + r*{}L;", step(dst)));
             t.line(format!(
                 "for (long x = 0; x < m; x++) d[x*{}L] = run[x];",
                 step(dst)
@@ -338,14 +342,15 @@ impl Panel<'_> {
     }
 }
 
-/// Loads `vw` lanes of `vw` floats each from `s + j*lane + f` and transposes them, as `v0, v1, ..`:
+/// Loads as many lanes as a vector has, so many numbers each, from `s + j*lane + f` and transposes them, as `v0, v1, ..`:
 /// in step `b`, vectors that differ in bit `b` of their number exchange elements that differ in it.
-fn transpose_block(t: &mut CText, vw: i64, lane: i64, widens: Option<DType>) {
+fn transpose_block(t: &mut CText, vector: Vector, lane: i64, widens: Option<DType>) {
+    let (vw, name) = (vector.lanes, vector.c_type());
     for i in 0..vw {
         let place = format!("(s + (j + {i}L)*{lane}L + f)");
         t.line(match widens {
-            Some(dtype) => format!("vf{vw} v{i} = shl_{}x{vw}{place};", dtype.name()),
-            None => format!("vf{vw} v{i} = *(const vf{vw} *){place};"),
+            Some(dtype) => format!("{name} v{i} = shl_{}x{vw}{place};", dtype.name()),
+            None => format!("{name} v{i} = *(const {name} *){place};"),
         });
     }
     let mut bit = 1;
@@ -365,7 +370,7 @@ fn transpose_block(t: &mut CText, vw: i64, lane: i64, widens: Option<DType>) {
             };
             let (x, y) = (format!("v{i}"), format!("v{}", i + bit));
             t.line(format!(
-                "{{ const vf{vw} x = {x}, y = {y}; {x} = __builtin_shufflevector(x, y, {}); \
+                "{{ const {name} x = {x}, y = {y}; {x} = __builtin_shufflevector(x, y, {}); \
                  {y} = __builtin_shufflevector(x, y, {}); }}",
                 mask(true),
                 mask(false)

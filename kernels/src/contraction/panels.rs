@@ -26,12 +26,12 @@ impl Part<'_> {
         });
         let widens = self.hooks.widens[self.buffers().1];
         if let Some(dtype) = widens {
-            t.raw(&convert::vector_load(self.plan.vw, dtype));
+            t.raw(&convert::vector_load(self.plan.vector.lanes, dtype));
         }
         let panel = Panel {
             widens,
             levels: levels.collect(),
-            vw: self.plan.vw,
+            vector: self.plan.vector,
             width,
             valid,
             lane: self.plan.n_inner().b,
@@ -92,12 +92,13 @@ impl Part<'_> {
         let s = &self.plan.shape;
         let blocks = self.plan.k_cut.count(&s.k);
         let units = self.batches() * self.plan.panels() * blocks;
+        let number = self.number();
         t.line(format!(
             "static void {}_pack(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
         t.line(format!(
-            "(void)scratch; float *W = (float *)buf[3] + {}L;",
+            "(void)scratch; {number} *W = ({number} *)buf[3] + {}L;",
             self.shared_at
         ));
         t.line(format!(

@@ -46,8 +46,8 @@ pub enum NoFastForm {
     /// An operand indexed by data, a remainder or a quotient.
     #[error("an operand's index is not a sum of the loops' positions")]
     Index,
-    /// Elements of a type without a micro-kernel.
-    #[error("only single precision has a micro-kernel")]
+    /// Operands or a result of types that no micro-kernel multiplies with each other.
+    #[error("double precision multiplies with double precision only")]
     ElementType,
 }
 

@@ -2,15 +2,16 @@
 //! zero borders and a row stride that does not alias; a prologue is applied on the way.
 
 use super::access::Coord;
-use super::text::{CText, affine};
+use super::text::{CText, Element, affine};
 
 /// The staged copy of a block of an operand.
 #[derive(Clone, Debug)]
 pub struct Staging {
     /// Coordinates, outermost first.
     pub coords: Vec<StagedCoord>,
-    /// Floats of the copy.
-    pub floats: i64,
+    /// Numbers of the copy.
+    pub numbers: i64,
+    element: Element,
 }
 
 /// A coordinate and its place in the copy.
@@ -26,7 +27,7 @@ pub struct StagedCoord {
 
 impl Staging {
     /// Lays out coordinates in the source's order; `extent` gives most positions and whether always all.
-    pub fn new(coords: &[Coord], extent: impl Fn(&Coord) -> (i64, bool)) -> Self {
+    pub fn new(coords: &[Coord], element: Element, extent: impl Fn(&Coord) -> (i64, bool)) -> Self {
         let mut order: Vec<&Coord> = coords.iter().collect();
         order.sort_by_key(|c| std::cmp::Reverse(c.stride));
         let mut staged: Vec<StagedCoord> = Vec::new();
@@ -41,14 +42,15 @@ impl Staging {
             });
             stride *= extent;
             // Rows a multiple of 2 KiB apart fall into a few cache sets.
-            if i == 0 && stride % 512 == 0 {
-                stride += 16;
+            if i == 0 && stride * element.bytes() % 2048 == 0 {
+                stride += element.per_line();
             }
         }
         staged.reverse();
         Staging {
             coords: staged,
-            floats: stride,
+            numbers: stride,
+            element,
         }
     }
 
@@ -84,14 +86,15 @@ impl Staging {
     /// Emits `static void NAME(buf, src, dst, lo0, n0, lo1, n1, ..)`; `src` is an element offset into
     /// `buf[buffer]`, `lo` and `n` the first position and the number of positions of each coordinate.
     pub fn emit(&self, t: &mut CText, name: &str, buffer: usize, prologue: Option<&str>) {
+        let number = self.element.c_type();
         let args: Vec<String> = (0..self.coords.len())
             .map(|i| format!("long lo{i}, long n{i}"))
             .collect();
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, float *dst, {}) {{",
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *dst, {}) {{",
             args.join(", ")
         ));
-        t.line(format!("const float *A = buf[{buffer}]; (void)A;"));
+        t.line(format!("const {number} *A = buf[{buffer}]; (void)A;"));
         let n_loops = self.coords.len() - self.run();
         for i in 0..n_loops {
             self.outer_loop(t, i);
@@ -117,7 +120,7 @@ impl Staging {
             ));
             t.line(format!(
                 "memset(dst + {at}, 0, {}L); continue;",
-                c.stride * 4
+                c.stride * self.element.bytes()
             ));
             t.line("}");
         }
@@ -138,7 +141,8 @@ impl Staging {
         from.extend(self.position(0, i, |c| c.coord.stride));
         t.line(format!("long s = src + {};", affine(&from, 0)));
         t.line(format!(
-            "float *d = dst + {};",
+            "{} *d = dst + {};",
+            self.element.c_type(),
             affine(&self.position(0, i, |c| c.stride), 0)
         ));
         if c.coord.guarded {

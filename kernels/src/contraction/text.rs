@@ -58,12 +58,77 @@ pub fn affine(terms: &[(String, i64)], constant: i64) -> String {
     s
 }
 
-/// The start of every emitted source: vector type of `vw` floats, branch-free small functions.
-pub fn preamble(vw: i64) -> String {
-    let bytes = vw * 4;
+/// The type of the numbers that are multiplied and summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Element {
+    /// Single precision; operands may be stored in 16 bits and widened on the way.
+    #[default]
+    F32,
+    /// Double precision.
+    F64,
+}
+
+impl Element {
+    /// The C type.
+    pub(crate) fn c_type(self) -> &'static str {
+        match self {
+            Element::F32 => "float",
+            Element::F64 => "double",
+        }
+    }
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> i64 {
+        match self {
+            Element::F32 => 4,
+            Element::F64 => 8,
+        }
+    }
+
+    /// Numbers in a cache line.
+    pub(super) fn per_line(self) -> i64 {
+        64 / self.bytes()
+    }
+}
+
+/// A vector register: so many lanes of numbers of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vector {
+    pub element: Element,
+    pub lanes: i64,
+}
+
+impl Vector {
+    /// The register that holds `floats` numbers in single precision, with another type in it.
+    pub fn new(element: Element, floats: i64) -> Self {
+        Vector {
+            element,
+            lanes: floats * Element::F32.bytes() / element.bytes(),
+        }
+    }
+
+    /// The C type that the preamble defines.
+    pub fn c_type(self) -> String {
+        match self.element {
+            Element::F32 => format!("vf{}", self.lanes),
+            Element::F64 => format!("vd{}", self.lanes),
+        }
+    }
+
+    /// Bytes of the register.
+    pub fn bytes(self) -> i64 {
+        self.lanes * self.element.bytes()
+    }
+}
+
+/// The start of every emitted source: the vector type, branch-free small functions.
+pub fn preamble(vector: Vector) -> String {
+    let (name, element) = (vector.c_type(), vector.element);
+    let guard = name.to_uppercase();
+    let (bytes, aligned, number) = (vector.bytes(), element.bytes(), element.c_type());
     format!(
-        "#include <string.h>\n#ifndef SHORTHAUL_VF{vw}\n#define SHORTHAUL_VF{vw}\n\
-         typedef float vf{vw} __attribute__((vector_size({bytes}), aligned(4), may_alias));\n#endif\n\
+        "#include <string.h>\n#ifndef SHORTHAUL_{guard}\n#define SHORTHAUL_{guard}\n\
+         typedef {number} {name} __attribute__((vector_size({bytes}), aligned({aligned}), may_alias));\n#endif\n\
          #ifndef SHORTHAUL_MINMAX\n#define SHORTHAUL_MINMAX\n\
          static inline long shl_min(long a, long b) {{ return a < b ? a : b; }}\n\
          static inline long shl_max(long a, long b) {{ return a > b ? a : b; }}\n#endif\n"

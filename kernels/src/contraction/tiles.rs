@@ -56,9 +56,9 @@ impl Part<'_> {
         let width = valid.map_or(p.nr(), |v| self.tail_width(v));
         let stored_whole = p.to_scratch || valid.is_none();
         let last_lanes = if stored_whole {
-            p.vw
+            p.vector.lanes
         } else {
-            valid.map_or(p.vw, |v| v - (width - p.vw))
+            valid.map_or(p.vector.lanes, |v| v - (width - p.vector.lanes))
         };
         let levels: Vec<Level> = self
             .block_levels()
@@ -75,9 +75,9 @@ impl Part<'_> {
             })
             .collect();
         MicroKernel {
-            vw: p.vw,
+            vector: p.vector,
             rows: rows.collect(),
-            nv: width / p.vw,
+            nv: width / p.vector.lanes,
             last_lanes,
             nest: merge_levels(&levels),
             ahead: self.ahead(),
@@ -100,18 +100,18 @@ impl Part<'_> {
         (size(p.m_cut.depth) + p.m_cut.blocks - 1) / p.m_cut.blocks * inner
     }
 
-    /// Floats of the next panel that a tile fetches per reduction step, so that all tiles of a panel
+    /// Numbers of the next panel that a tile fetches per reduction step, so that all tiles of a panel
     /// together fetch the whole next one; panels in the thread's own scratch are near already.
     pub(super) fn ahead(&self) -> i64 {
-        let small = self.plan.k_total() * self.result_row() * 4 < 400_000;
+        let small = self.bytes(self.plan.k_total() * self.result_row()) < 400_000;
         if self.plan.source != VectorSource::Shared || small {
             return 0;
         }
         let tiles = self.tiles_per_panel();
-        ((self.plan.nr() + tiles - 1) / tiles).min(16)
+        ((self.plan.nr() + tiles - 1) / tiles).min(self.plan.vector.element.per_line())
     }
 
-    /// A column-wise operand in place: each step reads a few floats of another row, which no hardware
+    /// A column-wise operand in place: each step reads a few numbers of another row, which no hardware
     /// prefetcher follows.
     pub(super) fn ahead_a(&self) -> Vec<i64> {
         let m = &self.plan.shape.m;
@@ -130,6 +130,7 @@ impl Part<'_> {
         if self.plan.source != VectorSource::Direct || self.plan.inner_panels() == 1 {
             return Vec::new();
         }
-        (0..(nr + 15) / 16).map(|line| nr + line * 16).collect()
+        let line = self.plan.vector.element.per_line();
+        (0..(nr + line - 1) / line).map(|n| nr + n * line).collect()
     }
 }

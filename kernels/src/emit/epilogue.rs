@@ -153,7 +153,11 @@ fn product_offset(statements: &[Statement], product: ContainerId) -> Option<SymE
 }
 
 /// The loops as dimensions of the product, if they are in one-to-one correspondence.
-fn roles(read: &SymExpr, mut loops: Vec<Loop>, dims: &Product) -> Option<[Vec<Loop>; 3]> {
+pub(super) fn roles(
+    read: &SymExpr,
+    mut loops: Vec<Loop>,
+    dims: &Product,
+) -> Option<[Vec<Loop>; 3]> {
     let known = loops.iter().map(|l| index::coefficient(read, &l.var));
     let known: Vec<i64> = known.collect::<Option<_>>()?;
     let sum = loops

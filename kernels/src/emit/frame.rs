@@ -116,7 +116,7 @@ pub(crate) fn print_epilogue(s: &Scheduled, blocks: &Blocks) -> (String, Vec<Con
 }
 
 /// Recovers loop variables from their flat number.
-fn decode(t: &mut CText, flat: &str, loops: &[Loop]) {
+pub(super) fn decode(t: &mut CText, flat: &str, loops: &[Loop]) {
     let mut rest = flat.to_string();
     for (n, l) in loops.iter().enumerate() {
         let inner: i64 = loops[n + 1..].iter().map(|l| l.size).product();
@@ -134,20 +134,20 @@ fn decode(t: &mut CText, flat: &str, loops: &[Loop]) {
 }
 
 /// A leaf in the order of execution.
-struct LeafPlan {
-    values: Values,
-    accumulations: Vec<Accumulation>,
+pub(super) struct LeafPlan {
+    pub(super) values: Values,
+    pub(super) accumulations: Vec<Accumulation>,
     skips: BTreeSet<super::body::Guard>,
 }
 
-struct Frame<'a> {
+pub(super) struct Frame<'a> {
     s: &'a Scheduled,
-    names: Names,
-    args: Vec<ContainerId>,
+    pub(super) names: Names,
+    pub(super) args: Vec<ContainerId>,
     /// Position of each argument among the function's buffers; its own position where none is given.
-    slots: Vec<usize>,
+    pub(super) slots: Vec<usize>,
     parts: Vec<Part>,
-    leaves: Vec<LeafPlan>,
+    pub(super) leaves: Vec<LeafPlan>,
     /// Local containers that are loaded somewhere; others need no storage.
     loaded: BTreeSet<ContainerId>,
     /// Containers that live in the workspace until they are rounded, with their byte offsets there.
@@ -158,11 +158,11 @@ struct Frame<'a> {
     scratch: i64,
     /// Declarations of local containers.
     locals: Vec<String>,
-    cut: Option<CutLoop>,
+    pub(super) cut: Option<CutLoop>,
 }
 
 impl<'a> Frame<'a> {
-    fn new(s: &'a Scheduled) -> Self {
+    pub(super) fn new(s: &'a Scheduled) -> Self {
         let mut frame = Frame {
             s,
             names: Names::default(),
@@ -474,7 +474,7 @@ impl<'a> Frame<'a> {
             .any(|l| l.values.effects.iter().any(|e| e.address.container == id))
     }
 
-    fn declare_buffers(&self, t: &mut CText) {
+    pub(super) fn declare_buffers(&self, t: &mut CText) {
         for (n, id) in self.args.iter().enumerate() {
             let ctype = scalar::c_type(self.array(*id).dtype);
             let constness = if self.written(*id) { "" } else { "const " };
@@ -590,7 +590,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    fn print_nest<'p>(
+    pub(super) fn print_nest<'p>(
         &self,
         nest: &Nest,
         leaves: &mut impl Iterator<Item = &'p LeafPlan>,

@@ -8,6 +8,7 @@
 //! Never compiles, never plans buffers, and knows operators by no name.
 
 pub(crate) mod body;
+mod columns;
 mod epilogue;
 mod frame;
 pub(crate) mod index;
@@ -25,6 +26,7 @@ use crate::lower::LowerError;
 use body::{Body, Kernel};
 use graph::{ContainerId, Graph, Node};
 
+pub(crate) use columns::{Around, emit_columns};
 pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
 pub(crate) use scalar::INTEGER_SUPPORT;
 pub(crate) use text::comment;

@@ -147,6 +147,25 @@ impl Accumulation {
         acc
     }
 
+    /// Adds to an array of a block's sums, whatever surrounds the leaf.
+    pub(crate) fn into_room(n: usize, e: &Effect, values: &Values, room: String) -> Self {
+        let dtype = values.get(e.value).dtype;
+        Accumulation {
+            update: Update::Memory,
+            start: Start::Nothing,
+            reduction: Reduction::Sum,
+            dtype,
+            stored: dtype,
+            depth: 0,
+            plain: false,
+            wide: false,
+            chunk: None,
+            row: None,
+            name: format!("a{n}"),
+            into: Into::Part(room),
+        }
+    }
+
     fn sum_type(&self) -> DType {
         if self.wide {
             scalar::wide_type(self.dtype, self.reduction)

@@ -158,6 +158,7 @@ impl Lowering<'_> {
             prologue_b: hook(1, found.b),
             widens: [found.a, found.b].map(|id| Some(self.dtype(id)).filter(|d| is_half(*d))),
             epilogue: None,
+            sums: None,
         }
     }
 

@@ -3,7 +3,7 @@
 
 #![allow(dead_code)]
 
-use kernels::contraction::{Axis, Contraction, Operand};
+use kernels::contraction::{Axis, Contraction, Element, Operand};
 
 /// A convolution over any number of spatial dims, activations channels-last unless `nchw`.
 #[derive(Clone, Debug)]
@@ -124,6 +124,7 @@ impl Conv {
 
     pub fn forward(&self) -> Contraction {
         Contraction {
+            element: Element::F32,
             dims: self.dims(),
             a: self.input(),
             b: self.weight(),
@@ -133,6 +134,7 @@ impl Conv {
 
     pub fn data_gradient(&self) -> Contraction {
         Contraction {
+            element: Element::F32,
             dims: self.dims(),
             a: self.output(),
             b: self.weight(),
@@ -142,6 +144,7 @@ impl Conv {
 
     pub fn weight_gradient(&self) -> Contraction {
         Contraction {
+            element: Element::F32,
             dims: self.dims(),
             a: self.input(),
             b: self.output(),
@@ -175,6 +178,7 @@ pub fn matmul(sizes: [i64; 4], a: &str, b: &str, out: &str) -> Contraction {
         Operand { axes, base: 0 }
     };
     Contraction {
+        element: Element::F32,
         dims: sizes.to_vec(),
         a: operand(a),
         b: operand(b),

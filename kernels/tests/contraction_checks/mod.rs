@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::contraction_cases::extent;
-use kernels::contraction::{Contraction, EmittedContraction, Hooks, Operand, Target, emit};
+use kernels::contraction::{
+    Contraction, Element, EmittedContraction, Hooks, Operand, Target, emit,
+};
 
 type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
 
@@ -37,15 +39,45 @@ impl Random {
     }
 }
 
+/// Numbers that a contraction may be made of.
+pub trait Number: Copy + Into<f64> {
+    const ELEMENT: Element;
+    const NAN: Self;
+    /// Most that a sum of some thousand products of numbers in [-1, 1] may be wrong by.
+    const ERROR: f64;
+
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Number for f32 {
+    const ELEMENT: Element = Element::F32;
+    const NAN: f32 = f32::NAN;
+    const ERROR: f64 = 1e-4;
+
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Number for f64 {
+    const ELEMENT: Element = Element::F64;
+    const NAN: f64 = f64::NAN;
+    const ERROR: f64 = 1e-12;
+
+    fn from_f32(x: f32) -> f64 {
+        f64::from(x)
+    }
+}
+
 /// The definition, straight from the index expressions.
-pub fn reference(c: &Contraction, a: &[f32], b: &[f32], len: usize) -> Vec<f64> {
+pub fn reference<T: Number>(c: &Contraction, a: &[T], b: &[T], len: usize) -> Vec<f64> {
     let mut out = vec![0.0f64; len];
     let mut at = vec![0i64; c.dims.len()];
     loop {
         if let (Some(x), Some(y), Some(z)) =
             (address(&c.a, &at), address(&c.b, &at), address(&c.out, &at))
         {
-            out[z] += f64::from(a[x]) * f64::from(b[y]);
+            out[z] += a[x].into() * b[y].into();
         }
         let Some(d) = (0..at.len()).rev().find(|&d| at[d] + 1 < c.dims[d]) else {
             return out;
@@ -113,12 +145,12 @@ pub fn compile(dir: &Path, name: &str, source: &str) -> libloading::Library {
 }
 
 /// Runs every launch with `nt` threads, one after the other.
-pub fn run(
+pub fn run<T: Number>(
     lib: &libloading::Library,
     e: &EmittedContraction,
-    a: &[f32],
-    b: &[f32],
-    out: &mut [f32],
+    a: &[T],
+    b: &[T],
+    out: &mut [T],
     nt: i64,
 ) {
     let mut shared = scratch(e.shared_scratch_bytes);
@@ -140,7 +172,18 @@ pub fn run(
     }
 }
 
+/// Holds cases in single precision against the definition.
 pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallback: bool) {
+    check_all_of::<f32>(name, vw, cases, fallback);
+}
+
+/// Holds cases against the definition, with numbers of type `T`.
+pub fn check_all_of<T: Number>(
+    name: &str,
+    vw: i64,
+    cases: Vec<(String, Contraction)>,
+    fallback: bool,
+) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = Target {
         vector_width: vw,
@@ -151,7 +194,8 @@ pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallbac
     };
     let mut source = String::new();
     let mut ready = Vec::new();
-    for (i, (label, contraction)) in cases.into_iter().enumerate() {
+    for (i, (label, mut contraction)) in cases.into_iter().enumerate() {
+        contraction.element = T::ELEMENT;
         let emitted =
             emit(&format!("k{i}"), &contraction, &Hooks::default(), &target).expect("supported");
         assert_eq!(
@@ -171,25 +215,24 @@ pub fn check_all(name: &str, vw: i64, cases: Vec<(String, Contraction)>, fallbac
     let mut r = Random(7);
     for case in &ready {
         let c = &case.contraction;
-        let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
+        let mut numbers = |n| -> Vec<T> { r.floats(n).into_iter().map(T::from_f32).collect() };
+        let (a, b) = (numbers(extent(&c.a)), numbers(extent(&c.b)));
         let len = extent(&c.out);
         let expected = reference(c, &a, &b, len);
         for nt in [1, 2, 3] {
-            let mut out = vec![f32::NAN; len + 64];
+            let mut out = vec![T::NAN; len + 64];
             run(&lib, &case.emitted, &a, &b, &mut out, nt);
             for (i, want) in expected.iter().enumerate() {
-                // Sums of at most some thousand products of numbers in [-1, 1].
-                let error = (f64::from(out[i]) - want).abs();
+                let got: f64 = out[i].into();
                 assert!(
-                    error < 1e-4,
-                    "{} ({}), {nt} threads: element {i} is {}, expected {want}",
+                    (got - want).abs() < T::ERROR,
+                    "{} ({}), {nt} threads: element {i} is {got}, expected {want}",
                     case.label,
                     case.emitted.path,
-                    out[i]
                 );
             }
             assert!(
-                out[len..].iter().all(|x| x.is_nan()),
+                out[len..].iter().all(|x| (*x).into().is_nan()),
                 "{}: wrote past the end",
                 case.label
             );

@@ -12,7 +12,7 @@ use super::access::Coord;
 use super::blocking::{Dim, Shape, shape};
 use super::driver::{decode, launch_calls, strided};
 use super::gather::GatherForm;
-use super::text::{CText, affine, preamble};
+use super::text::{CText, Element, Vector, affine, preamble};
 use super::{EmittedContraction, Hooks, Launch, NoFastForm, Target, roles};
 use crate::features::Pairs;
 use crate::prelude;
@@ -92,7 +92,7 @@ pub(super) fn emit(
     let finishes_in_blocks = parts.iter().all(|p| p.parts == 1 && p.in_order);
     let roles = roles(&form.parts[0], first.s.swapped);
     let mut t = CText::default();
-    t.raw(&preamble(target.vector_width));
+    t.raw(&preamble(Vector::new(Element::F32, target.vector_width)));
     t.raw(&preparation(pairs));
     for part in &parts {
         part.functions(&mut t);
@@ -112,6 +112,7 @@ pub(super) fn emit(
             takes_prologues: false,
             cuts: None,
             choices: Vec::new(),
+            sum_slots: 0,
             finishes_in_blocks,
             roles,
         },
@@ -137,6 +138,7 @@ fn launches(t: &mut CText, name: &str, parts: &[Part], form: &GatherForm) -> Vec
     ];
     for (symbol, calls, stage) in stages {
         let zeros: &[_] = if stage == "main" { &form.zeros } else { &[] };
+        let zeros = (zeros, Element::F32);
         launch_calls(t, &mut launches, &symbol, &calls, stage, zeros);
     }
     launches

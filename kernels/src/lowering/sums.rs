@@ -1,0 +1,221 @@
+//! Lowering of a contraction that sums its columns: its blocks are summed by a function that the contraction
+//! calls, and a last launch adds them up.
+//!
+//! Owns which members of a kernel are sums. Where the contraction's blocks are not final one by one, each sum
+//! is a kernel of its own, and counted so.
+
+use super::{Lowering, PLACEHOLDER, operations, product_dims};
+use crate::contraction::{self, Hooks};
+use crate::emit::{self, Product};
+use crate::lower::LowerError;
+use crate::plan::Buffer;
+use crate::recognize::Recognized;
+use graph::{ContainerId, Map, Node, NodeKind, Schedule, Storage};
+use std::collections::BTreeSet;
+
+/// First buffer after the contraction's own.
+const FIRST: usize = 4;
+
+/// What follows a contraction in its kernel.
+pub(super) struct Followers {
+    /// What runs point by point.
+    pub(super) points: Option<Node>,
+    /// Sums of columns, in order.
+    pub(super) sums: Vec<Node>,
+}
+
+/// Tells sums from the rest of a kernel behind its contraction.
+pub(super) fn followers(rest: &Node) -> Followers {
+    let members = match &rest.kind {
+        NodeKind::Map(map) if map.schedule == Schedule::Kernel && map.params.is_empty() => {
+            map.body.clone()
+        }
+        _ => vec![rest.clone()],
+    };
+    let (sums, points): (Vec<Node>, Vec<Node>) = members.into_iter().partition(is_sum);
+    Followers {
+        points: kernel_of(rest, points),
+        sums,
+    }
+}
+
+fn is_sum(node: &Node) -> bool {
+    let mut found = false;
+    node.visit_tasklets(&mut |t| found |= t.outputs.iter().any(|(m, _)| m.conflict.is_some()));
+    found
+}
+
+/// Members as one kernel; a single one as it is.
+fn kernel_of(like: &Node, mut members: Vec<Node>) -> Option<Node> {
+    match members.len() {
+        0 => None,
+        1 => members.pop(),
+        _ => Some(Node {
+            kind: NodeKind::Map(Map {
+                params: Vec::new(),
+                body: members,
+                schedule: Schedule::Kernel,
+            }),
+            ..like.clone()
+        }),
+    }
+}
+
+impl Lowering<'_> {
+    /// Lowers a kernel of a contraction and what follows it, some of it sums.
+    pub(super) fn summed_contraction(
+        &mut self,
+        node: &Node,
+        first: &Node,
+        followers: &Followers,
+        found: &Recognized,
+    ) -> Result<(), LowerError> {
+        for sum in &followers.sums {
+            for id in sum.writes() {
+                self.graph.container_mut(id).storage = Storage::Global;
+            }
+        }
+        if self.with_sums(node, followers, found)? {
+            return Ok(());
+        }
+        // The sums read what the kernel makes from memory.
+        let made = self.made(followers, found);
+        for id in followers.sums.iter().flat_map(Node::reads) {
+            if made.contains(&id) {
+                self.graph.container_mut(id).storage = Storage::Global;
+            }
+        }
+        let points = followers.points.iter().cloned();
+        let product: Vec<Node> = std::iter::once(first.clone()).chain(points).collect();
+        if let Some(kernel) = kernel_of(node, product) {
+            self.node(&kernel)?;
+        }
+        followers.sums.iter().try_for_each(|sum| self.loops(sum))
+    }
+
+    /// The product and what is written beside it.
+    fn made(&self, followers: &Followers, found: &Recognized) -> BTreeSet<ContainerId> {
+        let points = followers.points.iter().flat_map(Node::writes);
+        points.chain([found.out]).collect()
+    }
+
+    /// False, and nothing done but that sums have memory, if the contraction cannot sum.
+    fn with_sums(
+        &mut self,
+        node: &Node,
+        followers: &Followers,
+        found: &Recognized,
+    ) -> Result<bool, LowerError> {
+        if self.has_halves(found) {
+            return Ok(false);
+        }
+        let (epilogue_name, sums_name) = (
+            format!("{PLACEHOLDER}_epilogue"),
+            format!("{PLACEHOLDER}_sums"),
+        );
+        let hooks = Hooks {
+            epilogue: followers.points.as_ref().map(|_| epilogue_name.clone()),
+            sums: Some(sums_name.clone()),
+            ..Hooks::default()
+        };
+        let c = &found.contraction;
+        let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target) else {
+            return Ok(false);
+        };
+        let dims = product_dims(c, &emitted.roles).filter(|_| emitted.sum_slots > 0);
+        let Some(dims) = dims else {
+            return Ok(false);
+        };
+        let Some((epilogue, in_place)) = self.points(followers, found, &dims, &epilogue_name)?
+        else {
+            return Ok(false);
+        };
+        let (epilogue_text, epilogue_args) = epilogue;
+        let around = emit::Around {
+            made: &self.made(followers, found),
+            product: in_place.unwrap_or(found.out),
+            buffers: emit::Buffers {
+                product: 2,
+                first: FIRST + epilogue_args.len(),
+            },
+            slots: emitted.sum_slots,
+        };
+        let sums = Node {
+            kind: NodeKind::Map(Map {
+                params: Vec::new(),
+                body: followers.sums.clone(),
+                schedule: Schedule::Kernel,
+            }),
+            ..node.clone()
+        };
+        let Some(columns) = emit::emit_columns(&self.graph, &sums, &dims, &around)? else {
+            return Ok(false);
+        };
+        if in_place.is_none() {
+            self.graph.container_mut(found.out).storage = Storage::Global;
+        }
+        for id in &columns.args {
+            self.graph.container_mut(*id).storage = match self.graph.container(*id).storage {
+                Storage::Local => Storage::Global,
+                other => other,
+            };
+        }
+        self.note(&emitted.choices);
+        let followed = followers.points.iter().chain(&followers.sums);
+        let flops = emitted.flops + followed.map(|n| operations(n, 1)).sum::<u64>();
+        let n_launches = emitted.launches.len() + 1;
+        let kernel = self.kernel(node, emitted.path, flops, n_launches);
+        let launches = emitted.launches.iter().map(|l| l.symbol.clone());
+        let symbols = launches.chain([format!("{sums_name}_merge")]).collect();
+        let text = epilogue_text
+            + &columns.block.replace(emit::NAME, &sums_name)
+            + &emitted.source
+            + &columns.merge.replace(emit::NAME, &sums_name);
+        let source = self.source(node, text, symbols);
+        let workspace = self.workspace(emitted.shared_scratch_bytes);
+        self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
+        let product = Buffer::Container(in_place.unwrap_or(found.out));
+        let mut args = vec![
+            Buffer::Container(found.a),
+            Buffer::Container(found.b),
+            product,
+            // Where nothing is shared, nobody looks at this buffer.
+            workspace.unwrap_or(product),
+        ];
+        let own = epilogue_args.iter().chain(&columns.args);
+        args.extend(own.map(|id| Buffer::Container(*id)));
+        args.extend(self.workspace(columns.bytes as usize));
+        for symbol in self.sources[source].symbols.clone() {
+            self.launches
+                .push((node.stage, source, symbol, args.clone(), kernel));
+        }
+        Ok(true)
+    }
+
+    /// Text and buffers of what runs point by point, and what takes the product's place; `None` if it cannot
+    /// run on blocks.
+    #[allow(clippy::type_complexity)] // The caller takes it apart at once.
+    fn points(
+        &self,
+        followers: &Followers,
+        found: &Recognized,
+        dims: &Product,
+        name: &str,
+    ) -> Result<Option<((String, Vec<ContainerId>), Option<ContainerId>)>, LowerError> {
+        let Some(points) = &followers.points else {
+            return Ok(Some(((String::new(), Vec::new()), None)));
+        };
+        let read = followers
+            .sums
+            .iter()
+            .any(|s| s.reads().contains(&found.out));
+        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let buffers = emit::Buffers {
+            product: 2,
+            first: FIRST,
+        };
+        let replace = !escapes && !read;
+        let epilogue = emit::emit_epilogue(&self.graph, points, found.out, replace, dims, buffers)?;
+        Ok(epilogue.map(|e| ((e.text.replace(emit::NAME, name), e.args), e.in_place)))
+    }
+}
