@@ -167,11 +167,10 @@ def capture(
 
     ``origins`` are nodes of Dynamo's by the name that ``_SOURCE`` in a traced node's metadata
     gives; they know the user's modules and lines. ``input_names`` are what messages call inputs.
-
     ``supported`` names the operators that the importer knows (``aten.conv2d.default``): a graph
     made of them alone is taken as exported; otherwise PyTorch's decompositions are applied to
-    the rest. ``None`` keeps every operator. ``traced`` receives each graph that PyTorch
-    made. Raises ``CaptureError``.
+    the rest. ``None`` keeps every operator. ``traced`` receives PyTorch's graphs.
+    Raises ``CaptureError``.
     """
     start = time.perf_counter()
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
