@@ -48,6 +48,9 @@ pub struct Found {
     pub differentiated: Option<Verdict>,
 }
 
+/// Which inputs become constants, by position and value.
+type Selection<'a> = &'a dyn Fn(usize, &TensorProto) -> bool;
+
 /// A case, read.
 struct Case {
     model: ModelProto,
@@ -74,7 +77,7 @@ impl Case {
     }
 
     /// The same with those inputs as initializers.
-    fn with_constants(&self, is_constant: &dyn Fn(usize, &TensorProto) -> bool) -> Case {
+    fn with_constants(&self, is_constant: Selection<'_>) -> Case {
         let mut model = self.model.clone();
         let mut inputs = Vec::new();
         let Some(graph) = &mut model.graph else {
@@ -124,7 +127,7 @@ impl Case {
         let integers = |n: usize, t: &TensorProto| n > 0 && is_whole(t);
         let others = |n: usize, _: &TensorProto| n > 0;
         let every_integer = |_: usize, t: &TensorProto| is_whole(t);
-        let kinds: [&dyn Fn(usize, &TensorProto) -> bool; 3] = [&integers, &others, &every_integer];
+        let kinds: [Selection<'_>; 3] = [&integers, &others, &every_integer];
         for kind in kinds {
             let case = self.with_constants(kind);
             if let Ok(model) = case.imported() {
@@ -211,7 +214,8 @@ fn compare(found: &[f64], shape: &[usize], expected: &TensorProto) -> Verdict {
     let tolerance = tolerance(expected.dtype);
     for (n, (a, b)) in found.iter().zip(expected.to_f64()).enumerate() {
         let same = *a == b || (a.is_nan() && b.is_nan());
-        if !same && !((a - b).abs() <= tolerance * (b.abs() + 0.02)) {
+        let is_close = (a - b).abs() <= tolerance * (b.abs() + 0.02);
+        if !same && !is_close {
             return Err(format!("element {n} is {a} instead of {b}"));
         }
     }

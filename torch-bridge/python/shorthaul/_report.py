@@ -75,19 +75,20 @@ class Report:
     def __str__(self) -> str:
         data, memory = self.data, self.data["memory"]
         lines = [
-            f"{'stage':<9}{'made by':<22}{'read':>10}{'written':>11}{'least':>11}{'GFLOP':>9}"
+            f"{'stage':<9}{'made by':<22}{'read':>10}{'written':>11}{'least':>11}{'operations':>14}"
             "  origin",
             *(
-                f"{k['stage']:<9}{k['path']:<22}{_mib(k['bytes_read']):>10}"
-                f"{_mib(k['bytes_written']):>11}{_mib(k['bytes_least']):>11}"
-                f"{k['operations'] / 1e9:>9.3f}  {k['origin']}"
+                f"{k['stage']:<9}{k['path']:<22}{_bytes(k['bytes_read']):>10}"
+                f"{_bytes(k['bytes_written']):>11}{_bytes(k['bytes_least']):>11}"
+                f"{_operations(k['operations']):>14}  {k['origin']}"
                 for k in data["kernels"]
             ),
-            f"{len(data['kernels'])} kernels move {_mib(data['bytes_moved'])}; the least possible "
-            f"is {_mib(data['bytes_least'])}; {data['operations'] / 1e9:.2f} GFLOP in products",
-            f"saved for backward {_mib(memory['saved_bytes'])}, at most "
-            f"{_mib(memory['forward_arena_bytes'])} more in forward and "
-            f"{_mib(memory['backward_arena_bytes'])} in backward",
+            f"{len(data['kernels'])} kernels move {_bytes(data['bytes_moved'])}; "
+            f"the least possible is {_bytes(data['bytes_least'])}; "
+            f"{_operations(data['operations'])} in products",
+            f"saved for backward {_bytes(memory['saved_bytes'])}, at most "
+            f"{_bytes(memory['forward_arena_bytes'])} more in forward and "
+            f"{_bytes(memory['backward_arena_bytes'])} in backward",
             *_predicted_line(data),
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
             *data.get("attentions", ()),
@@ -102,8 +103,20 @@ class Report:
         return _tables.report(self.data)
 
 
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:.1f} MiB"
+def _bytes(n_bytes: int) -> str:
+    """In the unit that leaves at least one digit before the point."""
+    if n_bytes < 2**10:
+        return f"{n_bytes} B"
+    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.1f} KiB"
+
+
+def _operations(n: int) -> str:
+    if n < 1000:
+        return f"{n} FLOP"
+    for unit, size in (("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n / 1e3:.2f} kFLOP"
 
 
 def _predicted_line(data: dict[str, Any]) -> list[str]:
@@ -124,8 +137,8 @@ def _curve_line(point: dict[str, Any]) -> str:
     if "refused" in point:
         return f"{budget}: {point['refused']}"
     return (
-        f"{budget}: peak {_mib(point['peak_bytes'])}, moves {_mib(point['bytes_moved'])}, "
-        f"{point['operations'] / 1e9:.2f} GFLOP, predicted {point['predicted_us'] / 1e3:.1f} ms"
+        f"{budget}: peak {_bytes(point['peak_bytes'])}, moves {_bytes(point['bytes_moved'])}, "
+        f"{_operations(point['operations'])}, predicted {point['predicted_us'] / 1e3:.1f} ms"
     )
 
 
