@@ -50,7 +50,7 @@ impl Answer {
 pub fn apart(target: &Path) -> Result<()> {
     if target == Path::new("-") {
         bail!(
-            "`-` is no file, and standard output gets the answer; name a file (`./-` for one of that name)"
+            "cannot write the file to standard output, which gets the summary; name a file (`./-` for one called -)"
         );
     }
     let (Ok(target_is), Ok(output)) = (fs::metadata(target), fs::metadata("/dev/stdout")) else {
@@ -60,7 +60,7 @@ pub fn apart(target: &Path) -> Result<()> {
     // A terminal shows what it gets; `/dev/null` takes everything.
     if is_one && !output.file_type().is_char_device() {
         bail!(
-            "cannot write {}: standard output, which gets the answer, goes there, too",
+            "cannot write {}: standard output, which gets the summary, is the same file",
             target.display()
         );
     }

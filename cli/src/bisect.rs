@@ -15,10 +15,10 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Bisect {
-    /// The ONNX file that is right
+    /// The ONNX file to compare with
     #[arg(value_name = "A.onnx")]
     a: PathBuf,
-    /// The one that may differ
+    /// The ONNX file that may differ
     #[arg(value_name = "B.onnx")]
     b: PathBuf,
     #[command(flatten)]
@@ -33,8 +33,8 @@ Examples:
   shorthaul bisect model.onnx optimized.onnx
   shorthaul bisect model.onnx optimized.onnx --inputs failing.npz
 
-Compares every value that both files compute under one name, in the order of A.onnx, and shows the
-first that differs. Exit code 3: one differs.";
+Compares the values that have the same name in both files, in the order of A.onnx, and shows the first one
+that differs. Exit code 3: a value differs.";
 
 /// Runs both and compares.
 ///
@@ -46,7 +46,7 @@ pub fn run(args: &Bisect, quiet: bool) -> Result<Answer> {
     let (a, b) = (Model::read(&args.a)?, Model::read(&args.b)?);
     let options = args.runs.options(&a)?;
     progress.stage("running both");
-    let found = compare_values(&a, &b, &options).context("the files cannot be compared")?;
+    let found = compare_values(&a, &b, &options).context("cannot compare the files")?;
     drop(progress);
     let is_same = found.first.is_none();
     let text = match args.json {
@@ -81,7 +81,7 @@ fn text(found: &Comparison) -> String {
             "{} values before it are the same, up to `{last}`",
             first.n_same
         ),
-        None => writeln!(text, "it is the first value that both compute"),
+        None => writeln!(text, "it is the first value that both files compute"),
     };
     text
 }

@@ -20,7 +20,7 @@ pub struct Check {
     /// The ONNX file
     #[arg(value_name = "A.onnx")]
     path: PathBuf,
-    /// A file that should give the same
+    /// A file that should compute the same as A.onnx
     #[arg(value_name = "B.onnx")]
     other: Option<PathBuf>,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Runs {
     /// A value for a dynamic size; repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, i64)>,
-    /// Inputs, instead of made-up ones: .npz, .npy or .pb; repeat it for several
+    /// A file with inputs (.npz, .npy or .pb) instead of made-up ones; repeat it for several
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
 }
@@ -63,7 +63,7 @@ Examples:
   shorthaul check model.onnx
   shorthaul check model.onnx optimized.onnx --bind batch=8
 
-Exit code 3: something is wrong with a file, or the two files do not give the same.";
+Exit code 3: a file has problems, or the two files differ.";
 
 /// Lists problems; compares.
 ///
@@ -148,14 +148,14 @@ fn as_text(
         Some(Ok(evidence)) => {
             let (before, after) = evidence.worst().unwrap_or_default();
             line(format!(
-                "{} in {} runs; worst error {before:.1e} and {after:.1e} of the largest element",
-                style.good("they give the same"),
+                "{} in {} runs; largest error {before:.1e} and {after:.1e}, relative to the largest element",
+                style.good("the results are the same"),
                 evidence.runs.len()
             ));
         }
         Some(Err(difference)) => {
-            line(format!("{}: {difference}", style.bad("they differ")));
-            line("`shorthaul bisect` finds where it begins".to_string());
+            line(format!("{}: {difference}", style.bad("the results differ")));
+            line("`shorthaul bisect` finds the first value that differs".to_string());
         }
         None => {}
     }

@@ -18,13 +18,13 @@ pub struct DiffArgs {
     /// The first ONNX file
     #[arg(value_name = "A.onnx")]
     a: PathBuf,
-    /// The second
+    /// The second ONNX file
     #[arg(value_name = "B.onnx")]
     b: PathBuf,
-    /// At most so many lines of each kind (0: all)
+    /// The most lines to print for each kind of change (0: all)
     #[arg(long, value_name = "N", default_value_t = 20)]
     lines: usize,
-    /// Print JSON, with everything
+    /// Print everything as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -34,7 +34,8 @@ Examples:
   shorthaul diff model.onnx optimized.onnx
   shorthaul diff model.onnx optimized.onnx --json | jq .operators
 
-Nodes are matched by the first value they give, all else by name. Exit code 3: the files differ.";
+Nodes are matched by the name of their first output, everything else by its own name. Exit code 3: the
+files differ.";
 
 /// Lists the differences.
 ///
@@ -71,7 +72,7 @@ fn text(found: &Diff, lines: usize) -> String {
         text.push_str(&listed(changes, lines, style));
     }
     if found.is_reordered {
-        text.push_str("what both have comes in another order\n");
+        text.push_str("the entries of both files are in a different order\n");
     }
     if !found.operators.is_empty() {
         let _ = writeln!(text, "{}", style.bold("operators"));

@@ -23,16 +23,16 @@ pub struct Grad {
     /// The file to write
     #[arg(short, long, value_name = "TRAIN.onnx")]
     out: PathBuf,
-    /// What is minimized: cross-entropy, mse, or an output of the model
+    /// The loss to minimize: cross-entropy, mse, or the name of an output with one element
     #[arg(long)]
     loss: Loss,
-    /// How parameters are updated: sgd, momentum, adam, adamw
+    /// The optimizer to include: sgd, momentum, adam or adamw (default: none, gradients only)
     #[arg(long)]
     optimizer: Option<Optimizer>,
-    /// Initializers or inputs to differentiate (default: every trainable initializer)
+    /// Initializers or inputs to differentiate by, separated by commas (default: every trainable initializer)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
-    /// With an optimizer: do not give NAME.grad, which costs passes over memory
+    /// With an optimizer: leave out the outputs NAME.grad, which take time to write
     #[arg(long, requires = "optimizer")]
     no_gradients: bool,
     /// How much of each label cross-entropy spreads over all classes
@@ -45,7 +45,7 @@ pub struct Grad {
     /// A value for a dynamic size; repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, i64)>,
-    /// Do not try the gradients against differences of the loss
+    /// Write the file without verifying its gradients
     #[arg(long)]
     no_verify: bool,
     /// Print JSON
@@ -60,17 +60,19 @@ Examples:
   shorthaul grad resnet.onnx -o train.onnx --loss cross-entropy --optimizer adamw --mode train
   shorthaul grad model.onnx -o train.onnx --loss mse --optimizer sgd --no-gradients
 
-The file has the model's inputs, its initializers (which keep their values as defaults), `labels` or
-`target`, and with an optimizer `lr` and its state, zeros at first. Classes are dimension 1 of the output:
-logits are [N, C, …], labels [N, …]. It gives `loss`, NAME.grad and NAME.next; the loop gives every
-NAME.next back as NAME. A loop that does not look at gradients is faster with --no-gradients. State of parameters in half precision is in single precision.
-adam and adamw also read `step`, the number of the step as a float: 1 in the first, then 2, 3 and so on;
-there is no `step.next`. momentum keeps 0.9 of the last step; adam and adamw have betas 0.9 and 0.999 and
-an epsilon of 1e-8, adamw a weight decay of 0.01.
-The loss is computed again from the model's outputs, and gradients are held against differences of the
-loss along random directions, in float64; nothing is written if they disagree.
-PyTorch exports BatchNormalization in evaluation form even from a model in training mode: --mode train
-normalizes by the batch instead, and NAME.next then holds the running statistics as well.";
+Inputs of the file: those of the model, its initializers (their present values are the defaults), `labels`
+or `target`, and with an optimizer `lr` and the optimizer's state, which starts as zeros. Logits have the
+shape [N, C, …], labels [N, …]. adam and adamw also read `step`, the number of the step as a float: 1 in
+the first step, then 2, 3 and so on.
+Outputs: `loss`, and for each parameter NAME its gradient NAME.grad and its new value NAME.next. The
+training loop feeds each NAME.next back as NAME in the next step; there is no `step.next`. A loop that does
+not read gradients is faster with --no-gradients.
+momentum uses 0.9; adam and adamw use betas 0.9 and 0.999 and epsilon 1e-8, adamw a weight decay of 0.01.
+The state of parameters in half precision is kept in single precision.
+Before it writes the file, the command verifies it in float64: it computes the loss again from the model's
+outputs, and compares the gradients with finite differences of the loss along random directions.
+PyTorch exports BatchNormalization in evaluation form even from a model in training mode. With --mode train
+it uses the statistics of the batch instead, and the running statistics have NAME.next too.";
 
 /// Writes the file and says what it holds.
 ///
@@ -98,7 +100,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         label_smoothing: args.label_smoothing,
     };
     let bytes = training_graph(&model, &training)
-        .with_context(|| format!("no training graph of {}", path.display()))?;
+        .with_context(|| format!("cannot make a training graph of {}", path.display()))?;
     let made = Model::of_bytes(&args.out, bytes.clone().into())?;
     let proof = match args.no_verify {
         true => None,
@@ -107,8 +109,8 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
             let found = prove((&sources, &model), &made, &training, args.mode);
             Some(found.with_context(|| {
                 format!(
-                    "wrong training graph of {}, nothing is written; please report it \
-                     (--no-verify writes it all the same)",
+                    "the training graph of {} is wrong, so nothing is written; please report it \
+                     (--no-verify writes it anyway)",
                     path.display()
                 )
             })?)
@@ -131,31 +133,31 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
 
 fn text(args: &Grad, made: &Model, n_frozen: usize, proof: Option<&Proof>) -> String {
     let mut said = format!(
-        "{}: {} of gradients of {}\n",
+        "{}: {}, a training graph of {}\n",
         args.out.display(),
         crate::units::bytes(made.n_bytes as i64),
         args.path.display()
     );
     if n_frozen > 0 {
         said.push_str(&format!(
-            "{n_frozen} of its BatchNormalization nodes keep their running statistics, as the file says; \
-             --mode train normalizes by the batch\n"
+            "{n_frozen} BatchNormalization nodes use their running statistics, as in the file; --mode train uses \
+             the statistics of the batch\n"
         ));
     }
     match proof {
         Some(Proof::Found(found)) => {
             let loss = match found.loss {
-                Some(error) => format!("the loss within {error:.1e} of the model's, "),
-                None => "the loss in that form not compared, ".to_string(),
+                Some(error) => format!("loss within {error:.1e} of the model's, "),
+                None => "loss not compared in that form, ".to_string(),
             };
             let step = match found.step {
                 Some(error) => {
-                    format!(", the step within {error:.1e} of that of the graph with gradients")
+                    format!(", update within {error:.1e} of that of the graph with gradients")
                 }
                 None => String::new(),
             };
             said.push_str(&format!(
-                "verified in float64 ({}): {loss}gradients within {:.1e} of differences of the loss{step}\n",
+                "verified in float64 ({}): {loss}gradients within {:.1e} of finite differences{step}\n",
                 found.run, found.gradients
             ));
         }

@@ -290,7 +290,7 @@ fn costs(cost: &Cost) -> String {
     if cost.n_unknown > 0 {
         let _ = write!(
             text,
-            ", without {} nodes whose sizes do not follow",
+            ", without {} nodes whose sizes are not known",
             cost.n_unknown
         );
     }

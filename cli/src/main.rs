@@ -1,8 +1,8 @@
-//! The `shorthaul` program: makes ONNX files better, compares them, looks into them.
+//! The `shorthaul` program: optimizes, differentiates, checks and compares ONNX files.
 //!
 //! Owns arguments, output and exit codes; every number comes from the `compiler` and `onnx` rooms.
-//! Exit code 0: done; 1: the model or the machine stands in the way (one message on standard error);
-//! 2: the command line is wrong; 3: done, and the answer is no; 130: interrupted.
+//! Exit code 0: success; 1: failure, with one message on standard error; 2: the command line is wrong;
+//! 3: success, but a problem or a difference was found; 130: interrupted.
 
 mod answer;
 mod bisect;
@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use style::Style;
 
-/// Makes ONNX files better and proves it, turns them into training steps, compares them, looks into them.
+/// Optimizes ONNX files and verifies the result, turns models into training steps, checks and compares files.
 #[derive(Debug, Parser)]
 #[command(name = "shorthaul", version, after_help = EXAMPLES)]
 struct Cli {
@@ -59,21 +59,21 @@ Examples:
   shorthaul grad model.onnx -o train.onnx --loss cross-entropy --optimizer adam
 
 Exit codes:
-  0    done; of `optimize`: verified and written
-  1    the model or the machine stands in the way: one message, with --json also {\"error\": …} on
-       standard output, and the target is as it was
+  0    success; for `optimize`: the file is verified and written
+  1    failure: one message on standard error, with --json also {\"error\": …} on standard output; the
+       output file is unchanged
   2    the command line is wrong
-  3    done, and the answer is no: `check` found problems, or files differ
-  130  interrupted; nothing is left behind";
+  3    success, but `check` found problems, or the files differ
+  130  interrupted; no temporary file is left";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Inputs, outputs, dynamic sizes, parameters and operators of a model
+    /// Show inputs, outputs, dynamic sizes, parameters and operators of a model
     #[command(
         after_help = "Examples:\n  shorthaul info model.onnx\n  shorthaul info model.onnx --json"
     )]
     Info(Model),
-    /// Kernels after fusion: bytes moved against the least possible, arithmetic, memory
+    /// Show the kernels that Shorthaul would make, with bytes moved, arithmetic and memory
     #[command(
         after_help = "Examples:\n  shorthaul report model.onnx --bind batch=8 --bind seq=128\n  \
                       shorthaul report model.onnx --bind batch=8 --train\n  \
@@ -82,29 +82,29 @@ enum Command {
     Report {
         #[command(flatten)]
         model: Model,
-        /// Differentiate first: forward and backward of a training step
+        /// Report on a training step (forward and backward) instead of inference
         #[arg(long)]
         train: bool,
-        /// Threads to plan for
+        /// Number of threads to plan for
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
-        /// Write one page with the graph, its bytes and its kernels; for any ONNX file
+        /// Write an HTML page with the graph and, if the model can be compiled, its kernels
         #[arg(long, value_name = "FILE.html", conflicts_with = "json")]
         html: Option<PathBuf>,
     },
-    /// A better file that was shown to give what the original gives
+    /// Write a smaller, faster file that is verified to compute the same
     Optimize(optimize::Optimize),
-    /// Whether a file is well formed, and whether another one gives the same
+    /// List problems of a file, or check whether two files compute the same
     Check(check::Check),
-    /// Where two files begin to differ, value by value
+    /// Find the first value in which two files differ
     Bisect(bisect::Bisect),
-    /// What two files have and have not in common, without running them
+    /// List what was added, removed or changed between two files, without running them
     Diff(diff::DiffArgs),
-    /// The outputs of a model on given or made-up inputs
+    /// Run a model on given or made-up inputs
     Run(run::Run),
-    /// The gradients of a model, and an optimizer's update, as an ONNX file
+    /// Write a training step (gradients and the optimizer's update) as an ONNX file
     Grad(grad::Grad),
-    /// A script that completes this program's commands in a shell
+    /// Print a script that completes the commands of this program in a shell
     #[command(
         after_help = "Examples:\n  shorthaul completions bash > ~/.local/share/bash-completion/completions/shorthaul\n  \
                       shorthaul completions zsh > ~/.zfunc/_shorthaul\n  \

@@ -33,40 +33,40 @@ pub struct Optimize {
         required_unless_present = "list_rules"
     )]
     out: Option<PathBuf>,
-    /// Operators to use: standard, ort-cpu, ort-cuda (the last two only run in ONNX Runtime)
+    /// Operators to use: standard, ort-cpu or ort-cuda (files for the last two run only in ONNX Runtime)
     #[arg(long, default_value_t = Target::Standard)]
     target: Target,
-    /// Write without proof
+    /// Write the file without verifying it
     #[arg(long)]
     no_verify: bool,
     /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb; repeat it for several
     #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
     inputs: Vec<PathBuf>,
-    /// A value for a dynamic size, to verify and count with: a number, or what it follows from (t=p+s);
-    /// repeat it for several
+    /// A value for a dynamic size, for verification and the summary: a number, or a sum of other sizes
+    /// (total=past+new); repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_related)]
     bind: Vec<(String, SymExpr)>,
     /// Fix the sizes of an input in the file that is written: x=1,3,224,224 (`_` leaves a size as it
     /// is); repeat it for several
     #[arg(long, value_name = "INPUT=SIZES", value_parser = set_shape::parse)]
     set_shape: Vec<(String, set_shape::Wanted)>,
-    /// Runs with finite made-up inputs; one more has NaN, one more infinities
+    /// Number of runs with finite made-up inputs; two more runs have NaN and infinities
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     seeds: u8,
-    /// Have another program run both files besides: ort (ONNX Runtime, through a Python that has it),
-    /// tract (where this program was built with it)
+    /// Also compare both files in another engine: ort (ONNX Runtime, in a Python that has it) or tract (if
+    /// this program was built with it)
     #[arg(long, value_name = "WHO", value_enum, conflicts_with = "no_verify")]
     oracle: Option<Witness>,
-    /// Time both files in ONNX Runtime with all its optimizations, through a Python that has it
+    /// Time both files in ONNX Runtime, with all its optimizations, in a Python that has it
     #[arg(long)]
     measure: bool,
-    /// Bytes of constants that one folding may add to the file
+    /// The most bytes that folding one node into a constant may add to the file
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
     /// The only rules to use, separated by commas
     #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     rules: Vec<String>,
-    /// Rules not to use, separated by commas
+    /// Rewrites not to use, separated by commas
     #[arg(long, visible_alias = "skip-rules", value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     without: Vec<String>,
     /// Let outputs differ by that part of their largest element, whatever rounding explains: 1e-4, say
@@ -100,11 +100,11 @@ pub struct Optimize {
     /// Write down the types and sizes that are known of inner values
     #[arg(long, conflicts_with = "strip")]
     infer_shapes: bool,
-    /// Print the names of the rules and end
+    /// List the rewrites and exit
     #[arg(long)]
     list_rules: bool,
-    /// Write nothing if the file with its external data, the peak memory or the bytes moved are more than
-    /// this factor of the original's
+    /// Write nothing if file size (with external data), peak memory or bytes moved exceed this factor of
+    /// the original's
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     max_growth: Option<f64>,
     /// Print the summary as JSON
@@ -136,8 +136,8 @@ fn tract() -> Result<Arc<dyn verify::Oracle>> {
 #[cfg(not(feature = "tract"))]
 fn tract() -> Result<Arc<dyn verify::Oracle>> {
     anyhow::bail!(
-        "this program was built without tract, which takes minutes to build: \
-         `cargo install --path cli --features tract`, or ask `--oracle ort`"
+        "this program was built without tract; build it with `cargo install --path cli --features \
+         tract` (this takes minutes), or use `--oracle ort`"
     )
 }
 
@@ -153,10 +153,10 @@ Examples:
   shorthaul optimize model.onnx -o smaller.onnx --time-limit 60 --skip-rules fold
   shorthaul optimize --list-rules
 
-The file is written only if it was shown to give what MODEL.onnx gives; a rewrite that made a
-difference is dropped and named in the summary. Otherwise, and where --measure or printing the summary
-fails, the target stays as it was; a reader of the summary that goes away is no failure. A link stays, and what it leads to is replaced, with its permissions.
-External data goes to OUT.onnx.data.";
+OUT.onnx is written only if it computes the same as MODEL.onnx. A rewrite that makes a difference is dropped
+and named in the summary. If verification, --measure or printing the summary fails, OUT.onnx stays as it
+was. If OUT.onnx is a symbolic link, the file behind it is replaced; its permissions stay.
+External data is written to OUT.onnx.data.";
 
 /// A line for each rule: its name and what it does.
 fn rules() -> String {
@@ -197,7 +197,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 fn factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(factor),
-        _ => Err(format!("`{text}` is no factor")),
+        _ => Err(format!("`{text}` is not a factor, a number of at least 0")),
     }
 }
 
@@ -240,15 +240,18 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     if args.list_rules {
         return Ok(Answer::yes(rules()));
     }
-    let path = args.path.as_deref().context("give a model")?;
+    let path = args
+        .path
+        .as_deref()
+        .context("name the ONNX file to optimize")?;
     let out = args
         .out
         .as_deref()
-        .context("give a file to write: -o OUT.onnx")?;
+        .context("name the file to write: -o OUT.onnx")?;
     apart(out)?;
     if args.measure && path.exists() && !path.is_file() {
         anyhow::bail!(
-            "--measure has ONNX Runtime read {} once more, so it needs to be a regular file",
+            "with --measure, ONNX Runtime reads {} again, so it must be a regular file, not a pipe",
             path.display()
         );
     }
@@ -308,7 +311,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         progress.stage("measuring");
         let (before, after) = clock
             .measure(path, &staged.path(), &feeds)
-            .context("ONNX Runtime cannot be measured")?;
+            .context("cannot time the files in ONNX Runtime")?;
         summary.before.milliseconds = Some(before);
         summary.after.milliseconds = Some(after);
     }

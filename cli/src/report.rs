@@ -298,7 +298,7 @@ fn text(path: &Path, report: &Report, train: bool) -> String {
     let size = |n: usize| bytes(n as i64);
     let _ = write!(
         text,
-        "memory: arena {} forward",
+        "memory for intermediate results: {} forward",
         size(memory.forward_arena_bytes)
     );
     if train {

@@ -21,19 +21,19 @@ pub struct Run {
     /// The ONNX file
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
-    /// Inputs: .npz, .npy or .pb; repeat it for several
+    /// A file with inputs (.npz, .npy or .pb); repeat it for several
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Make up the inputs that are not given
+    /// Make up the inputs that are not given, from this seed
     #[arg(long, value_name = "SEED")]
     random: Option<u32>,
     /// A value for a dynamic size of made-up inputs; repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, i64)>,
-    /// Where to write the outputs
+    /// The file to write the outputs to
     #[arg(short, long, value_name = "FILE.npz")]
     out: Option<PathBuf>,
-    /// Compute with every float as float64
+    /// Compute all floating-point values in float64
     #[arg(long)]
     float64: bool,
     /// Print JSON
@@ -47,7 +47,7 @@ Examples:
   shorthaul run model.onnx --inputs image.npy --inputs mask.npy --float64
   shorthaul run model.onnx --random 0 --bind batch=2
 
-This is an interpreter for checking, plain and slow.";
+This runs a simple interpreter, which is slow; use it to check results.";
 
 /// Runs, writes, and says what the outputs are.
 ///
@@ -128,7 +128,7 @@ fn check_inputs(model: &Model, feeds: &Values) -> Result<()> {
         return Ok(());
     }
     bail!(
-        "{} cannot be run: {}; give inputs with --inputs, or --random SEED",
+        "cannot run {}: {}; give inputs with --inputs, or make them up with --random SEED",
         model.path.display(),
         wrong.join("; ")
     )

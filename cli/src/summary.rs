@@ -38,8 +38,11 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
     };
     let fired = summary.fired.iter().map(|f| format!("{} ×{}", f.rule, f.n));
     match summary.fired.is_empty() {
-        true => line("nothing fired".to_string()),
-        false => line(format!("fired: {}", fired.collect::<Vec<_>>().join(", "))),
+        true => line("no rewrite applied".to_string()),
+        false => line(format!(
+            "rewrites: {}",
+            fired.collect::<Vec<_>>().join(", ")
+        )),
     }
     match summary.runs.as_slice() {
         [] => line(style.warn("not verified")),
@@ -67,21 +70,26 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
             .map(|k| format!("{} ×{}", k.operator, k.n));
         let kept = kept.collect::<Vec<_>>().join(", ");
         line(format!(
-            "kept as they are, since their meaning is not known here: {kept}"
+            "operators that Shorthaul does not know, kept as they are: {kept}"
         ));
     }
     if !summary.cuts.is_empty() {
         let cuts = summary.cuts.join(", ");
-        line(format!("compared before and after, not across: {cuts}"));
+        line(format!(
+            "not run, only their inputs and outputs compared: {cuts}"
+        ));
     }
     if !summary.untried.is_empty() {
         let branches = summary.untried.join(", ");
-        let sentence = format!("never taken, so not compared: {branches} (try --inputs)");
+        let sentence =
+            format!("branches that no run took, so not compared: {branches} (try --inputs)");
         line(style.warn(&sentence));
     }
     if !summary.blind.is_empty() {
         let blind = summary.blind.join(", ");
-        let sentence = format!("no finite element in any run, so its error is not known: {blind}");
+        let sentence = format!(
+            "outputs without a finite element in any run, so their error is not known: {blind}"
+        );
         line(style.warn(&sentence));
     }
     for sentence in summary.grows() {
@@ -124,7 +132,7 @@ fn rows(summary: &Summary) -> Vec<Vec<String>> {
             "worst error".to_string(),
             error(a),
             error(b),
-            "of the largest element, against float64".to_string(),
+            "relative to the largest element, against float64".to_string(),
         ]);
     }
     if let (Some(a), Some(b)) = (before.milliseconds, after.milliseconds) {
@@ -166,7 +174,7 @@ fn counted_at(summary: &Summary) -> Option<String> {
     let (before, after) = (summary.before.n_unknown, summary.after.n_unknown);
     if before + after > 0 {
         let without =
-            format!("without {before} nodes before and {after} after, whose sizes do not follow");
+            format!("without {before} nodes before and {after} after, whose sizes are not known");
         text = match text.is_empty() {
             true => format!("counted {without}"),
             false => format!("{text}, {without}"),

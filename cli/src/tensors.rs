@@ -47,7 +47,7 @@ pub fn read(path: &Path, model: &Model) -> Result<Values> {
     {
         let known: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
         bail!(
-            "{} has no input `{name}`, which {} gives; its inputs are {}",
+            "{} has no input `{name}`, but {} has an array of that name; the inputs are {}",
             model.path.display(),
             path.display(),
             known.join(", ")
@@ -80,7 +80,7 @@ fn input_for(path: &Path, name: &str, model: &Model) -> Result<String> {
     match found {
         Some(input) => Ok(input.name.clone()),
         None => bail!(
-            "for which input is {}? Call it after one: {}",
+            "cannot tell which input {} belongs to; name the file after an input: {}",
             path.display(),
             inputs
                 .iter()

@@ -53,7 +53,7 @@ impl Oracle for Tract {
             .map(|found| match found {
                 Ok(Ok(outputs)) => Ok(outputs),
                 Ok(Err(error)) => Err(OracleError::Refused(format!("{error:#}"))),
-                Err(_) => Err(OracleError::Refused("it panics".to_string())),
+                Err(_) => Err(OracleError::Refused("tract panicked".to_string())),
             })
             .collect()
     }
@@ -68,9 +68,9 @@ fn outputs(path: &Path, feeds: &Feeds) -> Result<Vec<Tensor>> {
     let mut values: TVec<TValue> = TVec::new();
     for (position, outlet) in read.input_outlets()?.to_vec().into_iter().enumerate() {
         let name = read.node(outlet.node).name.clone();
-        let given = feeds
-            .get(&name)
-            .with_context(|| format!("it asks for `{name}`, which is no input"))?;
+        let given = feeds.get(&name).with_context(|| {
+            format!("tract asks for `{name}`, which is not an input of the model")
+        })?;
         let value = there(given)?;
         let fact = InferenceFact::dt_shape(value.datum_type(), value.shape());
         read = read.with_input_fact(position, fact)?;
@@ -91,7 +91,7 @@ fn there(tensor: &Tensor) -> Result<TractTensor> {
         Values::I8(v) => ArrayD::from_shape_vec(shape, v.clone())?.into(),
         Values::U8(v) => ArrayD::from_shape_vec(shape, v.clone())?.into(),
         Values::Bool(v) => ArrayD::from_shape_vec(shape, v.clone())?.into(),
-        other => bail!("tensors of {} are not given to it", other.element()),
+        other => bail!("tract cannot take tensors of type {}", other.element()),
     })
 }
 
@@ -109,7 +109,7 @@ fn back(tensor: &TractTensor) -> Result<Tensor> {
         DatumType::Bool => Values::Bool(elements(tensor)?),
         // Sizes are a type of their own there.
         DatumType::TDim => Values::I64(elements(&tensor.cast_to_dt(DatumType::I64)?.into_owned())?),
-        other => bail!("it gives a tensor of {other:?}, which is not read here"),
+        other => bail!("cannot read tract's result of type {other:?}"),
     };
     Ok(Tensor::new(tensor.shape(), values))
 }

@@ -57,7 +57,7 @@ fn bisect_finds_the_first_difference() {
         "`w2` differs (seed 0, batch=1)",
         "at [",
         "A: Add → `w2` reads `w`",
-        "it is the first value that both compute",
+        "it is the first value that both files compute",
     ] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }

@@ -42,7 +42,10 @@ fn a_better_file_is_written_and_told_of() {
     assert_eq!(json["shapes"]["x"], serde_json::json!([1, 4]));
     assert_eq!(listing(folder.path()), ["m.onnx", "t.onnx"]);
     let same = stdout(&["check", arg(&path), arg(&out)], 0);
-    assert!(same.contains("they give the same in 5 runs"), "{same}");
+    assert!(
+        same.contains("the results are the same in 5 runs"),
+        "{same}"
+    );
 }
 
 #[test]
@@ -191,12 +194,12 @@ fn operators_without_a_meaning_are_kept_and_named() {
     let text = stdout(&["optimize", arg(&path), "-o", arg(&out)], 0);
     assert!(
         text.contains(
-            "kept as they are, since their meaning is not known here: somewhere.Mystery ×1"
+            "operators that Shorthaul does not know, kept as they are: somewhere.Mystery ×1"
         ),
         "{text}"
     );
     assert!(
-        text.contains("compared before and after, not across: Mystery → `m`"),
+        text.contains("not run, only their inputs and outputs compared: Mystery → `m`"),
         "{text}"
     );
     let graph = Model::read(&out)

@@ -73,7 +73,7 @@ pub fn problems(model: &Model) -> Vec<Problem> {
     if let Some(circle) = calls_in_a_circle(proto) {
         list.error(
             "functions".to_string(),
-            format!("they call each other in a circle: {circle}"),
+            format!("these functions call each other in a cycle: {circle}"),
         );
     }
     for function in &proto.functions {
@@ -459,7 +459,7 @@ fn node_problems(node: &NodeProto, around: &Around, at: &str, list: &mut Problem
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for attribute in &node.attribute {
         if !names.insert(&attribute.name) {
-            let message = format!("its attribute `{}` is there twice", attribute.name);
+            let message = format!("it has the attribute `{}` twice", attribute.name);
             list.error(at.to_string(), message);
         }
         for tensor in attribute.t.iter().chain(&attribute.tensors) {

@@ -155,7 +155,8 @@ fn kind(descr: &str) -> Result<Kind, String> {
             let length = |n: &str| n.parse().ok();
             let text = other.strip_prefix('U').and_then(length).map(Kind::Unicode);
             let text = text.or_else(|| other.strip_prefix('S').and_then(length).map(Kind::Text));
-            return text.ok_or_else(|| format!("its elements `{descr}` are of no type of ONNX"));
+            return text
+                .ok_or_else(|| format!("its element type `{descr}` does not exist in ONNX"));
         }
     };
     Ok(Kind::Plain(element))

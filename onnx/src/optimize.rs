@@ -39,7 +39,7 @@ pub enum OptimizeError {
         problems: Vec<Problem>,
     },
     /// It cannot be verified.
-    #[error("{} is not optimized: {cause}", path.display())]
+    #[error("cannot verify {}, so it is not optimized: {cause}", path.display())]
     Unproven {
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum OptimizeError {
     },
     /// The file contradicts itself, which shows where more is known of its values; it does not run.
     #[error(
-        "{} does not fit together: when it is rewritten, {problem}; nor does it run as it is: {cause}",
+        "{} contradicts itself: {problem}; and it does not run: {cause}",
         path.display()
     )]
     Contradictory {
@@ -249,7 +249,7 @@ impl Summary {
 pub enum GrowthError {
     /// It grew.
     #[error(
-        "{what} would be {factor:.3} of the original's, and at most {most} is allowed; nothing is written"
+        "{what} would be {factor:.3} times the original's, but --max-growth allows {most}; nothing is written"
     )]
     Grows {
         /// The file, peak memory or bytes moved.
@@ -261,8 +261,8 @@ pub enum GrowthError {
     },
     /// Sizes of other nodes follow than before.
     #[error(
-        "whether memory and bytes moved grow is not known, so that they cannot be held to {most} of the \
-         original's; nothing is written"
+        "cannot tell whether memory and bytes moved grow by more than {most}, since sizes of some nodes are \
+         not known; nothing is written. Give sizes with --bind, or leave --max-growth out"
     )]
     Unknown {
         /// The largest factor allowed.

@@ -29,7 +29,7 @@ pub enum SetShapeError {
         name: String,
     },
     /// Another number of dimensions.
-    #[error("input `{name}` has {rank} dimensions, and {given} sizes are given")]
+    #[error("input `{name}` has {rank} dimensions, but {given} sizes were given")]
     Rank {
         /// The input.
         name: String,
@@ -39,7 +39,7 @@ pub enum SetShapeError {
         given: usize,
     },
     /// The file has another number there.
-    #[error("dimension {d} of input `{name}` is {is}, not {given}")]
+    #[error("dimension {d} of input `{name}` is fixed to {is} in the file and cannot be {given}")]
     Fixed {
         /// The input.
         name: String,
@@ -51,7 +51,7 @@ pub enum SetShapeError {
         given: i64,
     },
     /// Two numbers for one name.
-    #[error("the size `{size}` would be {first} and {second}")]
+    #[error("the dynamic size `{size}` cannot be both {first} and {second}")]
     Twice {
         /// Its name.
         size: String,
@@ -221,7 +221,7 @@ mod tests {
         );
         assert_eq!(
             refused(&["x=1,3"]),
-            "input `x` has 3 dimensions, and 2 sizes are given"
+            "input `x` has 3 dimensions, but 2 sizes were given"
         );
         assert_eq!(
             refused(&["x=1,4,5"]),

@@ -22,7 +22,9 @@ impl FromStr for Mode {
             "file" => Ok(Mode::File),
             "train" => Ok(Mode::Train),
             "eval" => Ok(Mode::Eval),
-            other => Err(format!("`{other}` is none of file, train, eval")),
+            other => Err(format!(
+                "`{other}` is not a mode; choose file, train or eval"
+            )),
         }
     }
 }

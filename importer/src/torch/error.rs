@@ -26,7 +26,7 @@ pub enum ImportError {
     Document(#[from] serde_json::Error),
     /// Written by another version of the Python package.
     #[error(
-        "the captured graph has schema version {found}, this build reads {expected}; install matching versions"
+        "the captured graph has schema version {found}, but this build reads {expected}; install the package again, so that its Python and native parts match"
     )]
     Version {
         /// In the document.

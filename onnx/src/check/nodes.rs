@@ -53,7 +53,9 @@ pub fn differences(node: &NodeProto, schema: &Schema) -> Vec<String> {
     }
     if node.op_type == "Constant" && node.attribute.len() != 1 {
         let n = node.attribute.len();
-        found.push(format!("it has {n} attributes, and its value is one"));
+        found.push(format!(
+            "it has {n} attributes for its value, but must have one"
+        ));
     }
     found.extend(body_problem(node, schema));
     found

@@ -141,7 +141,7 @@ fn gemm(operands: &Operands) -> Option<String> {
     let is_wrong = added.len() > 2 || is_wider(1) || is_wider(2);
     is_wrong.then(|| {
         let (added, whole) = (text_of(added), text_of(&whole));
-        format!("what it adds is of shape {added}, which does not fit {whole}")
+        format!("it adds a value of shape {added}, which does not fit {whole}")
     })
 }
 
@@ -235,7 +235,9 @@ fn window(operands: &Operands) -> Option<String> {
         let is_wrong = given.ref_attr_name.is_empty() && given.ints.len() != rank * each;
         is_wrong.then(|| {
             let (n, shape) = (given.ints.len(), text_of(shape));
-            format!("its `{name}` is of {n} integers, and its operand of shape {shape}")
+            format!(
+                "its `{name}` has {n} integers, which does not fit its operand of shape {shape}"
+            )
         })
     })
 }

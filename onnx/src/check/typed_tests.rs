@@ -153,7 +153,7 @@ fn a_node_has_the_attributes_of_its_operator() {
     let constant = node("Constant", &[], "y");
     assert_eq!(
         one(18, constant, &[], (F, "")),
-        "Constant → `y`: it has 0 attributes, and its value is one"
+        "Constant → `y`: it has 0 attributes for its value, but must have one"
     );
 }
 
@@ -216,7 +216,7 @@ fn what_the_file_says_of_a_value_may_be_so() {
     assert_eq!(relu(F, "m k"), "");
     assert_eq!(
         relu(D, "n 4"),
-        "Relu → `y`: its output `y`: the file says that it is double, and it is float"
+        "Relu → `y`: its output `y`: the file declares double, but it is float"
     );
     // Sizes are a hint, of an output too: runtimes warn and run.
     let noted = |sizes: &str| {
@@ -232,7 +232,7 @@ fn what_the_file_says_of_a_value_may_be_so() {
     assert_eq!(wrong, "");
     assert_eq!(
         note,
-        "Relu → `y`: its output `y`: the file says that its shape is [n, 5], and it is [n, 4]"
+        "Relu → `y`: its output `y`: the file declares the shape [n, 5], but it is [n, 4]"
     );
     assert!(
         noted("n 4 1")
@@ -249,11 +249,11 @@ fn what_the_file_says_of_a_value_may_be_so() {
     // What is said of inner sizes is only noted, and once, not of `y` too.
     let (wrong, noted) = inner("n 5");
     assert_eq!(wrong, "");
-    assert!(noted.ends_with("the file says that its shape is [n, 5], and it is [n, 4]"));
+    assert!(noted.ends_with("the file declares the shape [n, 5], but it is [n, 4]"));
     let passed = problems_of(model(18, vec![], &[A], &[("a", D, "n 4")]));
     assert_eq!(
         passed,
-        "output `a`: the file says that it is double, and it is float"
+        "output `a`: the file declares double, but it is float"
     );
 }
 

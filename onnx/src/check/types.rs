@@ -213,7 +213,7 @@ impl Typing<'_> {
         let wrong = |(name, info): (&String, &ValueInfoProto)| {
             let given = facts.get(name)?.element?;
             let taken = declared_fact(info, self.walk.unknowns).element?;
-            let said = || format!("its input `{name}` is {given}, and its body takes {taken}");
+            let said = || format!("its input `{name}` is {given}, but its body takes {taken}");
             (given != taken).then(said)
         };
         pairs.filter_map(wrong).next()
@@ -351,7 +351,7 @@ pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<(Matter, Stri
             Some(said) => said.to_string(),
             None => format!("of type number {}", tensor.elem_type),
         };
-        let what = format!("the file says that it is {said}, and it is {element}");
+        let what = format!("the file declares {said}, but it is {element}");
         return Some((Matter::Type, what));
     }
     let said = declared_fact(info, &Unknowns::default()).shape?;
@@ -360,7 +360,7 @@ pub fn contradiction(fact: &Fact, info: &ValueInfoProto) -> Option<(Matter, Stri
     let is_other = said.len() != known.len() || pairs().any(|(a, b)| sizes::differ(a, b));
     is_other.then(|| {
         let (said, known) = (text_of(&said), text_of(known));
-        let what = format!("the file says that its shape is {said}, and it is {known}");
+        let what = format!("the file declares the shape {said}, but it is {known}");
         (Matter::Sizes, what)
     })
 }

@@ -39,7 +39,7 @@ pub enum Precision {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError {
     /// A node's operator has no meaning here.
-    #[error("{node}: the operator `{operator}` is not known")]
+    #[error("{node}: Shorthaul does not know the operator `{operator}`")]
     Unsupported {
         /// The node.
         node: String,
@@ -307,7 +307,7 @@ impl<'m> Program<'m> {
         if self.steps.fetch_add(1, Ordering::Relaxed) >= most {
             return Err(EvaluateError::Node {
                 node: label(node),
-                what: format!("it takes more than {most} steps to get here"),
+                what: format!("the model takes more than {most} steps; a loop may not end"),
             });
         }
         if self.deadline.is_some_and(|end| Instant::now() >= end) {

@@ -381,7 +381,8 @@ impl<'a> Call<'a> {
     /// There is no such dimension.
     pub fn axis(&self, default: i64, rank: usize) -> Result<usize, String> {
         let given = self.attributes.int("axis").unwrap_or(default);
-        axis(given, rank).ok_or_else(|| format!("axis {given} is not one of {rank} dimensions"))
+        axis(given, rank)
+            .ok_or_else(|| format!("axis {given} is out of range for {rank} dimensions"))
     }
 
     /// The float type a tensor of type `element` has in this run.

@@ -58,7 +58,7 @@ pub enum ProveError {
     #[error(transparent)]
     Original(VerifyError),
     /// The model differs even when nothing fires.
-    #[error("the model differs from itself when nothing is rewritten: {0}; report this file")]
+    #[error("internal error: two runs of the same model differ: {0}; please report this file")]
     Itself(VerifyError),
 }
 

@@ -45,7 +45,10 @@ pub(super) fn errors(
         };
     }
     let (Some(old), Some(new)) = (before.to_f64(), after.to_f64()) else {
-        return Err("it cannot be compared".to_string());
+        return Err(
+            "it is neither a tensor nor a sequence of tensors, so it cannot be compared"
+                .to_string(),
+        );
     };
     same_kinds(&old, &new)?;
     let exact = exact.and_then(Tensor::to_f64);

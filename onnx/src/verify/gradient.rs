@@ -71,7 +71,7 @@ pub enum GradientError {
     #[error("{0}")]
     Untried(String),
     /// The loss is another.
-    #[error("the loss is {found:e}, by the model's own outputs it is {expected:e} ({run})")]
+    #[error("the loss is {found:e}, but from the model's outputs it is {expected:e} ({run})")]
     Loss {
         /// The training graph's.
         found: f64,
@@ -89,7 +89,7 @@ pub enum GradientError {
         run: String,
     },
     /// What a training graph gives depends on whether it gives its gradients as well.
-    #[error("`{name}` is {error:.1e} off where gradients are no outputs ({run})")]
+    #[error("`{name}` changes by {error:.1e} if the gradients are not outputs ({run})")]
     Step {
         /// The output.
         name: String,
@@ -100,8 +100,8 @@ pub enum GradientError {
     },
     /// A gradient is wrong.
     #[error(
-        "`{name}` is wrong: along a direction the loss changes by {measured:e}, and by that gradient \
-         by {claimed:e} ({run})"
+        "`{name}` is wrong: along a random direction the loss changes by {measured:e}, but the gradient \
+         predicts {claimed:e} ({run})"
     )]
     Gradient {
         /// The output.

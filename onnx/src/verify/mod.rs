@@ -128,7 +128,7 @@ impl Options {
 pub enum VerifyError {
     /// The original does not run, whatever sizes were tried.
     #[error(
-        "the model does not run on random inputs ({cause}); give sizes with --bind, inputs with --inputs"
+        "the model does not run on random inputs ({cause}); give sizes with --bind, or inputs with --inputs"
     )]
     Original {
         /// The last reason.
@@ -148,7 +148,7 @@ pub enum VerifyError {
     },
     /// What an operator without a meaning here gives has sizes nobody knows.
     #[error(
-        "what {node} gives cannot be made up: its sizes are not known; declare them, or give up verification with --no-verify"
+        "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification with --no-verify"
     )]
     Cut {
         /// The node.
@@ -167,13 +167,13 @@ pub enum VerifyError {
         cause: EvaluateError,
     },
     /// A node without a meaning here is not the same any more.
-    #[error("{node} was changed, though its operator is not known here")]
+    #[error("{node} was changed, though Shorthaul does not know its operator")]
     Changed {
         /// The node.
         node: String,
     },
     /// The other program does not run the model.
-    #[error("{oracle} does not run it: {what}")]
+    #[error("{oracle} cannot run the model: {what}")]
     Oracle {
         /// Its name.
         oracle: String,
@@ -181,7 +181,7 @@ pub enum VerifyError {
         what: String,
     },
     /// The other program could not be asked, which says nothing about the model.
-    #[error("{oracle} could not be asked: {what}")]
+    #[error("cannot start {oracle}: {what}")]
     Unasked {
         /// Its name.
         oracle: String,
@@ -189,7 +189,7 @@ pub enum VerifyError {
         what: String,
     },
     /// They do not have the same outputs.
-    #[error("one gives {before}, the other {after}")]
+    #[error("the outputs are {before} in one file and {after} in the other")]
     Outputs {
         /// Of the original.
         before: String,

@@ -39,7 +39,9 @@ impl Geometry {
             }
         };
         if let Some(n) = kernel.iter().find(|n| n.unsigned_abs() > MOST) {
-            return Err(Refusal(format!("its window has size {n}")));
+            return Err(Refusal(format!(
+                "its kernel_shape has size {n}, which is not supported"
+            )));
         }
         let pads = list("pads", 2 * d, 0)?;
         let auto_pad = cx.text("auto_pad", "NOTSET")?;

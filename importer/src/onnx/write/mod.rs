@@ -51,7 +51,7 @@ pub enum WriteError {
         what: String,
     },
     /// Control flow.
-    #[error("a graph with control flow cannot be written as ONNX yet")]
+    #[error("cannot write a graph with control flow as ONNX yet")]
     ControlFlow,
 }
 
