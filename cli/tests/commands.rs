@@ -86,8 +86,8 @@ fn report_counts_kernels_bytes_and_arithmetic() {
         .filter(|k| k["path"] == "gemm")
         .filter_map(|k| k["operations"].as_i64())
         .sum();
-    // On the products' blocks run the bias with the ReLU, and the ReLU's mask.
-    let on_blocks = 8 * 8 * (4 + 3);
+    // On the products' blocks run the bias with the ReLU, the ReLU's mask, and the sum of the bias's gradient.
+    let on_blocks = 8 * 8 * (4 + 3 + 1);
     assert_eq!(products, 5 * 2 * 8 * 4 * 8 + on_blocks);
     let text = stdout(&["report", MLP, "--bind", "batch=8"]);
     assert!(

@@ -35,7 +35,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,6 +50,7 @@ from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
+from ._origins import module_path, source_node, source_of
 from ._sizes import expression, go_on_noting
 
 log = logging.getLogger("shorthaul")
@@ -342,7 +342,7 @@ class _Writer:
         if functional.target in _CHECKS or not functional.is_tensor_op:
             return []
         node = functional.node
-        self.sources[node.name] = _source_node(node)
+        self.sources[node.name] = source_node(node)
         self._check_dtypes(functional)
         outputs = []
         for i, value in enumerate(functional.outputs):
@@ -380,7 +380,7 @@ class _Writer:
         try:
             return {name: self._arg(value) for name, value in functional.args.items()}
         except CaptureError as error:
-            raise Refused.of_node(_source_node(functional.node), error) from error
+            raise Refused.of_node(source_node(functional.node), error) from error
 
     def _check_dtypes(self, functional: FunctionalNode) -> None:
         target = functional.args.get("target")
@@ -388,7 +388,7 @@ class _Writer:
             dtype = target.value.dtype
             if not (dtype in (torch.int64, torch.uint8) or dtype.is_floating_point):
                 error = CaptureError(f"{functional.target} accepts no targets of type {dtype}")
-                raise Refused.of_node(_source_node(functional.node), error)
+                raise Refused.of_node(source_node(functional.node), error)
         if functional.target.split(".")[1] not in _UNIFORM:
             return
         refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]
@@ -400,7 +400,7 @@ class _Writer:
                 f"operands of different "
                 f"dtypes ({', '.join(dtypes)}); convert the input to the parameters' dtype."
             )
-            raise Refused.of_node(_source_node(functional.node), error)
+            raise Refused.of_node(source_node(functional.node), error)
 
     def _outputs(self, computed: list[tuple[Ref, Bound | DivisorBound]]):
         specs, docs, returns = [], [], []
@@ -425,7 +425,7 @@ class _Writer:
                     target,
                     users[target],
                     self._name_of(node),
-                    writer=_source_node(last),
+                    writer=source_node(last),
                 )
         for spec, arg in zip(
             self.exported.graph_signature.output_specs, output.args[0], strict=True
@@ -554,50 +554,15 @@ class _Writer:
         return [op, *(self._expression(arg, size) for arg in expr.args)]
 
     def _origin(self, node: fx.Node) -> dict:
-        node = self.origins.get(_source_node(node), node)
+        node = self.origins.get(source_node(node), node)
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         module, kind = stack[-1] if stack else ("", "")
         kind = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
         return {
-            "module": _module_path(module),
+            "module": module_path(module),
             "kind": kind.rsplit(".", 1)[-1],
-            "source": _source(node.meta.get("stack_trace")),
+            "source": source_of(node.meta.get("stack_trace")),
         }
-
-
-#: Where a traced node's metadata names the node of Dynamo's that it comes from, under "custom".
-SOURCE = "shorthaul_source"
-
-
-def _source_node(node: fx.Node) -> str:
-    return (node.meta.get("custom") or {}).get(SOURCE, "")
-
-
-def _module_path(path: str) -> str:
-    """``L['self'].layers[0]._modules['fc']``, as Dynamo says it, as ``layers.0.fc``."""
-    path = re.sub(r"^L(\['\w+'\]|__\w+?___?)(\.__self__)?", "", path)
-    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
-    return re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).strip(".")
-
-
-def _source(stack_trace: str | None) -> str:
-    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost.
-
-    Frames of our wrapper say nothing about the model: where there are no others, this is empty.
-    """
-    places = []
-    for line in (stack_trace or "").splitlines():
-        line = line.strip()
-        if line.startswith('File "'):
-            filename, rest = line[6:].split('"', 1)
-            number = rest.split("line ", 1)[1].split(",", 1)[0]
-            places.append((filename, number))
-    places = [p for p in places if not p[0].replace("\\", "/").endswith("/shorthaul/module.py")]
-    own = [p for p in places if "/torch/nn/" not in p[0].replace("\\", "/")]
-    if not places:
-        return ""
-    filename, number = (own or places)[-1]
-    return f"{'/'.join(filename.replace(chr(92), '/').split('/')[-2:])}:{number}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

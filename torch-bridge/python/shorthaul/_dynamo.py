@@ -26,7 +26,6 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
-from ._capture import SOURCE, _module_path, _source
 from ._errors import (
     CaptureError,
     CompileError,
@@ -38,6 +37,7 @@ from ._errors import (
     Unsupported,
 )
 from ._errors import Refused as RefusedNodes
+from ._origins import SOURCE, module_path, source_of
 from ._partition import (
     Ambient,
     NotSplit,
@@ -335,8 +335,8 @@ class _Attempt:
         reasons: dict[str, list[str]] = {}
         for node, reason in split.torch_nodes.items():
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            module = _module_path(stack[-1][0]) if stack else ""
-            source = _source(node.meta.get("stack_trace"))
+            module = module_path(stack[-1][0]) if stack else ""
+            source = source_of(node.meta.get("stack_trace"))
             place = (module or "the model itself") + (f" ({source})" if source else "")
             reasons.setdefault(reason, []).append(place)
         for reason, places in reasons.items():

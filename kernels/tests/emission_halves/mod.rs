@@ -1,0 +1,212 @@
+//! 16-bit numbers in emitted kernels: conversions, and products with and without instructions for pairs.
+
+use super::*;
+
+/// Numbers of single precision next to and halfway between those of `dtype`.
+fn numbers_around(dtype: DType) -> Vec<f32> {
+    let mut found = vec![
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        f32::from_bits(1),
+        65519.0,
+        65520.0,
+    ];
+    for pattern in 0..u16::MAX {
+        let (a, b) = (
+            halves::value(dtype, pattern),
+            halves::value(dtype, pattern + 1),
+        );
+        let middle = ((a + b) / 2.0) as f32;
+        found.extend([a as f32, middle, middle.next_up(), middle.next_down()]);
+    }
+    found
+}
+
+/// Every number of 16 bits is widened exactly, and everything around it rounded to nearest even, in memory
+/// and inside an expression; on the way to integers nothing is rounded.
+#[test]
+fn conversions_of_halves_are_exact() {
+    for dtype in [DType::BF16, DType::F16] {
+        let numbers = numbers_around(dtype);
+        let (n, h) = (numbers.len(), dtype.name());
+        let text = format!(
+            "graph \"conversions\" {{
+               %x: f32[{n}] input
+               %half: {h}[{n}]
+               %rounded: f32[{n}]
+               %same: f64[{n}]
+               %whole: i32[{n}]
+               %is: bool[{n}]
+               inputs %x
+               state {{
+                 map [i < {n}] {{ tasklet %half[i] = $0 from %x[i] }}
+                 map [i < {n}] {{ tasklet %rounded[i] = f32({h}($0)) from %x[i] }}
+                 map [i < {n}] {{ tasklet %same[i] = $0 from %half[i] }}
+                 map [i < {n}] {{ tasklet %whole[i] = i32(min(max(f32($0), -1e6), 1e6)) from %half[i] }}
+                 map [i < {n}] {{ tasklet %is[i] = bool($0) from %half[i] }}
+               }}
+               outputs %half, %rounded, %same, %whole, %is
+             }}"
+        );
+        let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let given = numbers.iter().map(|x| f64::from(*x)).collect();
+        let given = [Tensor::from_f64(DType::F32, &[n], given)];
+        for options in every_isa() {
+            let lowered = lower(&graph, &options.target, 2).unwrap_or_else(|e| panic!("{e}"));
+            let got = run(&graph, &lowered, &options, 2, &given);
+            for (i, x) in numbers.iter().enumerate() {
+                let want = halves::value(dtype, halves::bits(dtype, f64::from(*x)));
+                let at = |t: usize| got[t].at(i).as_f64();
+                let what = format!("{x:e} in {h} for {:?}", options.target.isa);
+                for (t, found) in [at(0), at(1), at(2)].into_iter().enumerate() {
+                    let equal = found.to_bits() == want.to_bits();
+                    assert!(
+                        equal || found.is_nan() && want.is_nan(),
+                        "{what}, {t}: {found}"
+                    );
+                }
+                if !want.is_nan() {
+                    assert_eq!(at(3), want.clamp(-1e6, 1e6).trunc(), "{what}");
+                }
+                assert_eq!(at(4) != 0.0, want != 0.0, "{what}");
+            }
+        }
+    }
+}
+
+/// Contractions of bf16 numbers: name, containers, map.
+const PAIRED: [(&str, &str, &str); 11] = [
+    (
+        "rows by columns, terms left over",
+        "%a: bf16[70, 45] input %b: bf16[45, 50] input %y: f32[70, 50]",
+        "map [i < 70, j < 50, k < 45] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
+    ),
+    (
+        "rows by rows",
+        "%a: bf16[60, 100] input %b: bf16[65, 100] input %y: bf16[60, 65]",
+        "map [i < 60, j < 65, k < 100] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[j, k] }",
+    ),
+    (
+        "columns by columns, a long reduction",
+        "%a: bf16[5000, 48] input %b: bf16[5000, 40] input %y: f32[48, 40]",
+        "map [i < 48, j < 40, k < 5000] { tasklet %y[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }",
+    ),
+    (
+        "batches of heads",
+        "%a: bf16[2, 37, 3, 32] input %b: bf16[2, 41, 3, 32] input %y: bf16[2, 3, 37, 41]",
+        "map [b < 2, h < 3, i < 37, j < 41, k < 32] {
+           tasklet %y[b, h, i, j] (sum) = $0 * $1 from %a[b, i, h, k], %b[b, j, h, k]
+         }",
+    ),
+    (
+        "convolution",
+        "%x: bf16[2, 32, 9, 7] <0,2,3,1> input %w: bf16[40, 32, 3, 3] input %y: f32[2, 40, 9, 7] <0,2,3,1>",
+        "map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
+           tasklet %y[n, k, p, q] (sum) = $0 * $1 from %x[n, c, p + r - 1, q + s - 1 | 0.0], %w[k, c, r, s]
+         }",
+    ),
+    (
+        "convolution with a stride",
+        "%x: bf16[2, 32, 9, 7] <0,2,3,1> input %w: bf16[40, 32, 3, 3] <0,2,3,1> input
+         %y: bf16[2, 40, 5, 4] <0,2,3,1>",
+        "map [n < 2, k < 40, p < 5, q < 4, c < 32, r < 3, s < 3] {
+           tasklet %y[n, k, p, q] (sum) = $0 * $1 from %x[n, c, 2*p + r - 1, 2*q + s - 1 | 0.0], %w[k, c, r, s]
+         }",
+    ),
+    (
+        "data gradient",
+        "%g: bf16[2, 32, 9, 7] <0,2,3,1> input %w: bf16[32, 40, 3, 3] input %y: f32[2, 40, 9, 7] <0,2,3,1>",
+        "map [n < 2, k < 32, p < 9, q < 7, c < 40, r < 3, s < 3] {
+           tasklet %y[n, c, p + r - 1, q + s - 1 | 0.0] (sum) = $0 * $1 from %g[n, k, p, q], %w[k, c, r, s]
+         }",
+    ),
+    (
+        "data gradient with a stride",
+        "%g: bf16[2, 32, 5, 5] <0,2,3,1> input %w: bf16[32, 40, 3, 3] input %y: f32[2, 40, 9, 9] <0,2,3,1>",
+        "map [n < 2, k < 32, p < 5, q < 5, c < 40, r < 3, s < 3] {
+           tasklet %y[n, c, 2*p + r - 1, 2*q + s - 1 | 0.0] (sum) = $0 * $1 from %g[n, k, p, q], %w[k, c, r, s]
+         }",
+    ),
+    (
+        "weight gradient",
+        "%g: bf16[2, 40, 9, 7] <0,2,3,1> input %x: bf16[2, 32, 9, 7] <0,2,3,1> input %y: f32[40, 32, 3, 3]",
+        "map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
+           tasklet %y[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+         }",
+    ),
+    (
+        "weight gradient, channels inside",
+        "%g: bf16[2, 40, 9, 7] <0,2,3,1> input %x: bf16[2, 32, 9, 7] <0,2,3,1> input
+         %y: bf16[40, 32, 3, 3] <0,2,3,1>",
+        "map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
+           tasklet %y[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+         }",
+    ),
+    (
+        "element-wise work on the product",
+        "%a: bf16[70, 64] input %b: bf16[64, 50] input %c: bf16[50] input %t: bf16[70, 50] local %y: bf16[70, 50]",
+        "map [] kernel {
+           map [i < 70, j < 50, k < 64] { tasklet %t[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }
+           map [i < 70, j < 50] { tasklet %y[i, j] = max($0 + $1, 0.0) from %t[i, j], %c[j] }
+         }",
+    ),
+];
+
+fn paired_case((name, containers, map): &(&str, &str, &str)) -> (String, Graph) {
+    let inputs: Vec<&str> = containers
+        .split('%')
+        .filter(|c| c.contains("input"))
+        .map(|c| c.split(':').next().unwrap())
+        .collect();
+    let text = format!(
+        "graph \"paired\" {{ {} inputs %{} state {{ {map} }} outputs %y }}",
+        containers.replace(" %", "\n%"),
+        inputs.join(", %")
+    );
+    let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    (name.to_string(), graph)
+}
+
+/// Without instructions for pairs, operands of both types are widened: row by row, and transposed.
+#[test]
+fn widened_products_agree_with_the_interpreter() {
+    let wanted = ["rows by rows", "convolution", "weight gradient"];
+    for dtype in ["bf16", "f16"] {
+        let cases = PAIRED.iter().filter(|case| wanted.contains(&case.0));
+        let cases: Vec<_> = cases
+            .map(|(name, containers, map)| {
+                paired_case(&(name, &containers.replace("bf16", dtype), map))
+            })
+            .collect();
+        let mut isas = every_isa();
+        isas.iter_mut().for_each(|o| o.target.pairs = None);
+        agree_with_the_interpreter(&cases, &isas);
+    }
+}
+
+/// Tiles need a machine that has them; everything around them is the same text.
+#[test]
+fn products_of_pairs_agree_with_the_interpreter() {
+    let mut isas = every_isa();
+    let mut kinds = vec![Pairs::Plain];
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512bf16") {
+        kinds.push(Pairs::Dots);
+    }
+    kinds.extend(isas.last().unwrap().target.pairs);
+    let cases: Vec<_> = PAIRED.iter().map(paired_case).collect();
+    for pairs in kinds {
+        let mut options = isas.last().unwrap().clone();
+        options.target = options.target.with_pairs(pairs);
+        for (name, graph) in &cases {
+            let lowered = lower(graph, &options.target, 2).unwrap_or_else(|e| panic!("{e}"));
+            let paths: Vec<&str> = lowered.kernels.iter().map(|k| k.path).collect();
+            assert!(
+                paths.iter().all(|p| p.ends_with("pairs")),
+                "{name}: {paths:?}"
+            );
+        }
+        isas = vec![options];
+        agree_with_the_interpreter(&cases, &isas);
+    }
+}

@@ -1,0 +1,42 @@
+"""Where a traced node comes from: Dynamo's node, the module's path, the line of code."""
+
+from __future__ import annotations
+
+import re
+
+from torch import fx
+
+#: Where a traced node's metadata names the node of Dynamo's that it comes from, under "custom".
+SOURCE = "shorthaul_source"
+
+
+def source_node(node: fx.Node) -> str:
+    """The name of that node, or nothing."""
+    return (node.meta.get("custom") or {}).get(SOURCE, "")
+
+
+def module_path(path: str) -> str:
+    """``L['self'].layers[0]._modules['fc']``, as Dynamo says it, as ``layers.0.fc``."""
+    path = re.sub(r"^L(\['\w+'\]|__\w+?___?)(\.__self__)?", "", path)
+    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    return re.sub(r"\['?([^'\]]*)'?\]", r".\1", path).strip(".")
+
+
+def source_of(stack_trace: str | None) -> str:
+    """``file:line`` of the innermost frame outside PyTorch's own modules, else of the innermost.
+
+    Frames of our wrapper say nothing about the model: where there are no others, this is empty.
+    """
+    places = []
+    for line in (stack_trace or "").splitlines():
+        line = line.strip()
+        if line.startswith('File "'):
+            filename, rest = line[6:].split('"', 1)
+            number = rest.split("line ", 1)[1].split(",", 1)[0]
+            places.append((filename, number))
+    places = [p for p in places if not p[0].replace("\\", "/").endswith("/shorthaul/module.py")]
+    own = [p for p in places if "/torch/nn/" not in p[0].replace("\\", "/")]
+    if not places:
+        return ""
+    filename, number = (own or places)[-1]
+    return f"{'/'.join(filename.replace(chr(92), '/').split('/')[-2:])}:{number}"
