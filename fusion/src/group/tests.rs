@@ -346,7 +346,9 @@ fn what_must_run_between_two_keeps_them_apart() {
     // The last map is the product's epilogue, not the first one's companion.
     assert_eq!(members, [1, 2]);
     assert!(
-        refused.iter().any(|r| r.ends_with("must come first in its kernel")),
+        refused
+            .iter()
+            .any(|r| r.ends_with("must come first in its kernel")),
         "{refused:?}"
     );
     let maps = maps.replace("$0 * $1 from %t[n, c]", "$0 * $1 from %t[63 - n, c]");
