@@ -58,8 +58,21 @@ fn a_contraction_without_a_fast_form_is_warned_of() {
 }
 
 #[test]
-fn a_type_without_a_micro_kernel_is_warned_of() {
-    let report = planted("f64", "", "");
+fn two_types_without_a_micro_kernel_are_warned_of() {
+    let text = r#"graph "mixed" {
+  %x: f32[40, 30] input
+  %w: f64[30, 50] input
+  %y: f64[40, 50]
+  inputs %x, %w
+  state {
+    map [n < 40, k < 50, c < 30] {
+      tasklet %y[n, k] (sum) = $0 * $1 from %x[n, c], %w[c, k]
+    }
+  }
+  outputs %y
+}
+"#;
+    let report = report(text);
     let [warning] = report.warnings.as_slice() else {
         panic!("{:?}", report.warnings);
     };

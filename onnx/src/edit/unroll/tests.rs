@@ -8,12 +8,24 @@ use crate::rewrite::patch::{int, text};
 use crate::rewrite::trial::{Trial, line, reals, value};
 use crate::verify::{Checker, Options};
 
+/// Of the largest element in float64: a cell feeds what it rounded back at each step, through functions of any slope.
+const CELL_TOLERANCE: f64 = 1e-12;
+
 /// Writes a model out and runs both; the operators that are left.
 fn held(trial: Trial) -> BTreeSet<String> {
+    held_within(trial, 0.0)
+}
+
+/// The same, where outputs may differ by a part of their largest element.
+fn held_within(trial: Trial, tolerance: f64) -> BTreeSet<String> {
     let model = trial.model();
     let made = model.with(unrolled(&model.proto, &model.folder));
     assert_eq!(check::errors(&made), []);
-    let checker = Checker::new(&model, &Options::default()).expect("the original runs");
+    let options = Options {
+        tolerance,
+        ..Options::default()
+    };
+    let checker = Checker::new(&model, &options).expect("the original runs");
     checker.check_other(&made).expect("they give the same");
     let graph = made.proto.graph.expect("a graph");
     graph.node.iter().map(|n| n.op_type.clone()).collect()
@@ -123,6 +135,9 @@ fn cell(
 
 #[test]
 fn recurrent_cells_become_their_steps() {
+    let held_cell = |op: &str, gates, attributes, inputs: &str, n| {
+        held_within(cell(op, gates, attributes, inputs, n), CELL_TOLERANCE)
+    };
     let direction = |name: &str| vec![text("direction", name)];
     let cases = [
         ("forward", 1, ""),
@@ -131,19 +146,13 @@ fn recurrent_cells_become_their_steps() {
     ];
     for (name, n, inputs) in cases {
         for (op, gates) in [("RNN", 1), ("GRU", 3), ("LSTM", 4)] {
-            let kept = held(cell(op, gates, direction(name), inputs, n));
+            let kept = held_cell(op, gates, direction(name), inputs, n);
             assert!(!kept.contains(op), "{op} {name}");
         }
     }
-    held(cell("LSTM", 4, Vec::new(), ", b, , h0, c0, p", 1));
+    held_cell("LSTM", 4, Vec::new(), ", b, , h0, c0, p", 1);
     for inputs in [", b", ", b, , h0"] {
-        held(cell(
-            "GRU",
-            3,
-            vec![int("linear_before_reset", 1)],
-            inputs,
-            1,
-        ));
+        held_cell("GRU", 3, vec![int("linear_before_reset", 1)], inputs, 1);
     }
 }
 
