@@ -271,7 +271,7 @@ fn models_come_through_pipes() {
     let args = ["optimize", "/dev/stdin", "-o", arg(&target), "--measure"];
     let output = piped(&small(), &args);
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("it needs to be a regular file"), "{text}");
+    assert!(text.contains("it must be a regular file"), "{text}");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn pipes_and_devices_stay_what_they_are() {
     mixed.stdout(Stdio::piped());
     fails(
         mixed,
-        &["standard output, which gets the answer, goes there, too"],
+        &["standard output, which gets the summary, is the same file"],
     );
 }
 

@@ -70,7 +70,7 @@ fn sizes_are_fixed_in_the_file_that_is_written() {
     let written = fs::read(&out).expect("written");
     let refused = stderr(&args("x=2,5"));
     assert!(
-        refused.contains("dimension 1 of input `x` is 4, not 5"),
+        refused.contains("dimension 1 of input `x` is fixed to 4 in the file and cannot be 5"),
         "{refused}"
     );
     let usage = shorthaul(&args("x=2,n"));
@@ -110,7 +110,7 @@ fn options_are_heeded() {
     // Nothing shrinks to nothing.
     fs::remove_file(&out).expect("removed");
     let grown = ["optimize", arg(&path), "-o", arg(&out), "--max-growth", "0"];
-    assert!(stderr(&grown).contains("at most 0 is allowed; nothing is written"));
+    assert!(stderr(&grown).contains("--max-growth allows 0; nothing is written"));
     assert!(!out.exists());
     optimize(&["--max-growth", "1.5"]);
     // Inputs of the user's own.
@@ -250,7 +250,7 @@ fn files_that_differ_are_told_apart() {
     let other = save(&changed, folder.path(), "n.onnx");
     let text = stdout(&["check", arg(&path), arg(&other)], 3);
     assert!(
-        text.contains("they differ: `y` differs (seed 0, batch=1)"),
+        text.contains("the results differ: `y` differs (seed 0, batch=1)"),
         "{text}"
     );
 }

@@ -362,7 +362,7 @@ mod tests {
         let short = header("|u1", "False", &[1, 2]).expect_err("too short");
         assert!(short.contains("does not take 2 bytes"), "{short}");
         let objects = header("|O", "False", &[]).expect_err("objects");
-        assert!(objects.contains("of no type of ONNX"), "{objects}");
+        assert!(objects.contains("does not exist in ONNX"), "{objects}");
         assert!(read_npy(b"PK").is_err() && read_npz(b"PK").is_err());
     }
 }

@@ -225,11 +225,11 @@ mod tests {
         );
         assert_eq!(
             refused(&["x=1,4,5"]),
-            "dimension 1 of input `x` is 3, not 4"
+            "dimension 1 of input `x` is fixed to 3 in the file and cannot be 4"
         );
         assert_eq!(
             refused(&["x=1,3,5", "z=2,5"]),
-            "the size `n` would be 1 and 2"
+            "the dynamic size `n` cannot be both 1 and 2"
         );
     }
 

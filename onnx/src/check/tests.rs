@@ -232,5 +232,5 @@ fn functions_that_call_each_other_in_a_circle() {
     let mut circular = model();
     circular.proto.functions = vec![function("f", "g"), function("g", "f")];
     let text = format!("{:?}", errors(&circular));
-    assert!(text.contains("in a circle: f, g"), "{text}");
+    assert!(text.contains("in a cycle: f, g"), "{text}");
 }

@@ -237,7 +237,7 @@ fn what_the_file_says_of_a_value_may_be_so() {
     assert!(
         noted("n 4 1")
             .1
-            .contains("its shape is [n, 4, 1], and it is [n, 4]")
+            .contains("the shape [n, 4, 1], but it is [n, 4]")
     );
     let inner = |sizes: &str| {
         let nodes = vec![node("Relu", &["a"], "h"), node("Relu", &["h"], "y")];
@@ -288,7 +288,7 @@ fn sizes_of_operands_fit() {
     );
     assert!(two("Conv", vec![], "n 6 8", "5 3 1", "n 5 8").contains("never fit"));
     let strides = vec![ints("strides", &[1, 1])];
-    assert!(two("Conv", strides, "n 3 8", "5 3 1", "n 5 8").contains("its `strides` is of 2"));
+    assert!(two("Conv", strides, "n 3 8", "5 3 1", "n 5 8").contains("its `strides` has 2"));
     let turned = |perm: &[i64]| {
         let made = with(node("Transpose", &["a"], "y"), vec![ints("perm", perm)]);
         one(18, made, &[("a", F, "2 3 4")], (F, "a b c"))
