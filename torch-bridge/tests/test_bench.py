@@ -93,7 +93,7 @@ def test_a_step_updates_parameters_as_eager_does():
 
 def test_unknown_names_are_refused(capsys):
     for arguments, said in (
-        (["digits_cnn", "--against", "jax"], "not jax"),
+        (["digits_cnn", "--against", "tensorflow"], "not tensorflow"),
         (["no_such_network"], "there is no network no_such_network"),
         ([], "give the names of networks"),
         (["digits_cnn", "--batch", "0"], "at least 1"),

@@ -107,7 +107,8 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_ends_the_compilers(slow_compiler):
+def test_an_interrupt_ends_the_compilers(slow_compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "empty"))
     slow_compiler.write_text(slow_compiler.read_text().replace(str(SECONDS), "30"))
     run = subprocess.run(
         [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120

@@ -181,11 +181,7 @@ fn run_python(root: &Path, steps: &mut Steps) {
     });
     if built {
         steps.run("pytest", || {
-            // While one test traces or waits for a child, the other one compiles; a file stays whole,
-            // because its tests share what the first one compiled.
-            let mut pytest = venv.module("pytest");
-            pytest.args(["-q", "-n", "2", "--dist", "loadfile", "torch-bridge/tests"]);
-            let done = run_shown(&mut pytest)?;
+            let done = run_shown(venv.module("pytest").args(["-q", "torch-bridge/tests"]))?;
             Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
         });
     }

@@ -17,11 +17,12 @@ import torch
 import shorthaul
 
 from ..models import EXAMPLES
+from ..models.libraries import MissingLibrary
 from . import limits, page, predicted, results, separate
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
-from .options import Setting, parse
+from .options import Setting, network, parse
 from .timing import measure
 
 
@@ -47,6 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
             ok &= is_good
             continue
         torch.set_num_threads(setting.threads)
+        try:
+            network(setting.name)
+        except MissingLibrary as error:
+            print(f"\n{setting}: skipped, {error}")
+            continue
         try:
             result, is_good = _run(setting, options)
         except (MemoryError, RuntimeError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..models import EXAMPLES, Example
-from ..models.libraries import example_of
+from ..models.libraries import MissingLibrary, example_of
 
 #: Shorthaul, what PyTorch offers, and other compilers; the first is always measured.
 VARIANTS = (
@@ -90,6 +90,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in options.names:
         try:
             network(name)
+        except MissingLibrary:
+            pass  # it is skipped when its turn comes
         except ValueError as error:
             parser.error(str(error))
     if options.limits and options.mode == "step":
@@ -116,7 +118,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _batch(name: str, small: bool) -> int:
-    example = network(name)
+    try:
+        example = network(name)
+    except MissingLibrary:
+        return 1
     return ((example.small or example) if small else example).batch
 
 

@@ -60,11 +60,15 @@ _LENGTH = 128
 _FRAMES, _VIDEO_SIDE = 8, 112
 
 
+class MissingLibrary(ValueError):
+    """The library of a network is not installed."""
+
+
 def example_of(name: str) -> Example:
     """The network that ``library:name`` means.
 
-    Raises ``ValueError`` for a library that is not known, for one that is not installed, and for a
-    network that the library does not have.
+    Raises ``ValueError`` for a library that is not known and for a network that the library does
+    not have, :class:`MissingLibrary` for one that is not installed.
     """
     library, _, network = name.partition(":")
     if library not in _LIBRARIES:
@@ -73,7 +77,7 @@ def example_of(name: str) -> Example:
     try:
         make, inputs, batch = _LIBRARIES[library](network)
     except ImportError:
-        raise ValueError(f"{name} needs the package {library}: pip install {library}") from None
+        raise MissingLibrary(f"{name} needs the package {library}: pip install {library}") from None
     return Example(name, make, inputs, batch, loss_of=distance_from_wave)
 
 
