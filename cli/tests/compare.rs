@@ -5,7 +5,7 @@
 mod program;
 
 use onnx::proto::{AttributeProto, OperatorSetIdProto, attribute_type};
-use program::{arg, floats, listing, model, node, save, small, stderr, stdout};
+use program::{arg, floats, listing, model, node, save, small, stdout};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
