@@ -218,7 +218,7 @@ def test_the_mode_decides_the_form_of_batch_normalization():
         assert ("1.running_var.next" in found) == trains
         wanted = F.mse_loss(copy.deepcopy(model).train(trains)(x), target)
         torch.testing.assert_close(found["loss"], wanted)
-    with pytest.raises(ValueError, match="file, train, eval"):
+    with pytest.raises(ValueError, match="choose file, train or eval"):
         shorthaul.onnx.grad(data, loss="mse", mode="fast")
 
 
