@@ -54,6 +54,9 @@ fn training_plan(graph: &Graph) -> Plan {
 fn cost(plan: &Plan) -> String {
     let target = Target::for_isa(ISA, Family::Gcc);
     let lowered = lower(&plan.graph, &target, THREADS).expect("lowers");
+    let slow = lowered.kernels.iter().filter(|k| k.scalar.is_some());
+    let slow: Vec<_> = slow.map(|k| (&k.origin, &k.scalar)).collect();
+    assert!(slow.is_empty(), "contractions in scalar loops: {slow:?}");
     let memory = Memory {
         forward_arena_bytes: lowered.memory.forward_arena_bytes,
         backward_arena_bytes: lowered.memory.backward_arena_bytes,

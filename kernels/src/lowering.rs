@@ -13,12 +13,13 @@ use crate::features::{Pairs, Target};
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
-use crate::recognize::{Recognized, recognize, refusal};
+use crate::recognize::{Recognized, recognize};
 use graph::{ContainerId, Graph, Map, Node, NodeKind, Origin, Recipe, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod halves;
+mod scalar;
 mod share;
 mod sums;
 mod told;
@@ -263,11 +264,10 @@ impl Lowering<'_> {
             return self.loops(&rest);
         }
         self.loops(node)?;
-        let first = split_epilogue(node, map).map_or_else(|| node.clone(), |(first, _)| first);
-        if let Some(reason) = refusal(&self.graph, &first)
-            && let Some(kernel) = self.kernels.last_mut()
-        {
-            kernel.scalar = Some(ScalarForm::new(reason, kernel.flops, &self.target));
+        let reason = scalar::reason(&self.graph, node);
+        if let Some(kernel) = self.kernels.last_mut() {
+            kernel.scalar =
+                reason.map(|reason| ScalarForm::new(reason, kernel.flops, &self.target));
         }
         Ok(())
     }

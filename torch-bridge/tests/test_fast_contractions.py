@@ -200,6 +200,10 @@ NETWORKS = {
     "u-net 3-D": (lambda: UNet(3), lambda: torch.randn(1, 3, 4, 6, 8)),
     "gpt-2": (Gpt2Block, lambda: rows(48)),
     "attention": (Attention, lambda: rows(40)),
+    "encoder layer": (
+        lambda: nn.TransformerEncoderLayer(48, 4, 96, batch_first=True, activation="gelu"),
+        lambda: rows(48),
+    ),
     "swin": (swin_block, lambda: torch.randn(2, 8, 8, 36, requires_grad=True)),
     "lstm": (LstmCells, lambda: rows(12, 4)),
     "resnet": (lambda: images.resnet.BasicBlock(20, 20), lambda: image(20, 9)),

@@ -64,7 +64,8 @@ pub(super) fn with_epilogue(
         return Err(Obstacle::Epilogue);
     }
     group.members.extend(added);
-    group.members.sort_by_key(|m| m.at);
+    // The product stays first: `y` may have a member that stood before it, a sum of something else.
+    group.members[1..].sort_by_key(|m| m.at);
     Ok(group)
 }
 

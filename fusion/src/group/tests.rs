@@ -4,7 +4,8 @@ use super::{Group, Obstacle, group, merge};
 use crate::Target;
 use crate::decision::{Decision, Demand};
 use crate::text_graph::graph;
-use graph::{Graph, Node, Recipe, Storage};
+use crate::unit::is_contraction;
+use graph::{Graph, Node, NodeKind, Recipe, Storage};
 
 /// The loops two maps have in common when they are one kernel.
 fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obstacle> {
@@ -151,6 +152,25 @@ fn a_product_sums_its_contiguous_columns() {
     assert_eq!(summed(&[largest], "%t, %m"), [1, 1]);
     let more = "map [a < 640, b < 48, i < 2] { tasklet %m[b] (sum) = $0 from %t[a, b] }";
     assert_eq!(summed(&[more], "%t, %m"), [1, 1]);
+}
+
+#[test]
+fn a_product_stays_first_when_an_earlier_sum_joins_it() {
+    // The two sums share what they read, so they are one kernel before the product takes them.
+    let (containers, earlier) = (
+        format!("{PRODUCT}\n{SUMS}\n%z: f32[64, 48] input").replace("[64", "[640"),
+        "map [a < 640, b < 48] { tasklet %v[b] (sum) = $0 from %z[a, b] }",
+    );
+    let later = "map [a < 640, b < 48] { tasklet %m[b] (sum) = $0 * $1 from %t[a, b], %z[a, b] }";
+    let product = MULTIPLY.replace("n < 64", "n < 640");
+    let maps = format!("{earlier}\n{product}\n{later}");
+    let (g, counts, _) = kernels(&containers, &maps, "%t, %v, %m");
+    assert_eq!(counts, [3]);
+    let kernel = &g.single_state().expect("one state").nodes[0];
+    let NodeKind::Map(map) = &kernel.kind else {
+        panic!("a kernel is a map")
+    };
+    assert!(is_contraction(&map.body[0]), "{g}");
 }
 
 #[test]

@@ -43,6 +43,9 @@ pub enum NoFastForm {
     /// Operands that instructions for pairs of 16-bit numbers do not fit; single precision does.
     #[error("its operands do not fit instructions for pairs of numbers")]
     NoPairs,
+    /// A kernel that does other work before its contraction: no generator takes that.
+    #[error("other work comes before it in its kernel")]
+    NotFirst,
     /// An operand indexed by data, a remainder or a quotient.
     #[error("an operand's index is not a sum of the loops' positions")]
     Index,
