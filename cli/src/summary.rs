@@ -52,7 +52,7 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
     }
     if let Some(stopped) = &summary.stopped {
         line(style.warn(&format!(
-            "the time was over: {} of {} rewrites are verified, and the file has these",
+            "the time limit was reached: {} of {} rewrites are verified, and the file has these",
             stopped.n_verified, stopped.n_rewrites
         )));
     }

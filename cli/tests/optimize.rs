@@ -312,11 +312,11 @@ fn a_time_that_is_over_writes_what_is_verified_or_nothing() {
         ]
     };
     let text = stdout(&with("600"), 0);
-    assert!(!text.contains("the time was over"), "{text}");
+    assert!(!text.contains("the time limit was reached"), "{text}");
     fs::remove_file(&out).expect("written");
     let said = stderr(&with("0.000001"));
     assert!(
-        said.contains("the time was over before the original"),
+        said.contains("the time limit was reached before the original"),
         "{said}"
     );
     assert!(!out.exists());

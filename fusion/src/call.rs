@@ -45,7 +45,7 @@ pub enum Obstacle {
     Repeated,
     #[error("its rows are not aligned to 16 bytes")]
     Alignment,
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 

@@ -227,7 +227,7 @@ impl fmt::Display for Refusal {
             Refusal::Apart { obstacle, .. } => obstacle.fmt(f),
             Refusal::Unchained(obstacle) => obstacle.fmt(f),
             Refusal::Copied(obstacle) => obstacle.fmt(f),
-            Refusal::RowMajor => f.write_str("the recipe says so"),
+            Refusal::RowMajor => f.write_str("the recipe forbids it"),
         }
     }
 }

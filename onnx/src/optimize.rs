@@ -164,7 +164,7 @@ pub struct Summary {
     pub after: Figures,
     /// Whether nodes were put in order first.
     pub was_sorted: bool,
-    /// How far verification came, if the time was over before its end.
+    /// How far verification came, if the time limit was reached before its end.
     pub stopped: Option<Stopped>,
 }
 

@@ -69,7 +69,7 @@ pub enum Obstacle {
     Between,
     #[error("its kernels would move {0} bytes more than what they take the place of")]
     Bytes(i64),
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 

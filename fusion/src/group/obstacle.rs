@@ -32,7 +32,7 @@ pub enum Obstacle {
     InnerBytes(i64),
     #[error("each point would read `{0}` across its order in memory")]
     Strided(String),
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 

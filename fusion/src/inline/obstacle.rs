@@ -33,7 +33,7 @@ pub enum Obstacle {
     Called,
     #[error("reading its operands again would move {0} bytes more")]
     Traffic(i64),
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 

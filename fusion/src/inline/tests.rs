@@ -418,7 +418,7 @@ fn a_recipe_forbids_what_pays_and_asks_for_what_does_not() {
          map [i < 4] { tasklet %y[i] = $0 + 1.0 from %t[i] }";
     let (left, decisions) = told(VECTORS, maps, "%y", false);
     assert_eq!(left, 2);
-    assert_eq!(refusals(&decisions), ["t is stored: the recipe says so"]);
+    assert_eq!(refusals(&decisions), ["t is stored: the recipe forbids it"]);
     assert!(decisions[0].may_change());
     let matrix = "%x: f32[4] input
          %t: f32[4]

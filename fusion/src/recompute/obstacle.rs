@@ -12,7 +12,7 @@ pub enum Obstacle {
     Cheaper,
     #[error("PyTorch computes it")]
     Called,
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 

@@ -55,7 +55,7 @@ pub enum EvaluateError {
         what: String,
     },
     /// The time that was given is over.
-    #[error("the time was over at {node}")]
+    #[error("the time limit was reached at {node}")]
     Late {
         /// The node that came next.
         node: String,

@@ -29,7 +29,7 @@ pub struct Proof {
     pub evidence: Evidence,
     /// What was dropped because it made a difference.
     pub dropped: Vec<Dropped>,
-    /// Where the time was over before everything was verified.
+    /// Where the time limit was reached before everything was verified.
     pub stopped: Option<Stopped>,
 }
 

@@ -61,7 +61,8 @@ class Report:
     - ``bytes_moved``, ``bytes_least``, ``bytes_saved`` and ``operations`` of the whole step.
     - ``memory``: bytes of the arenas (memory for intermediate results) and bytes that are saved for
       the backward pass.
-    - ``refusals``: sentences about rewrites that were not legal.
+    - ``refusals``: sentences about rewrites that would save bytes and were refused, as illegal or
+      for their cost: the 50 that would save most.
     - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and predicted times.
     - ``memory_curve``, if memory budgets were given: for each budget and for none, ``budget``,
