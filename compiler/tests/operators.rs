@@ -152,6 +152,7 @@ fn cases(dtype: DType) -> Checked<Vec<Case>> {
     let wanted = std::env::var("OPERATOR_CASE").unwrap_or_default();
     let mut cases = Case::all()?;
     cases.retain(|case| case.name().contains(&wanted));
+    assert!(!cases.is_empty(), "OPERATOR_CASE names no case: {wanted}");
     let inputs = cases.iter_mut().flat_map(|case| case.inputs.iter_mut());
     for tensor in inputs.flatten().filter(|t| t.dtype == DType::F32) {
         *tensor = Tensor::from_f64(dtype, &tensor.shape, tensor.to_f64());

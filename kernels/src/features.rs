@@ -405,7 +405,7 @@ fn run_probe(
 }
 
 /// Model and feature list of the CPU: a cache folder may serve several machines.
-pub(crate) fn cpu_identity() -> &'static str {
+pub fn cpu_identity() -> &'static str {
     static IDENTITY: OnceLock<String> = OnceLock::new();
     IDENTITY.get_or_init(|| {
         let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -28,3 +28,9 @@ pub fn cache_clear(py: Python<'_>) -> PyResult<(usize, u64)> {
     let cache = open()?;
     Ok(py.detach(|| cache.clear()))
 }
+
+/// Model and features of the CPU: what is measured or compiled for one CPU is kept under this.
+#[pyfunction]
+pub fn cpu_identity() -> &'static str {
+    compiler::kernels::features::cpu_identity()
+}

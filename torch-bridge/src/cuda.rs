@@ -1,7 +1,7 @@
 //! What Python asks about CUDA devices before anything is compiled.
 
 use crate::program::{CompileFailure, ToolchainFailure};
-use compiler::cuda::ProductsBy;
+use compiler::cuda::{CudaTarget, ProductsBy};
 use compiler::kernels::cuda::CudaError;
 use compiler::kernels::cuda::device::{self, CublasLt, Cudnn, arch_for};
 use compiler::kernels::cuda::nvrtc::Nvrtc;
@@ -10,6 +10,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The device of that number with folders to look for NVRTC in, or the emulator.
+pub(crate) fn cuda_target(device: Option<usize>, nvrtc: &[PathBuf]) -> CudaTarget<'_> {
+    match device {
+        Some(ordinal) => CudaTarget::Device { ordinal, nvrtc },
+        None => CudaTarget::Emulated { seed: 1 },
+    }
+}
 
 /// Number, name, compute capability, memory in bytes, and the architecture that kernels are compiled
 /// for; `None` where there is none.

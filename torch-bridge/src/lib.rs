@@ -42,6 +42,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
     m.add_function(wrap_pyfunction!(cache::cache_info, m)?)?;
     m.add_function(wrap_pyfunction!(cache::cache_clear, m)?)?;
+    m.add_function(wrap_pyfunction!(cache::cpu_identity, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_devices, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::nvrtc_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cublaslt_version, m)?)?;

@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::program::{CompileFailure, Listener};
-use compiler::cuda::CudaTarget;
+use crate::cuda::cuda_target;
+use crate::program::{CompileFailure, Listener, detached};
 use compiler::graph::DType;
 use compiler::kernels::cuda::machine::Addresses;
 use compiler::optimizer::{OptimizerStep, Rule};
@@ -82,19 +82,13 @@ impl PooledStep {
             }
         };
         let (maximize, rule) = (rule.maximize, rule.rule()?);
-        let target = match device {
-            Some(ordinal) => CudaTarget::Device {
-                ordinal,
-                nvrtc: &nvrtc,
-            },
-            None => CudaTarget::Emulated { seed: 1 },
-        };
-        let step = py.detach(|| {
+        let target = cuda_target(device, &nvrtc);
+        let step = detached(py, || {
             let update = rule.update(dtype, maximize);
             let mut listener = Listener::new(progress);
             OptimizerStep::build(&update, &sizes, aligned, &target, &mut listener)
-        });
-        let step = step.map_err(|error| CompileFailure::new_err(error.to_string()))?;
+                .map_err(|error| listener.failure(error))
+        })?;
         Ok(PooledStep {
             bytes_moved: step.pooled.bytes_moved,
             state: rule.state().to_vec(),

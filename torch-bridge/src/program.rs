@@ -6,11 +6,10 @@
 
 use crate::built::{Blocks, Built, ProductRow, Times};
 use crate::calls::{self, AttentionRow, CallRow, PyOperators};
-use crate::cuda::products_by;
+use crate::cuda::{cuda_target, products_by};
 use crate::steering;
 use compiler::CompileError;
 use compiler::attention::Operators;
-use compiler::cuda::CudaTarget;
 use compiler::graph::{Bindings, ContainerId, DType, Graph, Symbol};
 use compiler::importer::torch::ImportError;
 use compiler::internal_error::{InternalError, caught};
@@ -76,10 +75,8 @@ impl Traced {
     fn new(py: Python<'_>, graph_json: &str, constants: Vec<Vec<u8>>) -> PyResult<Traced> {
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
         let work = || Captured::parse(graph_json, &constants).map_err(Failure::Import);
-        let captured = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        Ok(Traced {
-            captured: captured.map_err(|failure| failure.into_python(py))?,
-        })
+        let captured = detached(py, work)?;
+        Ok(Traced { captured })
     }
 }
 
@@ -150,8 +147,7 @@ impl Program {
             let built = Built::Cpu(Box::new(executable), threads);
             Ok((captured.uses_seed(), built))
         };
-        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
+        let (uses_seed, built) = detached(py, work)?;
         Program::new(built, uses_seed)
     }
 
@@ -195,9 +191,7 @@ impl Program {
                 .map_err(|error| listener.failure(error))?;
             Ok(Built::Cpu(Box::new(executable), threads))
         };
-        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        let built = built.map_err(|failure: Failure| failure.into_python(py))?;
-        Program::new(built, captured.uses_seed())
+        Program::new(detached(py, work)?, captured.uses_seed())
     }
 
     /// Compiles a captured graph to CUDA kernels for the device of number `device`, or for the
@@ -220,16 +214,11 @@ impl Program {
         recipe: Option<&str>,
         budget: Option<f64>,
     ) -> PyResult<Program> {
+        // Measured limits are the CPU's: they say nothing of a device.
         let choices = steering::choices(recipe, budget, None)?;
         let products = products_by(table, every)?;
         let constants: Vec<&[u8]> = constants.iter().map(Vec::as_slice).collect();
-        let target = match device {
-            Some(ordinal) => CudaTarget::Device {
-                ordinal,
-                nvrtc: &nvrtc,
-            },
-            None => CudaTarget::Emulated { seed: 1 },
-        };
+        let target = cuda_target(device, &nvrtc);
         let work = || {
             let captured = Captured::parse(graph_json, &constants).map_err(Failure::Import)?;
             let mut listener = Listener::new(progress);
@@ -242,11 +231,10 @@ impl Program {
                     &choices,
                     &mut listener,
                 )
-                .map_err(Failure::Compile)?;
+                .map_err(|error| listener.failure(error))?;
             Ok((captured.uses_seed(), Built::Cuda(Box::new(executable))))
         };
-        let built = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        let (uses_seed, built) = built.map_err(|failure: Failure| failure.into_python(py))?;
+        let (uses_seed, built) = detached(py, work)?;
         Program::new(built, uses_seed)
     }
 
@@ -396,7 +384,7 @@ impl Program {
         let built = &self.built;
         let mut report = Report::new(built.plan(), built.kernels(), built.memory(), built.on());
         report.attentions = calls::sentences(built);
-        serde_json::to_string(&report).map_err(|e| CompileFailure::new_err(e.to_string()))
+        steering::json(&report)
     }
 }
 
@@ -511,6 +499,18 @@ impl Failure {
             _ => CompileFailure::new_err(message),
         }
     }
+}
+
+/// Runs work without the interpreter lock; a failure, or a panic, becomes an error of Python's.
+///
+/// # Errors
+/// What the work failed with, as the exception of its kind.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> PyResult<T> {
+    let done = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
+    done.map_err(|failure| failure.into_python(py))
 }
 
 /// Passes progress on to a Python callable, and warnings to Python's `warnings`; stops for signals.

@@ -1,13 +1,12 @@
 //! Recipes at the boundary to Python: texts and JSON in, plans described as JSON out.
 //!
-//! Owns the exception for what is no recipe. What is planned here is neither compiled nor run.
+//! Owns the exception for a text that is not a recipe. What is planned here is neither compiled nor run.
 
 use crate::built::Built;
-use crate::program::{CompileFailure, Failure};
+use crate::program::{CompileFailure, Failure, detached};
 use compiler::Target;
 use compiler::budget::MemoryBudget;
 use compiler::graph::Machine;
-use compiler::internal_error::caught;
 use compiler::recipe::RecipeFile;
 use compiler::report::{Report, planning_target};
 use compiler::search::{USUAL_PLANS, search};
@@ -21,7 +20,7 @@ create_exception!(
     shorthaul._native,
     RecipeFailure,
     PyException,
-    "A text is no recipe; the message says why."
+    "The text is not a recipe; the message says why."
 );
 
 create_exception!(
@@ -53,7 +52,7 @@ pub fn choices(
 /// A machine's limits from JSON.
 fn machine_of(text: &str) -> PyResult<Machine> {
     serde_json::from_str(text)
-        .map_err(|e| PyValueError::new_err(format!("these are no limits: {e}")))
+        .map_err(|e| PyValueError::new_err(format!("these are not the limits of a machine: {e}")))
 }
 
 /// The limits that are assumed of this machine where none were measured, as JSON.
@@ -67,7 +66,7 @@ fn parsed(text: &str) -> PyResult<RecipeFile> {
     RecipeFile::parse(text).map_err(|e| RecipeFailure::new_err(e.to_string()))
 }
 
-fn json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| CompileFailure::new_err(e.to_string()))
 }
 
@@ -100,8 +99,7 @@ pub fn plan_program(
         let plan = plan.map_err(Failure::Compile)?;
         Described::of_plan(&plan, threads.max(1)).map_err(Failure::Compile)
     };
-    let described = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-    json(&described.map_err(|failure| failure.into_python(py))?)
+    json(&detached(py, work)?)
 }
 
 /// Searches for a faster recipe by prediction, with so many plans; the fields of `compiler::search::Searched` as JSON.
@@ -128,8 +126,7 @@ pub fn search_program(
         let found = search(&step, captured.hints(), threads.max(1), &choices, plans);
         found.map_err(Failure::Compile)
     };
-    let found = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-    json(&found.map_err(|failure| failure.into_python(py))?)
+    json(&detached(py, work)?)
 }
 
 /// The text of a recipe's file; `programs` are its sections as JSON.

@@ -2,12 +2,11 @@
 //!
 //! Owns the Python object; what a cut-out is, and how it is timed, is the compiler's.
 
-use crate::program::{CompileFailure, Failure, Listener};
+use crate::program::{CompileFailure, Failure, Listener, detached};
 use crate::steering;
 use compiler::Target;
 use compiler::cutout::{self, Cutout, Cutouts};
 use compiler::graph::Blocking;
-use compiler::internal_error::caught;
 use compiler::kernels::compile::CompileOptions;
 use compiler::predict::{On, predict};
 use compiler::torch::Captured;
@@ -73,8 +72,7 @@ impl Kernels {
                 on,
             })
         };
-        let made = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        made.map_err(|failure: Failure| failure.into_python(py))
+        detached(py, work)
     }
 
     /// The kernels in order, as JSON.
@@ -109,7 +107,7 @@ impl Kernels {
             .zip(&predicted)
             .map(row)
             .collect();
-        serde_json::to_string(&rows).map_err(|e| CompileFailure::new_err(e.to_string()))
+        steering::json(&rows)
     }
 
     /// The key of a kernel alone, cut as told: the same for kernels of the same text. `None` where it cannot be cut
@@ -137,13 +135,12 @@ impl Kernels {
             let cut = self.cutouts.cut(kernel, blocking.as_ref());
             cut.map_err(Failure::Compile)
         };
-        let cut = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-        cut.map_err(|failure: Failure| failure.into_python(py))
+        detached(py, work)
     }
 }
 
 fn parsed(text: &str) -> PyResult<Blocking> {
-    let wrong = || CompileFailure::new_err(format!("`{text}` is no blocking"));
+    let wrong = || CompileFailure::new_err(format!("`{text}` is not a blocking: eight numbers, such as a recipe's `cut` has"));
     Blocking::parse(text).ok_or_else(wrong)
 }
 
@@ -171,6 +168,5 @@ pub fn time_kernels(
         let times = cutout::time(&cutouts, threads, options, seconds, &mut listener);
         times.map_err(|error| listener.failure(error))
     };
-    let times = py.detach(|| caught(work).unwrap_or_else(|e| Err(Failure::Internal(e))));
-    times.map_err(|failure: Failure| failure.into_python(py))
+    detached(py, work)
 }

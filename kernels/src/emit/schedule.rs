@@ -41,6 +41,11 @@ pub(crate) struct Scheduled {
 const BLOCK: i64 = 4096;
 /// Elements of an outer vector loop moved inside the phases of a kernel.
 const SUNK_BLOCK: i64 = 64;
+/// Elements of a vector loop between two steps of the loop along which an operand is contiguous: the cache
+/// lines that they touch stay in the first-level cache until all of each line is used.
+const TURNED_BLOCK: i64 = 64;
+/// Elements of a cache line, of the smallest type that is worth it.
+const LINE: i64 = 16;
 /// Parallel steps wanted for each thread, for balance.
 const STEPS_PER_THREAD: i64 = 4;
 
@@ -248,6 +253,11 @@ fn schedule_free(
         .flat_map(|s| &s.writes)
         .filter(|w| w.conflict.is_some())
         .collect();
+    let turned = vector
+        .as_ref()
+        .filter(|_| conflicts.is_empty())
+        .and_then(|v| turned(&rest, v, &statements, &kernel.arrays, threads));
+    let turned = turned.map(|at| rest.remove(at));
     let shares = share(rest, vector.as_ref(), &conflicts, &kernel, threads);
     let partial = conflicts
         .iter()
@@ -262,7 +272,10 @@ fn schedule_free(
     if let Some(v) = vector {
         let steps = points(&parallel);
         let long = inner.is_empty() && v.size > 2 * BLOCK;
-        if vector_owned(&v) && (long || steps < threads * STEPS_PER_THREAD) {
+        if let Some(turned) = turned {
+            inner.push(turned);
+            strip = blocks(&v, TURNED_BLOCK, &mut kernel.extents);
+        } else if vector_owned(&v) && (long || steps < threads * STEPS_PER_THREAD) {
             strip = cut(&v, steps, threads, &mut kernel.extents);
         }
         if let Some(s) = &strip {
@@ -286,10 +299,37 @@ fn schedule_free(
     }
 }
 
+/// The loop along which an operand is contiguous that the vector loop crosses in large steps, as in a
+/// transposition. It runs inside, around a block of the vector loop, if enough points are left for the threads.
+fn turned(
+    rest: &[Loop],
+    vector: &Loop,
+    statements: &[Statement],
+    arrays: &BTreeMap<ContainerId, Array>,
+    threads: i64,
+) -> Option<usize> {
+    let step = |p: &Place, l: &Loop| coefficient(&p.offset, &l.var).unwrap_or(0).abs();
+    let places = statements
+        .iter()
+        .flat_map(|s| s.reads.iter().chain(s.writes.iter().map(|w| &w.place)));
+    let crossed = places
+        .filter(|p| !arrays[&p.container].local && p.gather.is_empty())
+        .filter(|p| step(p, vector) >= LINE);
+    let along = |p: &Place| rest.iter().position(|l| step(p, l) == 1 && l.size > 1);
+    let at = crossed.filter_map(along).max_by_key(|at| rest[*at].size)?;
+    let n_blocks = vector.size / TURNED_BLOCK;
+    let steps = points(rest) / rest[at].size * n_blocks;
+    (n_blocks > 1 && steps >= threads * STEPS_PER_THREAD).then_some(at)
+}
+
 /// Cuts the vector loop into blocks: enough for all threads, at most [`BLOCK`] long.
 fn cut(v: &Loop, steps: i64, threads: i64, extents: &mut Extents) -> Option<Strip> {
     let wanted = (threads * STEPS_PER_THREAD + steps - 1) / steps;
-    let block = ((v.size / wanted) / 16 * 16).clamp(64, BLOCK);
+    blocks(v, ((v.size / wanted) / 16 * 16).clamp(64, BLOCK), extents)
+}
+
+/// The vector loop in blocks of that length, unless it is one.
+fn blocks(v: &Loop, block: i64, extents: &mut Extents) -> Option<Strip> {
     if block >= v.size {
         return None;
     }

@@ -2,15 +2,15 @@
 
 Owns changes of Dynamo's own classes, each for one construct: the graph breaks in front of it, or a
 guard is added. They act only while a graph of Shorthaul's is captured; other compilers' graphs stay
-as they are. A version of PyTorch without the place that a mend changes is named in the log.
+as they are. A version of PyTorch without the place that a mend changes is named in a warning.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import logging
 import types
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,7 +20,7 @@ from torch._dynamo.symbolic_convert import InliningInstructionTranslator, Instru
 from torch._dynamo.variables import builder, builtin, misc, object_protocol
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-log = logging.getLogger("shorthaul")
+from ._errors import FallbackWarning
 
 #: Functions of ``random.Random`` whose results Dynamo would bake into the graph.
 _BAKED = ("shuffle", "sample", "getstate", "setstate", "seed")
@@ -40,7 +40,13 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         try:
             mend(is_ours)
         except (AttributeError, KeyError, TypeError) as error:
-            log.warning("cannot apply %s to this version of PyTorch: %s", mend.__name__, error)
+            warnings.warn(
+                f"Shorthaul cannot apply {mend.__name__[1:]} to PyTorch {torch.__version__} "
+                f"({error}): without it PyTorch may trace some Python code wrongly. Use a "
+                "version that the guide names, and compare results with eager",
+                FallbackWarning,
+                stacklevel=2,
+            )
 
 
 def _is_capturing(is_ours, translator=None) -> bool:

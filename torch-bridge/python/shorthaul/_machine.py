@@ -116,8 +116,8 @@ def _read(path: str) -> Machine | None:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         warnings.warn(
-            f"{path} holds no limits of a machine ({error}); assumed limits are used until "
-            "`shorthaul.machine(again=True)` measures them",
+            f"{path} does not hold the limits of a machine ({error}); assumed limits are used "
+            "until `shorthaul.machine(again=True)` measures them",
             stacklevel=2,
         )
         return None
@@ -128,19 +128,14 @@ def _machine_of(data: dict[str, Any], measured: bool) -> Machine:
     found = Machine(**data, **levels, measured=measured)
     numbers = [*data.values(), *(n for level in levels.values() for n in asdict(level).values())]
     if not all(isinstance(n, int) and 0 <= n < 1 << 64 for n in numbers):
-        raise ValueError("a limit is no whole number")
+        raise ValueError("a limit is not a whole number")
     return found
 
 
 @functools.cache
 def file_of_this_machine(kind: str) -> Path:
     """A file in the cache folder for this CPU alone: several machines may share the folder."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
-    except OSError:
-        first = ""
-    told = [line for line in first.splitlines() if line.startswith(("model name", "flags"))]
-    identity = "\n".join([*told, str(os.cpu_count())])
+    identity = f"{_native.cpu_identity()}\n{os.cpu_count()}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return Path(cache.info().folder) / f"{kind}-{name}.json"
 

@@ -50,7 +50,8 @@ class Tuned(Recipe):
     """A recipe that measurement chose.
 
     - ``kept``: what was changed, in sentences; ``tried``: how many ways were timed; ``known``: how
-      many answers came from earlier runs.
+      many answers came from earlier runs; ``failed``: how many ways could not be planned or
+      compiled. The log names each of these.
     - ``ratio``: what a whole step with the recipe takes, as a part of one without, measured in
       turns; ``None`` if that was not measured. A recipe that is not faster changes nothing.
     - ``interrupted``: whether Ctrl-C ended it.
@@ -59,6 +60,7 @@ class Tuned(Recipe):
     kept: tuple[str, ...] = ()
     tried: int = 0
     known: int = 0
+    failed: int = 0
     ratio: float | None = None
     interrupted: bool = False
 
@@ -66,7 +68,7 @@ class Tuned(Recipe):
         lines = [
             super().__str__(),
             f"tuning: {self.tried} ways timed, {self.known} known from earlier runs, "
-            f"{len(self.kept)} decisions changed",
+            f"{self.failed} failed, {len(self.kept)} decisions changed",
             *(f"  {line}" for line in self.kept),
         ]
         if self.ratio is not None:
@@ -147,6 +149,7 @@ class _Search:
         self.database = Database()
         self.seconds, self.end = seconds, time.perf_counter() + seconds
         self.tried = 0
+        self.failed = 0
         self.changes: list[str] = []
 
     def run(self) -> None:
@@ -177,6 +180,7 @@ class _Search:
         """The recipe so far."""
         found = Tuned(self.recipe.model, self.recipe.programs, self.recipe._planners)
         found.kept, found.tried = tuple(self.changes), self.tried
+        found.failed = self.failed
         found.known = self.database.n_used
         return found
 
@@ -191,6 +195,7 @@ class _Search:
         if ratio >= 1:
             unchanged = Tuned(self.base.model, self.base.programs, self.base._planners)
             unchanged.tried, unchanged.known = found.tried, found.known
+            unchanged.failed = found.failed
             unchanged.ratio = 1.0
             log.info("a step with the tuned recipe takes %.3f of its time: it is dropped", ratio)
             return unchanged
@@ -279,7 +284,8 @@ class _Search:
             change = self.recipe.without if decision.applied else self.recipe.with_
             try:
                 changed = change(decision)
-            except (ValueError, ShorthaulError):
+            except (ValueError, ShorthaulError) as error:
+                self._failed(str(decision.place), error)
                 continue
             kernels = self._kernels(self.programs[n], changed.text, 0)
             new = _keys(kernels, json.loads(kernels.rows()))
@@ -316,7 +322,8 @@ class _Search:
             items += [(new[0], position, None) for _, position in added]
             try:
                 times = self._times(items, 0.0)
-            except ShorthaulError:
+            except ShorthaulError as error:
+                self._failed("kernels cut out", error)
                 return None
             before = [sum(one) for one in zip(*times[: len(gone)], strict=True)]
             after = [sum(one) for one in zip(*times[len(gone) :], strict=True)]
@@ -326,6 +333,10 @@ class _Search:
         return known
 
     # ---- both ----
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.failed += 1
+        log.warning("tuning: %s: %s", what, error)
 
     def _kernels(self, program: Program, recipe: str, n_others: int) -> object:
         captured = program.captured

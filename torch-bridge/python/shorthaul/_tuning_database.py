@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, float]:
         except OSError:
             where = ""
         warnings.warn(
-            f"{path} is no tuning database ({error}){where}; tuning starts from nothing",
+            f"{path} is not a tuning database ({error}){where}; tuning starts from nothing",
             stacklevel=3,
         )
         return {}
