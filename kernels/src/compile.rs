@@ -59,6 +59,9 @@ impl CompileOptions {
     /// Reads the environment (`SHORTHAUL_CACHE_DIR`, `SHORTHAUL_CC`,
     /// `SHORTHAUL_ISA`, …), finds the compiler and probes the CPU. With a warm
     /// cache it runs no process.
+    ///
+    /// # Errors
+    /// If no compiler works, the cache has no folder, or a variable holds no known value.
     pub fn from_environment(progress: &mut dyn Progress) -> Result<Self, CompileError> {
         let cache = Cache::open(&CacheSettings::from_environment(), progress)?;
         let toolchain = toolchain::find(&Search::from_environment(), &cache)?;
@@ -144,6 +147,10 @@ fn failures_message(failures: &[UnitFailure]) -> String {
 /// Compiles `units` and loads them; the result has one module per unit, in order,
 /// and units with equal sources share one. Every failure is collected before an
 /// error is returned. Failed calls leave only whole cache entries behind.
+///
+/// # Errors
+/// All files that do not compile, with the compiler's messages; that a compiler does not start or a result does
+/// not load; or that the caller interrupted the work.
 pub fn compile(
     units: &[SourceUnit],
     options: &CompileOptions,

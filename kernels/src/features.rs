@@ -260,6 +260,9 @@ pub enum FeatureError {
 }
 
 /// Reads `SHORTHAUL_ISA`.
+///
+/// # Errors
+/// If its value is not a level.
 pub fn forced_isa() -> Result<Option<Isa>, FeatureError> {
     match env::var("SHORTHAUL_ISA") {
         Ok(text) if !text.trim().is_empty() => Isa::parse(text.trim())
@@ -271,6 +274,9 @@ pub fn forced_isa() -> Result<Option<Isa>, FeatureError> {
 
 /// The best target that was seen to run here, or the forced one, with the instructions for pairs of bf16
 /// numbers that were.
+///
+/// # Errors
+/// If the forced level does not run here, if nothing runs, or if the probe's files cannot be written.
 pub fn detect(
     toolchain: &Toolchain,
     forced: Option<Isa>,

@@ -76,6 +76,9 @@ impl Module {
     }
 
     /// The kernel named `symbol`, which keeps this module loaded.
+    ///
+    /// # Errors
+    /// If the module has no such symbol.
     pub fn function(self: &Arc<Self>, symbol: &str) -> Result<Function, LoadError> {
         // SAFETY: every symbol emitted for a module has the kernel signature.
         let found = unsafe { self.library.get::<KernelFn>(symbol) };
@@ -315,6 +318,9 @@ pub struct Program {
 
 impl Program {
     /// Checks that every argument exists.
+    ///
+    /// # Errors
+    /// If an argument names a buffer or a value that is not there.
     pub fn new(parts: ProgramParts) -> Result<Program, ProgramError> {
         let mut args = Vec::new();
         for launch in &parts.launches {
@@ -339,6 +345,9 @@ impl Program {
     /// Runs all launches on the pool's threads, on no more than the kernels were made for. `externals` has one buffer per
     /// slot; arena and saved block are aligned to 64 bytes and at least as large
     /// as stated, [`Buffer::none`] where nothing is needed.
+    ///
+    /// # Errors
+    /// If a buffer is missing, too small, misaligned, or not writable where it must be.
     pub fn run(
         &self,
         externals: &[Buffer<'_>],
@@ -353,6 +362,9 @@ impl Program {
     }
 
     /// As [`Program::run`], and reports what each launch took.
+    ///
+    /// # Errors
+    /// As [`Program::run`].
     pub fn run_timed(
         &self,
         externals: &[Buffer<'_>],
@@ -388,6 +400,9 @@ impl Program {
     }
 
     /// As [`Program::run`] for bare pointers, without any check.
+    ///
+    /// # Errors
+    /// If a thread of the pool panics.
     ///
     /// # Safety
     /// There is one pointer per slot, each to as many bytes as the slot's

@@ -136,6 +136,9 @@ impl Search {
 }
 
 /// Finds the first working compiler in the search order.
+///
+/// # Errors
+/// If no compiler works: all that were tried, with what each said.
 pub fn find(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError> {
     if let Some(setting) = &search.explicit {
         return find_explicit("SHORTHAUL_CC", setting, search, cache);
@@ -157,6 +160,9 @@ pub fn find(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError>
 }
 
 /// Finds a C++ compiler: `SHORTHAUL_CXX`, `c++`, `g++`, `clang++`. It is asked for with `-x c++`.
+///
+/// # Errors
+/// As [`find`].
 pub fn find_cxx(search: &Search, cache: &Cache) -> Result<Toolchain, ToolchainError> {
     if let Some(setting) = &search.explicit {
         return find_explicit("SHORTHAUL_CXX", setting, search, cache);

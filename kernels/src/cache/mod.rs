@@ -222,6 +222,9 @@ pub struct Cache {
 impl Cache {
     /// Opens the user's cache folder; where it cannot be written, warns once per
     /// process and uses a temporary folder that is removed with the last clone.
+    ///
+    /// # Errors
+    /// If not even a temporary folder can be made.
     pub fn open(
         settings: &CacheSettings,
         progress: &mut dyn Progress,
@@ -316,6 +319,9 @@ impl Cache {
 
     /// A folder for unfinished files, on the same file system as the entries,
     /// removed when dropped.
+    ///
+    /// # Errors
+    /// If the folder cannot be made: a full disk, or no rights.
     pub fn work_folder(&self) -> Result<TempDir, CacheError> {
         working_folder(&self.root.join("work"))
     }
@@ -368,6 +374,9 @@ impl Cache {
     }
 
     /// Writes `payload` as the entry for `key`, atomically.
+    ///
+    /// # Errors
+    /// If the entry cannot be written whole; nothing of it is left then.
     pub fn write(&self, kind: Kind, key: &Key, payload: &[u8]) -> Result<PathBuf, CacheError> {
         let path = self.entry_path(kind, key);
         self.write_atomically(&path, payload)
@@ -395,6 +404,9 @@ impl Cache {
 
     /// Writes a text for a person to look at (a source that failed to compile)
     /// beside the entries and returns its path.
+    ///
+    /// # Errors
+    /// If the text cannot be written.
     pub fn keep_text(&self, name: &str, text: &str) -> Result<PathBuf, CacheError> {
         let folder = self.root.join("failed");
         let path = folder.join(name);

@@ -234,6 +234,10 @@ pub enum Unsupported {
 }
 
 /// Emits the C text of `c` under the symbol prefix `name`.
+///
+/// # Errors
+/// If there is no micro-kernel for the vector width, or a hook is given for a form without a fast kernel. Without
+/// hooks such a form becomes scalar loops.
 pub fn emit(
     name: &str,
     c: &Contraction,

@@ -143,6 +143,9 @@ pub struct Emulator {
 impl Emulator {
     /// Compiles `kernels` into one file with the C++ compiler and the cache that the environment
     /// names (`SHORTHAUL_CXX`, `SHORTHAUL_CACHE_DIR`).
+    ///
+    /// # Errors
+    /// If there is no cache folder or C++ compiler, or if the text does not compile or load.
     pub fn from_environment(kernels: &[Kernel]) -> Result<Self, EmulateError> {
         let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
         let toolchain = toolchain::find_cxx(&Search::cxx_from_environment(), &cache)?;
@@ -150,6 +153,9 @@ impl Emulator {
     }
 
     /// Compiles `kernels` into one file, or takes it from the cache.
+    ///
+    /// # Errors
+    /// If the text does not compile or load.
     pub fn compile(
         kernels: &[Kernel],
         toolchain: &Toolchain,
@@ -169,6 +175,9 @@ impl Emulator {
 
     /// As [`Emulator::from_environment`], with fibers switched by the C library as on CPUs other than
     /// x86-64: slower by a system call at each switch.
+    ///
+    /// # Errors
+    /// As [`Emulator::from_environment`].
     pub fn with_portable_fibers(kernels: &[Kernel]) -> Result<Self, EmulateError> {
         let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent)?;
         let toolchain = toolchain::find_cxx(&Search::cxx_from_environment(), &cache)?;
@@ -204,6 +213,10 @@ impl Emulator {
 
     /// Runs one launch. Buffers keep their elements and the knowledge of which were written from
     /// launch to launch. Costs about 0.1 ms a block of 128 threads and more with its accesses.
+    ///
+    /// # Errors
+    /// All faults of a launch (a read of what nobody wrote, an access outside a buffer, a race), or that it does not
+    /// fit its kernel.
     pub fn run(
         &self,
         launch: &Launch,
@@ -214,6 +227,9 @@ impl Emulator {
     }
 
     /// Runs one launch and counts what it moves; see [`Traffic`].
+    ///
+    /// # Errors
+    /// As [`Emulator::run`].
     pub fn count(
         &self,
         launch: &Launch,

@@ -139,6 +139,9 @@ const OPTIONS: [&str; 4] = [
 const BATCH_BYTES: usize = 12_000;
 
 /// Compiles `kernels` as one file, or takes the cubin from the cache.
+///
+/// # Errors
+/// If NVRTC refuses a kernel, with its messages, or if the cubin cannot be stored.
 pub fn compile(
     kernels: &[Kernel],
     arch: Arch,
