@@ -1,5 +1,8 @@
 """Trains a convolutional network on scikit-learn's handwritten digits."""
 
+import copy
+
+import shorthaul
 import torch
 import torch.nn.functional as F
 from side_by_side import options, train
@@ -35,17 +38,20 @@ def main() -> None:
         rows = training[torch.arange(step * 100, step * 100 + 100) % 1500]
         return F.cross_entropy(model(images[rows]), labels[rows])
 
-    model = network()
+    plain = network()
+    eager = copy.deepcopy(plain) if chosen.eager else None
+    model = shorthaul.module(plain)
     train(
         model,
+        eager,
         loss_of,
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
         chosen.steps,
-        chosen.eager,
     )
-    model.eval()
+    # The two share their parameters.
+    plain.eval()
     with torch.no_grad():
-        accuracy = (model(images[testing]).argmax(1) == labels[testing]).float().mean().item()
+        accuracy = (plain(images[testing]).argmax(1) == labels[testing]).float().mean().item()
     print(f"accuracy on images it has not seen: {accuracy:.0%}")
 
 

@@ -1,10 +1,12 @@
 """Pre-trains a small GPT, character by character, on the Zen of Python."""
 
 import codecs
+import copy
 import importlib.util
 import re
 from pathlib import Path
 
+import shorthaul
 import torch
 import torch.nn.functional as F
 from side_by_side import options, train
@@ -73,19 +75,22 @@ def main() -> None:
         rows = data[starts + torch.arange(CONTEXT + 1)]
         return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
-    model = Gpt(len(letters))
+    plain = Gpt(len(letters))
+    eager = copy.deepcopy(plain) if chosen.eager else None
+    model = shorthaul.module(plain)
     train(
         model,
+        eager,
         loss_of,
         lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3),
         chosen.steps,
-        chosen.eager,
     )
+    # `plain` has the trained parameters, too: the lengths grow, and each would be compiled.
     said = "Simple is "
     with torch.no_grad():
         for _ in range(30):
             recent = torch.tensor([[letters.index(letter) for letter in said[-CONTEXT:]]])
-            said += letters[int(model(recent)[0, -1].argmax())]
+            said += letters[int(plain(recent)[0, -1].argmax())]
     print(repr(said))
 
 

@@ -1,4 +1,4 @@
-"""Trains a model with Shorthaul and, on request, a copy in eager PyTorch.
+"""Trains a compiled model and, on request, a copy in eager PyTorch.
 
 Owns the training loop and the command line that the examples here share.
 """
@@ -6,10 +6,8 @@ Owns the training loop and the command line that the examples here share.
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable
 
-import shorthaul
 import torch
 from torch import nn
 
@@ -27,16 +25,14 @@ def options(description: str, steps: int) -> argparse.Namespace:
 
 def train(
     model: nn.Module,
+    eager: nn.Module | None,
     loss_of: Callable[[nn.Module, int], torch.Tensor],
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
     steps: int,
-    with_eager: bool,
 ) -> None:
-    """Trains ``model`` in place. ``loss_of(model, step)`` is the loss of one step's batch."""
-    # The compiled module shares the parameters of `model`; the eager copy has its own.
-    ways = {"shorthaul": (shorthaul.module(model), optimizer_of(model))}
-    if with_eager:
-        eager = copy.deepcopy(model)
+    """Trains ``model``, and ``eager`` if given. ``loss_of(model, step)``: loss of one batch."""
+    ways = {"shorthaul": (model, optimizer_of(model))}
+    if eager is not None:
         ways["eager"] = (eager, optimizer_of(eager))
     for step in range(steps):
         losses = []

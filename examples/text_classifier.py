@@ -3,6 +3,9 @@
 The sentences are made from two lists of words, so that nothing is downloaded.
 """
 
+import copy
+
+import shorthaul
 import torch
 import torch.nn.functional as F
 from side_by_side import options, train
@@ -58,7 +61,8 @@ def loss_of(model: nn.Module, step: int) -> torch.Tensor:
 def main() -> None:
     """Trains the head, then everything, and prints the accuracy on new sentences."""
     chosen = options(__doc__, steps=20)
-    model = Classifier()
+    plain = Classifier()
+    model = shorthaul.module(plain)
     body = [p for name, p in model.named_parameters() if not name.startswith("head")]
     n_head_steps = chosen.steps // 2
     for parameter in body:
@@ -66,24 +70,24 @@ def main() -> None:
     print("the head alone")
     train(
         model,
+        copy.deepcopy(plain) if chosen.eager else None,
         loss_of,
         lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2),
         n_head_steps,
-        chosen.eager,
     )
     for parameter in body:
         parameter.requires_grad_(True)
     print("all parameters")
     train(
         model,
+        copy.deepcopy(plain) if chosen.eager else None,
         lambda m, step: loss_of(m, n_head_steps + step),
         lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3),
         chosen.steps - n_head_steps,
-        chosen.eager,
     )
     tokens, labels = sentences(64, 10_000)
     with torch.no_grad():
-        accuracy = (model(tokens).argmax(1) == labels).float().mean().item()
+        accuracy = (plain(tokens).argmax(1) == labels).float().mean().item()
     print(f"accuracy on new sentences: {accuracy:.0%}")
 
 

@@ -5,8 +5,10 @@ on several pressure levels, a grid of latitudes and longitudes. The script makes
 bias and too little spread, which the network learns to correct.
 """
 
+import copy
 import math
 
+import shorthaul
 import torch
 from side_by_side import options, train
 from torch import nn
@@ -81,17 +83,20 @@ def main() -> None:
     ensemble, truth = forecasts(4, 10_000)
     members = ensemble.unflatten(1, (N_MEMBERS, N_FIELDS))[:, :, 0]
     raw = crps(members.mean(1), members.std(1), truth).item()
-    model = UNet()
+    plain = UNet()
+    eager = copy.deepcopy(plain) if chosen.eager else None
+    model = shorthaul.module(plain)
     train(
         model,
+        eager,
         loss_of,
         lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
         chosen.steps,
-        chosen.eager,
     )
-    model.eval()
+    # The two share their parameters.
+    plain.eval()
     with torch.no_grad():
-        corrected = crps(*model(ensemble), truth).item()
+        corrected = crps(*plain(ensemble), truth).item()
     print(f"CRPS of the raw ensemble {raw:.3f}, after {chosen.steps} steps {corrected:.3f}")
 
 

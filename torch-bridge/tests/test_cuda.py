@@ -208,7 +208,7 @@ def test_what_autocast_makes_on_cuda_runs(model, dtype, monkeypatch):
     tensors = {**dict(own.named_parameters()), **dict(own.named_buffers())}
     fed = [spec for spec in captured.inputs if spec.kind != "constant"]
     inputs = [x if spec.kind == "user" else tensors[spec.target] for spec in fed]
-    y, *_ = _autograd.run(program, [program.place.aligned(t) for t in inputs], True)
+    (y, *_), _ = _autograd.run(program, [program.place.aligned(t) for t in inputs], True)
     exact = copy.deepcopy(own).double()
     reference = exact(x.double())
     grad = torch.rand(y.shape).to(y.dtype)

@@ -238,3 +238,84 @@ def test_bags_that_begin_behind_the_end_are_refused():
     assert torch.equal(compiled(bags, weight, at, starts), bags(weight, at, starts))
     with pytest.raises(shorthaul.OutOfRange):
         compiled(bags, weight, at, torch.tensor([0, 4]))
+
+
+def test_random_numbers_are_those_of_their_distribution():
+    torch.manual_seed(0)
+    weights = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 0.0]])
+
+    def draw(weights, mean):
+        drawn = torch.multinomial(weights, 4000, replacement=True)
+        dice = torch.randint(1, 7, (6000,))
+        near = torch.normal(mean.expand(5000), 2.0)
+        order = torch.multinomial(weights[0] + 1e-3, 3)
+        return drawn, dice, near, order
+
+    drawn, dice, near, order = compiled(draw, weights, torch.tensor(3.0))
+    assert drawn.dtype == torch.int64 and set(drawn[0].tolist()) == {1, 2}
+    assert 0.7 < (drawn[0] == 2).float().mean() < 0.8 and not drawn[1].any()
+    counts = dice.bincount(minlength=7)
+    assert counts[0] == 0 and len(counts) == 7 and counts[1:].min() > 850
+    assert abs(near.mean() - 3) < 0.15 and abs(near.std() - 2) < 0.15
+    assert sorted(order.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [1.0, math.inf]])
+def test_weights_that_eager_refuses_are_refused(weights):
+    given = torch.tensor(weights)
+    with pytest.raises(RuntimeError):
+        torch.multinomial(given, 1)
+    with pytest.raises(shorthaul.OutOfRange):
+        compiled(lambda w: torch.multinomial(w, 1), given)
+
+
+def test_neighbours_and_parts_of_numbers():
+    least, largest = 2.0**-149, torch.finfo(torch.float32).max
+    ends = [0.0, -0.0, 1.0, -1.0, 2.0, 3.7, least, -least, 2.0**-126, largest, math.inf, -math.inf]
+    x = torch.tensor([*ends, math.nan, 2.0**-140, 1e20, -1e-20, 0.99999994])
+    for end in (0.0, 5.0, -math.inf, math.inf):
+        to = torch.full_like(x, end)
+        found, expected = compiled(torch.nextafter, x, to), torch.nextafter(x, to)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit(), expected.signbit())
+    mantissa, exponent = compiled(torch.frexp, x)
+    expected = torch.frexp(x)
+    torch.testing.assert_close(mantissa, expected.mantissa, rtol=0, atol=0, equal_nan=True)
+    usual = x.isfinite()
+    assert torch.equal(exponent[usual], expected.exponent[usual])
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_samples_of_a_volume(mode, padding):
+    def sample(x, grid, align_corners):
+        return nn.functional.grid_sample(x, grid, mode, padding, align_corners)
+
+    check(
+        {
+            "corners": (
+                lambda x, g: sample(x, g, True),
+                normal(2, 3, 4, 5, 3),
+                between(-1.4, 1.4, 2, 3, 2, 4, 3),
+            ),
+            "edges": (
+                lambda x, g: sample(x, g, False),
+                normal(2, 3, 4, 5, 3),
+                between(-1.3, 1.3, 2, 3, 2, 4, 3),
+            ),
+        }
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_in_chunks_is_one_loss(reduction):
+    options = getattr(nn, "LinearCrossEntropyOptions", None)
+    if options is None:
+        pytest.skip("this version of PyTorch has no linear_cross_entropy in chunks")
+
+    def loss(x, weight, labels):
+        return nn.functional.linear_cross_entropy(
+            x, weight, labels, reduction=reduction, options=options(batch_chunk_size=2)
+        )
+
+    check({"loss": (loss, normal(6, 4), normal(5, 4), constant(ints(5, 6)))})

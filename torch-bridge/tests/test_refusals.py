@@ -65,6 +65,65 @@ def test_a_module_without_a_graph_is_pytorchs_and_is_named():
         shorthaul.module(nn.Linear(4, 4))(torch.randn(2, 4))
 
 
+def test_what_runs_outside_of_programs_can_be_an_error():
+    strict = {"fallback": "error"}
+    with pytest.raises(shorthaul.CaptureError, match=r"test_refusals.py:\d+: `if x.sum\(\) > 0:`"):
+        shorthaul.module(Branching(), **strict)(torch.ones(3))
+    with pytest.raises(shorthaul.CaptureError, match="PyTorch runs all of LSTM"), ignored():
+        shorthaul.module(nn.LSTM(4, 4), **strict)(torch.randn(3, 2, 4))
+    mixed = nn.Sequential(nn.LSTM(4, 4), First(), nn.Linear(4, 4))
+    with pytest.raises(shorthaul.CaptureError, match="error because of"), ignored():
+        shorthaul.module(mixed, **strict)(torch.randn(3, 2, 4))
+    with pytest.raises(shorthaul.CaptureError, match=r"higher-order|torch.func"):
+        shorthaul.module(Mapped(), **strict)(torch.ones(3))
+    # Nothing here runs outside.
+    linear = shorthaul.module(nn.Linear(4, 4), **strict)
+    with torch.autocast("cpu"):
+        linear(torch.randn(2, 4)).sum().backward()
+
+
+class First(nn.Module):
+    """What a recurrent layer gives for each step."""
+
+    def forward(self, both):
+        return both[0]
+
+
+class Mapped(nn.Module):
+    """A transform, which is PyTorch's."""
+
+    def forward(self, x):
+        return torch.func.vmap(torch.sin)(x) * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"speed": 3},
+            "backend='shorthaul' has no option speed; its options are backend, fallback",
+        ),
+        ({"fallback": "no"}, "fallback must be one of ('eager', 'error'), not 'no'"),
+        ({"max_programs": "2"}, "max_programs must be a whole number of at least 1, not '2'"),
+    ],
+)
+def test_options_of_torch_compile_that_are_wrong(options, said):
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Linear(4, 2), backend="shorthaul", options=options)
+    with pytest.raises(ValueError) as caught:
+        compiled(torch.randn(3, 4))
+    assert str(caught.value).startswith(said) and "TORCHDYNAMO" not in str(caught.value)
+
+
+def test_errors_of_torch_compile_are_shorthauls():
+    torch._dynamo.reset()
+    options = {"fallback": "error"}
+    compiled = torch.compile(TwoMissing(), backend="shorthaul", options=options)
+    with pytest.raises(shorthaul.Unsupported, match="matrix_exp") as caught:
+        compiled(torch.eye(3))
+    assert len(caught.value.operators) == 2 and "TORCHDYNAMO" not in str(caught.value)
+
+
 def test_fullgraph_refuses_what_breaks_the_graph():
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)test_refusals.py"):
         shorthaul.module(Branching(), fullgraph=True)(torch.ones(3))
@@ -92,7 +151,7 @@ class LookUps(nn.Module):
 @pytest.mark.parametrize(
     ("tokens", "labels", "message"),
     [
-        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:88\) takes 0 to 4"),
+        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:147\) takes 0 to 4"),
         ([-1, 4], [0, 1], r"`tokens` holds -1"),
         ([0, 4], [3, -100], r"`labels` holds 3, but .*cross_entropy.* takes 0 to 2 or -100"),
     ],

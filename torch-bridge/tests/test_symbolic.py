@@ -156,12 +156,28 @@ def test_an_index_out_of_a_size_that_is_open_is_refused():
         model(torch.randn(2, 11), torch.full((2, 3), 11))
 
 
-def test_a_fraction_that_follows_from_a_size_is_traced_alone(monkeypatch, caplog):
+def test_a_fraction_that_follows_from_a_size_is_a_number_at_run_time(monkeypatch):
     class Scaled(nn.Module):
         def forward(self, x):
-            return (x / x.shape[1] ** 0.5).sin()
+            n = x.shape[1] ** 0.5
+            return ((x / n).sin() * n + n).exp()
 
     network = Scaled()
+    model = shorthaul.module(network)
+    traced = _traces(monkeypatch)
+    for size in (4, 7, 9, 11):
+        for _ in range(2):
+            x = torch.randn(3, size)
+            torch.testing.assert_close(model(x), network(x))
+    assert traced == ["capture", "capture_symbolic"]
+
+
+def test_a_fraction_that_is_an_argument_is_traced_alone(monkeypatch, caplog):
+    class Clamped(nn.Module):
+        def forward(self, x):
+            return x.exp().clamp(max=x.shape[1] ** 0.5).sin()
+
+    network = Clamped()
     model = shorthaul.module(network)
     traced = _traces(monkeypatch)
     caplog.set_level(logging.INFO, logger="shorthaul")
@@ -171,6 +187,21 @@ def test_a_fraction_that_follows_from_a_size_is_traced_alone(monkeypatch, caplog
             torch.testing.assert_close(model(x), network(x))
     assert "capture_symbolic" not in traced
     assert "has a fraction" in caplog.text
+
+
+def test_a_remainder_by_an_open_size_stays_symbolic(monkeypatch):
+    class Rolled(nn.Module):
+        def forward(self, x):
+            return x.roll(1, 1).sin()
+
+    network = Rolled()
+    model = shorthaul.module(network)
+    traced = _traces(monkeypatch)
+    for size in (4, 7, 9, 11):
+        for _ in range(2):
+            x = torch.randn(3, size)
+            assert torch.allclose(model(x), network(x))
+    assert traced == ["capture", "capture_symbolic"]
 
 
 class _Branch(nn.Module):

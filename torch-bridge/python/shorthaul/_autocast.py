@@ -13,9 +13,13 @@ import torch
 
 _KINDS = ("cpu", "cuda")
 
+_is_on_anywhere = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
 
 def key() -> tuple:
     """What a program is specific to: the kinds of devices with autocast on, and its type."""
+    if not _is_on_anywhere():
+        return ()
     on = (kind for kind in _KINDS if torch.is_autocast_enabled(kind))
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in on)
 

@@ -21,7 +21,10 @@ from torch.autograd import profiler
 
 from . import _attention, _native
 from ._errors import ShorthaulError
-from ._program import Program, TensorSpec
+from ._program import GradientPlan, Program, TensorSpec
+
+_is_batched = torch._C._functorch.is_batchedtensor
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
@@ -52,61 +55,76 @@ def export_seconds() -> float:
     return sum(program.captured.export_seconds for program in _programs)
 
 
-def run(program: Program, inputs: Sequence[torch.Tensor], is_differentiable: bool):
-    """The user's outputs, then the new values of what the program writes as one blob of bytes.
+def run(
+    program: Program, inputs: Sequence[torch.Tensor], is_differentiable: bool
+) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+    """The user's outputs, and the new values of what the program writes as one blob of bytes.
 
     ``inputs`` are contiguous tensors of the sizes and types of ``program.inputs``.
     """
-    if is_differentiable:
-        return _Passes.apply(program, *inputs)
-    outputs, state, _ = forward(program, inputs)
-    return *outputs, state
+    if not is_differentiable:
+        outputs, state, _ = forward(program, inputs)
+    elif program.state_bytes:
+        *outputs, state = _Passes.apply(program, *inputs)
+    else:
+        outputs, state = _Passes.apply(program, *inputs), None
+    return outputs, state
 
 
 class _Passes(torch.autograd.Function):
-    """Both passes of a program."""
+    """Both passes of a program. Each line here is in every step of a small network."""
 
     @staticmethod
     def forward(ctx, program: Program, *inputs):
         outputs, state, saved = forward(program, inputs)
         ctx.program = program
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            *[inputs[i] for i in program.backward_reads],
-            *[
-                outputs[user] if offset is None else program.state_view(state, position)
-                for position, offset, user in program.backward_output_reads
-            ],
-            saved,
-        )
-        return *outputs, state
+        kept = [inputs[i] for i in program.backward_reads]
+        for position, offset, user in program.backward_output_reads:
+            kept.append(outputs[user] if offset is None else program.state_view(state, position))
+        if saved is not None:
+            kept.append(saved)
+        ctx.save_for_backward(*kept)
+        return tuple(outputs) if state is None else (*outputs, state)
 
     # A function that Dynamo traces may call `backward`; this code is not the user's.
     @staticmethod
     @torch._dynamo.disable
     def backward(ctx, *grads):
         program: Program = ctx.program
-        *kept, saved = ctx.saved_tensors
-        result = [None] * (len(program.inputs) + 1)
+        kept = ctx.saved_tensors
         _refuse_batches(grads)
-        reached = _reached(program, grads)
-        with torch.no_grad():
-            for i in reached.intersection(program.zero_inputs):
-                result[i + 1] = _empty(program, program.inputs[i]).zero_()
-        given = [grads[i] for i in program.differentiable_user_outputs]
-        if all(grad is None for grad in given):
+        plan = program.gradients_of([grad is not None for grad in grads])
+        result = [None] * (len(program.inputs) + 1)
+        if not torch.is_grad_enabled():
+            _fill(program, plan, grads, kept, result)
             return tuple(result)
-        n_reads = len(program.backward_reads)
         with torch.no_grad():
-            computed = backward(program, given, kept[:n_reads], kept[n_reads:], saved)
-        if torch.is_grad_enabled():
+            computed = _fill(program, plan, grads, kept, result)
+        if computed:
             # A second derivative with respect to what these come from is refused, not zero.
-            sources = [*kept, *(grad for grad in given if grad is not None)]
-            computed = _Once.apply(len(computed), *computed, *sources)
-        for i, grad in zip(program.grad_inputs, computed, strict=True):
-            if i in reached:
-                result[i + 1] = grad
+            sources = [*kept, *(grads[i] for i in plan.given if grads[i] is not None)]
+            once = _Once.apply(len(computed), *computed, *sources)
+            for (_, at), grad in zip(plan.computed, once, strict=True):
+                result[at] = grad
         return tuple(result)
+
+
+def _fill(program: Program, plan: GradientPlan, grads, kept, result: list) -> list[torch.Tensor]:
+    """Puts the gradients of the inputs into ``result``; gives those that kernels computed."""
+    for i in plan.zeros:
+        result[i + 1] = _empty(program, program.inputs[i]).zero_()
+    if not plan.has_given:
+        return []
+    n_reads, n_kept = len(program.backward_reads), program.n_kept
+    saved = kept[n_kept] if program.saved_bytes else None
+    given = [grads[i] for i in plan.given]
+    made = backward(program, given, kept[:n_reads], kept[n_reads:n_kept], saved)
+    found = []
+    for k, at in plan.computed:
+        result[at] = made[k]
+        found.append(made[k])
+    return found
 
 
 class _Once(torch.autograd.Function):
@@ -125,46 +143,46 @@ class _Once(torch.autograd.Function):
 
 
 def _refuse_batches(grads: Sequence[torch.Tensor | None]) -> None:
-    functorch = torch._C._functorch
-    batched = (functorch.is_batchedtensor, functorch.is_legacy_batchedtensor)
-    if any(grad is not None and any(is_one(grad) for is_one in batched) for grad in grads):
-        raise ShorthaulError(
-            "a Shorthaul module computes one gradient at a time, not a batch of them "
-            "(`is_grads_batched=True`, `torch.vmap`); call the original module for that"
-        )
-
-
-def _reached(program: Program, grads: Sequence[torch.Tensor | None]) -> set[int]:
-    """Inputs that an output with a gradient comes from; eager gives others ``None``, not zeros."""
-    reached = set()
-    for inputs, grad in zip(program.reaches, grads, strict=False):
-        if grad is not None:
-            reached |= inputs
-    return reached
+    for grad in grads:
+        if grad is not None and (_is_batched(grad) or _is_legacy_batched(grad)):
+            raise ShorthaulError(
+                "a Shorthaul module computes one gradient at a time, not a batch of them "
+                "(`is_grads_batched=True`, `torch.vmap`); call the original module for that"
+            )
 
 
 def forward(program: Program, inputs: Sequence[torch.Tensor]):
-    """The user's outputs, the blob of what the program writes, the block for the backward pass."""
+    """The user's outputs, the blob of what the program writes, the block for the backward pass.
+
+    The last two are ``None`` where there is nothing to put into them.
+    """
     addresses = _addresses(program, inputs)
     # On a device the answer would have to be waited for; there, what lies outside reads NaN.
-    if not program.place.is_cuda:
+    if program.bounds and not program.is_on_device:
         for position, bound in program.bounds:
             bound.check(inputs[position])
-    outputs = [_empty(program, spec) for spec in program.user_outputs]
-    state = _bytes(program, program.state_bytes)
-    saved = program.lend(program.saved_bytes)
-    scratch = program.lend(program.forward_scratch_bytes)
+    empty, device = torch.empty, program.place.device
+    outputs = [empty(spec.shape, dtype=spec.dtype, device=device) for spec in program.user_outputs]
     into = [output.data_ptr() for output in outputs]
+    state = None
     if program.state_bytes:
+        state = empty(program.state_bytes, dtype=torch.uint8, device=device)
         users, base = iter(into), state.data_ptr()
         into = [next(users) if at is None else base + at for at in program.state_offsets]
+    saved = program.lend(program.saved_bytes) if program.saved_bytes else None
+    scratch = None
+    if program.forward_scratch_bytes:
+        scratch = program.lend(program.forward_scratch_bytes)
+    blocks = saved.data_ptr() if saved is not None else 0, _address(scratch)
+    if timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled:
+        _call(program.native.forward, addresses, into, *blocks)
+        return outputs, state, saved
     _launch(
         program,
         "forward",
         addresses,
         into,
-        saved.data_ptr(),
-        scratch.data_ptr(),
+        *blocks,
         timings is not None,
         program.place.stream(),
         _attention.operators(
@@ -182,24 +200,33 @@ def backward(
     grad_outputs: Sequence[torch.Tensor | None],
     reads: Sequence[torch.Tensor],
     output_reads: Sequence[torch.Tensor],
-    saved: torch.Tensor,
+    saved: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     """The gradients of ``program.grad_inputs``."""
-    grads = [_empty(program, program.inputs[i]) for i in program.grad_inputs]
+    empty, device = torch.empty, program.place.device
+    grads = [empty(spec.shape, dtype=spec.dtype, device=device) for spec in program.grad_specs]
     given = [
         _as_program_wants(program, grad, spec)
         for grad, spec in zip(grad_outputs, program.differentiable_outputs, strict=True)
     ]
-    scratch = program.lend(program.backward_scratch_bytes)
-    _launch(
-        program,
-        "backward",
+    scratch = None
+    if program.backward_scratch_bytes:
+        scratch = program.lend(program.backward_scratch_bytes)
+    arguments = (
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
         [tensor.data_ptr() for tensor in output_reads],
-        saved.data_ptr(),
+        _address(saved),
         [grad.data_ptr() for grad in grads],
-        scratch.data_ptr(),
+        _address(scratch),
+    )
+    if timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled:
+        _call(program.native.backward, *arguments)
+        return grads
+    _launch(
+        program,
+        "backward",
+        *arguments,
         timings is not None,
         program.place.stream(),
         _attention.operators(
@@ -212,22 +239,28 @@ def backward(
     return grads
 
 
+def _address(block: torch.Tensor | None) -> int:
+    return 0 if block is None else block.data_ptr()
+
+
 def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
     """Where the inputs lie. Refuses tensors whose storage was given back."""
     addresses = []
-    for tensor, spec in zip(inputs, program.inputs, strict=True):
-        end = tensor.storage_offset() * tensor.element_size() + spec.n_bytes
+    for tensor, (end, item) in zip(inputs, program.input_sizes, strict=True):
+        offset = tensor.storage_offset()
+        if offset:
+            end += offset * item
         if tensor.untyped_storage().nbytes() < end:
-            raise ShorthaulError(
-                f"the storage of `{spec.name}` {list(spec.shape)} was freed or made smaller than "
-                f"the tensor; restore its memory before the call"
-            )
+            _refuse_freed(program.inputs[len(addresses)])
         addresses.append(tensor.data_ptr())
     return addresses
 
 
-def _bytes(program: Program, n: int) -> torch.Tensor:
-    return torch.empty(n, dtype=torch.uint8, device=program.place.device)
+def _refuse_freed(spec: TensorSpec) -> None:
+    raise ShorthaulError(
+        f"the storage of `{spec.name}` {list(spec.shape)} was freed or made smaller than the "
+        f"tensor; restore its memory before the call"
+    )
 
 
 def _empty(program: Program, spec: TensorSpec) -> torch.Tensor:
@@ -239,7 +272,16 @@ def _as_program_wants(
 ) -> torch.Tensor:
     if grad is None:
         return _empty(program, spec).zero_()
+    if grad.dtype is spec.dtype and grad.is_contiguous() and not program.runs_cuda_text:
+        return grad
     return program.place.aligned(grad.to(spec.dtype))
+
+
+def _call(native, *arguments) -> None:
+    try:
+        native(*arguments)
+    except _native.CompileFailure as error:
+        raise ShorthaulError(str(error)) from None
 
 
 def _launch(program: Program, stage: str, *arguments) -> None:

@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from ._errors import DivisionByZero, OutOfRange
+from ._errors import CaptureError, DivisionByZero, OutOfRange
 from ._functionalize import FunctionalNode, Ref
 from ._sizes import expression
 
@@ -130,7 +130,10 @@ def _checked(node: FunctionalNode, use: str) -> Iterator[tuple]:
     divisor = node.args.get("other")
     divides = node.target.split(".")[1:2] in (["remainder"], ["fmod"], ["floor_divide"], ["div"])
     if divides and isinstance(divisor, Ref) and not node.outputs[0].is_floating_point():
-        yield divisor, lambda *names: DivisorBound(*names, use)
+        if isinstance(divisor.value, torch.Tensor):
+            yield divisor, lambda *names: DivisorBound(*names, use)
+        elif divisor.value == 0:  # A size, which is compared here so that the trace is guarded.
+            raise CaptureError(f"{use} divides integers by zero")
 
 
 def _is_known(ref: Ref, bound: Bound | DivisorBound, made_by) -> bool:

@@ -125,7 +125,8 @@ class Captured:
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
     #: What the call returns: per flattened position ``("output", i)`` (the i-th program output),
-    #: ``("input", i)`` (the i-th program input, returned as it is) or ``("value", constant)``.
+    #: ``("input", i)`` (the i-th program input, returned as it is), ``("value", constant)`` or
+    #: ``("empty", (shape, dtype))`` (a tensor without elements, which no kernel makes).
     returns: list[tuple[str, Any]]
     #: What operators demand of inputs.
     bounds: list[Bound | DivisorBound]
@@ -341,6 +342,9 @@ class _Writer:
         """The operator, and where it ran without gradients what stops them behind it."""
         if functional.target in _CHECKS or not functional.is_tensor_op:
             return []
+        if len(functional.outputs) == 1 and _is_empty(functional.outputs[0]):
+            if all(user.op == "output" for user in functional.node.users):
+                return []  # The call makes it.
         node = functional.node
         self.sources[node.name] = source_node(node)
         self._check_dtypes(functional)
@@ -437,6 +441,10 @@ class _Writer:
                 self.strides.append(None)
                 continue
             value = arg.meta["val"]
+            if _is_empty(value):
+                returns.append(("empty", (tuple(value.shape), value.dtype)))
+                self.strides.append(None)
+                continue
             stride = tuple(map(expression, value.stride()))
             self.strides.append(None if value.is_contiguous() else stride)
             name = self._name_of(arg)
@@ -563,6 +571,13 @@ class _Writer:
             "kind": kind.rsplit(".", 1)[-1],
             "source": source_of(node.meta.get("stack_trace")),
         }
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is a tensor of known sizes without elements."""
+    if not isinstance(value, torch.Tensor) or any(type(n) is not int for n in value.shape):
+        return False
+    return 0 in value.shape
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

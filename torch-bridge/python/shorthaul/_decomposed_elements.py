@@ -112,6 +112,50 @@ def round_decimals(x, *, decimals):
     return (x * factor).round() / factor if decimals > 0 else (x / factor).round() * factor
 
 
+#: Steps by which the size of a float32 is brought into [1, 2): they reach all its exponents.
+_HALVINGS = (128, 64, 32, 16, 8, 4, 2, 1)
+
+
+def frexp(x):
+    """``x = mantissa · 2**exponent``; each step multiplies by a power of two, which is exact."""
+    if x.dtype != torch.float32:
+        return NotImplemented
+    wide = _float64(x)
+    size = wide.detach().abs()
+    is_usual = (size > 0) & (size < math.inf)
+    size = torch.where(is_usual, size, 0.5)
+    part, exponent = size, torch.ones_like(size)
+    for step in _HALVINGS:
+        is_large, is_small = part >= 2.0**step, part < 2.0 ** (1 - step)
+        grown = torch.where(is_small, part * 2.0**step, part)
+        part = torch.where(is_large, part * 2.0**-step, grown)
+        exponent = exponent + torch.where(is_large, step, torch.where(is_small, -step, 0))
+    factor = torch.where(is_usual, part / 2 / size, 1.0)
+    exponent = torch.where(is_usual, exponent, 0.0).to(torch.int32)
+    return (wide * factor).to(x.dtype), exponent
+
+
+#: In units of a number of float32: between half and one and a half steps to its neighbour.
+_TO_NEIGHBOUR = 1.25 * 2.0**-24
+
+#: The least number of float32, the least with a full mantissa, and the largest.
+_LEAST, _LEAST_FULL, _LARGEST = 2.0**-149, 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+def nextafter(x, to):
+    """The neighbour of a float32: in float64 a bit more than half a step away, rounded."""
+    if x.dtype != torch.float32 or to.dtype != torch.float32:
+        return NotImplemented
+    wide, end = _float64(x), _float64(to)
+    size = wide.abs()
+    step = torch.where(size < _LEAST_FULL, _LEAST, size * _TO_NEIGHBOUR)
+    value = torch.where(end > wide, wide + step, wide - step)
+    value = torch.where((value == 0) & (wide < 0), -0.0, value)
+    value = torch.where(size.isinf(), torch.where(wide > 0, _LARGEST, -_LARGEST), value)
+    value = torch.where(wide == end, end, value)
+    return torch.where(wide.isnan() | end.isnan(), math.nan, value).to(x.dtype)
+
+
 #: Coefficients of Stirling's series, of the odd powers of 1/x.
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
@@ -455,6 +499,8 @@ RULES = {
     aten.fmax.default: fmax,
     aten.fmin.default: fmin,
     aten.angle.default: angle,
+    aten.frexp.Tensor: frexp,
+    aten.nextafter.default: nextafter,
     aten.bernoulli.default: bernoulli,
     aten.round.decimals: round_decimals,
     aten.rrelu_with_noise_functional.default: rrelu,

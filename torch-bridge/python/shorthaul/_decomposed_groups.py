@@ -99,15 +99,81 @@ def histogram_bins(x, bins, *, weight=None, density=False):
     return counts, bins.clone()
 
 
+def _range_of(values, given):
+    """Where bins begin and end: as given, or at the least and the largest value."""
+    if given is not None:
+        low, high = (torch.full_like(values[0], end) for end in given)
+    else:
+        low, high = values.amin(), values.amax()
+        # What eager refuses names an element of a range that has one.
+        is_wrong = (low.isfinite() & high.isfinite()).logical_not().to(torch.int64)
+        low = low + held(is_wrong.reshape(1), 1).reshape(()).to(low.dtype)
+    is_one = low == high
+    return torch.where(is_one, low - 0.5, low), torch.where(is_one, high + 0.5, high)
+
+
+def _edges(low, high, n_bins: int):
+    """Ends of bins of equal width, counted from the nearer end as in ``linspace``."""
+    at, step = torch.arange(n_bins + 1), (high - low) / n_bins
+    from_low, from_high = low + step * at, high - step * (n_bins - at)
+    return torch.where(at < (n_bins + 1) // 2, from_low, from_high)
+
+
 def histogram_count(x, bins=100, *, range=None, weight=None, density=False):  # noqa: A002
     """Counts in bins of equal width."""
-    if range is None or not range[0] < range[1]:
+    if range is not None and range[0] > range[1]:
         return NotImplemented
-    flat = x.detach().reshape(-1)
-    low, high = torch.full_like(flat[0], range[0]), torch.full_like(flat[0], range[1])
-    edges = low + (high - low) / bins * torch.arange(bins + 1)
-    edges = torch.where(torch.arange(bins + 1) == bins, high, edges)
-    return histogram_bins(x, edges, weight=weight, density=density)
+    low, high = _range_of(x.detach().reshape(-1), range)
+    return histogram_bins(x, _edges(low, high, bins), weight=weight, density=density)
+
+
+def _ends_of_dimension(x, d: int, bins, given):
+    """The edges of a dimension's bins: given, or of equal width."""
+    if isinstance(bins[d], torch.Tensor):
+        return bins[d]
+    own = None if given is None else given[2 * d : 2 * d + 2]
+    return _edges(*_range_of(x[:, d], own), bins[d])
+
+
+def histogramdd(x, bins, *, range=None, weight=None, density=False):  # noqa: A002
+    """Counts in boxes; a point belongs to the box of its bins."""
+    points = x.detach().reshape(-1, x.shape[-1])
+    ends = [_ends_of_dimension(points, d, bins, range) for d in _dims_of(x)]
+    if points.shape[0] * max(end.shape[0] for end in ends) > _N_PAIRS:
+        return NotImplemented
+    box, inside, n_boxes = None, None, 1
+    for d, end in enumerate(ends):
+        n = end.shape[0] - 1
+        values = points[:, d].unsqueeze(-1)
+        own = (
+            (end[1:-1] <= values).to(torch.int64).sum(-1)
+            if n > 1
+            else torch.zeros_like(points[:, d], dtype=torch.int64)
+        )
+        within = (points[:, d] >= end[0]) & (points[:, d] <= end[-1])
+        box = own if box is None else box * n + own
+        inside = within if inside is None else inside & within
+        n_boxes *= n
+    weights = torch.ones_like(points[:, 0]) if weight is None else weight.detach().reshape(-1)
+    counts = torch.zeros_like(weights[:1].expand(n_boxes))
+    counts = counts.scatter_add(0, box, torch.where(inside, weights, 0.0))
+    counts = counts.reshape([end.shape[0] - 1 for end in ends])
+    if density:
+        counts = counts / counts.sum()
+        for d, end in enumerate(ends):
+            shape = [1] * len(ends)
+            shape[d] = end.shape[0] - 1
+            counts = counts / (end[1:] - end[:-1]).reshape(shape)
+    return counts
+
+
+def histogramdd_edges(x, bins, *, range=None, weight=None, density=False):  # noqa: A002
+    points = x.detach().reshape(-1, x.shape[-1])
+    return [_ends_of_dimension(points, d, bins, range) for d in _dims_of(x)]
+
+
+def _dims_of(x):
+    return range(x.shape[-1])
 
 
 #: How the members of a bag are joined.
@@ -153,6 +219,9 @@ RULES = {
     aten.histc.default: histc,
     aten.histogram.bins_tensor: histogram_bins,
     aten.histogram.bin_ct: histogram_count,
+    aten._histogramdd_bin_edges.default: histogramdd_edges,
+    aten._histogramdd_from_bin_cts.default: histogramdd,
+    aten._histogramdd_from_bin_tensors.default: histogramdd,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
 }

@@ -1,11 +1,16 @@
-"""Images: antialiased interpolation and fractional pooling, with operators the importer has.
+"""Images: antialiased interpolation, fractional pooling and samples at points of a volume.
 
 Interpolation is two products with matrices of weights that sizes alone decide.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
+
+from ._decomposed_elements import with_zero_slope
 
 aten = torch.ops.aten
 
@@ -83,7 +88,58 @@ def fractional_max_pool(x, kernel_size, output_size, samples):
     return found if batched else tuple(value.squeeze(0) for value in found)
 
 
+#: What lies outside of an image, and how values between positions are made, as ATen counts them.
+_ZEROS, _REFLECTION = 0, 2
+_NEAREST = 1
+
+
+def _coordinate(given, size: int, padding: int, align_corners: bool):
+    """Positions along one dimension; −1 and 1 are its ends."""
+    ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    at = ends[0] + (given + 1) * ((ends[1] - ends[0]) / 2)
+    if padding == _REFLECTION:
+        span = ends[1] - ends[0]
+        if not span:
+            return torch.zeros_like(at)
+        away = (at - ends[0]).abs()
+        flips = (away / span).detach().floor()
+        rest = away - flips * span
+        at = ends[0] + torch.where(flips.remainder(2) == 0, rest, span - rest)
+    return at if padding == _ZEROS else at.clamp(0, size - 1)
+
+
+def grid_sampler_3d(x, grid, interpolation_mode, padding_mode, align_corners):
+    """Each value from the eight positions around a point, or from the nearest one."""
+    n, n_channels, *sizes = x.shape
+    # The grid names the last dimension first.
+    points = [
+        _coordinate(grid[..., 2 - d], sizes[d], padding_mode, align_corners) for d in range(3)
+    ]
+    flat, total = x.flatten(2), None
+    is_nearest = interpolation_mode == _NEAREST
+    lower = [(p.detach().round() if is_nearest else p.detach().floor()) for p in points]
+    for corner in itertools.product((0,) if is_nearest else (0, 1), repeat=3):
+        weight, inside, at = None, None, None
+        for d, step in enumerate(corner):
+            place = lower[d] + step
+            own = 1 - (points[d] - place).abs()
+            if is_nearest:
+                own = with_zero_slope(torch.ones_like(place), points[d])
+            within = (place >= 0) & (place <= sizes[d] - 1)
+            index = torch.where(within, place, 0.0).to(torch.int64)
+            weight = own if weight is None else weight * own
+            inside = within if inside is None else inside & within
+            at = index if at is None else at * sizes[d] + index
+        shape = [n, n_channels, math.prod(grid.shape[1:4])]
+        values = flat.gather(2, at.reshape(n, 1, -1).expand(shape))
+        values = values.reshape(n, n_channels, *grid.shape[1:4])
+        share = torch.where(inside, weight, 0.0).unsqueeze(1) * values
+        total = share if total is None else total + share
+    return total
+
+
 RULES = {
+    aten.grid_sampler_3d.default: grid_sampler_3d,
     aten.fractional_max_pool2d.default: fractional_max_pool,
     aten.fractional_max_pool3d.default: fractional_max_pool,
     aten._upsample_bilinear2d_aa.default: _rule(_triangle, 1),

@@ -287,6 +287,16 @@ def as_strided_copy(x, size, stride, storage_offset=None):
     return x.reshape(-1).index_select(0, at).reshape(size)
 
 
+def take(x, index):
+    at = torch.arange(x.numel())[index.reshape(-1)]
+    return x.reshape(-1).index_select(0, at).reshape(index.shape)
+
+
+def repeat(x, repeats):
+    """Once in each dimension is a copy."""
+    return x.clone().reshape([1] * (len(repeats) - x.dim()) + [*x.shape])
+
+
 def unfold(x, dim, size, step):
     if x.dim() == 0:
         return x.reshape(1).narrow(0, 0, size)
@@ -319,6 +329,10 @@ def _cuts_circular(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("mode") == "circular" and min(arguments["pad"]) < 0
 
 
+def _is_once(arguments: Mapping[str, Any]) -> bool:
+    return all(isinstance(n, int) and n == 1 for n in arguments["repeats"])
+
+
 def _some_scalar(arguments: Mapping[str, Any]) -> bool:
     return any(isinstance(a, torch.Tensor) and a.dim() == 0 for a in arguments.values())
 
@@ -343,6 +357,7 @@ GUARDED = {
     aten.index_add.default: (_some_scalar, index_add),
     aten.index_put.default: (_is_no_sum, index_put),
     aten.index_select.default: (_first_is_scalar, index_select),
+    aten.repeat.default: (_is_once, repeat),
     aten.scatter.value: (_some_scalar, scatter_value),
     aten.scatter_add.default: (_some_scalar, scatter_add),
 }
@@ -359,6 +374,7 @@ RULES = {
     aten.put.default: put,
     aten.scatter.src: scatter_src,
     aten.scatter_reduce.two: scatter_reduce,
+    aten.take.default: take,
     aten.unfold.default: unfold,
     aten.unfold_copy.default: unfold,
 }

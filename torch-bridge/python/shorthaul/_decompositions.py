@@ -19,10 +19,13 @@ from torch.utils import _pytree as pytree
 from . import (
     _decomposed_bessel,
     _decomposed_elements,
+    _decomposed_gamma,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_losses,
     _decomposed_polynomials,
+    _decomposed_random,
     _decomposed_scans,
 )
 from ._functionalize import FunctionalNode, Ref
@@ -32,10 +35,13 @@ aten = torch.ops.aten
 _FAMILIES = (
     _decomposed_bessel,
     _decomposed_elements,
+    _decomposed_gamma,
     _decomposed_groups,
     _decomposed_images,
     _decomposed_indexing,
+    _decomposed_losses,
     _decomposed_polynomials,
+    _decomposed_random,
     _decomposed_scans,
 )
 
@@ -156,6 +162,18 @@ def _native_group_norm(x, weight, bias, n, n_channels, n_positions, n_groups, ep
     return result, mean, rstd
 
 
+def _batch_norm_in_eval(x, weight, bias, mean, variance, training, momentum, eps):
+    """before  batch_norm(…, training=False)   after  the norm with given statistics, which stay."""
+    found = aten._native_batch_norm_legit_no_training.default(
+        x, weight, bias, mean, variance, momentum, eps
+    )
+    return *found, mean.clone(), variance.clone()
+
+
+def _is_in_eval(arguments: Mapping[str, Any]) -> bool:
+    return not arguments["training"]
+
+
 def _prelu(x, weight):
     return torch.prelu(x.reshape(1), weight.reshape(1)).reshape(())
 
@@ -217,6 +235,7 @@ def _guarded() -> dict[Any, tuple[Guard, Callable]]:
     rules |= {op: (_is_whole, _whole_norm(op)) for op in _NORMS}
     rules[aten.linalg_vector_norm.default] = (_is_unusual_norm, _vector_norm)
     rules[aten.prelu.default] = (_is_scalar, _prelu)
+    rules[aten._native_batch_norm_legit_functional.default] = (_is_in_eval, _batch_norm_in_eval)
     return rules | _decomposed_indexing.GUARDED
 
 

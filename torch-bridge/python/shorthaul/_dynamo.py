@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import re
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -33,12 +35,14 @@ from ._errors import (
     InputError,
     RecipeWarning,
     RecompileWarning,
+    ShorthaulError,
     ToolchainError,
     Unsupported,
 )
 from ._errors import Refused as RefusedNodes
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
+    AUTOCAST,
     Ambient,
     NotSplit,
     RegionPlan,
@@ -109,8 +113,10 @@ class Options:
         if self.warmup not in _WARMUPS:
             raise ValueError(f"warmup must be one of {_WARMUPS}, not {self.warmup!r}")
         check_budget(self.memory_budget)
-        if self.max_programs < 1:
-            raise ValueError(f"max_programs must be at least 1, not {self.max_programs}")
+        if not isinstance(self.max_programs, int) or self.max_programs < 1:
+            raise ValueError(
+                f"max_programs must be a whole number of at least 1, not {self.max_programs!r}"
+            )
 
 
 def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
@@ -119,15 +125,47 @@ def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=N
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
     ``max_programs``, ``backend``, ``warmup``, ``recipe`` and ``memory_budget``.
     """
-    unknown = set(options or {}) - _TORCH_COMPILE_OPTIONS | set(more)
+    try:
+        compiler = GraphCompiler(_options_of(options or {}, mode, more), "the model")
+        return compiler(graph_module, example_inputs)
+    except (ShorthaulError, ValueError, TypeError, OSError) as error:
+        raise _passing(error) from error.__cause__
+
+
+def _options_of(given: dict[str, Any], mode: str | None, more: dict[str, Any]) -> Options:
+    """What ``torch.compile`` was given. Raises ``ValueError`` that has the options there are."""
+    unknown = set(given) - _TORCH_COMPILE_OPTIONS | set(more)
     if unknown or mode:
         named = ", ".join(sorted(unknown)) or "mode"
         valid = ", ".join(sorted(_TORCH_COMPILE_OPTIONS))
         raise ValueError(f"backend='shorthaul' has no option {named}; its options are {valid}")
-    known = dict(options or {})
+    known = dict(given)
     if known.get("recipe") is not None:
         known["recipe"] = text_of(known["recipe"])
-    return GraphCompiler(Options(**known), "the model")(graph_module, example_inputs)
+    return Options(**known)
+
+
+class _Passing(ShortenTraceback):
+    """An error that Dynamo lets through, with the words it had before Dynamo added some."""
+
+    said = ""
+
+    def __str__(self) -> str:
+        return self.said
+
+
+@functools.cache
+def _passing_kind(kind: type[Exception]) -> type[Exception]:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (_Passing, kind), names)
+
+
+def _passing(error: Exception) -> Exception:
+    """The same error, of a class derived from its own that Dynamo does not wrap in another."""
+    kind = _passing_kind(type(error))
+    found = kind.__new__(kind, *error.args)
+    found.__dict__.update(vars(error), said=str(error), first_useful_frame=None)
+    return found.with_traceback(error.__traceback__)
 
 
 def make_guards_complete() -> None:
@@ -170,6 +208,8 @@ class GraphCompiler:
         self.n_programs = 0
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
+        #: Why Dynamo left a function to Python, where it did.
+        self.left_to_python = ""
         #: How many were made besides for further sizes of a trace.
         self.n_sizes = 0
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
@@ -194,14 +234,21 @@ class GraphCompiler:
 
     def say_falls_back(self, what: str) -> None:
         """Once for each sentence: PyTorch runs something."""
-        self._say(f"PyTorch runs a part of {self.name}: {what}", FallbackWarning)
+        self._say_or_refuse(f"PyTorch runs a part of {self.name}: {what}")
+
+    def say_tracer_failed(self, reason: str) -> None:
+        """Once: Python runs a function. Where that is an error, one of the model's own is first."""
+        what = f"PyTorch's tracer failed: {reason}"
+        if self.options.fallback == "error":
+            self.left_to_python = what
+        else:
+            self.say_falls_back(what)
 
     def say_runs_nothing(self) -> None:
         """Once: PyTorch runs everything."""
-        self._say(
+        self._say_or_refuse(
             f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
-            f"recurrent layers of torch.nn",
-            FallbackWarning,
+            f"recurrent layers of torch.nn"
         )
 
     def may_compile(self) -> bool:
@@ -226,6 +273,12 @@ class GraphCompiler:
         reason = str(failure.reason).strip().splitlines()[0]
         self._say(f"{self.name} is compiled again, because {reason}", RecompileWarning)
 
+    def _say_or_refuse(self, message: str) -> None:
+        """Something runs outside of programs. Raises ``CaptureError`` if the options say so."""
+        if self.options.fallback == "error":
+            raise CaptureError(f'{message}. This is an error because of `fallback="error"`')
+        self._say(message, FallbackWarning)
+
     def _say(self, message: str, category: type[Warning]) -> None:
         if message not in self.said:
             self.said.add(message)
@@ -239,9 +292,8 @@ class GraphCompiler:
         frame = why.user_stack[-1] if why.user_stack else None
         where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
         reason = str(why.reason).strip().split("\n")[0]
-        self._say(
-            f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})",
-            FallbackWarning,
+        self._say_or_refuse(
+            f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})"
         )
 
 
@@ -303,7 +355,12 @@ class _Attempt:
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
         is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
-        region = Region(body, origins, flags, names, history, self.compiler, is_open)
+        factors = [
+            i for i, n in enumerate(plan.inputs) if is_open[i] is True and _is_factor(n, plan)
+        ]
+        for i in factors:
+            is_open[i] = ()
+        region = Region(body, origins, flags, names, history, self.compiler, is_open, factors)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
         # Tracing saves nothing for a backward pass that anybody runs.
         with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
@@ -333,23 +390,28 @@ class _Attempt:
 
     def _say_what_is_torchs(self, split: Split) -> None:
         reasons: dict[str, list[str]] = {}
+        is_refused = self.compiler.options.fallback == "error"
         for node, reason in split.torch_nodes.items():
+            if is_refused and (node.target in AUTOCAST or _is_checkpoint(node)):
+                continue  # A region begins there, or is inside.
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             module = module_path(stack[-1][0]) if stack else ""
             source = source_of(node.meta.get("stack_trace"))
             place = (module or "the model itself") + (f" ({source})" if source else "")
             reasons.setdefault(reason, []).append(place)
+        found = []
         for reason, places in reasons.items():
             first = ", ".join(dict.fromkeys(places[:3]))
             more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-            self.compiler.say_falls_back(f"{reason}, at {first}{more}")
+            found.append(f"{reason}, at {first}{more}")
+        for sentence in ["; ".join(found)] if is_refused and found else found:
+            self.compiler.say_falls_back(sentence)
 
     def _checkpoints(self, split: Split) -> dict[str, Any]:
         """What replaces calls of ``torch.utils.checkpoint``: the same around a compiled body."""
         found = {}
         for node in split.torch_nodes:
-            target = str(node.target)
-            if target != "tag_activation_checkpoint":
+            if not _is_checkpoint(node):
                 continue
             body = getattr(self.graph_module, node.args[0].target)
             operands = node.args[1:]
@@ -362,6 +424,10 @@ class _Attempt:
             keeps_random_state = node.kwargs.get("preserve_rng_state", True)
             found[node.name] = _Checkpointed(run, keeps_random_state)
         return found
+
+
+def _is_checkpoint(node: fx.Node) -> bool:
+    return str(node.target) == "tag_activation_checkpoint"
 
 
 class _Checkpointed:
@@ -398,6 +464,27 @@ def _open_sizes(value: Any) -> Any:
         return tuple(not isinstance(expression(size), int) for size in value.shape)
     is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))
     return is_symbol and not isinstance(expression(value), (int, float))
+
+
+#: Operators for which a number and a tensor without dimensions are the same operand.
+_OF_FACTORS = frozenset({operator.mul, operator.truediv, operator.add, operator.sub})
+
+
+def _is_factor(number: fx.Node, plan: RegionPlan) -> bool:
+    """Whether a fraction that follows from sizes only joins tensors, whose type it leaves alone."""
+    if not isinstance(value_of(number), torch.SymFloat):
+        return False
+    for node in plan.nodes:
+        if number not in node.all_input_nodes:
+            continue
+        operands = [value_of(arg) for arg in node.args if isinstance(arg, fx.Node)]
+        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+        if node.target not in _OF_FACTORS or len(node.args) != 2 or len(tensors) != 1:
+            return False
+        # Half precision computes with the number in float32; a tensor would be rounded first.
+        if not tensors[0].dim() or tensors[0].dtype not in (torch.float32, torch.float64):
+            return False
+    return True
 
 
 def _hint(value: Any) -> Any:

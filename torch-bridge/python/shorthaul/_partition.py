@@ -55,22 +55,13 @@ _TORCH_ONLY = frozenset(
     "untyped_storage".split()
 )
 
+#: Functions whose gradient with respect to the first operand PyTorch refuses to compute.
+_HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc".split()
+
 #: Operators that are worth a region of their own.
-_HEAVY = (
-    "conv",
-    "linear",
-    "matmul",
-    "mm",
-    "bmm",
-    "einsum",
-    "attention",
-    "norm",
-    "lstm",
-    "gru",
-    "rnn",
-    "embedding",
-    "softmax",
-    "cross_entropy",
+_HEAVY = tuple(
+    "conv linear matmul mm bmm einsum attention norm lstm gru rnn embedding softmax "
+    "cross_entropy".split()
 )
 
 #: How functions begin that give nothing and change no state that others depend on.
@@ -79,7 +70,7 @@ _NO_VALUE = "it returns no value"
 
 _SET_GRAD = torch._C._set_grad_enabled
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
-_EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+AUTOCAST = (_ENTER_AUTOCAST, torch.amp.autocast_mode._exit_autocast)
 
 
 @dataclass(frozen=True)
@@ -159,6 +150,10 @@ def torch_reason(node: fx.Node) -> str | None:
         return "it draws random numbers from a `generator`"
     if "out" in node.kwargs:
         return "it writes to `out=`"
+    if name_of(node) in _HALF_DIFFERENTIABLE and any(
+        map(_needs_gradient, node.all_input_nodes[:1])
+    ):
+        return "it has no gradient with respect to its first operand"
     values = list(_tensors(value_of(node)))
     if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
         return "it only checks a condition" if name_of(node).startswith(_CHECKS) else _NO_VALUE
@@ -294,7 +289,7 @@ class Split:
                 self.parts.append(node)
                 continue
             reason = self.refused.get(node.name)
-            if node.target in (_ENTER_AUTOCAST, _EXIT_AUTOCAST):
+            if node.target in AUTOCAST:
                 ambient = _autocast_after(ambient, node)
                 reason = "a torch.autocast region begins or ends"
             elif reason is None:

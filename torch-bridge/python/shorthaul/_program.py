@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,19 @@ class TensorSpec:
     def n_bytes(self) -> int:
         """What its elements take."""
         return self.dtype.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """What a backward pass does when some outputs have a gradient and others have none."""
+
+    #: Positions among the outputs whose gradients the kernels take, and whether any has one.
+    given: list[int]
+    has_given: bool
+    #: Inputs whose gradient is zero.
+    zeros: list[int]
+    #: Of each gradient that autograd gets: its position among the program's, and in the result.
+    computed: list[tuple[int, int]]
 
 
 @dataclass(eq=False)
@@ -83,6 +96,8 @@ class Program:
     #: Operators of PyTorch's that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
+    #: By which outputs have a gradient.
+    _gradient_plans: dict[tuple[bool, ...], GradientPlan] = field(default_factory=dict)
 
     def __post_init__(self):
         for spec, output in zip(self.outputs, self.captured.outputs, strict=True):
@@ -98,18 +113,25 @@ class Program:
             for bound in self.captured.bounds
             if bound.placeholder in fed
         ]
+        # Asked for in every step; asking the place takes longer.
+        self.is_on_device, self.runs_cuda_text = self.place.is_cuda, self.place.runs_cuda_text
         self.saved_bytes = self.native.saved_bytes
         self.forward_scratch_bytes = self.native.forward_scratch_bytes
         self.backward_scratch_bytes = self.native.backward_scratch_bytes
         self.backward_reads = list(self.native.backward_reads)
         self.grad_inputs = list(self.native.grad_inputs)
-        if self.place.runs_cuda_text:
+        self.grad_specs = [self.inputs[i] for i in self.grad_inputs]
+        #: Of each input its bytes, and those of an element.
+        self.input_sizes = [(spec.n_bytes, spec.dtype.itemsize) for spec in self.inputs]
+        if self.runs_cuda_text:
             self.forward_calls = calls_of(self.native.cuda_calls(False))
             self.backward_calls = calls_of(self.native.cuda_calls(True))
         user_idx = {i: n for n, i in enumerate(self._user_output_idxs())}
         self.backward_output_reads = [
             (i, self.state_offsets[i], user_idx.get(i)) for i in self.native.backward_output_reads
         ]
+        #: Tensors that are kept for the backward pass beside its block.
+        self.n_kept = len(self.backward_reads) + len(self.backward_output_reads)
         self.differentiable_user_outputs = [user_idx[i] for i in self.native.differentiable_outputs]
         self.differentiable_outputs = [
             self.user_outputs[i] for i in self.differentiable_user_outputs
@@ -121,9 +143,28 @@ class Program:
         On a device it is PyTorch's allocator's: given back early, it is used again only by what
         follows on the same stream.
         """
-        if self.place.is_cuda:
+        if self.is_on_device:
             return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
         return self.blocks.lend(n_bytes)
+
+    def gradients_of(self, are_given: Sequence[bool]) -> GradientPlan:
+        """What to do when these outputs have a gradient.
+
+        Inputs from which none of them comes get no gradient, as in eager, and not zeros.
+        """
+        key = tuple(are_given)
+        plan = self._gradient_plans.get(key)
+        if plan is None:
+            pairs = zip(self.reaches, key, strict=False)
+            reached = set().union(*(inputs for inputs, is_given in pairs if is_given))
+            given = self.differentiable_user_outputs
+            plan = self._gradient_plans[key] = GradientPlan(
+                given,
+                any(key[i] for i in given),
+                [i for i in self.zero_inputs if i in reached],
+                [(k, i + 1) for k, i in enumerate(self.grad_inputs) if i in reached],
+            )
+        return plan
 
     def planned(self, recipe: str | None, budget: float | None = None) -> str:
         """The same graph planned for the CPU under a recipe's text and a budget, not compiled.

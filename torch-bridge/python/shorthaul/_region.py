@@ -35,6 +35,7 @@ from ._errors import (
 from ._place import place_of
 from ._program import Program, compile_program
 from ._sizes import Outside
+from ._strides import overlap, with_stride
 from ._symbolic import Symbolic, capture_symbolic
 
 log = logging.getLogger("shorthaul")
@@ -61,9 +62,13 @@ class Region:
         gains_history: Sequence[bool],
         owner: Any,
         is_open: Sequence[Any],
+        factors: Sequence[int] = (),
     ):
         #: Of each input which sizes PyTorch took as symbols: flags of a tensor's, or of a number.
         self.is_open = is_open
+        #: Positions of fractions that follow from sizes and are operands beside tensors alone:
+        #: programs take them as tensors, so that one serves all their values.
+        self.factors = factors
         #: Traces with symbols, by what besides sizes they depend on.
         self.symbolic: dict[tuple, list[Symbolic]] = {}
         #: Why sizes are traced by themselves though they are open.
@@ -91,6 +96,8 @@ class Region:
         self.lock = threading.RLock()
 
     def __call__(self, *inputs):
+        if self.factors:
+            inputs = self._with_factors(inputs)
         key = self.key(inputs)
         try:
             call = self.calls[key]
@@ -100,15 +107,22 @@ class Region:
             return self.body.forward(*inputs)
         return call(self, inputs)
 
+    def _with_factors(self, inputs) -> list[Any]:
+        inputs = list(inputs)
+        for i in self.factors:
+            inputs[i] = torch.tensor(inputs[i], dtype=torch.float64)
+        return inputs
+
     def key(self, inputs) -> tuple:
         """What a program is specific to."""
-        looks = [
-            (value.shape, value.requires_grad)
-            if type(value) in _PLAIN
-            else (type(value) if isinstance(value, torch.Tensor) else value)
-            for value in inputs
-        ]
-        return (torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key(), *looks)
+        looks = [torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key()]
+        for value in inputs:
+            if type(value) in _PLAIN:
+                looks.append(value.shape)
+                looks.append(value.requires_grad)
+            else:
+                looks.append(type(value) if isinstance(value, torch.Tensor) else value)
+        return tuple(looks)
 
     def _templates(self, requires_grad: Sequence[bool]) -> object | None:
         """What other sizes of this graph compiled; ``None``: every size has its own kernels."""
@@ -162,6 +176,7 @@ class Region:
 
     def prepare_for(self, inputs) -> None:
         """Compiles what calls like this one need. Raises as :meth:`compile` does."""
+        inputs = self._with_factors(inputs) if self.factors else inputs
         self.calls[self.key(inputs)] = self.compile(inputs)
 
     def compile(self, inputs) -> Call | Pending | None:
@@ -263,6 +278,9 @@ class Region:
         for spec in captured.inputs:
             tensor = spec.constant if spec.kind == "constant" else inputs[spec.user_idx]
             requires_grad.append(grad and tensor.requires_grad)
+        for (kind, _), needs_gradient in zip(captured.returns, self.requires_grad, strict=True):
+            if kind == "empty" and needs_gradient and any(requires_grad):
+                raise CaptureError("a result without elements needs a gradient")
         for output in captured.outputs:
             if output.kind == "user_input" and grad:
                 self._refuse_write(captured, output, inputs)
@@ -461,7 +479,7 @@ class Call:
         for i, output in enumerate(captured.outputs):
             if output.kind == "user":
                 users[i] = len(users)
-        #: Where each result comes from: ("output", i), ("input", i) or ("value", constant).
+        #: Where each result comes from: as in ``Captured``, counted as the call counts.
         self.returns = [
             (kind, users[value])
             if kind == "output"
@@ -483,6 +501,10 @@ class Call:
             for i, spec in enumerate(self.specs)
             if i in program.backward_reads and spec.user_idx in self.written
         ]
+        #: Whether the results are the program's outputs in their order.
+        self.is_direct = not self.detached and self.returns == [
+            ("output", i) for i in range(len(self.strides)) if self.strides[i] is None
+        ]
 
     def keep(self, written_later: set[int]) -> None:
         """Also copies inputs that are written before the backward pass reads them."""
@@ -491,26 +513,29 @@ class Call:
         self.kept = sorted({*self.kept, *(later & reads)})
 
     def __call__(self, region: Region, inputs):
-        for recorder in _recorders:
-            recorder.append(self)
-        if not all(recorder.runs for recorder in _recorders):
-            return self._returned(inputs, self._zeros(inputs))
-        if self.written and _overlap(inputs, self.written):
+        if _recorders:
+            for recorder in _recorders:
+                recorder.append(self)
+            if not all(recorder.runs for recorder in _recorders):
+                return self._returned(inputs, self._zeros(inputs))
+        if self.written and overlap(inputs, self.written):
             return region.body.forward(*inputs)
-        place = self.program.place
+        program = self.program
         tensors = [inputs[i] for i in self.positions]
-        if place.runs_cuda_text:
-            tensors = [place.aligned(tensor) for tensor in tensors]
+        if program.runs_cuda_text:
+            tensors = [program.place.aligned(tensor) for tensor in tensors]
         else:
-            tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+            for i, tensor in enumerate(tensors):
+                if not tensor.is_contiguous():
+                    tensors[i] = tensor.contiguous()
         for i in self.kept:
             tensors[i] = tensors[i].clone()
-        if self.program.uses_seed:
-            tensors.append(place.seed())
-        *outputs, state = _autograd.run(self.program, tensors, self.is_differentiable)
-        if self.program.state_bytes:
+        if program.uses_seed:
+            tensors.append(program.place.seed())
+        outputs, state = _autograd.run(program, tensors, self.is_differentiable)
+        if state is not None:
             self._write_state(inputs, state)
-        return self._returned(inputs, outputs)
+        return outputs if self.is_direct else self._returned(inputs, outputs)
 
     def _zeros(self, inputs) -> list[torch.Tensor]:
         """What the outputs look like."""
@@ -546,37 +571,17 @@ class Call:
             if kind == "output":
                 result = outputs[value]
                 if stride is not None:
-                    result = _with_stride(result, stride)
+                    result = with_stride(result, stride)
                 results.append(result)
+            elif kind == "empty":
+                shape, dtype = value
+                device = self.program.place.device
+                results.append(torch.empty(shape, dtype=dtype, device=device))
             else:
                 results.append(inputs[value] if kind == "input" else value)
         for i in self.detached:
             results[i] = results[i].detach()
         return results
-
-
-def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy that lies in memory as eager's result does."""
-    order = sorted(range(tensor.dim()), key=lambda i: -stride[i])
-    inverse = [order.index(i) for i in range(tensor.dim())]
-    return tensor.permute(order).contiguous().permute(inverse)
-
-
-def _overlap(inputs, written: list[int]) -> bool:
-    """Whether eager would read what was written through another input."""
-    spans = [_span(value) if isinstance(value, torch.Tensor) else None for value in inputs]
-    return any(
-        k != i and span and span[0] < spans[i][1] and spans[i][0] < span[1]
-        for i in written
-        for k, span in enumerate(spans)
-    )
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor's elements lie."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
 
 
 __all__ = ["Call", "Region", "fakes_of", "recorded"]

@@ -19,7 +19,6 @@ from torch.export import Dim
 
 from . import _native
 from ._capture import Captured, capture, user_placeholders
-from ._errors import CaptureError
 from ._sizes import Conditions, Outside, look_of, with_numbers
 
 #: Sizes that are expected beside those of a call, as parts of them.
@@ -38,13 +37,7 @@ def capture_symbolic(
     shapes = _dynamic_shapes(args, is_open)
     # Within Dynamo, PyTorch's exporter would make its symbols in Dynamo's graph.
     with tracing(None):
-        try:
-            captured = capture(module, args, dynamic_shapes=shapes, traced=graphs, **options)
-        except KeyError as error:
-            # The graph computes with a size that it was not given as an input.
-            raise CaptureError(
-                f"a size is used that no operator of the graph gives: {error}"
-            ) from error
+        captured = capture(module, args, dynamic_shapes=shapes, traced=graphs, **options)
     # Writing the document may have decided something, too.
     values = [[node.meta.get("val") for node in user_placeholders(graph)] for graph in graphs]
     return Symbolic(captured, [Conditions.of_graph(inputs) for inputs in values])

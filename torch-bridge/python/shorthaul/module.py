@@ -11,7 +11,6 @@ and whose graph breaks leave to Python what no graph can hold; ``_dynamo`` compi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -32,6 +31,8 @@ from torch._dynamo.exc import (
     TorchRuntimeError,
 )
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters
+from torch.autograd import forward_ad
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
@@ -111,7 +112,9 @@ def module(
 
     - ``fallback``: what to do with operators that Shorthaul does not have. With ``"eager"``,
       PyTorch runs them between compiled regions, and each is named in one warning. ``"error"``
-      raises :class:`shorthaul.Unsupported`, which lists all of them.
+      raises :class:`shorthaul.Unsupported`, which lists all of them. It also raises
+      :class:`shorthaul.CaptureError` where Python would run between two graphs, and where PyTorch
+      would run a part or all of the module, as it does with recurrent layers.
     - ``max_programs``: the largest number of programs of the module, over all sizes and modes.
       PyTorch runs calls that would need another one, and a warning says so once.
     - ``backend``: ``"auto"`` runs on the device of the tensors, the CPU or a CUDA device.
@@ -242,16 +245,27 @@ def _outside(self: nn.Module, args: tuple, kwargs: dict[str, Any]):
 # As `torch.compiler.disable` marks it, which would import PyTorch's compiler for everybody.
 _outside._torchdynamo_disable = True
 
-_calling = threading.local()
+
+class _Calling(threading.local):
+    """How many compiled modules this thread is inside of."""
+
+    depth = 0
+
+
+_calling = _Calling()
 
 
 def _is_ours() -> bool:
     """Whether the tracer that runs now works for a compiled module around this one."""
-    return getattr(_calling, "depth", 0) > 0
+    return _calling.depth > 0
 
 
 # As `torch._dynamo.assume_constant_result` marks it: an answer, without a guard on it.
 _is_ours._dynamo_marked_constant = True
+
+
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
+_n_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _is_transformed() -> bool:
@@ -260,10 +274,10 @@ def _is_transformed() -> bool:
     A program is no function of such tensors; the module's own Python is.
     """
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
+        _innermost_transform() is not None
+        or _n_dispatch_modes() > 0
         or torch.jit.is_tracing()
-        or torch.autograd.forward_ad._current_level >= 0
+        or forward_ad._current_level >= 0
     )
 
 
@@ -297,6 +311,8 @@ class Runner:
     def __init__(self, forward, options: Options, name: str):
         self.forward = forward
         self.is_first = True
+        #: Whether what runs outside of programs is an error.
+        self.is_strict = options.fallback == "error"
         self.compiler = GraphCompiler(options, name)
         self.optimized = _optimized(_with_own_code(forward), self.compiler)
 
@@ -307,18 +323,39 @@ class Runner:
             if any(_is_uninitialized(child) for child in owner.modules()):
                 # What a lazy module makes of its first inputs is made by Python alone.
                 return self.forward(owner, *args, **kwargs)
-        if any(map(_is_subclass, args)) or any(map(_is_subclass, kwargs.values())):
+        for value in args:
+            if type(value) not in _PLAIN and _is_subclass(value):
+                return self.forward(owner, *args, **kwargs)
+        if kwargs and any(map(_is_subclass, kwargs.values())):
             return self.forward(owner, *args, **kwargs)
+        breaks = _breaks() if self.is_strict else None
+        _calling.depth += 1
         try:
-            with _working():
-                result = self.optimized(owner, *args, **kwargs)
-            if is_first and not self.compiler.has_graphs and any(True for _ in owner.parameters()):
-                self.compiler.say_runs_nothing()
-            return result
+            result = self.optimized(owner, *args, **kwargs)
         except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None
             raise
+        finally:
+            _calling.depth -= 1
+        if is_first and not self.compiler.has_graphs and any(True for _ in owner.parameters()):
+            self.compiler.say_runs_nothing()
+        if breaks is not None:
+            self._refuse_python(breaks)
+        return result
+
+    def _refuse_python(self, before: dict[str, int]) -> None:
+        """Raises ``CaptureError`` if Python ran a part of this call that Dynamo could not trace."""
+        if self.compiler.left_to_python:
+            self.compiler.say_falls_back(self.compiler.left_to_python)
+        for reason, n in _breaks().items():
+            if n > before.get(reason, 0):
+                self.compiler.say_falls_back(f"Python runs it: {reason.strip().splitlines()[0]}")
+
+
+def _breaks() -> dict[str, int]:
+    """How often Dynamo left something to Python, by reason."""
+    return dict(counters["graph_break"])
 
 
 def _is_subclass(value: Any) -> bool:
@@ -327,7 +364,7 @@ def _is_subclass(value: Any) -> bool:
     return kind not in _PLAIN and issubclass(kind, torch.Tensor)
 
 
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 
 def _is_uninitialized(child: nn.Module) -> bool:
@@ -351,17 +388,8 @@ class FrameCompiler:
             return self.convert(*frame)
         except (TorchRuntimeError, InternalTorchDynamoError) as failure:
             reason = str(failure).splitlines()[0]
-        self.compiler.say_falls_back(f"PyTorch's tracer failed: {reason}")
+        self.compiler.say_tracer_failed(reason)
         return ConvertFrameReturn(apply_to_code=False)
-
-
-@contextlib.contextmanager
-def _working():
-    _calling.depth = getattr(_calling, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _calling.depth -= 1
 
 
 def _with_own_code(forward):

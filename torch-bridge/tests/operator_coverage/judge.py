@@ -35,7 +35,8 @@ NO_SAMPLE = "no sample"
 
 #: Errors of gradients that are rounding alone, by operator. With two rows the exact gradient of a
 #: normalization is zero but for its epsilon, whatever comes in: 7e-8 here, of terms of size one.
-_ROUNDING = {"_native_batch_norm_legit": 2e-7, "native_batch_norm": 2e-7}
+_NORMS = ("_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm")
+_ROUNDING = dict.fromkeys(_NORMS, 2e-7)
 
 COUNTED = (NATIVE, THROUGH_TORCH, REFUSED, DIFFERENT)
 

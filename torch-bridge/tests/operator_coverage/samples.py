@@ -50,6 +50,9 @@ _FACTORIZATIONS = frozenset(
 #: Operators on complex numbers, also where a sample's own tensors are real.
 _COMPLEX = frozenset("stft istft view_as_complex complex polar cdouble cfloat chalf".split())
 
+#: Where PyTorch keeps whether flags of its backends may be set.
+_MAY_SET = "__allow_nonbracketed_mutation_flag"
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -75,9 +78,12 @@ def name_of(op) -> str:
 
 def operators() -> dict[str, Any]:
     """Every operator of the database that takes float32, by name, in alphabetic order."""
+    may_set = getattr(torch.backends, _MAY_SET)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_methods_invocations as database
+    # The import forbids the whole process to set flags of PyTorch's backends.
+    setattr(torch.backends, _MAY_SET, may_set)
     # Operators with random numbers come in a wrapper that saves and restores the generator's state,
     # which no graph holds; what is asked here is the operator.
     database.wrapper_set_seed = _without_seed
