@@ -161,12 +161,11 @@ def forward(program: Program, inputs: Sequence[torch.Tensor]):
     if program.bounds and not program.is_on_device:
         for position, bound in program.bounds:
             bound.check(inputs[position])
-    empty, device = torch.empty, program.place.device
-    outputs = [empty(spec.shape, dtype=spec.dtype, device=device) for spec in program.user_outputs]
+    outputs = [torch.empty_like(look) for look in program.output_looks]
     into = [output.data_ptr() for output in outputs]
     state = None
     if program.state_bytes:
-        state = empty(program.state_bytes, dtype=torch.uint8, device=device)
+        state = torch.empty(program.state_bytes, dtype=torch.uint8, device=program.place.device)
         users, base = iter(into), state.data_ptr()
         into = [next(users) if at is None else base + at for at in program.state_offsets]
     saved = program.lend(program.saved_bytes) if program.saved_bytes else None
@@ -203,8 +202,7 @@ def backward(
     saved: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     """The gradients of ``program.grad_inputs``."""
-    empty, device = torch.empty, program.place.device
-    grads = [empty(spec.shape, dtype=spec.dtype, device=device) for spec in program.grad_specs]
+    grads = [torch.empty_like(look) for look in program.grad_looks]
     given = [
         _as_program_wants(program, grad, spec)
         for grad, spec in zip(grad_outputs, program.differentiable_outputs, strict=True)

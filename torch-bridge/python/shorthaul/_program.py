@@ -120,7 +120,10 @@ class Program:
         self.backward_scratch_bytes = self.native.backward_scratch_bytes
         self.backward_reads = list(self.native.backward_reads)
         self.grad_inputs = list(self.native.grad_inputs)
-        self.grad_specs = [self.inputs[i] for i in self.grad_inputs]
+        grad_specs = [self.inputs[i] for i in self.grad_inputs]
+        #: What the user's outputs and the gradients look like; these tensors have no memory.
+        self.output_looks = [_look(spec, self.place) for spec in self.user_outputs]
+        self.grad_looks = [_look(spec, self.place) for spec in grad_specs]
         #: Of each input its bytes, and those of an element.
         self.input_sizes = [(spec.n_bytes, spec.dtype.itemsize) for spec in self.inputs]
         if self.runs_cuda_text:
@@ -199,6 +202,13 @@ class Program:
         """The new values of the buffers, in the order of the outputs that are not the user's."""
         positions = enumerate(self.state_offsets)
         return [self.state_view(state, i) for i, offset in positions if offset is not None]
+
+
+def _look(spec: TensorSpec, place: Place) -> torch.Tensor:
+    """A tensor without memory to make others like it, which is faster than from sizes and type."""
+    look = torch.empty(spec.shape, dtype=spec.dtype, device=place.device)
+    look.untyped_storage().resize_(0)
+    return look
 
 
 def compile_program(
