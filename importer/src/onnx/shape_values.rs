@@ -13,6 +13,20 @@ use graph::{Bindings, DType, SymExpr};
 /// An integer that is a sum of more terms is not known.
 const MAX_TERMS: usize = 32;
 
+/// Operators that make whole numbers of whole numbers, element by element or by moving them, also of floats.
+const WHOLE: [&str; 10] = [
+    "Add",
+    "Cast",
+    "Concat",
+    "Gather",
+    "Mul",
+    "Neg",
+    "Reshape",
+    "Squeeze",
+    "Sub",
+    "Unsqueeze",
+];
+
 type Folded = Result<Option<Ints>, Refusal>;
 
 /// The node's outputs, if they follow from sizes and constants.
@@ -34,7 +48,9 @@ pub fn fold(cx: &mut NodeCx) -> Result<Option<Vec<Value>>, Refusal> {
             Some(_) => return Ok(None),
         });
     }
-    if op == "Split" {
+    // Whole numbers stay exact as floats under a few operators.
+    let has_floats = inputs.iter().flatten().any(|ints| ints.dtype.is_float());
+    if op == "Split" || (has_floats && !WHOLE.contains(&op)) {
         return Ok(None);
     }
     let folded = match inputs.as_slice() {
@@ -73,7 +89,8 @@ fn one(cx: &NodeCx, op: &str, x: &Ints) -> Folded {
                     let truth = every(&|e| Some(truth(compare("Equal", e, &0.into())? == 0)));
                     truth.map(|t| Ints { dtype, ..t })
                 }
-                d if d.is_float() => None,
+                // Numbers of the file are folded elsewhere, with floats of their own.
+                d if d.is_float() && x.to_tensor().is_some() => None,
                 _ => Some(Ints { dtype, ..x.clone() }),
             }
         }
