@@ -13,19 +13,12 @@ use graph::{Bindings, DType, SymExpr};
 /// An integer that is a sum of more terms is not known.
 const MAX_TERMS: usize = 32;
 
-/// Operators that make whole numbers of whole numbers, element by element or by moving them, also of floats.
-const WHOLE: [&str; 10] = [
-    "Add",
-    "Cast",
-    "Concat",
-    "Gather",
-    "Mul",
-    "Neg",
-    "Reshape",
-    "Squeeze",
-    "Sub",
-    "Unsqueeze",
-];
+/// Whether an operator makes whole numbers of whole numbers, by arithmetic or by moving them, also of floats.
+fn keeps_whole(op: &str) -> bool {
+    let is_arithmetic = matches!(op, "Add" | "Mul" | "Neg" | "Sub");
+    let moves = matches!(op, "Concat" | "Gather" | "Reshape" | "Squeeze");
+    is_arithmetic || moves || matches!(op, "Cast" | "Unsqueeze")
+}
 
 type Folded = Result<Option<Ints>, Refusal>;
 
@@ -50,7 +43,7 @@ pub fn fold(cx: &mut NodeCx) -> Result<Option<Vec<Value>>, Refusal> {
     }
     // Whole numbers stay exact as floats under a few operators.
     let has_floats = inputs.iter().flatten().any(|ints| ints.dtype.is_float());
-    if op == "Split" || (has_floats && !WHOLE.contains(&op)) {
+    if op == "Split" || (has_floats && !keeps_whole(op)) {
         return Ok(None);
     }
     let folded = match inputs.as_slice() {

@@ -12,8 +12,8 @@ pub static RULES: Rules = &[("DeformConv", deform_conv), ("RoiAlign", roi_align)
 /// Parts of a region, and samples in a part, along a dimension, at most.
 const MOST_SAMPLES: i64 = 1 << 10;
 
-/// Inputs: x `[N, C, H, W]`, the weight, offsets `[N, groups·taps·2, …]` of every tap of the window, a bias, and factors
-/// `[N, groups·taps, …]`. All taps are read first; then they are a product with the weight.
+/// Inputs: x `[N, C, H, W]`, the weight, offsets `[N, groups·taps·2, …]` of every tap of the window, a bias, and
+/// factors `[N, groups·taps, …]`. All taps are read first; then they are a product with the weight.
 fn deform_conv(cx: &mut NodeCx) -> Values {
     let (x, weight, offset) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let (shape, w_shape) = (cx.shape(x), cx.shape(weight));
@@ -122,8 +122,8 @@ fn multiplied(
     contract(cx, "ngctp,goct->ngop".to_string(), &[sampled, weight])
 }
 
-/// Means of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first corner to their
-/// last, and each one's image.
+/// Means of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first corner to
+/// their last, and each one's image.
 fn roi_align(cx: &mut NodeCx) -> Values {
     let (x, regions, images) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     if cx.text("mode", "avg")? != "avg" {

@@ -1,5 +1,5 @@
-//! Operators whose results are as large as data says, which the sizes of a graph cannot be. Of constants they are folded
-//! before they come here.
+//! Operators whose results are as large as data says, which the sizes of a graph cannot be. Nodes on constants are
+//! folded before they come here.
 
 use super::{Rules, Values};
 use crate::onnx::node::NodeCx;
