@@ -56,8 +56,23 @@ impl fmt::Display for Problem {
 /// All problems of a file, errors first, each kind in the order of the file.
 pub fn problems(model: &Model) -> Vec<Problem> {
     let mut list = Problems::default();
+    versions(&model.proto, &mut list);
+    collect(model, &mut list);
+    list.finish()
+}
+
+/// What is wrong with a file, whatever versions it has; for one that is raised to a known version.
+pub fn errors_of_any_version(model: &Model) -> Vec<Problem> {
+    let mut list = Problems::default();
+    collect(model, &mut list);
+    let mut problems = list.finish();
+    problems.retain(|p| p.severity == Severity::Error);
+    problems
+}
+
+/// All problems apart from those of versions.
+fn collect(model: &Model, list: &mut Problems) {
     let proto = &model.proto;
-    versions(proto, &mut list);
     if let Some(graph) = &proto.graph {
         let around = Around {
             model: proto,
@@ -67,8 +82,8 @@ pub fn problems(model: &Model) -> Vec<Problem> {
             values: BTreeSet::new(),
             replaceable: proto.ir_version.unwrap_or(0) >= 4,
         };
-        graph_problems(graph, &around, "", &mut list);
-        unused(graph, &mut list);
+        graph_problems(graph, &around, "", list);
+        unused(graph, list);
     }
     if let Some(circle) = calls_in_a_circle(proto) {
         list.error(
@@ -90,7 +105,7 @@ pub fn problems(model: &Model) -> Vec<Problem> {
             ..Default::default()
         };
         let place = format!("function `{}`, ", function.name);
-        let defined = graph_problems(&body, &around, &place, &mut list);
+        let defined = graph_problems(&body, &around, &place, list);
         for output in function.output.iter().filter(|o| !defined.contains(*o)) {
             list.error(
                 format!("{place}output `{output}`"),
@@ -98,8 +113,7 @@ pub fn problems(model: &Model) -> Vec<Problem> {
             );
         }
     }
-    types::problems(proto, &mut list);
-    list.finish()
+    types::problems(proto, list);
 }
 
 /// Functions that call each other without end, as text.

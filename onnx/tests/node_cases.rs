@@ -13,7 +13,10 @@ use onnx::proto::{ModelProto, TensorProto, ValueInfoProto};
 use onnx::tensor::Tensor;
 use prost::Message;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How a case ends.
 #[derive(Clone, Debug, PartialEq)]
@@ -473,38 +476,58 @@ fn damaged_node_cases_do_not_panic() {
         .map(|entry| entry.unwrap().path())
         .collect();
     entries.sort();
-    let (mut n, mut panics) = (0, Vec::new());
     let mut by_operator: BTreeMap<String, usize> = BTreeMap::new();
-    for at in entries {
-        let Ok(case) = read(&at) else { continue };
-        // Two cases of an operator show what more of them would.
+    // Two cases of an operator show what more of them would.
+    entries.retain(|at| {
         let seen = by_operator
-            .entry(operators(&at).unwrap_or_default())
+            .entry(operators(at).unwrap_or_default())
             .or_default();
         *seen += 1;
-        if *seen > 2 {
-            continue;
+        *seen <= 2
+    });
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut n, mut panics) = (0, Vec::new());
+        while let Some(at) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (count, panicked) = damaged_case(at);
+            n += count;
+            panics.extend(panicked);
         }
-        for (model, inputs) in damaged(&case) {
-            let case = Case {
-                model,
-                inputs,
-                outputs: Vec::new(),
-                is_rounded: false,
-            };
-            n += 1;
-            let done = std::panic::catch_unwind(|| {
-                let _ = evaluated(&case, Precision::AsStored);
-                WAYS.map(|way| inferred(&case, way).is_ok())
-            });
-            if done.is_err() {
-                panics.push(at.file_name().unwrap().to_os_string());
-                break;
-            }
-        }
-    }
+        (n, panics)
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let done: Vec<(usize, Vec<OsString>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        let done = threads.into_iter().map(|thread| thread.join());
+        done.map(|done| done.expect("panics are caught")).collect()
+    });
+    let n: usize = done.iter().map(|(n, _)| n).sum();
+    let panics: Vec<OsString> = done.into_iter().flat_map(|(_, panics)| panics).collect();
     assert!(
         panics.is_empty(),
         "of {n} damaged cases panicked: {panics:?}"
     );
+}
+
+/// How many ways of damaging a case ran, and its name if one panicked.
+fn damaged_case(at: &Path) -> (usize, Option<OsString>) {
+    let Ok(case) = read(at) else { return (0, None) };
+    let mut n = 0;
+    for (model, inputs) in damaged(&case) {
+        let case = Case {
+            model,
+            inputs,
+            outputs: Vec::new(),
+            is_rounded: false,
+        };
+        n += 1;
+        let done = std::panic::catch_unwind(|| {
+            let _ = evaluated(&case, Precision::AsStored);
+            WAYS.map(|way| inferred(&case, way).is_ok())
+        });
+        if done.is_err() {
+            return (n, at.file_name().map(OsString::from));
+        }
+    }
+    (n, None)
 }

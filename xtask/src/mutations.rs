@@ -35,7 +35,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
             dumped.ending
         );
     }
-    let mut test = hostile_files(root, &["--release"]);
+    let mut test = hostile_files(root, &["test", "-p", "shorthaul-tests", "--release"]);
     let done = run_shown(test.env("SHORTHAUL_MUTATIONS", numbers))?;
     Ok(match done.success {
         true => ExitCode::SUCCESS,

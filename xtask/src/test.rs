@@ -117,26 +117,19 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let mut dump = venv.python();
         check(dump.arg("onnx/tests/dump_node_cases.py").arg(&cases))?;
         let mut test = cargo(root);
-        test.args([
-            "test",
-            "-p",
-            "shorthaul-onnx",
-            "--test",
-            "node_cases",
-            "--",
-            "--ignored",
-        ]);
+        test.args(WHOLE)
+            .args(["--test", "node_cases", "--", "--ignored"]);
         let done = run_shown(test.env("SHORTHAUL_NODE_CASES", &cases))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
     steps.run("damaged files", || {
-        let done = run_shown(&mut hostile_files(root, &[]))?;
+        let done = run_shown(&mut hostile_files(root, &WHOLE))?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
     });
     steps.run("onnx coverage", || {
         let mut test = cargo(root);
-        test.args(["test", "-p", "shorthaul-tests", "--test", "onnx_coverage"]);
-        test.args(["--", "--ignored"]);
+        test.args(WHOLE)
+            .args(["--test", "onnx_coverage", "--", "--ignored"]);
         test.env("SHORTHAUL_NODE_CASES", root.join("target/onnx-node-cases"));
         let done = run_shown(&mut test)?;
         Ok(tally_of_runner(&done, Tally::of_cargo_test(&done.text)))
@@ -144,14 +137,7 @@ fn run_python(root: &Path, steps: &mut Steps) {
     steps.run("nvrtc", || {
         let folder = venv.nvrtc_folder()?;
         let mut test = cargo(root);
-        test.args([
-            "test",
-            "-p",
-            "shorthaul-kernels",
-            "-p",
-            "shorthaul-compiler",
-            "--lib",
-        ]);
+        test.args(WHOLE).arg("--lib");
         for file in [
             "cuda_nvrtc",
             "cuda_contraction",
@@ -187,11 +173,15 @@ fn run_python(root: &Path, steps: &mut Steps) {
     }
 }
 
+/// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all
+/// share.
+const WHOLE: [&str; 2] = ["test", "--workspace"];
+
 /// The tests of damaged files on the standard's node cases, where these are written.
-pub fn hostile_files(root: &Path, profile: &[&str]) -> Command {
+pub fn hostile_files(root: &Path, tested: &[&str]) -> Command {
     let mut test = cargo(root);
-    test.args(["test", "-p", "shorthaul-tests"]).args(profile);
-    test.args(["--test", "hostile_files", "--", "--ignored"]);
+    test.args(tested)
+        .args(["--test", "hostile_files", "--", "--ignored"]);
     test.env("SHORTHAUL_NODE_CASES", root.join("target/onnx-node-cases"));
     test
 }

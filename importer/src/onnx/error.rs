@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// The newest version of the standard's operator set that is read.
 pub const NEWEST_OPSET: i64 = 28;
 /// The oldest version of the standard's operator set that is read; one before [`FIRST_READ_OPSET`] is raised to it.
-pub const OLDEST_OPSET: i64 = 7;
+pub const OLDEST_OPSET: i64 = 1;
 /// The oldest version whose operators the rules read as they are.
 pub(super) const FIRST_READ_OPSET: i64 = 13;
 

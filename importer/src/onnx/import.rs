@@ -2,6 +2,7 @@
 //!
 //! Operators are in [`super::operators`]; this file never knows one but by its rule.
 
+use super::constants;
 use super::error::{OnnxError, Problem, UnsupportedOperator};
 use super::file::{About, File};
 use super::given_sizes::unknown_sizes;
@@ -150,9 +151,8 @@ impl File {
 }
 
 /// The rule for a node; `None` if its operator is not of the standard or not supported.
-fn rule_for(node: &NodeProto) -> Option<operators::Rule> {
-    let standard = node.domain.is_empty() || node.domain == "ai.onnx";
-    standard.then(|| operators::find(&node.op_type)).flatten()
+pub(super) fn rule_for(node: &NodeProto) -> Option<operators::Rule> {
+    operators::find(&qualified(node))
 }
 
 fn qualified(node: &NodeProto) -> String {
@@ -177,9 +177,9 @@ pub(super) struct Importer<'g> {
     options: &'g Options,
     /// Where nodes are appended.
     pub(super) builder: Builder<'g>,
-    values: BTreeMap<String, Value>,
+    pub(super) values: BTreeMap<String, Value>,
     /// Containers of values that are not [`Value::Data`], made when first used as data.
-    made: BTreeMap<String, ContainerId>,
+    pub(super) made: BTreeMap<String, ContainerId>,
     names: SizeNames,
     sizes: Vec<(String, Symbol)>,
     /// Those that have a value, as the graph would call them.
@@ -189,7 +189,7 @@ pub(super) struct Importer<'g> {
     parameters: Vec<Parameter>,
     statistics: Vec<(ContainerId, ContainerId)>,
     frozen: Vec<String>,
-    problems: Vec<Problem>,
+    pub(super) problems: Vec<Problem>,
     seed: Option<ContainerId>,
     /// Random nodes so far: each draws other numbers.
     n_random: i64,
@@ -279,7 +279,7 @@ impl<'g> Importer<'g> {
         });
     }
 
-    fn initializer(&mut self, tensor: &TensorProto) {
+    pub(super) fn initializer(&mut self, tensor: &TensorProto) {
         let value = match stored_value(tensor, self.file) {
             Ok(value) => value,
             Err(message) => {
@@ -350,7 +350,7 @@ impl<'g> Importer<'g> {
         SymExpr::symbol(symbol)
     }
 
-    fn node(&mut self, position: usize, node: &NodeProto) {
+    pub(super) fn node(&mut self, position: usize, node: &NodeProto) {
         let label = label(position, node);
         let used = node.input.iter().filter(|name| !name.is_empty());
         let missing: Vec<_> = used
@@ -378,6 +378,7 @@ impl<'g> Importer<'g> {
         };
         let mut cx = NodeCx::new(self, node);
         let folded = shape_values::fold(&mut cx).transpose();
+        let folded = folded.or_else(|| constants::folded(&cx).map(Ok));
         let values = folded.unwrap_or_else(|| {
             let values = rule(&mut cx)?;
             cx.all_attributes_seen()?;
@@ -464,6 +465,7 @@ impl<'g> Importer<'g> {
         }
         let id = match self.value(name).clone() {
             Value::Data(id) => return Ok(id),
+            Value::Sequence(_) => return Err(format!("its input `{name}` is a sequence")),
             Value::Broken => return Err(format!("its input `{name}` could not be imported")),
             Value::Constant(tensor) => {
                 let name = identifier(name);

@@ -3,9 +3,11 @@
 //! [`File::read`] decodes a file, [`File::import`] makes a [`Model`] of it. Dynamic sizes stay
 //! symbols, initializers used as data become parameters, and integers that follow from shapes are
 //! computed here, symbolically, so that shapes in the graph are expressions over those symbols.
-//! Operator sets 13 to 28 are read; older ones from 7 on are raised. A rule for each operator is in [`operators`]; this room never
-//! gives an operator a meaning of its own, it composes those of the `ops` room.
+//! Operator sets 13 to 28 are read; older ones are raised. A rule for each operator is in [`operators`]; this room
+//! never gives an operator a meaning of its own, it composes those of the `ops` room.
 
+mod bodies;
+mod constants;
 mod error;
 mod file;
 mod given_sizes;
@@ -25,7 +27,7 @@ pub use error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError, Problem, UnsupportedOpera
 pub use file::{About, Declared, DynamicSize, File, Initializers};
 pub use import::{Model, Options, Parameter, Port};
 pub use mode::Mode;
-pub use tensor::Stored;
+pub use tensor::{Stored, dtype_of, element_of};
 pub use write::{Names, WRITTEN_OPSET, WriteError, write};
 
 /// The operators of the standard that are imported, ordered by name.

@@ -328,6 +328,7 @@ impl NodeCx<'_, '_> {
             Value::Ints(ints) => fixed(&ints.shape),
             Value::Constant(tensor) => fixed(&tensor.shape),
             Value::Stored(stored) => fixed(stored.shape()),
+            Value::Sequence(_) => return Err("its input is a sequence".into()),
             Value::Broken => return Err(Refusal("its input could not be imported".into())),
         })
     }
@@ -429,6 +430,101 @@ impl NodeCx<'_, '_> {
         self.op1("reduce", &[x], list)
     }
 
+    /// Appends a constant.
+    pub fn constant(&mut self, value: Tensor) -> ContainerId {
+        let builder = &mut self.importer.builder;
+        let name = format!("{}_constant", builder.origin.node);
+        builder.graph.add_constant(&name, value)
+    }
+
+    /// Appends an operator of which nothing but an axis is said: `concat`, `gather`, `gather_elements`.
+    pub fn along(
+        &mut self,
+        op: &str,
+        inputs: &[ContainerId],
+        axis: usize,
+    ) -> Result<ContainerId, Refusal> {
+        self.op1(op, inputs, attrs([("axis", Attr::Int(axis as i64))]))
+    }
+
+    /// Appends `x[…, start:stop, …]`, if that is not all of it.
+    pub fn part(
+        &mut self,
+        x: ContainerId,
+        axis: usize,
+        start: SymExpr,
+        stop: SymExpr,
+    ) -> Result<ContainerId, Refusal> {
+        if start.is_zero() && stop == self.shape(x)[axis] {
+            return Ok(x);
+        }
+        let list = attrs([
+            ("axis", Attr::Int(axis as i64)),
+            ("start", Attr::Sizes(vec![start])),
+            ("stop", Attr::Sizes(vec![stop])),
+            ("step", Attr::Int(1)),
+        ]);
+        self.op1("slice", &[x], list)
+    }
+
+    /// Appends elements of one value before and after `x`.
+    pub fn padded(
+        &mut self,
+        x: ContainerId,
+        (low, high): (Vec<SymExpr>, Vec<SymExpr>),
+        value: f64,
+    ) -> Result<ContainerId, Refusal> {
+        if low.iter().chain(&high).all(SymExpr::is_zero) {
+            return Ok(x);
+        }
+        let list = attrs([
+            ("low", Attr::Sizes(low)),
+            ("high", Attr::Sizes(high)),
+            ("mode", Attr::Str("constant".to_string())),
+            ("value", Attr::Float(value)),
+        ]);
+        self.op1("pad", &[x], list)
+    }
+
+    /// Appends a value of that shape with every element the same.
+    pub fn filled(
+        &mut self,
+        shape: Vec<SymExpr>,
+        dtype: DType,
+        value: f64,
+    ) -> Result<ContainerId, Refusal> {
+        let value = match dtype.is_float() {
+            true => Attr::Float(value),
+            false => Attr::Int(value as i64),
+        };
+        let list = attrs([
+            ("shape", Attr::Sizes(shape)),
+            ("value", value),
+            ("dtype", Attr::DType(dtype)),
+        ]);
+        Ok(self.op("full", &[], list)?[0])
+    }
+
+    /// Appends `0, 1, …` of `i64` along dimension `axis` of `rank`, the others of size 1.
+    pub fn positions(
+        &mut self,
+        size: &SymExpr,
+        axis: usize,
+        rank: usize,
+    ) -> Result<ContainerId, Refusal> {
+        let one = |n: SymExpr| Attr::Sizes(vec![n]);
+        let list = attrs([
+            ("start", one(0.into())),
+            ("step", one(1.into())),
+            ("size", one(size.clone())),
+            ("dtype", Attr::DType(DType::I64)),
+        ]);
+        let positions = self.op("iota", &[], list)?[0];
+        let mut shape = vec![SymExpr::constant(1); rank];
+        shape[axis] = size.clone();
+        self.reshape(positions, shape)
+    }
+
     /// Adds a per-channel bias `[C]` to dimension 1 of `x`.
     pub fn add_channels(&mut self, x: ContainerId, b: ContainerId) -> Result<ContainerId, Refusal> {
         let b = self.per_channel(b, self.rank(x))?;
@@ -440,6 +536,20 @@ impl NodeCx<'_, '_> {
         let mut shape = self.shape(v);
         shape.resize(rank.saturating_sub(1).max(1), SymExpr::constant(1));
         self.reshape(v, shape)
+    }
+
+    /// Appends the nodes of the graph that an attribute holds; `None` if there is no such attribute.
+    pub fn body(
+        &mut self,
+        name: &str,
+        inputs: &[ContainerId],
+    ) -> Result<Option<Vec<ContainerId>>, Refusal> {
+        let Some(attribute) = self.attribute(name) else {
+            return Ok(None);
+        };
+        let body = attribute.g.as_ref();
+        let body = body.ok_or_else(|| Self::wrong(name, "a graph"))?;
+        Ok(Some(self.importer.inlined(body, inputs)?))
     }
 
     /// Marks an input as one that gradients do not change.

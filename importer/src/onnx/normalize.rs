@@ -14,6 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+/// The oldest version whose operators mean what they mean now.
+const FIRST_KNOWN_OPSET: i64 = *onnx::check::OPSETS.start();
+
 /// The rewrites that take away what no rule reads.
 const RULES: [&str; 2] = ["inline-function", "inline-branch"];
 
@@ -38,7 +41,7 @@ pub(super) fn normalized(
         folder: Arc::clone(&folder),
     };
     // Of a broken file every problem is told as the file has it.
-    if !onnx::check::errors(&sound).is_empty() {
+    if !onnx::check::errors_of_any_version(&sound).is_empty() {
         return match is_old {
             true => Err(too_old(file, "it is not well formed")),
             false => Ok(None),
@@ -46,9 +49,12 @@ pub(super) fn normalized(
     }
     let mut model = with_sizes(sound.proto, sizes);
     model = without(&model, &folder);
-    if is_old {
-        let raised = raise(&model, &folder, FIRST_READ_OPSET);
-        model = raised.map_err(|error| too_old(file, &error.to_string()))?;
+    // Before version 7 operands broadcast in another way: what is known of sizes holds from there on.
+    for version in [FIRST_KNOWN_OPSET, FIRST_READ_OPSET] {
+        if file.opset() < version {
+            let raised = raise(&model, &folder, version);
+            model = raised.map_err(|error| too_old(file, &error.to_string()))?;
+        }
     }
     model = unrolled(&model, &folder);
     let has_branches = |m: &ModelProto| {

@@ -13,6 +13,13 @@ use graph::{Bindings, DType, SymExpr};
 /// An integer that is a sum of more terms is not known.
 const MAX_TERMS: usize = 32;
 
+/// Whether an operator makes whole numbers of whole numbers, by arithmetic or by moving them, also of floats.
+fn keeps_whole(op: &str) -> bool {
+    let is_arithmetic = matches!(op, "Add" | "Mul" | "Neg" | "Sub");
+    let moves = matches!(op, "Concat" | "Gather" | "Reshape" | "Squeeze");
+    is_arithmetic || moves || matches!(op, "Cast" | "Unsqueeze")
+}
+
 type Folded = Result<Option<Ints>, Refusal>;
 
 /// The node's outputs, if they follow from sizes and constants.
@@ -34,7 +41,9 @@ pub fn fold(cx: &mut NodeCx) -> Result<Option<Vec<Value>>, Refusal> {
             Some(_) => return Ok(None),
         });
     }
-    if op == "Split" {
+    // Whole numbers stay exact as floats under a few operators.
+    let has_floats = inputs.iter().flatten().any(|ints| ints.dtype.is_float());
+    if op == "Split" || (has_floats && !keeps_whole(op)) {
         return Ok(None);
     }
     let folded = match inputs.as_slice() {
@@ -73,7 +82,8 @@ fn one(cx: &NodeCx, op: &str, x: &Ints) -> Folded {
                     let truth = every(&|e| Some(truth(compare("Equal", e, &0.into())? == 0)));
                     truth.map(|t| Ints { dtype, ..t })
                 }
-                d if d.is_float() => None,
+                // Numbers of the file are folded elsewhere, with floats of their own.
+                d if d.is_float() && x.to_tensor().is_some() => None,
                 _ => Some(Ints { dtype, ..x.clone() }),
             }
         }

@@ -5,6 +5,7 @@
 use super::proto::TensorProto;
 use bytes::Bytes;
 use graph::{DType, Tensor, Values};
+use onnx::element::Element;
 use onnx::stored::External;
 use std::borrow::Cow;
 use std::io::{Read, Seek, SeekFrom};
@@ -65,6 +66,22 @@ pub fn dtype_of(number: i32) -> Result<DType, String> {
             return Err(format!("element type {name} is not supported"));
         }
     })
+}
+
+/// The element type that a file has for a type of graphs.
+pub fn element_of(dtype: DType) -> Element {
+    match dtype {
+        DType::F32 => Element::F32,
+        DType::F64 => Element::F64,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::BF16,
+        DType::I64 => Element::I64,
+        DType::I32 => Element::I32,
+        DType::I16 => Element::I16,
+        DType::I8 => Element::I8,
+        DType::U8 => Element::U8,
+        DType::Bool => Element::Bool,
+    }
 }
 
 /// A tensor of the file, its elements not decoded yet.

@@ -22,14 +22,16 @@ pub enum Value {
     Constant(Arc<Tensor>),
     /// Numbers of the file: a parameter, if they are used as data.
     Stored(Arc<Stored>),
+    /// Tensors in order, as data.
+    Sequence(Vec<ContainerId>),
     /// It depends on something that could not be imported.
     Broken,
 }
 
-/// A tensor of symbolic integers; truth values are 0 and 1.
+/// A tensor of symbolic integers, which may be stored as floats; truth values are 0 and 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ints {
-    /// Element type, not a float.
+    /// Element type; a float's elements are whole numbers.
     pub dtype: DType,
     /// Sizes, outermost first.
     pub shape: Vec<usize>,

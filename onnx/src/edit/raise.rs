@@ -11,7 +11,7 @@ use crate::check::schemas::{counts, newest, versions};
 use crate::evaluate::label;
 use crate::infer::{Facts, known_values};
 use crate::operators::Unknowns;
-use crate::proto::{GraphProto, ModelProto, NodeProto};
+use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -83,6 +83,9 @@ pub fn raise(model: &ModelProto, folder: &Arc<Path>, to: i64) -> Result<ModelPro
             taken,
         };
         raising.body(graph)?;
+    }
+    if !model.opset_import.iter().any(|set| standard(&set.domain)) {
+        model.opset_import.push(OperatorSetIdProto::default());
     }
     for set in &mut model.opset_import {
         if standard(&set.domain) {

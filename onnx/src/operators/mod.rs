@@ -44,6 +44,7 @@ mod unary;
 mod windows;
 
 pub use join::{joined, slice_at};
+pub use resize::{Interpolation, interpolations};
 pub use symbolic::is_at_least;
 
 use crate::attributes::Attributes;

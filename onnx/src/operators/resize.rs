@@ -128,6 +128,10 @@ impl<'a> Method<'a> {
         })
     }
 
+    fn crops(&self) -> bool {
+        self.transform == "tf_crop_and_resize"
+    }
+
     /// The coordinate in the input of output element `at`; `None` to extrapolate.
     fn coordinate(&self, at: usize, along: &Along) -> Option<f32> {
         let (at, input, scale) = (at as f32, along.input as f32, along.scale);
@@ -307,18 +311,51 @@ fn dimensions(call: &Call, shape: &[usize]) -> Result<Vec<Along>, String> {
     Ok(all)
 }
 
+/// What becomes of one dimension.
+#[derive(Clone, Debug)]
+pub struct Interpolation {
+    /// The dimension.
+    pub axis: usize,
+    /// For each element of the output: elements of the input with their weights, or none to extrapolate.
+    pub taps: Vec<Option<Vec<(usize, f32)>>>,
+    /// The value of elements that are extrapolated.
+    pub extrapolation: f32,
+    /// Whether every element is one of the input.
+    pub is_nearest: bool,
+}
+
+/// What a Resize does to an input of that shape, one dimension after the other; those that stay are left out.
+///
+/// # Errors
+/// See [`Operator::evaluate`]: sizes or attributes that do not fit.
+pub fn interpolations(call: &Call, shape: &[usize]) -> Result<Vec<Interpolation>, String> {
+    let method = Method::of(call)?;
+    let changed = changed(&method, dimensions(call, shape)?);
+    let taps = |along: &Along| (0..along.output).map(|at| method.taps(at, along)).collect();
+    let one = |along: &Along| Interpolation {
+        axis: along.axis,
+        taps: taps(along),
+        extrapolation: method.extrapolation,
+        is_nearest: method.mode == "nearest" && !method.crops(),
+    };
+    Ok(changed.iter().map(one).collect())
+}
+
+/// Dimensions that do not stay as they are, smaller outputs first.
+fn changed(method: &Method, all: Vec<Along>) -> Vec<Along> {
+    let changed = all
+        .into_iter()
+        .filter(|a| method.crops() || a.output != a.input || a.scale != 1.0);
+    let mut changed: Vec<Along> = changed.collect();
+    changed.sort_by(|a, b| a.scale.total_cmp(&b.scale));
+    changed
+}
+
 fn resize(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let method = Method::of(call)?;
-    let all = dimensions(call, &x.shape)?;
-    let crops = method.transform == "tf_crop_and_resize";
-    let changed = all
-        .into_iter()
-        .filter(|a| crops || a.output != a.input || a.scale != 1.0);
-    let mut changed: Vec<Along> = changed.collect();
-    // Smaller outputs first.
-    changed.sort_by(|a, b| a.scale.total_cmp(&b.scale));
-    if method.mode == "nearest" && !crops {
+    let changed = changed(&method, dimensions(call, &x.shape)?);
+    if method.mode == "nearest" && !method.crops() {
         return Ok(vec![nearest(&method, &changed, x)]);
     }
     let y = in_real!(x.element(), R => {

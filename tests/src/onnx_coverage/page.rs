@@ -87,19 +87,18 @@ fn reasons(ours: &[&Found]) -> String {
         "\n## What stands in the way\n\n| case | step | what is said |\n|---|---|---|\n",
     );
     for one in ours {
-        let steps = [
+        let of_file = [
             ("evaluated", Some(&one.evaluated)),
             ("rewritten", Some(&one.rewritten)),
+        ];
+        let of_graph = [
             ("imported", Some(&one.imported)),
             ("interpreted", Some(&one.interpreted)),
             ("C", one.compiled.as_ref()),
             ("differentiated", one.differentiated.as_ref()),
         ];
-        let failed = steps.into_iter().find_map(|(step, verdict)| match verdict {
-            Some(Err(why)) => Some((step, why)),
-            _ => None,
-        });
-        if let Some((step, why)) = failed {
+        for failed in [first_failed(&of_file), first_failed(&of_graph)] {
+            let Some((step, why)) = failed else { continue };
             let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
             let why = why
                 .replace("case.onnx cannot be imported ", "")
@@ -109,4 +108,13 @@ fn reasons(ours: &[&Found]) -> String {
         }
     }
     text
+}
+
+fn first_failed<'f>(
+    steps: &[(&'static str, Option<&'f Verdict>)],
+) -> Option<(&'static str, &'f String)> {
+    steps.iter().find_map(|(step, verdict)| match verdict {
+        Some(Err(why)) => Some((*step, why)),
+        _ => None,
+    })
 }

@@ -2,13 +2,12 @@
 
 use super::{Case, Verdict, compare, dtype, given};
 use compiler::{Executable, Step};
-use graph::{DType, Tensor, infer_bindings};
+use graph::{Tensor, infer_bindings};
 use importer::onnx::Model;
 use kernels::compile::CompileOptions;
 use kernels::memory::AlignedBuffer;
 use kernels::pool::Pool;
 use kernels::progress::Silent;
-use onnx::element::Element;
 use onnx::stored::Stored;
 
 /// Runs the C of a case in memory of its own.
@@ -57,18 +56,7 @@ pub(super) fn compiled(model: &Model, case: &Case) -> Verdict {
 
 /// A tensor's elements as kernels read them.
 fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>, String> {
-    let element = match tensor.dtype {
-        DType::F32 => Element::F32,
-        DType::F64 => Element::F64,
-        DType::F16 => Element::F16,
-        DType::BF16 => Element::BF16,
-        DType::I64 => Element::I64,
-        DType::I32 => Element::I32,
-        DType::I16 => Element::I16,
-        DType::I8 => Element::I8,
-        DType::U8 => Element::U8,
-        DType::Bool => Element::Bool,
-    };
+    let element = importer::onnx::element_of(tensor.dtype);
     let made = match tensor.dtype.is_float() {
         true => onnx::tensor::Tensor::floats(element, &tensor.shape, &tensor.to_f64()),
         false => onnx::tensor::Tensor::of_ints(element, &tensor.shape, &tensor.to_i64()),

@@ -42,6 +42,7 @@ pub static RULES: Rules = &[
     ("Softsign", |cx| {
         apply(cx, |x| x.clone().div(x.abs().add(Expr::float(1.0))))
     }),
+    ("SwiGLU", swiglu),
     ("Swish", |cx| {
         let alpha = cx.float("alpha", 1.0)?;
         apply(cx, |x| x.clone().mul(x.mul(Expr::float(alpha)).sigmoid()))
@@ -85,6 +86,14 @@ fn prelu(cx: &mut NodeCx) -> Values {
         f::leaky_relu(x, slope)
     };
     single(cx.elementwise(y, &inputs)?)
+}
+
+/// A gate under Swish times a value.
+fn swiglu(cx: &mut NodeCx) -> Values {
+    let alpha = cx.float("alpha", 1.0)?;
+    let inputs = [cx.input(0)?, cx.input(1)?];
+    let gate = Expr::In(0).mul(Expr::In(0).mul(Expr::float(alpha)).sigmoid());
+    single(cx.elementwise(gate.mul(Expr::In(1)), &inputs)?)
 }
 
 fn shrink(x: Expr, lambda: f64, bias: f64) -> Expr {

@@ -3,7 +3,9 @@
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use crate::onnx::tensor::dtype_of;
-use graph::{Binary, DType, Expr, Unary};
+use crate::onnx::value::Value;
+use graph::{Binary, DType, Expr, Tensor, Unary};
+use std::sync::Arc;
 
 macro_rules! unary {
     ($kind:ident) => {
@@ -173,9 +175,18 @@ fn cast(cx: &mut NodeCx) -> Values {
     cast_to(cx, dtype)
 }
 
+/// A constant stays one: of the other input nothing but its type is read.
 fn cast_like(cx: &mut NodeCx) -> Values {
     let like = cx.input(1)?;
     let dtype = cx.dtype(like);
+    if let Value::Constant(tensor) = cx.value(0)?
+        && tensor.dtype.is_float()
+        && dtype.is_float()
+    {
+        let rounded = tensor.to_f64().into_iter().map(|x| dtype.round(x));
+        let cast = Tensor::from_f64(dtype, &tensor.shape, rounded.collect());
+        return Ok(vec![Value::Constant(Arc::new(cast))]);
+    }
     cast_to(cx, dtype)
 }
 

@@ -26,10 +26,8 @@ fn letters(first: usize, n: usize) -> Result<String, Refusal> {
     Ok(text)
 }
 
-/// NumPy's `matmul`: batch dimensions broadcast, vectors get a dimension that is dropped again.
-fn matmul(cx: &mut NodeCx) -> Values {
-    let (a, b) = (cx.input(0)?, cx.input(1)?);
-    let (rank_a, rank_b) = (cx.rank(a), cx.rank(b));
+/// NumPy's `matmul` as an equation: batch dimensions broadcast, vectors get a dimension that is dropped again.
+pub fn product_equation(rank_a: usize, rank_b: usize) -> Result<String, Refusal> {
     if rank_a == 0 || rank_b == 0 {
         return Err(Refusal(
             "its inputs must have at least one dimension".into(),
@@ -42,11 +40,16 @@ fn matmul(cx: &mut NodeCx) -> Values {
     let right = if rank_b == 1 { "a" } else { "ab" };
     let rows = if rank_a == 1 { "" } else { "c" };
     let columns = if rank_b == 1 { "" } else { "b" };
-    let equation = format!(
+    Ok(format!(
         "{}{left},{}{right}->{batch}{rows}{columns}",
         aligned(rank_a),
         aligned(rank_b)
-    );
+    ))
+}
+
+fn matmul(cx: &mut NodeCx) -> Values {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let equation = product_equation(cx.rank(a), cx.rank(b))?;
     single(contract(cx, equation, &[a, b])?)
 }
 

@@ -2,10 +2,14 @@
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{Attr, Attrs, SymExpr};
+use graph::{Attr, Attrs, SymExpr, Tensor};
 use ops::attrs;
 
-pub static RULES: Rules = &[("Conv", conv), ("ConvTranspose", conv_transpose)];
+pub static RULES: Rules = &[
+    ("Col2Im", col2im),
+    ("Conv", conv),
+    ("ConvTranspose", conv_transpose),
+];
 
 /// A window as the attributes `kernel_shape`, `strides`, `pads`, `dilations` and `auto_pad` give it.
 pub struct Geometry {
@@ -111,13 +115,14 @@ impl Geometry {
 }
 
 /// The window of a weight `[K, C, R…]`.
-fn kernel_of(weight: &[SymExpr]) -> Result<Vec<i64>, Refusal> {
+pub fn kernel_of(weight: &[SymExpr]) -> Result<Vec<i64>, Refusal> {
     let fixed = weight.iter().skip(2).map(SymExpr::as_const);
     let fixed: Option<Vec<i64>> = fixed.collect();
     fixed.ok_or_else(|| Refusal("its weight has a dynamic size".into()))
 }
 
-fn spatial(shape: &[SymExpr]) -> Result<&[SymExpr], Refusal> {
+/// The dimensions after batch and channels.
+pub fn spatial(shape: &[SymExpr]) -> Result<&[SymExpr], Refusal> {
     let few = || Refusal("its input must have batch, channel and spatial dimensions".into());
     shape.get(2..).filter(|s| !s.is_empty()).ok_or_else(few)
 }
@@ -176,4 +181,53 @@ fn conv_transpose(cx: &mut NodeCx) -> Values {
         Some(bias) => single(cx.add_channels(y, bias)?),
         None => single(y),
     }
+}
+
+/// Columns of windows summed to the image they came from: a transposed convolution whose weights put each element of a
+/// window at its place.
+fn col2im(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let constants =
+        |sizes: Vec<SymExpr>| -> Option<Vec<i64>> { sizes.iter().map(SymExpr::as_const).collect() };
+    let (image, block) = (constants(cx.sizes(1)?), constants(cx.sizes(2)?));
+    let (Some(image), Some(block)) = (image, block) else {
+        return Err("its image or its window has a dynamic size".into());
+    };
+    let geometry = Geometry::of(cx, block)?;
+    let d = geometry.kernel.len();
+    let taps: i64 = geometry.kernel.iter().product();
+    let shape = cx.shape(x);
+    let [batch, rows, _] = shape.as_slice() else {
+        return Err("its input must have 3 dimensions".into());
+    };
+    let channels = rows.divide_exactly(&taps.into()).filter(|_| taps > 0);
+    let channels = channels.ok_or("its rows do not divide into windows")?;
+    if image.len() != d {
+        return Err("its image and its window have different numbers of dimensions".into());
+    }
+    let mut split = vec![batch.clone() * channels.clone(), taps.into()];
+    let mut extra = Vec::new();
+    for (n, size) in image.iter().enumerate() {
+        let room = size + geometry.pad_low[n] + geometry.pad_high[n] - geometry.span(n);
+        if room < 0 {
+            return Err("its window does not fit its image".into());
+        }
+        split.push((room / geometry.stride[n] + 1).into());
+        extra.push(room % geometry.stride[n]);
+    }
+    let x = cx.reshape(x, split)?;
+    let n = usize::try_from(taps).unwrap_or(0);
+    let mut one_place = vec![0.0; n * n];
+    (0..n).for_each(|tap| one_place[tap * n + tap] = 1.0);
+    let mut weight = vec![n, 1];
+    weight.extend(geometry.kernel.iter().map(|k| *k as usize));
+    let dtype = cx.dtype(x);
+    let weight = cx.constant(Tensor::from_f64(dtype, &weight, one_place));
+    let mut list = geometry.attrs();
+    list.insert("groups".into(), Attr::Int(1));
+    list.insert("output_padding".into(), Attr::Ints(extra));
+    let y = cx.op1("conv_transpose", &[x, weight], list)?;
+    let mut to = vec![batch.clone(), channels];
+    to.extend(image.into_iter().map(SymExpr::constant));
+    single(cx.reshape(y, to)?)
 }

@@ -4,15 +4,19 @@ use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use crate::onnx::value::Value;
-use graph::{Attr, ContainerId, DType, Expr, SymExpr, Symbol};
+use graph::{Attr, ContainerId, DType, Expr, SymExpr, Symbol, Tensor};
 use ops::attrs;
 
 pub static RULES: Rules = &[
+    ("Compress", compress),
     ("Gather", gather),
     ("GatherElements", gather_elements),
     ("GatherND", gather_nd),
+    ("Hardmax", hardmax),
+    ("MaxUnpool", max_unpool),
     ("OneHot", one_hot),
     ("ScatterElements", scatter_elements),
+    ("ScatterND", scatter_nd),
     ("TopK", topk),
     ("Trilu", trilu),
 ];
@@ -52,65 +56,262 @@ fn gather_elements(cx: &mut NodeCx) -> Values {
     single(cx.op1("gather_elements", &[x, index], along(axis))?)
 }
 
-/// The last dimension of the indices picks along the first dimensions of `x`, taken as one.
-fn gather_nd(cx: &mut NodeCx) -> Values {
-    if cx.int("batch_dims", 0)? != 0 {
-        return Err("`batch_dims` is not supported".into());
-    }
-    let (x, index) = (cx.input(0)?, cx.input(1)?);
-    let (shape, index_shape) = (cx.shape(x), cx.shape(index));
+/// Row-major positions in the first dimensions of `shape`, as the last dimension of `index` gives them; the
+/// first `batch` dimensions are those of the indices themselves.
+fn flat_positions(
+    cx: &mut NodeCx,
+    index: ContainerId,
+    shape: &[SymExpr],
+    batch: usize,
+) -> Result<(ContainerId, usize), Refusal> {
+    let index_shape = cx.shape(index);
     let depth = index_shape.last().and_then(SymExpr::as_const);
     let depth = depth
         .and_then(|k| usize::try_from(k).ok())
-        .filter(|k| *k <= shape.len() && *k > 0);
+        .filter(|k| batch + *k <= shape.len() && *k > 0 && batch < index_shape.len());
     let depth = depth.ok_or("the last size of its indices does not fit its input")?;
     let outer = &index_shape[..index_shape.len() - 1];
+    // Positions of the dimensions that indices and input share.
+    let shared = (0..batch).fold(SymExpr::constant(0), |at, d| {
+        at * shape[d].clone() + SymExpr::symbol(Symbol::new(format!("i{d}")))
+    });
     let mut position: Option<ContainerId> = None;
-    for (d, size) in shape.iter().enumerate().take(depth) {
-        let column = attrs([
-            ("axis", Attr::Int(index_shape.len() as i64 - 1)),
-            ("start", Attr::Sizes(vec![d.into()])),
-            ("stop", Attr::Sizes(vec![(d + 1).into()])),
-            ("step", Attr::Int(1)),
-        ]);
-        let column = cx.op1("slice", &[index], column)?;
+    for (d, size) in shape.iter().enumerate().skip(batch).take(depth) {
+        let last = index_shape.len() - 1;
+        let at = d - batch;
+        let column = cx.part(index, last, at.into(), (at + 1).into())?;
         let column = cx.reshape(column, outer.to_vec())?;
         let from_end = Expr::In(0).add(Expr::Index(size.clone()));
-        let mut i = Expr::select(Expr::In(0).lt(Expr::int(0)), from_end, Expr::In(0));
+        let i = Expr::select(Expr::In(0).lt(Expr::int(0)), from_end, Expr::In(0));
+        let mut i = i.cast(DType::I64);
         let mut inputs = vec![column];
         if let Some(before) = position {
             i = i.add(Expr::In(1).mul(Expr::Index(size.clone())));
             inputs.push(before);
+        } else if batch > 0 {
+            i = i.add(Expr::Index(shared.clone() * size.clone()));
         }
         position = Some(cx.elementwise(i, &inputs)?);
     }
-    let mut flat = vec![SymExpr::product(&shape[..depth])];
-    flat.extend_from_slice(&shape[depth..]);
-    let x = cx.reshape(x, flat)?;
-    let position = position.ok_or("its indices are empty")?;
-    single(cx.op1("gather", &[x, position], along(0))?)
+    Ok((position.ok_or("its indices are empty")?, batch + depth))
 }
 
-/// Without a reduction no element may be written twice, so a written element is the sum of what is
+/// The first `n` dimensions of `x` as one.
+fn flattened(cx: &mut NodeCx, x: ContainerId, n: usize) -> Result<ContainerId, Refusal> {
+    let shape = cx.shape(x);
+    let mut flat = vec![SymExpr::product(&shape[..n])];
+    flat.extend_from_slice(&shape[n..]);
+    cx.reshape(x, flat)
+}
+
+/// The last dimension of the indices picks along the first dimensions of `x`, taken as one.
+fn gather_nd(cx: &mut NodeCx) -> Values {
+    let batch = usize::try_from(cx.int("batch_dims", 0)?).unwrap_or(0);
+    let (x, index) = (cx.input(0)?, cx.input(1)?);
+    let (position, n) = flat_positions(cx, index, &cx.shape(x), batch)?;
+    let x = flattened(cx, x, n)?;
+    single(cx.along("gather", &[x, position], 0)?)
+}
+
+/// Slices put where indices say, or added there.
+fn scatter_nd(cx: &mut NodeCx) -> Values {
+    let (x, index, updates) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let shape = cx.shape(x);
+    let (position, n) = flat_positions(cx, index, &shape, 0)?;
+    let rank = cx.rank(position);
+    let flat = flattened(cx, x, n)?;
+    let updates = flattened(cx, updates, rank)?;
+    // One index for each element of a slice.
+    let slices = cx.shape(updates);
+    let mut sizes = vec![SymExpr::constant(1); slices.len()];
+    sizes[0] = slices[0].clone();
+    let position = cx.reshape(position, sizes)?;
+    let position = expanded(cx, position, slices)?;
+    let y = scattered(cx, flat, position, updates, 0)?;
+    single(cx.reshape(y, shape)?)
+}
+
+/// What the node's `reduction` makes of elements written at indices along an axis.
+fn scattered(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    index: ContainerId,
+    updates: ContainerId,
+    axis: usize,
+) -> Result<ContainerId, Refusal> {
+    match cx.text("reduction", "none")?.as_str() {
+        "add" => cx.along("scatter_add", &[x, index, updates], axis),
+        "none" => scatter_set(cx, x, index, updates, axis),
+        "max" => scatter_reduced(cx, x, index, updates, (axis, "max")),
+        "min" => scatter_reduced(cx, x, index, updates, (axis, "min")),
+        "mul" => scatter_reduced(cx, x, index, updates, (axis, "prod")),
+        other => Err(Refusal(format!("reduction `{other}` is not supported"))),
+    }
+}
+
+/// Pairs of a written and a result's element that are compared, at most.
+const MOST_PAIRS: i64 = 1 << 26;
+
+/// Elements combined with those that are there: each element of the result asks of every update whether it is
+/// written there, since a kernel writes sums alone at places that data gives.
+fn scatter_reduced(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    index: ContainerId,
+    updates: ContainerId,
+    (axis, kind): (usize, &str),
+) -> Result<ContainerId, Refusal> {
+    let dtype = cx.dtype(x);
+    let (shape, written) = (cx.shape(x), cx.shape(index));
+    let (neutral, combined) = match (kind, dtype.is_float()) {
+        ("prod", _) => (Expr::int(1).cast(dtype), Expr::In(0).mul(Expr::In(1))),
+        ("max", true) => (Expr::float(f64::NEG_INFINITY), Expr::In(0).max(Expr::In(1))),
+        ("min", true) => (Expr::float(f64::INFINITY), Expr::In(0).min(Expr::In(1))),
+        _ => {
+            return Err(Refusal(format!(
+                "reduction `{kind}` of elements of type {dtype} is not supported"
+            )));
+        }
+    };
+    let pairs = SymExpr::product(&written) * shape[axis].clone();
+    if pairs.as_const().is_none_or(|n| n > MOST_PAIRS) {
+        return Err(Refusal(format!(
+            "reduction `{kind}` compares {pairs} pairs of positions; at most {MOST_PAIRS} are supported"
+        )));
+    }
+    // Dimension `axis` is that of the result, the one after it that of the updates.
+    let mut row = written.clone();
+    row.insert(axis, 1.into());
+    let index = cx.reshape(index, row.clone())?;
+    let place = cx.positions(&shape[axis], axis, row.len())?;
+    let updates = cx.reshape(updates, row)?;
+    let here = Expr::In(0).cast(DType::I64).eq_(Expr::In(1));
+    let asked = Expr::select(here, Expr::In(2), neutral.clone()).cast(dtype);
+    let asked = cx.elementwise(asked, &[index, place, updates])?;
+    let mut found = cx.reduce(asked, kind, &[axis + 1], false)?;
+    found = cx.cast(found, dtype)?;
+    // Where nothing is written at all.
+    let mut own = written;
+    own[axis] = shape[axis].clone();
+    let high: Vec<SymExpr> = shape
+        .iter()
+        .zip(&own)
+        .map(|(to, own)| to.clone() - own.clone())
+        .collect();
+    let value = match kind {
+        "prod" => 1.0,
+        "max" => f64::NEG_INFINITY,
+        _ => f64::INFINITY,
+    };
+    let found = cx.padded(found, (vec![0.into(); shape.len()], high), value)?;
+    cx.elementwise(combined, &[x, found])
+}
+
+/// Elements put at indices along an axis. None may be written twice, so a written element is the sum of what is
 /// written to it, and one is written if something was counted there.
+pub fn scatter_set(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    index: ContainerId,
+    updates: ContainerId,
+    axis: usize,
+) -> Result<ContainerId, Refusal> {
+    let zero = cx.elementwise(Expr::In(0).mul(Expr::int(0)), &[x])?;
+    let ones = Expr::select(Expr::In(0).eq_(Expr::In(0)), Expr::int(1), Expr::int(1));
+    let dtype = cx.dtype(x);
+    let ones = cx.elementwise(ones.cast(dtype), &[updates])?;
+    let sum = cx.along("scatter_add", &[zero, index, updates], axis)?;
+    let count = cx.along("scatter_add", &[zero, index, ones], axis)?;
+    let y = Expr::select(Expr::In(2).eq_(Expr::int(0)), Expr::In(0), Expr::In(1));
+    cx.elementwise(y, &[x, sum, count])
+}
+
 fn scatter_elements(cx: &mut NodeCx) -> Values {
     let (x, updates) = (cx.input(0)?, cx.input(2)?);
     let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
     let index = counted(cx, 1, &cx.shape(x)[axis].clone())?;
-    match cx.text("reduction", "none")?.as_str() {
-        "add" => single(cx.op1("scatter_add", &[x, index, updates], along(axis))?),
-        "none" => {
-            let zero = cx.elementwise(Expr::In(0).mul(Expr::int(0)), &[x])?;
-            let ones = Expr::select(Expr::In(0).eq_(Expr::In(0)), Expr::int(1), Expr::int(1));
-            let dtype = cx.dtype(x);
-            let ones = cx.elementwise(ones.cast(dtype), &[updates])?;
-            let sum = cx.op1("scatter_add", &[zero, index, updates], along(axis))?;
-            let count = cx.op1("scatter_add", &[zero, index, ones], along(axis))?;
-            let y = Expr::select(Expr::In(2).eq_(Expr::int(0)), Expr::In(0), Expr::In(1));
-            single(cx.elementwise(y, &[x, sum, count])?)
-        }
-        other => Err(Refusal(format!("reduction `{other}` is not supported"))),
+    single(scattered(cx, x, index, updates, axis)?)
+}
+
+/// Where a constant condition holds, along an axis or of all elements in one row.
+fn compress(cx: &mut NodeCx) -> Values {
+    let kept: Vec<i64> = (0..)
+        .zip(cx.numbers(1)?)
+        .filter(|(_, truth)| *truth != 0.0)
+        .map(|(at, _)| at)
+        .collect();
+    let mut x = cx.input(0)?;
+    let axis = if cx.has("axis") {
+        cx.axis(cx.int("axis", 0)?, cx.rank(x))?
+    } else {
+        let n = SymExpr::product(&cx.shape(x));
+        x = cx.reshape(x, vec![n])?;
+        0
+    };
+    let kept = Tensor::from_i64(DType::I64, &[kept.len()], kept);
+    let kept = cx.constant(kept);
+    single(cx.along("gather", &[x, kept], axis)?)
+}
+
+/// Numbers of a pool put back where they were the largest, zeros elsewhere. Indices count through the whole
+/// result that the window alone would give; a given size adds elements after it.
+fn max_unpool(cx: &mut NodeCx) -> Values {
+    let (x, index) = (cx.input(0)?, cx.input(1)?);
+    let shape = cx.shape(x);
+    let kernel = cx
+        .ints("kernel_shape")?
+        .ok_or("its attribute `kernel_shape` is missing")?;
+    let d = kernel.len();
+    let stride = cx.ints("strides")?.unwrap_or_else(|| vec![1; d]);
+    let pads = cx.ints("pads")?.unwrap_or_else(|| vec![0; 2 * d]);
+    if shape.len() != d + 2 || stride.len() != d || pads.len() != 2 * d {
+        return Err("its window does not fit its input".into());
     }
+    let mut to = shape[..2].to_vec();
+    for n in 0..d {
+        let size = (shape[n + 2].clone() - 1) * stride[n];
+        to.push(size + (kernel[n] - pads[n] - pads[n + d]));
+    }
+    let flat = vec![SymExpr::product(&shape)];
+    let x = cx.reshape(x, flat.clone())?;
+    let index = cx.reshape(index, flat)?;
+    let dtype = cx.dtype(x);
+    let zeros = cx.filled(vec![SymExpr::product(&to)], dtype, 0.0)?;
+    let y = scatter_set(cx, zeros, index, x, 0)?;
+    let y = cx.reshape(y, to.clone())?;
+    let Some(wanted) = cx.optional_known(2)? else {
+        return single(y);
+    };
+    if wanted.elements.len() != to.len() {
+        return Err("its output_shape does not fit its input".into());
+    }
+    let pairs = wanted.elements.iter().zip(&to);
+    let high: Vec<SymExpr> = pairs
+        .map(|(wanted, own)| wanted.clone() - own.clone())
+        .collect();
+    let low = vec![0.into(); to.len()];
+    single(cx.padded(y, (low, high), 0.0)?)
+}
+
+/// 1 at the first largest element along an axis, 0 elsewhere.
+fn hardmax(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let (shape, dtype) = (cx.shape(x), cx.dtype(x));
+    let axis = cx.axis(cx.int("axis", -1)?, shape.len())?;
+    let list = attrs([
+        ("kind", Attr::Str("argmax".to_string())),
+        ("axis", Attr::Int(axis as i64)),
+        ("keep", Attr::Bool(false)),
+    ]);
+    let index = cx.op1("arg_reduce", &[x], list)?;
+    let list = attrs([
+        ("depth", Attr::Sizes(vec![shape[axis].clone()])),
+        ("dtype", Attr::DType(dtype)),
+    ]);
+    let hot = cx.op1("one_hot", &[index], list)?;
+    let mut order: Vec<usize> = (0..shape.len() - 1).collect();
+    order.insert(axis, shape.len() - 1);
+    single(cx.permute(hot, &order)?)
 }
 
 fn one_hot(cx: &mut NodeCx) -> Values {

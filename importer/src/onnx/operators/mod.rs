@@ -5,17 +5,27 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod bits;
 mod contraction;
 mod convolution;
+mod deformed;
+mod features;
 mod indexing;
 mod loss;
 mod normalization;
+mod optimizers;
 mod pooling;
+mod quantization;
 mod reduction;
 mod resize;
+mod sampling;
+mod sequence;
+mod sequences;
 mod shape;
+mod signal;
 mod slicing;
 mod source;
+mod unsized_results;
 
 use super::node::{NodeCx, Refusal};
 use super::value::Value;
@@ -33,20 +43,30 @@ static FAMILIES: &[Rules] = &[
     activation::RULES,
     arithmetic::RULES,
     attention::RULES,
+    bits::RULES,
     contraction::RULES,
     convolution::RULES,
+    deformed::RULES,
+    features::RULES,
     indexing::RULES,
     loss::RULES,
     normalization::RULES,
+    optimizers::RULES,
     pooling::RULES,
+    quantization::RULES,
     reduction::RULES,
     resize::RULES,
+    sampling::RULES,
+    sequence::RULES,
+    sequences::RULES,
     shape::RULES,
+    signal::RULES,
     slicing::RULES,
     source::RULES,
+    unsized_results::RULES,
 ];
 
-/// The rule for an operator of the standard.
+/// The rule for an operator, with its domain if that is not the standard's first.
 pub fn find(op_type: &str) -> Option<Rule> {
     let mut rules = FAMILIES.iter().flat_map(|family| family.iter());
     rules

@@ -1,13 +1,15 @@
 //! Reductions along axes.
 
+use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{Attr, ContainerId, DType, Expr};
+use graph::{Attr, ContainerId, DType, Expr, SymExpr};
 use ops::attrs;
 
 pub static RULES: Rules = &[
     ("ArgMax", |cx| arg(cx, "argmax")),
     ("ArgMin", |cx| arg(cx, "argmin")),
+    ("CumProd", cumprod),
     ("CumSum", cumsum),
     ("ReduceL1", |cx| reduce(cx, "l1")),
     ("ReduceL2", |cx| reduce(cx, "l2")),
@@ -121,4 +123,32 @@ fn cumsum(cx: &mut NodeCx) -> Values {
     }
     // Without the element itself.
     single(cx.elementwise(Expr::In(0).sub(Expr::In(1)), &[sum, x])?)
+}
+
+/// For each element the product of a row of which later elements are taken as 1: n² products for n elements, like the
+/// sums of `cumsum`.
+fn cumprod(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.scalar(1)?.ok_or("its axis is absent")?;
+    let (shape, dtype) = (cx.shape(x), cx.dtype(x));
+    let axis = cx.axis(axis as i64, shape.len())?;
+    let (mut row, mut square) = (shape.clone(), shape.clone());
+    row.insert(axis, 1.into());
+    square.insert(axis, shape[axis].clone());
+    let x = cx.reshape(x, row)?;
+    let x = expanded(cx, x, square)?;
+    let index = |d: usize| SymExpr::symbol(format!("i{d}").as_str());
+    let (to, from) = match cx.int("reverse", 0)? {
+        0 => (index(axis), index(axis + 1)),
+        _ => (index(axis + 1), index(axis)),
+    };
+    let ahead = Expr::Index(from - to);
+    let counts = match cx.int("exclusive", 0)? {
+        0 => ahead.le(Expr::int(0)),
+        _ => ahead.lt(Expr::int(0)),
+    };
+    let factor = Expr::select(counts, Expr::In(0), Expr::int(1)).cast(dtype);
+    let factor = cx.elementwise(factor, &[x])?;
+    let y = cx.reduce(factor, "prod", &[axis + 1], false)?;
+    single(cx.cast(y, dtype)?)
 }

@@ -1,46 +1,45 @@
-//! Resize, where it repeats elements a whole number of times.
+//! Resize: elements repeated a whole number of times, or weighted sums of elements along one dimension after the
+//! other. The weights are those with which the room `onnx` evaluates the operator.
 
+use super::contraction::contract;
 use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::SymExpr;
+use graph::{ContainerId, DType, Expr, SymExpr, Tensor};
+use onnx::attributes::Attributes;
+use onnx::element::Element;
+use onnx::operators::{Call, Interpolation, interpolations};
 
 pub static RULES: Rules = &[("Resize", resize)];
 
-/// Nearest neighbours at whole factors: every way of rounding that keeps an element's own area
-/// repeats it. Inputs: x, region (unused), scales, sizes.
+/// An element of the output that depends on so many of the input at most is their weighted sum, read where they are;
+/// else a dimension is resized by a product with the matrix of weights.
+const MOST_READS: usize = 4;
+
+/// Inputs: x, region, scales, sizes. Nearest neighbours at whole factors repeat elements, whatever the sizes are; all
+/// else needs numbers for the sizes that change.
 fn resize(cx: &mut NodeCx) -> Values {
-    let mode = cx.text("mode", "nearest")?;
-    if mode != "nearest" {
-        return Err(Refusal(format!("mode `{mode}` is not supported")));
-    }
-    let transformation = cx.text("coordinate_transformation_mode", "half_pixel")?;
-    let rounding = cx.text("nearest_mode", "round_prefer_floor")?;
-    let repeats = match transformation.as_str() {
-        "half_pixel" | "half_pixel_symmetric" | "pytorch_half_pixel" => {
-            rounding.starts_with("round_prefer")
-        }
-        "asymmetric" => rounding == "floor",
-        _ => false,
+    let x = cx.input(0)?;
+    let shape = cx.shape(x);
+    let factors = match repeats(cx)? {
+        true => factors(cx, &shape)?,
+        false => None,
     };
-    if !repeats {
-        return Err(Refusal(format!(
-            "nearest neighbours by `{transformation}` and `{rounding}` are not supported"
-        )));
-    }
+    let Some(factors) = factors else {
+        return interpolated(cx, x);
+    };
     // They matter only for other modes, or for factors that are not whole.
     for name in [
         "cubic_coeff_a",
         "exclude_outside",
         "extrapolation_value",
         "antialias",
+        "keep_aspect_ratio_policy",
     ] {
         cx.has(name);
     }
-    let x = cx.input(0)?;
-    let shape = cx.shape(x);
     let (mut split, mut wide, mut merged) = (Vec::new(), Vec::new(), Vec::new());
-    for (size, factor) in shape.iter().zip(factors(cx, &shape)?) {
+    for (size, factor) in shape.iter().zip(factors) {
         split.extend([size.clone(), SymExpr::constant(1)]);
         wide.extend([size.clone(), SymExpr::constant(factor)]);
         merged.push(size.clone() * factor);
@@ -50,16 +49,190 @@ fn resize(cx: &mut NodeCx) -> Values {
     single(cx.reshape(x, merged)?)
 }
 
-/// A whole factor for every dimension, from scales or from sizes.
-fn factors(cx: &NodeCx, shape: &[SymExpr]) -> Result<Vec<i64>, Refusal> {
-    let rank = shape.len();
-    let axes = match cx.ints("axes")? {
-        Some(axes) => axes
-            .iter()
-            .map(|a| cx.axis(*a, rank))
-            .collect::<Result<Vec<_>, _>>()?,
-        None => (0..rank).collect(),
+/// Whether nearest neighbours at whole factors keep an element's own area.
+fn repeats(cx: &NodeCx) -> Result<bool, Refusal> {
+    let mode = cx.text("mode", "nearest")?;
+    let transformation = cx.text("coordinate_transformation_mode", "half_pixel")?;
+    let rounding = cx.text("nearest_mode", "round_prefer_floor")?;
+    let stretches = cx.text("keep_aspect_ratio_policy", "stretch")? == "stretch";
+    Ok(mode == "nearest"
+        && (stretches || !cx.given(3))
+        && match transformation.as_str() {
+            "half_pixel" | "half_pixel_symmetric" | "pytorch_half_pixel" => {
+                rounding.starts_with("round_prefer")
+            }
+            "asymmetric" => rounding == "floor",
+            _ => false,
+        })
+}
+
+fn axes(cx: &NodeCx, rank: usize) -> Result<Vec<usize>, Refusal> {
+    match cx.ints("axes")? {
+        Some(axes) => axes.iter().map(|a| cx.axis(*a, rank)).collect(),
+        None => Ok((0..rank).collect()),
+    }
+}
+
+/// Every element as the weighted sum that the standard makes of elements of the input.
+fn interpolated(cx: &mut NodeCx, mut x: ContainerId) -> Values {
+    // Which weights these give is known where files are evaluated.
+    for name in [
+        "antialias",
+        "cubic_coeff_a",
+        "exclude_outside",
+        "extrapolation_value",
+        "keep_aspect_ratio_policy",
+    ] {
+        cx.has(name);
+    }
+    let shape = cx.shape(x);
+    let (fixed, inputs) = numbers(cx, &shape)?;
+    let call = Call {
+        node: cx.node,
+        attributes: Attributes::of(cx.node),
+        opset: cx.opset(),
+        inputs: &inputs,
+        widened: false,
     };
+    let dtype = cx.dtype(x);
+    for one in interpolations(&call, &fixed)? {
+        let taps = one.taps.iter().flatten().map(Vec::len);
+        x = match taps.max() {
+            Some(1) if one.is_nearest => {
+                let from = one.taps.iter().flatten().map(|taps| taps[0].0 as i64);
+                let from = from.collect::<Vec<_>>();
+                let from = cx.constant(Tensor::from_i64(DType::I64, &[from.len()], from));
+                cx.along("gather", &[x, from], one.axis)?
+            }
+            _ if !dtype.is_float() => {
+                return Err(Refusal(format!(
+                    "elements of type {dtype} are not interpolated"
+                )));
+            }
+            Some(n) if n <= MOST_READS => weighted(cx, x, &one, n)?,
+            _ => multiplied(cx, x, &one)?,
+        };
+        if one.taps.iter().any(Option::is_none) {
+            let outside = |taps: &Option<Vec<_>>| match taps {
+                Some(_) => 0.0,
+                None => f64::from(one.extrapolation),
+            };
+            let outside = vector(cx, x, one.axis, one.taps.iter().map(outside).collect());
+            x = cx.elementwise(Expr::In(0).add(Expr::In(1)), &[x, outside])?;
+        }
+    }
+    single(x)
+}
+
+/// A constant vector along a dimension of `x`, in its type.
+fn vector(cx: &mut NodeCx, x: ContainerId, axis: usize, values: Vec<f64>) -> ContainerId {
+    let mut shape = vec![1; cx.rank(x)];
+    shape[axis] = values.len();
+    let dtype = cx.dtype(x);
+    cx.constant(Tensor::from_f64(dtype, &shape, values))
+}
+
+/// Sums of `n` elements times their weights.
+fn weighted(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    one: &Interpolation,
+    n: usize,
+) -> Result<ContainerId, Refusal> {
+    let tap = |taps: &Option<Vec<(usize, f32)>>, k: usize| {
+        let found = taps.as_ref().and_then(|taps| taps.get(k)).copied();
+        found.unwrap_or((0, 0.0))
+    };
+    let (mut read, mut weights) = (Vec::new(), Vec::new());
+    for k in 0..n {
+        let from = one.taps.iter().map(|taps| tap(taps, k).0 as i64);
+        let from = from.collect::<Vec<_>>();
+        let from = cx.constant(Tensor::from_i64(DType::I64, &[from.len()], from));
+        read.push(cx.along("gather", &[x, from], one.axis)?);
+        let weight = one.taps.iter().map(|taps| f64::from(tap(taps, k).1));
+        weights.push(vector(cx, x, one.axis, weight.collect()));
+    }
+    let products = (0..n).map(|k| Expr::In(k).mul(Expr::In(n + k)));
+    let sum = products.reduce(Expr::add).ok_or("its output is empty")?;
+    cx.elementwise(sum, &[read, weights].concat())
+}
+
+/// The product with the matrix of weights `[output, input]`.
+fn multiplied(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    one: &Interpolation,
+) -> Result<ContainerId, Refusal> {
+    let shape = cx.shape(x);
+    let n_in = shape[one.axis].as_const().unwrap_or(0) as usize;
+    let mut matrix = vec![0.0; one.taps.len() * n_in];
+    for (row, taps) in one.taps.iter().enumerate() {
+        for (at, weight) in taps.iter().flatten() {
+            matrix[row * n_in + at] += f64::from(*weight);
+        }
+    }
+    let dtype = cx.dtype(x);
+    let matrix = cx.constant(Tensor::from_f64(dtype, &[one.taps.len(), n_in], matrix));
+    let letters: String = ('a'..='y').take(shape.len()).collect();
+    let own = &letters[one.axis..=one.axis];
+    let result = letters.replace(own, "z");
+    contract(cx, format!("{letters},z{own}->{result}"), &[x, matrix])
+}
+
+/// Sizes of the input as numbers, 1 for dynamic ones that stay; and the region, scales and sizes.
+fn numbers(
+    cx: &NodeCx,
+    shape: &[SymExpr],
+) -> Result<(Vec<usize>, Vec<Option<onnx::tensor::Tensor>>), Refusal> {
+    let axes = axes(cx, shape.len())?;
+    let mut fixed: Vec<Option<i64>> = shape.iter().map(SymExpr::as_const).collect();
+    for (d, size) in fixed.iter_mut().enumerate() {
+        if !axes.contains(&d) {
+            size.get_or_insert(1);
+        }
+    }
+    let mut inputs = vec![None];
+    for position in 1..4 {
+        if !cx.given(position) {
+            inputs.push(None);
+            continue;
+        }
+        let values = match position {
+            3 => {
+                let mut values = Vec::new();
+                for (size, axis) in cx.sizes(3)?.iter().zip(&axes) {
+                    let number = match *size == shape[*axis] {
+                        true => Some(*fixed[*axis].get_or_insert(1)),
+                        false => size.as_const(),
+                    };
+                    let number = number.ok_or("it changes a dynamic size; fix that size")?;
+                    values.push(number as f64);
+                }
+                values
+            }
+            _ => cx.numbers(position)?,
+        };
+        if position == 2 {
+            for (scale, axis) in values.iter().zip(&axes) {
+                if *scale == 1.0 {
+                    fixed[*axis].get_or_insert(1);
+                }
+            }
+        }
+        let tensor = onnx::tensor::Tensor::floats(Element::F64, &[values.len()], &values);
+        inputs.push(tensor);
+    }
+    let fixed: Option<Vec<usize>> = fixed
+        .into_iter()
+        .map(|n| usize::try_from(n?).ok())
+        .collect();
+    let fixed = fixed.ok_or("it changes a dynamic size; fix that size")?;
+    Ok((fixed, inputs))
+}
+
+/// A whole factor for every dimension, from scales or from sizes; `None` if one is not whole.
+fn factors(cx: &NodeCx, shape: &[SymExpr]) -> Result<Option<Vec<i64>>, Refusal> {
+    let axes = axes(cx, shape.len())?;
     let given: Vec<Option<i64>> = if cx.given(3) {
         let sizes = cx.sizes(3)?;
         let factor =
@@ -76,10 +249,12 @@ fn factors(cx: &NodeCx, shape: &[SymExpr]) -> Result<Vec<i64>, Refusal> {
             axes.len()
         )));
     }
-    let mut factors = vec![1; rank];
+    let mut factors = vec![1; shape.len()];
     for (axis, factor) in axes.into_iter().zip(given) {
-        let whole = "only whole factors of at least 1 are supported";
-        factors[axis] = factor.filter(|f| *f >= 1).ok_or(whole)?;
+        match factor.filter(|f| *f >= 1) {
+            Some(factor) => factors[axis] = factor,
+            None => return Ok(None),
+        }
     }
-    Ok(factors)
+    Ok(Some(factors))
 }

@@ -8,6 +8,7 @@ use graph::{Attr, ContainerId, SymExpr};
 use ops::attrs;
 
 pub static RULES: Rules = &[
+    ("CenterCropPad", center_crop_pad),
     ("Concat", concat),
     ("Pad", pad),
     ("Slice", slice),
@@ -257,4 +258,35 @@ fn pad(cx: &mut NodeCx) -> Values {
         ("value", Attr::Float(value)),
     ]);
     single(cx.op1("pad", &[x], list)?)
+}
+
+/// The middle of the input, or zeros around it: an odd element is cut or added at the end.
+fn center_crop_pad(cx: &mut NodeCx) -> Values {
+    let mut x = cx.input(0)?;
+    let rank = cx.rank(x);
+    let wanted = cx.sizes(1)?;
+    let axes = cx
+        .ints("axes")?
+        .unwrap_or_else(|| (0..rank as i64).collect());
+    if axes.len() != wanted.len() {
+        return Err("its sizes and axes differ in number".into());
+    }
+    let zero = SymExpr::constant(0);
+    let (mut low, mut high) = (vec![zero.clone(); rank], vec![zero; rank]);
+    for (axis, wanted) in axes.iter().zip(&wanted) {
+        let axis = cx.axis(*axis, rank)?;
+        let sizes = (wanted.as_const(), cx.shape(x)[axis].as_const());
+        let (Some(wanted), Some(own)) = sizes else {
+            return Err("it changes a dynamic size; fix that size".into());
+        };
+        if wanted <= own {
+            let start = (own - wanted) / 2;
+            x = cx.part(x, axis, start.into(), (start + wanted).into())?;
+        } else {
+            let before = (wanted - own) / 2;
+            low[axis] = before.into();
+            high[axis] = (wanted - own - before).into();
+        }
+    }
+    single(cx.padded(x, (low, high), 0.0)?)
 }

@@ -5,11 +5,12 @@ use crate::onnx::node::{NodeCx, Refusal};
 use crate::onnx::shape_values::{fold, n_elements};
 use crate::onnx::tensor::dtype_of;
 use crate::onnx::value::Value;
-use graph::{Attr, DType, Expr, Scalar, SymExpr, Symbol, Tensor};
+use graph::{Attr, ContainerId, DType, Expr, Scalar, SymExpr, Symbol, Tensor};
 use ops::attrs;
 use std::sync::Arc;
 
 pub static RULES: Rules = &[
+    ("Bernoulli", bernoulli),
     ("Constant", constant),
     ("ConstantOfShape", constant_of_shape),
     ("Dropout", dropout),
@@ -81,6 +82,9 @@ fn full(cx: &mut NodeCx, shape: Vec<SymExpr>, dtype: DType, value: Scalar) -> Va
     Ok(vec![Value::Data(cx.op("full", &[], list)?[0])])
 }
 
+/// Floats below this number hold every whole number.
+const WHOLE_FLOATS: f64 = (1u64 << 24) as f64;
+
 /// `start, start + step, …` below `limit`; symbolic limits give a symbolic size.
 fn range(cx: &mut NodeCx) -> Values {
     let numbers = [cx.scalar(0), cx.scalar(1), cx.scalar(2)];
@@ -94,15 +98,25 @@ fn range(cx: &mut NodeCx) -> Values {
         }
     }
     let scalar = |position: usize| {
+        // A whole number of the file, as a float.
+        let whole = cx.scalar(position).ok().flatten();
+        let whole = whole.filter(|x| x.fract() == 0.0 && x.abs() < WHOLE_FLOATS);
+        if let (Some(whole), Err(_)) = (whole, cx.known(position)) {
+            return Ok((SymExpr::constant(whole as i64), None));
+        }
         let ints = cx.known(position)?;
         let one = ints
             .elements
             .first()
             .cloned()
             .ok_or("one of its inputs is empty")?;
-        Ok::<_, Refusal>((one, ints.dtype))
+        Ok::<_, Refusal>((one, Some(ints.dtype)))
     };
-    let ((start, dtype), (limit, _), (step, _)) = (scalar(0)?, scalar(1)?, scalar(2)?);
+    let [(start, first), (limit, second), (step, third)] = [scalar(0)?, scalar(1)?, scalar(2)?];
+    let dtype = first
+        .or(second)
+        .or(third)
+        .ok_or("it has too many elements")?;
     let step = step.as_const().filter(|s| *s > 0);
     let step = step.ok_or("its step must be a positive constant")?;
     let size = (limit - start.clone()).ceil_div(&SymExpr::constant(step));
@@ -142,35 +156,50 @@ fn dropout(cx: &mut NodeCx) -> Values {
     Ok(values)
 }
 
-/// Numbers in `[low, high)` that a seed, an input of the graph, decides together with the position.
-fn random_uniform_like(cx: &mut NodeCx) -> Values {
-    let x = cx.input(0)?;
-    let dtype = match cx.int("dtype", 0)? {
-        0 => cx.dtype(x),
-        number => dtype_of(number as i32)?,
-    };
-    let (low, high) = (cx.float("low", 0.0)?, cx.float("high", 1.0)?);
+/// A number in `[0, 1)` for each element of `x`, which `In(1)`, a seed, decides together with the position.
+fn uniform(cx: &mut NodeCx, x: ContainerId) -> (Expr, ContainerId) {
     let (seed, id) = cx.randomness();
     let shape = cx.shape(x);
     let index = |d: usize| SymExpr::symbol(Symbol::new(format!("i{d}")));
     let position = (0..shape.len()).fold(SymExpr::constant(0), |at, d| {
         at * shape[d].clone() + index(d)
     });
-    // Keys of random nodes are as far apart as those of dropout; the value of x does not matter.
+    // Keys of random nodes are as far apart as those of dropout.
     let key = Expr::In(1).add(Expr::int(id << 32));
     let uniform = Expr::Uniform(key.into(), Expr::Index(position).into());
+    (uniform, seed)
+}
+
+fn dtype_like(cx: &NodeCx, x: ContainerId) -> Result<DType, Refusal> {
+    Ok(match cx.int("dtype", 0)? {
+        0 => cx.dtype(x),
+        number => dtype_of(number as i32)?,
+    })
+}
+
+/// Numbers in `[low, high)`; the values of the input do not matter.
+fn random_uniform_like(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let dtype = dtype_like(cx, x)?;
+    let (low, high) = (cx.float("low", 0.0)?, cx.float("high", 1.0)?);
+    let (uniform, seed) = uniform(cx, x);
     let y = uniform.mul(Expr::float(high - low)).add(Expr::float(low));
     let shaped = Expr::select(Expr::In(0).eq_(Expr::In(0)), y.clone(), y);
     single(cx.elementwise(shaped.cast(dtype), &[x, seed])?)
 }
 
+/// 1 with the probability that the input gives, else 0.
+fn bernoulli(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let dtype = dtype_like(cx, x)?;
+    let (uniform, seed) = uniform(cx, x);
+    single(cx.elementwise(uniform.lt(Expr::In(0)).cast(dtype), &[x, seed])?)
+}
+
 /// Ones where column − row is `k`.
 fn eye_like(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
-    let dtype = match cx.int("dtype", 0)? {
-        0 => cx.dtype(x),
-        number => dtype_of(number as i32)?,
-    };
+    let dtype = dtype_like(cx, x)?;
     let index = |name: &str| SymExpr::symbol(Symbol::new(name));
     let diagonal = Expr::Index(index("i1") - index("i0")).eq_(Expr::int(cx.int("k", 0)?));
     // The input only gives the shape; it stays in the expression for its size.

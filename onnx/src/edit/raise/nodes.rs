@@ -1,5 +1,7 @@
 //! What changes in a node where the standard changed its operator, one version at a time.
 
+mod oldest;
+
 use super::Raising;
 use crate::attributes::Attributes;
 use crate::element::Element;
@@ -23,6 +25,7 @@ pub(super) fn raise(cx: &mut Raising, nodes: &mut Vec<NodeProto>, since: i64) ->
     };
     let op = made.node.op_type.clone();
     let changed = match (op.as_str(), since) {
+        _ if since <= 7 => oldest::raise(&mut made, since),
         ("Scan", 9) => return Err("has another Scan, over batches no longer".to_string()),
         ("BatchNormalization", 9) => made.without_spatial(),
         ("BatchNormalization", 14) => made.statistics(),

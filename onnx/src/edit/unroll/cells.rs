@@ -62,7 +62,6 @@ pub(super) fn write(cx: &mut Written, old: &NodeProto) -> Option<()> {
     };
     let unusual = attributes.float("clip").is_some()
         || attributes.int("input_forget").unwrap_or(0) != 0
-        || given(old, 4).is_some()
         || !has_usual_activations(old, kind);
     if unusual {
         return None;
@@ -71,6 +70,12 @@ pub(super) fn write(cx: &mut Written, old: &NodeProto) -> Option<()> {
     let x = given(old, 0)?;
     let shape = cx.facts.get(x)?.shape.clone()?;
     let n_steps = shape.get(usize::from(batch_first))?.as_const()?;
+    if let Some(lengths) = given(old, 4) {
+        let lengths = cx.facts.get(lengths)?.known_ints()?;
+        if lengths.iter().any(|n| *n != n_steps) {
+            return None;
+        }
+    }
     let recurrent = cx.facts.get(given(old, 2)?)?.shape.clone()?;
     let hidden = recurrent.get(2)?.as_const()?;
     if !(1..=MOST_TRIPS).contains(&n_steps) || !(1..=MOST_HIDDEN).contains(&hidden) {
