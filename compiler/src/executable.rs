@@ -90,13 +90,47 @@ impl Executable {
     }
 }
 
-/// Lowers a plan for a number of threads, or for one where threads are not worth it; contractions are planned
-/// as those of earlier sizes where that costs little.
-pub(crate) fn lower_for(
+/// Lowers a plan for a number of threads; contractions are planned as those of earlier sizes where that costs little.
+/// Where threads are not worth it, the kernels run on one: the first program's are written for one, those of
+/// later sizes for any number, so that all sizes share them.
+fn lower_for(
     plan: &Plan,
     options: &CompileOptions,
     threads: usize,
     templates: Option<&Mutex<Templates>>,
+) -> Result<Lowered, CompileError> {
+    let shares = templates.is_some_and(|t| !locked(t).is_empty());
+    let mut lowered = lower_varying(plan, options, threads, templates, false)?;
+    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
+        if !shares {
+            return lower_varying(plan, options, 1, templates, false);
+        }
+        lowered.threads = 1;
+    }
+    Ok(lowered)
+}
+
+/// Shows what the kernels of a plan look like that may come, and which of their numbers are decisions; nothing is
+/// compiled.
+pub(crate) fn foresee(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: &Mutex<Templates>,
+) -> Result<(), CompileError> {
+    for varies in [false, true] {
+        let lowered = lower_varying(plan, options, threads, Some(templates), varies)?;
+        lowered.foresee(&mut locked(templates));
+    }
+    Ok(())
+}
+
+fn lower_varying(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: Option<&Mutex<Templates>>,
+    varies: bool,
 ) -> Result<Lowered, CompileError> {
     let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
     let target = options.target.clone().with_machine(plan.machine);
@@ -104,13 +138,9 @@ pub(crate) fn lower_for(
         known: Some(&known),
         recipe: Some(&plan.recipe),
         n_others: 0,
+        varies,
     };
-    let lower = |threads| lower_as(&plan.graph, &target, threads, &wanted);
-    let lowered = lower(threads)?;
-    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-        return Ok(lower(1)?);
-    }
-    Ok(lowered)
+    Ok(lower_as(&plan.graph, &target, threads, &wanted)?)
 }
 
 /// Microseconds that threads need to meet behind a launch.

@@ -1,7 +1,7 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
 use crate::error::CompileError;
-use crate::executable::{Executable, lower_for};
+use crate::executable::{Executable, foresee};
 use crate::plan::Step;
 use crate::steering::Choices;
 use fusion::Target;
@@ -118,10 +118,7 @@ impl Captured {
             for expected in sizes.expected.iter().filter(|_| must_foresee) {
                 // An operator may refuse sizes that nobody asked for; those then show nothing.
                 let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
-                let lowered = plan.and_then(|p| lower_for(&p, &options, threads, Some(templates)));
-                if let Ok(lowered) = lowered {
-                    lowered.foresee(&mut locked(templates));
-                }
+                let _ = plan.and_then(|plan| foresee(&plan, &options, threads, templates));
             }
         }
         Executable::build_sharing(plan, &options, threads, templates, progress)
@@ -129,6 +126,6 @@ impl Captured {
 }
 
 /// A panic under the lock leaves texts that are whole.
-pub(crate) fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
+pub fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
     templates.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -103,6 +103,11 @@ impl Templates {
         &self.choices
     }
 
+    /// Whether sizes that may come were looked at.
+    pub fn has_foreseen(&self) -> bool {
+        self.has_foreseen
+    }
+
     /// Whether sizes that may come still have to be looked at; from here on they have.
     pub fn must_foresee(&mut self) -> bool {
         !std::mem::replace(&mut self.has_foreseen, true)
