@@ -83,6 +83,8 @@ pub struct Plan {
     pub to_scratch: bool,
     /// Roles whose sizes differ between programs that share the text.
     pub open: Open,
+    /// Most numbers of the broadcast operand in a block.
+    pub a_numbers: i64,
 }
 
 impl Cut {
@@ -256,7 +258,7 @@ pub(super) fn consider(
         true => widest_tile(w.vector),
         false => register_tile(n_inner, w.vector),
     };
-    let usual = Tiling::new(&s.m, mr, |d| w.open.has(d));
+    let usual = Tiling::new(&s.m, mr, &w.open);
     let tiling = match tiles.map(|tiles| usual.with(tiles)) {
         None => usual,
         Some(Some(tiling)) => tiling,
@@ -282,7 +284,7 @@ pub(super) fn consider(
             }
         }) {
             for parts in [1, w.threads] {
-                let candidate = Plan {
+                let mut candidate = Plan {
                     shape: Arc::clone(&shape),
                     vector: w.vector,
                     nv,
@@ -295,10 +297,12 @@ pub(super) fn consider(
                     source: VectorSource::Shared,
                     to_scratch: to_scratch || parts > 1,
                     open: open.in_rows(&tiling),
+                    a_numbers: 0,
                 };
                 if parts > k_cut.count(&s.k) || (parts > 1 && (w.threads == 1 || w.sums)) {
                     continue;
                 }
+                candidate.a_numbers = a_numbers(&candidate);
                 refine(candidate, w, take);
             }
         }
@@ -368,7 +372,7 @@ fn extent(p: &Plan, c: &Coord) -> i64 {
         .sum::<i64>()
 }
 
-pub(super) fn a_numbers(p: &Plan) -> i64 {
+fn a_numbers(p: &Plan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 

@@ -96,6 +96,11 @@ impl KnownChoice {
         self.choice.part == part
     }
 
+    /// Whether its text has tiles of every length.
+    pub(super) fn has_short_tiles(&self) -> bool {
+        self.choice.form.lengths == TileLengths::Any { long: false }
+    }
+
     /// Whether a dim of a shape has had another size.
     pub(super) fn is_open(&self, s: &Shape, role: usize, at: usize) -> bool {
         let sizes = sizes(s);

@@ -18,6 +18,8 @@ use super::text::{CText, Element, Vector};
 #[derive(Clone, Debug, Default)]
 pub struct OpenDims {
     ids: Vec<usize>,
+    /// Whether some size had so few rows that tiles of every length occur.
+    pub(super) has_short: bool,
 }
 
 /// What of a plan's text is for any size.
@@ -44,7 +46,10 @@ impl OpenDims {
                 }
             }
         }
-        OpenDims { ids }
+        OpenDims {
+            ids,
+            has_short: known.iter().any(KnownChoice::has_short_tiles),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

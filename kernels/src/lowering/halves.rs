@@ -260,6 +260,7 @@ impl Lowering<'_> {
         (operands, product): ([Buffer; 2], Buffer),
         around: Around,
     ) {
+        self.note(&emitted.choices);
         let main = emitted.launches.iter().map(|l| l.symbol.clone());
         let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
         let symbols = [symbols, around.last_symbols].concat();

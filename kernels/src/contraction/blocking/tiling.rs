@@ -3,7 +3,7 @@
 //! A text for one size has tiles of one or two lengths, which divide the axis evenly. A text for many sizes has
 //! a micro-kernel for each of a few lengths, some units apart, and every tile takes the shortest that holds it.
 
-use super::{Dim, div_up};
+use super::{Dim, OpenDims, div_up};
 
 /// Most lengths of tiles in a text for many sizes.
 const MOST_LENGTHS: i64 = 7;
@@ -36,16 +36,16 @@ pub enum TileLengths {
 }
 
 impl Tiling {
-    /// Tiles of at most so many rows; of any length if other sizes of the axis share the text.
-    pub(super) fn new(m: &[Dim], rows: i64, is_open: impl Fn(&Dim) -> bool) -> Self {
+    /// Tiles of at most so many rows; of any length if programs of other sizes share the text.
+    pub(super) fn new(m: &[Dim], rows: i64, open: &OpenDims) -> Self {
         let last = m.len() - 1;
         let (axis, most) = match m[last].size {
-            w if w < rows && last > 0 && !is_open(&m[last]) => (last - 1, (rows / w).max(1)),
+            w if w < rows && last > 0 && !open.has(&m[last]) => (last - 1, (rows / w).max(1)),
             _ => (last, rows),
         };
         let size = m[axis].size;
-        if most > 1 && is_open(&m[axis]) {
-            return Tiling::of_any_length(axis, size, most);
+        if most > 1 && open.has(&m[axis]) {
+            return Tiling::of_any_length(axis, size, most, open.has_short);
         }
         let n_tiles = div_up(size, most);
         let (small, n_big) = (size / n_tiles, size % n_tiles);
@@ -64,7 +64,7 @@ impl Tiling {
         }
     }
 
-    fn of_any_length(axis: usize, size: i64, most: i64) -> Self {
+    fn of_any_length(axis: usize, size: i64, most: i64, has_short: bool) -> Self {
         let unit = div_up(most, MOST_LENGTHS);
         let in_units = most / unit;
         let units = div_up(size, unit);
@@ -77,7 +77,7 @@ impl Tiling {
             unit,
             lengths: TileLengths::Any {
                 // From here on the shortest tile is at most one unit shorter than the longest.
-                long: in_units > 2 && units >= (in_units - 1) * (in_units - 1),
+                long: !has_short && in_units > 2 && units >= (in_units - 1) * (in_units - 1),
             },
             most,
             size,
