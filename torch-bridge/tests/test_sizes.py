@@ -115,6 +115,7 @@ def test_thirty_lengths_are_traced_twice(monkeypatch, tmp_path):
     assert len(set(lengths)) == 30
     assert len(traced) == 2
     assert runner_of(model).compiler.n_sizes == 28, "every size has a program"
-    # The first length has kernels of its own, the second those that later ones share; one more may need others.
+    # The first length has kernels of its own, the second those that later ones share; one more may
+    # need others.
     n_compiled = sum(after > before for before, after in itertools.pairwise([0, *files]))
     assert n_compiled <= 3, files
