@@ -111,17 +111,33 @@ fn lower_for(
 }
 
 /// Shows what the kernels of a plan look like that may come, and which of their numbers are decisions; nothing is
-/// compiled.
+/// compiled. Gives the kernels.
 pub(crate) fn foresee(
     plan: &Plan,
     options: &CompileOptions,
     threads: usize,
     templates: &Mutex<Templates>,
+) -> Result<Lowered, CompileError> {
+    let lowered = lower_varying(plan, options, threads, Some(templates), false)?;
+    lowered.foresee(&mut locked(templates));
+    let varied = lower_varying(plan, options, threads, Some(templates), true)?;
+    varied.foresee(&mut locked(templates));
+    Ok(lowered)
+}
+
+/// Compiles the texts that foreseen kernels will call, so that such sizes find them in the cache.
+pub(crate) fn compile_foreseen(
+    foreseen: Vec<Lowered>,
+    options: &CompileOptions,
+    templates: &Mutex<Templates>,
+    progress: &mut dyn Progress,
 ) -> Result<(), CompileError> {
-    for varies in [false, true] {
-        let lowered = lower_varying(plan, options, threads, Some(templates), varies)?;
-        lowered.foresee(&mut locked(templates));
+    let mut units = Vec::new();
+    for mut lowered in foreseen {
+        lowered.share(&mut locked(templates));
+        units.append(&mut lowered.units);
     }
+    compile(&units, options, progress)?;
     Ok(())
 }
 

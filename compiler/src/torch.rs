@@ -1,7 +1,7 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
 use crate::error::CompileError;
-use crate::executable::{Executable, foresee};
+use crate::executable::{Executable, compile_foreseen, foresee};
 use crate::plan::Step;
 use crate::steering::Choices;
 use fusion::Target;
@@ -113,15 +113,20 @@ impl Captured {
     ) -> Result<Executable, CompileError> {
         let plan = self.plan_for(&sizes.own, wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
+        let mut foreseen = Vec::new();
         if let Some(templates) = templates {
             let must_foresee = !sizes.expected.is_empty() && locked(templates).must_foresee();
             for expected in sizes.expected.iter().filter(|_| must_foresee) {
                 // An operator may refuse sizes that nobody asked for; those then show nothing.
                 let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
-                let _ = plan.and_then(|plan| foresee(&plan, &options, threads, templates));
+                foreseen.extend(plan.and_then(|p| foresee(&p, &options, threads, templates)));
             }
         }
-        Executable::build_sharing(plan, &options, threads, templates, progress)
+        let built = Executable::build_sharing(plan, &options, threads, templates, progress)?;
+        if let Some(templates) = templates.filter(|_| !foreseen.is_empty()) {
+            compile_foreseen(foreseen, &options, templates, progress)?;
+        }
+        Ok(built)
     }
 }
 
