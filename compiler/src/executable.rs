@@ -90,13 +90,63 @@ impl Executable {
     }
 }
 
-/// Lowers a plan for a number of threads, or for one where threads are not worth it; contractions are planned
-/// as those of earlier sizes where that costs little.
-pub(crate) fn lower_for(
+/// Lowers a plan for a number of threads; contractions are planned as those of earlier sizes where that costs little.
+/// Where threads are not worth it, the kernels run on one: the first program's are written for one, those of
+/// later sizes for any number, so that all sizes share them.
+fn lower_for(
     plan: &Plan,
     options: &CompileOptions,
     threads: usize,
     templates: Option<&Mutex<Templates>>,
+) -> Result<Lowered, CompileError> {
+    let shares = templates.is_some_and(|t| !locked(t).is_empty());
+    let mut lowered = lower_varying(plan, options, threads, templates, false)?;
+    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
+        if !shares {
+            return lower_varying(plan, options, 1, templates, false);
+        }
+        lowered.threads = 1;
+    }
+    Ok(lowered)
+}
+
+/// Shows what the kernels of a plan look like that may come, and which of their numbers are decisions; nothing is
+/// compiled. Gives the kernels.
+pub(crate) fn foresee(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: &Mutex<Templates>,
+) -> Result<Lowered, CompileError> {
+    let lowered = lower_varying(plan, options, threads, Some(templates), false)?;
+    lowered.foresee(&mut locked(templates));
+    let varied = lower_varying(plan, options, threads, Some(templates), true)?;
+    varied.foresee(&mut locked(templates));
+    Ok(lowered)
+}
+
+/// Compiles the texts that foreseen kernels will call, so that such sizes find them in the cache.
+pub(crate) fn compile_foreseen(
+    foreseen: Vec<Lowered>,
+    options: &CompileOptions,
+    templates: &Mutex<Templates>,
+    progress: &mut dyn Progress,
+) -> Result<(), CompileError> {
+    let mut units = Vec::new();
+    for mut lowered in foreseen {
+        lowered.share(&mut locked(templates));
+        units.append(&mut lowered.units);
+    }
+    compile(&units, options, progress)?;
+    Ok(())
+}
+
+fn lower_varying(
+    plan: &Plan,
+    options: &CompileOptions,
+    threads: usize,
+    templates: Option<&Mutex<Templates>>,
+    varies: bool,
 ) -> Result<Lowered, CompileError> {
     let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
     let target = options.target.clone().with_machine(plan.machine);
@@ -104,13 +154,9 @@ pub(crate) fn lower_for(
         known: Some(&known),
         recipe: Some(&plan.recipe),
         n_others: 0,
+        varies,
     };
-    let lower = |threads| lower_as(&plan.graph, &target, threads, &wanted);
-    let lowered = lower(threads)?;
-    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-        return Ok(lower(1)?);
-    }
-    Ok(lowered)
+    Ok(lower_as(&plan.graph, &target, threads, &wanted)?)
 }
 
 /// Microseconds that threads need to meet behind a launch.

@@ -1,7 +1,7 @@
 //! The straight line from a captured PyTorch graph to something that runs.
 
 use crate::error::CompileError;
-use crate::executable::{Executable, lower_for};
+use crate::executable::{Executable, compile_foreseen, foresee};
 use crate::plan::Step;
 use crate::steering::Choices;
 use fusion::Target;
@@ -113,22 +113,24 @@ impl Captured {
     ) -> Result<Executable, CompileError> {
         let plan = self.plan_for(&sizes.own, wrt, Target::Cpu, threads, choices)?;
         let options = CompileOptions::from_environment(progress)?;
+        let mut foreseen = Vec::new();
         if let Some(templates) = templates {
             let must_foresee = !sizes.expected.is_empty() && locked(templates).must_foresee();
             for expected in sizes.expected.iter().filter(|_| must_foresee) {
                 // An operator may refuse sizes that nobody asked for; those then show nothing.
                 let plan = self.plan_for(expected, wrt, Target::Cpu, threads, choices);
-                let lowered = plan.and_then(|p| lower_for(&p, &options, threads, Some(templates)));
-                if let Ok(lowered) = lowered {
-                    lowered.foresee(&mut locked(templates));
-                }
+                foreseen.extend(plan.and_then(|p| foresee(&p, &options, threads, templates)));
             }
         }
-        Executable::build_sharing(plan, &options, threads, templates, progress)
+        let built = Executable::build_sharing(plan, &options, threads, templates, progress)?;
+        if let Some(templates) = templates.filter(|_| !foreseen.is_empty()) {
+            compile_foreseen(foreseen, &options, templates, progress)?;
+        }
+        Ok(built)
     }
 }
 
 /// A panic under the lock leaves texts that are whole.
-pub(crate) fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
+pub fn locked(templates: &Mutex<Templates>) -> MutexGuard<'_, Templates> {
     templates.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,6 +7,7 @@
 use crate::compile::SourceUnit;
 use crate::contraction::{
     self, Axis, Choice, Contraction, EmittedContraction, Hooks, Known, Roles, ScalarForm, Told,
+    Unsupported,
 };
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
@@ -150,6 +151,7 @@ pub fn lower_as(
             told: Told {
                 blocking: None,
                 n_others: wanted.n_others,
+                varies: wanted.varies,
             },
         },
         known: wanted.known,
@@ -158,6 +160,7 @@ pub fn lower_as(
         recipe: wanted.recipe.cloned().unwrap_or_default(),
         choices: Vec::new(),
         texts: BTreeMap::new(),
+        emitted: BTreeMap::new(),
         names: BTreeMap::new(),
         sources: Vec::new(),
         launches: Vec::new(),
@@ -202,6 +205,8 @@ struct Lowering<'a> {
     recipe: Recipe,
     /// Position in `sources` by text.
     texts: BTreeMap<String, usize>,
+    /// Contractions by what decides their text.
+    emitted: BTreeMap<String, Result<EmittedContraction, Unsupported>>,
     /// How often a name was asked for.
     names: BTreeMap<String, usize>,
     sources: Vec<Source>,
@@ -283,9 +288,7 @@ impl Lowering<'_> {
         };
         let place = self.told(node, found);
         let hooks = Hooks::default();
-        let emitted: EmittedContraction =
-            contraction::emit(PLACEHOLDER, &found.contraction, &hooks, &self.target)
-                .map_err(refuse)?;
+        let emitted = self.emitted(&found.contraction, &hooks).map_err(refuse)?;
         self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
@@ -328,7 +331,7 @@ impl Lowering<'_> {
         };
         let c = &found.contraction;
         let place = self.told(node, found);
-        let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target) else {
+        let Ok(emitted) = self.emitted(c, &hooks) else {
             return Ok(false);
         };
         let Some(dims) = product_dims(c, &emitted.roles) else {

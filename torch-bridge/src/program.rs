@@ -16,7 +16,7 @@ use compiler::internal_error::{InternalError, caught};
 use compiler::kernels::compile::CompileError as kernels;
 use compiler::kernels::progress::{Progress, UnitReady};
 use compiler::report::Report;
-use compiler::torch::{Captured, Sizes};
+use compiler::torch::{Captured, Sizes, locked};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -59,6 +59,12 @@ impl Templates {
     #[new]
     fn new() -> Templates {
         Templates::default()
+    }
+
+    /// Whether sizes that may come were looked at.
+    #[getter]
+    fn has_foreseen(&self) -> bool {
+        locked(&self.texts).has_foreseen()
     }
 }
 

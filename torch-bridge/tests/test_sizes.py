@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import shorthaul
 import torch
@@ -113,5 +115,7 @@ def test_thirty_lengths_are_traced_twice(monkeypatch, tmp_path):
     assert len(set(lengths)) == 30
     assert len(traced) == 2
     assert runner_of(model).compiler.n_sizes == 28, "every size has a program"
-    # What a later length compiles are products whose tiles no earlier length had.
-    assert files[-1] - files[1] < 28, files
+    # The first length has kernels of its own, the second those that later ones share; one more may
+    # need others.
+    n_compiled = sum(after > before for before, after in itertools.pairwise([0, *files]))
+    assert n_compiled <= 3, files

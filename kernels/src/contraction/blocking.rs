@@ -6,13 +6,17 @@ use super::NoFastForm;
 use super::access::{Access, Coord, Problem};
 use super::choice::KnownChoice;
 use super::groups::{Diagonal, Place};
+use super::open::{Open, OpenDims};
 use super::stage::Staging;
 use super::text::Vector;
 use graph::Machine;
+use std::sync::Arc;
 
 mod shape;
+mod tiling;
 
 pub use shape::shape;
+pub use tiling::{TileLengths, Tiling};
 
 /// A loop dimension with its step in each operand; `a` is without staging.
 #[derive(Clone, Debug)]
@@ -49,21 +53,6 @@ pub struct Cut {
     pub blocks: i64,
 }
 
-/// Register tiles along one M dim; the dim inside it, if any, is wholly in every tile.
-#[derive(Clone, Copy, Debug)]
-pub struct Tiling {
-    /// Position in `Shape::m` of the dim that is cut into tiles.
-    pub axis: usize,
-    pub n_tiles: i64,
-    /// Every tile has `small` positions of the axis, the first `n_big` one more.
-    pub small: i64,
-    pub n_big: i64,
-    /// Whether the text has tiles of one position more, of which there may be none.
-    pub has_big: bool,
-    /// Positions of a tile that there are registers for.
-    most: i64,
-}
-
 /// Where the micro-kernel finds the vector operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VectorSource {
@@ -78,7 +67,7 @@ pub enum VectorSource {
 /// All decisions.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub shape: Shape,
+    pub shape: Arc<Shape>,
     pub vector: Vector,
     /// Vectors of a full panel.
     pub nv: i64,
@@ -92,66 +81,16 @@ pub struct Plan {
     pub source: VectorSource,
     /// Results go to shared scratch and are moved (and summed) by a last launch.
     pub to_scratch: bool,
+    /// Roles whose sizes differ between programs that share the text.
+    pub open: Open,
+    /// Most numbers of the broadcast operand in a block.
+    pub a_numbers: i64,
 }
 
 impl Cut {
     /// Number of blocks over `dims`, of which dim `depth` counts `units`.
     pub fn count(&self, dims: &[Dim]) -> i64 {
         dims[..self.depth].iter().map(|d| d.size).product::<i64>() * self.blocks
-    }
-}
-
-impl Tiling {
-    fn new(m: &[Dim], mr: i64) -> Self {
-        let last = m.len() - 1;
-        let (axis, per_tile) = match m[last].size {
-            w if w < mr && last > 0 => (last - 1, (mr / w).max(1)),
-            _ => (last, mr),
-        };
-        let n_tiles = (m[axis].size + per_tile - 1) / per_tile;
-        Tiling {
-            axis,
-            n_tiles,
-            small: m[axis].size / n_tiles,
-            n_big: m[axis].size % n_tiles,
-            has_big: m[axis].size % n_tiles > 0,
-            most: per_tile,
-        }
-    }
-
-    /// The axis in tiles of `small` positions and, with `has_big`, of one more, or all of one kind.
-    fn with(&self, m: &[Dim], (small, has_big): (i64, bool)) -> Option<Self> {
-        let size = m[self.axis].size;
-        // As many tiles as leave at most one position more for each.
-        let n_tiles = size / small.max(1);
-        let n_big = size - n_tiles * small;
-        let fits = small > 0 && small + i64::from(has_big) <= self.most;
-        let is_whole = n_tiles > 0 && n_big <= n_tiles && (has_big || n_big == 0);
-        (fits && is_whole).then_some(Tiling {
-            n_tiles,
-            small,
-            n_big,
-            has_big,
-            ..*self
-        })
-    }
-
-    /// Tiles that cut this axis as these do, with room for tiles of two lengths.
-    pub(super) fn of_two_lengths(&self) -> (i64, bool) {
-        let has_room = self.has_big || self.small < self.most;
-        (self.small - i64::from(!has_room), true)
-    }
-
-    /// First position of tile `t`, as a C expression.
-    pub fn start(&self, t: &str) -> String {
-        match self.has_big {
-            false => format!("{t}*{}L", self.small),
-            true => format!("({t}*{}L + shl_min({t}, {}L))", self.small, self.n_big),
-        }
-    }
-
-    pub(super) fn largest(&self) -> i64 {
-        self.small + i64::from(self.has_big)
     }
 }
 
@@ -223,9 +162,9 @@ impl Plan {
         outer * self.inner_panels()
     }
 
-    /// Columns that exist in the last inner panel, if it is not full.
+    /// Columns that exist in the last inner panel, if it is not full; `None` where any number may.
     pub fn tail(&self) -> Option<i64> {
-        Some(self.n_inner().size % self.nr()).filter(|&r| r > 0)
+        Some(self.n_inner().size % self.nr()).filter(|&r| r > 0 && !self.open.columns)
     }
 
     /// Reduction length of a whole problem and the most in one block.
@@ -271,6 +210,10 @@ pub struct Wishes {
     pub sums: bool,
     /// How other sizes were planned.
     pub known: Vec<KnownChoice>,
+    /// Dims whose sizes differ from those of other sizes of the model.
+    pub open: OpenDims,
+    /// Not the best plan, but one of the same text that differs in as many numbers as possible.
+    pub varies: bool,
 }
 
 /// Longest chain of additions in single precision, unless the reduction has no dims to cut.
@@ -282,7 +225,9 @@ pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
     let lane = s.n[s.n.len() - 1].b;
-    if lane == 1 || s.diagonal.is_some() || product(&s.n) * product(&s.k) < LARGE {
+    // For open sizes the same orders are there whatever the size.
+    let is_small = product(&s.n) * product(&s.k) < LARGE && w.open.is_empty();
+    if lane == 1 || s.diagonal.is_some() || is_small {
         return all;
     }
     let contiguous = s.k.iter().any(|d| d.b == 1) && s.k.last().is_some_and(|d| d.b != 1);
@@ -300,17 +245,21 @@ pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     all
 }
 
-/// Gives all plans to `take`; with tiles of so many positions, or also of one more, where `tiles` says it.
+/// Gives all plans to `take`; with tiles of those lengths, where `tiles` says it.
 pub(super) fn consider(
     s: &Shape,
     w: &Wishes,
-    tiles: Option<(i64, bool)>,
+    tiles: Option<TileLengths>,
     take: &mut dyn FnMut(Plan),
 ) {
     let n_inner = s.n[s.n.len() - 1].size;
-    let (nv, mr) = register_tile(n_inner, w.vector);
-    let usual = Tiling::new(&s.m, mr);
-    let tiling = match tiles.map(|tiles| usual.with(&s.m, tiles)) {
+    let open = w.open.roles(s);
+    let (nv, mr) = match open.columns {
+        true => widest_tile(w.vector),
+        false => register_tile(n_inner, w.vector),
+    };
+    let usual = Tiling::new(&s.m, mr, &w.open);
+    let tiling = match tiles.map(|tiles| usual.with(tiles)) {
         None => usual,
         Some(Some(tiling)) => tiling,
         Some(None) => return,
@@ -323,6 +272,7 @@ pub(super) fn consider(
     });
     let mut k_cuts = cuts(&s.k, s.k.len(), |i| s.k[i].size);
     k_cuts.retain(|c| whole.is_none_or(|at| c.depth < at || (c.depth == at && c.blocks == 1)));
+    let shape = Arc::new(s.clone());
     let shortest = k_cuts.iter().map(|c| k_block(s, c)).min();
     k_cuts.retain(|c| k_block(s, c) <= shortest.unwrap_or(0).max(MOST_TERMS));
     for k_cut in k_cuts {
@@ -334,8 +284,8 @@ pub(super) fn consider(
             }
         }) {
             for parts in [1, w.threads] {
-                let candidate = Plan {
-                    shape: s.clone(),
+                let mut candidate = Plan {
+                    shape: Arc::clone(&shape),
                     vector: w.vector,
                     nv,
                     tiling,
@@ -346,13 +296,24 @@ pub(super) fn consider(
                     staging: None,
                     source: VectorSource::Shared,
                     to_scratch: to_scratch || parts > 1,
+                    open: open.in_rows(&tiling),
+                    a_numbers: 0,
                 };
                 if parts > k_cut.count(&s.k) || (parts > 1 && (w.threads == 1 || w.sums)) {
                     continue;
                 }
+                candidate.a_numbers = a_numbers(&candidate);
                 refine(candidate, w, take);
             }
         }
+    }
+}
+
+/// Vectors and rows of a tile that is for any number of columns.
+fn widest_tile(vector: Vector) -> (i64, i64) {
+    match vector.bytes() {
+        64 => (2, 14),
+        _ => (2, 6),
     }
 }
 
@@ -411,7 +372,7 @@ fn extent(p: &Plan, c: &Coord) -> i64 {
         .sum::<i64>()
 }
 
-pub(super) fn a_numbers(p: &Plan) -> i64 {
+fn a_numbers(p: &Plan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 
@@ -436,7 +397,9 @@ pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
                 dims.filter(|x| x.id == d)
                     .all(|x| block_size(p, d) == x.size)
             };
-            (extent(p, c), c.terms.iter().all(|t| whole(t.0)))
+            // Which blocks are whole depends on sizes.
+            let full = !p.open.any && c.terms.iter().all(|t| whole(t.0));
+            (extent(p, c), full)
         })
     })
 }
@@ -447,6 +410,7 @@ fn refine(p: Plan, w: &Wishes, take: &mut dyn FnMut(Plan)) {
     let in_place = s.n[s.n.len() - 1].b == 1
         && s.n[s.n.len() - 1].size % p.vector.lanes == 0
         && !w.prologue_b
+        && !p.open.columns
         && s.diagonal.as_ref().is_none_or(|d| d.place.is_rows())
         && s.k[s.k.len() - 1].b * p.vector.element.bytes() % 2048 != 0;
     for n_chunks in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]

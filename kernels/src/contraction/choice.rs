@@ -1,38 +1,59 @@
 //! The choice of a plan: the one that is told, else the cheapest, or one whose text other sizes of the same model
 //! compiled.
 
-use super::blocking::{Plan, Shape, VectorSource, Wishes, consider, div_up, orders, staging};
+use super::blocking::{
+    Dim, Plan, Shape, TileLengths, VectorSource, Wishes, consider, div_up, orders, staging,
+};
 use super::cost::{cost, ns};
+use super::open::Open;
 use super::text::Element;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much more a plan may cost if its text is known.
 const MOST_FOR_KNOWN: f64 = 1.1;
+/// How much more it may cost if its text is compiled: predicted times of kernels are off by a quarter
+/// (`python -m shorthaul.bench --predicted`), and a text that is compiled only for a gain below that costs more
+/// time than it saves in thousands of steps.
+const MOST_FOR_COMPILED: f64 = 1.25;
+/// Nanoseconds that it may always cost more: about what threads need to meet behind a launch.
+const LITTLE_NS: f64 = 2000.0;
 
 /// What of a plan decides the shape of its text, where sizes decide the numbers in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+struct Form {
     ranks: [usize; 4],
+    /// The dims of the columns and of the reduction, in their order.
+    dims: [Vec<usize>; 2],
     element: Element,
+    open: Open,
     nv: i64,
     tail_vectors: Option<i64>,
     axis: usize,
-    small: i64,
-    has_big_tiles: bool,
+    lengths: TileLengths,
     depths: [usize; 2],
-    cuts_reduction: bool,
+    cuts_reduction: [bool; 2],
     parts: i64,
     to_scratch: bool,
     source: VectorSource,
     swapped: bool,
 }
 
-/// A choice of another size.
+/// How a part of a contraction was planned.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    part: usize,
+    form: Form,
+    sizes: [Vec<i64>; 4],
+}
+
+/// Choices of other sizes that led to one text.
 #[derive(Clone, Debug)]
 pub struct KnownChoice {
     choice: Choice,
     /// Whether a text of such a plan is compiled that takes its numbers from launches.
     is_compiled: bool,
+    /// Of each dim of each role, whether those sizes differ.
+    differ: [Vec<bool>; 4],
 }
 
 /// How the contractions of other sizes of a model were planned, by the container of each product.
@@ -43,17 +64,24 @@ pub struct Known {
 
 impl Known {
     /// Choices for one product.
-    pub(crate) fn of(&self, product: &str) -> Vec<KnownChoice> {
+    pub fn of(&self, product: &str) -> Vec<KnownChoice> {
         self.by_product.get(product).cloned().unwrap_or_default()
     }
 
-    /// Adds choices, each for the product that it was made for.
-    pub(crate) fn learn(&mut self, choices: &[(String, Choice)], is_compiled: bool) {
+    /// Adds choices, each for the product that it was made for; `is_compiled` if their texts are compiled and take
+    /// numbers from launches.
+    pub fn learn(&mut self, choices: &[(String, Choice)], is_compiled: bool) {
         for (product, choice) in choices {
             let known = self.by_product.entry(product.clone()).or_default();
-            match known.iter_mut().find(|known| known.choice == *choice) {
-                Some(known) => known.is_compiled |= is_compiled,
+            let is_same =
+                |k: &&mut KnownChoice| k.choice.part == choice.part && k.choice.form == choice.form;
+            match known.iter_mut().find(is_same) {
+                Some(known) => {
+                    known.is_compiled |= is_compiled;
+                    known.differ_from(&choice.sizes);
+                }
                 None => known.push(KnownChoice {
+                    differ: choice.sizes.clone().map(|sizes| vec![false; sizes.len()]),
                     choice: choice.clone(),
                     is_compiled,
                 }),
@@ -62,30 +90,92 @@ impl Known {
     }
 }
 
+impl KnownChoice {
+    /// Whether it is of the part of a contraction at this position.
+    pub(super) fn is_of_part(&self, part: usize) -> bool {
+        self.choice.part == part
+    }
+
+    /// Whether its text has tiles of every length.
+    pub(super) fn has_short_tiles(&self) -> bool {
+        self.choice.form.lengths == TileLengths::Any { long: false }
+    }
+
+    /// Whether a dim of a shape has had another size.
+    pub(super) fn is_open(&self, s: &Shape, role: usize, at: usize) -> bool {
+        let sizes = sizes(s);
+        let has_ranks = (0..4).all(|role| sizes[role].len() == self.differ[role].len());
+        let other = |sizes: &[Vec<i64>; 4]| self.choice.sizes[role][at] != sizes[role][at];
+        has_ranks && (self.differ[role][at] || other(&sizes))
+    }
+
+    fn differ_from(&mut self, sizes: &[Vec<i64>; 4]) {
+        for (role, differ) in self.differ.iter_mut().enumerate() {
+            let pairs = self.choice.sizes[role].iter().zip(&sizes[role]);
+            for (differ, (own, other)) in differ.iter_mut().zip(pairs) {
+                *differ |= own != other;
+            }
+        }
+    }
+}
+
 impl Choice {
-    pub(super) fn of(p: &Plan) -> Choice {
+    /// As the choice for the part at this position.
+    pub(super) fn of_part(self, part: usize) -> Choice {
+        Choice { part, ..self }
+    }
+}
+
+fn sizes(s: &Shape) -> [Vec<i64>; 4] {
+    [&s.batch, &s.m, &s.n, &s.k].map(|dims| dims.iter().map(|d| d.size).collect())
+}
+
+impl Form {
+    fn of(p: &Plan) -> Form {
         let s = &p.shape;
-        Choice {
+        Form {
             ranks: [s.batch.len(), s.m.len(), s.n.len(), s.k.len()],
+            dims: [&s.n, &s.k].map(|dims| dims.iter().map(|d| d.id).collect()),
             element: p.vector.element,
+            open: p.open,
             nv: p.nv,
             tail_vectors: p.tail().map(|columns| div_up(columns, p.vector.lanes)),
             axis: p.tiling.axis,
-            small: p.tiling.small,
-            has_big_tiles: p.tiling.has_big,
+            lengths: p.tiling.lengths,
             depths: [p.m_cut.depth, p.k_cut.depth],
-            cuts_reduction: p.k_cut.count(&s.k) > 1,
+            cuts_reduction: [p.k_cut.count(&s.k) > 1, p.k_cut.blocks > 1],
             parts: p.parts,
             to_scratch: p.to_scratch,
             source: p.source,
             swapped: s.swapped,
         }
     }
+
+    /// Whether it is a plan's; the same as to compare with [`Form::of`], without its lists.
+    fn is_of(&self, p: &Plan) -> bool {
+        let s = &p.shape;
+        let cuts = [p.k_cut.count(&s.k) > 1, p.k_cut.blocks > 1];
+        let tail = || p.tail().map(|columns| div_up(columns, p.vector.lanes));
+        let has_dims = |own: &[usize], dims: &[Dim]| own.iter().eq(dims.iter().map(|d| &d.id));
+        self.source == p.source
+            && self.depths == [p.m_cut.depth, p.k_cut.depth]
+            && self.cuts_reduction == cuts
+            && (self.parts, self.to_scratch) == (p.parts, p.to_scratch)
+            && (self.axis, self.lengths) == (p.tiling.axis, p.tiling.lengths)
+            && (self.open, self.nv, self.swapped) == (p.open, p.nv, s.swapped)
+            && self.element == p.vector.element
+            && self.tail_vectors == tail()
+            && self.ranks == [s.batch.len(), s.m.len(), s.n.len(), s.k.len()]
+            && has_dims(&self.dims[0], &s.n)
+            && has_dims(&self.dims[1], &s.k)
+    }
 }
 
 /// A plan and how else the contraction could be cut.
 pub(super) struct Chosen {
     pub(super) plan: Plan,
+    /// What its text depends on.
+    pub(super) choice: Choice,
     /// The plan as numbers.
     pub(super) cut: [i64; 8],
     /// Others, the best first, each with its nanoseconds.
@@ -118,9 +208,17 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
         Some(told) => told,
         None => known(&orders, w, least, &cheapest).unwrap_or((n, cheapest)),
     };
+    if w.varies {
+        plan = varied(&orders[n], w, plan);
+    }
     plan.staging = staging(&plan, w);
     let cut = numbers(n, &plan);
     Chosen {
+        choice: Choice {
+            part: 0,
+            form: Form::of(&plan),
+            sizes: sizes(s),
+        },
         others: others(all, cut, w),
         cut,
         plan,
@@ -128,36 +226,53 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
 }
 
 /// A plan that costs little more than the cheapest and whose text is compiled for other sizes, or at least known from
-/// them; else one whose text serves more sizes.
+/// them.
 fn known(orders: &[Shape], w: &Wishes, least: f64, cheapest: &Plan) -> Option<(usize, Plan)> {
-    let is_good = |best: &(f64, usize, Plan)| best.0 <= least * MOST_FOR_KNOWN;
-    for only_compiled in [true, false] {
-        let known = w.known.iter().filter(|k| k.is_compiled || !only_compiled);
-        let known: Vec<&Choice> = known.map(|known| &known.choice).collect();
-        if known.contains(&&Choice::of(cheapest)) {
+    let own = Form::of(cheapest);
+    for (is_enough, most) in [(true, MOST_FOR_COMPILED), (false, MOST_FOR_KNOWN)] {
+        let serve = w.known.iter().filter(|k| k.is_compiled || !is_enough);
+        let forms: Vec<&Form> = serve.map(|k| &k.choice.form).collect();
+        if forms.contains(&&own) {
             return None;
         }
-        let tiles: BTreeSet<(i64, bool)> =
-            known.iter().map(|c| (c.small, c.has_big_tiles)).collect();
-        let is_known = |p: &Plan| known.contains(&&Choice::of(p));
-        let best = cheapest_of(&is_known, &tiles, orders, w);
-        if let Some((_, n, other)) = best.filter(is_good) {
+        let forms: Vec<&Form> = (forms.into_iter())
+            .filter(|f| f.open.any == own.open.any)
+            .collect();
+        let lengths: BTreeSet<TileLengths> = forms.iter().map(|f| f.lengths).collect();
+        let is_known = |p: &Plan| forms.iter().any(|form| form.is_of(p));
+        let best = cheapest_of(&is_known, &lengths, orders, w);
+        let is_good =
+            |cost: f64| cost <= least * most || (is_enough && ns(cost - least, w) <= LITTLE_NS);
+        if let Some((_, n, other)) = best.filter(|best| is_good(best.0)) {
             return Some((n, other));
         }
     }
-    if w.known.is_empty() {
-        return None;
-    }
-    // A text with tiles of two lengths serves more sizes than one whose tiles happen to be equal.
-    let tile = BTreeSet::from([cheapest.tiling.of_two_lengths()]);
-    let (_, n, wide) = cheapest_of(&|_| true, &tile, orders, w).filter(is_good)?;
-    Some((n, wide))
+    None
+}
+
+/// A plan of the same text in which as many numbers as possible differ, from the plan's and from each other. Texts of
+/// both show which numbers are decisions, even where the decisions for all sizes that were seen are equal.
+fn varied(order: &Shape, w: &Wishes, plan: Plan) -> Plan {
+    let form = Form::of(&plan);
+    let numbers = |p: &Plan| [p.m_cut.blocks, p.k_cut.blocks, p.n_chunks];
+    let own = numbers(&plan);
+    let mut best = (0, plan);
+    consider(order, w, Some(form.lengths), &mut |p: Plan| {
+        let its = numbers(&p);
+        let changed = its.iter().zip(&own).filter(|(a, b)| a != b).count();
+        let distinct = BTreeSet::from(its).len();
+        let score = 4 * changed + distinct;
+        if changed > 0 && score > best.0 && form.is_of(&p) {
+            best = (score, p);
+        }
+    });
+    best.1
 }
 
 /// The cheapest plan that `admits` takes, among those of some tiles.
 fn cheapest_of(
     admits: &dyn Fn(&Plan) -> bool,
-    tiles: &BTreeSet<(i64, bool)>,
+    tiles: &BTreeSet<TileLengths>,
     orders: &[Shape],
     w: &Wishes,
 ) -> Option<(f64, usize, Plan)> {

@@ -6,9 +6,7 @@
 
 use graph::{Level, Machine};
 
-use super::blocking::{
-    Plan, VectorSource, Wishes, a_numbers, block_size, div_up, must_stage, product,
-};
+use super::blocking::{Plan, VectorSource, Wishes, block_size, div_up, must_stage, product};
 
 /// Operations of a product in a cycle.
 const OPERATIONS: f64 = 64.0;
@@ -88,7 +86,7 @@ pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
     let share = (items / threads).ceil() / items;
     let kp = f(p.k_block());
     let each = f(p.vector.element.bytes());
-    let a_bytes = f(a_numbers(p)) * each;
+    let a_bytes = f(p.a_numbers) * each;
     let chunk = f(div_up(p.panels(), p.n_chunks) * p.nr());
     let rows = m / m_blocks;
     let b_bytes = kp * f(p.nr()) * each;

@@ -3,10 +3,11 @@
 
 use super::access::Problem;
 use super::blocking::{Dim, Plan, VectorSource, Wishes, div_up, shape};
-use super::choice::{Choice, Chosen, choose};
+use super::choice::{Chosen, choose};
 use super::cost;
 use super::gather::{GatherForm, ZeroFill};
 use super::groups::together;
+use super::open::OpenDims;
 use super::text::{CText, Element, Vector, affine, preamble};
 use super::{Cuts, EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
 use graph::Blocking;
@@ -40,16 +41,23 @@ pub fn emit(
     let told = target.told.blocking.as_ref();
     let told = told.filter(|blocking| blocking.parts().len() == form.parts.len());
     let (mut cuts, mut first_others) = (Vec::new(), Vec::new());
+    let mut choices = Vec::new();
     for (i, problem) in form.parts.iter().enumerate() {
         let shape = shape(problem)?;
         let (prologue_a, prologue_b) = sides(hooks, shape.swapped);
-        let shape = together(
-            shape,
-            &problem.dims,
-            vector.lanes,
-            prologue_b.is_some(),
-            hooks.follow(),
-        );
+        let known = target.known.iter().filter(|k| k.is_of_part(i));
+        let known: Vec<_> = known.cloned().collect();
+        let open = OpenDims::new(&shape, &known);
+        let shape = match open.has_columns(&shape) {
+            true => shape,
+            false => together(
+                shape,
+                &problem.dims,
+                vector.lanes,
+                prologue_b.is_some(),
+                hooks.follow(),
+            ),
+        };
         let wishes = Wishes {
             vector,
             threads: target.threads.max(1),
@@ -58,11 +66,19 @@ pub fn emit(
             epilogue: hooks.follow(),
             sums: hooks.sums.is_some(),
             machine: target.machine,
-            known: target.known.clone(),
+            known,
+            open,
+            varies: target.told.varies,
             told: told.and_then(|blocking| blocking.parts().get(i).copied()),
             n_others: target.told.n_others,
         };
-        let Chosen { plan, cut, others } = choose(&shape, &wishes);
+        let Chosen {
+            plan,
+            cut,
+            others,
+            choice,
+        } = choose(&shape, &wishes);
+        choices.push(choice.of_part(i));
         predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
         cuts.push(cut);
         first_others = if i == 0 { others } else { first_others };
@@ -126,7 +142,7 @@ pub fn emit(
                 .collect(),
             blocking: Blocking::new(cuts),
         }),
-        choices: parts.iter().map(|p| Choice::of(&p.plan)).collect(),
+        choices,
         sum_slots: match parts.as_slice() {
             [p] if hooks.sums.is_some() && !p.plan.to_scratch => {
                 p.plan.m_cut.count(&p.plan.shape.m)
@@ -346,9 +362,11 @@ impl Part<'_> {
     pub(super) fn functions(&self, t: &mut CText) {
         t.line(format!("/* {} */", self.plan.summary()));
         if self.plan.source != VectorSource::Direct {
-            self.panel_function(t, self.plan.nr(), self.plan.nr(), "panel");
+            self.panel_function(t, self.plan.nr(), Some(self.plan.nr()), "panel");
             if let Some(valid) = self.plan.tail() {
-                self.panel_function(t, self.tail_width(valid), valid, "panel_tail");
+                self.panel_function(t, self.tail_width(valid), Some(valid), "panel_tail");
+            } else if self.plan.open.columns {
+                self.panel_function(t, self.plan.nr(), None, "panel_tail");
             }
         }
         if self.packs() {

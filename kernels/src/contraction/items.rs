@@ -4,10 +4,11 @@
 use super::access::Coord;
 use super::blocking::VectorSource;
 use super::driver::{Part, decode, strided};
+use super::open::ForTile;
 use super::text::{CText, affine};
 
 impl Part<'_> {
-    pub(super) fn main_function(&self, t: &mut CText, kernels: &[((bool, bool), String)]) {
+    pub(super) fn main_function(&self, t: &mut CText, kernels: &[ForTile]) {
         let (p, s) = (&self.plan, &self.plan.shape);
         let m_blocks = p.m_cut.count(&s.m);
         let items = p.parts * self.batches() * m_blocks * p.n_chunks;
@@ -197,7 +198,7 @@ impl Part<'_> {
         t: &mut CText,
         batch: &[String],
         ks: &[String],
-        kernels: &[((bool, bool), String)],
+        kernels: &[ForTile],
     ) {
         let (p, s) = (&self.plan, &self.plan.shape);
         t.line("for (long p = p0; p < p1; p++) {");
@@ -256,7 +257,7 @@ impl Part<'_> {
         batch: &[String],
         ks: &[String],
         first: usize,
-        kernels: &[((bool, bool), String)],
+        kernels: &[ForTile],
     ) {
         let (p, s) = (&self.plan, &self.plan.shape);
         let axis = p.tiling.axis;
@@ -291,34 +292,10 @@ impl Part<'_> {
             let fixed: i64 = s.a.coords.iter().map(|c| c.offset * c.stride).sum();
             format!("A + {}", affine(&a_at, s.a.base + fixed))
         };
-        let args = format!("({a}, b, o + {}, next, kn, kb > kb0);", affine(&o_at, 0));
-        self.dispatch(t, kernels, &args);
+        self.declare_ragged(t);
+        let args = format!("({a}, b, o + {}, next, kn, kb > kb0", affine(&o_at, 0));
+        dispatch(t, kernels, &args);
         t.line("}");
-    }
-
-    /// Chooses the micro-kernel of tile `t` and panel `pi`.
-    pub(super) fn dispatch(&self, t: &mut CText, kernels: &[((bool, bool), String)], args: &str) {
-        let last = self.plan.inner_panels() - 1;
-        let mut chain: Vec<String> = Vec::new();
-        for (i, ((big, tail), name)) in kernels.iter().enumerate() {
-            let mut when = Vec::new();
-            if self.plan.tiling.has_big {
-                when.push(format!(
-                    "t {} {}L",
-                    if *big { "<" } else { ">=" },
-                    self.plan.tiling.n_big
-                ));
-            }
-            if self.plan.tail().is_some() {
-                when.push(format!("pi {} {last}L", if *tail { "==" } else { "!=" }));
-            }
-            if i + 1 == kernels.len() {
-                chain.push(format!("{name}{args}"));
-            } else {
-                chain.push(format!("if ({}) {name}{args}", when.join(" && ")));
-            }
-        }
-        t.line(chain.join(" else "));
     }
 
     /// How far a tile's share of the next panel reaches, in numbers.
@@ -358,4 +335,18 @@ impl Part<'_> {
             t.line(format!("{sums}(buf, tid, mb, {block});"));
         }
     }
+}
+
+/// Chooses the micro-kernel of tile `t` and panel `pi`.
+fn dispatch(t: &mut CText, kernels: &[ForTile], args: &str) {
+    let mut chain: Vec<String> = Vec::new();
+    for (i, kernel) in kernels.iter().enumerate() {
+        let call = format!("{}{args}{});", kernel.name, kernel.more);
+        if i + 1 == kernels.len() {
+            chain.push(call);
+        } else {
+            chain.push(format!("if ({}) {call}", kernel.when.join(" && ")));
+        }
+    }
+    t.line(chain.join(" else "));
 }

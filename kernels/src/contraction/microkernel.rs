@@ -22,12 +22,27 @@ pub struct MicroKernel {
     /// Lanes of the last vector that are stored.
     pub last_lanes: i64,
     pub nest: Vec<Level>,
+    /// Whether a short innermost loop is unrolled.
+    pub unrolls: bool,
     /// Numbers of the next panel fetched into L2 per reduction step, counted from the argument `next`.
     pub ahead: i64,
     /// Distances in front of the broadcast and the vector operand that are fetched into L2 at every
     /// reduction step: what later tiles read of rows that lie far apart.
     pub ahead_a: Vec<i64>,
     pub ahead_b: Vec<i64>,
+    /// What a tile may lack of this at run time, if anything.
+    pub ragged: Option<Ragged>,
+}
+
+/// What a tile may lack. The function takes two more arguments: `long rows`, the positions that there are, and
+/// `long lanes`, the lanes of the last vector that are stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Ragged {
+    /// The first position that may be missing, the rows of each position, and the step of a position in the
+    /// broadcast operand.
+    pub rows: Option<(i64, i64, i64)>,
+    /// Whether lanes may be missing.
+    pub lanes: bool,
 }
 
 /// Innermost reduction loops up to this length are unrolled.
@@ -64,7 +79,12 @@ impl MicroKernel {
         let number = self.vector.element.c_type();
         let args = format!(
             "(const {number} *restrict a, const {number} *restrict b, {number} *restrict c, \
-             const {number} *next, long kn, long acc)"
+             const {number} *next, long kn, long acc{})",
+            if self.ragged.is_some() {
+                ", long rows, long lanes"
+            } else {
+                ""
+            }
         );
         (
             name.clone(),
@@ -78,6 +98,9 @@ impl MicroKernel {
         let line = self.vector.element.per_line();
         let tile = || (0..self.rows.len()).flat_map(|i| (0..self.nv).map(move |j| (i, j)));
         t.line("(void)kn; (void)next;");
+        if self.ragged.is_some() {
+            t.line("(void)rows; (void)lanes;");
+        }
         for i in 0..self.rows.len() {
             let regs: Vec<String> = (0..self.nv).map(|j| format!("c{i}_{j} = {{0}}")).collect();
             t.line(format!("{vf} {};", regs.join(", ")));
@@ -88,17 +111,43 @@ impl MicroKernel {
                 t.line(format!("__builtin_prefetch(c + {}, 1);", at + n * line));
             }
         }
+        self.missing_rows(&mut t);
         self.reduction(&mut t, &vf);
-        t.line("if (acc) {");
-        for (i, j) in tile() {
-            self.store(&mut t, &vf, i, j, true);
-        }
-        t.line("} else {");
-        for (i, j) in tile() {
-            self.store(&mut t, &vf, i, j, false);
+        for (head, acc) in [("if (acc) {", true), ("} else {", false)] {
+            t.line(head);
+            for (i, j) in tile() {
+                if let Some(position) = self.may_lack(i).filter(|_| j == 0) {
+                    t.line(format!("if (rows > {position}) {{"));
+                }
+                self.store(&mut t, &vf, i, j, acc);
+                if self.may_lack(i).is_some() && j + 1 == self.nv {
+                    t.line("}");
+                }
+            }
         }
         t.line("}");
         t.finish()
+    }
+
+    /// The position of a row, if a tile may lack it.
+    fn may_lack(&self, row: usize) -> Option<i64> {
+        let (first, columns, _) = self.ragged?.rows?;
+        Some(row as i64 / columns).filter(|position| *position >= first)
+    }
+
+    /// Declares where a row that may be missing is read: the last one there is, in its place.
+    fn missing_rows(&self, t: &mut CText) {
+        let Some((_, _, step)) = self.ragged.and_then(|ragged| ragged.rows) else {
+            return;
+        };
+        for (i, (at, _)) in self.rows.iter().enumerate() {
+            if let Some(position) = self.may_lack(i) {
+                let inside = at - position * step;
+                t.line(format!(
+                    "const long a{i} = shl_min({position}L, rows - 1L)*{step}L + {inside}L;"
+                ));
+            }
+        }
     }
 
     fn reduction(&self, t: &mut CText, vf: &str) {
@@ -108,7 +157,8 @@ impl MicroKernel {
                 (true, e) => format!("kn*{e}L"),
                 (false, e) => format!("{e}L"),
             };
-            if l + 1 == self.nest.len() && !level.runtime && level.extent <= SHORT_LOOP {
+            let is_short = !level.runtime && level.extent <= SHORT_LOOP;
+            if l + 1 == self.nest.len() && is_short && self.unrolls {
                 t.line(format!("#pragma GCC unroll {SHORT_LOOP}"));
             }
             t.line(format!("for (long k{l} = 0; k{l} < {count}; k{l}++) {{"));
@@ -146,8 +196,12 @@ impl MicroKernel {
             let fma: Vec<String> = (0..self.nv)
                 .map(|j| format!("c{i}_{j} += b{j}*s;"))
                 .collect();
+            let at = match self.may_lack(i) {
+                Some(_) => format!("a{i}"),
+                None => off.to_string(),
+            };
             t.line(format!(
-                "{{ const {number} s = ap[{off}]; {} }}",
+                "{{ const {number} s = ap[{at}]; {} }}",
                 fma.join(" ")
             ));
         }
@@ -163,7 +217,13 @@ impl MicroKernel {
             whole
         };
         let bytes = lanes * self.vector.element.bytes();
-        if lanes == whole {
+        if j + 1 == self.nv && self.ragged.is_some_and(|ragged| ragged.lanes) {
+            let value = match acc {
+                true => format!("shl_load_{vf}(c + {at}, lanes) + c{i}_{j}"),
+                false => format!("c{i}_{j}"),
+            };
+            t.line(format!("shl_store_{vf}(c + {at}, {value}, lanes);"));
+        } else if lanes == whole {
             let op = if acc { "+=" } else { "=" };
             t.line(format!("*({vf} *)(c + {at}) {op} c{i}_{j};"));
         } else if acc {

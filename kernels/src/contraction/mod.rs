@@ -21,6 +21,7 @@ mod generic;
 mod groups;
 mod items;
 mod microkernel;
+mod open;
 mod pack;
 mod pairs;
 mod panels;
@@ -128,6 +129,8 @@ pub struct Told {
     pub blocking: Option<Blocking>,
     /// How many of the best other ways to tell.
     pub n_others: usize,
+    /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
+    pub varies: bool,
 }
 
 /// How a contraction was cut.

@@ -15,14 +15,16 @@ pub struct PackLevel {
     pub b: i64,
     /// Row step in the panel.
     pub row: i64,
+    /// Programs that share the text have other extents.
+    pub is_open: bool,
 }
 
-/// Copy of one panel of `width` lanes, of which `valid` exist.
+/// Copy of one panel of `width` lanes, of which `valid` exist; without, as many as its last argument says.
 pub struct Panel<'a> {
     pub levels: Vec<PackLevel>,
     pub vector: Vector,
     pub width: i64,
-    pub valid: i64,
+    pub valid: Option<i64>,
     /// Source step between lanes.
     pub lane: i64,
     pub buffer: usize,
@@ -50,13 +52,14 @@ impl Panel<'_> {
     pub fn emit(&self, t: &mut CText, name: &str) {
         let number = self.vector.element.c_type();
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *restrict dst, long kn) {{"
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *restrict dst, long kn{}) {{",
+            if self.valid.is_none() { ", long valid" } else { "" }
         ));
         t.line(format!(
             "const {number} *restrict B = buf[{}]; (void)B; (void)kn;",
             self.buffer
         ));
-        if self.valid < self.width {
+        if self.valid.is_none_or(|valid| valid < self.width) {
             t.line("{");
             for (i, l) in self.levels.iter().enumerate() {
                 t.line(format!(
@@ -105,9 +108,11 @@ impl Panel<'_> {
             let chunk = (ROWS_IN_L1 / rows).max(1);
             if rows >= ROWS_IN_L1 {
                 before.push(Loop::Level(i));
-            } else if l.extent > chunk {
+            } else if l.extent > chunk || l.is_open {
                 before.push(Loop::Chunk(i, chunk));
                 after.push(Loop::Rest(i, chunk));
+                // What lies outside of an extent that may be any does not depend on it.
+                rows = if l.is_open { ROWS_IN_L1 } else { rows };
             } else {
                 after.push(Loop::Level(i));
             }
@@ -143,7 +148,9 @@ impl Panel<'_> {
             }
             run *= l.extent;
         }
-        let fits = !chain.is_empty() && run >= self.vector.lanes && self.valid >= self.vector.lanes;
+        let is_open = chain.iter().any(|&i| self.levels[i].is_open);
+        let has_steps = !chain.is_empty() && (is_open || run >= self.vector.lanes);
+        let fits = has_steps && self.valid.is_none_or(|valid| valid >= self.vector.lanes);
         let outside = idx
             .into_iter()
             .rev()
@@ -182,8 +189,11 @@ impl Panel<'_> {
             "const long run = {}, whole = run - run%{vw}L;",
             run.join("*")
         ));
-        let lanes = self.valid / vw * vw;
-        t.line(format!("for (long j = 0; j < {lanes}L; j += {vw}L) {{"));
+        let (lanes, all) = match self.valid {
+            Some(valid) => (format!("{}L", valid / vw * vw), format!("{valid}L")),
+            None => (format!("valid/{vw}L*{vw}L"), "valid".to_string()),
+        };
+        t.line(format!("for (long j = 0; j < {lanes}; j += {vw}L) {{"));
         t.line(format!("for (long f = 0; f < whole; f += {vw}L) {{"));
         transpose_block(t, self.vector, self.lane, self.widens);
         for e in 0..vw {
@@ -195,11 +205,11 @@ impl Panel<'_> {
             ));
         }
         t.close(2);
-        for (from, first_lane) in [("whole", 0), ("0", lanes)] {
-            let last_lane = if first_lane == 0 { lanes } else { self.valid };
+        for (from, first_lane, last_lane) in [("whole", "0L", lanes.as_str()), ("0", &lanes, &all)]
+        {
             t.line(format!("for (long f = {from}; f < run; f++) {{"));
             t.line(format!(
-                "for (long j = {first_lane}L; j < {last_lane}L; j++) {{"
+                "for (long j = {first_lane}; j < {last_lane}; j++) {{"
             ));
             let row = self.row_of(chain, "f");
             let value = format!("s[j*{}L + f]", self.lane);
@@ -228,6 +238,12 @@ impl Panel<'_> {
             before *= l.extent;
         }
         affine(&terms, 0)
+    }
+
+    /// How many lanes exist, as a C expression.
+    fn lanes(&self) -> String {
+        self.valid
+            .map_or("valid".to_string(), |valid| format!("{valid}L"))
     }
 
     fn open(&self, t: &mut CText, l: &Loop) {
@@ -260,7 +276,7 @@ impl Panel<'_> {
                 )
             }
             Loop::Lane => (
-                format!("for (long j = 0; j < {}L; j++)", self.valid),
+                format!("for (long j = 0; j < {}; j++)", self.lanes()),
                 "j".to_string(),
             ),
         }
@@ -309,7 +325,7 @@ impl Panel<'_> {
             v.iter().filter(|x| x.0 != var).cloned().collect()
         };
         let (start, len) = match *l {
-            Loop::Lane => ("0".to_string(), format!("{}L", self.valid)),
+            Loop::Lane => ("0".to_string(), self.lanes()),
             Loop::Rest(i, c) => (
                 format!("kc{i}"),
                 format!("shl_min({} - kc{i}, {c}L)", count(&self.levels[i])),

@@ -9,7 +9,14 @@ use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
 impl Part<'_> {
-    pub(super) fn panel_function(&self, t: &mut CText, width: i64, valid: i64, suffix: &str) {
+    /// Emits the copy of a panel of `width` columns, of which `valid` exist; without, the copy is told.
+    pub(super) fn panel_function(
+        &self,
+        t: &mut CText,
+        width: i64,
+        valid: Option<i64>,
+        suffix: &str,
+    ) {
         let name = format!("{}_{suffix}", self.prefix);
         if let Some(d) = &self.plan.shape.diagonal
             && let Place::Reduction(at) = d.place
@@ -23,6 +30,7 @@ impl Part<'_> {
             runtime,
             b: d.b,
             row,
+            is_open: self.plan.open.reduction,
         });
         let widens = self.hooks.widens[self.buffers().1];
         if let Some(dtype) = widens {
@@ -43,6 +51,15 @@ impl Part<'_> {
 
     /// Calls the panel copy that fits panel `p`.
     pub(super) fn pack_call(&self, t: &mut CText, src: &str, dst: &str, kn: &str) {
+        if self.plan.open.columns {
+            let last = self.plan.inner_panels() - 1;
+            let (prefix, lanes) = (&self.prefix, self.lanes_of_panel());
+            t.line(format!(
+                "if (pi == {last}L) {prefix}_panel_tail(buf, {src}, {dst}, {kn}, {lanes}); \
+                 else {prefix}_panel(buf, {src}, {dst}, {kn});"
+            ));
+            return;
+        }
         let call = |suffix: &str| format!("{}_{suffix}(buf, {src}, {dst}, {kn});", self.prefix);
         match self.plan.tail() {
             Some(_) => {

@@ -1,8 +1,9 @@
 //! The micro-kernels that a plan needs: one for each size of tile and panel that occurs.
 
-use super::blocking::{Dim, VectorSource};
+use super::blocking::{Dim, VectorSource, div_up};
 use super::driver::Part;
 use super::microkernel::{Level, MicroKernel, merge_levels};
+use super::open::ForTile;
 use super::text::CText;
 
 impl Part<'_> {
@@ -20,27 +21,43 @@ impl Part<'_> {
             .collect()
     }
 
-    /// Names by (big tile, tail panel).
-    pub(super) fn micro_kernels(&self, t: &mut CText) -> Vec<((bool, bool), String)> {
-        let mut names = Vec::new();
-        for big in [true, false] {
-            for tail in [false, true] {
-                let absent =
-                    (big && !self.plan.tiling.has_big) || (tail && self.plan.tail().is_none());
-                let only_tail =
-                    !tail && self.plan.inner_panels() == 1 && self.plan.tail().is_some();
-                if absent || only_tail {
-                    continue;
-                }
-                let (name, text) = self.micro_kernel(big, tail).emit();
+    /// Emits the micro-kernels, and says when each is called.
+    pub(super) fn micro_kernels(&self, t: &mut CText) -> Vec<ForTile> {
+        if self.is_ragged() {
+            return self.ragged_kernels(t);
+        }
+        let (p, last) = (&self.plan, self.plan.inner_panels() - 1);
+        let lengths = p.tiling.kernel_lengths();
+        let whole = (last > 0 || p.tail().is_none()).then_some(None);
+        let tails: Vec<Option<i64>> = whole.into_iter().chain(p.tail().map(Some)).collect();
+        let mut kernels = Vec::new();
+        for (i, length) in lengths.iter().enumerate() {
+            for &tail in &tails {
+                let nv = div_up(tail.unwrap_or(p.nr()), p.vector.lanes);
+                let (name, text) = self.kernel_of(*length, nv, tail).emit();
                 t.raw(&text);
-                names.push(((big, tail), name));
+                let mut when = Vec::new();
+                if lengths.len() > 1 {
+                    let sign = if i == 0 { "<" } else { ">=" };
+                    when.push(format!("t {sign} {}L", p.tiling.n_big));
+                }
+                if p.tail().is_some() {
+                    let sign = if tail.is_some() { "==" } else { "!=" };
+                    when.push(format!("pi {sign} {last}L"));
+                }
+                kernels.push(ForTile {
+                    name,
+                    when,
+                    more: String::new(),
+                });
             }
         }
-        names
+        kernels
     }
 
-    pub(super) fn micro_kernel(&self, big: bool, tail: bool) -> MicroKernel {
+    /// The micro-kernel for tiles of so many positions and panels of so many vectors, of which `tail` columns
+    /// exist if not all do.
+    pub(super) fn kernel_of(&self, n_rows: i64, nv: i64, tail: Option<i64>) -> MicroKernel {
         let (p, s) = (&self.plan, &self.plan.shape);
         let o = self.o_strides();
         let axis = p.tiling.axis;
@@ -48,18 +65,16 @@ impl Part<'_> {
             Some(d) => (d.size, self.a_stride(d), o[axis + 1]),
             None => (1, 0, 0),
         };
-        let n_rows = p.tiling.small + i64::from(big);
         let (a_row, o_row) = (self.a_stride(&s.m[axis]), o[axis]);
         let rows = (0..n_rows)
             .flat_map(|r| (0..cols).map(move |c| (r * a_row + c * a_col, r * o_row + c * o_col)));
-        let valid = p.tail().filter(|_| tail);
-        let width = valid.map_or(p.nr(), |v| self.tail_width(v));
-        let stored_whole = p.to_scratch || valid.is_none();
-        let last_lanes = if stored_whole {
-            p.vector.lanes
-        } else {
-            valid.map_or(p.vector.lanes, |v| v - (width - p.vector.lanes))
+        let lanes = p.vector.lanes;
+        let last_lanes = match tail.filter(|_| !p.to_scratch) {
+            Some(tail) => tail - (nv - 1) * lanes,
+            None => lanes,
         };
+        // Panels of open width are packed as wide as all others.
+        let width = if p.open.columns { p.nr() } else { nv * lanes };
         let levels: Vec<Level> = self
             .block_levels()
             .into_iter()
@@ -77,12 +92,14 @@ impl Part<'_> {
         MicroKernel {
             vector: p.vector,
             rows: rows.collect(),
-            nv: width / p.vector.lanes,
+            nv,
             last_lanes,
             nest: merge_levels(&levels),
+            unrolls: !p.open.reduction,
             ahead: self.ahead(),
             ahead_a: self.ahead_a(),
             ahead_b: self.ahead_b(),
+            ragged: None,
         }
     }
 
@@ -103,7 +120,9 @@ impl Part<'_> {
     /// Numbers of the next panel that a tile fetches per reduction step, so that all tiles of a panel
     /// together fetch the whole next one; panels in the thread's own scratch are near already.
     pub(super) fn ahead(&self) -> i64 {
-        let small = self.bytes(self.plan.k_total() * self.result_row()) < 400_000;
+        let is_open = self.plan.open.columns || self.plan.open.reduction;
+        let bytes = self.bytes(self.plan.k_total() * self.result_row());
+        let small = bytes < 400_000 && !is_open;
         if self.plan.source != VectorSource::Shared || small {
             return 0;
         }
@@ -116,8 +135,8 @@ impl Part<'_> {
     pub(super) fn ahead_a(&self) -> Vec<i64> {
         let m = &self.plan.shape.m;
         let column = m[m.len() - 1].a == 1 && self.plan.staging.is_none();
-        let tile = self.plan.tiling.small;
-        if column && m[m.len() - 1].size > 2 * tile {
+        let tile = self.plan.tiling.roomiest();
+        if column && (self.plan.open.rows || m[m.len() - 1].size > 2 * tile) {
             vec![2 * tile]
         } else {
             Vec::new()

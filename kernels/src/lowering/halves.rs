@@ -55,7 +55,7 @@ impl Lowering<'_> {
         rest: Option<&Node>,
     ) -> Result<bool, LowerError> {
         let c = &found.contraction;
-        let plain = contraction::emit(PLACEHOLDER, c, &Hooks::default(), &self.target);
+        let plain = self.emitted(c, &Hooks::default());
         let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
@@ -84,7 +84,7 @@ impl Lowering<'_> {
         }
         let mut hooks = self.widening_hooks(found, &mut around);
         hooks.epilogue = hook;
-        if let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target)
+        if let Ok(emitted) = self.emitted(c, &hooks)
             && let Some(dims) = block_dims(c, &emitted).filter(|_| hooked)
         {
             return self.half_in_blocks(node, found, rest, (emitted, dims), around);
@@ -93,7 +93,7 @@ impl Lowering<'_> {
         if rest.is_some() {
             return Ok(false);
         }
-        let emitted = contraction::emit(PLACEHOLDER, c, &hooks, &self.target).map_err(refuse)?;
+        let emitted = self.emitted(c, &hooks).map_err(refuse)?;
         self.half_whole(node, found, emitted, around, false)
     }
 
@@ -260,6 +260,7 @@ impl Lowering<'_> {
         (operands, product): ([Buffer; 2], Buffer),
         around: Around,
     ) {
+        self.note(&emitted.choices);
         let main = emitted.launches.iter().map(|l| l.symbol.clone());
         let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
         let symbols = [symbols, around.last_symbols].concat();

@@ -5,7 +5,7 @@
 //! is a kernel of its own, and counted so.
 
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
-use crate::contraction::{self, Hooks};
+use crate::contraction::Hooks;
 use crate::emit::{self, Product};
 use crate::lower::LowerError;
 use crate::plan::Buffer;
@@ -119,7 +119,7 @@ impl Lowering<'_> {
             ..Hooks::default()
         };
         let c = &found.contraction;
-        let Ok(emitted) = contraction::emit(PLACEHOLDER, c, &hooks, &self.target) else {
+        let Ok(emitted) = self.emitted(c, &hooks) else {
             return Ok(false);
         };
         let dims = product_dims(c, &emitted.roles).filter(|_| emitted.sum_slots > 0);

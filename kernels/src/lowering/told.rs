@@ -1,7 +1,7 @@
 //! What a recipe tells about single contractions, and what lowering tells about them.
 
-use super::{Lowered, Lowering};
-use crate::contraction::{Cuts, EmittedContraction, Known};
+use super::{Lowered, Lowering, PLACEHOLDER};
+use crate::contraction::{self, Contraction, Cuts, EmittedContraction, Hooks, Known, Unsupported};
 use crate::recognize::Recognized;
 use graph::{Blocking, Node, Place, Recipe, Rewrite};
 use sha2::{Digest, Sha256};
@@ -15,6 +15,9 @@ pub struct Wanted<'a> {
     pub recipe: Option<&'a Recipe>,
     /// For each contraction, how many of the best other ways to cut it to tell.
     pub n_others: usize,
+    /// Contractions are cut not in the best way, but so that as many numbers of their texts differ from it as
+    /// possible.
+    pub varies: bool,
 }
 
 /// How a contraction of the graph was cut.
@@ -29,6 +32,22 @@ pub struct PlacedCuts {
 }
 
 impl Lowering<'_> {
+    /// The text of a contraction, which is made once for all that are equal.
+    pub(super) fn emitted(
+        &mut self,
+        c: &Contraction,
+        hooks: &Hooks,
+    ) -> Result<EmittedContraction, Unsupported> {
+        let (known, told) = (&self.target.known, &self.target.told);
+        let key = format!("{c:?} {hooks:?} {known:?} {told:?}");
+        if let Some(emitted) = self.emitted.get(&key) {
+            return emitted.clone();
+        }
+        let emitted = contraction::emit(PLACEHOLDER, c, hooks, &self.target);
+        self.emitted.insert(key, emitted.clone());
+        emitted
+    }
+
     /// Looks up what the recipe says about a contraction, for the emission that follows.
     pub(super) fn told(&mut self, node: &Node, found: &Recognized) -> Place {
         let name = &self.graph.container(found.out).name;

@@ -103,6 +103,11 @@ impl Templates {
         &self.choices
     }
 
+    /// Whether sizes that may come were looked at.
+    pub fn has_foreseen(&self) -> bool {
+        self.has_foreseen
+    }
+
     /// Whether sizes that may come still have to be looked at; from here on they have.
     pub fn must_foresee(&mut self) -> bool {
         !std::mem::replace(&mut self.has_foreseen, true)
@@ -153,9 +158,10 @@ impl Templates {
             .and_then(|form| Some((form, form.joined(&literals, &scan)?)));
         let mut form = match joined {
             Some((nearest, values)) => {
-                let text = named(&template(own, &scan, &values));
+                let lengthened = lengthened(&nearest.literals, &literals, &scan);
+                let text = named(&template(own, &scan, &values, &lengthened));
                 Form {
-                    literals: lengthened(&nearest.literals, &literals, &scan),
+                    literals: lengthened,
                     values,
                     unit: Arc::new(unit_of(&text)),
                     symbols: own.symbols.to_vec(),
@@ -201,6 +207,8 @@ fn room(literal: &str) -> String {
 fn lengthened(nearest: &[String], literals: &[String], scan: &Scan) -> Vec<String> {
     let each = nearest.iter().zip(literals).zip(&scan.numbers);
     each.map(|((old, new), number)| match number.usage {
+        // What is long enough for other sizes stays so.
+        Use::Length if has_room(old, &room(new)) => old.clone(),
         Use::Length => room(new),
         _ => old.clone(),
     })
@@ -325,8 +333,13 @@ fn bits(literal: &str, usage: Use) -> Option<i64> {
     }
 }
 
-/// The kernel's text with the values in the places of their numbers.
-fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
+/// The kernel's text with the values in the places of their numbers, and the lengths of `literals`.
+fn template(
+    own: &Own,
+    scan: &Scan,
+    values: &BTreeMap<usize, usize>,
+    literals: &[String],
+) -> String {
     let mut used: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
     for (i, value) in values {
         if let Some(body) = scan.numbers[*i].body {
@@ -354,7 +367,7 @@ fn template(own: &Own, scan: &Scan, values: &BTreeMap<usize, usize>) -> String {
                 Type::ULong => format!("((unsigned long)sh_v{value})"),
                 Type::Double => format!("sh_double_from_bits(sh_v{value})"),
             },
-            (_, Use::Length) => room(&own.text[number.at.clone()]),
+            (_, Use::Length) => literals[i].clone(),
             _ => continue,
         };
         edits.push((number.at.start, number.at.len(), text));

@@ -99,11 +99,11 @@ pub fn address(op: &Operand, at: &[i64]) -> Option<usize> {
     Some(sum as usize)
 }
 
+/// A contraction with its text.
 pub struct Case {
-    label: String,
-    contraction: Contraction,
-    /// Acceptable paths; empty for any but the fallback.
-    emitted: EmittedContraction,
+    pub label: String,
+    pub contraction: Contraction,
+    pub emitted: EmittedContraction,
 }
 
 /// 64 aligned bytes of scratch, all NaN.
@@ -184,15 +184,7 @@ pub fn check_all_of<T: Number>(
     cases: Vec<(String, Contraction)>,
     fallback: bool,
 ) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let target = Target {
-        vector_width: vw,
-        threads: 2,
-        machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
-        known: Vec::new(),
-    };
-    let mut source = String::new();
+    let target = target(vw);
     let mut ready = Vec::new();
     for (i, (label, mut contraction)) in cases.into_iter().enumerate() {
         contraction.element = T::ELEMENT;
@@ -204,16 +196,33 @@ pub fn check_all_of<T: Number>(
             "{label} took the path {}",
             emitted.path
         );
-        source.push_str(&emitted.source);
         ready.push(Case {
             label,
             contraction,
             emitted,
         });
     }
+    check_emitted::<T>(name, &ready);
+}
+
+/// A target for two threads that knows no other sizes.
+pub fn target(vector_width: i64) -> Target {
+    Target {
+        vector_width,
+        threads: 2,
+        machine: graph::Machine::with_vector_width(16),
+        told: kernels::contraction::Told::default(),
+        known: Vec::new(),
+    }
+}
+
+/// Holds emitted texts, which have names of their own, against the definition.
+pub fn check_emitted<T: Number>(name: &str, ready: &[Case]) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let source: String = ready.iter().map(|c| c.emitted.source.as_str()).collect();
     let lib = compile(dir.path(), name, &source);
     let mut r = Random(7);
-    for case in &ready {
+    for case in ready {
         let c = &case.contraction;
         let mut numbers = |n| -> Vec<T> { r.floats(n).into_iter().map(T::from_f32).collect() };
         let (a, b) = (numbers(extent(&c.a)), numbers(extent(&c.b)));

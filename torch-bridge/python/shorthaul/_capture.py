@@ -36,7 +36,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,8 +139,8 @@ class Captured:
     export_seconds: float = 0.0
     #: The trace with open sizes that this is one set of sizes of.
     symbolic: Any = None
-    #: Values of the document's symbols that may come later.
-    expected: list[dict[str, int]] = field(default_factory=list)
+    #: Gives values of the document's symbols that may come later.
+    expected: Callable[[], list[dict[str, int]]] = list
 
     @property
     def sizes(self) -> dict[str, int]:

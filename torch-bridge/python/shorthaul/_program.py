@@ -252,10 +252,11 @@ def compile_program(
                 budget=budget,
             )
         elif captured.symbolic is not None:
+            must_foresee = templates is not None and not templates.has_foreseen
             native = _native.Program.compile_for(
                 captured.symbolic.imported,
                 captured.sizes,
-                captured.expected,
+                captured.expected() if must_foresee else [],
                 wrt,
                 n_threads,
                 listener,

@@ -7,6 +7,7 @@ that are expected beside them. Says of no size that a trace holds for it: ``_siz
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +106,7 @@ class Symbolic:
             bounds=[bound.at(number) for bound in captured.bounds],
             strides=[stride and tuple(map(number, stride)) for stride in captured.strides],
             symbolic=self,
-            expected=self._expected(looks),
+            expected=functools.partial(self._expected, looks),
         )
 
     def _expected(self, looks: list[Any]) -> list[dict[str, int]]:
