@@ -183,7 +183,7 @@ pub struct EmittedContraction {
     pub path: &'static str,
     /// Why it is the scalar one, if it is.
     pub refusal: Option<NoFastForm>,
-    /// Whether it takes prologues.
+    /// Whether it takes prologues on both operands.
     pub takes_prologues: bool,
     /// How it was cut, where there was a choice.
     pub cuts: Option<Cuts>,
@@ -264,7 +264,21 @@ pub fn emit(
     Ok(generic::emit(name, c, reason, target))
 }
 
-/// The same for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
+/// Whether a fast form of `c` computes its operands by the prologues of `hooks`.
+pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Target) -> bool {
+    let vector = Vector::new(c.element, target.vector_width);
+    let Some(form) = check(c).ok().and_then(|()| gather::gather_form(access::Problem::new(c)).ok())
+    else {
+        return false;
+    };
+    match depthwise::recognize(&form, hooks, vector, target) {
+        Ok(Some(_)) => true,
+        Ok(None) => form.parts.iter().all(|p| blocking::shape(p).is_ok()),
+        Err(_) => false,
+    }
+}
+
+/// As [`emit`] for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
 /// needs the prelude before it. `None` where they do not fit.
 pub(crate) fn emit_pairs(
     name: &str,
