@@ -91,7 +91,10 @@ fn activations_made_by_the_convolutions_that_read_them() {
         _ => None,
     });
     let packed: Vec<usize> = packed.collect();
-    assert!(packed.iter().filter(|n| **n == 2).count() >= 2, "{packed:?}");
+    assert!(
+        packed.iter().filter(|n| **n == 2).count() >= 2,
+        "{packed:?}"
+    );
 }
 
 #[test]

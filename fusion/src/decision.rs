@@ -50,6 +50,12 @@ pub enum Applied {
         /// How many products.
         n_products: usize,
     },
+    /// The product that reads the container first computes it while it packs its operand, and stores it for
+    /// the others.
+    PackedFirst {
+        /// The product.
+        reader: Arc<Origin>,
+    },
     /// Products keep their results in registers.
     Chained {
         /// Kernels there are.
@@ -181,6 +187,9 @@ impl Applied {
             }
             Applied::Packed { n_products } => {
                 format!("{name} is computed by each of the {n_products} products that read it")
+            }
+            Applied::PackedFirst { reader } => {
+                format!("{name} is computed and stored by {reader}, which reads it first")
             }
             Applied::Chained {
                 n_kernels,

@@ -360,7 +360,7 @@ fn element_wise_work_on_operands_is_the_product_s_prologue() {
         }
         n_cases += 1;
     }
-    assert_eq!(n_cases, 7);
+    assert_eq!(n_cases, 8);
 }
 
 /// Sums of a product's columns are made while its blocks are in cache, where the blocks are final one by one.

@@ -8,18 +8,24 @@
 //! values that exist when the last of them runs. Saves writing `y`, and reading what it is computed from once;
 //! `y` is not kept for the backward pass.
 //!
+//! If others read `y` too, such as the addition around a residual block, one contraction may compute it and store it:
+//! one of the same pass that reads each element at one point, before which no other reader must run. That saves reading `y`
+//! once.
+//!
 //! This runs after grouping: what could join the kernel that makes its operands has done so, and needs no reading
 //! that a prologue would save.
 
+use super::links::Links;
 use super::{Group, Member, constant};
 use crate::InlineObstacle;
 use crate::decision::{Applied, Decision, Demand, Outcome, Refusal, Weighed};
 use crate::unit::{bytes, definition, elements, is_blockable, unit};
 use graph::{
-    Container, ContainerId, DType, Graph, Index, Lifetime, Memlet, Node, NodeKind, Place, Recipe,
-    Rewrite, Stage, Storage,
+    Container, ContainerId, DType, Graph, Index, Lifetime, Memlet, Node, NodeKind, Origin, Place,
+    Recipe, Rewrite, Stage, Storage,
 };
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Most operations for an element: several blocks may compute it again.
 const MOST_OPERATIONS: u32 = 64;
@@ -62,7 +68,7 @@ impl Weighed for Obstacle {
     }
 }
 
-/// Moves element-wise kernels into the contractions that alone read their results.
+/// Moves element-wise kernels into the contractions that alone read their results, or that read them first.
 pub(super) fn absorb(
     graph: &mut Graph,
     groups: &mut [Option<Group>],
@@ -82,40 +88,119 @@ pub(super) fn absorb(
             continue;
         }
         let member = &group.members[0];
-        let place = Place::new(
-            Rewrite::Prologue,
-            &member.node,
-            &graph.container(id).name,
-        );
-        let demand = match recipe.told(|| place.clone()) {
+        let (place, origin) = (place(graph, member, id), member.node.origin.clone());
+        let told = recipe.told(|| place.clone());
+        let demand = match told {
             Some(true) => Demand::Told,
             _ => Demand::IfItPays,
         };
-        let is_forbidden = recipe.told(|| place.clone()) == Some(false);
-        let weighed = match is_forbidden {
-            true => Err(Obstacle::Told),
-            false => check(graph, groups, (at, id), &readers, demand),
+        let packed = match told {
+            Some(false) => Err(Obstacle::Told),
+            _ => check(graph, groups, (at, id), &readers, demand),
         };
         let (saved, kept) = gain(graph, groups, (at, id), &readers);
-        let origin = &member.node.origin;
-        let decision = match &weighed {
-            Err(obstacle) => {
-                let refusal = Refusal::Unpacked(obstacle.clone());
-                Decision::refused(place, origin, refusal, saved)
-            }
-            Ok(()) => {
-                let n_products = readers.len();
-                Decision::applied(place, origin, Applied::Packed { n_products }, saved)
-            }
-        };
         let operations = elements(graph, id) * i64::from(operations(&member.node));
         let again = operations.saturating_mul(readers.len() as i64 - 1).max(0);
-        if weighed.is_ok() {
-            // That it is stored for a product was true before.
-            decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
-            move_into(graph, groups, (at, id), &readers);
+        let first = match (&packed, told) {
+            (Err(_), None | Some(true)) => first_reader(graph, groups, (at, id), &readers, demand),
+            _ => None,
+        };
+        decisions.push(match (packed, first) {
+            (Ok(()), _) => {
+                // That it is stored for a product was true before.
+                decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
+                move_into(graph, groups, (at, id), &readers);
+                let n_products = readers.len();
+                let done = Applied::Packed { n_products };
+                Decision::applied(place, &origin, done, saved).with_cost(kept, again)
+            }
+            (Err(_), Some((reader, saved))) => {
+                let done = Applied::PackedFirst {
+                    reader: keep_in(groups, (at, id), reader),
+                };
+                Decision::applied(place, &origin, done, saved)
+            }
+            (Err(obstacle), None) => {
+                let refusal = Refusal::Unpacked(obstacle);
+                Decision::refused(place, &origin, refusal, saved).with_cost(kept, again)
+            }
+        });
+    }
+}
+
+fn place(graph: &Graph, member: &Member, id: ContainerId) -> Place {
+    Place::new(Rewrite::Prologue, &member.node, &graph.container(id).name)
+}
+
+/// The contraction that may compute the container and store it for the other readers, with the bytes that are not
+/// moved: it reads each element at one point of its operand's own dimensions, and nothing that must run before it
+/// reads the container.
+fn first_reader(
+    graph: &Graph,
+    groups: &[Option<Group>],
+    (at, id): (usize, ContainerId),
+    readers: &[usize],
+    demand: Demand,
+) -> Option<(usize, i64)> {
+    let group = groups[at].as_ref()?;
+    check_made(graph, &group.members[0].node, id, demand).ok()?;
+    let links = Links::of(groups);
+    let fits = |r: &&usize| {
+        let reader = groups[**r].as_ref();
+        reader.is_some_and(|reader| {
+            let first = &reader.members[0].node;
+            reader.stage == group.stage
+                && check_reader(graph, reader, id, demand).is_ok()
+                && reads_in_place(graph, first, id)
+                && !links.path_through_another(at, **r)
+        })
+    };
+    let reader = *readers.iter().find(fits)?;
+    let known = groups[reader]
+        .as_ref()
+        .map(|g| group.reads.intersection(&g.reads))?;
+    Some((reader, bytes(graph, id) + total(graph, known)))
+}
+
+/// Whether a contraction reads a container at one loop for each dimension, which reaches all of it.
+fn reads_in_place(graph: &Graph, node: &Node, id: ContainerId) -> bool {
+    let Some((map, tasklet)) = unit(node) else {
+        return false;
+    };
+    let shape = &graph.container(id).shape;
+    let mut seen = BTreeSet::new();
+    tasklet
+        .inputs
+        .iter()
+        .filter(|m| m.container == id)
+        .all(|m| {
+            m.subset.iter().zip(shape).all(|(index, size)| {
+                let Index::At(e) = index else { return false };
+                let Some(s) = e.as_symbol() else {
+                    return e.is_zero() && constant(size) == 1;
+                };
+                let whole = |p: &graph::Param| p.name == *s && p.size == *size;
+                map.params.iter().any(whole) && seen.insert(s.clone())
+            })
+        })
+}
+
+/// Lets a contraction compute `id` and store it; the contraction's origin.
+fn keep_in(
+    groups: &mut [Option<Group>],
+    (at, id): (usize, ContainerId),
+    reader: usize,
+) -> Arc<Origin> {
+    let taken = groups[at].take();
+    match (taken, groups[reader].as_mut()) {
+        (Some(group), Some(reader)) => {
+            reader.reads.remove(&id);
+            reader.reads.extend(&group.reads);
+            reader.writes.insert(id);
+            reader.prologues.extend(group.members);
+            reader.origin().clone()
         }
-        decisions.push(decision.with_cost(kept, again));
+        _ => Arc::default(),
     }
 }
 
@@ -140,9 +225,7 @@ fn candidate(graph: &Graph, group: &Group) -> Option<ContainerId> {
     };
     let is_own = graph.container(id).lifetime == Lifetime::Transient;
     let definition = definition(graph, &only.node, id)?;
-    let plain = |m: &Memlet| {
-        m.fill.is_none() && m.subset.iter().all(|i| matches!(i, Index::At(_)))
-    };
+    let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| matches!(i, Index::At(_)));
     let is_plain = definition.inputs.iter().all(plain);
     (is_own && is_plain && !group.contraction && !group.alone).then_some(id)
 }
@@ -160,19 +243,25 @@ fn check(
     let Some(member) = groups[at].as_ref().map(|g| &g.members[0]) else {
         return Err(Obstacle::OtherReader);
     };
-    let operations = operations(&member.node);
-    if operations > MOST_OPERATIONS {
-        demand.weigh(Obstacle::Operations(operations))?;
-    }
-    if let Some(other) = strided(graph, &member.node, id) {
-        demand.weigh(Obstacle::Strided(other))?;
-    }
+    check_made(graph, &member.node, id, demand)?;
     let (saved, kept) = gain(graph, groups, (at, id), readers);
     if saved <= 0 {
         demand.weigh(Obstacle::Traffic(-saved))?;
     }
     if kept < 0 {
         demand.weigh(Obstacle::Kept(-kept))?;
+    }
+    Ok(())
+}
+
+/// Whether elements are cheap to compute where they are read.
+fn check_made(graph: &Graph, node: &Node, id: ContainerId, demand: Demand) -> Result<(), Obstacle> {
+    let operations = operations(node);
+    if operations > MOST_OPERATIONS {
+        demand.weigh(Obstacle::Operations(operations))?;
+    }
+    if let Some(other) = strided(graph, node, id) {
+        demand.weigh(Obstacle::Strided(other))?;
     }
     Ok(())
 }
@@ -226,7 +315,8 @@ fn strided(graph: &Graph, node: &Node, id: ContainerId) -> Option<String> {
         let moved: Vec<usize> = (0..m.subset.len())
             .filter(|d| matches!(&m.subset[*d], Index::At(e) if e.mentions(&along)))
             .collect();
-        let plain = |d: usize| matches!(&m.subset[d], Index::At(e) if e.as_symbol() == Some(&along));
+        let plain =
+            |d: usize| matches!(&m.subset[d], Index::At(e) if e.as_symbol() == Some(&along));
         match moved.as_slice() {
             [] => false,
             [d] => !plain(*d) || Some(*d) != innermost(c),
@@ -239,7 +329,11 @@ fn strided(graph: &Graph, node: &Node, id: ContainerId) -> Option<String> {
 
 fn innermost(c: &Container) -> Option<usize> {
     let order = c.layout.order();
-    order.iter().rev().copied().find(|d| constant(&c.shape[*d]) > 1)
+    order
+        .iter()
+        .rev()
+        .copied()
+        .find(|d| constant(&c.shape[*d]) > 1)
 }
 
 /// Bytes that are not moved, and bytes that are not kept for the backward pass; negative where it is more.

@@ -86,6 +86,9 @@ pub struct Hooks {
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
+    /// Of the operands that are staged in blocks, each element in one block: what to call in place of their
+    /// prologue where the element must be kept besides, which is once for each.
+    pub keeps: [Option<String>; 2],
     /// 16-bit types of `a` and `b`, where their prologues do nothing but widen.
     pub widens: [Option<DType>; 2],
     /// `static inline void E(void *const *buf, long tid, long batch, long m0, long m1, long n0, long n1)`:
@@ -272,8 +275,12 @@ pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Target) -
         return false;
     };
     match depthwise::recognize(&form, hooks, vector, target) {
-        Ok(Some(_)) => true,
-        Ok(None) => form.parts.iter().all(|p| blocking::shape(p).is_ok()),
+        Ok(Some(_)) => hooks.keeps == [None, None],
+        Ok(None) => {
+            let is_one = form.parts.len() == 1 && form.zeros.is_empty();
+            let fits = |p| blocking::shape(p).is_ok_and(|s| s.keeps(hooks, is_one));
+            form.parts.iter().all(fits)
+        }
         Err(_) => false,
     }
 }

@@ -29,6 +29,29 @@ pub(crate) struct Prologue {
     pub(crate) text: String,
     /// What it reads, in the order of its buffers from `first_buffer` on.
     pub(crate) args: Vec<ContainerId>,
+    number: &'static str,
+}
+
+impl Prologue {
+    /// A function that calls the one named `name` and stores what it made in a buffer besides.
+    pub(crate) fn keeping(&self, own: &str, name: &str, buffer: usize) -> String {
+        let number = self.number;
+        let mut t = CText::default();
+        t.open(&format!(
+            "static inline void {own}(void *const *buf, {number} *restrict dst, long at, long step, long len)"
+        ));
+        t.line(&format!("{name}(buf, dst, at, step, len);"));
+        t.line(&format!(
+            "{number} *restrict kept = ({number} *)buf[{buffer}] + at;"
+        ));
+        t.open("if (step == 1)");
+        t.line("#pragma omp simd");
+        t.line("for (long i = 0; i < len; ++i) kept[i] = dst[i];");
+        t.close();
+        t.line("else for (long i = 0; i < len; ++i) kept[i * step] = dst[i];");
+        t.close();
+        t.finish()
+    }
 }
 
 /// Emits the map `node` as a prologue that makes `operand`; `None` if it cannot be one.
@@ -113,6 +136,7 @@ pub(crate) fn emit_prologue(
     Ok(Some(Prologue {
         text: t.finish(),
         args: frame.args,
+        number,
     }))
 }
 

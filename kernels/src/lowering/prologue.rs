@@ -25,6 +25,8 @@ pub(super) struct Before {
     pub(super) args: Vec<ContainerId>,
     /// The function of each operand.
     names: [Option<String>; 2],
+    /// For operands that others read: the function that stores them besides.
+    keeps: [Option<String>; 2],
 }
 
 impl Before {
@@ -33,6 +35,7 @@ impl Before {
         Hooks {
             prologue_a,
             prologue_b,
+            keeps: self.keeps.clone(),
             ..Hooks::default()
         }
     }
@@ -73,7 +76,10 @@ impl Lowering<'_> {
         self.before = Before::default();
         done?;
         let in_memory = |id: &ContainerId| self.graph.container(*id).storage != Storage::Local;
-        let reads: Vec<_> = before.iter().flat_map(Node::reads).filter(in_memory).collect();
+        let of = |list: fn(&Node) -> Vec<ContainerId>| -> Vec<ContainerId> {
+            before.iter().flat_map(list).filter(in_memory).collect()
+        };
+        let (reads, writes) = (of(Node::reads), of(Node::writes));
         if let Some(kernel) = self.kernels.get_mut(first) {
             for node in before {
                 kernel.flops += operations(node, 1);
@@ -86,6 +92,8 @@ impl Lowering<'_> {
                     }
                 }
             }
+            kernel.reads.retain(|id| !writes.contains(id));
+            kernel.writes.extend(writes);
             for id in reads {
                 if !kernel.reads.contains(&id) && !kernel.writes.contains(&id) {
                     kernel.reads.push(id);
@@ -96,11 +104,7 @@ impl Lowering<'_> {
     }
 
     /// The maps as prologues of the contraction; `None` if it does not take them.
-    fn prologues(
-        &mut self,
-        before: &[Node],
-        product: &Node,
-    ) -> Result<Option<Before>, LowerError> {
+    fn prologues(&mut self, before: &[Node], product: &Node) -> Result<Option<Before>, LowerError> {
         let first = match &product.kind {
             NodeKind::Map(map) => split_epilogue(product, map).map(|(first, _)| first),
             _ => None,
@@ -122,7 +126,13 @@ impl Lowering<'_> {
             };
             let name = format!("{PLACEHOLDER}_before{side}");
             made.text += &emitted.text.replace(emit::NAME, &name);
-            made.args.extend(emitted.args);
+            made.args.extend(&emitted.args);
+            if self.graph.container(operand).storage != Storage::Local {
+                let own = format!("{PLACEHOLDER}_keep{side}");
+                made.text += &emitted.keeping(&own, &name, FIRST + made.args.len());
+                made.args.push(operand);
+                made.keeps[side] = Some(own);
+            }
             made.names[side] = Some(name);
         }
         let taken = contraction::takes_prologues(&found.contraction, &made.hooks(), &self.target);

@@ -15,10 +15,15 @@ const CONTAINERS: &str = "%x: f32[640, 32] input
     %y: f32[640, 48]
     %dw: f32[32, 48]
     %s: f32[640]
-    %z: f32[640, 48]";
-const MAKE: &str = "map [i < 640, j < 32] { tasklet %t[i, j] = exp($0 * $1) from %x[i, j], %scale[j] }";
+    %v: f32[638, 48]";
+const MAKE: &str =
+    "map [i < 640, j < 32] { tasklet %t[i, j] = exp($0 * $1) from %x[i, j], %scale[j] }";
 const MULTIPLY: &str = "map [n < 640, k < 48, c < 32] {
       tasklet %y[n, k] (sum) = $0 * $1 from %t[n, c], %w[c, k]
+    }";
+/// Reads each element at several points, so that no block of it is another's alone.
+const WINDOW: &str = "map [n < 638, k < 48, c < 32, r < 3] {
+      tasklet %v[n, k] (sum) = $0 * $1 from %t[n + r, c], %w[c, k]
     }";
 const GRADIENT: &str = "map [n < 640, k < 48, c < 32] !backward {
       tasklet %dw[c, k] (sum) = $0 * $1 from %t[n, c], %g[n, k] !backward
@@ -38,7 +43,9 @@ fn grouped(containers: &str, maps: &[&str], outputs: &str, recipe: &Recipe) -> G
     let n_kernels = kernels.len();
     g.last_state().nodes = kernels;
     graph::verify(&g).unwrap_or_else(|e| panic!("{e:?}\n{g}"));
-    let decision = decisions.into_iter().find(|d| d.rewrite() == Rewrite::Prologue);
+    let decision = decisions
+        .into_iter()
+        .find(|d| d.rewrite() == Rewrite::Prologue);
     Grouped {
         graph: g,
         n_kernels,
@@ -65,7 +72,10 @@ fn each_product_computes_its_own_operand() {
     assert_eq!(found.n_kernels, 2, "{}", found.graph);
     let decision = found.decision.expect("a decision");
     let n_products = 2;
-    assert_eq!(decision.outcome, Outcome::Applied(Applied::Packed { n_products }));
+    assert_eq!(
+        decision.outcome,
+        Outcome::Applied(Applied::Packed { n_products })
+    );
     // t is neither written nor read twice, and x is read once less.
     let (t, x, scale) = (640 * 32 * 4, 640 * 32 * 4, 32 * 4);
     assert_eq!(decision.bytes, 3 * t + (x + scale) - 2 * (x + scale));
@@ -77,22 +87,61 @@ fn each_product_computes_its_own_operand() {
 
 #[test]
 fn a_window_reads_zeros_outside_the_operand() {
-    let containers = CONTAINERS.replace("%y: f32[640, 48]", "%y: f32[638, 48]");
-    let window = "map [n < 638, k < 48, c < 32, r < 3] {
-          tasklet %y[n, k] (sum) = $0 * $1 from %t[n + r - 1, c | 0.0], %w[c, k]
-        }";
-    assert_eq!(obstacle(&containers, &[MAKE, window], "%y"), None);
+    let window = WINDOW.replace("%t[n + r, c]", "%t[n + r - 1, c | 0.0]");
+    assert_eq!(obstacle(CONTAINERS, &[MAKE, &window], "%v"), None);
 }
 
 #[test]
 fn only_products_read_the_operand() {
     let row = "map [i < 640] { tasklet %s[i] = $0 from %t[639 - i, 31] }";
     assert_eq!(obstacle(CONTAINERS, &[MAKE, MULTIPLY], "%y"), None);
-    let beside = obstacle(CONTAINERS, &[MAKE, MULTIPLY, row], "%y, %s");
+    assert_eq!(obstacle(CONTAINERS, &[MAKE, WINDOW], "%v"), None);
+    let beside = obstacle(CONTAINERS, &[MAKE, WINDOW, row], "%v, %s");
     assert_eq!(beside, Some(Obstacle::OtherReader));
     // What the step returns is in memory: nothing is decided.
     let returned = grouped(CONTAINERS, &[MAKE, MULTIPLY], "%y, %t", &Recipe::default());
     assert_eq!((returned.decision, returned.n_kernels), (None, 2));
+}
+
+/// Kernels and what was decided, if another map reads the operand too.
+fn beside(product: &str, other: &str, outputs: &str) -> (usize, Outcome) {
+    let found = grouped(
+        CONTAINERS,
+        &[MAKE, product, other],
+        outputs,
+        &Recipe::default(),
+    );
+    let t = found.graph.container(found.graph.find("t").expect("t"));
+    assert_eq!(t.storage, Storage::Global);
+    (found.n_kernels, found.decision.expect("a decision").outcome)
+}
+
+#[test]
+fn the_first_product_stores_what_others_read() {
+    let row = "map [i < 640] { tasklet %s[i] = $0 from %t[639 - i, 31] }";
+    let (n_kernels, outcome) = beside(MULTIPLY, row, "%y, %s");
+    assert!(
+        matches!(outcome, Outcome::Applied(Applied::PackedFirst { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(n_kernels, 2);
+    let refused = Outcome::Refused(Refusal::Unpacked(Obstacle::OtherReader));
+    // An element at several points, or a part of all elements.
+    assert_eq!(beside(WINDOW, row, "%v, %s"), (3, refused.clone()));
+    let part = WINDOW
+        .replace("%t[n + r, c]", "%t[n, c]")
+        .replace(", r < 3", "");
+    assert_eq!(beside(&part, row, "%v, %s"), (3, refused.clone()));
+    // Another pass, whose containers the forward pass cannot read.
+    assert_eq!(beside(GRADIENT, row, "%dw, %s"), (3, refused.clone()));
+    // The product needs the other's result.
+    let first = "map [i < 640, j < 48] { tasklet %q[639 - i, j] = $0 from %t[639 - i, 31] }";
+    let needing = MULTIPLY.replace("%t[n, c], %w[c, k]", "%t[n, c], %q2[c, k]");
+    let containers = format!("{CONTAINERS}\n%q: f32[640, 48]\n%q2: f32[32, 48]");
+    let second = "map [i < 32, j < 48] { tasklet %q2[i, j] = exp($0) from %q[20*i, 47 - j] }";
+    let maps = [MAKE, first, second, &needing];
+    let found = grouped(&containers, &maps, "%y, %q, %q2", &Recipe::default());
+    assert_eq!(found.decision.map(|d| d.outcome), Some(refused));
 }
 
 #[test]
@@ -101,9 +150,15 @@ fn a_product_reads_the_operand_once_at_sums_of_its_positions() {
     let square = "map [n < 640, k < 32, c < 32] {
           tasklet %y[c, k] (sum) = $0 * $1 from %t[n, c], %t[n, k]
         }";
-    assert_eq!(obstacle(&containers, &[MAKE, square], "%y"), Some(Obstacle::Index));
+    assert_eq!(
+        obstacle(&containers, &[MAKE, square], "%y"),
+        Some(Obstacle::Index)
+    );
     let rolled = MULTIPLY.replace("%t[n, c]", "%t[mod(n + 3, 640), c]");
-    assert_eq!(obstacle(CONTAINERS, &[MAKE, &rolled], "%y"), Some(Obstacle::Index));
+    assert_eq!(
+        obstacle(CONTAINERS, &[MAKE, &rolled], "%y"),
+        Some(Obstacle::Index)
+    );
 }
 
 #[test]
@@ -121,8 +176,10 @@ fn operands_have_the_type_of_the_sums() {
 fn the_smaller_operand_is_stored() {
     let make = "map [i < 32, j < 48] { tasklet %v[i, j] = exp($0) from %w[i, j] }";
     let multiply = MULTIPLY.replace("%t[n, c], %w[c, k]", "%x[n, c], %v[c, k]");
-    let containers = format!("{CONTAINERS}\n%v: f32[32, 48]");
-    let found = obstacle(&containers, &[make, &multiply], "%y");
+    let multiply = multiply.replace("%v", "%p");
+    let make = make.replace("%v", "%p");
+    let containers = format!("{CONTAINERS}\n%p: f32[32, 48]");
+    let found = obstacle(&containers, &[&make, &multiply], "%y");
     assert_eq!(found, Some(Obstacle::SmallOperand));
 }
 
@@ -157,8 +214,10 @@ fn many_operands_are_not_read_again_for_each_product() {
     };
     // Twice read instead of once, and t not moved three times.
     let of = |n: usize| {
-        let gradient = GRADIENT.replace(" !backward", "");
-        obstacle(&containers(n), &[&make(n), MULTIPLY, &gradient], "%y, %dw")
+        let gradient = GRADIENT
+            .replace(" !backward", "")
+            .replace("%t[n, c]", "%t[639 - n, c]");
+        obstacle(&containers(n), &[&make(n), WINDOW, &gradient], "%v, %dw")
     };
     assert_eq!(of(2), None);
     assert_eq!(of(3), Some(Obstacle::Traffic(0)));
@@ -169,15 +228,21 @@ fn no_more_is_kept_for_the_backward_pass() {
     let containers = format!("{CONTAINERS}\n%a: f32[640, 32]\n%b: f32[640, 32]\n%q: f32[640]");
     // Turned round, so that what reads a and b has a kernel of its own.
     let maps = |inputs: &str, expr: &str| {
-        let make_both = "map [i < 640, j < 32] { tasklet %a[639 - i, 31 - j] = exp($0) from %x[i, j] }
+        let make_both =
+            "map [i < 640, j < 32] { tasklet %a[639 - i, 31 - j] = exp($0) from %x[i, j] }
              map [i < 640, j < 32] { tasklet %b[639 - i, 31 - j] = exp($0) * 2.0 from %x[i, j] }";
         let make = format!("map [i < 640, j < 32] {{ tasklet %t[i, j] = {expr} from {inputs} }}");
-        [make_both.to_string(), make, MULTIPLY.to_string(), GRADIENT.to_string()]
+        [
+            make_both.to_string(),
+            make,
+            WINDOW.to_string(),
+            GRADIENT.to_string(),
+        ]
     };
     let of = |inputs: &str, expr: &str| {
         let maps = maps(inputs, expr);
         let maps: Vec<&str> = maps.iter().map(String::as_str).collect();
-        let found = grouped(&containers, &maps, "%y, %dw", &Recipe::default());
+        let found = grouped(&containers, &maps, "%v, %dw", &Recipe::default());
         found.decision.map(|d| d.outcome)
     };
     let applied = |outcome| matches!(outcome, Some(Outcome::Applied(_)));
@@ -202,5 +267,8 @@ fn a_recipe_forbids_what_pays_and_asks_for_what_does_not() {
     let decision = refused.decision.expect("a decision");
     assert!(!decision.is_applied() && decision.may_change());
     recipe.tell(decision.place, true);
-    assert_eq!(grouped(CONTAINERS, &[&often, MULTIPLY], "%y", &recipe).n_kernels, 1);
+    assert_eq!(
+        grouped(CONTAINERS, &[&often, MULTIPLY], "%y", &recipe).n_kernels,
+        1
+    );
 }
