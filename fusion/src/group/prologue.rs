@@ -105,7 +105,7 @@ pub(super) fn absorb(
             (Err(_), None | Some(true)) => first_reader(graph, groups, (at, id), &readers, demand),
             _ => None,
         };
-        decisions.push(match (packed, first) {
+        let decision = match (packed, first) {
             (Ok(()), _) => {
                 // That it is stored for a product was true before.
                 decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
@@ -124,7 +124,8 @@ pub(super) fn absorb(
                 let refusal = Refusal::Unpacked(obstacle);
                 Decision::refused(place, &origin, refusal, saved).with_cost(kept, again)
             }
-        });
+        };
+        decisions.push(decision);
     }
 }
 
