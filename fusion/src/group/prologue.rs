@@ -50,7 +50,7 @@ pub enum Obstacle {
     Traffic(i64),
     #[error("{0} bytes more would be kept for the backward pass")]
     Kept(i64),
-    #[error("the recipe says so")]
+    #[error("the recipe forbids it")]
     Told,
 }
 
