@@ -12,7 +12,7 @@ use graph::{
     ContainerId, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,
 };
 use kernels::contraction::Contraction;
-use kernels::recognize::recognize;
+use kernels::recognize::{Recognized, recognize};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct Bound {
 /// The bounds of a top-level node on so many threads of a machine.
 pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> Bound {
     let compulsory_bytes = touched(graph, node).values().sum();
-    let product = first(node).and_then(|first| recognize(graph, first));
+    let product = product(graph, node);
     let product = product.map(|found| found.contraction);
     let operations = product.as_ref().map_or(0.0, |c| 2.0 * volume(c));
     let rate = machine.product_operations_per_us.max(1) as f64 * threads.max(1) as f64;
@@ -43,11 +43,13 @@ pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> B
     }
 }
 
-/// The contraction that a kernel begins with, or the node itself.
-fn first(node: &Node) -> Option<&Node> {
+/// The contraction in a kernel, or that the node itself is.
+fn product(graph: &Graph, node: &Node) -> Option<Recognized> {
     match &node.kind {
-        NodeKind::Map(map) if map.params.is_empty() => map.body.first(),
-        _ => Some(node),
+        NodeKind::Map(map) if map.params.is_empty() => {
+            map.body.iter().find_map(|member| recognize(graph, member))
+        }
+        _ => recognize(graph, node),
     }
 }
 

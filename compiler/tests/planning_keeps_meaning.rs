@@ -58,6 +58,45 @@ fn residual_block_with_batch_norm() {
     check(&net.finish(&[y]));
 }
 
+/// Convolutions compute normalized activations while they read them, forward and for the weights' gradients.
+#[test]
+fn activations_made_by_the_convolutions_that_read_them() {
+    let mut net = Net::new("chain");
+    let size = |n: i64| SymExpr::constant(n);
+    let x = net.input("x", DType::F32, &[size(2), size(3), size(6), size(6)]);
+    let build = |net: &mut Net| {
+        let depthwise = Window {
+            groups: 4,
+            ..Window::new(3, 2, 1)
+        };
+        let windows = [Window::new(3, 1, 1), depthwise, Window::new(1, 1, 0)];
+        let mut y = x;
+        for (n, window) in windows.into_iter().enumerate() {
+            y = net.conv(&format!("conv{n}"), y, 4, window)?;
+            y = net.batch_norm(&format!("bn{n}"), y)?;
+            y = net.relu(&format!("relu{n}"), y)?;
+        }
+        let flat = net.reshape("flatten", y, &[size(2), size(36)])?;
+        net.linear("fc", flat, 5)
+    };
+    let y = build(&mut net).expect("builds");
+    let graph = net.finish(&[y]);
+    check(&graph);
+    let is_trained = |i: &usize| !graph.container(graph.inputs[*i]).name.contains("running");
+    let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
+    let step = Step::training(&graph, &trained).expect("differentiates");
+    let plan = agrees_for(&step, &values(step.graph(), 0), Target::Cpu).expect("agrees");
+    let packed = plan.decisions.iter().filter_map(|d| match d.outcome {
+        Outcome::Applied(Applied::Packed { n_products }) => Some(n_products),
+        _ => None,
+    });
+    let packed: Vec<usize> = packed.collect();
+    assert!(
+        packed.iter().filter(|n| **n == 2).count() >= 2,
+        "{packed:?}"
+    );
+}
+
 #[test]
 fn encoder_layer_of_a_transformer() {
     let e = Encoder {

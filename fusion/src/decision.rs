@@ -1,6 +1,8 @@
 //! What fusion did, what it refused and why, as data; the sentences of reports are printed from it.
 
-use crate::{CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, RecomputeObstacle};
+use crate::{
+    CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, PrologueObstacle, RecomputeObstacle,
+};
 use graph::{Origin, Place, Rewrite};
 use std::fmt;
 use std::sync::Arc;
@@ -43,6 +45,17 @@ pub enum Applied {
         /// The other one.
         other: Arc<Origin>,
     },
+    /// The products that read the container compute it while they pack their operands.
+    Packed {
+        /// How many products.
+        n_products: usize,
+    },
+    /// The product that reads the container first computes it while it packs its operand, and stores it for
+    /// the others.
+    PackedFirst {
+        /// The product.
+        reader: Arc<Origin>,
+    },
     /// Products keep their results in registers.
     Chained {
         /// Kernels there are.
@@ -82,6 +95,8 @@ pub enum Refusal {
         /// Why.
         obstacle: GroupObstacle,
     },
+    /// The container is stored for the products that read it.
+    Unpacked(PrologueObstacle),
     /// Products store their results.
     Unchained(ChainObstacle),
     /// The operand of an operator is copied.
@@ -167,6 +182,15 @@ impl Applied {
             Applied::Inlined => format!("{name} is computed where it is read"),
             Applied::Recomputed => format!("{name} is computed again in the backward pass"),
             Applied::Joined { other } => format!("joins {other}"),
+            Applied::Packed { n_products: 1 } => {
+                format!("{name} is computed by the product that reads it")
+            }
+            Applied::Packed { n_products } => {
+                format!("{name} is computed by each of the {n_products} products that read it")
+            }
+            Applied::PackedFirst { reader } => {
+                format!("{name} is computed and stored by {reader}, which reads it first")
+            }
             Applied::Chained {
                 n_kernels,
                 n_replaced,
@@ -196,6 +220,7 @@ impl Refusal {
             Refusal::Stored { obstacle, .. } => obstacle.is_cost(),
             Refusal::Kept(obstacle) => obstacle.is_cost(),
             Refusal::Apart { obstacle, .. } => obstacle.is_cost(),
+            Refusal::Unpacked(obstacle) => obstacle.is_cost(),
             Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::Told,
             Refusal::Copied(obstacle) => *obstacle == CallObstacle::Told,
             Refusal::RowMajor => true,
@@ -211,6 +236,9 @@ impl Refusal {
             Refusal::Stored { obstacle, .. } => format!("{name} is stored: {obstacle}"),
             Refusal::Kept(obstacle) => format!("{name} is kept for the backward pass: {obstacle}"),
             Refusal::Apart { other, obstacle } => format!("does not join {other}: {obstacle}"),
+            Refusal::Unpacked(obstacle) => {
+                format!("{name} is stored for the products that read it: {obstacle}")
+            }
             Refusal::Unchained(obstacle) => format!("is not chained: {obstacle}"),
             Refusal::Copied(obstacle) => format!("{name} is stored for its operator: {obstacle}"),
             Refusal::RowMajor => format!("{name} is in row-major order: {self}"),
@@ -225,6 +253,7 @@ impl fmt::Display for Refusal {
             Refusal::Stored { obstacle, .. } => obstacle.fmt(f),
             Refusal::Kept(obstacle) => obstacle.fmt(f),
             Refusal::Apart { obstacle, .. } => obstacle.fmt(f),
+            Refusal::Unpacked(obstacle) => obstacle.fmt(f),
             Refusal::Unchained(obstacle) => obstacle.fmt(f),
             Refusal::Copied(obstacle) => obstacle.fmt(f),
             Refusal::RowMajor => f.write_str("the recipe forbids it"),

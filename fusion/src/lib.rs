@@ -26,6 +26,7 @@ pub use call::Obstacle as CallObstacle;
 pub use chain::Obstacle as ChainObstacle;
 pub use decision::{Applied, Decision, Outcome, Refusal};
 pub use group::Obstacle as GroupObstacle;
+pub use group::PrologueObstacle;
 pub use inline::Obstacle as InlineObstacle;
 pub use recompute::{
     Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle, Problem as RecomputeProblem,

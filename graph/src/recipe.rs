@@ -19,6 +19,8 @@ pub enum Rewrite {
     Fuse,
     /// Element-wise work becomes the end of a product's kernel.
     Epilogue,
+    /// Element-wise work is done by the kernels of the products that read its result.
+    Prologue,
     /// Products whose results are used at their own points become part of the kernels that use them.
     Chain,
     /// An operator that is not ours reads its operand where it lies.
@@ -31,11 +33,12 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// All of them, in order.
-    pub const ALL: [Rewrite; 8] = [
+    pub const ALL: [Rewrite; 9] = [
         Rewrite::Inline,
         Rewrite::Recompute,
         Rewrite::Fuse,
         Rewrite::Epilogue,
+        Rewrite::Prologue,
         Rewrite::Chain,
         Rewrite::Call,
         Rewrite::Layout,
@@ -49,6 +52,7 @@ impl Rewrite {
             Rewrite::Recompute => "recompute",
             Rewrite::Fuse => "fuse",
             Rewrite::Epilogue => "epilogue",
+            Rewrite::Prologue => "prologue",
             Rewrite::Chain => "chain",
             Rewrite::Call => "call",
             Rewrite::Layout => "layout",

@@ -6,8 +6,7 @@
 
 use crate::compile::SourceUnit;
 use crate::contraction::{
-    self, Axis, Choice, Contraction, EmittedContraction, Hooks, Known, Roles, ScalarForm, Told,
-    Unsupported,
+    self, Choice, EmittedContraction, Hooks, Known, ScalarForm, Told, Unsupported,
 };
 use crate::emit::{self, Arg};
 use crate::features::{Pairs, Target};
@@ -15,17 +14,22 @@ use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize};
-use graph::{ContainerId, Graph, Map, Node, NodeKind, Origin, Recipe, Schedule, Stage, Storage};
+use graph::{ContainerId, Graph, Node, NodeKind, Origin, Recipe, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod halves;
+mod members;
+mod prologue;
 mod scalar;
 mod share;
 mod sums;
 mod told;
 mod work;
 
+pub(crate) use members::split_epilogue;
+use members::{product_dims, split_prologues};
+use prologue::Before;
 pub use told::{PlacedCuts, Wanted};
 pub use work::Work;
 pub(crate) use work::operations;
@@ -159,6 +163,7 @@ pub fn lower_as(
         threads,
         recipe: wanted.recipe.cloned().unwrap_or_default(),
         choices: Vec::new(),
+        before: Before::default(),
         texts: BTreeMap::new(),
         emitted: BTreeMap::new(),
         names: BTreeMap::new(),
@@ -203,6 +208,8 @@ struct Lowering<'a> {
     pairs: Option<Pairs>,
     threads: usize,
     recipe: Recipe,
+    /// What makes operands of the contraction at hand.
+    before: Before,
     /// Position in `sources` by text.
     texts: BTreeMap<String, usize>,
     /// Contractions by what decides their text.
@@ -253,6 +260,9 @@ impl Lowering<'_> {
         if let Some(found) = self.recognize(node) {
             return self.contraction(node, &found);
         }
+        if let Some((before, product)) = split_prologues(&self.graph, node, map) {
+            return self.after_prologues(&before, &product);
+        }
         if let Some((first, rest)) = split_epilogue(node, map)
             && let Some(found) = self.recognize(&first)
         {
@@ -287,7 +297,7 @@ impl Lowering<'_> {
             what: e.to_string(),
         };
         let place = self.told(node, found);
-        let hooks = Hooks::default();
+        let hooks = self.before.hooks();
         let emitted = self.emitted(&found.contraction, &hooks).map_err(refuse)?;
         self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
@@ -296,15 +306,17 @@ impl Lowering<'_> {
         self.kernels[kernel].cuts = self.placed(place, &emitted);
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
         self.kernels[kernel].scalar = emitted.refusal.map(scalar);
-        let source = self.source(node, emitted.source, symbols);
+        let source = self.source(node, self.before.text.clone() + &emitted.source, symbols);
         let workspace = self.workspace(emitted.shared_scratch_bytes);
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
-        let mut args = vec![
-            Buffer::Container(found.a),
-            Buffer::Container(found.b),
-            Buffer::Container(found.out),
-        ];
-        args.extend(workspace);
+        let product = Buffer::Container(found.out);
+        let [a, b] = self.before.operands(found);
+        let mut args = vec![a, b, product];
+        match self.before.args.is_empty() {
+            true => args.extend(workspace),
+            false => args.push(workspace.unwrap_or(product)),
+        }
+        args.extend(self.before.buffers());
         for symbol in self.sources[source].symbols.clone() {
             self.launches
                 .push((node.stage, source, symbol, args.clone(), kernel));
@@ -327,7 +339,7 @@ impl Lowering<'_> {
         let name = format!("{PLACEHOLDER}_epilogue");
         let hooks = Hooks {
             epilogue: Some(name.clone()),
-            ..Hooks::default()
+            ..self.before.hooks()
         };
         let c = &found.contraction;
         let place = self.told(node, found);
@@ -340,7 +352,7 @@ impl Lowering<'_> {
         let escapes = self.graph.container(found.out).storage != Storage::Local;
         let buffers = emit::Buffers {
             product: 2,
-            first: 4,
+            first: 4 + self.before.args.len(),
         };
         let epilogue = emit::emit_epilogue(&self.graph, rest, found.out, !escapes, &dims, buffers)?;
         let Some(epilogue) = epilogue else {
@@ -358,18 +370,16 @@ impl Lowering<'_> {
         };
         self.kernels[kernel].cuts = self.placed(place, &emitted);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
-        let text = epilogue.text.replace(emit::NAME, &name) + &emitted.source;
+        let text = self.before.text.clone() + &epilogue.text.replace(emit::NAME, &name);
+        let text = text + &emitted.source;
         let source = self.source(node, text, symbols);
         let workspace = self.workspace(emitted.shared_scratch_bytes);
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
         let product = Buffer::Container(epilogue.in_place.unwrap_or(found.out));
-        let mut args = vec![
-            Buffer::Container(found.a),
-            Buffer::Container(found.b),
-            product,
-            // Where nothing is shared, nobody looks at this buffer.
-            workspace.unwrap_or(product),
-        ];
+        let [a, b] = self.before.operands(found);
+        // Where nothing is shared, nobody looks at the fourth buffer.
+        let mut args = vec![a, b, product, workspace.unwrap_or(product)];
+        args.extend(self.before.buffers());
         args.extend(epilogue.args.iter().map(|id| Buffer::Container(*id)));
         for symbol in self.sources[source].symbols.clone() {
             self.launches
@@ -510,55 +520,6 @@ impl Lowering<'_> {
             choices: self.choices,
         })
     }
-}
-
-/// The product's dimensions by role, where each is an axis of its container.
-fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
-    let dim = |d: &usize| {
-        let alone = |axis: &&Axis| axis.terms == [(*d, 1)] && axis.offset == 0;
-        let mut axes = c.out.axes.iter().filter(alone);
-        let own = axes.next().filter(|axis| axis.size == c.dims[*d]);
-        let gone_through = |axis: &&Axis| roles.places.contains(&(*d, axis.size, axis.stride));
-        let axis = own.or_else(|| c.out.axes.iter().find(gone_through))?;
-        Some(emit::ProductDim {
-            size: axis.size,
-            stride: axis.stride,
-        })
-    };
-    let of = |dims: &[usize]| dims.iter().map(dim).collect::<Option<Vec<_>>>();
-    let product = emit::Product {
-        batch: of(&roles.batch)?,
-        m: of(&roles.m)?,
-        n: of(&roles.n)?,
-    };
-    let n_dims = product.batch.len() + product.m.len() + product.n.len();
-    let n_axes = c.out.axes.iter().filter(|axis| axis.size > 1).count();
-    (n_dims == n_axes).then_some(product)
-}
-
-/// A kernel that begins with a contraction, as the contraction and the rest.
-pub(crate) fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
-    if map.schedule != Schedule::Kernel || !map.params.is_empty() {
-        return None;
-    }
-    let (first, rest) = map.body.split_first()?;
-    let rest = match rest {
-        [
-            one @ Node {
-                kind: NodeKind::Map(_),
-                ..
-            },
-        ] => one.clone(),
-        _ => Node {
-            kind: NodeKind::Map(Map {
-                params: Vec::new(),
-                body: rest.to_vec(),
-                schedule: Schedule::Kernel,
-            }),
-            ..node.clone()
-        },
-    };
-    Some((first.clone(), rest))
 }
 
 /// A C identifier from an origin's name.

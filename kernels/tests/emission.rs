@@ -333,6 +333,36 @@ fn element_wise_work_after_a_product_is_its_epilogue() {
     assert_eq!(n_cases, 10);
 }
 
+/// What makes operands of a product does so while the product packs them; the weights of a depthwise convolution
+/// stay in registers.
+#[test]
+fn element_wise_work_on_operands_is_the_product_s_prologue() {
+    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let mut n_cases = 0;
+    for (name, graph) in cases() {
+        if !name.starts_with("prologue_") {
+            continue;
+        }
+        let lowered = lower(&graph, &target, 2).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let paths: Vec<&str> = lowered.kernels.iter().map(|k| k.path).collect();
+        let refused = name == "prologue_refused";
+        assert_eq!(paths.contains(&"loops"), refused, "{name}: {paths:?}");
+        for kernel in &lowered.kernels {
+            assert_eq!(kernel.scalar, None, "{name}: {}", kernel.name);
+            let is_local = |id: &ContainerId| {
+                let name = &graph.container(*id).name;
+                !refused && ["t", "u", "dy", "dy_again"].contains(&name.as_str())
+            };
+            // What the graph has as local is in no memory.
+            let mut touched = kernel.reads.iter().chain(&kernel.writes);
+            let is_input = |id: &ContainerId| graph.inputs.contains(id);
+            assert!(!touched.any(|id| is_local(id) && !is_input(id)), "{name}");
+        }
+        n_cases += 1;
+    }
+    assert_eq!(n_cases, 8);
+}
+
 /// Sums of a product's columns are made while its blocks are in cache, where the blocks are final one by one.
 #[test]
 fn sums_of_columns_are_part_of_the_product() {

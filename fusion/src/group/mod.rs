@@ -8,11 +8,13 @@
 //! And when no third kernel must run between the two. Pays when the data passed between members,
 //! or read by both, stays in registers or cache: so the inner working set is bounded, and the
 //! dimension that is contiguous in memory never becomes the outer one of a kernel with inner loops.
-//! A contraction takes successors over its whole output as its epilogue, see [`epilogue`].
+//! A contraction takes successors over its whole output as its epilogue, see [`epilogue`]. Element-wise kernels
+//! that are left, and whose results only contractions read, become their prologues, see [`prologue`].
 
 mod epilogue;
 mod links;
 mod obstacle;
+mod prologue;
 mod told;
 mod write;
 
@@ -24,6 +26,7 @@ use graph::{
 };
 use links::Links;
 pub use obstacle::Obstacle;
+pub use prologue::Obstacle as PrologueObstacle;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use write::emit_kernels;
@@ -41,6 +44,8 @@ const MAX_CONTAINERS: usize = 24;
 #[derive(Clone, Debug)]
 struct Group {
     members: Vec<Member>,
+    /// What computes the contraction's operands while it packs them.
+    prologues: Vec<Member>,
     /// Sizes of the outer parameters.
     outer: Vec<i64>,
     /// Whether the first member is a contraction, which others may only follow.
@@ -81,6 +86,9 @@ pub fn group(
         .map(|(at, node)| Some(Group::of(graph, at, node)))
         .collect();
     while merge_round(graph, &mut groups, target, recipe, decisions) {}
+    if target == Target::Cpu {
+        prologue::absorb(graph, &mut groups, recipe, decisions);
+    }
     decisions.extend(told::settled(graph, &groups, recipe, decisions));
     emit_kernels(graph, &groups)
 }
@@ -190,6 +198,7 @@ impl Group {
             reads: node.reads().into_iter().collect(),
             writes: node.writes().into_iter().collect(),
             members: vec![Member { at, node, bound }],
+            prologues: Vec::new(),
         }
     }
 

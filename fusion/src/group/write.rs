@@ -61,15 +61,16 @@ pub(super) fn emit_kernels(
 
 fn kernel_of(group: &Group) -> Node {
     let first = &group.members[0].node;
-    if group.members.len() == 1 {
+    if group.members.len() == 1 && group.prologues.is_empty() {
         return first.clone();
     }
     let names: Vec<Symbol> = (0..group.outer.len())
         .map(|k| Symbol::new(format!("p{k}")))
         .collect();
     let body = group
-        .members
+        .prologues
         .iter()
+        .chain(&group.members)
         .map(|m| inner_node(group, m, &names))
         .collect();
     let params = if group.contraction {
@@ -101,7 +102,7 @@ fn kernel_of(group: &Group) -> Node {
 /// The names of a kernel's members, each once, in order.
 fn joined_names(group: &Group) -> String {
     let mut names: Vec<&str> = Vec::new();
-    for m in &group.members {
+    for m in group.members.iter().chain(&group.prologues) {
         if !names.contains(&m.node.origin.node.as_str()) {
             names.push(&m.node.origin.node);
         }

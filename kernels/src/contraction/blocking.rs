@@ -2,7 +2,7 @@
 //! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by the cost
 //! model in `cost`; emits no text.
 
-use super::NoFastForm;
+use super::{Hooks, NoFastForm};
 use super::access::{Access, Coord, Problem};
 use super::choice::KnownChoice;
 use super::groups::{Diagonal, Place};
@@ -85,6 +85,16 @@ pub struct Plan {
     pub open: Open,
     /// Most numbers of the broadcast operand in a block.
     pub a_numbers: i64,
+}
+
+impl Shape {
+    /// Whether the operands that are to be kept are staged in blocks without common elements.
+    pub fn keeps(&self, hooks: &Hooks, is_only_part: bool) -> bool {
+        let [a, b] = &hooks.keeps;
+        let (staged, packed) = if self.swapped { (b, a) } else { (a, b) };
+        let disjoint = self.a.coords.iter().all(Coord::is_plain);
+        packed.is_none() && (staged.is_none() || (disjoint && is_only_part))
+    }
 }
 
 impl Cut {

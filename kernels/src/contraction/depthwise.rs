@@ -1,7 +1,8 @@
 //! Depthwise convolutions: one channel dim in all three operands, contiguous, becomes the vector.
 //! Forward and data gradient keep the taps' weights in registers along an output row; the weight
 //! gradient keeps the taps' sums. Rows outside the image read a row of zeros; border columns are
-//! written out with the taps they have. Takes no prologue.
+//! written out with the taps they have. A prologue makes each row of the image once for each thread that needs
+//! it, and keeps as many as a window has.
 
 use super::access::{Access, Coord, Problem};
 use super::driver::zero_fill;
@@ -22,9 +23,15 @@ const TWO_LOADS: f64 = 4.5;
 const POSITIONS_IN_BAND: i64 = 64;
 /// Bands for each thread, so that all have work.
 const BANDS_PER_THREAD: i64 = 8;
+/// Rows in scratch begin at a cache line.
+const ALIGNED_NUMBERS: i64 = 16;
+
+fn aligned(numbers: i64) -> i64 {
+    (numbers + ALIGNED_NUMBERS - 1) / ALIGNED_NUMBERS * ALIGNED_NUMBERS
+}
 
 /// A depthwise problem, seen from its image operand: positions move the window, taps are inside it.
-struct Depthwise {
+pub struct Depthwise {
     prefix: String,
     vector: Vector,
     /// Whether the sum runs over positions (weight gradient) and not over taps.
@@ -51,6 +58,9 @@ struct Depthwise {
     /// Tap dims but the innermost.
     row_taps: Vec<usize>,
     shared_at: i64,
+    /// Make the image, and the other operand of a weight gradient.
+    x_prologue: Option<String>,
+    y_prologue: Option<String>,
     epilogue: Option<String>,
     sums: Option<String>,
 }
@@ -63,15 +73,11 @@ pub fn emit(
     vector: Vector,
     target: &Target,
 ) -> Result<Option<EmittedContraction>, NoFastForm> {
-    if hooks.prologue_a.is_some() || hooks.prologue_b.is_some() || form.parts.is_empty() {
+    let Some(mut parts) = recognize(form, hooks, vector, target)? else {
         return Ok(None);
-    }
-    let mut parts = Vec::new();
+    };
     let mut shared = 0;
-    for (i, p) in form.parts.iter().enumerate() {
-        let Some(mut part) = Depthwise::recognize(p, vector, target) else {
-            return Ok(None);
-        };
+    for (i, part) in parts.iter_mut().enumerate() {
         if part.reduce && hooks.follow() {
             return Err(NoFastForm::SplitSum);
         }
@@ -80,11 +86,11 @@ pub fn emit(
         part.epilogue.clone_from(&hooks.epilogue);
         part.sums.clone_from(&hooks.sums);
         shared += part.shared_numbers();
-        parts.push(part);
     }
     let mut t = CText::default();
     t.raw(&preamble(vector));
     for p in &parts {
+        p.row_function(&mut t);
         p.main_function(&mut t);
         if p.reduce {
             p.combine_function(&mut t);
@@ -114,7 +120,7 @@ pub fn emit(
     }
     let thread = parts
         .iter()
-        .map(|p| p.weight_numbers() + p.zero_numbers())
+        .map(Depthwise::thread_numbers)
         .max()
         .unwrap_or(0);
     Ok(Some(EmittedContraction {
@@ -140,6 +146,33 @@ pub fn emit(
         finishes_in_blocks: !parts[0].reduce,
         roles: parts[0].roles(),
     }))
+}
+
+/// All parts of `form`, if each is depthwise.
+pub fn recognize(
+    form: &GatherForm,
+    hooks: &Hooks,
+    vector: Vector,
+    target: &Target,
+) -> Result<Option<Vec<Depthwise>>, NoFastForm> {
+    if form.parts.is_empty() {
+        return Ok(None);
+    }
+    let mut parts = Vec::new();
+    for p in &form.parts {
+        let Some(mut part) = Depthwise::recognize(p, vector, target) else {
+            return Ok(None);
+        };
+        let mut prologues = [hooks.prologue_a.clone(), hooks.prologue_b.clone()];
+        part.x_prologue = prologues[part.x_buf].take();
+        let other = prologues[1 - part.x_buf].take();
+        if other.is_some() && !part.reduce {
+            return Err(NoFastForm::ComputedWeights);
+        }
+        part.y_prologue = other;
+        parts.push(part);
+    }
+    Ok(Some(parts))
 }
 
 impl Depthwise {
@@ -222,6 +255,8 @@ impl Depthwise {
                 .collect(),
             dims: p.dims.clone(),
             shared_at: 0,
+            x_prologue: None,
+            y_prologue: None,
             epilogue: None,
             sums: None,
         };
@@ -300,19 +335,61 @@ impl Depthwise {
             .filter(|c| c.guarded && **c != self.column_coord)
     }
 
-    /// Length of the row that stands in for rows outside the image.
-    fn zero_numbers(&self) -> i64 {
+    /// Numbers of a row of the image, from its first position on.
+    fn row_numbers(&self) -> i64 {
         let c = &self.column_coord;
         let last = if c.guarded {
             c.size - 1
         } else {
             self.column_position(self.dims[self.column] - 1, self.column_taps() - 1)
         };
-        if self.row_guards().next().is_some() {
-            last.max(0) * c.stride + self.padded_channels()
-        } else {
-            0
+        last.max(0) * c.stride + self.channels
+    }
+
+    /// Length of the row that stands in for rows outside the image.
+    fn zero_numbers(&self) -> i64 {
+        match self.row_guards().next() {
+            Some(_) => self.row_numbers() - self.channels + self.padded_channels(),
+            None => 0,
         }
+    }
+
+    /// Coordinates of the image along which a window has rows, each with how many positions it spans.
+    fn row_coords(&self) -> Vec<(&Coord, i64)> {
+        let span = |c: &Coord| -> i64 {
+            let steps = self.row_taps.iter().map(|&d| c.coeff(d) * (self.dims[d] - 1));
+            1 + steps.sum::<i64>()
+        };
+        let coords = self.x.coords.iter().map(|c| (c, span(c)));
+        coords.filter(|(_, span)| *span > 1).collect()
+    }
+
+    /// Rows that a prologue has made and that are kept.
+    fn kept_rows(&self) -> i64 {
+        match self.x_prologue {
+            Some(_) => self.row_coords().iter().map(|c| c.1).product(),
+            None => 0,
+        }
+    }
+
+    /// Numbers of a row of the other operand of a weight gradient.
+    fn y_row_numbers(&self) -> i64 {
+        (self.dims[self.column] - 1) * self.y.stride(self.column) + self.channels
+    }
+
+    /// Where the made rows of the image, and that of the other operand, lie in scratch; and where it ends.
+    fn made_rows_at(&self) -> [i64; 3] {
+        let x = aligned(self.weight_numbers() + self.zero_numbers());
+        let y = x + self.kept_rows() * aligned(self.row_numbers());
+        let y_row = match self.y_prologue {
+            Some(_) => aligned(self.y_row_numbers()),
+            None => 0,
+        };
+        [x, y, y + y_row]
+    }
+
+    fn thread_numbers(&self) -> i64 {
+        self.made_rows_at()[2]
     }
 
     fn column_position(&self, x: i64, tap: i64) -> i64 {

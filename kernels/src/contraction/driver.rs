@@ -374,12 +374,10 @@ impl Part<'_> {
         }
         if let Some(s) = &self.plan.staging {
             let prologue = sides(self.hooks, self.plan.shape.swapped).0;
-            s.emit(
-                t,
-                &format!("{}_stage", self.prefix),
-                self.buffers().0,
-                prologue,
-            );
+            let side = self.buffers().0;
+            let keep = self.hooks.keeps[side].as_deref();
+            let name = format!("{}_stage", self.prefix);
+            s.emit(t, &name, side, prologue.map(|f| (f, keep)));
         }
         let kernels = self.micro_kernels(t);
         self.main_function(t, &kernels);

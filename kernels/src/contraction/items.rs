@@ -171,7 +171,15 @@ impl Part<'_> {
         } else {
             format!(", {}", ranges.join(", "))
         };
-        t.line(format!("{}_stage(buf, {src}, sa{ranges});", self.prefix));
+        // The first chunk of columns of each block belongs to one thread, which comes to it first.
+        let keep = match self.hooks.keeps[self.buffers().0] {
+            Some(_) => ", nc == 0",
+            None => "",
+        };
+        t.line(format!(
+            "{}_stage(buf, {src}, sa{keep}{ranges});",
+            self.prefix
+        ));
         t.line("}");
     }
 

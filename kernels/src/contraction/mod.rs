@@ -87,6 +87,9 @@ pub struct Hooks {
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
+    /// Of the operands that are staged in blocks, each element in one block: what to call in place of their
+    /// prologue where the element must be kept besides, which is once for each.
+    pub keeps: [Option<String>; 2],
     /// 16-bit types of `a` and `b`, where their prologues do nothing but widen.
     pub widens: [Option<DType>; 2],
     /// `static inline void E(void *const *buf, long tid, long batch, long m0, long m1, long n0, long n1)`:
@@ -186,7 +189,7 @@ pub struct EmittedContraction {
     pub path: &'static str,
     /// Why it is the scalar one, if it is.
     pub refusal: Option<NoFastForm>,
-    /// Whether it takes prologues.
+    /// Whether it takes prologues on both operands.
     pub takes_prologues: bool,
     /// How it was cut, where there was a choice.
     pub cuts: Option<Cuts>,
@@ -267,7 +270,25 @@ pub fn emit(
     Ok(generic::emit(name, c, reason, target))
 }
 
-/// The same for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
+/// Whether a fast form of `c` computes its operands by the prologues of `hooks`.
+pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Target) -> bool {
+    let vector = Vector::new(c.element, target.vector_width);
+    let Some(form) = check(c).ok().and_then(|()| gather::gather_form(access::Problem::new(c)).ok())
+    else {
+        return false;
+    };
+    match depthwise::recognize(&form, hooks, vector, target) {
+        Ok(Some(_)) => hooks.keeps == [None, None],
+        Ok(None) => {
+            let is_one = form.parts.len() == 1 && form.zeros.is_empty();
+            let fits = |p| blocking::shape(p).is_ok_and(|s| s.keeps(hooks, is_one));
+            form.parts.iter().all(fits)
+        }
+        Err(_) => false,
+    }
+}
+
+/// As [`emit`] for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
 /// needs the prelude before it. `None` where they do not fit.
 pub(crate) fn emit_pairs(
     name: &str,

@@ -37,6 +37,9 @@ pub enum NoFastForm {
     /// An epilogue on a sum that threads share.
     #[error("threads' parts of a sum are added without an epilogue")]
     SplitSum,
+    /// A prologue on the weights of a depthwise convolution, which stay in registers.
+    #[error("the weights of a depthwise convolution are not computed while they are read")]
+    ComputedWeights,
     /// An epilogue on a result whose elements are not one block in memory.
     #[error("the result's elements are not one block in memory, which an epilogue needs")]
     ScatteredResult,

@@ -84,14 +84,25 @@ impl Staging {
     }
 
     /// Emits `static void NAME(buf, src, dst, lo0, n0, lo1, n1, ..)`; `src` is an element offset into
-    /// `buf[buffer]`, `lo` and `n` the first position and the number of positions of each coordinate.
-    pub fn emit(&self, t: &mut CText, name: &str, buffer: usize, prologue: Option<&str>) {
+    /// `buf[buffer]`, `lo` and `n` the first position and the number of positions of each coordinate. If the
+    /// prologue's numbers are kept, there is an argument `keep` behind `dst`, and a second function that keeps them.
+    pub fn emit(
+        &self,
+        t: &mut CText,
+        name: &str,
+        buffer: usize,
+        prologue: Option<(&str, Option<&str>)>,
+    ) {
         let number = self.element.c_type();
         let args: Vec<String> = (0..self.coords.len())
             .map(|i| format!("long lo{i}, long n{i}"))
             .collect();
+        let keep = match prologue {
+            Some((_, Some(_))) => "int keep, ",
+            _ => "",
+        };
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *dst, {}) {{",
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *dst, {keep}{}) {{",
             args.join(", ")
         ));
         t.line(format!("const {number} *A = buf[{buffer}]; (void)A;"));
@@ -127,7 +138,7 @@ impl Staging {
     }
 
     /// The innermost run: its outermost coordinate is clipped to the container.
-    fn copy_run(&self, t: &mut CText, i: usize, prologue: Option<&str>) {
+    fn copy_run(&self, t: &mut CText, i: usize, prologue: Option<(&str, Option<&str>)>) {
         let c = &self.coords[i];
         let unit: i64 = self.coords[i + 1..].iter().map(|c| c.extent).product();
         let step = if i + 1 == self.coords.len() {
@@ -155,10 +166,16 @@ impl Staging {
             t.line(format!("const long p = 0, q = n{i};"));
         }
         match prologue {
-            Some(f) => t.line(format!(
-                "if (q > p) {f}(buf, d + p*{unit}L, s + p*{}L, {step}L, (q - p)*{unit}L);",
-                unit * step
-            )),
+            Some((f, keep)) => {
+                let args = format!(
+                    "(buf, d + p*{unit}L, s + p*{}L, {step}L, (q - p)*{unit}L);",
+                    unit * step
+                );
+                t.line(match keep {
+                    Some(keep) => format!("if (q > p) {{ if (keep) {keep}{args} else {f}{args} }}"),
+                    None => format!("if (q > p) {f}{args}"),
+                });
+            }
             None if step == 1 => t.line(format!(
                 "for (long x = p*{unit}L; x < q*{unit}L; x++) d[x] = A[s + x];"
             )),

@@ -121,7 +121,7 @@ pub(crate) fn emit_epilogue(
 }
 
 /// The loops and statements of a kernel that is one nest without conflicts.
-fn only_leaf(kernel: &mut Kernel) -> Option<(Vec<Loop>, Vec<Statement>)> {
+pub(super) fn only_leaf(kernel: &mut Kernel) -> Option<(Vec<Loop>, Vec<Statement>)> {
     let [nest] = kernel.phases.as_mut_slice() else {
         return None;
     };

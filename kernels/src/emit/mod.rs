@@ -14,6 +14,7 @@ mod frame;
 pub(crate) mod index;
 mod leaf;
 pub(crate) mod merge;
+mod prologue;
 mod reduce;
 mod rows;
 pub(crate) mod scalar;
@@ -28,6 +29,7 @@ use graph::{ContainerId, Graph, Node};
 
 pub(crate) use columns::{Around, emit_columns};
 pub(crate) use epilogue::{Buffers, Product, ProductDim, emit_epilogue};
+pub(crate) use prologue::emit_prologue;
 pub(crate) use scalar::INTEGER_SUPPORT;
 pub(crate) use text::comment;
 

@@ -157,8 +157,7 @@ impl Lowering<'_> {
             prologue_a: hook(0, found.a),
             prologue_b: hook(1, found.b),
             widens: [found.a, found.b].map(|id| Some(self.dtype(id)).filter(|d| is_half(*d))),
-            epilogue: None,
-            sums: None,
+            ..Hooks::default()
         }
     }
 

@@ -116,7 +116,7 @@ impl Lowering<'_> {
         let hooks = Hooks {
             epilogue: followers.points.as_ref().map(|_| epilogue_name.clone()),
             sums: Some(sums_name.clone()),
-            ..Hooks::default()
+            ..self.before.hooks()
         };
         let c = &found.contraction;
         let Ok(emitted) = self.emitted(c, &hooks) else {
@@ -136,7 +136,7 @@ impl Lowering<'_> {
             product: in_place.unwrap_or(found.out),
             buffers: emit::Buffers {
                 product: 2,
-                first: FIRST + epilogue_args.len(),
+                first: FIRST + self.before.args.len() + epilogue_args.len(),
             },
             slots: emitted.sum_slots,
         };
@@ -167,7 +167,8 @@ impl Lowering<'_> {
         let kernel = self.kernel(node, emitted.path, flops, n_launches);
         let launches = emitted.launches.iter().map(|l| l.symbol.clone());
         let symbols = launches.chain([format!("{sums_name}_merge")]).collect();
-        let text = epilogue_text
+        let text = self.before.text.clone()
+            + &epilogue_text
             + &columns.block.replace(emit::NAME, &sums_name)
             + &emitted.source
             + &columns.merge.replace(emit::NAME, &sums_name);
@@ -175,13 +176,10 @@ impl Lowering<'_> {
         let workspace = self.workspace(emitted.shared_scratch_bytes);
         self.scratch = self.scratch.max(emitted.thread_scratch_bytes);
         let product = Buffer::Container(in_place.unwrap_or(found.out));
-        let mut args = vec![
-            Buffer::Container(found.a),
-            Buffer::Container(found.b),
-            product,
-            // Where nothing is shared, nobody looks at this buffer.
-            workspace.unwrap_or(product),
-        ];
+        let [a, b] = self.before.operands(found);
+        // Where nothing is shared, nobody looks at the fourth buffer.
+        let mut args = vec![a, b, product, workspace.unwrap_or(product)];
+        args.extend(self.before.buffers());
         let own = epilogue_args.iter().chain(&columns.args);
         args.extend(own.map(|id| Buffer::Container(*id)));
         args.extend(self.workspace(columns.bytes as usize));
@@ -212,7 +210,7 @@ impl Lowering<'_> {
         let escapes = self.graph.container(found.out).storage != Storage::Local;
         let buffers = emit::Buffers {
             product: 2,
-            first: FIRST,
+            first: FIRST + self.before.args.len(),
         };
         let replace = !escapes && !read;
         let epilogue = emit::emit_epilogue(&self.graph, points, found.out, replace, dims, buffers)?;

@@ -29,10 +29,11 @@ class Decision:
 
     - ``kind``: the rewrite. ``inline``: a value is computed where it is read instead of stored.
       ``recompute``: the backward pass computes a value again. ``fuse``: two kernels become one.
-      ``epilogue``: element-wise work joins the kernel of a product, at its end. ``chain``: on a
-      GPU, two products and the work between them share a kernel. ``call``: on a GPU, an operator
-      that PyTorch computes reads its operand in place. ``layout``: a value gets another order of
-      dimensions than row-major. ``blocking``: how a contraction is cut into blocks.
+      ``epilogue``: element-wise work joins the kernel of a product, at its end. ``prologue``:
+      products compute an operand while they read it. ``chain``: on a GPU, two products and the
+      work between them share a kernel. ``call``: on a GPU, an operator that PyTorch computes reads
+      its operand in place. ``layout``: a value gets another order of dimensions than row-major.
+      ``blocking``: how a contraction is cut into blocks.
     - ``stage``: ``forward`` or ``backward``. ``node``, ``module``: the operator and the path of its
       module. ``container``: the value. ``other``: if two kernels are joined, a value that the first
       one writes. ``source``: the line in the model's code.

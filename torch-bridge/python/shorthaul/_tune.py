@@ -301,7 +301,7 @@ class _Search:
         wanted = [
             decision
             for decision in self.recipe.decisions
-            if decision.kind in ("inline", "fuse", "epilogue", "layout")
+            if decision.kind in ("inline", "fuse", "epilogue", "prologue", "layout")
             and decision.may_change
             and decision.exists
             and decision.take is None

@@ -1,10 +1,28 @@
 //! The C text of a depthwise convolution: the main function and the one that adds up the parts of a weight
 //! gradient. Owns no condition: what is emitted here was recognized before.
 
-use super::{Coord, Depthwise};
+use super::{Coord, Depthwise, aligned};
 use crate::contraction::text::{CText, affine};
 
 impl Depthwise {
+    /// The function that makes a row of the image, unless it is there already.
+    pub(super) fn row_function(&self, t: &mut CText) {
+        let Some(prologue) = &self.x_prologue else {
+            return;
+        };
+        let number = self.vector.element.c_type();
+        t.line(format!(
+            "static inline const {number} *{}_row(void *const *buf, {number} *row, long at, long *made) {{",
+            self.prefix
+        ));
+        t.line(format!(
+            "if (*made != at) {{ *made = at; {prologue}(buf, row, at, 1, {}L); }}",
+            self.row_numbers()
+        ));
+        t.line("return row;");
+        t.line("}");
+    }
+
     pub(super) fn main_function(&self, t: &mut CText) {
         let cp = self.padded_channels();
         let (number, bytes) = (self.vector.element.c_type(), self.vector.element.bytes());
@@ -17,6 +35,16 @@ impl Depthwise {
             self.x_buf, self.x.base
         ));
         let units: i64 = self.outer.iter().map(|&d| self.dims[d]).product();
+        if self.x_prologue.is_some() {
+            t.line(format!(
+                "(void)X; {number} *rows = ({number} *)scratch + {}L;",
+                self.made_rows_at()[0]
+            ));
+            let n = self.kept_rows();
+            t.line(format!(
+                "long made[{n}]; for (long i = 0; i < {n}L; i++) made[i] = -1;"
+            ));
+        }
         if self.zero_numbers() > 0 {
             t.line(format!(
                 "{number} *zero = ({number} *)scratch + {}L;",
@@ -148,7 +176,20 @@ impl Depthwise {
             .collect();
         let constness = if self.reduce { "const " } else { "" };
         let number = self.vector.element.c_type();
-        t.line(format!("{constness}{number} *y = Y + {};", affine(&at, 0)));
+        match &self.y_prologue {
+            Some(prologue) => {
+                t.line(format!(
+                    "{number} *y = ({number} *)scratch + {}L; (void)Y;",
+                    self.made_rows_at()[1]
+                ));
+                t.line(format!(
+                    "{prologue}(buf, y, {}, 1, {}L);",
+                    affine(&at, self.y.base),
+                    self.y_row_numbers()
+                ));
+            }
+            None => t.line(format!("{constness}{number} *y = Y + {};", affine(&at, 0))),
+        }
         for (i, row) in self.rows().iter().enumerate() {
             let tap = |c: &Coord| -> i64 {
                 self.row_taps
@@ -181,7 +222,18 @@ impl Depthwise {
                     ));
                 }
             }
-            let from = format!("X + {}", affine(&terms, fixed));
+            let from = match &self.x_prologue {
+                Some(_) => {
+                    let slot = self.slot(&tap);
+                    format!(
+                        "{}_row(buf, rows + ({slot})*{}L, {}, made + {slot})",
+                        self.prefix,
+                        aligned(self.row_numbers()),
+                        affine(&terms, fixed + self.x.base)
+                    )
+                }
+                None => format!("X + {}", affine(&terms, fixed)),
+            };
             let value = if tests.is_empty() {
                 from
             } else {
@@ -189,6 +241,24 @@ impl Depthwise {
             };
             t.line(format!("const {number} *r{i} = {value};"));
         }
+    }
+
+    /// Which of the kept rows is the one at `tap`: rows of one window differ in it.
+    fn slot(&self, tap: &dyn Fn(&Coord) -> i64) -> String {
+        let mut slot = String::from("0");
+        for (c, span) in self.row_coords() {
+            let here: Vec<(String, i64)> = self
+                .outer
+                .iter()
+                .map(|&d| (format!("q{d}"), c.coeff(d)))
+                .collect();
+            let digit = format!("({})%{span}L", affine(&here, c.offset + tap(c)));
+            slot = match slot.as_str() {
+                "0" => digit,
+                before => format!("({before})*{span}L + {digit}"),
+            };
+        }
+        slot
     }
 
     /// One row of positions for the channels from `c`.
