@@ -28,7 +28,7 @@ pub struct Sizes {
     /// What the program is made for.
     pub own: Bindings,
     /// Sizes that nobody asked for. Planning the graph for them shows which numbers in kernels follow from
-    /// sizes; nothing is compiled for them.
+    /// sizes; the texts that they call are compiled as well.
     pub expected: Vec<Bindings>,
 }
 
