@@ -183,6 +183,9 @@ fn conv_transpose(cx: &mut NodeCx) -> Values {
     }
 }
 
+/// Elements of a window whose columns are summed, at most.
+const MOST_TAPS: i64 = 1 << 10;
+
 /// Columns of windows summed to the image they came from: a transposed convolution whose weights put each element of a
 /// window at its place.
 fn col2im(cx: &mut NodeCx) -> Values {
@@ -195,7 +198,15 @@ fn col2im(cx: &mut NodeCx) -> Values {
     };
     let geometry = Geometry::of(cx, block)?;
     let d = geometry.kernel.len();
-    let taps: i64 = geometry.kernel.iter().product();
+    let sizes = geometry.kernel.iter().chain(&geometry.stride);
+    let is_usual = sizes.chain(&geometry.dilation).all(|n| *n >= 1)
+        && image.iter().all(|n| n.unsigned_abs() <= MOST);
+    let taps = geometry
+        .kernel
+        .iter()
+        .try_fold(1i64, |all, n| all.checked_mul(*n));
+    let taps = taps.filter(|n| is_usual && *n <= MOST_TAPS);
+    let taps = taps.ok_or("its window or its image has an unusual size")?;
     let shape = cx.shape(x);
     let [batch, rows, _] = shape.as_slice() else {
         return Err("its input must have 3 dimensions".into());

@@ -9,6 +9,9 @@ use graph::{ContainerId, DType, Expr, SymExpr, Tensor};
 
 pub static RULES: Rules = &[("DeformConv", deform_conv), ("RoiAlign", roi_align)];
 
+/// Positions at which the windows of an image read, at most.
+const MOST_READS: i64 = 1 << 24;
+
 /// Parts of a region, and samples in a part, along a dimension, at most.
 const MOST_SAMPLES: i64 = 1 << 10;
 
@@ -31,9 +34,14 @@ fn deform_conv(cx: &mut NodeCx) -> Values {
         .ok_or("its offsets have dynamic sizes")?;
     let (groups, offset_groups) = (cx.int("group", 1)?, cx.int("offset_group", 1)?);
     let (channels, taps) = (sizes[0], geometry.kernel[0] * geometry.kernel[1]);
+    let points = to[0].checked_mul(to[1]);
+    let reads = points.and_then(|points| points.checked_mul(taps));
+    if !(taps > 0 && reads.is_some_and(|n| n <= MOST_READS)) {
+        return Err("it reads at too many positions".into());
+    }
     let fits = groups > 0
         && offset_groups > 0
-        && channels == of_weight[1] * groups
+        && Some(channels) == of_weight[1].checked_mul(groups)
         && of_weight[0] % groups == 0
         && channels % offset_groups == 0;
     if !fits {

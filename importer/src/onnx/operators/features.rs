@@ -20,7 +20,10 @@ fn extract(cx: &mut NodeCx) -> Values {
     let n = SymExpr::product(&cx.shape(index));
     let index = cx.cast(index, DType::I64)?;
     let index = cx.reshape(index, vec![n])?;
-    let last = cx.rank(x) - 1;
+    let last = cx
+        .rank(x)
+        .checked_sub(1)
+        .ok_or("its input is a single number")?;
     single(cx.along("gather", &[x, index], last)?)
 }
 

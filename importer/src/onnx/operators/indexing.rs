@@ -99,6 +99,12 @@ fn flat_positions(
 /// The first `n` dimensions of `x` as one.
 fn flattened(cx: &mut NodeCx, x: ContainerId, n: usize) -> Result<ContainerId, Refusal> {
     let shape = cx.shape(x);
+    if shape.len() < n {
+        return Err(Refusal(format!(
+            "{n} dimensions are needed, and it has {}",
+            shape.len()
+        )));
+    }
     let mut flat = vec![SymExpr::product(&shape[..n])];
     flat.extend_from_slice(&shape[n..]);
     cx.reshape(x, flat)
@@ -264,7 +270,9 @@ fn max_unpool(cx: &mut NodeCx) -> Values {
     let d = kernel.len();
     let stride = cx.ints("strides")?.unwrap_or_else(|| vec![1; d]);
     let pads = cx.ints("pads")?.unwrap_or_else(|| vec![0; 2 * d]);
-    if shape.len() != d + 2 || stride.len() != d || pads.len() != 2 * d {
+    let all = kernel.iter().chain(&stride).chain(&pads);
+    let is_usual = all.clone().all(|n| n.unsigned_abs() <= MOST_PAIRS as u64);
+    if !is_usual || shape.len() != d + 2 || stride.len() != d || pads.len() != 2 * d {
         return Err("its window does not fit its input".into());
     }
     let mut to = shape[..2].to_vec();

@@ -119,6 +119,9 @@ fn mean(
     cx.op1("average_pool", &[x], list)
 }
 
+/// Elements along a dimension whose windows have gaps, and of such a window, at most.
+const MOST_ALONG: i64 = 1 << 20;
+
 fn mean_with_gaps(
     cx: &mut NodeCx,
     x: ContainerId,
@@ -135,6 +138,12 @@ fn mean_with_gaps(
     let shape = cx.shape(x);
     let sizes: Option<Vec<i64>> = shape[2..].iter().map(SymExpr::as_const).collect();
     let sizes = sizes.ok_or("windows with gaps need an input of fixed size")?;
+    let all = kernel.iter().chain(&stride).chain(&dilation);
+    let is_usual = all.chain(&sizes).all(|n| (1..=MOST_ALONG).contains(n))
+        && kernel.iter().try_fold(1i64, |all, n| all.checked_mul(*n)) <= Some(MOST_ALONG);
+    if !is_usual {
+        return Err("its window or its input has an unusual size".into());
+    }
     let mut outputs = Vec::new();
     // Of the product of these, one for each dimension, each element's window has a part.
     let mut counts: Vec<Vec<f64>> = Vec::new();

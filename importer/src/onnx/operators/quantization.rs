@@ -240,6 +240,7 @@ fn integer_conv(
     (w, w_zero): (usize, usize),
 ) -> Result<ContainerId, Refusal> {
     let (shape, weight) = (cx.input_shape(x)?, cx.input_shape(w)?);
+    spatial(&weight)?;
     let geometry = Geometry::of(cx, kernel_of(&weight)?)?.resolve(spatial(&shape)?)?;
     let float = exact(&SymExpr::product(&weight[1..]));
     let x = centered(cx, (x, x_zero), 0, float)?;

@@ -16,6 +16,9 @@ pub static RULES: Rules = &[("Resize", resize)];
 /// else a dimension is resized by a product with the matrix of weights.
 const MOST_READS: usize = 4;
 
+/// Elements along a dimension that is interpolated, at most.
+const MOST_ALONG: f64 = 65536.0;
+
 /// Inputs: x, region, scales, sizes. Nearest neighbours at whole factors repeat elements, whatever the sizes are; all
 /// else needs numbers for the sizes that change.
 fn resize(cx: &mut NodeCx) -> Values {
@@ -227,6 +230,23 @@ fn numbers(
         .map(|n| usize::try_from(n?).ok())
         .collect();
     let fixed = fixed.ok_or("it changes a dynamic size; fix that size")?;
+    let given = |position: usize| inputs[position].as_ref().and_then(|t| t.to_f64());
+    let sizes = given(3).unwrap_or_default();
+    let scales = given(2).unwrap_or_default();
+    let wanted = (0..axes.len()).map(|n| match (sizes.get(n), scales.get(n)) {
+        (Some(size), _) => *size,
+        (None, Some(scale)) => scale * fixed[axes[n]] as f64,
+        (None, None) => 0.0,
+    });
+    let is_long = |(n, wanted): (usize, f64)| {
+        let own = fixed[axes[n]] as f64;
+        wanted != own && wanted.max(own) > MOST_ALONG
+    };
+    if wanted.enumerate().any(is_long) {
+        return Err(Refusal(format!(
+            "more than {MOST_ALONG} elements along a dimension are not resized"
+        )));
+    }
     Ok((fixed, inputs))
 }
 

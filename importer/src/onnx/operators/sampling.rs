@@ -11,6 +11,9 @@ use graph::{ContainerId, DType, Expr, SymExpr, Tensor, Unary};
 
 pub static RULES: Rules = &[("AffineGrid", affine_grid), ("GridSample", grid_sample)];
 
+/// Coordinates of a grid, at most.
+const MOST_POINTS: usize = 1 << 24;
+
 /// What is read outside of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Outside {
@@ -293,8 +296,12 @@ fn affine_grid(cx: &mut NodeCx) -> Values {
         .collect();
     let spatial = spatial.filter(|s| !s.is_empty());
     let spatial = spatial.ok_or("its size has dynamic spatial sizes, or none")?;
-    let points: usize = spatial.iter().product();
     let n = spatial.len();
+    let points = spatial
+        .iter()
+        .try_fold(1usize, |all, size| all.checked_mul(*size));
+    let points = points.filter(|all| *all <= MOST_POINTS / (n + 1));
+    let points = points.ok_or("its grid has too many points")?;
     let mut places = Vec::with_capacity(points * (n + 1));
     for point in 0..points {
         let mut rest = point;

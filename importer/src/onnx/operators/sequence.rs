@@ -43,7 +43,7 @@ fn rotary(cx: &mut NodeCx) -> Values {
         0 => size,
         n => n,
     };
-    if turned > size || turned % 2 != 0 {
+    if !(0..=size).contains(&turned) || turned % 2 != 0 {
         return Err(Refusal(format!(
             "{turned} of {size} elements cannot be turned"
         )));
@@ -111,6 +111,9 @@ fn causal_conv(cx: &mut NodeCx) -> Values {
     let ([batch, channels, _], [_, _, k]) = (shape.as_slice(), kernel.as_slice()) else {
         return Err("its input and its weight must have 3 dimensions".into());
     };
+    if k.as_const().is_none_or(|k| k < 1) {
+        return Err("its weight has a dynamic size, or none".into());
+    }
     let kept = k.clone() - 1;
     let n_channels = channels
         .as_const()
@@ -272,7 +275,8 @@ fn tensor_scatter(cx: &mut NodeCx) -> Values {
     let (cache, update) = (cx.input(0)?, cx.input(1)?);
     let shape = cx.shape(update);
     let axis = cx.axis(cx.int("axis", -2)?, shape.len())?;
-    let most = cx.shape(cache)[axis].clone();
+    let most = cx.shape(cache).get(axis).cloned();
+    let most = most.ok_or("its cache and its update have different numbers of dimensions")?;
     let mut at = cx.positions(&shape[axis], axis, shape.len())?;
     if let Some(first) = cx.optional(2)? {
         let mut sizes = vec![SymExpr::constant(1); shape.len()];

@@ -33,6 +33,9 @@ pub static RULES: Rules = &[
     ("SplitToSequence", split),
 ];
 
+/// Elements of a dimension that is split, at most.
+const MOST_PARTS: i64 = 1 << 12;
+
 fn elements(cx: &NodeCx) -> Result<Vec<ContainerId>, Refusal> {
     match cx.value(0)? {
         Value::Sequence(elements) => Ok(elements),
@@ -108,7 +111,8 @@ fn split(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);
     let axis = cx.axis(cx.int("axis", 0)?, shape.len())?;
-    let size = shape[axis].as_const().ok_or("it splits a dynamic size")?;
+    let size = shape[axis].as_const().filter(|n| *n <= MOST_PARTS);
+    let size = size.ok_or("it splits a dynamic size, or a very large one")?;
     let keeps = cx.int("keepdims", 1)? != 0;
     let parts: Vec<i64> = match cx.optional_known(1)? {
         None => vec![1; usize::try_from(size).unwrap_or(0)],
@@ -129,7 +133,8 @@ fn split(cx: &mut NodeCx) -> Values {
             }
         }
     };
-    if parts.iter().any(|n| *n < 0) || parts.iter().sum::<i64>() != size {
+    let total = parts.iter().try_fold(0i64, |sum, n| sum.checked_add(*n));
+    if parts.iter().any(|n| *n < 0) || total != Some(size) {
         return Err(Refusal(format!("{parts:?} are not the parts of {size}")));
     }
     let drops = !keeps && !cx.given(1);

@@ -151,7 +151,7 @@ fn dft(cx: &mut NodeCx) -> Values {
         .ok_or("the transformed dimension is dynamic")?;
     let length = match (cx.scalar(1)?, form) {
         (Some(length), _) => length as i64,
-        (None, Form::InverseOneSided) => 2 * (own - 1),
+        (None, Form::InverseOneSided) => own.saturating_sub(1).saturating_mul(2),
         (None, _) => own,
     };
     let n = usize::try_from(length).ok().filter(|n| *n > 0);
@@ -185,6 +185,9 @@ fn stft(cx: &mut NodeCx) -> Values {
         return Err("its frames do not fit its signal".into());
     }
     let count = (length - frame) / step + 1;
+    if count.saturating_mul(frame) > MOST_ELEMENTS as i64 {
+        return Err("its frames have too many elements".into());
+    }
     let places: Vec<i64> = (0..count)
         .flat_map(|n| (0..frame).map(move |i| n * step + i))
         .collect();

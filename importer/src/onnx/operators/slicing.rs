@@ -279,6 +279,9 @@ fn center_crop_pad(cx: &mut NodeCx) -> Values {
         let (Some(wanted), Some(own)) = sizes else {
             return Err("it changes a dynamic size; fix that size".into());
         };
+        if wanted < 0 {
+            return Err(Refusal(format!("it asks for {wanted} elements")));
+        }
         if wanted <= own {
             let start = (own - wanted) / 2;
             x = cx.part(x, axis, start.into(), (start + wanted).into())?;
