@@ -48,6 +48,10 @@ pub enum Obstacle {
     Strided(String),
     #[error("the products would read {0} bytes more")]
     Traffic(i64),
+    #[error(
+        "that would move {0} bytes less, which takes less time than computing it several times"
+    )]
+    Repeated(i64),
     #[error("{0} bytes more would be kept for the backward pass")]
     Kept(i64),
     #[error("the recipe forbids it")]
@@ -61,6 +65,7 @@ impl Weighed for Obstacle {
             | Obstacle::Operations(_)
             | Obstacle::Strided(_)
             | Obstacle::Traffic(_)
+            | Obstacle::Repeated(_)
             | Obstacle::Kept(_)
             | Obstacle::Told => true,
             Obstacle::OtherReader | Obstacle::Index | Obstacle::Type => false,
@@ -251,6 +256,10 @@ fn check(
     }
     if kept < 0 {
         demand.weigh(Obstacle::Kept(-kept))?;
+    }
+    // A gradient of a normalization is computed from two values for two products: one product had better store it.
+    if readers.len() > 1 && 2 * saved < 3 * bytes(graph, id) {
+        demand.weigh(Obstacle::Repeated(saved))?;
     }
     Ok(())
 }

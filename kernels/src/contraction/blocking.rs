@@ -2,13 +2,13 @@
 //! blocks of M and of the reduction, chunks of N, what is packed or staged where. Chosen by the cost
 //! model in `cost`; emits no text.
 
-use super::{Hooks, NoFastForm};
 use super::access::{Access, Coord, Problem};
 use super::choice::KnownChoice;
 use super::groups::{Diagonal, Place};
 use super::open::{Open, OpenDims};
 use super::stage::Staging;
 use super::text::Vector;
+use super::{Hooks, NoFastForm};
 use graph::Machine;
 use std::sync::Arc;
 

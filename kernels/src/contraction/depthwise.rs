@@ -357,7 +357,10 @@ impl Depthwise {
     /// Coordinates of the image along which a window has rows, each with how many positions it spans.
     fn row_coords(&self) -> Vec<(&Coord, i64)> {
         let span = |c: &Coord| -> i64 {
-            let steps = self.row_taps.iter().map(|&d| c.coeff(d) * (self.dims[d] - 1));
+            let steps = self
+                .row_taps
+                .iter()
+                .map(|&d| c.coeff(d) * (self.dims[d] - 1));
             1 + steps.sum::<i64>()
         };
         let coords = self.x.coords.iter().map(|c| (c, span(c)));

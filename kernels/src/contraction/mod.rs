@@ -273,7 +273,9 @@ pub fn emit(
 /// Whether a fast form of `c` computes its operands by the prologues of `hooks`.
 pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Target) -> bool {
     let vector = Vector::new(c.element, target.vector_width);
-    let Some(form) = check(c).ok().and_then(|()| gather::gather_form(access::Problem::new(c)).ok())
+    let Some(form) = check(c)
+        .ok()
+        .and_then(|()| gather::gather_form(access::Problem::new(c)).ok())
     else {
         return false;
     };

@@ -219,7 +219,8 @@ fn many_operands_are_not_read_again_for_each_product() {
             .replace("%t[n, c]", "%t[639 - n, c]");
         obstacle(&containers(n), &[&make(n), WINDOW, &gradient], "%v, %dw")
     };
-    assert_eq!(of(2), None);
+    assert_eq!(of(1), None);
+    assert_eq!(of(2), Some(Obstacle::Repeated(640 * 32 * 4)));
     assert_eq!(of(3), Some(Obstacle::Traffic(0)));
 }
 
