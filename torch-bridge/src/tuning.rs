@@ -140,7 +140,11 @@ impl Kernels {
 }
 
 fn parsed(text: &str) -> PyResult<Blocking> {
-    let wrong = || CompileFailure::new_err(format!("`{text}` is not a blocking: eight numbers, such as a recipe's `cut` has"));
+    let wrong = || {
+        CompileFailure::new_err(format!(
+            "`{text}` is not a blocking: eight numbers, such as a recipe's `cut` has"
+        ))
+    };
     Blocking::parse(text).ok_or_else(wrong)
 }
 

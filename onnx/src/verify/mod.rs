@@ -135,7 +135,9 @@ pub enum VerifyError {
         cause: EvaluateError,
     },
     /// The time was over before the original had run.
-    #[error("the time limit was reached before the original had run on all made-up inputs, at {node}")]
+    #[error(
+        "the time limit was reached before the original had run on all made-up inputs, at {node}"
+    )]
     Late {
         /// The node that came next.
         node: String,
