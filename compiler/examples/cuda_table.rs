@@ -15,7 +15,7 @@ use kernels::cache::Cache;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
 use kernels::cuda::pooled;
-use kernels::cuda::{Arch, Kernel, ParamType, Work};
+use kernels::cuda::{Arch, Kernel, LaunchOp, ParamType};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Encoder, encoder_layer_of};
@@ -270,7 +270,7 @@ fn row(
         program
             .launches
             .iter()
-            .filter(|l| l.work == Work::Kernel(at))
+            .filter(|l| l.work == LaunchOp::Kernel(at))
     };
     let mut bytes = 0;
     for launch in launches() {

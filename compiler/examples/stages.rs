@@ -6,7 +6,7 @@
 use compiler::Step;
 use compiler::importer::onnx::{File, Mode, Options};
 use graph::{Bindings, Graph, Recipe};
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::{Lowered, lower};
 use kernels::toolchain::Family;
 use std::error::Error;
@@ -46,7 +46,7 @@ pub fn page(path: &Path, sizes: &[String]) -> Result<String, Box<dyn Error>> {
     let plan = step.plan(&Bindings::new())?;
     let mut expanded = fusion::expand(&plan.bound, &Recipe::default())?;
     layouts::assign(&mut expanded.graph, &Recipe::default());
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let lowered = lower(&plan.graph, &target, 2)?;
 
     let mut page = String::from(HEAD);

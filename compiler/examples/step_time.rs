@@ -86,7 +86,7 @@ fn main() {
         let start = Instant::now();
         let mut number = 0;
         for program in [&exe.forward, &exe.backward] {
-            let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::of(v)).collect();
+            let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::new(v)).collect();
             let timed = program
                 .run_timed(&buffers, arena.as_buffer(), saved.as_buffer(), pool)
                 .expect("runs");

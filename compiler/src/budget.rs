@@ -39,7 +39,7 @@ pub struct Limit {
     /// The budget.
     pub budget: MemoryBudget,
     /// The CPU; a plan for a GPU needs none.
-    pub isa: features::Target,
+    pub isa: features::CpuTarget,
     /// Threads.
     pub threads: usize,
 }
@@ -126,11 +126,11 @@ pub(crate) fn fit(
     limit: &Limit,
 ) -> Result<Plan, CompileError> {
     let mut problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
-    let told = problem.told();
+    let pinned = problem.pinned();
     let trial = |problem: &RecomputeProblem, choice: &Choice| {
         Trial::new(expanded, finish, (options, limit), problem, choice)
     };
-    let first = trial(&problem, &told)?;
+    let first = trial(&problem, &pinned)?;
     let default_bytes = first.peak_bytes;
     let budget_bytes = match limit.budget {
         MemoryBudget::Bytes(bytes) => bytes,
@@ -155,7 +155,7 @@ pub(crate) fn fit(
     let mut fullest = vec![first.busy];
     discount(&mut problem, &fullest);
     let mut over = default_bytes as i64 - budget_bytes as i64;
-    let mut next = problem.cost(&told).kept_bytes - over;
+    let mut next = problem.cost(&pinned).kept_bytes - over;
     let mut enough: Option<i64> = None;
     for _ in 0..MAX_PLANS {
         let choice = match problem.solve(next) {
@@ -196,7 +196,7 @@ pub(crate) fn fit(
     if best.is_none() {
         // Less kept is not always less memory: what is computed again lives on in the arena.
         let (most, least) = (
-            problem.cost(&told).kept_bytes,
+            problem.cost(&pinned).kept_bytes,
             problem.cost(&problem.least()).kept_bytes,
         );
         for step in 1..=SCANNED_PLANS {

@@ -102,8 +102,10 @@ pub(crate) fn join(graph: &mut Graph) {
         if library.op != "elementwise" || inputs.len() < 2 || !once || !sums {
             continue;
         }
-        let parts = inputs.iter().map(|id| Part::of(graph, makers.get(id)?));
-        if let Some(parts) = parts.collect::<Option<Vec<Part>>>()
+        let parts = inputs
+            .iter()
+            .map(|id| PaddedOperand::of(graph, makers.get(id)?));
+        if let Some(parts) = parts.collect::<Option<Vec<PaddedOperand>>>()
             && let Some((axis, parts)) = side_by_side(parts)
         {
             let concat = Library {
@@ -139,7 +141,7 @@ fn is_sum(e: &Expr, n: usize) -> bool {
 }
 
 /// A value padded by zeros along one axis.
-struct Part {
+struct PaddedOperand {
     x: ContainerId,
     axis: usize,
     low: SymExpr,
@@ -147,8 +149,8 @@ struct Part {
     high: SymExpr,
 }
 
-impl Part {
-    fn of(graph: &Graph, pad: &Library) -> Option<Part> {
+impl PaddedOperand {
+    fn of(graph: &Graph, pad: &Library) -> Option<PaddedOperand> {
         let call = Call::of(graph, pad);
         let is_plain = pad.op == "pad"
             && call.str_or("mode", "constant".into()).ok()? == "constant"
@@ -159,7 +161,7 @@ impl Part {
             return None;
         };
         let x = call.input_id(0).ok()?;
-        Some(Part {
+        Some(PaddedOperand {
             size: graph.container(x).shape[axis].clone(),
             low: low[axis].clone(),
             high: high[axis].clone(),
@@ -170,7 +172,7 @@ impl Part {
 }
 
 /// The parts in their order, if they follow each other without gap or overlap.
-fn side_by_side(mut parts: Vec<Part>) -> Option<(usize, Vec<ContainerId>)> {
+fn side_by_side(mut parts: Vec<PaddedOperand>) -> Option<(usize, Vec<ContainerId>)> {
     let axis = parts.first()?.axis;
     let (mut end, mut order) = (SymExpr::constant(0), Vec::new());
     while !parts.is_empty() {

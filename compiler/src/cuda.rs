@@ -20,7 +20,7 @@ use kernels::cuda::nvrtc::{self, Cubin, Nvrtc};
 use kernels::cuda::passes::{Pass, PlacedLaunch, constants, passes};
 use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
 use kernels::cuda::{Arch, CudaError, Kernel};
-use kernels::lowering::{KernelInfo, Work};
+use kernels::lowering::{KernelCost, KernelInfo};
 use kernels::plan::Buffer;
 use kernels::progress::{Progress, UnitReady};
 use std::path::PathBuf;
@@ -275,7 +275,7 @@ fn chosen(
                 (Some(device), Some(found)) => {
                     let (device, found) = (Arc::clone(device), Arc::clone(found));
                     let bytes = *workspace_bytes;
-                    Offers::of(move |operation, most| {
+                    Offers::new(move |operation, most| {
                         let offered = device.offers(&found, operation, bytes, most);
                         offered.map_err(|error| error.to_string())
                     })
@@ -315,7 +315,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             stage: map.stage,
             path: map.path,
             flops: map.flops,
-            work: Work::default(),
+            work: KernelCost::default(),
             cuts: None,
             n_launches: map.n_launches,
             reads,

@@ -10,8 +10,8 @@ use crate::predict::On;
 use graph::{Blocking, ContainerId, DType, Graph, Lifetime, Node, Recipe, State, Storage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::features::Target;
-use kernels::lowering::{KernelInfo, Lowered, Wanted, lower_as};
+use kernels::features::CpuTarget;
+use kernels::lowering::{KernelInfo, Lowered, LoweringOptions, lower_as};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Progress;
@@ -27,7 +27,7 @@ const BETWEEN_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub struct Cutouts {
     plan: Plan,
-    target: Target,
+    target: CpuTarget,
     threads: usize,
     /// How each kernel of the whole step is made, with other ways to cut contractions.
     pub kernels: Vec<KernelInfo>,
@@ -50,14 +50,14 @@ impl Cutouts {
     pub fn new(
         plan: Plan,
         on: &On,
-        target: &Target,
+        target: &CpuTarget,
         n_others: usize,
     ) -> Result<Cutouts, CompileError> {
         let target = target.clone().with_machine(Some(on.machine));
-        let wanted = Wanted {
+        let wanted = LoweringOptions {
             recipe: Some(&plan.recipe),
             n_others,
-            ..Wanted::default()
+            ..LoweringOptions::default()
         };
         let kernels = lower_as(&plan.graph, &target, on.threads, &wanted)?.kernels;
         Ok(Cutouts {
@@ -91,9 +91,9 @@ impl Cutouts {
         if let (Some(blocking), Some(cuts)) = (blocking, cuts) {
             recipe.cut(cuts.place.clone(), blocking.clone());
         }
-        let wanted = Wanted {
+        let wanted = LoweringOptions {
             recipe: Some(&recipe),
-            ..Wanted::default()
+            ..LoweringOptions::default()
         };
         let lowered = lower_as(&graph, &self.target, self.threads, &wanted)?;
         let key = lowered.structure();

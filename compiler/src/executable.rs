@@ -9,8 +9,8 @@ use crate::torch::locked;
 use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::contraction::Known;
-use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, Wanted, lower_as};
+use kernels::contraction::PriorPlans;
+use kernels::lowering::{KernelInfo, Lowered, LoweredLaunch, LoweringOptions, lower_as};
 use kernels::progress::Progress;
 use kernels::run::Program;
 use kernels::templates::Templates;
@@ -148,9 +148,9 @@ fn lower_varying(
     templates: Option<&Mutex<Templates>>,
     varies: bool,
 ) -> Result<Lowered, CompileError> {
-    let known = templates.map_or_else(Known::default, |t| locked(t).choices().clone());
+    let known = templates.map_or_else(PriorPlans::default, |t| locked(t).choices().clone());
     let target = options.target.clone().with_machine(plan.machine);
-    let wanted = Wanted {
+    let wanted = LoweringOptions {
         known: Some(&known),
         recipe: Some(&plan.recipe),
         n_others: 0,

@@ -137,8 +137,8 @@ impl Step {
             return budget::fit(&expanded, &finish, options, limit);
         }
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
-        let told = problem.told();
-        finish.plan(problem.apply(expanded, &told).0)
+        let pinned = problem.pinned();
+        finish.plan(problem.apply(expanded, &pinned).0)
     }
 }
 

@@ -15,8 +15,8 @@ use crate::recipe::uncut;
 use fusion::lower_bound;
 use graph::{ContainerId, Graph, Lifetime, Node, Origin, Stage, Storage, SymExpr};
 use kernels::contraction::ScalarForm;
-use kernels::features::{Isa, Target, forced_isa};
-use kernels::lowering::{KernelInfo, PlacedCuts, Wanted, lower_as};
+use kernels::features::{CpuTarget, Isa, forced_isa};
+use kernels::lowering::{BlockingDecision, KernelInfo, LoweringOptions, lower_as};
 use kernels::toolchain::Family;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -111,7 +111,7 @@ pub struct KernelReport {
     pub bound: Option<Bound>,
     /// How a contraction was cut.
     #[serde(skip)]
-    pub cuts: Option<PlacedCuts>,
+    pub cuts: Option<BlockingDecision>,
     /// What computes it of several candidates, and why, where a table or the caller chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
@@ -171,9 +171,9 @@ impl Report {
     /// A graph that has no kernels yet, or `SHORTHAUL_ISA` that is no level.
     pub fn of_plan(plan: &Plan, threads: usize) -> Result<Report, CompileError> {
         let target = planning_target()?.with_machine(plan.machine);
-        let wanted = Wanted {
+        let wanted = LoweringOptions {
             recipe: Some(&plan.recipe),
-            ..Wanted::default()
+            ..LoweringOptions::default()
         };
         let lowered = lower_as(&plan.graph, &target, threads, &wanted)?;
         let on = On {
@@ -318,12 +318,12 @@ fn refusals(plan: &Plan) -> Vec<String> {
 ///
 /// # Errors
 /// `SHORTHAUL_ISA` that is no level.
-pub fn planning_target() -> Result<Target, CompileError> {
+pub fn planning_target() -> Result<CpuTarget, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,
         None => declared_isa(),
     };
-    Ok(Target::for_isa(isa, Family::Gcc))
+    Ok(CpuTarget::for_isa(isa, Family::Gcc))
 }
 
 #[cfg(target_arch = "x86_64")]

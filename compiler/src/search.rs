@@ -119,7 +119,8 @@ pub fn search(
 /// Alike decisions that a recipe may change and has not.
 fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
     let mut groups: BTreeMap<Likeness, BTreeSet<Place>> = BTreeMap::new();
-    let is_free = |d: &&Decision| d.may_change() && plan.recipe.told(|| d.place.clone()).is_none();
+    let is_free =
+        |d: &&Decision| d.may_change() && plan.recipe.override_for(|| d.place.clone()).is_none();
     for decision in plan.decisions.iter().filter(is_free) {
         let key = (
             decision.place.rewrite,

@@ -199,7 +199,7 @@ impl Described {
 }
 
 fn row(plan: &Plan, decision: &Decision) -> DecisionRow {
-    let take = plan.recipe.told(|| decision.place.clone());
+    let take = plan.recipe.override_for(|| decision.place.clone());
     DecisionRow {
         entry: Entry {
             sentence: comment(decision),
@@ -225,7 +225,7 @@ fn cut_rows(report: &Report) -> Vec<DecisionRow> {
         let us = kernel
             .predicted
             .map_or(String::new(), |p| format!(" (predicted {:.0} µs)", p.us));
-        let is_told = placed.told.as_ref() == Some(blocking);
+        let is_told = placed.requested.as_ref() == Some(blocking);
         Some(DecisionRow {
             entry: Entry {
                 blocking: Some(blocking.to_string()),

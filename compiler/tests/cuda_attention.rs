@@ -124,7 +124,7 @@ fn a_layer_trains_by_calls_on_views_of_one_product() {
         let launch = program
             .launches
             .iter()
-            .find(|l| matches!(l.work, kernels::cuda::Work::Call(0)));
+            .find(|l| matches!(l.work, kernels::cuda::LaunchOp::Call(0)));
         let args = &launch.expect("is launched").args;
         assert!(args[0] == args[1] && args[1] == args[2], "{args:?}");
         let copied: Vec<u64> = program

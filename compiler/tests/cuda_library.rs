@@ -5,7 +5,7 @@ use compiler::{Step, Target};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret};
 use kernels::cuda::execute;
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
-use kernels::cuda::vendor::{Candidate, Offers, Product, Products, Table};
+use kernels::cuda::vendor::{Candidate, LibraryProduct, Offers, Products, Table};
 use models::net::{Net, Window};
 use ops::{Meaning, OpBuilder, OpError, attrs};
 use std::fmt::Write;
@@ -264,7 +264,7 @@ fn a_network_trains_with_the_librarys_convolutions() {
     );
     assert!(biased.is_some(), "{:#?}", finished.products);
     // Points in steps, forward and both gradients.
-    let points = |p: &&Product| p.operation.to_string().contains("w f32 24x16x1x1");
+    let points = |p: &&LibraryProduct| p.operation.to_string().contains("w f32 24x16x1x1");
     let all = || finished.products.iter().chain(&apart.products);
     assert!(
         all().filter(points).count() >= 3,

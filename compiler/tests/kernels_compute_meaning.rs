@@ -5,8 +5,8 @@ use graph::{
     Bindings, Expr, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor, interpret,
 };
 use kernels::compile::CompileOptions;
-use kernels::features::{Isa, Target};
-use kernels::lowering::{Wanted, lower_as};
+use kernels::features::{CpuTarget, Isa};
+use kernels::lowering::{LoweringOptions, lower_as};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
@@ -96,7 +96,7 @@ fn check_sharing(graph: &Graph, threads: usize, templates: Option<&Mutex<Templat
     let mut saved = AlignedBuffer::zeroed(exe.forward.parts().saved_bytes).expect("memory");
     for program in [&exe.forward, &exe.backward] {
         let mut arena = AlignedBuffer::zeroed(program.parts().arena_bytes).expect("memory");
-        let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::of(v)).collect();
+        let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::new(v)).collect();
         program
             .run(&buffers, arena.as_buffer(), saved.as_buffer(), pool)
             .expect("runs");
@@ -166,15 +166,15 @@ fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
     let trained: Vec<usize> = (0..graph.inputs.len()).collect();
     let step = Step::training(graph, &trained).expect("differentiates");
     let plan = step.plan(&Bindings::new()).expect("plans");
-    let target = Target::for_isa(Isa::Avx2, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx2, Family::Gcc);
     let known = templates.choices().clone();
     let mut lowered = lower_as(
         &plan.graph,
         &target,
         2,
-        &Wanted {
+        &LoweringOptions {
             known: Some(&known),
-            ..Wanted::default()
+            ..LoweringOptions::default()
         },
     )
     .expect("lowers");

@@ -5,7 +5,7 @@ mod planned;
 use compiler::budget::{Limit, MemoryBudget};
 use compiler::{CompileError, Decision, Plan, PlanOptions, Step};
 use graph::{Bindings, DType, Graph, Rewrite, SymExpr};
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::lower;
 use kernels::toolchain::Family;
 use models::net::{Net, Window};
@@ -14,8 +14,8 @@ use planned::{means_the_same, values};
 
 const THREADS: usize = 2;
 
-fn isa() -> Target {
-    Target::for_isa(Isa::Avx512, Family::Gcc)
+fn isa() -> CpuTarget {
+    CpuTarget::for_isa(Isa::Avx512, Family::Gcc)
 }
 
 /// Three convolutions with normalizations and a residual.

@@ -7,7 +7,7 @@
 use compiler::report::{Memory, Report};
 use compiler::{Plan, Step};
 use graph::{Bindings, Graph, Lifetime};
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::lower;
 use kernels::toolchain::Family;
 use models::convolutional::{mobilenet_v2, resnet};
@@ -52,7 +52,7 @@ fn training_plan(graph: &Graph) -> Plan {
 }
 
 fn cost(plan: &Plan) -> String {
-    let target = Target::for_isa(ISA, Family::Gcc);
+    let target = CpuTarget::for_isa(ISA, Family::Gcc);
     let lowered = lower(&plan.graph, &target, THREADS).expect("lowers");
     let slow = lowered.kernels.iter().filter(|k| k.scalar.is_some());
     let slow: Vec<_> = slow.map(|k| (&k.origin, &k.scalar)).collect();

@@ -4,7 +4,7 @@
 use compiler::{Executable, Step};
 use graph::{Bindings, DType, Graph, Precision, Tensor, interpret};
 use kernels::compile::CompileOptions;
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::halves;
 use kernels::lowering::lower;
 use kernels::memory::AlignedBuffer;
@@ -140,7 +140,7 @@ fn every_operator_has_kernels() {
         let plan = join(&[case])?.step.plan(&Bindings::new())?;
         lower(
             &plan.graph,
-            &Target::for_isa(Isa::Avx2, Family::Gcc),
+            &CpuTarget::for_isa(Isa::Avx2, Family::Gcc),
             THREADS,
         )?;
         Ok(())

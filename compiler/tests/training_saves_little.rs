@@ -2,7 +2,7 @@
 
 use compiler::{Plan, Step};
 use graph::{Bindings, DType, Expr, Graph, Stage, parse};
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::{Lowered, lower};
 use kernels::toolchain::Family;
 
@@ -42,7 +42,7 @@ fn plan(wrt: &[usize]) -> Plan {
 }
 
 fn lowered(plan: &Plan) -> Lowered {
-    let target = Target::for_isa(Isa::Avx2, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx2, Family::Gcc);
     lower(&plan.graph, &target, 2).expect("lowers")
 }
 

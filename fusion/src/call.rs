@@ -46,7 +46,7 @@ pub enum Obstacle {
     #[error("its rows are not aligned to 16 bytes")]
     Alignment,
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 /// Gives each operand of each such node a container of its own, copied to or from the old one, and its view.
@@ -154,8 +154,8 @@ pub fn absorb(
                 continue;
             };
             let place = Place::new(Rewrite::Call, copy, &graph.container(id).name);
-            let found = match recipe.told(|| place.clone()) {
-                Some(false) => Err(Obstacle::Told),
+            let found = match recipe.override_for(|| place.clone()) {
+                Some(false) => Err(Obstacle::ByRecipe),
                 _ => source(graph, copy, id, &view),
             };
             let (origin, saved) = (&nodes[at].origin, 2 * bytes(graph, id));

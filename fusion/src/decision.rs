@@ -221,8 +221,8 @@ impl Refusal {
             Refusal::Kept(obstacle) => obstacle.is_cost(),
             Refusal::Apart { obstacle, .. } => obstacle.is_cost(),
             Refusal::Unpacked(obstacle) => obstacle.is_cost(),
-            Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::Told,
-            Refusal::Copied(obstacle) => *obstacle == CallObstacle::Told,
+            Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::ByRecipe,
+            Refusal::Copied(obstacle) => *obstacle == CallObstacle::ByRecipe,
             Refusal::RowMajor => true,
         }
     }
@@ -265,13 +265,13 @@ impl fmt::Display for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
     IfItPays,
-    Told,
+    ByRecipe,
 }
 
 impl Demand {
     /// What stands in the way, as far as it counts.
     pub(crate) fn weigh<O: Weighed>(self, obstacle: O) -> Result<(), O> {
-        match self == Demand::Told && obstacle.is_cost() {
+        match self == Demand::ByRecipe && obstacle.is_cost() {
             true => Ok(()),
             false => Err(obstacle),
         }

@@ -111,9 +111,9 @@ fn inline_container(
         let decision = Decision::refused(place(), &producer.origin, refusal, saved);
         Box::new(decision.with_cost(memory, again))
     };
-    let demand = match (movement, recipe.told(place)) {
-        (false, Some(false)) => return Err(refusal(Obstacle::Told, None)),
-        (false, Some(true)) => Demand::Told,
+    let demand = match (movement, recipe.override_for(place)) {
+        (false, Some(false)) => return Err(refusal(Obstacle::ByRecipe, None)),
+        (false, Some(true)) => Demand::ByRecipe,
         _ => Demand::IfItPays,
     };
     let inlined: Vec<Result<Node, Obstacle>> = readers

@@ -88,7 +88,7 @@ struct Value {
     /// Microseconds of storing it, where no kernel stores it for others.
     store_us: f64,
     /// What the recipe says: `true` is to compute it again.
-    told: Option<bool>,
+    pinned: Option<bool>,
 }
 
 /// Which values of the forward pass to keep for the backward pass.
@@ -163,7 +163,7 @@ impl Problem {
                         true => 0.0,
                         false => speed.us(2 * size, 0, false),
                     },
-                    told: recipe.told(place),
+                    pinned: recipe.override_for(place),
                 });
             }
             problem.units.push(Unit {
@@ -186,16 +186,16 @@ impl Problem {
 
     /// What only the recipe asks for: its values are computed again from values that are kept anyway, or from
     /// what is computed again for that.
-    pub fn told(&self) -> Choice {
+    pub fn pinned(&self) -> Choice {
         let mut choice = Choice::default();
         let mut needed = self.crossing();
         for (n, unit) in self.units.iter().enumerate().rev() {
             let outputs = || self.outputs(n).filter(|v| needed[*v]);
             let asked = outputs().any(|v| {
                 let value = &self.values[v];
-                value.told.unwrap_or(!value.crosses && value.bytes > 0)
+                value.pinned.unwrap_or(!value.crosses && value.bytes > 0)
             });
-            let kept = outputs().any(|v| self.values[v].told == Some(false));
+            let kept = outputs().any(|v| self.values[v].pinned == Some(false));
             if asked && !kept && unit.is_ours {
                 choice.copied.insert(n);
                 unit.reads.iter().for_each(|v| needed[*v] = true);
@@ -291,11 +291,11 @@ impl Problem {
             let decision = if choice.copied.contains(&value.unit) {
                 Decision::applied(place, &node.origin, Applied::Recomputed, -unit.bytes)
             } else {
-                if value.bytes == 0 && value.told.is_none() {
+                if value.bytes == 0 && value.pinned.is_none() {
                     continue;
                 }
-                let obstacle = match (value.told, unit.is_ours, choice.is_empty()) {
-                    (Some(false), ..) => Obstacle::Told,
+                let obstacle = match (value.pinned, unit.is_ours, choice.is_empty()) {
+                    (Some(false), ..) => Obstacle::ByRecipe,
                     (_, false, _) => Obstacle::Called,
                     (.., true) => Obstacle::Unasked,
                     (.., false) => Obstacle::Cheaper,

@@ -148,21 +148,21 @@ impl fmt::Display for Place {
 /// it does not pay, `false` forbids it. What is not legal stays refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
-    told: BTreeMap<Place, bool>,
+    overrides: BTreeMap<Place, bool>,
     blockings: BTreeMap<Place, Blocking>,
 }
 
 impl Recipe {
     /// Tells what to do at a place.
     pub fn tell(&mut self, place: Place, apply: bool) {
-        self.told.insert(place, apply);
+        self.overrides.insert(place, apply);
     }
 
     /// What it says about a place, if anything. `place` is made only where the recipe says anything at all.
-    pub fn told(&self, place: impl FnOnce() -> Place) -> Option<bool> {
-        match self.told.is_empty() {
+    pub fn override_for(&self, place: impl FnOnce() -> Place) -> Option<bool> {
+        match self.overrides.is_empty() {
             true => None,
-            false => self.told.get(&place()).copied(),
+            false => self.overrides.get(&place()).copied(),
         }
     }
 
@@ -186,12 +186,12 @@ impl Recipe {
 
     /// All rewrites that it asks for or forbids, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&Place, bool)> {
-        self.told.iter().map(|(place, apply)| (place, *apply))
+        self.overrides.iter().map(|(place, apply)| (place, *apply))
     }
 
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
-        self.told.is_empty() && self.blockings.is_empty()
+        self.overrides.is_empty() && self.blockings.is_empty()
     }
 }
 
@@ -273,13 +273,13 @@ mod tests {
         };
         let place = |rewrite| Place::new(rewrite, &node("model.py:3"), "y").with_other("x");
         let mut recipe = Recipe::default();
-        assert_eq!(recipe.told(|| panic!("nothing to ask for")), None);
+        assert_eq!(recipe.override_for(|| panic!("nothing to ask for")), None);
         recipe.tell(place(Rewrite::Fuse), false);
-        assert_eq!(recipe.told(|| place(Rewrite::Fuse)), Some(false));
-        assert_eq!(recipe.told(|| place(Rewrite::Epilogue)), None);
+        assert_eq!(recipe.override_for(|| place(Rewrite::Fuse)), Some(false));
+        assert_eq!(recipe.override_for(|| place(Rewrite::Epilogue)), None);
         // The line of the source is no part of a place.
         let moved = Place::new(Rewrite::Fuse, &node("model.py:9"), "y").with_other("x");
-        assert_eq!(recipe.told(|| moved), Some(false));
+        assert_eq!(recipe.override_for(|| moved), Some(false));
         let told = place(Rewrite::Fuse).to_string();
         assert_eq!(told, "fuse `y` and `x` at relu in block.0 (forward)");
     }

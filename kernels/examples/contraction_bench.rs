@@ -16,7 +16,9 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use contraction_cases::{Conv, extent, matmul};
-use kernels::contraction::{Axis, Contraction, EmittedContraction, Hooks, Operand, Target, emit};
+use kernels::contraction::{
+    Axis, Contraction, ContractionTarget, EmittedContraction, Hooks, Operand, emit,
+};
 
 type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
 
@@ -495,11 +497,11 @@ fn main() {
     rows.extend(convolutions("grouped", &grouped()));
     rows.extend(bert_layer());
     rows.retain(|r| r.label.contains(&filter) && r.times > 0);
-    let target = Target {
+    let target = ContractionTarget {
         vector_width: 16,
         threads,
         machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
+        requested: kernels::contraction::BlockingRequest::default(),
         known: Vec::new(),
     };
     let started = Instant::now();

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::cache::{Cache, CacheError, CacheSettings, Key, Kind};
-use crate::features::{self, FeatureError, Target};
+use crate::cache::{Cache, CacheError, CacheSettings, EntryKind, Key};
+use crate::features::{self, CpuTarget, FeatureError};
 use crate::progress::{Progress, UnitReady};
 use crate::run::{LoadError, Module};
 use crate::toolchain::{self, Search, Toolchain, ToolchainError};
@@ -48,7 +48,7 @@ pub struct CompileOptions {
     /// The compiler.
     pub toolchain: Toolchain,
     /// The instructions to use and the flags that follow.
-    pub target: Target,
+    pub target: CpuTarget,
     /// Where compiled modules are kept.
     pub cache: Cache,
     /// Compiler processes at once, at least 1.
@@ -75,7 +75,7 @@ impl CompileOptions {
     }
 
     fn key(&self, source: &str) -> Key {
-        Key::of(&[
+        Key::new(&[
             "module",
             self.toolchain.identity(),
             &self.target.cflags.join("\0"),
@@ -346,7 +346,7 @@ fn obtain(
     options: &CompileOptions,
     interrupted: &AtomicBool,
 ) -> Outcome {
-    if let Some(path) = options.cache.find(Kind::Library, key)
+    if let Some(path) = options.cache.find(EntryKind::Library, key)
         // Another process may trim the entry between the two steps, or it may be
         // whole and still not load here (a shared folder): then compile.
         && let Ok(module) = Module::load(&path)
@@ -355,7 +355,7 @@ fn obtain(
     }
     let (folder, library_path) = compile_source(unit, key, options, interrupted)?;
     let kept = read(&library_path).and_then(|library| {
-        let path = options.cache.write(Kind::Library, key, &library)?;
+        let path = options.cache.write(EntryKind::Library, key, &library)?;
         Ok((path, Origin::Compiler))
     });
     // Code that is loaded stays mapped when its file goes.

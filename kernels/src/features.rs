@@ -1,6 +1,6 @@
 //! Which vector instructions kernels may use, and the compiler flags that follow.
 //!
-//! Owns the [`Target`]. A virtual machine may advertise instructions and trap on
+//! Owns the [`CpuTarget`]. A virtual machine may advertise instructions and trap on
 //! them, so what CPUID says is verified by running a compiled probe in a child
 //! process, once per compiler and CPU (remembered in the cache).
 //! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice, `SHORTHAUL_PAIRS=tiles|dots|plain|none` one of
@@ -13,7 +13,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use crate::cache::{Cache, CacheError, Key, Kind};
+use crate::cache::{Cache, CacheError, EntryKind, Key};
 use crate::toolchain::{Family, Toolchain};
 use graph::Machine;
 
@@ -162,7 +162,7 @@ const COMMON_FLAGS: &[&str] = &[
 
 /// What kernels are compiled for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct CpuTarget {
     /// The level of vector instructions.
     pub isa: Isa,
     /// Floats in one vector register.
@@ -175,9 +175,9 @@ pub struct Target {
     pub machine: Machine,
 }
 
-impl Target {
+impl CpuTarget {
     /// The target for `isa`, without asking whether this CPU can run it.
-    pub fn for_isa(isa: Isa, family: Family) -> Target {
+    pub fn for_isa(isa: Isa, family: Family) -> CpuTarget {
         let mut cflags: Vec<String> = COMMON_FLAGS
             .iter()
             .chain(isa.flags())
@@ -192,7 +192,7 @@ impl Target {
             };
             cflags.extend([cpu.to_string(), "-fno-sanitize=all".to_string()]);
         }
-        Target {
+        CpuTarget {
             isa,
             vector_width_f32: isa.vector_width_f32(),
             cflags,
@@ -202,13 +202,13 @@ impl Target {
     }
 
     /// The same with measured limits, where there are any.
-    pub fn with_machine(mut self, machine: Option<Machine>) -> Target {
+    pub fn with_machine(mut self, machine: Option<Machine>) -> CpuTarget {
         self.machine = machine.unwrap_or(self.machine);
         self
     }
 
     /// The same with instructions for pairs of bf16 numbers.
-    pub fn with_pairs(mut self, pairs: Pairs) -> Target {
+    pub fn with_pairs(mut self, pairs: Pairs) -> CpuTarget {
         let flags: &[&str] = match pairs {
             Pairs::Tiles => &["-mamx-tile", "-mamx-bf16"],
             Pairs::Dots => &["-mavx512bf16"],
@@ -281,7 +281,7 @@ pub fn detect(
     toolchain: &Toolchain,
     forced: Option<Isa>,
     cache: &Cache,
-) -> Result<Target, FeatureError> {
+) -> Result<CpuTarget, FeatureError> {
     let target = detect_isa(toolchain, forced, cache)?;
     pairs::detect(target, pairs::forced()?, toolchain, cache)
 }
@@ -290,11 +290,11 @@ fn detect_isa(
     toolchain: &Toolchain,
     forced: Option<Isa>,
     cache: &Cache,
-) -> Result<Target, FeatureError> {
+) -> Result<CpuTarget, FeatureError> {
     if let Some(isa) = forced {
         let verdict = verify(isa, toolchain, cache)?;
         return match verdict {
-            Verdict::Runs => Ok(Target::for_isa(isa, toolchain.family())),
+            Verdict::Runs => Ok(CpuTarget::for_isa(isa, toolchain.family())),
             Verdict::Traps(problem) | Verdict::Fails(problem) => {
                 Err(FeatureError::Forced { isa, problem })
             }
@@ -304,7 +304,7 @@ fn detect_isa(
     // From the widest to what every CPU has.
     for isa in [Isa::Avx512, Isa::Avx2, Isa::Portable] {
         match verify(isa, toolchain, cache)? {
-            Verdict::Runs => return Ok(Target::for_isa(isa, toolchain.family())),
+            Verdict::Runs => return Ok(CpuTarget::for_isa(isa, toolchain.family())),
             Verdict::Traps(why) | Verdict::Fails(why) => problem = why,
         }
     }
@@ -326,25 +326,25 @@ fn verify(isa: Isa, toolchain: &Toolchain, cache: &Cache) -> Result<Verdict, Fea
     if !isa.is_advertised() {
         return Ok(Verdict::Fails("the CPU does not advertise it".into()));
     }
-    let target = Target::for_isa(isa, toolchain.family());
+    let target = CpuTarget::for_isa(isa, toolchain.family());
     verify_probe(&target, PROBE_SOURCE, toolchain, cache)
 }
 
 /// What a program compiled for the target does here; remembered.
 fn verify_probe(
-    target: &Target,
+    target: &CpuTarget,
     probe: &str,
     toolchain: &Toolchain,
     cache: &Cache,
 ) -> Result<Verdict, FeatureError> {
-    let key = Key::of(&[
+    let key = Key::new(&[
         "isa",
         toolchain.identity(),
         &target.cflags.join(" "),
         probe,
         cpu_identity(),
     ]);
-    if let Some(answer) = cache.read(Kind::Probe, &key) {
+    if let Some(answer) = cache.read(EntryKind::Probe, &key) {
         let answer = String::from_utf8_lossy(&answer).into_owned();
         return Ok(match answer.strip_prefix("traps: ") {
             Some(problem) => Verdict::Traps(problem.to_string()),
@@ -360,13 +360,13 @@ fn verify_probe(
         Verdict::Fails(_) => None,
     };
     if let Some(answer) = answer {
-        let _ = cache.write(Kind::Probe, &key, answer.as_bytes());
+        let _ = cache.write(EntryKind::Probe, &key, answer.as_bytes());
     }
     Ok(verdict)
 }
 
 fn run_probe(
-    target: &Target,
+    target: &CpuTarget,
     probe: &str,
     toolchain: &Toolchain,
     cache: &Cache,

@@ -6,10 +6,11 @@
 
 use crate::compile::SourceUnit;
 use crate::contraction::{
-    self, Choice, EmittedContraction, Hooks, Known, ScalarForm, Told, Unsupported,
+    self, BlockingRequest, EmittedContraction, Hooks, PlanSignature, PriorPlans, ScalarForm,
+    Unsupported,
 };
 use crate::emit::{self, Arg};
-use crate::features::{Pairs, Target};
+use crate::features::{CpuTarget, Pairs};
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
@@ -21,17 +22,17 @@ use std::sync::Arc;
 mod halves;
 mod members;
 mod prologue;
+mod requested;
 mod scalar;
 mod share;
 mod sums;
-mod told;
 mod work;
 
 pub(crate) use members::split_epilogue;
 use members::{product_dims, split_prologues};
 use prologue::Before;
-pub use told::{PlacedCuts, Wanted};
-pub use work::Work;
+pub use requested::{BlockingDecision, LoweringOptions};
+pub use work::KernelCost;
 pub(crate) use work::operations;
 use work::work;
 
@@ -67,7 +68,7 @@ pub struct Lowered {
     pub(crate) values: Vec<Vec<i64>>,
     sources: Vec<Source>,
     /// How its contractions were planned, with the containers of their products.
-    pub(crate) choices: Vec<(String, Choice)>,
+    pub(crate) choices: Vec<(String, PlanSignature)>,
 }
 
 /// One call of a C function by every thread.
@@ -108,9 +109,9 @@ pub struct KernelInfo {
     /// other kernels.
     pub flops: u64,
     /// What its time is predicted from, besides the bytes it moves.
-    pub work: Work,
+    pub work: KernelCost,
     /// Of a contraction with a choice of blocks: how it was cut.
-    pub cuts: Option<PlacedCuts>,
+    pub cuts: Option<BlockingDecision>,
     /// Launches it takes.
     pub n_launches: usize,
     /// Containers it reads from memory, each once; not what it made itself.
@@ -129,8 +130,8 @@ pub struct KernelInfo {
 ///
 /// # Errors
 /// See [`LowerError`].
-pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, LowerError> {
-    lower_as(graph, target, threads, &Wanted::default())
+pub fn lower(graph: &Graph, target: &CpuTarget, threads: usize) -> Result<Lowered, LowerError> {
+    lower_as(graph, target, threads, &LoweringOptions::default())
 }
 
 /// As [`lower`], with contractions cut as a recipe says, or as `known` ones of other sizes where that costs
@@ -140,19 +141,19 @@ pub fn lower(graph: &Graph, target: &Target, threads: usize) -> Result<Lowered, 
 /// See [`LowerError`].
 pub fn lower_as(
     graph: &Graph,
-    target: &Target,
+    target: &CpuTarget,
     threads: usize,
-    wanted: &Wanted<'_>,
+    wanted: &LoweringOptions<'_>,
 ) -> Result<Lowered, LowerError> {
     let mut lowering = Lowering {
         graph: graph.clone(),
         pairs: target.pairs,
-        target: contraction::Target {
+        target: contraction::ContractionTarget {
             vector_width: target.vector_width_f32 as i64,
             threads: threads as i64,
             machine: target.machine,
             known: Vec::new(),
-            told: Told {
+            requested: BlockingRequest {
                 blocking: None,
                 n_others: wanted.n_others,
                 varies: wanted.varies,
@@ -201,8 +202,8 @@ pub(crate) fn operators(node: &Node) -> Vec<Arc<Origin>> {
 struct Lowering<'a> {
     graph: Graph,
     /// For the contraction at hand.
-    target: contraction::Target,
-    known: Option<&'a Known>,
+    target: contraction::ContractionTarget,
+    known: Option<&'a PriorPlans>,
     /// The container of the product at hand.
     product: String,
     pairs: Option<Pairs>,
@@ -221,7 +222,7 @@ struct Lowering<'a> {
     workspaces: Vec<usize>,
     scratch: usize,
     kernels: Vec<KernelInfo>,
-    choices: Vec<(String, Choice)>,
+    choices: Vec<(String, PlanSignature)>,
 }
 
 /// The functions of one kernel.
@@ -289,14 +290,14 @@ impl Lowering<'_> {
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
         if self.has_halves(found) {
-            self.target.told.blocking = None;
+            self.target.requested.blocking = None;
             return self.half_contraction(node, found, None).map(drop);
         }
         let refuse = |e: contraction::Unsupported| LowerError::Contraction {
             origin: node.origin.to_string(),
             what: e.to_string(),
         };
-        let place = self.told(node, found);
+        let place = self.requested(node, found);
         let hooks = self.before.hooks();
         let emitted = self.emitted(&found.contraction, &hooks).map_err(refuse)?;
         self.note(&emitted.choices);
@@ -333,7 +334,7 @@ impl Lowering<'_> {
         found: &Recognized,
     ) -> Result<bool, LowerError> {
         if self.has_halves(found) {
-            self.target.told.blocking = None;
+            self.target.requested.blocking = None;
             return self.half_contraction(node, found, Some(rest));
         }
         let name = format!("{PLACEHOLDER}_epilogue");
@@ -342,7 +343,7 @@ impl Lowering<'_> {
             ..self.before.hooks()
         };
         let c = &found.contraction;
-        let place = self.told(node, found);
+        let place = self.requested(node, found);
         let Ok(emitted) = self.emitted(c, &hooks) else {
             return Ok(false);
         };
@@ -364,7 +365,7 @@ impl Lowering<'_> {
         self.note(&emitted.choices);
         let flops = emitted.flops + operations(rest, 1);
         let kernel = self.kernel(node, emitted.path, flops, emitted.launches.len());
-        self.kernels[kernel].work = Work {
+        self.kernels[kernel].work = KernelCost {
             product_ns: emitted.predicted_ns,
             ..work(rest, 1)
         };
@@ -427,7 +428,7 @@ impl Lowering<'_> {
             stage: node.stage,
             path,
             flops,
-            work: Work::default(),
+            work: KernelCost::default(),
             cuts: None,
             n_launches,
             reads,
@@ -439,7 +440,7 @@ impl Lowering<'_> {
         self.kernels.len() - 1
     }
 
-    fn note(&mut self, choices: &[Choice]) {
+    fn note(&mut self, choices: &[PlanSignature]) {
         let product = &self.product;
         let choices = choices.iter().map(|c| (product.clone(), c.clone()));
         self.choices.extend(choices);

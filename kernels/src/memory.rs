@@ -100,7 +100,7 @@ impl AlignedBuffer {
 
     /// The block as a kernel's buffer.
     pub fn as_buffer(&mut self) -> Buffer<'_> {
-        Buffer::of(self.as_mut_slice::<u8>())
+        Buffer::new(self.as_mut_slice::<u8>())
     }
 }
 
@@ -156,7 +156,7 @@ pub struct Buffer<'a> {
 
 impl<'a> Buffer<'a> {
     /// Values that kernels may read and write.
-    pub fn of<T: Element>(values: &'a mut [T]) -> Buffer<'a> {
+    pub fn new<T: Element>(values: &'a mut [T]) -> Buffer<'a> {
         Buffer {
             start: values.as_mut_ptr().cast(),
             bytes: size_of_val(values),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::UNIX_EPOCH;
 
-use crate::cache::{Cache, Key, Kind};
+use crate::cache::{Cache, EntryKind, Key};
 
 /// Why no C compiler can be used.
 #[derive(Debug, thiserror::Error)]
@@ -206,9 +206,9 @@ fn find_zig(search: &Search, cache: &Cache) -> Result<Toolchain, String> {
         .filter_map(|name| resolve(OsStr::new(name), &search.path));
     let mut problem = "no Python on the path".to_string();
     for python in search.python.iter().cloned().chain(named) {
-        let memo = stat_line(&python).map(|stat| Key::of(&["ziglang", &stat]));
+        let memo = stat_line(&python).map(|stat| Key::new(&["ziglang", &stat]));
         let remembered = memo
-            .and_then(|key| cache.read(Kind::Probe, &key))
+            .and_then(|key| cache.read(EntryKind::Probe, &key))
             .and_then(|bytes| String::from_utf8(bytes).ok())
             .filter(|zig| Path::new(zig).is_file());
         let zig = match remembered {
@@ -225,7 +225,7 @@ fn find_zig(search: &Search, cache: &Cache) -> Result<Toolchain, String> {
             Ok(toolchain) => {
                 if let Some(key) = memo {
                     // Not remembering costs one process at the next start.
-                    let _ = cache.write(Kind::Probe, &key, zig.as_bytes());
+                    let _ = cache.write(EntryKind::Probe, &key, zig.as_bytes());
                 }
                 return Ok(toolchain);
             }
@@ -260,13 +260,13 @@ fn probe_command(words: &[OsString], search: &Search, cache: &Cache) -> Result<T
     try_out(&toolchain, cache)?;
     if let Some(key) = &memo {
         // Not remembering costs three processes at the next start.
-        let _ = cache.write(Kind::Probe, key, toolchain.identity.as_bytes());
+        let _ = cache.write(EntryKind::Probe, key, toolchain.identity.as_bytes());
     }
     Ok(toolchain)
 }
 
 fn recall(command: &[OsString], key: &Key, cache: &Cache) -> Option<Toolchain> {
-    let identity = String::from_utf8(cache.read(Kind::Probe, key)?).ok()?;
+    let identity = String::from_utf8(cache.read(EntryKind::Probe, key)?).ok()?;
     Some(Toolchain {
         command: command.to_vec(),
         family: family(command, &identity),
@@ -289,7 +289,7 @@ fn memo_key(command: &[OsString], path: &OsStr) -> Option<Key> {
             None => {}
         }
     }
-    Some(Key::of(&parts))
+    Some(Key::new(&parts))
 }
 
 fn stat_line(path: &Path) -> Option<String> {

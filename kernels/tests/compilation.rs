@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use kernels::cache::{Cache, CacheSettings, FOOTER_BYTES, Key, Kind};
+use kernels::cache::{Cache, CacheSettings, EntryKind, FOOTER_BYTES, Key};
 use kernels::compile::{CompileError, CompileOptions, SourceUnit, compile};
-use kernels::features::{self, Isa, Target};
+use kernels::features::{self, CpuTarget, Isa};
 use kernels::progress::{Progress, Silent, UnitReady};
 use kernels::run::Module;
 use kernels::toolchain::{self, Search};
@@ -39,7 +39,7 @@ impl Progress for Heard {
 fn options_in(root: &Path) -> CompileOptions {
     let cache = Cache::at(root, 1 << 30).unwrap();
     let toolchain = toolchain::find(&Search::from_environment(), &cache).unwrap();
-    let target = Target::for_isa(Isa::Portable, toolchain.family());
+    let target = CpuTarget::for_isa(Isa::Portable, toolchain.family());
     CompileOptions {
         toolchain,
         target,
@@ -428,9 +428,9 @@ fn trimming_removes_the_entries_unused_for_longest() {
     let folder = tempfile::tempdir().unwrap();
     let payload = vec![1u8; 1000];
     let cache = Cache::at(folder.path(), 2 * (1000 + FOOTER_BYTES as u64)).unwrap();
-    let keys: Vec<Key> = (0..4).map(|i| Key::of(&[[i as u8]])).collect();
+    let keys: Vec<Key> = (0..4).map(|i| Key::new(&[[i as u8]])).collect();
     for (age, key) in keys.iter().enumerate() {
-        let path = cache.write(Kind::Library, key, &payload).unwrap();
+        let path = cache.write(EntryKind::Library, key, &payload).unwrap();
         let used = SystemTime::now() - Duration::from_secs(100 - age as u64);
         fs::File::options()
             .append(true)
@@ -440,7 +440,7 @@ fn trimming_removes_the_entries_unused_for_longest() {
             .unwrap();
     }
     // Reading renews: the oldest becomes the newest.
-    assert!(cache.read(Kind::Library, &keys[0]).is_some());
+    assert!(cache.read(EntryKind::Library, &keys[0]).is_some());
     let abandoned = cache.root().join("work").join("compile-abandoned");
     fs::create_dir(&abandoned).unwrap();
     fs::write(abandoned.join("kernel.c"), "x").unwrap();
@@ -448,7 +448,7 @@ fn trimming_removes_the_entries_unused_for_longest() {
     cache.trim();
     let kept: Vec<bool> = keys
         .iter()
-        .map(|key| cache.read(Kind::Library, key).is_some())
+        .map(|key| cache.read(EntryKind::Library, key).is_some())
         .collect();
     assert_eq!(kept, [true, false, false, true]);
     assert!(!abandoned.exists());
@@ -519,7 +519,7 @@ fn a_write_that_fails_midway_leaves_nothing() {
     if let Some(folder) = std::env::var_os(CHILD_FOLDER) {
         let cache = Cache::at(Path::new(&folder), 1 << 30).unwrap();
         let error = cache
-            .write(Kind::Library, &Key::of(&["big"]), &vec![0; 4 << 20])
+            .write(EntryKind::Library, &Key::new(&["big"]), &vec![0; 4 << 20])
             .unwrap_err()
             .to_string();
         assert!(error.contains(folder.to_str().unwrap()), "{error}");

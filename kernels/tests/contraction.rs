@@ -8,7 +8,7 @@ mod contraction_checks;
 
 use contraction_cases::{Conv, extent, matmul, plain};
 use contraction_checks::{Number, Random, check_all, check_all_of, compile, reference, run};
-use kernels::contraction::{Axis, Contraction, Element, Hooks, Operand, Target, emit};
+use kernels::contraction::{Axis, Contraction, ContractionTarget, Element, Hooks, Operand, emit};
 
 fn random_conv(r: &mut Random) -> Conv {
     let spatial = r.pick(&[1, 2, 2, 2, 3]);
@@ -131,11 +131,11 @@ fn groups_of_few_channels_share_panels() {
         ]
         .map(|(what, c)| (format!("{what} {conv:?}"), c))
     };
-    let target = Target {
+    let target = ContractionTarget {
         vector_width: 16,
         threads: 2,
         machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
+        requested: kernels::contraction::BlockingRequest::default(),
         known: Vec::new(),
     };
     for (label, c) in all(&groups(32, 4, 4)) {
@@ -202,11 +202,11 @@ fn large_operands_that_lie_across_the_others() {
 #[test]
 fn long_sums_are_blocked() {
     let c = matmul([1, 4, 16, 300_000], "mk", "kn", "mn");
-    let target = Target {
+    let target = ContractionTarget {
         vector_width: 16,
         threads: 1,
         machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
+        requested: kernels::contraction::BlockingRequest::default(),
         known: Vec::new(),
     };
     let e = emit("k", &c, &Hooks::default(), &target).expect("supported");
@@ -326,11 +326,11 @@ fn check_hooks_of<T: Number>(
         ..c.clone()
     };
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let target = Target {
+    let target = ContractionTarget {
         vector_width: 16,
         threads: 2,
         machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
+        requested: kernels::contraction::BlockingRequest::default(),
         known: Vec::new(),
     };
     let e = emit("k", c, hooks, &target).expect("supported");

@@ -5,7 +5,7 @@ use graph::{Bindings, DType, Graph, NoLibrary, Precision, Tensor, interpret};
 use kernels::cuda::lower::{CudaProgram, lower, lower_with};
 use kernels::cuda::passes::passes;
 use kernels::cuda::vendor::{Candidate, Finish, Offers, Operation, Products, Table};
-use kernels::cuda::{Work, execute};
+use kernels::cuda::{LaunchOp, execute};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -289,8 +289,8 @@ fn a_map_after_the_librarys_product_computes_the_rest() {
         "map [i < 18, j < 12] { tasklet %y[i, j] = max($0, 0.0) * $1 from %p[i, j], %bias[j] }";
     let graph = graph(&Case { rest, ..LINEAR });
     let program = lower_with(&graph, &every(THEN_MAP)).unwrap();
-    let works: Vec<Work> = program.launches.iter().map(|l| l.work).collect();
-    assert_eq!(works, [Work::Product(0), Work::Kernel(0)]);
+    let works: Vec<LaunchOp> = program.launches.iter().map(|l| l.work).collect();
+    assert_eq!(works, [LaunchOp::Product(0), LaunchOp::Kernel(0)]);
     let choice = program.maps[0].product.as_ref().unwrap();
     assert_eq!((choice.candidate, choice.n_maps), (THEN_MAP, 2));
     assert!(program.maps[1].product.is_none());
@@ -365,7 +365,7 @@ fn what_the_library_does_not_offer_stays_ours() {
         let products = Products::Every {
             candidate,
             workspace_bytes: 64,
-            offers: Offers::of(move |operation, most| Ok(offered(operation.finish()).min(most))),
+            offers: Offers::new(move |operation, most| Ok(offered(operation.finish()).min(most))),
         };
         paths(&lower_with(&graph, &products).unwrap())
     };

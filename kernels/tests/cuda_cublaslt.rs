@@ -9,7 +9,7 @@ use kernels::cuda::CudaError;
 use kernels::cuda::device::{CublasLt, CudaModule, Device, Libraries};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::passes::{Pass, PlacedLaunch};
-use kernels::cuda::vendor::{Compute, Finish, Gemm, Matrix, Operation, Product};
+use kernels::cuda::vendor::{Compute, Finish, Gemm, LibraryProduct, Matrix, Operation};
 use kernels::run::BufferRef;
 use recorders::Recorders;
 
@@ -40,11 +40,11 @@ fn gemm(finish: Finish) -> Gemm {
 
 const WORKSPACE: usize = 4 << 20;
 
-fn product(name: &str, gemm: Gemm, rank: usize) -> Product {
-    Product::new(name.into(), Operation::Gemm(gemm), rank, WORKSPACE)
+fn product(name: &str, gemm: Gemm, rank: usize) -> LibraryProduct {
+    LibraryProduct::new(name.into(), Operation::Gemm(gemm), rank, WORKSPACE)
 }
 
-fn products() -> Vec<Product> {
+fn products() -> Vec<LibraryProduct> {
     let plain = Gemm {
         a: Matrix {
             batch_stride: 128,
@@ -311,11 +311,11 @@ fn a_folder_without_the_library_is_told() {
 fn a_library_that_is_not_there_is_missed_by_its_product() {
     let recorders = Recorders::new();
     let folders = [recorders.folder()];
-    let libraries = Libraries::of(None, None, &folders);
+    let libraries = Libraries::new(None, None, &folders);
     assert_eq!(libraries.cublaslt_version(), None);
     let device = Device::open(0).unwrap();
     let pass = pass();
-    let load = |products: &[Product]| {
+    let load = |products: &[LibraryProduct]| {
         let module = CudaModule::load(&device, &[], &[], &[], pass.launches.iter()).unwrap();
         module.with_products(&libraries, products, pass.launches.iter())
     };

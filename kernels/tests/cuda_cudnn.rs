@@ -9,7 +9,7 @@ use kernels::cuda::CudaError;
 use kernels::cuda::device::{CudaModule, Cudnn, Device, Libraries};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::passes::Pass;
-use kernels::cuda::vendor::{Array, Convolution, Direction, Finish, Operation, Product};
+use kernels::cuda::vendor::{Array, Convolution, Direction, Finish, LibraryProduct, Operation};
 use kernels::run::BufferRef;
 use recorders::Recorders;
 
@@ -41,13 +41,13 @@ fn convolution(direction: Direction, dtype: DType, finish: Finish) -> Convolutio
 const WORKSPACE: usize = 4 << 20;
 const ORIGIN: &str = "layer1.0.conv2 (net.py:3)";
 
-fn product(convolution: Convolution, rank: usize) -> Product {
+fn product(convolution: Convolution, rank: usize) -> LibraryProduct {
     let operation = Operation::Convolution(convolution);
-    Product::new("sh_p0".into(), operation, rank, WORKSPACE)
+    LibraryProduct::new("sh_p0".into(), operation, rank, WORKSPACE)
 }
 
 /// One launch of a product on the caller's buffers, with its workspace in the arena.
-fn pass(product: &Product) -> Pass {
+fn pass(product: &LibraryProduct) -> Pass {
     let externals = product.params.len() - 1;
     let mut at: Vec<BufferRef> = (0..externals).map(BufferRef::External).collect();
     at.push(BufferRef::Arena(4096));
@@ -62,7 +62,7 @@ fn pass(product: &Product) -> Pass {
 
 const EXTERNALS: [u64; 4] = [0x1000, 0x2000, 0x3000, 0x4000];
 
-fn load(recorders: &Recorders, product: &Product) -> Result<CudaModule, CudaError> {
+fn load(recorders: &Recorders, product: &LibraryProduct) -> Result<CudaModule, CudaError> {
     let device = Device::open(0)?;
     let libraries = Libraries::find(&[recorders.folder()])?;
     assert_eq!(libraries.cudnn_version(), Some("9.26.0"));
@@ -75,7 +75,7 @@ fn load(recorders: &Recorders, product: &Product) -> Result<CudaModule, CudaErro
     )
 }
 
-fn run(module: &CudaModule, product: &Product, stream: u64) -> Result<(), CudaError> {
+fn run(module: &CudaModule, product: &LibraryProduct, stream: u64) -> Result<(), CudaError> {
     let pass = pass(product);
     let addresses = Addresses {
         externals: &EXTERNALS[..pass.externals.len()],
@@ -99,7 +99,7 @@ fn a_graph_is_described_at_load() {
     let forward = convolution(Direction::Forward, DType::BF16, Finish::Nothing);
     // No other test has looked for plans in a workspace of this size.
     let operation = Operation::Convolution(forward);
-    let product = Product::new("sh_p0".into(), operation, 0, WORKSPACE - 64);
+    let product = LibraryProduct::new("sh_p0".into(), operation, 0, WORKSPACE - 64);
     let module = load(&recorders, &product).unwrap();
     // Three arrays: number, bf16, sizes, strides, alignment, in memory. The second begins 64 bytes
     // behind its buffer's start, which is as well aligned.
@@ -313,7 +313,7 @@ fn plans_are_not_made_again_to_be_counted() {
         recorders.reset();
         let offered = device.offers(&libraries, &operation, workspace, rank + 1);
         if offered.unwrap() > rank {
-            let product = Product::new("sh_p0".into(), operation.clone(), rank, workspace);
+            let product = LibraryProduct::new("sh_p0".into(), operation.clone(), rank, workspace);
             drop(load(&recorders, &product).unwrap());
         }
         let is_plan = |line: &&String| line.starts_with("finalize 5 ");
@@ -348,7 +348,7 @@ fn what_the_library_says_is_kept_where_nothing_is_found() {
     let recorders = Recorders::new();
     let filter = convolution(Direction::Filter, DType::F16, Finish::Nothing);
     let operation = Operation::Convolution(filter);
-    let product = Product::new("sh_p0".into(), operation, 0, WORKSPACE - 192);
+    let product = LibraryProduct::new("sh_p0".into(), operation, 0, WORKSPACE - 192);
     let device = Device::open(0).unwrap();
     let libraries = Libraries::find(&[recorders.folder()]).unwrap();
     for (kind, name) in [(4, "ENGINEHEUR"), (5, "EXECUTION_PLAN")] {
@@ -448,7 +448,7 @@ fn a_folder_without_the_library_is_told() {
 fn a_library_that_is_not_there_is_missed_by_its_convolution() {
     let recorders = Recorders::new();
     let folders = [recorders.folder()];
-    let libraries = Libraries::of(None, None, &folders);
+    let libraries = Libraries::new(None, None, &folders);
     let product = product(
         convolution(Direction::Data, DType::BF16, Finish::Nothing),
         0,

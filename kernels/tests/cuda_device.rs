@@ -14,7 +14,7 @@ use kernels::cuda::device::{self, CudaModule, Device};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::nvrtc::{Cubin, Resources};
 use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
-use kernels::cuda::{Arch, CudaError, Kernel, Param, ParamType, TensorMap, Work};
+use kernels::cuda::{Arch, CudaError, Kernel, LaunchOp, Param, ParamType, TensorMap};
 use kernels::run::{BufferRef, ExternalSpec};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -132,7 +132,7 @@ fn cubin(arch: Arch) -> Cubin {
 
 fn launch(kernel: usize, grid: u32, shared: u32, args: [BufferRef; 2]) -> PlacedLaunch {
     PlacedLaunch {
-        work: Work::Kernel(kernel),
+        work: LaunchOp::Kernel(kernel),
         grid: [grid, 1, 1],
         dynamic_shared_bytes: shared,
         args: args

@@ -8,7 +8,7 @@ use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::lower;
 use kernels::cuda::machine::{Addresses, Machine};
 use kernels::cuda::passes::{Pass, constants, passes};
-use kernels::cuda::{CudaError, ParamType, Work};
+use kernels::cuda::{CudaError, LaunchOp, ParamType};
 use kernels::run::BufferRef;
 
 const ROWS: usize = 6;
@@ -142,7 +142,7 @@ fn a_place_that_nothing_was_written_to_is_found() {
     let gradient = backward.launches.iter_mut();
     let mut gradient = gradient.filter(|launch| launch.origin.contains("gradient"));
     let sums = gradient.next_back().expect("a launch for the gradient");
-    let Work::Kernel(n) = sums.work else {
+    let LaunchOp::Kernel(n) = sums.work else {
         panic!("no product is asked for");
     };
     let kernel = &program.kernels[n];

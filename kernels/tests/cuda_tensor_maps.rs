@@ -15,7 +15,7 @@ use kernels::cuda::device::{CudaModule, Device};
 use kernels::cuda::machine::Addresses;
 use kernels::cuda::nvrtc::{Cubin, Resources};
 use kernels::cuda::passes::{Argument, Pass, PlacedLaunch};
-use kernels::cuda::{CudaError, Kernel, ParamType, TensorMap, Work};
+use kernels::cuda::{CudaError, Kernel, LaunchOp, ParamType, TensorMap};
 use kernels::run::BufferRef;
 use recorders::Recorders;
 
@@ -51,7 +51,7 @@ fn run(device: &std::sync::Arc<Device>, kernels: &[Kernel], address: u64) -> Res
         log: String::new(),
     }];
     let launch = |(n, kernel): (usize, &Kernel)| PlacedLaunch {
-        work: Work::Kernel(n),
+        work: LaunchOp::Kernel(n),
         grid: [1, 1, 1],
         dynamic_shared_bytes: kernel.dynamic_shared_bytes(),
         args: kernel

@@ -4,7 +4,7 @@
 use graph::{ContainerId, DType, Graph, Tensor};
 use graph_cases::{files, joined};
 use kernels::cuda::emulate::{Direction, Emulator, Memory, Settings, Traffic};
-use kernels::cuda::{Arg, Kernel, Launch, Param, ParamType, Work, execute, lower};
+use kernels::cuda::{Arg, Kernel, Launch, LaunchOp, Param, ParamType, execute, lower};
 use kernels::plan::Buffer;
 use std::fs;
 use std::path::PathBuf;
@@ -164,7 +164,7 @@ fn emitted_kernels_move_what_they_must() {
         let mut lines = String::new();
         let mut name = String::new();
         for (launch, t) in own() {
-            let Work::Kernel(n) = launch.work else {
+            let LaunchOp::Kernel(n) = launch.work else {
                 continue;
             };
             let kernel = &program.kernels[n];

@@ -13,7 +13,7 @@ use graph::{
 };
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
-use kernels::features::{self, FeatureError, Isa, Pairs, Target};
+use kernels::features::{self, CpuTarget, FeatureError, Isa, Pairs};
 use kernels::halves;
 use kernels::lowering::{Lowered, lower};
 use kernels::memory::AlignedBuffer;
@@ -311,7 +311,7 @@ fn agree_with_the_interpreter(cases: &[(String, Graph)], isas: &[CompileOptions]
 /// a kernel of its own.
 #[test]
 fn element_wise_work_after_a_product_is_its_epilogue() {
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let mut n_cases = 0;
     for (name, graph) in cases() {
         if !name.starts_with("epilogue_") {
@@ -337,7 +337,7 @@ fn element_wise_work_after_a_product_is_its_epilogue() {
 /// stay in registers.
 #[test]
 fn element_wise_work_on_operands_is_the_product_s_prologue() {
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let mut n_cases = 0;
     for (name, graph) in cases() {
         if !name.starts_with("prologue_") {
@@ -366,7 +366,7 @@ fn element_wise_work_on_operands_is_the_product_s_prologue() {
 /// Sums of a product's columns are made while its blocks are in cache, where the blocks are final one by one.
 #[test]
 fn sums_of_columns_are_part_of_the_product() {
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let mut n_cases = 0;
     for (name, graph) in cases() {
         if !name.starts_with("column_") {
@@ -386,7 +386,7 @@ fn sums_of_columns_are_part_of_the_product() {
 /// Digits of a position and groups of channels do not keep a contraction from the micro-kernels.
 #[test]
 fn composite_axes_have_fast_forms() {
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let composite = ["grouped_", "split_positions", "_before_pool"];
     let mut n_contractions = 0;
     for (name, graph) in cases() {
@@ -416,7 +416,7 @@ const SNAPSHOTS: [&str; 7] = [
 
 #[test]
 fn kernels_look_as_before() {
-    let target = Target::for_isa(Isa::Avx512, Family::Gcc);
+    let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/emission_cases");
     let mut changed = Vec::new();
     for (name, graph) in cases() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use kernels::cache::Cache;
 use kernels::compile::{CompileOptions, SourceUnit, compile};
-use kernels::features::{self, Isa, Target};
+use kernels::features::{self, CpuTarget, Isa};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::prelude;
@@ -166,7 +166,7 @@ fn apply(module: &Arc<Module>, name: &str, inputs: &[&[f32]]) -> Vec<f32> {
             .iter()
             .map(|block| Buffer::read_only(block))
             .collect();
-        buffers.push(Buffer::of(&mut out));
+        buffers.push(Buffer::new(&mut out));
         program
             .run(&buffers, Buffer::none(), Buffer::none(), &pool)
             .unwrap();
@@ -366,7 +366,7 @@ fn random_block(module: &Arc<Module>, kernel: &str, key: u64, first: u64) -> Vec
     let mut out = vec![0f32; BLOCK];
     program
         .run(
-            &[Buffer::of(&mut out)],
+            &[Buffer::new(&mut out)],
             Buffer::none(),
             Buffer::none(),
             &pool,
@@ -399,7 +399,7 @@ fn loops_over_the_functions_become_vector_code() {
             std::fs::write(&path, format!("{}{source}", prelude::ALL)).unwrap();
             let output = toolchain
                 .process()
-                .args(Target::for_isa(isa, Family::Gcc).cflags)
+                .args(CpuTarget::for_isa(isa, Family::Gcc).cflags)
                 .args(["-fopt-info-vec", "-o"])
                 .arg(folder.path().join("loop.so"))
                 .arg(&path)

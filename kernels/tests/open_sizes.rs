@@ -8,7 +8,7 @@ mod contraction_checks;
 
 use contraction_cases::{Conv, matmul};
 use contraction_checks::{Case, Number, check_emitted, target};
-use kernels::contraction::{Contraction, Hooks, Known, emit};
+use kernels::contraction::{Contraction, Hooks, PriorPlans, emit};
 
 /// A text without its numbers, names of micro-kernels counted.
 fn shape(text: &str) -> String {
@@ -47,7 +47,7 @@ fn shape(text: &str) -> String {
 /// Emits all sizes of a contraction in that order, each with what the earlier ones decided. From the second size
 /// on, at most `n_texts` texts may differ in more than numbers.
 fn check<T: Number>(name: &str, vw: i64, sizes: Vec<(String, Contraction)>, n_texts: usize) {
-    let mut known = Known::default();
+    let mut known = PriorPlans::default();
     let mut ready = Vec::new();
     let mut shapes: Vec<(String, String)> = Vec::new();
     for (i, (label, mut contraction)) in sizes.into_iter().enumerate() {

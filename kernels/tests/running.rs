@@ -2,7 +2,7 @@
 
 use kernels::cache::Cache;
 use kernels::compile::{CompileOptions, SourceUnit, compile};
-use kernels::features::{Isa, Target};
+use kernels::features::{CpuTarget, Isa};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
@@ -42,7 +42,7 @@ fn functions(names: &[&str]) -> Vec<Function> {
     let cache = Cache::at(folder.path(), 1 << 30).unwrap();
     let toolchain = toolchain::find(&Search::from_environment(), &cache).unwrap();
     let options = CompileOptions {
-        target: Target::for_isa(Isa::Portable, toolchain.family()),
+        target: CpuTarget::for_isa(Isa::Portable, toolchain.family()),
         toolchain,
         cache,
         jobs: 1,
@@ -106,7 +106,7 @@ fn a_program_runs_its_launches_in_order_on_any_number_of_threads() {
         pool.set_threads(n_threads);
         for _ in 0..50 {
             let mut sum = [0f32];
-            let externals = [Buffer::read_only(&input), Buffer::of(&mut sum)];
+            let externals = [Buffer::read_only(&input), Buffer::new(&mut sum)];
             program
                 .run(&externals, arena.as_buffer(), saved.as_buffer(), &pool)
                 .unwrap();
@@ -115,7 +115,7 @@ fn a_program_runs_its_launches_in_order_on_any_number_of_threads() {
         assert_eq!(saved.as_slice::<f32>()[16 + 10], 30.0);
     }
     let mut sum = [0f32];
-    let externals = [Buffer::read_only(&input), Buffer::of(&mut sum)];
+    let externals = [Buffer::read_only(&input), Buffer::new(&mut sum)];
     let times = program
         .run_timed(&externals, arena.as_buffer(), saved.as_buffer(), &pool)
         .unwrap();
@@ -133,7 +133,7 @@ fn wrong_buffers_are_refused_with_a_sentence() {
     let input = vec![0f32; N];
     let mut sum = [0f32];
     let read = Buffer::read_only(&input);
-    let written = Buffer::of(&mut sum);
+    let written = Buffer::new(&mut sum);
     let (arena, saved) = (arena.as_buffer(), saved.as_buffer());
     let error = |externals: &[Buffer<'_>], arena, saved| {
         program.run(externals, arena, saved, &pool).unwrap_err()
@@ -158,7 +158,7 @@ fn wrong_buffers_are_refused_with_a_sentence() {
         "the arena needs 384 bytes, 0 were given"
     );
     let mut unaligned = AlignedBuffer::zeroed(8192).unwrap();
-    let shifted = Buffer::of(&mut unaligned.as_mut_slice::<u8>()[4..]);
+    let shifted = Buffer::new(&mut unaligned.as_mut_slice::<u8>()[4..]);
     assert_eq!(
         error(&[read, written], arena, shifted).to_string(),
         "the saved block must be aligned to 64 bytes"

@@ -77,7 +77,7 @@ pub fn assign(graph: &mut Graph, recipe: &Recipe) -> Assignment {
     });
     let is_forbidden = |graph: &Graph, id: &ContainerId| {
         let place = || place(graph, *id);
-        !recipe.is_empty() && place().is_some_and(|p| recipe.told(|| p) == Some(false))
+        !recipe.is_empty() && place().is_some_and(|p| recipe.override_for(|| p) == Some(false))
     };
     let (mut forbidden, mut taken) = (Vec::new(), Vec::new());
     for (id, n_channels) in marked {

@@ -8,7 +8,7 @@ pub struct Attributes<'a>(pub &'a [AttributeProto]);
 
 impl<'a> Attributes<'a> {
     /// Those of a node.
-    pub fn of(node: &'a NodeProto) -> Self {
+    pub fn new(node: &'a NodeProto) -> Self {
         Attributes(&node.attribute)
     }
 

@@ -77,7 +77,7 @@ fn collect(model: &Model, list: &mut Problems) {
         let around = Around {
             model: proto,
             folder: &model.folder,
-            opsets: Opsets::of(&proto.opset_import),
+            opsets: Opsets::new(&proto.opset_import),
             imported: imported(&proto.opset_import),
             values: BTreeSet::new(),
             replaceable: proto.ir_version.unwrap_or(0) >= 4,
@@ -95,7 +95,7 @@ fn collect(model: &Model, list: &mut Problems) {
         let around = Around {
             model: proto,
             folder: &model.folder,
-            opsets: Opsets::of(&function.opset_import),
+            opsets: Opsets::new(&function.opset_import),
             imported: imported(&function.opset_import),
             values: function.input.iter().cloned().collect(),
             replaceable: true,
@@ -439,7 +439,7 @@ fn initial(
 
 /// What is wrong with a stored tensor.
 fn tensor_problem(tensor: &TensorProto, folder: &Path) -> Option<String> {
-    match External::of(tensor, folder) {
+    match External::new(tensor, folder) {
         Err(message) => return Some(message),
         Ok(Some(_)) => return None,
         Ok(None) => {}

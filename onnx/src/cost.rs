@@ -94,7 +94,7 @@ pub fn cost(model: &ModelProto, folder: &Arc<Path>, shapes: &BTreeMap<String, Ve
         }
         facts.set(&info.name, fact);
     }
-    let opsets = Opsets::of(&model.opset_import);
+    let opsets = Opsets::new(&model.opset_import);
     let body = Body {
         nodes: &graph.node,
         infos: infos(graph),
@@ -236,7 +236,7 @@ impl Counting<'_> {
                     .iter()
                     .map(|i| (i.name.as_str(), i))
                     .collect(),
-                opsets: &Opsets::of(&function.opset_import),
+                opsets: &Opsets::new(&function.opset_import),
                 depth: body.depth + 1,
             };
             let outputs: BTreeSet<&str> = function.output.iter().map(String::as_str).collect();
@@ -250,7 +250,7 @@ impl Counting<'_> {
         } else {
             let walk = Walk {
                 opsets: body.opsets,
-                functions: Functions::of(&self.model.functions),
+                functions: Functions::new(&self.model.functions),
                 unknowns,
                 inputs_are_constant: true,
             };
@@ -350,7 +350,7 @@ impl Counting<'_> {
             let inputs: Vec<_> = node.input.iter().map(sizes).collect();
             let outputs: Vec<_> = node.output.iter().map(sizes).collect();
             let products =
-                arithmetic::multiply_adds(node, Attributes::of(node), &inputs, &outputs)?;
+                arithmetic::multiply_adds(node, Attributes::new(node), &inputs, &outputs)?;
             Some((read, written, elements, products))
         };
         match counted() {

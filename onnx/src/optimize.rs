@@ -458,7 +458,7 @@ fn figures(model: &Model, cost: &Cost, file_bytes: u64, worst_error: Option<f64>
 fn external_bytes(model: &Model) -> u64 {
     let mut ranges = BTreeSet::new();
     for tensor in model.proto.graph.iter().flat_map(|g| &g.initializer) {
-        if let Ok(Some(external)) = External::of(tensor, &model.folder) {
+        if let Ok(Some(external)) = External::new(tensor, &model.folder) {
             ranges.insert((external.path, external.offset, external.length));
         }
     }

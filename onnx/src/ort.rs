@@ -64,13 +64,13 @@ impl OnnxRuntime {
     /// [`RuntimeError::Missing`]; [`RuntimeError::Unusable`] for the first of them.
     pub fn find() -> Result<OnnxRuntime, RuntimeError> {
         if let Some(named) = std::env::var_os("SHORTHAUL_PYTHON") {
-            return OnnxRuntime::of(named);
+            return OnnxRuntime::new(named);
         }
         let active = std::env::var_os("VIRTUAL_ENV");
         let active = active.map(|folder| PathBuf::from(folder).join("bin/python").into_os_string());
         let usual = ["python3", "python"].map(OsString::from);
         let mut all = active.into_iter().chain(usual);
-        all.find_map(|python| OnnxRuntime::of(python).ok())
+        all.find_map(|python| OnnxRuntime::new(python).ok())
             .ok_or(RuntimeError::Missing)
     }
 
@@ -78,7 +78,7 @@ impl OnnxRuntime {
     ///
     /// # Errors
     /// [`RuntimeError::Unusable`] if it does not have the package.
-    pub fn of(python: impl Into<OsString>) -> Result<OnnxRuntime, RuntimeError> {
+    pub fn new(python: impl Into<OsString>) -> Result<OnnxRuntime, RuntimeError> {
         let python = python.into();
         let found = OnnxRuntime { python };
         match found.call(&["version".as_ref()]) {

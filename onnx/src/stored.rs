@@ -189,7 +189,7 @@ impl Stored {
     /// # Errors
     /// A sentence: the location is missing, leaves the folder, or is too short.
     pub fn external(&self) -> Result<Option<External>, String> {
-        External::of(&self.proto, &self.folder)
+        External::new(&self.proto, &self.folder)
     }
 }
 
@@ -198,7 +198,7 @@ impl Stored {
 /// # Errors
 /// As [`Stored::tensor`].
 pub fn decode(proto: &TensorProto, folder: &Path) -> Result<Tensor, String> {
-    let Some(external) = External::of(proto, folder)? else {
+    let Some(external) = External::new(proto, folder)? else {
         return Tensor::of_proto(proto);
     };
     let element = Element::of_number(proto.data_type)
@@ -275,7 +275,7 @@ impl External {
     /// # Errors
     /// A sentence: no location, one outside of `folder`, no such file, or fewer bytes than the shape
     /// asks for.
-    pub fn of(proto: &TensorProto, folder: &Path) -> Result<Option<External>, String> {
+    pub fn new(proto: &TensorProto, folder: &Path) -> Result<Option<External>, String> {
         if proto.data_location != 1 {
             return Ok(None);
         }

@@ -213,11 +213,11 @@ fn told(name: &str, x: &Tensor, told: Told, bound: &mut Bound) -> Fact {
 /// Whether what is inferred agrees with the outputs; how many of their sizes are left open.
 fn inferred(case: &Case, how: Told) -> Result<usize, String> {
     let graph = case.model.graph.as_ref().unwrap();
-    let opsets = Opsets::of(&case.model.opset_import);
+    let opsets = Opsets::new(&case.model.opset_import);
     let unknowns = Unknowns::default();
     let walk = Walk {
         opsets: &opsets,
-        functions: Functions::of(&case.model.functions),
+        functions: Functions::new(&case.model.functions),
         unknowns: &unknowns,
         inputs_are_constant: false,
     };

@@ -22,7 +22,7 @@ pub struct Attention;
 const LEADING: &str = "abcfgh";
 
 /// Shapes and attributes; the first inputs of the call are q, k, v and the mask.
-pub(crate) struct Plan {
+pub(crate) struct AttentionShapes {
     leading: Vec<SymExpr>,
     /// `[…, L, M]`
     pub(crate) scores: Vec<SymExpr>,
@@ -32,8 +32,8 @@ pub(crate) struct Plan {
     dropout: f64,
 }
 
-impl Plan {
-    pub(crate) fn of(call: &Call) -> Result<Plan, OpError> {
+impl AttentionShapes {
+    pub(crate) fn new(call: &Call) -> Result<AttentionShapes, OpError> {
         let (q, k, v) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let rank = q.rank();
         let fits = (2..=LEADING.len() + 2).contains(&rank)
@@ -74,7 +74,7 @@ impl Plan {
         if dropout > 0.0 {
             call.input(4)?;
         }
-        Ok(Plan {
+        Ok(AttentionShapes {
             y: TensorType::new(q.dtype, with(&q.shape[rank - 2], &v.shape[rank - 1])),
             leading,
             scores,
@@ -191,11 +191,11 @@ impl Op for Attention {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        Ok(vec![Plan::of(call)?.y])
+        Ok(vec![AttentionShapes::new(call)?.y])
     }
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let plan = Plan::of(call)?;
+        let plan = AttentionShapes::new(call)?;
         let (p, shape) = plan.probabilities(call, inputs)?;
         let mut p = Tensor::from_f64(plan.y.dtype, &shape, p);
         if plan.dropout > 0.0 {
@@ -222,7 +222,7 @@ impl Op for Attention {
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let plan = Plan::of(call)?;
+        let plan = AttentionShapes::new(call)?;
         let (q, k, v) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
         let Some(y) = call.output_id(0) else {
             return Ok(());

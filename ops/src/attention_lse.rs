@@ -6,7 +6,7 @@
 //! `_scaled_dot_product_flash_attention` and its backward). Neither scores nor probabilities pass from
 //! the forward to the backward pass.
 
-use crate::attention::{Plan, weighted};
+use crate::attention::{AttentionShapes, weighted};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{constant_shape, required};
 use graph::{Attr, Attrs, Builder, ContainerId, DType, Expr, Library, SymExpr, Tensor};
@@ -35,7 +35,7 @@ fn forward_call<'a>(call: &Call<'a>) -> Result<Call<'a>, OpError> {
     })
 }
 
-fn lse_type(plan: &Plan) -> TensorType {
+fn lse_type(plan: &AttentionShapes) -> TensorType {
     let dtype = match plan.y.dtype {
         DType::F64 => DType::F64,
         _ => DType::F32,
@@ -49,7 +49,7 @@ fn typed(expr: Expr, dtype: DType) -> Attrs {
 
 /// The scores, masked and scaled, in lse's type.
 fn append_scores(
-    plan: &Plan,
+    plan: &AttentionShapes,
     builder: &mut Builder,
     (q, k, mask): (ContainerId, ContainerId, Option<ContainerId>),
 ) -> Result<ContainerId, OpError> {
@@ -62,7 +62,7 @@ fn append_scores(
 
 /// `e^(s − lse)` in y's type.
 fn append_probabilities(
-    plan: &Plan,
+    plan: &AttentionShapes,
     builder: &mut Builder,
     (scores, lse): (ContainerId, ContainerId),
 ) -> Result<ContainerId, OpError> {
@@ -108,7 +108,7 @@ impl Op for AttentionWithLse {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let plan = Plan::of(call)?;
+        let plan = AttentionShapes::new(call)?;
         if call.float_or("dropout", 0.0)? > 0.0 {
             return Err(call.unsupported("dropout"));
         }
@@ -117,7 +117,7 @@ impl Op for AttentionWithLse {
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let types = self.infer(call)?;
-        let (mut p, shape) = Plan::of(call)?.masked_scores(call, inputs)?;
+        let (mut p, shape) = AttentionShapes::new(call)?.masked_scores(call, inputs)?;
         let mut lse = Vec::new();
         for row in p.chunks_mut(shape[shape.len() - 1].max(1)) {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -136,7 +136,7 @@ impl Op for AttentionWithLse {
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let plan = Plan::of(call)?;
+        let plan = AttentionShapes::new(call)?;
         let (q, k, v) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
         let scores = append_scores(&plan, builder, (q, k, call.optional_id(3)))?;
         let list = attrs([
@@ -196,7 +196,7 @@ impl AttentionGradient {
     /// `ds·scale` appended in y's type.
     fn append_score_gradient(
         &self,
-        (call, plan): (&Call, &Plan),
+        (call, plan): (&Call, &AttentionShapes),
         builder: &mut Builder,
         p: ContainerId,
     ) -> Result<ContainerId, OpError> {
@@ -223,7 +223,7 @@ impl Op for AttentionGradient {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let plan = Plan::of(&forward_call(call)?)?;
+        let plan = AttentionShapes::new(&forward_call(call)?)?;
         let fits = call.input(0)?.shape == plan.y.shape
             && call.input(Y)?.shape == plan.y.shape
             && call.input(Y + 1)?.shape == lse_type(&plan).shape;
@@ -235,7 +235,10 @@ impl Op for AttentionGradient {
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let types = self.infer(call)?;
-        let (forward, plan) = (forward_call(call)?, Plan::of(&forward_call(call)?)?);
+        let (forward, plan) = (
+            forward_call(call)?,
+            AttentionShapes::new(&forward_call(call)?)?,
+        );
         let (mut p, shape) = plan.masked_scores(&forward, &inputs[1..Y])?;
         let at = |n: usize| required(call, inputs, n).map(|t| (t.to_f64(), t.shape.clone()));
         let ((dy, wide), (y, _), (lse, _)) = (at(0)?, at(Y)?, at(Y + 1)?);
@@ -277,7 +280,7 @@ impl Op for AttentionGradient {
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let plan = Plan::of(&forward_call(call)?)?;
+        let plan = AttentionShapes::new(&forward_call(call)?)?;
         let (dy, q, k) = (call.input_id(0)?, call.input_id(1)?, call.input_id(2)?);
         let scores = append_scores(&plan, builder, (q, k, call.optional_id(4)))?;
         let lse = call.input_id(Y + 1)?;

@@ -21,7 +21,7 @@ pub struct AveragePoolGradient;
 
 /// Pooling of an x of that shape.
 fn pooling(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
-    let pooling = Pooling::of(call, x)?;
+    let pooling = Pooling::new(call, x)?;
     if pooling.window.dilation.iter().any(|d| *d != 1) {
         return Err(call.unsupported("dilation"));
     }

@@ -23,7 +23,7 @@ struct Equation {
 }
 
 impl Equation {
-    fn of(call: &Call) -> Result<Self, OpError> {
+    fn new(call: &Call) -> Result<Self, OpError> {
         let text = call.str("equation")?;
         let (left, result) = text
             .split_once("->")
@@ -194,7 +194,7 @@ impl Op for Einsum {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let equation = Equation::of(call)?;
+        let equation = Equation::new(call)?;
         let mut dtype = call.input(0)?.dtype;
         if let Some(Some(b)) = call.inputs.get(1) {
             dtype = dtype.promote(b.dtype);
@@ -203,7 +203,7 @@ impl Op for Einsum {
     }
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let equation = Equation::of(call)?;
+        let equation = Equation::new(call)?;
         let ty = &self.infer(call)?[0];
         let letters: Vec<char> = equation.letters.iter().map(|(l, _)| *l).collect();
         let sizes: Vec<SymExpr> = equation.letters.iter().map(|(_, s)| s.clone()).collect();
@@ -237,7 +237,7 @@ impl Op for Einsum {
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let equation = Equation::of(call)?;
+        let equation = Equation::new(call)?;
         let Some(out) = call.output_id(0) else {
             return Ok(());
         };
@@ -277,7 +277,7 @@ impl Op for Einsum {
     }
 
     fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
-        let equation = Equation::of(&g.call)?;
+        let equation = Equation::new(&g.call)?;
         let [Some(dy)] = *g.output_gradients else {
             return Ok(Gradient::Zero);
         };

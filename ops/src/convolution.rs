@@ -69,7 +69,7 @@ impl Convolution {
             r.as_const()
                 .ok_or_else(|| call.unsupported(format!("a window of symbolic size `{r}`")))
         });
-        let window = Window::of(call, kernel.collect::<Result<_, _>>()?)?;
+        let window = Window::new(call, kernel.collect::<Result<_, _>>()?)?;
         let groups = call.int_or("groups", 1)?;
         let divides = |n: &SymExpr| n.divide_exactly(&SymExpr::constant(groups)).is_some();
         if groups < 1 || w[1].clone() * groups != x[1] || !divides(&w[0]) {
@@ -115,7 +115,7 @@ impl Convolution {
         }
         let d = y.len() - 2;
         let kernel = w[2..].iter().map(|r| r.as_const().unwrap_or(1)).collect();
-        let window = Window::of(call, kernel)?;
+        let window = Window::new(call, kernel)?;
         let extra = call.ints_or("output_padding", vec![0; d])?;
         let mut x = vec![y[0].clone(), w[1].clone() * call.int_or("groups", 1)?];
         for (d, o) in y[2..].iter().enumerate() {

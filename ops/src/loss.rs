@@ -56,7 +56,7 @@ enum Combine {
 }
 
 /// The attributes and shapes of a loss.
-struct Plan {
+struct LossShapes {
     x: TensorType,
     /// Dimension of the classes.
     axis: usize,
@@ -72,9 +72,9 @@ fn without<T: Clone>(list: &[T], axis: usize) -> Vec<T> {
     [&list[..axis], &list[axis + 1..]].concat()
 }
 
-impl Plan {
+impl LossShapes {
     /// `first` is the position of x among the inputs; target and weight follow.
-    fn of(call: &Call, first: usize, of_logits: bool) -> Result<Plan, OpError> {
+    fn new(call: &Call, first: usize, of_logits: bool) -> Result<LossShapes, OpError> {
         let (x, target) = (call.input(first)?.clone(), call.input(first + 1)?);
         if x.rank() == 0 || !x.dtype.is_float() {
             return Err(
@@ -105,7 +105,7 @@ impl Plan {
             true => call.float_or("label_smoothing", 0.0)?,
             false => 0.0,
         };
-        Ok(Plan {
+        Ok(LossShapes {
             axis,
             rows,
             soft,
@@ -206,14 +206,14 @@ fn weight_of(reads: &mut Reads, weight: Option<ContainerId>, class: &Expr) -> Op
 }
 
 impl ClassLoss {
-    fn plan(&self, call: &Call) -> Result<Plan, OpError> {
-        Plan::of(call, 0, self.of_logits)
+    fn plan(&self, call: &Call) -> Result<LossShapes, OpError> {
+        LossShapes::new(call, 0, self.of_logits)
     }
 
     /// Appends the map over rows with class targets that writes or sums loss and total.
     fn append_rows(
         &self,
-        (call, plan): (&Call, &Plan),
+        (call, plan): (&Call, &LossShapes),
         builder: &mut Builder,
         (lse, smooth): (Option<ContainerId>, Option<ContainerId>),
         (loss, total): (Option<ContainerId>, Option<ContainerId>),
@@ -259,7 +259,7 @@ impl ClassLoss {
 
     fn expand_soft(
         &self,
-        (call, plan): (&Call, &Plan),
+        (call, plan): (&Call, &LossShapes),
         builder: &mut Builder,
         lse: ContainerId,
     ) -> Result<(), OpError> {
@@ -462,8 +462,8 @@ impl Op for ClassLoss {
 }
 
 impl ClassLossGradient {
-    fn plan(&self, call: &Call) -> Result<Plan, OpError> {
-        let plan = Plan::of(call, 1, self.of_logits)?;
+    fn plan(&self, call: &Call) -> Result<LossShapes, OpError> {
+        let plan = LossShapes::new(call, 1, self.of_logits)?;
         if call.input(0)?.shape != plan.loss_shape() {
             return Err(call.shape_error("the gradient has another shape than the loss"));
         }
@@ -482,7 +482,7 @@ impl ClassLossGradient {
     /// Appends `A − (1 − s)·w_t = s/C·Σ w`, where weights make it differ from s.
     fn append_even_sum(
         &self,
-        plan: &Plan,
+        plan: &LossShapes,
         builder: &mut Builder,
         weight: ContainerId,
     ) -> ContainerId {

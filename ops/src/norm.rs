@@ -14,7 +14,7 @@
 //! The variance is summed in a second pass over x, so that it does not cancel.
 
 use crate::index_space::{IndexSpace, Reads, write};
-use crate::norm_plan::{Case, Group, Plan, Walk, cases, tensor, values};
+use crate::norm_plan::{Case, Group, NormShapes, Walk, cases, tensor, values};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType};
 use crate::reference::constant_shape;
 use graph::{Builder, ContainerId, DType, Expr, Tensor};
@@ -54,8 +54,8 @@ pub static GROUP_NORM: Norm = norm("group_norm", Group::Channels, true);
 /// `rms_norm`
 pub static RMS_NORM: Norm = norm("rms_norm", Group::Layer, false);
 impl Norm {
-    fn plan(&self, call: &Call) -> Result<Plan, OpError> {
-        let plan = Plan::of(call, self.group, call.input(0)?)?;
+    fn plan(&self, call: &Call) -> Result<NormShapes, OpError> {
+        let plan = NormShapes::new(call, self.group, call.input(0)?)?;
         plan.check(call, 1)?;
         plan.check(call, 2)?;
         Ok(plan)
@@ -84,7 +84,7 @@ impl Norm {
     fn expand_statistics(
         &self,
         call: &Call,
-        plan: &Plan,
+        plan: &NormShapes,
         builder: &mut Builder,
     ) -> Result<(Option<ContainerId>, ContainerId), OpError> {
         let x = call.input_id(0)?;
@@ -221,8 +221,8 @@ impl Op for Norm {
 }
 
 impl BatchNormInference {
-    fn plan(call: &Call) -> Result<Plan, OpError> {
-        let plan = Plan::of(call, Group::Batch, call.input(0)?)?;
+    fn plan(call: &Call) -> Result<NormShapes, OpError> {
+        let plan = NormShapes::new(call, Group::Batch, call.input(0)?)?;
         call.input(3)?;
         call.input(4)?;
         for position in 1..5 {

@@ -5,7 +5,7 @@
 
 use crate::index_space::{Reads, combine, write};
 use crate::norm::{self, Norm};
-use crate::norm_plan::{Case, Group, Plan, Walk, cases, tensor, values};
+use crate::norm_plan::{Case, Group, NormShapes, Walk, cases, tensor, values};
 use crate::op::{Call, Op, OpError, Sample, TensorType};
 use crate::reference::constant_shape;
 use graph::{Builder, ContainerId, Expr, Reduction, Tensor};
@@ -32,8 +32,8 @@ const fn gradient(name: &'static str, norm: &'static Norm) -> NormGradient {
 }
 
 impl NormGradient {
-    fn plan(&self, call: &Call) -> Result<Plan, OpError> {
-        let plan = Plan::of(call, self.norm.group, call.input(1)?)?;
+    fn plan(&self, call: &Call) -> Result<NormShapes, OpError> {
+        let plan = NormShapes::new(call, self.norm.group, call.input(1)?)?;
         plan.check(call, 2)?;
         if call.input(0)?.shape != plan.x.shape {
             return Err(call.shape_error("the gradient has another shape than the input"));
@@ -59,7 +59,7 @@ impl NormGradient {
     /// the sums are those for statistics, else those for weights.
     fn append_sums(
         &self,
-        (call, plan, weighted): (&Call, &Plan, bool),
+        (call, plan, weighted): (&Call, &NormShapes, bool),
         builder: &mut Builder,
         (sum, sum_xhat): (Option<ContainerId>, Option<ContainerId>),
     ) -> Result<(), OpError> {
@@ -89,7 +89,7 @@ impl NormGradient {
     /// Appends the element-wise map for dx. With `weighted` the sums hold `dy·w`.
     fn append_dx(
         &self,
-        (call, plan, weighted): (&Call, &Plan, bool),
+        (call, plan, weighted): (&Call, &NormShapes, bool),
         builder: &mut Builder,
         (sum, sum_xhat): (Option<ContainerId>, ContainerId),
         dx: ContainerId,
@@ -217,7 +217,7 @@ impl Op for NormGradient {
                 library: &library,
                 inputs: vec![],
             };
-            let plan = Plan::of(&call, self.norm.group, &tensor(&x)).ok()?;
+            let plan = NormShapes::new(&call, self.norm.group, &tensor(&x)).ok()?;
             let stat = plan.stat_type();
             Some(Sample {
                 name: name.into(),

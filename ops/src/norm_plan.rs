@@ -18,7 +18,7 @@ pub(crate) enum Group {
 }
 
 /// What a norm does to an x of some shape.
-pub(crate) struct Plan {
+pub(crate) struct NormShapes {
     pub(crate) x: TensorType,
     pub(crate) group: Group,
     /// Trailing dimensions of a row, or groups of channels.
@@ -38,8 +38,8 @@ pub(crate) struct Walk {
     pub(crate) affine: Vec<SymExpr>,
 }
 
-impl Plan {
-    pub(crate) fn of(call: &Call, group: Group, x: &TensorType) -> Result<Plan, OpError> {
+impl NormShapes {
+    pub(crate) fn new(call: &Call, group: Group, x: &TensorType) -> Result<NormShapes, OpError> {
         let shape = &x.shape;
         if !x.dtype.is_float() {
             return Err(call.unsupported(format!("elements of type {}", x.dtype)));
@@ -78,7 +78,7 @@ impl Plan {
         let count = SymExpr::product(shape)
             .divide_exactly(&n_statistics)
             .ok_or_else(|| call.unsupported("sizes whose product does not divide"))?;
-        Ok(Plan {
+        Ok(NormShapes {
             x: x.clone(),
             group,
             extent,
@@ -144,7 +144,7 @@ impl Plan {
         }
     }
 
-    /// As [`Plan::element_walk`], with statistics indexed by parameters: for sums over them.
+    /// As [`NormShapes::element_walk`], with statistics indexed by parameters: for sums over them.
     pub(crate) fn stat_walk(&self) -> Walk {
         let per_group = self.channels_per_group();
         if self.group != Group::Channels || per_group.as_const() == Some(1) {

@@ -33,8 +33,8 @@ pub(crate) struct Pooling {
 }
 
 impl Pooling {
-    pub(crate) fn of(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
-        let window = Window::of(call, call.ints("kernel")?)?;
+    pub(crate) fn new(call: &Call, x: &[SymExpr]) -> Result<Pooling, OpError> {
+        let window = Window::new(call, call.ints("kernel")?)?;
         if x.len() != window.rank() + 2 || !(1..=3).contains(&window.rank()) {
             return Err(call.shape_error(format!(
                 "a window of {} dimensions does not fit an input of rank {}",
@@ -162,7 +162,7 @@ impl Op for MaxPool {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
         let x = float_input(call)?;
-        let pooling = Pooling::of(call, &x.shape)?;
+        let pooling = Pooling::new(call, &x.shape)?;
         let winner = pooling.winner_type();
         let of = |dtype| TensorType::new(dtype, pooling.y.clone());
         Ok(vec![of(x.dtype), of(DType::I64), of(winner)])
@@ -170,7 +170,7 @@ impl Op for MaxPool {
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let types = self.infer(call)?;
-        let pooling = Pooling::of(call, &call.input(0)?.shape)?;
+        let pooling = Pooling::new(call, &call.input(0)?.shape)?;
         let x = required(call, inputs, 0)?.to_f64();
         let plane: usize = constant_shape(call, &pooling.x[2..])?.iter().product();
         let shape = constant_shape(call, &pooling.y)?;
@@ -195,7 +195,7 @@ impl Op for MaxPool {
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
         let (x, ty) = (call.input_id(0)?, call.input(0)?);
-        let pooling = Pooling::of(call, &ty.shape)?;
+        let pooling = Pooling::new(call, &ty.shape)?;
         let y = call
             .output_id(0)
             .unwrap_or_else(|| builder.transient("max", ty.dtype, &pooling.y));
@@ -224,7 +224,7 @@ impl Op for MaxPool {
             return Ok(Gradient::Zero);
         };
         let x = call.input_id(0)?;
-        let pooling = Pooling::of(call, &call.input(0)?.shape)?;
+        let pooling = Pooling::new(call, &call.input(0)?.shape)?;
         let winner = match call.output_id(2) {
             Some(winner) => winner,
             None => {
@@ -252,7 +252,7 @@ impl Op for MaxPoolGradient {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
         let dy = float_input(call)?;
-        let pooling = Pooling::of(call, &call.sizes("input_shape")?)?;
+        let pooling = Pooling::new(call, &call.sizes("input_shape")?)?;
         if dy.shape != pooling.y || call.input(1)?.shape != pooling.y {
             return Err(call.shape_error("dy and winner must have the shape of the pooled value"));
         }
@@ -261,7 +261,7 @@ impl Op for MaxPoolGradient {
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let ty = &self.infer(call)?[0];
-        let pooling = Pooling::of(call, &ty.shape)?;
+        let pooling = Pooling::new(call, &ty.shape)?;
         let dy = required(call, inputs, 0)?.to_f64();
         let winner = required(call, inputs, 1)?.to_i64();
         let shape = constant_shape(call, &ty.shape)?;
@@ -275,7 +275,7 @@ impl Op for MaxPoolGradient {
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let pooling = Pooling::of(call, &call.sizes("input_shape")?)?;
+        let pooling = Pooling::new(call, &call.sizes("input_shape")?)?;
         let Some(dx) = call.output_id(0) else {
             return Ok(());
         };
@@ -303,7 +303,7 @@ impl Op for MaxPoolGradient {
                 library: &library,
                 inputs: vec![],
             };
-            let pooling = Pooling::of(&call, &x).ok()?;
+            let pooling = Pooling::new(&call, &x).ok()?;
             let y: Vec<i64> = pooling.y.iter().filter_map(SymExpr::as_const).collect();
             let shape: Vec<usize> = y.iter().map(|n| *n as usize).collect();
             let positions = pooling.window.kernel.iter().product::<i64>();

@@ -60,7 +60,7 @@ impl Kind {
         ("sumsq", Kind::SumSquares),
     ];
 
-    fn of(call: &Call) -> Result<Kind, OpError> {
+    fn new(call: &Call) -> Result<Kind, OpError> {
         let name = call.str("kind")?;
         let known = Kind::NAMED.iter().find(|(n, _)| *n == name);
         known
@@ -103,18 +103,18 @@ impl Kind {
     }
 }
 
-struct Plan {
+struct ReductionAttributes {
     kind: Kind,
     axes: Vec<usize>,
     keep: bool,
     n: SymExpr,
 }
 
-fn plan(call: &Call) -> Result<Plan, OpError> {
+fn plan(call: &Call) -> Result<ReductionAttributes, OpError> {
     let x = call.input(0)?;
     let axes = axes(call, x.rank())?;
-    Ok(Plan {
-        kind: Kind::of(call)?,
+    Ok(ReductionAttributes {
+        kind: Kind::new(call)?,
         keep: call.bool_or("keep", false)?,
         n: extent(&x.shape, &axes),
         axes,

@@ -290,7 +290,7 @@ enum PadMode {
 }
 
 impl PadMode {
-    fn of(call: &Call) -> Result<Self, OpError> {
+    fn new(call: &Call) -> Result<Self, OpError> {
         match call.str_or("mode", "constant".into())?.as_str() {
             "constant" => Ok(PadMode::Constant),
             "reflect" => Ok(PadMode::Reflect),
@@ -320,7 +320,7 @@ impl Op for Pad {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        PadMode::of(call)?;
+        PadMode::new(call)?;
         let (low, high) = amounts(call)?;
         let mut ty = call.input(0)?.clone();
         for (size, added) in ty.shape.iter_mut().zip(low.into_iter().zip(high)) {
@@ -331,7 +331,7 @@ impl Op for Pad {
 
     fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
         let x = required(call, inputs, 0)?;
-        let mode = PadMode::of(call)?;
+        let mode = PadMode::new(call)?;
         let shape = constant_shape(call, &self.infer(call)?[0].shape)?;
         let low: Vec<i64> = amounts(call)?
             .0
@@ -357,7 +357,7 @@ impl Op for Pad {
         let Some(out) = call.output_id(0) else {
             return Ok(());
         };
-        let mode = PadMode::of(call)?;
+        let mode = PadMode::new(call)?;
         let value = call.float_or("value", 0.0)?;
         let (low, high) = amounts(call)?;
         let (from, to) = (builder.shape(x), builder.shape(out));
@@ -393,7 +393,7 @@ impl Op for Pad {
         let Some(dy) = g.dy(0).filter(|_| g.wants(0)) else {
             return Ok(g.nothing());
         };
-        if PadMode::of(&g.call)? != PadMode::Constant {
+        if PadMode::new(&g.call)? != PadMode::Constant {
             return Ok(Gradient::Derive);
         }
         let (low, high) = amounts(&g.call)?;

@@ -17,13 +17,13 @@ use graph::{
 #[derive(Debug)]
 pub struct TopK;
 
-struct Plan {
+struct TopKAttributes {
     axis: usize,
     k: SymExpr,
     largest: bool,
 }
 
-fn plan(call: &Call) -> Result<Plan, OpError> {
+fn plan(call: &Call) -> Result<TopKAttributes, OpError> {
     let x = call.input(0)?;
     let axis = axis(call, call.int_or("axis", -1)?, x.rank())?;
     let k = match call.sizes("k")?.as_slice() {
@@ -34,7 +34,7 @@ fn plan(call: &Call) -> Result<Plan, OpError> {
     if beyond.is_some_and(|n| n > 0) {
         return Err(call.shape_error(format!("k = {k} of {} elements", x.shape[axis])));
     }
-    Ok(Plan {
+    Ok(TopKAttributes {
         axis,
         k,
         largest: call.bool_or("largest", true)?,

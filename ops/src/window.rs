@@ -29,7 +29,7 @@ impl Window {
     ///
     /// # Errors
     /// An attribute has another length than `kernel`, or a value that makes no sense.
-    pub fn of(call: &Call, kernel: Vec<i64>) -> Result<Window, OpError> {
+    pub fn new(call: &Call, kernel: Vec<i64>) -> Result<Window, OpError> {
         let d = kernel.len();
         let window = Window {
             stride: call.ints_or("stride", vec![1; d])?,
@@ -61,7 +61,7 @@ impl Window {
         self.kernel.len()
     }
 
-    /// The attributes that [`Window::of`] reads, without `kernel`.
+    /// The attributes that [`Window::new`] reads, without `kernel`.
     pub fn attrs(&self) -> Attrs {
         let ints = [
             ("stride", &self.stride),

@@ -5,7 +5,7 @@
 
 use crate::built::Built;
 use compiler::graph::Stage;
-use compiler::kernels::cuda::Work;
+use compiler::kernels::cuda::LaunchOp;
 use compiler::kernels::cuda::machine::Operators;
 use compiler::kernels::cuda::vendor::{CallOperand, CallPass};
 use compiler::kernels::run::BufferRef;
@@ -39,7 +39,7 @@ pub fn rows(built: &Built, backward: bool) -> Vec<CallRow> {
     let program = &executable.program;
     let mut rows = Vec::new();
     for launch in &program.launches {
-        let Work::Call(n) = launch.work else {
+        let LaunchOp::Call(n) = launch.work else {
             continue;
         };
         if (launch.stage != Stage::Forward) != backward {

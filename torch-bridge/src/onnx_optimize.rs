@@ -63,7 +63,7 @@ fn said(error: impl Display) -> String {
 
 fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), String> {
     let runtime = match request.ask_runtime || request.measure {
-        true => Some(OnnxRuntime::of(&request.python).map_err(said)?),
+        true => Some(OnnxRuntime::new(&request.python).map_err(said)?),
         false => None,
     };
     let model = match (&request.path, request.bytes) {

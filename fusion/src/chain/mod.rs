@@ -70,7 +70,7 @@ pub enum Obstacle {
     #[error("its kernels would move {0} bytes more than what they take the place of")]
     Bytes(i64),
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 /// Puts chains of products among `nodes` into kernels, in an order in which producers come first.
@@ -107,8 +107,8 @@ fn chain_one(
         let first = &nodes[found.first()];
         let place = Place::new(Rewrite::Chain, first, &graph.container(seed).name);
         let tile_bytes = found.tile_bytes(graph);
-        let done = match recipe.told(|| place.clone()) {
-            Some(false) => Err(Obstacle::Told),
+        let done = match recipe.override_for(|| place.clone()) {
+            Some(false) => Err(Obstacle::ByRecipe),
             _ => written(graph, nodes, &found, seed),
         };
         match done {
@@ -139,7 +139,7 @@ fn written(
     seed: ContainerId,
 ) -> Result<Written, Obstacle> {
     found.check_factors(graph, nodes)?;
-    let prepared = Prepared::of(graph, nodes, found)?;
+    let prepared = Prepared::new(graph, nodes, found)?;
     let chain = Chain::grow(&prepared.graph, &prepared.nodes, seed).ok_or(Obstacle::Rows)?;
     let parts = chain.parts(&prepared.graph, &prepared.nodes)?;
     write::write(graph, nodes, &prepared, &chain, &parts)

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The sinks of one stage that sum over the same dimensions, and all they need.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct ChainKernel {
     pub stage: Stage,
     /// Positions among the nodes, in order.
     pub members: BTreeSet<usize>,
@@ -33,13 +33,17 @@ struct Survey {
 
 impl Chain {
     /// The kernels it becomes.
-    pub(super) fn parts(&self, graph: &Graph, nodes: &[Node]) -> Result<Vec<Part>, Obstacle> {
+    pub(super) fn parts(
+        &self,
+        graph: &Graph,
+        nodes: &[Node],
+    ) -> Result<Vec<ChainKernel>, Obstacle> {
         self.sides(graph, nodes)?;
         self.check_points(graph, nodes)?;
-        let mut parts: BTreeMap<(Stage, &[usize]), Part> = BTreeMap::new();
+        let mut parts: BTreeMap<(Stage, &[usize]), ChainKernel> = BTreeMap::new();
         for (at, swept) in &self.sinks {
             let stage = nodes[*at].stage;
-            let part = parts.entry((stage, swept)).or_insert_with(|| Part {
+            let part = parts.entry((stage, swept)).or_insert_with(|| ChainKernel {
                 stage,
                 members: BTreeSet::new(),
                 stored: BTreeSet::new(),
@@ -47,7 +51,7 @@ impl Chain {
             });
             part.members.insert(*at);
         }
-        let mut parts: Vec<Part> = parts.into_values().collect();
+        let mut parts: Vec<ChainKernel> = parts.into_values().collect();
         for id in self.kept(graph, nodes) {
             self.keep(graph, nodes, &mut parts, id)?;
         }
@@ -107,14 +111,14 @@ impl Chain {
         &self,
         graph: &Graph,
         nodes: &[Node],
-        parts: &mut [Part],
+        parts: &mut [ChainKernel],
         id: ContainerId,
     ) -> Result<(), Obstacle> {
         let c = graph.container(id);
         let obstacle = || Obstacle::Stored(c.name.clone());
         let maker = *self.makers.get(&id).ok_or_else(obstacle)?;
         let side = c.layout.order().last().copied();
-        let mut able: Vec<&mut Part> = (parts.iter_mut())
+        let mut able: Vec<&mut ChainKernel> = (parts.iter_mut())
             .filter(|p| p.stage == nodes[maker].stage && p.swept.len() == 1)
             .collect();
         able.sort_by_key(|p| p.swept.first() != side.as_ref());
@@ -129,7 +133,7 @@ impl Chain {
     }
 
     /// Adds what makes the tiles that its members read.
-    fn complete(&self, nodes: &[Node], part: &mut Part) {
+    fn complete(&self, nodes: &[Node], part: &mut ChainKernel) {
         let mut open: Vec<usize> = part.members.iter().copied().collect();
         while let Some(at) = open.pop() {
             for id in nodes[at].reads() {
@@ -142,7 +146,12 @@ impl Chain {
         }
     }
 
-    fn check_part(&self, graph: &Graph, nodes: &[Node], part: &Part) -> Result<(), Obstacle> {
+    fn check_part(
+        &self,
+        graph: &Graph,
+        nodes: &[Node],
+        part: &ChainKernel,
+    ) -> Result<(), Obstacle> {
         let mut survey = Survey::default();
         for at in &part.members {
             let node = &nodes[*at];
@@ -209,7 +218,12 @@ impl Chain {
 
 impl Survey {
     /// A product into tiles.
-    fn product(&mut self, graph: &Graph, p: &TileProduct, part: &Part) -> Result<(), Obstacle> {
+    fn product(
+        &mut self,
+        graph: &Graph,
+        p: &TileProduct,
+        part: &ChainKernel,
+    ) -> Result<(), Obstacle> {
         let is_swept = |own: &Vec<usize>| part.swept.iter().all(|d| own.contains(d));
         let own = match &p.own {
             [rows, cols] if is_swept(cols) => rows,

@@ -31,7 +31,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn of(graph: &Graph, nodes: &[Node], chain: &Chain) -> Result<Prepared, Obstacle> {
+    pub(super) fn new(graph: &Graph, nodes: &[Node], chain: &Chain) -> Result<Prepared, Obstacle> {
         let mut prepared = Prepared {
             graph: graph.clone(),
             nodes: nodes.to_vec(),

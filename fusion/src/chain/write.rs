@@ -2,7 +2,7 @@
 
 use super::Obstacle;
 use super::find::Chain;
-use super::part::Part;
+use super::part::ChainKernel;
 use super::prepare::Prepared;
 use crate::unit::bytes;
 use graph::{
@@ -28,7 +28,7 @@ pub(super) fn write(
     nodes: &[Node],
     prepared: &Prepared,
     chain: &Chain,
-    parts: &[Part],
+    parts: &[ChainKernel],
 ) -> Result<Written, Obstacle> {
     let members = chain.members();
     let mut were: BTreeSet<usize> = members.iter().map(|at| prepared.from[*at]).collect();
@@ -98,7 +98,7 @@ fn kernel(
     graph: &mut Graph,
     nodes: &[Node],
     chain: &Chain,
-    part: &Part,
+    part: &ChainKernel,
     taken: &mut BTreeSet<ContainerId>,
 ) -> Node {
     let mut names: BTreeMap<ContainerId, ContainerId> = BTreeMap::new();
@@ -154,7 +154,7 @@ fn local(graph: &mut Graph, id: ContainerId, is_free: bool) -> ContainerId {
 }
 
 /// The names of a part's members, each once, in order.
-fn joined_origin(nodes: &[Node], part: &Part) -> Origin {
+fn joined_origin(nodes: &[Node], part: &ChainKernel) -> Origin {
     let mut origins: Vec<&str> = Vec::new();
     for at in &part.members {
         let name = nodes[*at].origin.node.as_str();

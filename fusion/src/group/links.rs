@@ -15,7 +15,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub fn of(groups: &[Option<Group>]) -> Links {
+    pub fn new(groups: &[Option<Group>]) -> Links {
         let mut links = Links {
             after: vec![BTreeSet::new(); groups.len()],
             writer: BTreeMap::new(),

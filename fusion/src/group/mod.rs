@@ -14,8 +14,8 @@
 mod epilogue;
 mod links;
 mod obstacle;
+mod overrides;
 mod prologue;
-mod told;
 mod write;
 
 use crate::decision::{Applied, Decision, Demand, Refusal};
@@ -83,13 +83,13 @@ pub fn group(
     let mut groups: Vec<Option<Group>> = nodes
         .into_iter()
         .enumerate()
-        .map(|(at, node)| Some(Group::of(graph, at, node)))
+        .map(|(at, node)| Some(Group::new(graph, at, node)))
         .collect();
     while merge_round(graph, &mut groups, target, recipe, decisions) {}
     if target == Target::Cpu {
         prologue::absorb(graph, &mut groups, recipe, decisions);
     }
-    decisions.extend(told::settled(graph, &groups, recipe, decisions));
+    decisions.extend(overrides::settled(graph, &groups, recipe, decisions));
     emit_kernels(graph, &groups)
 }
 
@@ -102,13 +102,15 @@ fn merge_round(
     recipe: &Recipe,
     decisions: &mut Vec<Decision>,
 ) -> bool {
-    let mut pairs = candidate_pairs(graph, groups, &Links::of(groups));
-    let forbidden = told::forbidden(graph, recipe);
+    let mut pairs = candidate_pairs(graph, groups, &Links::new(groups));
+    let forbidden = overrides::forbidden(graph, recipe);
     let told = |a: usize, b: usize, groups: &[Option<Group>]| {
         let (x, y) = groups[a].as_ref().zip(groups[b].as_ref())?;
-        match told::is_apart(&forbidden, x, y) {
+        match overrides::is_apart(&forbidden, x, y) {
             true => Some(false),
-            false => recipe.told(|| place(graph, x, y)).filter(|take| *take),
+            false => recipe
+                .override_for(|| place(graph, x, y))
+                .filter(|take| *take),
         }
     };
     pairs.sort_by_key(|(gain, a, b)| (told(*a, *b, groups) != Some(true), -gain, *a, *b));
@@ -124,13 +126,13 @@ fn merge_round(
         let (at, other) = (y.origin(), x.origin().clone());
         let place = place(graph, x, y);
         let merged = match told(a, b, groups) {
-            Some(false) => Err(Obstacle::Told),
-            Some(true) => merge(graph, x, y, target, Demand::Told),
+            Some(false) => Err(Obstacle::ByRecipe),
+            Some(true) => merge(graph, x, y, target, Demand::ByRecipe),
             None => merge(graph, x, y, target, Demand::IfItPays),
         };
         // Merges of this round may have made a longer path.
         let merged = merged.and_then(|group| {
-            let between = Links::of(groups).path_through_another(a, b);
+            let between = Links::new(groups).path_through_another(a, b);
             if between {
                 Err(Obstacle::Between)
             } else {
@@ -175,7 +177,7 @@ fn place(graph: &Graph, x: &Group, y: &Group) -> Place {
 }
 
 impl Group {
-    fn of(graph: &Graph, at: usize, node: Node) -> Group {
+    fn new(graph: &Graph, at: usize, node: Node) -> Group {
         let contraction = is_contraction(&node);
         let (mut outer, mut bound, mut alone) = (Vec::new(), Vec::new(), true);
         if let Some((map, tasklet)) = unit(&node) {

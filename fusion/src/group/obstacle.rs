@@ -33,7 +33,7 @@ pub enum Obstacle {
     #[error("each point would read `{0}` across its order in memory")]
     Strided(String),
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 impl Weighed for Obstacle {
@@ -43,7 +43,7 @@ impl Weighed for Obstacle {
             | Obstacle::FewPoints(_)
             | Obstacle::InnerBytes(_)
             | Obstacle::Strided(_)
-            | Obstacle::Told => true,
+            | Obstacle::ByRecipe => true,
             Obstacle::Alone
             | Obstacle::Stage
             | Obstacle::Product

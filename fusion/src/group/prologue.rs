@@ -55,7 +55,7 @@ pub enum Obstacle {
     #[error("{0} bytes more would be kept for the backward pass")]
     Kept(i64),
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 impl Weighed for Obstacle {
@@ -67,7 +67,7 @@ impl Weighed for Obstacle {
             | Obstacle::Traffic(_)
             | Obstacle::Repeated(_)
             | Obstacle::Kept(_)
-            | Obstacle::Told => true,
+            | Obstacle::ByRecipe => true,
             Obstacle::OtherReader | Obstacle::Index | Obstacle::Type => false,
         }
     }
@@ -94,19 +94,19 @@ pub(super) fn absorb(
         }
         let member = &group.members[0];
         let (place, origin) = (place(graph, member, id), member.node.origin.clone());
-        let told = recipe.told(|| place.clone());
-        let demand = match told {
-            Some(true) => Demand::Told,
+        let requested = recipe.override_for(|| place.clone());
+        let demand = match requested {
+            Some(true) => Demand::ByRecipe,
             _ => Demand::IfItPays,
         };
-        let packed = match told {
-            Some(false) => Err(Obstacle::Told),
+        let packed = match requested {
+            Some(false) => Err(Obstacle::ByRecipe),
             _ => check(graph, groups, (at, id), &readers, demand),
         };
         let (saved, kept) = gain(graph, groups, (at, id), &readers);
         let operations = elements(graph, id) * i64::from(operations(&member.node));
         let again = operations.saturating_mul(readers.len() as i64 - 1).max(0);
-        let first = match (&packed, told) {
+        let first = match (&packed, requested) {
             (Err(_), None | Some(true)) => first_reader(graph, groups, (at, id), &readers, demand),
             _ => None,
         };
@@ -150,7 +150,7 @@ fn first_reader(
 ) -> Option<(usize, i64)> {
     let group = groups[at].as_ref()?;
     check_made(graph, &group.members[0].node, id, demand).ok()?;
-    let links = Links::of(groups);
+    let links = Links::new(groups);
     let fits = |r: &&usize| {
         let reader = groups[**r].as_ref();
         reader.is_some_and(|reader| {

@@ -11,7 +11,7 @@ use graph::{Graph, Node, NodeKind, Recipe, Storage};
 fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obstacle> {
     let g = graph(containers, maps, outputs);
     let nodes = &g.single_state().expect("one state").nodes;
-    let of = |at: usize| Group::of(&g, at, nodes[at].clone());
+    let of = |at: usize| Group::new(&g, at, nodes[at].clone());
     merge(&g, &of(0), &of(1), Target::Cpu, Demand::IfItPays).map(|group| group.outer)
 }
 
@@ -270,7 +270,7 @@ fn the_second_feeds_nothing_back() {
             "%y",
         );
         let nodes = &g.single_state().expect("one state").nodes;
-        let of = |at: usize| Group::of(&g, at, nodes[at].clone());
+        let of = |at: usize| Group::new(&g, at, nodes[at].clone());
         merge(&g, &of(1), &of(0), Target::Cpu, Demand::IfItPays).map(|group| group.outer)
     };
     assert_eq!(consumer_first, Err(Obstacle::Circular));

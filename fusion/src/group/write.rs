@@ -14,7 +14,7 @@ pub(super) fn emit_kernels(
     graph: &mut Graph,
     groups: &[Option<Group>],
 ) -> Result<Vec<Node>, FuseError> {
-    let links = Links::of(groups);
+    let links = Links::new(groups);
     let outputs: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
     for (at, group) in groups.iter().enumerate() {

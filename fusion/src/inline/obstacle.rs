@@ -34,7 +34,7 @@ pub enum Obstacle {
     #[error("reading its operands again would move {0} bytes more")]
     Traffic(i64),
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 impl Weighed for Obstacle {
@@ -43,7 +43,7 @@ impl Weighed for Obstacle {
             Obstacle::Repeated { .. }
             | Obstacle::Inputs(_)
             | Obstacle::Traffic(_)
-            | Obstacle::Told => true,
+            | Obstacle::ByRecipe => true,
             Obstacle::Cost(cost) => *cost <= MAX_DEMANDED_COST,
             Obstacle::Product
             | Obstacle::ProductIndex

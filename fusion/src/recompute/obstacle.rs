@@ -13,7 +13,7 @@ pub enum Obstacle {
     #[error("PyTorch computes it")]
     Called,
     #[error("the recipe forbids it")]
-    Told,
+    ByRecipe,
 }
 
 impl Weighed for Obstacle {

@@ -48,8 +48,8 @@ pub struct Infeasible {
 }
 
 /// A part of the search: what is decided about values, and what all its choices take at least.
-struct Part {
-    told: Vec<Option<bool>>,
+struct Subproblem {
+    pinned: Vec<Option<bool>>,
     bound_us: f64,
     /// The value to decide next.
     open: Option<usize>,
@@ -79,8 +79,8 @@ impl Problem {
             false => (MAX_CUTS_OF_MANY, GOOD_ENOUGH),
         };
         let forward_us: f64 = self.units.iter().map(|u| u.us).sum();
-        let told: Vec<Option<bool>> = self.values.iter().map(|v| v.told).collect();
-        let mut parts: Vec<Part> = search.part(told).into_iter().collect();
+        let pinned: Vec<Option<bool>> = self.values.iter().map(|v| v.pinned).collect();
+        let mut parts: Vec<Subproblem> = search.part(pinned).into_iter().collect();
         let mut bound_us = f64::INFINITY;
         while let Some(at) = best_part(&parts) {
             let part = parts.swap_remove(at);
@@ -94,9 +94,9 @@ impl Problem {
                 continue;
             };
             for again in [true, false] {
-                let mut told = part.told.clone();
-                told[open] = Some(again);
-                parts.extend(search.part(told));
+                let mut pinned = part.pinned.clone();
+                pinned[open] = Some(again);
+                parts.extend(search.part(pinned));
             }
         }
         match search.best {
@@ -106,8 +106,8 @@ impl Problem {
                 cost,
             }),
             None => {
-                let told: Vec<Option<bool>> = self.values.iter().map(|v| v.told).collect();
-                let (least, cost, _) = self.cut(HIGHEST_PRICE, &told);
+                let pinned: Vec<Option<bool>> = self.values.iter().map(|v| v.pinned).collect();
+                let (least, cost, _) = self.cut(HIGHEST_PRICE, &pinned);
                 Err(Infeasible {
                     least,
                     least_bytes: cost.kept_bytes,
@@ -118,7 +118,7 @@ impl Problem {
 
     /// The best choice where a kept byte has a price in microseconds, what it costs, and its time and price
     /// together.
-    fn cut(&self, price: f64, told: &[Option<bool>]) -> (Choice, Cost, f64) {
+    fn cut(&self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
         let mut network: DiGraph<(), u64> = DiGraph::new();
         let (source, sink) = (network.add_node(()), network.add_node(()));
         let needs: Vec<NodeIndex> = self.values.iter().map(|_| network.add_node(())).collect();
@@ -130,7 +130,7 @@ impl Problem {
             }
             let keep = whole(price * value.counted as f64 + value.store_us);
             let is_ours = self.units[value.unit].is_ours;
-            match told[v] {
+            match pinned[v] {
                 Some(true) if is_ours => network.add_edge(needs[v], runs[value.unit], INFINITE),
                 None if is_ours => network.add_edge(needs[v], runs[value.unit], keep),
                 _ => network.add_edge(needs[v], sink, keep),
@@ -171,26 +171,26 @@ impl Problem {
 }
 
 /// The part that may hold the best choice: the least bound.
-fn best_part(parts: &[Part]) -> Option<usize> {
+fn best_part(parts: &[Subproblem]) -> Option<usize> {
     let all = parts.iter().enumerate();
     all.min_by(|a, b| a.1.bound_us.total_cmp(&b.1.bound_us))
         .map(|(at, _)| at)
 }
 
 impl Search<'_> {
-    /// Bounds the choices under `told`, and takes the best one it meets. `None`: none of them is within the
+    /// Bounds the choices under `pinned`, and takes the best one it meets. `None`: none of them is within the
     /// limit.
-    fn part(&mut self, told: Vec<Option<bool>>) -> Option<Part> {
-        let (cheap, cheap_cost, _) = self.cut(0.0, &told);
+    fn part(&mut self, pinned: Vec<Option<bool>>) -> Option<Subproblem> {
+        let (cheap, cheap_cost, _) = self.cut(0.0, &pinned);
         if cheap_cost.kept_bytes <= self.limit {
             self.take(cheap, cheap_cost);
-            return Some(Part {
-                told,
+            return Some(Subproblem {
+                pinned,
                 bound_us: cheap_cost.us,
                 open: None,
             });
         }
-        let (small, small_cost, _) = self.cut(HIGHEST_PRICE, &told);
+        let (small, small_cost, _) = self.cut(HIGHEST_PRICE, &pinned);
         if small_cost.kept_bytes > self.limit {
             return None;
         }
@@ -200,7 +200,7 @@ impl Search<'_> {
             let bytes = (over.1.kept_bytes - under.1.kept_bytes) as f64;
             let price = ((under.1.us - over.1.us) / bytes).max(0.0);
             let line = under.1.us + price * under.1.kept_bytes as f64;
-            let (choice, cost, total) = self.cut(price, &told);
+            let (choice, cost, total) = self.cut(price, &pinned);
             let is_corner = total >= line - 1e-6 * line.abs() - 1.0 / SCALE;
             if is_corner || self.cuts >= 2 * MAX_CUTS {
                 break total - price * self.limit as f64;
@@ -212,26 +212,26 @@ impl Search<'_> {
         };
         let differ = |v: &usize| {
             let unit = self.problem.values[*v].unit;
-            told[*v].is_none() && over.0.copied.contains(&unit) != under.0.copied.contains(&unit)
+            pinned[*v].is_none() && over.0.copied.contains(&unit) != under.0.copied.contains(&unit)
         };
-        let mut open: Vec<usize> = (0..told.len()).filter(differ).collect();
+        let mut open: Vec<usize> = (0..pinned.len()).filter(differ).collect();
         open.sort_by_key(|v| (-self.problem.values[*v].counted, *v));
-        let (choice, cost) = self.filled(under.0, &told);
+        let (choice, cost) = self.filled(under.0, &pinned);
         self.take(choice, cost);
-        Some(Part {
+        Some(Subproblem {
             open: open.first().copied(),
-            told,
+            pinned,
             bound_us: bound_us.max(0.0),
         })
     }
 
-    fn cut(&mut self, price: f64, told: &[Option<bool>]) -> (Choice, Cost, f64) {
+    fn cut(&mut self, price: f64, pinned: &[Option<bool>]) -> (Choice, Cost, f64) {
         self.cuts += 1;
-        self.problem.cut(price, told)
+        self.problem.cut(price, pinned)
     }
 
     /// The choice with units left out whose values fit after all, those that take longest first.
-    fn filled(&self, mut choice: Choice, told: &[Option<bool>]) -> (Choice, Cost) {
+    fn filled(&self, mut choice: Choice, pinned: &[Option<bool>]) -> (Choice, Cost) {
         let mut cost = self.problem.cost(&choice);
         let mut units: Vec<usize> = choice.copied.iter().copied().collect();
         units.sort_by(|a, b| {
@@ -239,7 +239,7 @@ impl Search<'_> {
             us(b).total_cmp(&us(a)).then(a.cmp(b))
         });
         for unit in units {
-            if self.problem.outputs(unit).any(|v| told[v] == Some(true)) {
+            if self.problem.outputs(unit).any(|v| pinned[v] == Some(true)) {
                 continue;
             }
             let mut less = choice.clone();

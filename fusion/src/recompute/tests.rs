@@ -73,10 +73,10 @@ fn kept(graph: &Graph) -> Vec<String> {
     names.map(|id| graph.container(id).name.clone()).collect()
 }
 
-fn told(recipe: &Recipe) -> (Graph, Vec<Decision>) {
+fn pinned(recipe: &Recipe) -> (Graph, Vec<Decision>) {
     let before = expanded();
     let problem = Problem::new(&before, recipe, &Speed::default());
-    let (after, _) = problem.apply(before.clone(), &problem.told());
+    let (after, _) = problem.apply(before.clone(), &problem.pinned());
     graph::verify(&after.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", after.graph));
     assert_eq!(results(&before.graph), results(&after.graph));
     (after.graph, after.decisions)
@@ -85,20 +85,20 @@ fn told(recipe: &Recipe) -> (Graph, Vec<Decision>) {
 #[test]
 fn a_recipe_says_what_is_computed_again() {
     let g = expanded().graph;
-    let (same, decisions) = told(&Recipe::default());
+    let (same, decisions) = pinned(&Recipe::default());
     assert_eq!(same, g);
     assert_eq!(kept(&same), ["t", "u"]);
     assert!(decisions.iter().all(|d| !d.is_applied() && d.may_change()));
     let mut recipe = Recipe::default();
     recipe.tell(place(&g, 1, "u"), true);
-    let (after, decisions) = told(&recipe);
+    let (after, decisions) = pinned(&recipe);
     assert_eq!(kept(&after), ["t"]);
     let done: Vec<_> = decisions.iter().filter(|d| d.is_applied()).collect();
     // `t` and `x` read again, `u` written; a product and a sum at each of 64 points.
     assert_eq!((done[0].bytes, done[0].memory_bytes), (-3 * 256, 256));
     assert_eq!((done.len(), done[0].operations), (1, 128));
     recipe.tell(place(&g, 0, "t"), true);
-    let (after, _) = told(&recipe);
+    let (after, _) = pinned(&recipe);
     assert_eq!(kept(&after), Vec::<String>::new());
 }
 
@@ -117,9 +117,9 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
             recipe.tell(place, take);
         }
         let again = Problem::new(&before, &recipe, &Speed::default());
-        assert_eq!(again.told(), solution.choice);
+        assert_eq!(again.pinned(), solution.choice);
         assert_eq!(
-            again.apply(before.clone(), &again.told()).0.graph,
+            again.apply(before.clone(), &again.pinned()).0.graph,
             after.graph
         );
     }
@@ -162,7 +162,7 @@ fn random_problem(seed: u64) -> Problem {
                 counted: bytes,
                 crosses,
                 store_us: if crosses { 0.0 } else { next(4) as f64 },
-                told: None,
+                pinned: None,
             });
         }
     }

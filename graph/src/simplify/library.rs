@@ -15,7 +15,7 @@ const LARGEST_FOLDED: usize = 1 << 20;
 
 /// Before: `%a: f32[] constant [1.0]`, `%b: f32[] constant [1.0]`. After: `%a` stands for both.
 pub(super) fn merge_constants(graph: &mut Graph, report: &mut SimplifyReport) {
-    let facts = Containers::of(graph);
+    let facts = Containers::new(graph);
     let mut used = BTreeSet::new();
     graph.visit_nodes(&mut |n| used.extend(n.reads()));
     let mut first: BTreeMap<String, ContainerId> = BTreeMap::new();
@@ -39,7 +39,7 @@ pub(super) fn simplify_operators(
     meaning: &dyn LibraryMeaning,
     report: &mut SimplifyReport,
 ) {
-    let facts = Containers::of(graph);
+    let facts = Containers::new(graph);
     let mut replaced = Replacements::default();
     let mut body = std::mem::take(&mut graph.body);
     for_each_state(&mut body, &mut |nodes| {

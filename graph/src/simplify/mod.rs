@@ -107,7 +107,7 @@ struct Containers {
 }
 
 impl Containers {
-    fn of(graph: &Graph) -> Self {
+    fn new(graph: &Graph) -> Self {
         let mut writers: BTreeMap<ContainerId, usize> = BTreeMap::new();
         graph.visit_nodes(&mut |n: &Node| {
             for id in n.writes() {

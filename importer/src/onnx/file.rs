@@ -38,7 +38,7 @@ pub struct About {
 }
 
 impl About {
-    fn of(model: &ModelProto) -> About {
+    fn new(model: &ModelProto) -> About {
         let graph = model.graph.as_ref();
         About {
             model_doc: model.doc_string.clone(),
@@ -71,7 +71,7 @@ impl File {
         let n_bytes = bytes.len();
         let mut model = onnx::file::decode(&path, bytes)?;
         let folder = onnx::file::settle(&path, &mut model);
-        let about = About::of(&model);
+        let about = About::new(&model);
         let graph = model.graph.take().unwrap_or_default();
         let opset = standard_version(&model);
         if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {

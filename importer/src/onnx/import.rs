@@ -579,7 +579,7 @@ impl<'g> Importer<'g> {
 
 /// An initializer's value: integers are known, floats are data.
 fn stored_value(tensor: &TensorProto, file: &File) -> Result<Value, String> {
-    let stored = Stored::of(tensor, file.folder())?;
+    let stored = Stored::new(tensor, file.folder())?;
     if !stored.dtype().is_float() && stored.n_elements() <= MAX_KNOWN {
         let tensor = stored.tensor().map_err(|e| e.to_string())?;
         if let Some(ints) = Ints::of_tensor(&tensor) {

@@ -41,6 +41,6 @@ pub fn supported_operators() -> Vec<&'static str> {
 /// A sentence about what does not fit.
 pub fn decode_tensor(bytes: bytes::Bytes) -> Result<graph::Tensor, String> {
     let proto = <proto::TensorProto as prost::Message>::decode(bytes).map_err(|e| e.to_string())?;
-    let stored = Stored::of(&proto, std::path::Path::new("."))?;
+    let stored = Stored::new(&proto, std::path::Path::new("."))?;
     stored.tensor().map_err(|e| e.to_string())
 }

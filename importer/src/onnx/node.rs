@@ -164,7 +164,7 @@ impl<'a, 'g> NodeCx<'a, 'g> {
             return Ok(None);
         };
         let proto = a.t.as_ref().ok_or_else(|| Self::wrong(name, "a tensor"))?;
-        let stored = Stored::of(proto, Path::new("."))
+        let stored = Stored::new(proto, Path::new("."))
             .map_err(|e| Refusal(format!("its attribute `{name}`: {e}")))?;
         let tensor = stored.tensor().map_err(|e| Refusal(e.to_string()))?;
         Ok(Some(tensor))

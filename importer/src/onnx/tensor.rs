@@ -109,7 +109,7 @@ impl Stored {
     ///
     /// # Errors
     /// A sentence about what does not fit.
-    pub(super) fn of(proto: &TensorProto, folder: &Path) -> Result<Stored, String> {
+    pub(super) fn new(proto: &TensorProto, folder: &Path) -> Result<Stored, String> {
         let dtype = dtype_of(proto.data_type)?;
         let mut shape = Vec::new();
         for n in &proto.dims {
@@ -221,7 +221,7 @@ fn typed(proto: &TensorProto, dtype: DType) -> Elements {
 
 /// Where the elements are in another file, which is there and long enough.
 fn external(proto: &TensorProto, folder: &Path) -> Result<Elements, String> {
-    let found = External::of(proto, folder)?;
+    let found = External::new(proto, folder)?;
     let found = found.ok_or("its external data has no location")?;
     Ok(Elements::External {
         path: found.path,

@@ -88,7 +88,7 @@ fn write_message(path: &Path, source: &io::Error) -> String {
 
 /// What kind of thing an entry holds; kinds live in separate folders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum EntryKind {
     /// A shared library of kernels.
     Library,
     /// The text result of probing a compiler or a CPU.
@@ -99,23 +99,28 @@ pub enum Kind {
     Cubin,
 }
 
-impl Kind {
-    const ALL: [Kind; 4] = [Kind::Library, Kind::Probe, Kind::Table, Kind::Cubin];
+impl EntryKind {
+    const ALL: [EntryKind; 4] = [
+        EntryKind::Library,
+        EntryKind::Probe,
+        EntryKind::Table,
+        EntryKind::Cubin,
+    ];
 
     fn folder(self) -> &'static str {
         match self {
-            Kind::Library => "lib",
-            Kind::Probe => "probe",
-            Kind::Table => "table",
-            Kind::Cubin => "cubin",
+            EntryKind::Library => "lib",
+            EntryKind::Probe => "probe",
+            EntryKind::Table => "table",
+            EntryKind::Cubin => "cubin",
         }
     }
 
     fn extension(self) -> &'static str {
         match self {
-            Kind::Library => "so",
-            Kind::Probe | Kind::Table => "txt",
-            Kind::Cubin => "cubin",
+            EntryKind::Library => "so",
+            EntryKind::Probe | EntryKind::Table => "txt",
+            EntryKind::Cubin => "cubin",
         }
     }
 }
@@ -127,7 +132,7 @@ pub struct Key([u8; 32]);
 impl Key {
     /// Hashes `parts` (each with its length, so no two lists collide) together
     /// with [`FORMAT_VERSION`].
-    pub fn of<P: AsRef<[u8]>>(parts: &[P]) -> Key {
+    pub fn new<P: AsRef<[u8]>>(parts: &[P]) -> Key {
         let mut hasher = Sha256::new();
         hasher.update(FORMAT_VERSION.to_le_bytes());
         for part in parts {
@@ -289,7 +294,7 @@ impl Cache {
         let base = root.join(format!("v{FORMAT_VERSION}"));
         place::create(&root)?;
         place::check_above(&root)?;
-        let kinds = Kind::ALL.iter().map(|kind| base.join(kind.folder()));
+        let kinds = EntryKind::ALL.iter().map(|kind| base.join(kind.folder()));
         for folder in [base.clone(), base.join("work")].into_iter().chain(kinds) {
             place::create(&folder)?;
             place::check_own(&folder)?;
@@ -333,7 +338,7 @@ impl Cache {
     }
 
     /// Where the entry for `key` is kept, whether or not it exists.
-    pub fn entry_path(&self, kind: Kind, key: &Key) -> PathBuf {
+    pub fn entry_path(&self, kind: EntryKind, key: &Key) -> PathBuf {
         let name = key.to_string();
         self.root.join(kind.folder()).join(&name[..2]).join(format!(
             "{}.{}",
@@ -344,13 +349,13 @@ impl Cache {
 
     /// The path of a whole entry, its time of use renewed; `None` if it is
     /// absent, truncated or altered.
-    pub fn find(&self, kind: Kind, key: &Key) -> Option<PathBuf> {
+    pub fn find(&self, kind: EntryKind, key: &Key) -> Option<PathBuf> {
         self.read(kind, key)?;
         Some(self.entry_path(kind, key))
     }
 
     /// The payload of a whole entry, its time of use renewed.
-    pub fn read(&self, kind: Kind, key: &Key) -> Option<Vec<u8>> {
+    pub fn read(&self, kind: EntryKind, key: &Key) -> Option<Vec<u8>> {
         let path = self.entry_path(kind, key);
         place::check_own(path.parent()?).ok()?;
         // Neither a link nor a pipe that would block.
@@ -377,7 +382,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the entry cannot be written whole; nothing of it is left then.
-    pub fn write(&self, kind: Kind, key: &Key, payload: &[u8]) -> Result<PathBuf, CacheError> {
+    pub fn write(&self, kind: EntryKind, key: &Key, payload: &[u8]) -> Result<PathBuf, CacheError> {
         let path = self.entry_path(kind, key);
         self.write_atomically(&path, payload)
             .map_err(|source| CacheError::Write {

@@ -7,7 +7,7 @@ use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::{Cache, FORMAT_VERSION, Kind};
+use super::{Cache, EntryKind, FORMAT_VERSION};
 
 /// Unfinished files older than this belong to a process that died.
 const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -69,7 +69,7 @@ pub(super) fn trim(cache: &Cache) {
 
 /// The entries below the folder of one version, and the sources that compilers refused.
 fn collect(base: &Path, kept: &mut Vec<Entry>) {
-    for kind in Kind::ALL {
+    for kind in EntryKind::ALL {
         for group in listing(&base.join(kind.folder())) {
             if !(is_folder(&group) && is_hex(&name_of(&group), 2)) {
                 continue;
@@ -167,7 +167,7 @@ mod tests {
         let cache = Cache::at(&folder.path().join("work").join("cache"), 0).unwrap();
         let root = cache.root();
         let entry = cache
-            .write(Kind::Library, &Key::of(&["made here"]), b"x")
+            .write(EntryKind::Library, &Key::new(&["made here"]), b"x")
             .unwrap();
         let group = entry.parent().unwrap();
         let outside = folder.path().join("checkpoint.bin");
@@ -196,7 +196,7 @@ mod tests {
         cache.trim();
         assert!(!entry.exists(), "an entry beyond the limit stays");
         cache
-            .write(Kind::Library, &Key::of(&["made here"]), b"x")
+            .write(EntryKind::Library, &Key::new(&["made here"]), b"x")
             .unwrap();
         assert_eq!(cache.clear().0, 1);
         assert!(!entry.exists(), "an entry stays when the cache is cleared");
@@ -210,9 +210,9 @@ mod tests {
     fn an_entry_that_others_could_have_written_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path(), 1 << 30).unwrap();
-        let key = Key::of(&["entry"]);
-        let entry = cache.write(Kind::Library, &key, b"payload").unwrap();
-        let read = || cache.read(Kind::Library, &key);
+        let key = Key::new(&["entry"]);
+        let entry = cache.write(EntryKind::Library, &key, b"payload").unwrap();
+        let read = || cache.read(EntryKind::Library, &key);
         let allow = |path: &Path, mode| {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         };

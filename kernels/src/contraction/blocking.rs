@@ -3,8 +3,8 @@
 //! model in `cost`; emits no text.
 
 use super::access::{Access, Coord, Problem};
-use super::choice::KnownChoice;
-use super::groups::{Diagonal, Place};
+use super::choice::PriorPlan;
+use super::groups::{Diagonal, GroupDim};
 use super::open::{Open, OpenDims};
 use super::stage::Staging;
 use super::text::Vector;
@@ -66,7 +66,7 @@ pub enum VectorSource {
 
 /// All decisions.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ContractionPlan {
     pub shape: Arc<Shape>,
     pub vector: Vector,
     /// Vectors of a full panel.
@@ -104,7 +104,7 @@ impl Cut {
     }
 }
 
-impl Plan {
+impl ContractionPlan {
     /// Lanes of a full panel.
     pub fn nr(&self) -> i64 {
         self.nv * self.vector.lanes
@@ -213,13 +213,13 @@ pub struct Wishes {
     pub epilogue: bool,
     pub machine: Machine,
     /// The numbers of the plan to take, if it exists.
-    pub told: Option<[i64; 8]>,
+    pub requested: Option<[i64; 8]>,
     /// How many of the best other plans to tell.
     pub n_others: usize,
     /// Columns of the result are summed, which no part of a reduction can be.
     pub sums: bool,
     /// How other sizes were planned.
-    pub known: Vec<KnownChoice>,
+    pub known: Vec<PriorPlan>,
     /// Dims whose sizes differ from those of other sizes of the model.
     pub open: OpenDims,
     /// Not the best plan, but one of the same text that differs in as many numbers as possible.
@@ -260,7 +260,7 @@ pub(super) fn consider(
     s: &Shape,
     w: &Wishes,
     tiles: Option<TileLengths>,
-    take: &mut dyn FnMut(Plan),
+    take: &mut dyn FnMut(ContractionPlan),
 ) {
     let n_inner = s.n[s.n.len() - 1].size;
     let open = w.open.roles(s);
@@ -277,8 +277,8 @@ pub(super) fn consider(
     let rows_on_diagonal = s.diagonal.as_ref().is_some_and(|d| d.place.is_rows());
     let to_scratch = s.n[s.n.len() - 1].o != 1 || rows_on_diagonal;
     let whole = s.diagonal.as_ref().and_then(|d| match d.place {
-        Place::Reduction(at) => Some(at),
-        Place::Rows(_) => None,
+        GroupDim::Reduction(at) => Some(at),
+        GroupDim::Rows(_) => None,
     });
     let mut k_cuts = cuts(&s.k, s.k.len(), |i| s.k[i].size);
     k_cuts.retain(|c| whole.is_none_or(|at| c.depth < at || (c.depth == at && c.blocks == 1)));
@@ -294,7 +294,7 @@ pub(super) fn consider(
             }
         }) {
             for parts in [1, w.threads] {
-                let mut candidate = Plan {
+                let mut candidate = ContractionPlan {
                     shape: Arc::clone(&shape),
                     vector: w.vector,
                     nv,
@@ -354,7 +354,7 @@ fn cuts(dims: &[Dim], depths: usize, units: impl Fn(usize) -> i64) -> Vec<Cut> {
 }
 
 /// Most positions of each dim in a block.
-pub(super) fn block_size(p: &Plan, id: usize) -> i64 {
+pub(super) fn block_size(p: &ContractionPlan, id: usize) -> i64 {
     if let Some(j) = p.shape.m.iter().position(|d| d.id == id) {
         let size = p.shape.m[j].size;
         return match j.cmp(&p.m_cut.depth) {
@@ -374,7 +374,7 @@ pub(super) fn block_size(p: &Plan, id: usize) -> i64 {
     }
 }
 
-fn extent(p: &Plan, c: &Coord) -> i64 {
+fn extent(p: &ContractionPlan, c: &Coord) -> i64 {
     1 + c
         .terms
         .iter()
@@ -382,24 +382,24 @@ fn extent(p: &Plan, c: &Coord) -> i64 {
         .sum::<i64>()
 }
 
-fn a_numbers(p: &Plan) -> i64 {
+fn a_numbers(p: &ContractionPlan) -> i64 {
     p.shape.a.coords.iter().map(|c| extent(p, c)).product()
 }
 
 /// The broadcast operand is read at `tile row` and `reduction` steps; which stride is not one must
 /// not be a multiple of a page.
-fn aliases(p: &Plan) -> bool {
+fn aliases(p: &ContractionPlan) -> bool {
     let row = p.shape.m[p.shape.m.len() - 1].a;
     let step = p.shape.k[p.shape.k.len() - 1].a;
     let page = 4096 / p.vector.element.bytes();
     (step == 1 && row % page == 0) || (row == 1 && step % page == 0)
 }
 
-pub(super) fn must_stage(p: &Plan, w: &Wishes) -> bool {
+pub(super) fn must_stage(p: &ContractionPlan, w: &Wishes) -> bool {
     p.shape.a.any_guard() || w.prologue_a || aliases(p)
 }
 
-pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
+pub(super) fn staging(p: &ContractionPlan, w: &Wishes) -> Option<Staging> {
     must_stage(p, w).then(|| {
         Staging::new(&p.shape.a.coords, p.vector.element, |c| {
             let whole = |d: usize| {
@@ -414,7 +414,7 @@ pub(super) fn staging(p: &Plan, w: &Wishes) -> Option<Staging> {
     })
 }
 
-fn refine(p: Plan, w: &Wishes, take: &mut dyn FnMut(Plan)) {
+fn refine(p: ContractionPlan, w: &Wishes, take: &mut dyn FnMut(ContractionPlan)) {
     let s = &p.shape;
     let panels = p.panels();
     let in_place = s.n[s.n.len() - 1].b == 1
@@ -436,7 +436,7 @@ fn refine(p: Plan, w: &Wishes, take: &mut dyn FnMut(Plan)) {
             if (source == VectorSource::Direct && !in_place) || packed_often {
                 continue;
             }
-            take(Plan {
+            take(ContractionPlan {
                 n_chunks,
                 source,
                 ..p.clone()

@@ -1,8 +1,9 @@
-//! The choice of a plan: the one that is told, else the cheapest, or one whose text other sizes of the same model
+//! The choice of a plan: the one that is requested, else the cheapest, or one whose text other sizes of the same model
 //! compiled.
 
 use super::blocking::{
-    Dim, Plan, Shape, TileLengths, VectorSource, Wishes, consider, div_up, orders, staging,
+    ContractionPlan, Dim, Shape, TileLengths, VectorSource, Wishes, consider, div_up, orders,
+    staging,
 };
 use super::cost::{cost, ns};
 use super::open::Open;
@@ -40,7 +41,7 @@ struct Form {
 
 /// How a part of a contraction was planned.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct PlanSignature {
     part: usize,
     form: Form,
     sizes: [Vec<i64>; 4],
@@ -48,8 +49,8 @@ pub struct Choice {
 
 /// Choices of other sizes that led to one text.
 #[derive(Clone, Debug)]
-pub struct KnownChoice {
-    choice: Choice,
+pub struct PriorPlan {
+    choice: PlanSignature,
     /// Whether a text of such a plan is compiled that takes its numbers from launches.
     is_compiled: bool,
     /// Of each dim of each role, whether those sizes differ.
@@ -58,29 +59,29 @@ pub struct KnownChoice {
 
 /// How the contractions of other sizes of a model were planned, by the container of each product.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    by_product: BTreeMap<String, Vec<KnownChoice>>,
+pub struct PriorPlans {
+    by_product: BTreeMap<String, Vec<PriorPlan>>,
 }
 
-impl Known {
+impl PriorPlans {
     /// Choices for one product.
-    pub fn of(&self, product: &str) -> Vec<KnownChoice> {
+    pub fn of(&self, product: &str) -> Vec<PriorPlan> {
         self.by_product.get(product).cloned().unwrap_or_default()
     }
 
     /// Adds choices, each for the product that it was made for; `is_compiled` if their texts are compiled and take
     /// numbers from launches.
-    pub fn learn(&mut self, choices: &[(String, Choice)], is_compiled: bool) {
+    pub fn learn(&mut self, choices: &[(String, PlanSignature)], is_compiled: bool) {
         for (product, choice) in choices {
             let known = self.by_product.entry(product.clone()).or_default();
             let is_same =
-                |k: &&mut KnownChoice| k.choice.part == choice.part && k.choice.form == choice.form;
+                |k: &&mut PriorPlan| k.choice.part == choice.part && k.choice.form == choice.form;
             match known.iter_mut().find(is_same) {
                 Some(known) => {
                     known.is_compiled |= is_compiled;
                     known.differ_from(&choice.sizes);
                 }
-                None => known.push(KnownChoice {
+                None => known.push(PriorPlan {
                     differ: choice.sizes.clone().map(|sizes| vec![false; sizes.len()]),
                     choice: choice.clone(),
                     is_compiled,
@@ -90,7 +91,7 @@ impl Known {
     }
 }
 
-impl KnownChoice {
+impl PriorPlan {
     /// Whether it is of the part of a contraction at this position.
     pub(super) fn is_of_part(&self, part: usize) -> bool {
         self.choice.part == part
@@ -119,10 +120,10 @@ impl KnownChoice {
     }
 }
 
-impl Choice {
+impl PlanSignature {
     /// As the choice for the part at this position.
-    pub(super) fn of_part(self, part: usize) -> Choice {
-        Choice { part, ..self }
+    pub(super) fn of_part(self, part: usize) -> PlanSignature {
+        PlanSignature { part, ..self }
     }
 }
 
@@ -131,7 +132,7 @@ fn sizes(s: &Shape) -> [Vec<i64>; 4] {
 }
 
 impl Form {
-    fn of(p: &Plan) -> Form {
+    fn new(p: &ContractionPlan) -> Form {
         let s = &p.shape;
         Form {
             ranks: [s.batch.len(), s.m.len(), s.n.len(), s.k.len()],
@@ -151,8 +152,8 @@ impl Form {
         }
     }
 
-    /// Whether it is a plan's; the same as to compare with [`Form::of`], without its lists.
-    fn is_of(&self, p: &Plan) -> bool {
+    /// Whether it is a plan's; the same as to compare with [`Form::new`], without its lists.
+    fn is_of(&self, p: &ContractionPlan) -> bool {
         let s = &p.shape;
         let cuts = [p.k_cut.count(&s.k) > 1, p.k_cut.blocks > 1];
         let tail = || p.tail().map(|columns| div_up(columns, p.vector.lanes));
@@ -173,29 +174,31 @@ impl Form {
 
 /// A plan and how else the contraction could be cut.
 pub(super) struct Chosen {
-    pub(super) plan: Plan,
+    pub(super) plan: ContractionPlan,
     /// What its text depends on.
-    pub(super) choice: Choice,
+    pub(super) choice: PlanSignature,
     /// The plan as numbers.
     pub(super) cut: [i64; 8],
     /// Others, the best first, each with its nanoseconds.
     pub(super) others: Vec<([i64; 8], f64)>,
 }
 
-/// The plan as told; else the cheapest, or one that costs little more and whose text is known from other sizes.
+/// The plan as requested; else the cheapest, or one that costs little more and whose text is known from other sizes.
 pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
     let orders = orders(s, w);
-    let mut best: Option<(f64, usize, Plan)> = None;
-    let mut told: Option<(usize, Plan)> = None;
+    let mut best: Option<(f64, usize, ContractionPlan)> = None;
+    let mut requested: Option<(usize, ContractionPlan)> = None;
     let mut all: Vec<(f64, [i64; 8])> = Vec::new();
     for (n, order) in orders.iter().enumerate() {
-        consider(order, w, None, &mut |p: Plan| {
+        consider(order, w, None, &mut |p: ContractionPlan| {
             let cost = cost(&p, w);
             if w.n_others > 0 {
                 all.push((cost, numbers(n, &p)));
             }
-            if w.told.is_some_and(|told| told == numbers(n, &p)) {
-                told = Some((n, p.clone()));
+            if w.requested
+                .is_some_and(|requested| requested == numbers(n, &p))
+            {
+                requested = Some((n, p.clone()));
             }
             if best.as_ref().is_none_or(|b| cost < b.0) {
                 best = Some((cost, n, p));
@@ -204,8 +207,8 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
     }
     let (least, n, cheapest) =
         best.unwrap_or_else(|| unreachable!("every role has a dim, so a cut exists"));
-    let (n, mut plan) = match told {
-        Some(told) => told,
+    let (n, mut plan) = match requested {
+        Some(requested) => requested,
         None => known(&orders, w, least, &cheapest).unwrap_or((n, cheapest)),
     };
     if w.varies {
@@ -214,9 +217,9 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
     plan.staging = staging(&plan, w);
     let cut = numbers(n, &plan);
     Chosen {
-        choice: Choice {
+        choice: PlanSignature {
             part: 0,
-            form: Form::of(&plan),
+            form: Form::new(&plan),
             sizes: sizes(s),
         },
         others: others(all, cut, w),
@@ -227,8 +230,13 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
 
 /// A plan that costs little more than the cheapest and whose text is compiled for other sizes, or at least known from
 /// them.
-fn known(orders: &[Shape], w: &Wishes, least: f64, cheapest: &Plan) -> Option<(usize, Plan)> {
-    let own = Form::of(cheapest);
+fn known(
+    orders: &[Shape],
+    w: &Wishes,
+    least: f64,
+    cheapest: &ContractionPlan,
+) -> Option<(usize, ContractionPlan)> {
+    let own = Form::new(cheapest);
     for (is_enough, most) in [(true, MOST_FOR_COMPILED), (false, MOST_FOR_KNOWN)] {
         let serve = w.known.iter().filter(|k| k.is_compiled || !is_enough);
         let forms: Vec<&Form> = serve.map(|k| &k.choice.form).collect();
@@ -239,7 +247,7 @@ fn known(orders: &[Shape], w: &Wishes, least: f64, cheapest: &Plan) -> Option<(u
             .filter(|f| f.open.any == own.open.any)
             .collect();
         let lengths: BTreeSet<TileLengths> = forms.iter().map(|f| f.lengths).collect();
-        let is_known = |p: &Plan| forms.iter().any(|form| form.is_of(p));
+        let is_known = |p: &ContractionPlan| forms.iter().any(|form| form.is_of(p));
         let best = cheapest_of(&is_known, &lengths, orders, w);
         let is_good =
             |cost: f64| cost <= least * most || (is_enough && ns(cost - least, w) <= LITTLE_NS);
@@ -252,12 +260,12 @@ fn known(orders: &[Shape], w: &Wishes, least: f64, cheapest: &Plan) -> Option<(u
 
 /// A plan of the same text in which as many numbers as possible differ, from the plan's and from each other. Texts of
 /// both show which numbers are decisions, even where the decisions for all sizes that were seen are equal.
-fn varied(order: &Shape, w: &Wishes, plan: Plan) -> Plan {
-    let form = Form::of(&plan);
-    let numbers = |p: &Plan| [p.m_cut.blocks, p.k_cut.blocks, p.n_chunks];
+fn varied(order: &Shape, w: &Wishes, plan: ContractionPlan) -> ContractionPlan {
+    let form = Form::new(&plan);
+    let numbers = |p: &ContractionPlan| [p.m_cut.blocks, p.k_cut.blocks, p.n_chunks];
     let own = numbers(&plan);
     let mut best = (0, plan);
-    consider(order, w, Some(form.lengths), &mut |p: Plan| {
+    consider(order, w, Some(form.lengths), &mut |p: ContractionPlan| {
         let its = numbers(&p);
         let changed = its.iter().zip(&own).filter(|(a, b)| a != b).count();
         let distinct = BTreeSet::from(its).len();
@@ -271,15 +279,15 @@ fn varied(order: &Shape, w: &Wishes, plan: Plan) -> Plan {
 
 /// The cheapest plan that `admits` takes, among those of some tiles.
 fn cheapest_of(
-    admits: &dyn Fn(&Plan) -> bool,
+    admits: &dyn Fn(&ContractionPlan) -> bool,
     tiles: &BTreeSet<TileLengths>,
     orders: &[Shape],
     w: &Wishes,
-) -> Option<(f64, usize, Plan)> {
-    let mut best: Option<(f64, usize, Plan)> = None;
+) -> Option<(f64, usize, ContractionPlan)> {
+    let mut best: Option<(f64, usize, ContractionPlan)> = None;
     for (n, order) in orders.iter().enumerate() {
         for tile in tiles {
-            consider(order, w, Some(*tile), &mut |p: Plan| {
+            consider(order, w, Some(*tile), &mut |p: ContractionPlan| {
                 if !admits(&p) {
                     return;
                 }
@@ -294,7 +302,7 @@ fn cheapest_of(
 }
 
 /// What of a plan is decided once its shape is given: the order of its dims, cuts, chunks, parts, source.
-fn numbers(order: usize, p: &Plan) -> [i64; 8] {
+fn numbers(order: usize, p: &ContractionPlan) -> [i64; 8] {
     let source = match p.source {
         VectorSource::Direct => 0,
         VectorSource::Shared => 1,

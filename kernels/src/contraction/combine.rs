@@ -1,11 +1,11 @@
 //! The last launch of a contraction whose results went to shared scratch: sums the parts of the
 //! reduction and moves the sums to the output.
 
-use super::driver::{Part, decode, strided};
-use super::groups::Place;
+use super::driver::{GatherPart, decode, strided};
+use super::groups::GroupDim;
 use super::text::{CText, affine};
 
-impl Part<'_> {
+impl GatherPart<'_> {
     /// Sums the parts and moves them to the output: blocks of columns, rows in the output's order.
     pub(super) fn combine_function(&self, t: &mut CText) {
         let (p, s) = (&self.plan, &self.plan.shape);
@@ -19,8 +19,8 @@ impl Part<'_> {
         let col_blocks = (size + columns - 1) / columns;
         let n_outer = p.panels() / p.inner_panels();
         let diagonal = s.diagonal.as_ref().and_then(|d| match d.place {
-            Place::Rows(at) => Some((d, at)),
-            Place::Reduction(_) => None,
+            GroupDim::Rows(at) => Some((d, at)),
+            GroupDim::Reduction(_) => None,
         });
         // Of rows that count through groups, each column takes those of its own group.
         let m_size = |j: usize| match diagonal {

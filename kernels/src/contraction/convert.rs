@@ -7,7 +7,7 @@
 
 use super::text::{CText, affine};
 use crate::emit::scalar::{c_type, cast};
-use crate::emit::{Product, ProductDim};
+use crate::emit::{ProductDim, ProductRoles};
 use graph::DType;
 
 /// A prologue for the operand in `buffer`, see [`super::Hooks`].
@@ -52,7 +52,7 @@ pub(crate) fn vector_load(vw: i64, dtype: DType) -> String {
 /// the epilogue `then`.
 pub(crate) fn store(
     name: &str,
-    dims: &Product,
+    dims: &ProductRoles,
     dtype: DType,
     to: usize,
     then: Option<&str>,

@@ -6,7 +6,9 @@
 
 use graph::{Level, Machine};
 
-use super::blocking::{Plan, VectorSource, Wishes, block_size, div_up, must_stage, product};
+use super::blocking::{
+    ContractionPlan, VectorSource, Wishes, block_size, div_up, must_stage, product,
+};
 
 /// Operations of a product in a cycle.
 const OPERATIONS: f64 = 64.0;
@@ -42,7 +44,7 @@ pub(super) fn ns(cycles: f64, w: &Wishes) -> f64 {
 
 /// How often packing fetches a cache line of the vector operand: an operand beyond the second-level
 /// cache is fetched again by each block that uses only a part of the line.
-fn again(p: &Plan, room: f64) -> f64 {
+fn again(p: &ContractionPlan, room: f64) -> f64 {
     let s = &p.shape;
     let element = p.vector.element;
     if (product(&s.n) * product(&s.k) * element.bytes()) as f64 <= room || s.diagonal.is_some() {
@@ -70,7 +72,7 @@ fn again(p: &Plan, room: f64) -> f64 {
 }
 
 /// Estimated cycles of the slowest thread.
-pub(super) fn cost(p: &Plan, w: &Wishes) -> f64 {
+pub(super) fn cost(p: &ContractionPlan, w: &Wishes) -> f64 {
     let s = &p.shape;
     let Cycles { room, l3, memory } = Cycles::new(&w.machine);
     let f = |x: i64| x as f64;

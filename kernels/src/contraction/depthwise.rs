@@ -8,7 +8,7 @@ use super::access::{Access, Coord, Problem};
 use super::driver::zero_fill;
 use super::gather::GatherForm;
 use super::text::{CText, Vector, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target};
+use super::{ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, Roles};
 
 mod text;
 
@@ -71,7 +71,7 @@ pub fn emit(
     form: &GatherForm,
     hooks: &Hooks,
     vector: Vector,
-    target: &Target,
+    target: &ContractionTarget,
 ) -> Result<Option<EmittedContraction>, NoFastForm> {
     let Some(mut parts) = recognize(form, hooks, vector, target)? else {
         return Ok(None);
@@ -153,7 +153,7 @@ pub fn recognize(
     form: &GatherForm,
     hooks: &Hooks,
     vector: Vector,
-    target: &Target,
+    target: &ContractionTarget,
 ) -> Result<Option<Vec<Depthwise>>, NoFastForm> {
     if form.parts.is_empty() {
         return Ok(None);
@@ -176,7 +176,7 @@ pub fn recognize(
 }
 
 impl Depthwise {
-    fn recognize(p: &Problem, vector: Vector, target: &Target) -> Option<Depthwise> {
+    fn recognize(p: &Problem, vector: Vector, target: &ContractionTarget) -> Option<Depthwise> {
         let mut p = p.clone();
         p.tidy();
         let n = p.dims.len();
@@ -425,7 +425,7 @@ impl Depthwise {
     }
 
     /// Nanoseconds while everything is in the nearest cache: each multiply-add loads an element.
-    fn predicted_ns(&self, target: &Target) -> f64 {
+    fn predicted_ns(&self, target: &ContractionTarget) -> f64 {
         let positions: i64 = self.outer.iter().map(|d| self.dims[*d]).product();
         let terms = positions * self.dims[self.column] * self.channels * self.taps().len() as i64;
         let machine = &target.machine;

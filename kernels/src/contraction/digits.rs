@@ -57,7 +57,7 @@ fn coefficient(axis: &Axis, dim: usize) -> i64 {
 }
 
 /// How an operand is indexed by two dims that may be digits of one.
-enum Place {
+enum DigitIndexing {
     /// By neither.
     Nowhere,
     /// By both, in one axis.
@@ -67,7 +67,7 @@ enum Place {
 }
 
 /// Where two dims stand in an operand if they can be joined there.
-fn place(operand: &Operand, dims: &[i64], high: usize, low: usize) -> Option<Place> {
+fn place(operand: &Operand, dims: &[i64], high: usize, low: usize) -> Option<DigitIndexing> {
     let with = |dim: usize| {
         let mut found = (0..operand.axes.len()).filter(move |i| {
             let axis: &Axis = &operand.axes[*i];
@@ -76,11 +76,11 @@ fn place(operand: &Operand, dims: &[i64], high: usize, low: usize) -> Option<Pla
         (found.next(), found.next())
     };
     match (with(high), with(low)) {
-        ((None, _), (None, _)) => Some(Place::Nowhere),
+        ((None, _), (None, _)) => Some(DigitIndexing::Nowhere),
         ((Some(x), None), (Some(y), None)) if x == y => {
             let axis = &operand.axes[x];
             let fits = coefficient(axis, high) == coefficient(axis, low) * dims[low];
-            fits.then_some(Place::Together(x))
+            fits.then_some(DigitIndexing::Together(x))
         }
         ((Some(x), None), (Some(y), None)) => {
             let (outer, inner) = (&operand.axes[x], &operand.axes[y]);
@@ -89,7 +89,7 @@ fn place(operand: &Operand, dims: &[i64], high: usize, low: usize) -> Option<Pla
                 && !inner.guarded
                 && coefficient(outer, high) == 1
                 && outer.stride == inner.stride * inner.size;
-            fits.then_some(Place::Adjacent { high: x, low: y })
+            fits.then_some(DigitIndexing::Adjacent { high: x, low: y })
         }
         _ => None,
     }
@@ -118,7 +118,7 @@ fn join(c: &mut Contraction, high: usize, low: usize) {
     let dims = c.dims.clone();
     for operand in operands(c) {
         match place(operand, &dims, high, low) {
-            Some(Place::Together(x)) => {
+            Some(DigitIndexing::Together(x)) => {
                 let axis = &mut operand.axes[x];
                 let step = coefficient(axis, low);
                 axis.terms.retain(|t| t.0 != low);
@@ -127,7 +127,7 @@ fn join(c: &mut Contraction, high: usize, low: usize) {
                     .filter(|t| t.0 == high)
                     .for_each(|t| t.1 = step);
             }
-            Some(Place::Adjacent { high: x, low: y }) => {
+            Some(DigitIndexing::Adjacent { high: x, low: y }) => {
                 let inner = operand.axes[y].clone();
                 let outer = &mut operand.axes[x];
                 outer.stride = inner.stride;
@@ -138,7 +138,7 @@ fn join(c: &mut Contraction, high: usize, low: usize) {
                 }
                 operand.axes.remove(y);
             }
-            Some(Place::Nowhere) | None => {}
+            Some(DigitIndexing::Nowhere) | None => {}
         }
     }
     c.dims[high] *= dims[low];

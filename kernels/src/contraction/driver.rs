@@ -2,19 +2,21 @@
 //! that run them. The launches' bodies are in `panels` (packing), `items` (the main one) and `combine`.
 
 use super::access::Problem;
-use super::blocking::{Dim, Plan, VectorSource, Wishes, div_up, shape};
+use super::blocking::{ContractionPlan, Dim, VectorSource, Wishes, div_up, shape};
 use super::choice::{Chosen, choose};
 use super::cost;
 use super::gather::{GatherForm, ZeroFill};
 use super::groups::together;
 use super::open::OpenDims;
 use super::text::{CText, Element, Vector, affine, preamble};
-use super::{Cuts, EmittedContraction, Hooks, Launch, NoFastForm, Roles, Target, roles};
+use super::{
+    BlockingChoice, ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, Roles, roles,
+};
 use graph::Blocking;
 
 /// One gather-form part on its way to text.
-pub(super) struct Part<'a> {
-    pub(super) plan: Plan,
+pub(super) struct GatherPart<'a> {
+    pub(super) plan: ContractionPlan,
     /// Prefix of its static functions.
     pub(super) prefix: String,
     pub(super) hooks: &'a Hooks,
@@ -34,12 +36,12 @@ pub fn emit(
     form: &GatherForm,
     hooks: &Hooks,
     vector: Vector,
-    target: &Target,
+    target: &ContractionTarget,
 ) -> Result<EmittedContraction, NoFastForm> {
     let mut parts = Vec::new();
     let (mut shared, mut predicted_ns) = (0, 0.0);
-    let told = target.told.blocking.as_ref();
-    let told = told.filter(|blocking| blocking.parts().len() == form.parts.len());
+    let requested = target.requested.blocking.as_ref();
+    let requested = requested.filter(|blocking| blocking.parts().len() == form.parts.len());
     let (mut cuts, mut first_others) = (Vec::new(), Vec::new());
     let mut choices = Vec::new();
     for (i, problem) in form.parts.iter().enumerate() {
@@ -68,9 +70,9 @@ pub fn emit(
             machine: target.machine,
             known,
             open,
-            varies: target.told.varies,
-            told: told.and_then(|blocking| blocking.parts().get(i).copied()),
-            n_others: target.told.n_others,
+            varies: target.requested.varies,
+            requested: requested.and_then(|blocking| blocking.parts().get(i).copied()),
+            n_others: target.requested.n_others,
         };
         let Chosen {
             plan,
@@ -82,7 +84,7 @@ pub fn emit(
         predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
         cuts.push(cut);
         first_others = if i == 0 { others } else { first_others };
-        let part = Part {
+        let part = GatherPart {
             plan,
             prefix: format!("{name}_p{i}"),
             hooks,
@@ -124,7 +126,11 @@ pub fn emit(
         "combine",
         (&[], vector.element),
     );
-    let thread = parts.iter().map(Part::thread_numbers).max().unwrap_or(0);
+    let thread = parts
+        .iter()
+        .map(GatherPart::thread_numbers)
+        .max()
+        .unwrap_or(0);
     Ok(EmittedContraction {
         source: t.finish(),
         launches,
@@ -133,10 +139,10 @@ pub fn emit(
         flops: 0,
         predicted_ns: predicted_ns as u64,
         refusal: None,
-        path: parts.first().map_or("zero", Part::path),
+        path: parts.first().map_or("zero", GatherPart::path),
         takes_prologues: true,
         // Of several parts, the first is changed alone.
-        cuts: Some(Cuts {
+        cuts: Some(BlockingChoice {
             others: (first_others.into_iter())
                 .map(|(cut, ns)| (with_first(&cuts, cut), ns as u64))
                 .collect(),
@@ -171,8 +177,8 @@ fn launch(
     t: &mut CText,
     launches: &mut Vec<Launch>,
     symbol: &str,
-    parts: &[Part],
-    wanted: impl Fn(&Part) -> bool,
+    parts: &[GatherPart],
+    wanted: impl Fn(&GatherPart) -> bool,
     stage: &str,
     zeros: (&[ZeroFill], Element),
 ) {
@@ -258,7 +264,7 @@ pub(super) fn strided(vars: &[String], dims: &[Dim], of: fn(&Dim) -> i64) -> Vec
     vars.iter().cloned().zip(dims.iter().map(of)).collect()
 }
 
-impl Part<'_> {
+impl GatherPart<'_> {
     pub(super) fn packs(&self) -> bool {
         self.plan.source == VectorSource::Shared
     }

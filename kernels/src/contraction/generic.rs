@@ -2,8 +2,8 @@
 
 use super::text::{CText, Vector, affine, preamble};
 use super::{
-    Axis, Contraction, EmittedContraction, Launch, NoFastForm, Operand, Roles, ScalarForm, Target,
-    flops,
+    Axis, Contraction, ContractionTarget, EmittedContraction, Launch, NoFastForm, Operand, Roles,
+    ScalarForm, flops,
 };
 
 /// Emits plain loops. Threads divide a dim that indexes the output by itself; without one,
@@ -12,7 +12,7 @@ pub fn emit(
     name: &str,
     c: &Contraction,
     reason: NoFastForm,
-    target: &Target,
+    target: &ContractionTarget,
 ) -> EmittedContraction {
     let mut t = CText::default();
     t.raw(&preamble(Vector::new(c.element, 4)));

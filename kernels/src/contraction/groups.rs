@@ -10,21 +10,21 @@
 //! Owns the condition and the text that differs: the packing of `d` and the moving of a diagonal.
 
 use super::blocking::{Dim, Shape};
-use super::driver::Part;
+use super::driver::GatherPart;
 use super::text::{CText, affine};
 
 /// Which dim of the broadcast operand counts through the groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum GroupDim {
     /// The dim at this position of `Shape::k`.
     Reduction(usize),
     /// The dim at this position of `Shape::m`.
     Rows(usize),
 }
 
-impl Place {
+impl GroupDim {
     pub fn is_rows(self) -> bool {
-        matches!(self, Place::Rows(_))
+        matches!(self, GroupDim::Rows(_))
     }
 }
 
@@ -37,7 +37,7 @@ pub struct Diagonal {
     pub panels: i64,
     /// The batch dim that was cut.
     pub id: usize,
-    pub place: Place,
+    pub place: GroupDim,
     /// Positions of that dim in a group, and their steps.
     pub inside: i64,
     inside_b: i64,
@@ -59,8 +59,8 @@ fn runs_on(outer: i64, inner: i64, size: i64) -> bool {
 /// before roles joined them; the prologue is the vector operand's.
 pub fn together(s: Shape, sizes: &[i64], vw: i64, prologue: bool, epilogue: bool) -> Shape {
     let diagonal = diagonal(&s, vw).filter(|d| match d.place {
-        Place::Reduction(_) => !prologue,
-        Place::Rows(_) => !epilogue,
+        GroupDim::Reduction(_) => !prologue,
+        GroupDim::Rows(_) => !epilogue,
     });
     match diagonal {
         Some(d) if sizes.get(d.id) == Some(&(d.panels * d.together)) => joined(s, d),
@@ -78,14 +78,14 @@ fn diagonal(s: &Shape, vw: i64) -> Option<Diagonal> {
     let inside = |d: &Dim| d.size > 1 && d.a > 0 && runs_on(g.a, d.a, d.size) && plain(s, d.id);
     let place = if let Some(at) = s.k.iter().position(inside) {
         // A column of zeros that is multiplied must not be one that is stored twice.
-        (runs_on(g.o, n.o, n.size) && n.o == 1).then_some(Place::Reduction(at))?
+        (runs_on(g.o, n.o, n.size) && n.o == 1).then_some(GroupDim::Reduction(at))?
     } else {
         let at = s.m.iter().position(inside)?;
-        runs_on(g.b, n.b, n.size).then_some(Place::Rows(at))?
+        runs_on(g.b, n.b, n.size).then_some(GroupDim::Rows(at))?
     };
     let dim = match place {
-        Place::Reduction(at) => &s.k[at],
-        Place::Rows(at) => &s.m[at],
+        GroupDim::Reduction(at) => &s.k[at],
+        GroupDim::Rows(at) => &s.m[at],
     };
     Some(Diagonal {
         together,
@@ -113,19 +113,19 @@ fn joined(mut s: Shape, d: Diagonal) -> Shape {
     }
     s.n[0].size *= q;
     match d.place {
-        Place::Reduction(at) => {
+        GroupDim::Reduction(at) => {
             s.k[at].size *= q;
             // Packing finds the source; a panel begins where its first group does.
             s.k[at].b = 0;
             s.n[0].b = 0;
         }
-        Place::Rows(at) => s.m[at].size *= q,
+        GroupDim::Rows(at) => s.m[at].size *= q,
     }
     s.diagonal = Some(d);
     s
 }
 
-impl Part<'_> {
+impl GatherPart<'_> {
     /// Packs the panel of groups: `static void NAME(buf, src, dst, kn)`.
     pub(super) fn diagonal_panel(&self, t: &mut CText, d: &Diagonal, at: usize, name: &str) {
         let number = self.number();

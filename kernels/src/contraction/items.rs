@@ -3,11 +3,11 @@
 
 use super::access::Coord;
 use super::blocking::VectorSource;
-use super::driver::{Part, decode, strided};
+use super::driver::{GatherPart, decode, strided};
 use super::open::ForTile;
 use super::text::{CText, affine};
 
-impl Part<'_> {
+impl GatherPart<'_> {
     pub(super) fn main_function(&self, t: &mut CText, kernels: &[ForTile]) {
         let (p, s) = (&self.plan, &self.plan.shape);
         let m_blocks = p.m_cut.count(&s.m);

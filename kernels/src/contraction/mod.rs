@@ -30,7 +30,7 @@ mod stage;
 pub(crate) mod text;
 mod tiles;
 
-pub use choice::{Choice, Known, KnownChoice};
+pub use choice::{PlanSignature, PriorPlan, PriorPlans};
 pub use digits::normal_form;
 pub use refusal::{NoFastForm, ScalarForm};
 pub use text::Element;
@@ -112,7 +112,7 @@ impl Hooks {
 
 /// What the text is specialized for.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ContractionTarget {
     /// f32 lanes of a vector: 16 (AVX-512), 8 (AVX2) or 4.
     pub vector_width: i64,
     /// Largest number of threads a launch will run on; the actual number is a run-time argument.
@@ -120,14 +120,14 @@ pub struct Target {
     /// The limits by which plans are compared.
     pub machine: Machine,
     /// Plans of other sizes of the same model, whose text may serve again.
-    pub known: Vec<KnownChoice>,
+    pub known: Vec<PriorPlan>,
     /// What to choose otherwise, and to tell about what was not chosen.
-    pub told: Told,
+    pub requested: BlockingRequest,
 }
 
 /// What a caller says about one contraction's blocking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct BlockingRequest {
     /// How to cut it, where that is possible.
     pub blocking: Option<Blocking>,
     /// How many of the best other ways to tell.
@@ -138,7 +138,7 @@ pub struct Told {
 
 /// How a contraction was cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cuts {
+pub struct BlockingChoice {
     /// What was chosen.
     pub blocking: Blocking,
     /// Other ways with the nanoseconds they are predicted to take, the best first.
@@ -192,9 +192,9 @@ pub struct EmittedContraction {
     /// Whether it takes prologues on both operands.
     pub takes_prologues: bool,
     /// How it was cut, where there was a choice.
-    pub cuts: Option<Cuts>,
+    pub cuts: Option<BlockingChoice>,
     /// What its text depends on besides sizes.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<PlanSignature>,
     /// Ranges of `m` that [`Hooks::sums`] is called for; 0 without it.
     pub sum_slots: i64,
     /// Whether blocks of results are final one by one, not all in a last launch.
@@ -248,7 +248,7 @@ pub fn emit(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
-    target: &Target,
+    target: &ContractionTarget,
 ) -> Result<EmittedContraction, Unsupported> {
     if ![4, 8, 16].contains(&target.vector_width) {
         return Err(Unsupported::VectorWidth(target.vector_width));
@@ -271,7 +271,7 @@ pub fn emit(
 }
 
 /// Whether a fast form of `c` computes its operands by the prologues of `hooks`.
-pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Target) -> bool {
+pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &ContractionTarget) -> bool {
     let vector = Vector::new(c.element, target.vector_width);
     let Some(form) = check(c)
         .ok()
@@ -296,7 +296,7 @@ pub(crate) fn emit_pairs(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
-    target: &Target,
+    target: &ContractionTarget,
     pairs: Pairs,
 ) -> Option<EmittedContraction> {
     check(c).ok()?;
@@ -307,7 +307,7 @@ fn specialized(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
-    target: &Target,
+    target: &ContractionTarget,
     pairs: Option<Pairs>,
 ) -> Result<EmittedContraction, NoFastForm> {
     let form = gather::gather_form(access::Problem::new(c))?;
@@ -354,7 +354,7 @@ fn epilogue_launch(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
-    target: &Target,
+    target: &ContractionTarget,
 ) {
     const BLOCK_FLOATS: i64 = 1 << 16;
     let size = |dims: &[usize]| dims.iter().map(|&d| c.dims[d]).product::<i64>();

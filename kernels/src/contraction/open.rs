@@ -9,8 +9,8 @@
 //! Owns which dims are open, and the text of what is decided at run time.
 
 use super::blocking::{Dim, Shape, Tiling, div_up};
-use super::choice::KnownChoice;
-use super::driver::Part;
+use super::choice::PriorPlan;
+use super::driver::GatherPart;
 use super::microkernel::Ragged;
 use super::text::{CText, Element, Vector};
 
@@ -36,7 +36,7 @@ pub struct Open {
 }
 
 impl OpenDims {
-    pub(super) fn new(s: &Shape, known: &[KnownChoice]) -> Self {
+    pub(super) fn new(s: &Shape, known: &[PriorPlan]) -> Self {
         let roles = [&s.batch, &s.m, &s.n, &s.k];
         let mut ids = Vec::new();
         for (role, dims) in roles.into_iter().enumerate() {
@@ -48,7 +48,7 @@ impl OpenDims {
         }
         OpenDims {
             ids,
-            has_short: known.iter().any(KnownChoice::has_short_tiles),
+            has_short: known.iter().any(PriorPlan::has_short_tiles),
         }
     }
 
@@ -95,7 +95,7 @@ pub(super) struct ForTile {
     pub(super) more: String,
 }
 
-impl Part<'_> {
+impl GatherPart<'_> {
     /// Whether micro-kernels are told how many rows and lanes to store.
     pub(super) fn is_ragged(&self) -> bool {
         self.plan.open.rows || self.plan.open.columns

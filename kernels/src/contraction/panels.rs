@@ -3,12 +3,12 @@
 
 use super::blocking::Dim;
 use super::convert;
-use super::driver::{Part, decode, sides, strided};
-use super::groups::Place;
+use super::driver::{GatherPart, decode, sides, strided};
+use super::groups::GroupDim;
 use super::pack::{PackLevel, Panel};
 use super::text::{CText, affine};
 
-impl Part<'_> {
+impl GatherPart<'_> {
     /// Emits the copy of a panel of `width` columns, of which `valid` exist; without, the copy is told.
     pub(super) fn panel_function(
         &self,
@@ -19,7 +19,7 @@ impl Part<'_> {
     ) {
         let name = format!("{}_{suffix}", self.prefix);
         if let Some(d) = &self.plan.shape.diagonal
-            && let Place::Reduction(at) = d.place
+            && let GroupDim::Reduction(at) = d.place
         {
             self.diagonal_panel(t, d, at, &name);
             return;

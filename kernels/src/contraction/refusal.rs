@@ -75,7 +75,7 @@ const VECTOR_OPERATIONS_PER_US: u64 = 8_000;
 
 impl ScalarForm {
     /// The record of `flops` operations that `target` could do with its vectors.
-    pub fn new(reason: NoFastForm, flops: u64, target: &super::Target) -> Self {
+    pub fn new(reason: NoFastForm, flops: u64, target: &super::ContractionTarget) -> Self {
         let threads = target.threads.max(1) as u64;
         let fast = VECTOR_OPERATIONS_PER_US * target.vector_width.max(1) as u64;
         ScalarForm {

@@ -1,12 +1,12 @@
 //! The micro-kernels that a plan needs: one for each size of tile and panel that occurs.
 
 use super::blocking::{Dim, VectorSource, div_up};
-use super::driver::Part;
+use super::driver::GatherPart;
 use super::microkernel::{Level, MicroKernel, merge_levels};
 use super::open::ForTile;
 use super::text::CText;
 
-impl Part<'_> {
+impl GatherPart<'_> {
     pub(super) fn a_stride(&self, d: &Dim) -> i64 {
         self.plan.staging.as_ref().map_or(d.a, |s| s.stride(d.id))
     }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use graph::DType;
 
-use crate::cache::{Cache, CacheError, CacheSettings, Key, Kind};
+use crate::cache::{Cache, CacheError, CacheSettings, EntryKind, Key};
 use crate::cuda::{Arch, Arg, Kernel, Launch, ParamType, element_type, prelude};
 use crate::progress::Silent;
 use crate::run::{LoadError, Module};
@@ -191,17 +191,17 @@ impl Emulator {
         toolchain: &Toolchain,
         cache: &Cache,
     ) -> Result<Self, EmulateError> {
-        let key = Key::of(&[
+        let key = Key::new(&[
             "cuda emulator",
             toolchain.identity(),
             &FLAGS.join("\0"),
             source,
         ]);
-        let path = match cache.find(Kind::Library, &key) {
+        let path = match cache.find(EntryKind::Library, &key) {
             Some(path) => path,
             None => {
                 let library = build(kernels, source, toolchain, cache)?;
-                cache.write(Kind::Library, &key, &library)?
+                cache.write(EntryKind::Library, &key, &library)?
             }
         };
         let module = Arc::new(Module::load(&path)?);
@@ -236,7 +236,7 @@ impl Emulator {
         memory: &mut Memory,
         settings: &Settings,
     ) -> Result<Traffic, EmulateError> {
-        let mut counter = traffic::Counter::of(memory);
+        let mut counter = traffic::Counter::new(memory);
         self.execute(launch, memory, settings, Some(&mut counter))?;
         Ok(counter.finish())
     }

@@ -9,8 +9,8 @@
 use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings};
 use super::machine::{Addresses, NoOperators, Operators, check};
 use super::passes::{Argument, Pass, PlacedLaunch};
-use super::vendor::{self, Call, Product};
-use super::{Arg, CudaError, Kernel, Launch, Param, ParamType, Work};
+use super::vendor::{self, Call, LibraryProduct};
+use super::{Arg, CudaError, Kernel, Launch, LaunchOp, Param, ParamType};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Kernels compiled for the host, products, and their constants.
 pub struct Emulated {
     kernels: Vec<Kernel>,
-    products: Vec<Product>,
+    products: Vec<LibraryProduct>,
     calls: Vec<Call>,
     batches: Vec<Emulator>,
     constants: Vec<Vec<u8>>,
@@ -69,7 +69,7 @@ impl Emulated {
 
     /// The same with the program's products, which the host computes by what they mean.
     #[must_use]
-    pub fn with_products(mut self, products: &[Product]) -> Emulated {
+    pub fn with_products(mut self, products: &[LibraryProduct]) -> Emulated {
         self.products = products.to_vec();
         self
     }
@@ -111,7 +111,7 @@ impl Emulated {
         let (mut seconds, mut n_calls) = (Vec::new(), 0);
         for launch in &pass.launches {
             let start = Instant::now();
-            if let Work::Call(n) = launch.work {
+            if let LaunchOp::Call(n) = launch.work {
                 self.call(&self.calls[n], launch, &mut written, &|| {
                     operators.call(n_calls)
                 })?;
@@ -237,7 +237,7 @@ impl Emulated {
         addresses: &Addresses<'_>,
         written: &mut Written,
     ) {
-        let Work::Product(n) = launch.work else {
+        let LaunchOp::Product(n) = launch.work else {
             return;
         };
         let workspace = self.products[n].workspace().map(|at| &launch.args[at]);
@@ -251,14 +251,14 @@ impl Emulated {
     }
 
     /// What a launch is given; nobody looks at what a product leaves in its workspace.
-    fn params(&self, work: Work) -> &[Param] {
+    fn params(&self, work: LaunchOp) -> &[Param] {
         match work {
-            Work::Kernel(n) => &self.kernels[n].params,
-            Work::Product(n) => {
+            LaunchOp::Kernel(n) => &self.kernels[n].params,
+            LaunchOp::Product(n) => {
                 let product = &self.products[n];
                 &product.params[..product.workspace().unwrap_or(product.params.len())]
             }
-            Work::Call(n) => &self.calls[n].params,
+            LaunchOp::Call(n) => &self.calls[n].params,
         }
     }
 
@@ -269,7 +269,7 @@ impl Emulated {
         memory: &mut Memory,
     ) -> Result<(), EmulateError> {
         match launch.work {
-            Work::Kernel(n) => {
+            LaunchOp::Kernel(n) => {
                 let call = Launch {
                     kernel: n % BATCH,
                     grid: launch.grid,
@@ -278,8 +278,8 @@ impl Emulated {
                 };
                 self.batches[n / BATCH].run(&call, memory, &self.settings)
             }
-            Work::Product(n) => vendor::run(&self.products[n], memory, buffers),
-            Work::Call(n) => Err(EmulateError::Launch {
+            LaunchOp::Product(n) => vendor::run(&self.products[n], memory, buffers),
+            LaunchOp::Call(n) => Err(EmulateError::Launch {
                 kernel: self.calls[n].name.clone(),
                 origin: String::new(),
                 problem: "a call has no kernel".into(),

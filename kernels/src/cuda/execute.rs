@@ -7,8 +7,8 @@
 use super::emulate::{BATCH, EmulateError, Emulator, Fault, FaultKind, Memory, Settings, Traffic};
 use super::lower::{CudaProgram, Placed};
 use super::passes::{ALIGNMENT, positions};
-use super::vendor::{self, Call, Product};
-use super::{Arg, Launch, Param, ParamType, Work};
+use super::vendor::{self, Call, LibraryProduct};
+use super::{Arg, Launch, LaunchOp, Param, ParamType};
 use crate::plan::{self, Buffer};
 use graph::{ContainerId, Graph, Lifetime, Tensor};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ enum Ready<'a> {
     /// Of a kernel.
     Kernel(&'a Emulator, Launch),
     /// Of a product.
-    Product(&'a Product, Vec<usize>),
+    Product(&'a LibraryProduct, Vec<usize>),
     /// Of a call.
     Call(&'a Call, Vec<usize>),
 }
@@ -157,7 +157,7 @@ impl HostProgram<'_> {
         let args = placed.args.iter().zip(self.program.params(placed.work));
         let mut buffer = |b: &Buffer, p: &Param| self.buffer(*b, p.ty, memory, buffers);
         match placed.work {
-            Work::Kernel(n) => {
+            LaunchOp::Kernel(n) => {
                 let launch = Launch {
                     kernel: n % BATCH,
                     grid: [placed.grid, 1, 1],
@@ -166,12 +166,12 @@ impl HostProgram<'_> {
                 };
                 Ready::Kernel(&self.batches[n / BATCH], launch)
             }
-            Work::Product(n) => {
+            LaunchOp::Product(n) => {
                 let given = args.filter(|(b, _)| matches!(b, Buffer::Container(_)));
                 let given = given.map(|(b, p)| buffer(b, p)).collect();
                 Ready::Product(&self.program.products[n], given)
             }
-            Work::Call(n) => {
+            LaunchOp::Call(n) => {
                 let given = args.map(|(b, p)| buffer(b, p)).collect();
                 Ready::Call(&self.program.calls[n], given)
             }

@@ -1,12 +1,12 @@
 //! The declaration of a shared library's functions, each once, with their loading and what stands in its way.
 
-/// A struct `Interface` with a field for each function, and `Interface::of`, which finds them all in a
+/// A struct `Interface` with a field for each function, and `Interface::new`, which finds them all in a
 /// library. The signatures must be those of the library's header.
 macro_rules! interface {
     ($($field:ident = $symbol:literal : fn($($arg:ty),*) -> $result:ty;)*) => {
         struct Interface { $($field: unsafe extern "C" fn($($arg),*) -> $result,)* }
         impl Interface {
-            fn of(
+            fn new(
                 library: &libloading::os::unix::Library,
             ) -> Result<Interface, libloading::Error> {
                 // SAFETY: the signatures are the header's.

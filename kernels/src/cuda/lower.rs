@@ -16,8 +16,8 @@ use super::chain;
 use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
-use super::vendor::{Call, Choice, Product, Products};
-use super::{Kernel, Param, Work};
+use super::vendor::{Call, Choice, LibraryProduct, Products};
+use super::{Kernel, LaunchOp, Param};
 use crate::emit::body::{self};
 use crate::emit::prepared;
 use crate::lower::LowerError;
@@ -37,7 +37,7 @@ pub struct CudaProgram {
     /// Kernels, each text once.
     pub kernels: Vec<Kernel>,
     /// Products that cuBLASLt and convolutions that cuDNN computes, each description once.
-    pub products: Vec<Product>,
+    pub products: Vec<LibraryProduct>,
     /// What operators of PyTorch's compute, one for each launch.
     pub calls: Vec<Call>,
     /// Launches in order.
@@ -53,28 +53,28 @@ pub struct CudaProgram {
 
 impl CudaProgram {
     /// What a launch is given, in order.
-    pub fn params(&self, work: Work) -> &[Param] {
+    pub fn params(&self, work: LaunchOp) -> &[Param] {
         match work {
-            Work::Kernel(n) => &self.kernels[n].params,
-            Work::Product(n) => &self.products[n].params,
-            Work::Call(n) => &self.calls[n].params,
+            LaunchOp::Kernel(n) => &self.kernels[n].params,
+            LaunchOp::Product(n) => &self.products[n].params,
+            LaunchOp::Call(n) => &self.calls[n].params,
         }
     }
 
     /// Bytes of dynamic shared memory that a launch needs of us.
-    pub fn dynamic_shared_bytes(&self, work: Work) -> u32 {
+    pub fn dynamic_shared_bytes(&self, work: LaunchOp) -> u32 {
         match work {
-            Work::Kernel(n) => self.kernels[n].dynamic_shared_bytes(),
-            Work::Product(_) | Work::Call(_) => 0,
+            LaunchOp::Kernel(n) => self.kernels[n].dynamic_shared_bytes(),
+            LaunchOp::Product(_) | LaunchOp::Call(_) => 0,
         }
     }
 
     /// The name of what a launch runs.
-    pub fn name(&self, work: Work) -> &str {
+    pub fn name(&self, work: LaunchOp) -> &str {
         match work {
-            Work::Kernel(n) => &self.kernels[n].name,
-            Work::Product(n) => &self.products[n].name,
-            Work::Call(n) => &self.calls[n].name,
+            LaunchOp::Kernel(n) => &self.kernels[n].name,
+            LaunchOp::Product(n) => &self.products[n].name,
+            LaunchOp::Call(n) => &self.calls[n].name,
         }
     }
 }
@@ -83,7 +83,7 @@ impl CudaProgram {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// What runs.
-    pub work: Work,
+    pub work: LaunchOp,
     /// Blocks, in one direction; 1 for a product or a call.
     pub grid: u32,
     /// Its buffers, in the order of [`CudaProgram::params`].
@@ -281,7 +281,7 @@ impl Lowering {
                 args: e.args.iter().map(own).collect(),
                 stage: node.stage,
                 map: self.program.maps.len() - 1,
-                work: Work::Kernel(self.kernel(e.kernel, &origin)),
+                work: LaunchOp::Kernel(self.kernel(e.kernel, &origin)),
             };
             self.program.launches.push(placed);
         }

@@ -231,7 +231,7 @@ pub struct Launch {
 
 /// What a launch of a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Work {
+pub enum LaunchOp {
     /// A kernel, by its position among the program's.
     Kernel(usize),
     /// A product by cuBLASLt or a convolution by cuDNN, by its position among the program's.

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::cache::{Cache, CacheError, Key, Kind};
+use crate::cache::{Cache, CacheError, EntryKind, Key};
 use crate::cuda::library::Missing;
 use crate::cuda::{Arch, Kernel, prelude};
 
@@ -149,18 +149,18 @@ pub fn compile(
     cache: &Cache,
 ) -> Result<Cubin, NvrtcError> {
     let source = source(kernels);
-    let key = Key::of(&[
+    let key = Key::new(&[
         "cubin",
         nvrtc.identity(),
         arch.name(),
         &OPTIONS.join("\0"),
         &source,
     ]);
-    let (bytes, log) = match cache.read(Kind::Cubin, &key).and_then(unpack) {
+    let (bytes, log) = match cache.read(EntryKind::Cubin, &key).and_then(unpack) {
         Some(known) => known,
         None => {
             let (bytes, log) = nvrtc.compile(&source, arch, &OPTIONS, &kernel_names(kernels))?;
-            cache.write(Kind::Cubin, &key, &pack(&bytes, &log))?;
+            cache.write(EntryKind::Cubin, &key, &pack(&bytes, &log))?;
             (bytes, log)
         }
     };

@@ -4,7 +4,7 @@
 //! lies (the caller's buffer, arena, saved block, constant), how many bytes it has, the bytes of
 //! constants. Never runs anything.
 
-use super::Work;
+use super::LaunchOp;
 use super::emulate::Memory;
 use super::lower::CudaProgram;
 use crate::plan::{self, Buffer, PlanError};
@@ -29,7 +29,7 @@ pub struct Argument {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedLaunch {
     /// What runs, by its position in the program.
-    pub work: Work,
+    pub work: LaunchOp,
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
     /// Bytes of dynamic shared memory.

@@ -9,7 +9,7 @@
 //! Legal because an element's successors depend on the elements of its own position only.
 
 use super::passes::{ALIGNMENT, Argument, Pass, PlacedLaunch};
-use super::{Kernel, Param, ParamType, Work, element_type, value_text};
+use super::{Kernel, LaunchOp, Param, ParamType, element_type, value_text};
 use crate::emit::scalar;
 use crate::emit::text::CText;
 use crate::run::{BufferRef, ExternalSpec};
@@ -106,7 +106,7 @@ pub fn emit(update: &Update, sizes: &[usize], aligned: bool) -> Result<Pooled, P
             n: n_operands + n_numbers,
         });
     }
-    let body = Body::of(update, aligned)?;
+    let body = Body::new(update, aligned)?;
     let spec = |bytes, written| ExternalSpec { bytes, written };
     let arrays = sizes.iter().flat_map(|n| {
         let operands = update.operands.iter();
@@ -131,7 +131,7 @@ pub fn emit(update: &Update, sizes: &[usize], aligned: bool) -> Result<Pooled, P
     for arrays in filled.chunks(per_launch) {
         let name = format!("sh_pooled{}", pooled.kernels.len());
         let (kernel, grid) = body.kernel(&name, sizes, arrays);
-        let work = Work::Kernel(pooled.kernels.len());
+        let work = LaunchOp::Kernel(pooled.kernels.len());
         pooled.kernels.push(kernel);
         pooled.pass.launches.push(PlacedLaunch {
             work,
@@ -159,7 +159,7 @@ struct Body<'u> {
 }
 
 impl<'u> Body<'u> {
-    fn of(update: &'u Update, aligned: bool) -> Result<Body<'u>, PooledError> {
+    fn new(update: &'u Update, aligned: bool) -> Result<Body<'u>, PooledError> {
         let written = update.operands.iter().enumerate();
         let written: Vec<usize> = written.filter(|(_, o)| o.written).map(|(n, _)| n).collect();
         let mut ruled: Vec<usize> = update.rules.iter().map(|(n, _)| *n).collect();

@@ -33,7 +33,7 @@ pub(crate) struct Guard {
 
 /// An element of a container, as a function of the loops.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct ElementAccess {
     /// The container accessed (views are not resolved here).
     pub(crate) container: ContainerId,
     /// Offset in elements, without the gathered dimensions.
@@ -49,7 +49,7 @@ pub(crate) struct Place {
 /// `place (conflict)= expr`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Write {
-    pub(crate) place: Place,
+    pub(crate) place: ElementAccess,
     pub(crate) conflict: Option<Reduction>,
     /// Loops of which different values write different elements.
     pub(crate) owned: BTreeSet<Symbol>,
@@ -59,7 +59,7 @@ pub(crate) struct Write {
 /// A tasklet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Statement {
-    pub(crate) reads: Vec<Place>,
+    pub(crate) reads: Vec<ElementAccess>,
     pub(crate) writes: Vec<Write>,
 }
 
@@ -334,7 +334,7 @@ impl Reader<'_> {
         })
     }
 
-    fn place(&mut self, memlet: &Memlet) -> Result<Place, LowerError> {
+    fn place(&mut self, memlet: &Memlet) -> Result<ElementAccess, LowerError> {
         let strides = self.array_strides(memlet)?;
         let container = self.graph.container(memlet.container);
         let (mut offset, mut gather, mut guards) = (SymExpr::default(), Vec::new(), Vec::new());
@@ -359,7 +359,7 @@ impl Reader<'_> {
                 }),
             }
         }
-        Ok(Place {
+        Ok(ElementAccess {
             container: memlet.container,
             offset,
             gather,

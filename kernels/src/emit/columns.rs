@@ -8,7 +8,7 @@
 //! that it does not cancel.
 
 use super::body::{self, Body, Nest, Statement, Write};
-use super::epilogue::{Buffers, Product, roles};
+use super::epilogue::{Buffers, ProductRoles, roles};
 use super::frame::{Frame, decode};
 use super::index::{self, Loop};
 use super::leaf::CutLoop;
@@ -69,7 +69,7 @@ struct Sum {
 pub(crate) fn emit_columns(
     graph: &Graph,
     node: &Node,
-    dims: &Product,
+    dims: &ProductRoles,
     around: &Around,
 ) -> Result<Option<Columns>, LowerError> {
     let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
@@ -161,7 +161,7 @@ fn written(nest: &Nest) -> Vec<ContainerId> {
 fn leaf(
     nest: Nest,
     outer: &[Loop],
-    dims: &Product,
+    dims: &ProductRoles,
     around: &Around,
 ) -> Option<(Vec<Statement>, [Vec<Loop>; 3])> {
     let Body::Leaf(statements) = nest.body else {

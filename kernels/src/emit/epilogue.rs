@@ -28,7 +28,7 @@ pub(crate) struct ProductDim {
 
 /// The product's dimensions by role; each list from the largest stride to the smallest.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Product {
+pub(crate) struct ProductRoles {
     pub(crate) batch: Vec<ProductDim>,
     pub(crate) m: Vec<ProductDim>,
     pub(crate) n: Vec<ProductDim>,
@@ -66,7 +66,7 @@ pub(crate) fn emit_epilogue(
     node: &Node,
     product: ContainerId,
     replace: bool,
-    dims: &Product,
+    dims: &ProductRoles,
     buffers: Buffers,
 ) -> Result<Option<Epilogue>, LowerError> {
     let mut kernel = super::prepared(body::kernel_of(graph, node, true)?);
@@ -156,7 +156,7 @@ fn product_offset(statements: &[Statement], product: ContainerId) -> Option<SymE
 pub(super) fn roles(
     read: &SymExpr,
     mut loops: Vec<Loop>,
-    dims: &Product,
+    dims: &ProductRoles,
 ) -> Option<[Vec<Loop>; 3]> {
     let known = loops.iter().map(|l| index::coefficient(read, &l.var));
     let known: Vec<i64> = known.collect::<Option<_>>()?;

@@ -28,7 +28,7 @@ fn aligned(bytes: i64) -> i64 {
 
 /// A thread's part of a container that is reduced over parallel points.
 #[derive(Clone, Debug)]
-struct Part {
+struct ThreadPartial {
     container: ContainerId,
     reduction: Reduction,
     /// Byte offset within the thread's part of the workspace.
@@ -146,7 +146,7 @@ pub(super) struct Frame<'a> {
     pub(super) args: Vec<ContainerId>,
     /// Position of each argument among the function's buffers; its own position where none is given.
     pub(super) slots: Vec<usize>,
-    parts: Vec<Part>,
+    parts: Vec<ThreadPartial>,
     pub(super) leaves: Vec<LeafPlan>,
     /// Local containers that are loaded somewhere; others need no storage.
     loaded: BTreeSet<ContainerId>,
@@ -195,7 +195,7 @@ impl<'a> Frame<'a> {
     fn collect_values(&mut self, nest: &Nest, tables: &mut Vec<Values>) {
         match &nest.body {
             Body::Leaf(statements) => {
-                let table = Values::of(&nest.loops, statements, &self.s.arrays);
+                let table = Values::new(&nest.loops, statements, &self.s.arrays);
                 self.loaded.extend(table.loaded.iter().copied());
                 tables.push(table);
             }
@@ -307,7 +307,7 @@ impl<'a> Frame<'a> {
         if blocked {
             self.scratch += aligned(array.len * summed.bytes() as i64);
         }
-        self.parts.push(Part {
+        self.parts.push(ThreadPartial {
             container,
             reduction,
             offset: self.workspace,
@@ -377,7 +377,7 @@ impl<'a> Frame<'a> {
                 stored: self.array(e.address.container).dtype,
                 run,
             };
-            accumulations.push(Accumulation::of(n, e, &values, &around));
+            accumulations.push(Accumulation::new(n, e, &values, &around));
         }
         let skips = match (values.effects.as_slice(), statements) {
             ([e], [s]) => skippable(e, s),

@@ -48,7 +48,7 @@ pub(crate) struct Leaf<'a> {
 
 /// In which part of the vector loop a value is printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum LoopRegion {
     /// Guards hold.
     Interior,
     /// Guards are tested.
@@ -73,10 +73,10 @@ impl Leaf<'_> {
     /// Everything inside the loop at `depth`.
     fn level(&self, depth: usize, t: &mut CText) {
         if depth == self.depth() {
-            self.innermost(Part::Border, t);
+            self.innermost(LoopRegion::Border, t);
             return;
         }
-        self.values_at(depth, Part::Border, t);
+        self.values_at(depth, LoopRegion::Border, t);
         for acc in self.accumulations.iter().filter(|a| a.opens_at(depth)) {
             t.line(&acc.declaration());
         }
@@ -249,7 +249,7 @@ impl Leaf<'_> {
         t.line(&format!(
             "const float *const {stream} = sh_philox_fill({stream}_room, (unsigned long){}, \
              (unsigned long)({} + {stream}_from), {to} - {stream}_from);",
-            self.operand(key, Part::Border),
+            self.operand(key, LoopRegion::Border),
             self.extents.c_text(&rest),
         ));
     }
@@ -263,7 +263,7 @@ impl Leaf<'_> {
             .collect();
         let guards = self.border_guards();
         if guards.is_empty() && skip_ranges.is_empty() {
-            self.simd_loop(v, from, to, Part::Interior, t);
+            self.simd_loop(v, from, to, LoopRegion::Interior, t);
             return;
         }
         t.line(&format!("long {0}_lo = {from}, {0}_hi = {to};", v.var));
@@ -280,11 +280,11 @@ impl Leaf<'_> {
                 v.var
             ));
             let (side_from, side_to) = (format!("{}_s", v.var), format!("{}_t", v.var));
-            self.simd_loop(v, &side_from, &side_to, Part::Border, t);
+            self.simd_loop(v, &side_from, &side_to, LoopRegion::Border, t);
             t.close();
         }
         let (lo, hi) = (format!("{}_lo", v.var), format!("{}_hi", v.var));
-        self.simd_loop(v, &lo, &hi, Part::Interior, t);
+        self.simd_loop(v, &lo, &hi, LoopRegion::Interior, t);
     }
 
     /// Restricts the interior to where the guard holds.
@@ -353,7 +353,7 @@ impl Leaf<'_> {
             .is_some_and(|v| coefficient(&g.index, &v.var).is_some())
     }
 
-    fn simd_loop(&self, v: &Loop, from: &str, to: &str, part: Part, t: &mut CText) {
+    fn simd_loop(&self, v: &Loop, from: &str, to: &str, part: LoopRegion, t: &mut CText) {
         if self.runs_in_order(v) {
             t.line("/* iterations may meet: in order */");
         } else {
@@ -382,12 +382,12 @@ impl Leaf<'_> {
     }
 
     /// The body of the innermost loop.
-    fn innermost(&self, part: Part, t: &mut CText) {
+    fn innermost(&self, part: LoopRegion, t: &mut CText) {
         self.values_at(self.depth(), part, t);
         for (effect, acc) in self.values.effects.iter().zip(self.accumulations) {
             let value = self.operand(effect.value, part);
             let mut conditions = self.tested_guards(&effect.address, part);
-            if part == Part::Border && self.depth() == 0 {
+            if part == LoopRegion::Border && self.depth() == 0 {
                 conditions.extend(self.skips.iter().map(|g| self.condition(g)));
             }
             conditions.sort();
@@ -409,14 +409,14 @@ impl Leaf<'_> {
     }
 
     /// Conditions that must be tested where the access is printed.
-    fn tested_guards(&self, a: &Address, part: Part) -> Vec<String> {
+    fn tested_guards(&self, a: &Address, part: LoopRegion) -> Vec<String> {
         let depth = depth_of_address(a, self.loops, self.values);
         let mut conditions = Vec::new();
         for g in &a.guards {
             let outside = depth_of_index(&g.index, self.loops) < self.depth();
-            let narrowed = part == Part::Interior && self.is_range(g);
+            let narrowed = part == LoopRegion::Interior && self.is_range(g);
             let skipped = self.skips.contains(g) && (outside || narrowed);
-            let ranged = part == Part::Interior && depth == self.depth() && self.is_range(g);
+            let ranged = part == LoopRegion::Interior && depth == self.depth() && self.is_range(g);
             if !skipped && !ranged {
                 conditions.push(self.condition(g));
             }
@@ -443,7 +443,7 @@ impl Leaf<'_> {
         for (index, stride, _) in &a.gather {
             offset.push_str(&format!(
                 " + {}*{stride}",
-                self.operand(*index, Part::Border)
+                self.operand(*index, LoopRegion::Border)
             ));
         }
         let bare = offset
@@ -453,7 +453,7 @@ impl Leaf<'_> {
         format!("{array}[{}]", bare.unwrap_or(&offset))
     }
 
-    fn values_at(&self, depth: usize, part: Part, t: &mut CText) {
+    fn values_at(&self, depth: usize, part: LoopRegion, t: &mut CText) {
         for n in 0..self.values.values.len() {
             let id = ValueId(n);
             if self.values.depth[n] != depth || self.is_inline(id) || !self.is_used(id) {
@@ -501,7 +501,7 @@ impl Leaf<'_> {
         }
     }
 
-    fn operand(&self, id: ValueId, part: Part) -> String {
+    fn operand(&self, id: ValueId, part: LoopRegion) -> String {
         if self.is_inline(id) {
             self.computation(id, part)
         } else {
@@ -509,7 +509,7 @@ impl Leaf<'_> {
         }
     }
 
-    fn computation(&self, id: ValueId, part: Part) -> String {
+    fn computation(&self, id: ValueId, part: LoopRegion) -> String {
         let value = self.values.get(id);
         let of = |v: &ValueId| self.operand(*v, part);
         let dtype = |v: &ValueId| self.values.get(*v).dtype;
@@ -550,7 +550,7 @@ impl Leaf<'_> {
         product && !constant && self.values.depth_of(b) < self.values.depth_of(a)
     }
 
-    fn load(&self, a: &Address, dtype: DType, part: Part) -> String {
+    fn load(&self, a: &Address, dtype: DType, part: LoopRegion) -> String {
         let place = self.element(a, self.name(a.container));
         let conditions = self.tested_guards(a, part);
         match a.fill {

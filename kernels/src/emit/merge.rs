@@ -4,7 +4,7 @@
 //! second is made and used at the same iteration; values then stay in registers. Never moves a nest
 //! before one it depends on.
 
-use super::body::{Body, Nest, Place, Statement, Write};
+use super::body::{Body, ElementAccess, Nest, Statement, Write};
 use super::index::replace;
 use graph::{ContainerId, Expr, SymExpr, Symbol};
 
@@ -45,7 +45,7 @@ pub(crate) fn merge_nests(nests: Vec<Nest>) -> Vec<Nest> {
 }
 
 /// Calls `f(place, is_write)` on every access.
-pub(crate) fn visit_places<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a Place, bool)) {
+pub(crate) fn visit_places<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a ElementAccess, bool)) {
     visit_statements(nest, &mut |s| {
         s.reads.iter().for_each(|p| f(p, false));
         s.writes.iter().for_each(|w| f(&w.place, true));
@@ -152,7 +152,7 @@ pub(crate) fn substituted(statement: &Statement, var: &Symbol, by: &SymExpr) -> 
 }
 
 fn rewritten(statement: &Statement, map: &dyn Fn(&SymExpr) -> SymExpr) -> Statement {
-    let place = |p: &Place| {
+    let place = |p: &ElementAccess| {
         let mut p = p.clone();
         p.offset = map(&p.offset);
         for g in &mut p.guards {

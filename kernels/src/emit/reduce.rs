@@ -72,7 +72,7 @@ pub(crate) struct Accumulation {
     into: Into,
 }
 
-/// What surrounds the leaf, for [`Accumulation::of`].
+/// What surrounds the leaf, for [`Accumulation::new`].
 pub(crate) struct Surroundings<'a> {
     /// The leaf's loops.
     pub(crate) loops: &'a [Loop],
@@ -91,7 +91,7 @@ pub(crate) struct Surroundings<'a> {
 
 impl Accumulation {
     /// Decides for the `n`-th effect of a leaf.
-    pub(crate) fn of(n: usize, e: &Effect, values: &Values, around: &Surroundings) -> Self {
+    pub(crate) fn new(n: usize, e: &Effect, values: &Values, around: &Surroundings) -> Self {
         let dtype = values.get(e.value).dtype;
         let mut acc = Accumulation {
             update: Update::Store,
@@ -139,7 +139,7 @@ impl Accumulation {
             acc.wide = wide && terms > LANE_TERMS * lanes;
             acc.chunk = acc.wide.then_some(BLOCK_TERMS);
         } else if around.part.is_none() && !scattered {
-            acc.row = Row::of(n, e, values, loops, around.stored, around.run);
+            acc.row = Row::new(n, e, values, loops, around.stored, around.run);
             if acc.row.is_some() {
                 acc.update = Update::Row;
             }

@@ -44,7 +44,7 @@ pub(crate) fn cut(loops: &[Loop]) -> Option<(usize, i64)> {
 impl Row {
     /// The row of the `n`-th effect, where sums in memory would be long chains in single precision.
     /// `len` is the longest run of the vector loop.
-    pub(crate) fn of(
+    pub(crate) fn new(
         n: usize,
         e: &Effect,
         values: &Values,

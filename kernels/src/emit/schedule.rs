@@ -3,7 +3,7 @@
 //! Owns these choices and the joining of loops that are contiguous together. Everything here is
 //! deterministic and depends only on the kernel and the number of threads. Never prints.
 
-use super::body::{Array, Body, Kernel, Nest, Place, Statement, Write};
+use super::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
 use super::index::{Extents, Loop, coefficient, mentions};
 use super::merge::{substituted, visit_statements};
 use graph::{ContainerId, Expr, SymExpr, Symbol};
@@ -131,7 +131,7 @@ fn joinable(outer: &Loop, inner: &Loop, leaves: &[&mut Vec<Statement>]) -> bool 
         matches!((coefficient(e, &outer.var), coefficient(e, &inner.var)),
             (Some(a), Some(b)) if a == b * inner.size)
     };
-    let place = |p: &Place| along(&p.offset) && p.guards.iter().all(|g| along(&g.index));
+    let place = |p: &ElementAccess| along(&p.offset) && p.guards.iter().all(|g| along(&g.index));
     leaves.iter().flat_map(|l| l.iter()).all(|s| {
         s.reads.iter().all(place)
             && s.writes.iter().all(|w| {
@@ -160,7 +160,7 @@ fn joined(s: &Statement, outer: &Symbol, inner: &Symbol, var: &Symbol) -> Statem
 }
 
 /// Cost of one access when `var` is the vector loop, in units of a contiguous access.
-fn access_cost(place: &Place, statement: &Statement, var: &Symbol, local: bool) -> f64 {
+fn access_cost(place: &ElementAccess, statement: &Statement, var: &Symbol, local: bool) -> f64 {
     let gathered = place.gather.iter().any(|g| {
         let index = &statement.reads[g.read];
         mentions(&index.offset, var) || !index.gather.is_empty()
@@ -308,14 +308,14 @@ fn turned(
     arrays: &BTreeMap<ContainerId, Array>,
     threads: i64,
 ) -> Option<usize> {
-    let step = |p: &Place, l: &Loop| coefficient(&p.offset, &l.var).unwrap_or(0).abs();
+    let step = |p: &ElementAccess, l: &Loop| coefficient(&p.offset, &l.var).unwrap_or(0).abs();
     let places = statements
         .iter()
         .flat_map(|s| s.reads.iter().chain(s.writes.iter().map(|w| &w.place)));
     let crossed = places
         .filter(|p| !arrays[&p.container].local && p.gather.is_empty())
         .filter(|p| step(p, vector) >= LINE);
-    let along = |p: &Place| rest.iter().position(|l| step(p, l) == 1 && l.size > 1);
+    let along = |p: &ElementAccess| rest.iter().position(|l| step(p, l) == 1 && l.size > 1);
     let at = crossed.filter_map(along).max_by_key(|at| rest[*at].size)?;
     let n_blocks = vector.size / TURNED_BLOCK;
     let steps = points(rest) / rest[at].size * n_blocks;

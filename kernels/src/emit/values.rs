@@ -4,7 +4,7 @@
 //! loop depth at which each value changes: a value is printed at its depth, so whatever does not
 //! depend on an inner loop is computed outside it. Never prints.
 
-use super::body::{Array, Guard, Place, Statement, Write};
+use super::body::{Array, ElementAccess, Guard, Statement, Write};
 use super::index::{Loop, mentions};
 use graph::{Binary, ContainerId, DType, Expr, Reduction, Scalar, SymExpr, Unary};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ pub(crate) struct Values {
 
 impl Values {
     /// Reads the statements of a leaf under `loops`, outermost first.
-    pub(crate) fn of(
+    pub(crate) fn new(
         loops: &[Loop],
         statements: &[Statement],
         arrays: &BTreeMap<ContainerId, Array>,
@@ -211,7 +211,12 @@ impl StatementValues<'_> {
         id
     }
 
-    fn load(&mut self, s: &Statement, place: &Place, reads: &mut [Option<ValueId>]) -> ValueId {
+    fn load(
+        &mut self,
+        s: &Statement,
+        place: &ElementAccess,
+        reads: &mut [Option<ValueId>],
+    ) -> ValueId {
         let array = &self.arrays[&place.container];
         if let Some(literal) = array.literal {
             return self.constant(literal.cast(array.dtype), arithmetic(array.dtype));
@@ -229,7 +234,12 @@ impl StatementValues<'_> {
         self.table.intern(Op::Load(address), dtype, depth)
     }
 
-    fn address(&mut self, s: &Statement, place: &Place, reads: &mut [Option<ValueId>]) -> Address {
+    fn address(
+        &mut self,
+        s: &Statement,
+        place: &ElementAccess,
+        reads: &mut [Option<ValueId>],
+    ) -> Address {
         let gather = place
             .gather
             .iter()

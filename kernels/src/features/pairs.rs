@@ -5,7 +5,7 @@
 //! tiles on request only. Dot products (AVX512-BF16) were slower than single precision on the one CPU
 //! where they were measured, so only the caller chooses them.
 
-use super::{FeatureError, Isa, Pairs, Target, Verdict, verify_probe};
+use super::{CpuTarget, FeatureError, Isa, Pairs, Verdict, verify_probe};
 use crate::cache::Cache;
 use crate::prelude;
 use crate::toolchain::Toolchain;
@@ -29,11 +29,11 @@ pub(super) fn forced() -> Result<Option<Option<Pairs>>, FeatureError> {
 
 /// The target with the best instructions for pairs that were seen to run here, or the forced ones.
 pub(super) fn detect(
-    target: Target,
+    target: CpuTarget,
     forced: Option<Option<Pairs>>,
     toolchain: &Toolchain,
     cache: &Cache,
-) -> Result<Target, FeatureError> {
+) -> Result<CpuTarget, FeatureError> {
     let (pairs, must) = match forced {
         Some(None) => return Ok(target),
         Some(Some(pairs)) => (pairs, true),
@@ -112,7 +112,7 @@ const PROBE_BODY: &str = r#"
 mod tests {
     use super::{Pairs, detect};
     use crate::cache::Cache;
-    use crate::features::{Family, FeatureError, Isa, Target};
+    use crate::features::{CpuTarget, Family, FeatureError, Isa};
     use crate::toolchain::{Search, find};
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path(), 1 << 20).unwrap();
         let toolchain = find(&Search::from_environment(), &cache).unwrap();
-        let plain = Target::for_isa(Isa::Portable, toolchain.family());
+        let plain = CpuTarget::for_isa(Isa::Portable, toolchain.family());
         let forced = |pairs| detect(plain.clone(), Some(Some(pairs)), &toolchain, &cache);
         assert_eq!(forced(Pairs::Plain).unwrap().pairs, Some(Pairs::Plain));
         let none = detect(plain.clone(), Some(None), &toolchain, &cache).unwrap();
@@ -129,7 +129,7 @@ mod tests {
             detect(plain.clone(), None, &toolchain, &cache).unwrap(),
             plain
         );
-        let wide = Target::for_isa(Isa::Avx512, Family::Gcc);
+        let wide = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
         let own = detect(wide.clone(), None, &toolchain, &cache).unwrap();
         match forced(Pairs::Tiles) {
             Ok(target) => assert_eq!(

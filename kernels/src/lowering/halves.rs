@@ -5,10 +5,10 @@
 //! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
-use super::work::{Work, work};
+use super::work::{KernelCost, work};
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
 use crate::contraction::{self, Contraction, EmittedContraction, Hooks, ScalarForm, convert};
-use crate::emit::{self, Product};
+use crate::emit::{self, ProductRoles};
 use crate::halves::is_half;
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer};
@@ -28,7 +28,7 @@ struct Around {
     last_symbols: Vec<String>,
     more: Vec<Buffer>,
     /// The work of what runs on each block.
-    rest: Work,
+    rest: KernelCost,
 }
 
 impl Lowering<'_> {
@@ -201,7 +201,7 @@ impl Lowering<'_> {
         node: &Node,
         found: &Recognized,
         rest: Option<&Node>,
-        (mut emitted, dims): (EmittedContraction, Product),
+        (mut emitted, dims): (EmittedContraction, ProductRoles),
         mut around: Around,
     ) -> Result<bool, LowerError> {
         let dtype = self.dtype(found.out);
@@ -264,7 +264,7 @@ impl Lowering<'_> {
         let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
         let symbols = [symbols, around.last_symbols].concat();
         let kernel = self.kernel(node, emitted.path, emitted.flops, symbols.len());
-        self.kernels[kernel].work = Work {
+        self.kernels[kernel].work = KernelCost {
             product_ns: emitted.predicted_ns,
             ..around.rest
         };
@@ -287,6 +287,6 @@ impl Lowering<'_> {
 
 /// The product's dimensions, where its blocks are final one by one. A result that a last launch completes
 /// is read again in the order it lies in memory, since that launch takes it in another.
-fn block_dims(c: &Contraction, emitted: &EmittedContraction) -> Option<Product> {
+fn block_dims(c: &Contraction, emitted: &EmittedContraction) -> Option<ProductRoles> {
     product_dims(c, &emitted.roles).filter(|_| emitted.finishes_in_blocks)
 }

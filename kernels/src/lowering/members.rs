@@ -8,7 +8,7 @@ use crate::recognize::recognize;
 use graph::{Graph, Map, Node, NodeKind, Schedule};
 
 /// The product's dimensions by role, where each is an axis of its container.
-pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Product> {
+pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::ProductRoles> {
     let dim = |d: &usize| {
         let alone = |axis: &&Axis| axis.terms == [(*d, 1)] && axis.offset == 0;
         let mut axes = c.out.axes.iter().filter(alone);
@@ -21,7 +21,7 @@ pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Produ
         })
     };
     let of = |dims: &[usize]| dims.iter().map(dim).collect::<Option<Vec<_>>>();
-    let product = emit::Product {
+    let product = emit::ProductRoles {
         batch: of(&roles.batch)?,
         m: of(&roles.m)?,
         n: of(&roles.n)?,

@@ -6,7 +6,7 @@
 
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
 use crate::contraction::Hooks;
-use crate::emit::{self, Product};
+use crate::emit::{self, ProductRoles};
 use crate::lower::LowerError;
 use crate::plan::Buffer;
 use crate::recognize::Recognized;
@@ -197,7 +197,7 @@ impl Lowering<'_> {
         &self,
         followers: &Followers,
         found: &Recognized,
-        dims: &Product,
+        dims: &ProductRoles,
         name: &str,
     ) -> Result<Option<((String, Vec<ContainerId>), Option<ContainerId>)>, LowerError> {
         let Some(points) = &followers.points else {

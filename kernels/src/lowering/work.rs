@@ -8,7 +8,7 @@ const DRAW: u64 = 180;
 
 /// What a kernel computes, as far as its time depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct KernelCost {
     /// Nanoseconds of a contraction by the model that chose its blocking; its bytes are partly in it.
     pub product_ns: u64,
     /// Operations of loops and of what ends a contraction, each as many as it takes of the cheapest: an
@@ -19,19 +19,19 @@ pub struct Work {
 }
 
 /// The work of loops that are evaluated `times` over.
-pub(super) fn work(node: &Node, times: u64) -> Work {
+pub(super) fn work(node: &Node, times: u64) -> KernelCost {
     match &node.kind {
-        NodeKind::Library(_) => Work::default(),
+        NodeKind::Library(_) => KernelCost::default(),
         NodeKind::Map(map) => {
             let size = |p: &graph::Param| p.size.as_const().unwrap_or(1).max(0) as u64;
             let points = map.params.iter().map(size).fold(times, u64::saturating_mul);
-            let add = |a: Work, b: Work| Work {
+            let add = |a: KernelCost, b: KernelCost| KernelCost {
                 product_ns: 0,
                 loop_operations: a.loop_operations.saturating_add(b.loop_operations),
                 points: a.points.saturating_add(b.points),
             };
             let each = map.body.iter().map(|n| work(n, points));
-            each.fold(Work::default(), add)
+            each.fold(KernelCost::default(), add)
         }
         NodeKind::Tasklet(tasklet) => {
             let each = tasklet.outputs.iter().map(|(memlet, expr)| {
@@ -39,7 +39,7 @@ pub(super) fn work(node: &Node, times: u64) -> Work {
                 expr.visit(&mut |e| n += u64::from(matches!(e, Expr::Uniform(..))) * DRAW);
                 n
             });
-            Work {
+            KernelCost {
                 product_ns: 0,
                 loop_operations: each.sum::<u64>().saturating_mul(times),
                 points: times,

@@ -85,7 +85,7 @@ pub fn plan_memory(
     launches: &[Touches],
     workspace_bytes: &[usize],
 ) -> Result<MemoryPlan, PlanError> {
-    let classes = Classes::of(graph);
+    let classes = Classes::new(graph);
     let external = external_slots(graph, &classes)?;
     let mut plan = MemoryPlan::default();
     let mut lives: BTreeMap<Buffer, Life> = BTreeMap::new();
@@ -199,7 +199,7 @@ struct Classes {
 }
 
 impl Classes {
-    fn of(graph: &Graph) -> Classes {
+    fn new(graph: &Graph) -> Classes {
         let mut root: Vec<ContainerId> = graph.container_ids().collect();
         for node in graph.single_state().into_iter().flat_map(|s| &s.nodes) {
             if let Some((from, to)) = alias(node) {

@@ -14,7 +14,7 @@
 mod scan;
 
 use crate::compile::SourceUnit;
-use crate::contraction::{Choice, Known};
+use crate::contraction::{PlanSignature, PriorPlans};
 use scan::{Number, Scan, Type, Use};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub struct Templates {
     /// Programs that were shared so far.
     n_programs: usize,
     /// How contractions were planned.
-    choices: Known,
+    choices: PriorPlans,
     /// Whether sizes that may come were looked at.
     has_foreseen: bool,
 }
@@ -99,7 +99,7 @@ impl Templates {
     }
 
     /// How contractions of all programs so far were planned.
-    pub fn choices(&self) -> &Known {
+    pub fn choices(&self) -> &PriorPlans {
         &self.choices
     }
 
@@ -114,7 +114,7 @@ impl Templates {
     }
 
     /// Notes how a program's contractions were planned; `is_shared` if its texts take numbers from launches.
-    pub(crate) fn note(&mut self, choices: &[(String, Choice)], is_shared: bool) {
+    pub(crate) fn note(&mut self, choices: &[(String, PlanSignature)], is_shared: bool) {
         self.choices.learn(choices, is_shared);
     }
 
@@ -126,7 +126,7 @@ impl Templates {
     /// Notes that a kernel was compiled in `unit`, with its numbers.
     pub(crate) fn keep(&mut self, own: &Own, unit: &Arc<SourceUnit>) {
         let (shape, scan) = shape_of(own);
-        let mut form = Form::of(own, &scan, unit);
+        let mut form = Form::new(own, &scan, unit);
         form.is_called = true;
         self.forms.entry(shape).or_default().push(form);
     }
@@ -168,7 +168,7 @@ impl Templates {
                     is_called: false,
                 }
             }
-            None => Form::of(own, &scan, &Arc::new(unit_of(&named(own.text)))),
+            None => Form::new(own, &scan, &Arc::new(unit_of(&named(own.text)))),
         };
         form.is_called = purpose == Purpose::Run;
         let shared = form.shared(form.values_for(&literals, &scan).unwrap_or_default());
@@ -179,7 +179,7 @@ impl Templates {
 
 /// The shape that kernels with a common text have in common.
 fn shape_of(own: &Own) -> (Vec<u8>, Scan) {
-    let scan = Scan::of(own.text);
+    let scan = Scan::new(own.text);
     let mut shape = scan.shape.clone();
     // Where the values are among the buffers stands in the text.
     shape.extend_from_slice(format!("{} {}", own.n_buffers, own.symbols.len()).as_bytes());
@@ -216,7 +216,7 @@ fn lengthened(nearest: &[String], literals: &[String], scan: &Scan) -> Vec<Strin
 }
 
 impl Form {
-    fn of(own: &Own, scan: &Scan, unit: &Arc<SourceUnit>) -> Form {
+    fn new(own: &Own, scan: &Scan, unit: &Arc<SourceUnit>) -> Form {
         Form {
             literals: literals(own.text, scan),
             values: BTreeMap::new(),

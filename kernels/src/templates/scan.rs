@@ -64,7 +64,7 @@ fn constant_arguments(name: &str) -> Option<usize> {
 }
 
 impl Scan {
-    pub(super) fn of(text: &str) -> Scan {
+    pub(super) fn new(text: &str) -> Scan {
         let mut scan = Scan::default();
         let mut reader = Reader::default();
         let mut rest = text;
@@ -264,7 +264,7 @@ mod tests {
     use super::{Scan, Type, Use};
 
     fn uses(text: &str) -> Vec<(String, Use)> {
-        let scan = Scan::of(text);
+        let scan = Scan::new(text);
         let of = |n: &super::Number| (text[n.at.clone()].to_string(), n.usage);
         scan.numbers.iter().map(of).collect()
     }
@@ -317,14 +317,14 @@ mod tests {
             "/* m 40 */ static void shl_mk00ff(long a) { a = 1; }\nvoid k(void) { shl_mk00ff(2); }";
         let other =
             "/* m 57 */ static void shl_mk1234(long a) { a = 3; }\nvoid k(void) { shl_mk1234(4); }";
-        assert_eq!(Scan::of(one).shape, Scan::of(other).shape);
+        assert_eq!(Scan::new(one).shape, Scan::new(other).shape);
         let crossed = "static void shl_mk1234(long a) { a = 3; }\nvoid k(void) { shl_mk77(4); }";
-        assert_ne!(Scan::of(one).shape, Scan::of(crossed).shape);
+        assert_ne!(Scan::new(one).shape, Scan::new(crossed).shape);
     }
 
     #[test]
     fn each_number_knows_its_function() {
-        let scan = Scan::of("static void f(void) { g(1); }\nvoid k(void) { if (1) { f(2); } }");
+        let scan = Scan::new("static void f(void) { g(1); }\nvoid k(void) { if (1) { f(2); } }");
         let bodies: Vec<_> = scan.numbers.iter().map(|n| n.body).collect();
         assert_eq!(bodies, [Some(0), Some(1), Some(1)]);
         assert_eq!(scan.bodies.len(), 2);

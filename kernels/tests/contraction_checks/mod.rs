@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::contraction_cases::extent;
 use kernels::contraction::{
-    Contraction, Element, EmittedContraction, Hooks, Operand, Target, emit,
+    Contraction, ContractionTarget, Element, EmittedContraction, Hooks, Operand, emit,
 };
 
 type Kernel = unsafe extern "C" fn(*const *mut c_void, *mut c_void, i64, i64);
@@ -206,12 +206,12 @@ pub fn check_all_of<T: Number>(
 }
 
 /// A target for two threads that knows no other sizes.
-pub fn target(vector_width: i64) -> Target {
-    Target {
+pub fn target(vector_width: i64) -> ContractionTarget {
+    ContractionTarget {
         vector_width,
         threads: 2,
         machine: graph::Machine::with_vector_width(16),
-        told: kernels::contraction::Told::default(),
+        requested: kernels::contraction::BlockingRequest::default(),
         known: Vec::new(),
     }
 }

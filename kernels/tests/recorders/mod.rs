@@ -8,7 +8,7 @@
 
 use graph::DType;
 use kernels::cuda::passes::{Argument, PlacedLaunch};
-use kernels::cuda::{CudaError, TensorMap, Work};
+use kernels::cuda::{CudaError, LaunchOp, TensorMap};
 use kernels::run::{BufferRef, ExternalSpec};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -242,7 +242,7 @@ pub fn launch(product: usize, args: &[BufferRef], origin: String) -> PlacedLaunc
         name: "t".into(),
     };
     PlacedLaunch {
-        work: Work::Product(product),
+        work: LaunchOp::Product(product),
         grid: [1, 1, 1],
         dynamic_shared_bytes: 0,
         args: args.iter().map(argument).collect(),

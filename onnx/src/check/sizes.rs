@@ -68,7 +68,7 @@ impl<'a> Operands<'a> {
 
     /// An integer attribute that the node itself gives.
     fn int(&self, name: &str, default: i64) -> Option<i64> {
-        match Attributes::of(self.node).get(name) {
+        match Attributes::new(self.node).get(name) {
             None => Some(default),
             Some(given) if given.ref_attr_name.is_empty() => Some(given.i.unwrap_or(0)),
             Some(_) => None,
@@ -183,7 +183,7 @@ fn axis_problem(operands: &Operands) -> Option<String> {
 }
 
 fn transpose(operands: &Operands) -> Option<String> {
-    let perm = Attributes::of(operands.node).get("perm")?;
+    let perm = Attributes::new(operands.node).get("perm")?;
     let shape = operands
         .shape(0)
         .filter(|_| perm.ref_attr_name.is_empty())?;
@@ -231,7 +231,7 @@ fn window(operands: &Operands) -> Option<String> {
         ("pads", 2),
     ];
     lists.into_iter().find_map(|(name, each)| {
-        let given = Attributes::of(operands.node).get(name)?;
+        let given = Attributes::new(operands.node).get(name)?;
         let is_wrong = given.ref_attr_name.is_empty() && given.ints.len() != rank * each;
         is_wrong.then(|| {
             let (n, shape) = (given.ints.len(), text_of(shape));

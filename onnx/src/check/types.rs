@@ -28,10 +28,10 @@ pub fn problems(model: &ModelProto, list: &mut Problems) {
     let unknowns = Unknowns::default();
     let is_sound = list.is_sound();
     let visit = |imports: &[_], body: &GraphProto, place: &str, list: &mut Problems| {
-        let opsets = &Opsets::of(imports);
+        let opsets = &Opsets::new(imports);
         let walk = Walk {
             opsets,
-            functions: Functions::of(&model.functions),
+            functions: Functions::new(&model.functions),
             unknowns: &unknowns,
             inputs_are_constant: model.ir_version.unwrap_or(0) < 4,
         };
@@ -240,7 +240,7 @@ fn never_taken<'n>(node: &'n NodeProto, facts: &Facts) -> Option<&'n GraphProto>
         [_] => "else_branch",
         _ => return None,
     };
-    Attributes::of(node).body(name)
+    Attributes::new(node).body(name)
 }
 
 /// Whether something of a node is what a call of its function says.

@@ -33,7 +33,7 @@ impl<'a> Flow<'a> {
     }
 
     fn body(&self, name: &str) -> Result<&'a GraphProto, EvaluateError> {
-        let body = Attributes::of(self.node).body(name);
+        let body = Attributes::new(self.node).body(name);
         body.ok_or_else(|| self.refuse(format!("its `{name}` is missing")))
     }
 
@@ -157,7 +157,7 @@ impl Program<'_> {
             return Err(flow.refuse("Scan before version 9 is not known"));
         }
         let body = flow.body("body")?;
-        let attributes = Attributes::of(flow.node);
+        let attributes = Attributes::new(flow.node);
         let setting = |name: &str, at: usize| {
             let list = attributes.ints(name);
             list.and_then(|l| l.get(at).copied()).unwrap_or(0)

@@ -132,7 +132,7 @@ impl<'m> Program<'m> {
         precision: Precision,
     ) -> Option<Program<'m>> {
         let graph = model.graph.as_ref()?;
-        let opsets = Opsets::of(&model.opset_import);
+        let opsets = Opsets::new(&model.opset_import);
         Some(Program {
             model,
             graph,
@@ -340,7 +340,7 @@ impl<'m> Program<'m> {
         }
         let call = Call {
             node,
-            attributes: Attributes::of(node),
+            attributes: Attributes::new(node),
             opset: opsets.version(&node.domain),
             inputs: &inputs,
             widened: self.precision == Precision::Float64,
@@ -402,7 +402,7 @@ impl<'m> Program<'m> {
             &feeds,
             &wanted,
             &outer,
-            &Opsets::of(&function.opset_import),
+            &Opsets::new(&function.opset_import),
         )
     }
 }

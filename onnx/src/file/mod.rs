@@ -99,7 +99,7 @@ impl Model {
         let n_bytes = bytes.len();
         let mut proto = decode(path, bytes)?;
         let folder: Arc<Path> = Arc::from(settle(path, &mut proto));
-        let stamps = Stamps::of(&proto, &folder);
+        let stamps = Stamps::new(&proto, &folder);
         Ok(Model {
             stamps,
             proto,

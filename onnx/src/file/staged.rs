@@ -4,7 +4,7 @@
 
 use super::WriteError;
 use super::part::Part;
-use super::target::{Target, take_after};
+use super::target::{Destination, take_after};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Staged {
     part: Part,
     /// The target as it was given.
     path: PathBuf,
-    target: Target,
+    target: Destination,
     /// The name of the file until then, and the target's own.
     name: String,
     /// The external data's name and place, if there is some.
@@ -37,12 +37,12 @@ pub struct Staged {
 impl Staged {
     /// Nothing yet: [`Staged::path`] is where to write.
     pub(super) fn empty(path: &Path) -> io::Result<Staged> {
-        let target = Target::of(path)?;
+        let target = Destination::new(path)?;
         let elsewhere = std::env::temp_dir();
         let (place, folder) = match &target {
             // Beside the target, so that it can be renamed.
-            Target::File(file) => (file, super::folder_of(file)),
-            Target::Stream(stream) => (stream, elsewhere.as_path()),
+            Destination::File(file) => (file, super::folder_of(file)),
+            Destination::Stream(stream) => (stream, elsewhere.as_path()),
         };
         let name = place.file_name().unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
@@ -76,7 +76,7 @@ impl Staged {
     /// # Errors
     /// Nobody would find it beside that target, or its own place is taken.
     pub(super) fn with_data(&mut self) -> io::Result<(PathBuf, PathBuf)> {
-        let Target::File(file) = &self.target else {
+        let Destination::File(file) = &self.target else {
             return Err(io::Error::other(
                 "its elements are in a file beside it, so it needs to be a file as well",
             ));
@@ -118,8 +118,8 @@ impl Staged {
     fn put(self) -> io::Result<()> {
         let from = self.path();
         let to = match self.target {
-            Target::File(to) => to,
-            Target::Stream(stream) => {
+            Destination::File(to) => to,
+            Destination::Stream(stream) => {
                 let mut stream = File::options().write(true).open(stream)?;
                 return io::copy(&mut File::open(from)?, &mut stream).map(drop);
             }

@@ -17,10 +17,10 @@ pub struct Stamps {
 
 impl Stamps {
     /// As they are now. A file that cannot be found has none: reading it is an error of its own.
-    pub fn of(model: &ModelProto, folder: &Path) -> Stamps {
+    pub fn new(model: &ModelProto, folder: &Path) -> Stamps {
         let mut files = BTreeMap::new();
         super::stored_tensors::each(model, &mut |tensor: &TensorProto| {
-            if let Ok(Some(external)) = External::of(tensor, folder)
+            if let Ok(Some(external)) = External::new(tensor, folder)
                 && let Some(stamp) = stamp(&external.path)
             {
                 files.entry(external.path).or_insert(stamp);

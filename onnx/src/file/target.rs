@@ -12,7 +12,7 @@ const MOST_LINKS: usize = 40;
 
 /// What is written to.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum Destination {
     /// A file, there already or not, to which the given path leads through any links. It is replaced,
     /// the links stay.
     File(PathBuf),
@@ -20,12 +20,12 @@ pub(super) enum Target {
     Stream(PathBuf),
 }
 
-impl Target {
+impl Destination {
     /// What is at a path.
     ///
     /// # Errors
     /// It cannot be written to.
-    pub(super) fn of(path: &Path) -> io::Result<Target> {
+    pub(super) fn new(path: &Path) -> io::Result<Destination> {
         if path.file_name().is_none() {
             return Err(io::Error::other("it names no file"));
         }
@@ -33,17 +33,17 @@ impl Target {
             Ok(found) if found.is_file() && found.permissions().readonly() => {
                 return Err(io::Error::other("it is read-only"));
             }
-            Ok(found) if found.is_file() => return Ok(Target::File(behind_links(path)?)),
+            Ok(found) if found.is_file() => return Ok(Destination::File(behind_links(path)?)),
             Ok(found) => found.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Target::File(behind_links(path)?));
+                return Ok(Destination::File(behind_links(path)?));
             }
             Err(error) => return Err(error),
         };
         match kind {
             kind if kind.is_dir() => Err(io::Error::other("it is a folder")),
             kind if kind.is_fifo() || kind.is_char_device() => {
-                Ok(Target::Stream(path.to_path_buf()))
+                Ok(Destination::Stream(path.to_path_buf()))
             }
             _ => Err(io::Error::other("it is neither a file nor a pipe")),
         }

@@ -193,7 +193,7 @@ fn placed(
     };
     let mut place = |tensor: &mut TensorProto| {
         let name = tensor.name.clone();
-        let external = External::of(tensor, &model.folder).map_err(|what| data(&name, what))?;
+        let external = External::new(tensor, &model.folder).map_err(|what| data(&name, what))?;
         let source = match (external, &tensor.raw_data) {
             (Some(external), _) => Source::File(external),
             (None, Some(raw)) if too_large && raw.len() >= LARGE => Source::Memory(raw.clone()),
@@ -233,7 +233,7 @@ impl Places {
         let mut used: BTreeMap<PathBuf, Vec<(u64, u64)>> = BTreeMap::new();
         each(model, &mut |tensor| {
             // What cannot be found is an error where it is placed.
-            if let Ok(Some(e)) = External::of(tensor, folder) {
+            if let Ok(Some(e)) = External::new(tensor, folder) {
                 used.entry(e.path)
                     .or_default()
                     .push((e.offset, e.offset + e.length));

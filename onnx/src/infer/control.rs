@@ -55,7 +55,7 @@ impl Walk<'_> {
 
     /// What both branches agree on, or what the one says that is always taken.
     fn branches(&self, node: &NodeProto, facts: &Facts) -> Option<Vec<Fact>> {
-        let attributes = Attributes::of(node);
+        let attributes = Attributes::new(node);
         let branch = |name| Some(self.outputs(attributes.body(name)?, &[], facts));
         let condition = facts.get(node.input.first()?).and_then(Fact::known_ints);
         match condition.as_deref() {
@@ -110,7 +110,7 @@ impl Walk<'_> {
     }
 
     fn repeated(&self, node: &NodeProto, facts: &Facts) -> Option<Vec<Fact>> {
-        let body = Attributes::of(node).body("body")?;
+        let body = Attributes::new(node).body("body")?;
         let given = |at: usize| node.input.get(at).filter(|name| !name.is_empty());
         let fact = |at: usize| given(at).and_then(|name| facts.get(name)).cloned();
         let n = node.input.len().checked_sub(2)?;
@@ -144,7 +144,7 @@ impl Walk<'_> {
         if self.opsets.version("") < 9 {
             return None;
         }
-        let attributes = Attributes::of(node);
+        let attributes = Attributes::new(node);
         let body = attributes.body("body")?;
         let m = usize::try_from(attributes.int("num_scan_inputs")?).ok()?;
         let n = node.input.len().checked_sub(m)?;

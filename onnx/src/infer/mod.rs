@@ -27,7 +27,7 @@ pub struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
     /// Those a model or a function imports.
-    pub fn of(imports: &[crate::proto::OperatorSetIdProto]) -> Opsets {
+    pub fn new(imports: &[crate::proto::OperatorSetIdProto]) -> Opsets {
         let domain = |d: &str| {
             if d == "ai.onnx" {
                 String::new()
@@ -65,7 +65,7 @@ pub struct Functions<'a> {
 
 impl<'a> Functions<'a> {
     /// Those of a model.
-    pub fn of(all: &'a [FunctionProto]) -> Functions<'a> {
+    pub fn new(all: &'a [FunctionProto]) -> Functions<'a> {
         Functions { all, depth: 0 }
     }
 
@@ -224,7 +224,7 @@ impl Walk<'_> {
         let operator = operators::find(node)?;
         let cx = Inference {
             node,
-            attributes: Attributes::of(node),
+            attributes: Attributes::new(node),
             opset: self.opsets.version(&node.domain),
             inputs: &inputs,
             unknowns: self.unknowns,
@@ -266,7 +266,7 @@ impl Walk<'_> {
             return None;
         }
         let walk = Walk {
-            opsets: &Opsets::of(&function.opset_import),
+            opsets: &Opsets::new(&function.opset_import),
             functions: self.functions.inside()?,
             unknowns: self.unknowns,
             inputs_are_constant: false,
@@ -368,10 +368,10 @@ pub fn known_values(model: &ModelProto, folder: &Arc<Path>, unknowns: &Unknowns)
     let Some(graph) = &model.graph else {
         return Facts::default();
     };
-    let opsets = Opsets::of(&model.opset_import);
+    let opsets = Opsets::new(&model.opset_import);
     let walk = Walk {
         opsets: &opsets,
-        functions: Functions::of(&model.functions),
+        functions: Functions::new(&model.functions),
         unknowns,
         inputs_are_constant: true,
     };

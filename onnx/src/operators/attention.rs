@@ -49,7 +49,7 @@ impl<R: Real> Heads<R> {
     ///
     /// # Errors
     /// Sizes that do not fit.
-    pub fn of(x: &Tensor, heads: Option<usize>) -> Result<Heads<R>, String> {
+    pub fn new(x: &Tensor, heads: Option<usize>) -> Result<Heads<R>, String> {
         let v = R::read(x)?;
         match (&x.shape[..], heads) {
             (&[batch, heads, length, size], _) => Ok(Heads {
@@ -287,17 +287,17 @@ fn attention<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let merged = x.shape.len() == 3;
     let kv_heads = heads_of(call, "kv_num_heads");
-    let q = Heads::<R>::of(x, heads_of(call, "q_num_heads"))?;
+    let q = Heads::<R>::new(x, heads_of(call, "q_num_heads"))?;
     let past = |at: usize| {
         call.optional(at)
-            .map(|t| Heads::<R>::of(t, None))
+            .map(|t| Heads::<R>::new(t, None))
             .transpose()
     };
     let past_length = call
         .optional(4)
         .map_or(0, |t| t.shape.get(2).copied().unwrap_or(0));
-    let k = Heads::<R>::of(call.input(1)?, kv_heads)?.after(past(4)?)?;
-    let v = Heads::<R>::of(call.input(2)?, kv_heads)?.after(past(5)?)?;
+    let k = Heads::<R>::new(call.input(1)?, kv_heads)?.after(past(4)?)?;
+    let v = Heads::<R>::new(call.input(2)?, kv_heads)?.after(past(5)?)?;
     let lengths = match call.optional(6) {
         Some(_) => Some(call.ints(6)?),
         None => None,
@@ -422,7 +422,7 @@ fn rotary<R: Real>(call: &Call, at: [usize; 3]) -> Result<Vec<Tensor>, String> {
     let half = cosines.shape.last().copied().unwrap_or(0);
     let by_size = || Some(x.shape.last()?.checked_div(2 * half)?.max(1));
     let heads = given("num_heads").or_else(by_size);
-    let mut y = Heads::<R>::of(x, heads)?;
+    let mut y = Heads::<R>::new(x, heads)?;
     let rotated = given("rotary_embedding_dim").unwrap_or(y.size);
     if rotated > y.size || half * 2 != rotated || cosines.shape != sines.shape {
         return Err(format!(

@@ -54,7 +54,7 @@ fn conv(call: &Call) -> Result<Vec<Tensor>, String> {
 }
 
 /// What a convolution is over.
-pub struct Plan {
+pub struct ConvolutionShape {
     batch: usize,
     groups: usize,
     /// Channels of the input and of the output in a group.
@@ -65,12 +65,12 @@ pub struct Plan {
     pub shape: Vec<usize>,
 }
 
-impl Plan {
+impl ConvolutionShape {
     /// Of an input and weights of those sizes.
     ///
     /// # Errors
     /// A sentence: sizes or attributes that do not fit.
-    pub fn of(call: &Call, x: &[usize], w: &[usize]) -> Result<Plan, String> {
+    pub fn new(call: &Call, x: &[usize], w: &[usize]) -> Result<ConvolutionShape, String> {
         let groups = call.attributes.int("group").unwrap_or(1);
         let groups = usize::try_from(groups).ok().filter(|g| *g > 0);
         let groups = groups.ok_or("its group is not positive")?;
@@ -87,7 +87,7 @@ impl Plan {
         let windows = Windows::of_weights(call.attributes, &weights)?.placed(&x[2..])?;
         let mut shape = vec![x[0], w[0]];
         shape.extend(&windows.output);
-        Ok(Plan {
+        Ok(ConvolutionShape {
             batch: x[0],
             groups,
             channels: w[1],
@@ -117,7 +117,7 @@ impl Plan {
 /// A sentence: sizes or types that do not fit.
 pub fn real_conv<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
     let (x, w) = (call.input(0)?, call.input(1)?);
-    let plan = Plan::of(call, &x.shape, &w.shape)?;
+    let plan = ConvolutionShape::new(call, &x.shape, &w.shape)?;
     let (vx, vw) = (R::read(x)?, R::read(w)?);
     let mut y = vec![R::zero(); plan.shape.iter().product()];
     convolve(&plan, &vx, &vw, &mut y)?;
@@ -134,7 +134,7 @@ pub fn real_conv<R: Real>(call: &Call) -> Result<(Vec<usize>, Vec<R>), String> {
     Ok((plan.shape, y))
 }
 
-fn convolve<R: Real>(plan: &Plan, x: &[R], w: &[R], y: &mut [R]) -> Result<(), String> {
+fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> Result<(), String> {
     if y.is_empty() || plan.taps() == 0 {
         return Ok(());
     }
@@ -210,7 +210,7 @@ struct Piece<'y, R> {
 
 /// What the windows of one group of one image read: a column for each window from `window` on.
 struct Taps<'a, R> {
-    plan: &'a Plan,
+    plan: &'a ConvolutionShape,
     x: &'a [R],
     window: usize,
     row: Vec<R>,
@@ -238,7 +238,7 @@ impl<R: Real> Right<R> for Taps<'_, R> {
 
 /// What tap `tap` of a group's taps reads in windows `first..first + row.len()`; zero outside.
 fn copy_tap<R: Copy + num_traits::Zero>(
-    plan: &Plan,
+    plan: &ConvolutionShape,
     x: &[R],
     tap: usize,
     first: usize,
@@ -288,7 +288,7 @@ fn copy_tap<R: Copy + num_traits::Zero>(
 }
 
 /// One input channel for each group: loops along rows of the output.
-fn depthwise<R: Real>(plan: &Plan, x: &[R], weights: &[R], y: &mut [R]) {
+fn depthwise<R: Real>(plan: &ConvolutionShape, x: &[R], weights: &[R], y: &mut [R]) {
     let w = &plan.windows;
     let (in_len, len) = (w.input.iter().product::<usize>(), w.window_len());
     let least = if y.len() * len < 1 << 16 {
@@ -333,7 +333,7 @@ pub fn integer_conv(
     (x, zero_x): (&Tensor, Option<&Tensor>),
     (w, zero_w): (&Tensor, Option<&Tensor>),
 ) -> Result<(Vec<usize>, Vec<i64>), String> {
-    let plan = Plan::of(call, &x.shape, &w.shape)?;
+    let plan = ConvolutionShape::new(call, &x.shape, &w.shape)?;
     let (vx, vw) = (centered(x, zero_x, 1)?, centered(w, zero_w, 0)?);
     let n_windows = plan.windows.n_windows();
     let in_len = plan.channels * plan.windows.input.iter().product::<usize>();

@@ -32,7 +32,7 @@ struct Equation {
 }
 
 impl Equation {
-    fn of(text: &str, ranks: &[usize]) -> Option<Equation> {
+    fn new(text: &str, ranks: &[usize]) -> Option<Equation> {
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match text.split_once("->") {
             Some((left, right)) => (left, Some(right)),
@@ -102,7 +102,7 @@ fn infer(cx: &Inference) -> Option<Vec<Fact>> {
         .map(|n| cx.shape(n))
         .collect::<Option<_>>()?;
     let ranks: Vec<usize> = shapes.iter().map(|s| s.len()).collect();
-    let equation = Equation::of(cx.attributes.text("equation")?, &ranks)?;
+    let equation = Equation::new(cx.attributes.text("equation")?, &ranks)?;
     let mut sizes: BTreeMap<&str, SymExpr> = BTreeMap::new();
     for (names, shape) in equation.operands.iter().zip(&shapes) {
         for (name, size) in names.iter().zip(*shape) {
@@ -214,7 +214,7 @@ fn einsum<R: Real>(call: &Call) -> Result<Named<R>, String> {
         .collect::<Result<_, _>>()?;
     let ranks: Vec<usize> = inputs.iter().map(|t| t.shape.len()).collect();
     let text = call.attributes.text("equation").unwrap_or("");
-    let equation = Equation::of(text, &ranks);
+    let equation = Equation::new(text, &ranks);
     let equation =
         equation.ok_or_else(|| format!("the equation `{text}` does not fit its inputs"))?;
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();

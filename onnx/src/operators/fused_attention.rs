@@ -36,7 +36,7 @@ struct Mask<R> {
 
 impl<R: Real> Mask<R> {
     /// `mask` is a mask of keys or the number of keys of each sequence.
-    fn of(
+    fn new(
         call: &Call,
         (batch, queries, keys, past): (usize, usize, usize, usize),
         mask: Option<&Tensor>,
@@ -124,7 +124,7 @@ fn heads(call: &Call) -> Result<usize, String> {
 fn biased<R: Real>(x: &Tensor, bias: Option<&[R]>, heads: usize) -> Result<Heads<R>, String> {
     let [batch, length, hidden] = x.shape[..] else {
         // Heads already, as what comes from another attention.
-        return Heads::of(x, None);
+        return Heads::new(x, None);
     };
     let mut values = R::read(x)?.into_owned();
     if let Some(bias) = bias {
@@ -162,7 +162,7 @@ fn separate<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let part = |from: usize, to: usize| bias.as_ref().map(|b| &b[from..to]);
     let past = |at: usize| {
         call.optional(at)
-            .map(|t| Heads::<R>::of(t, None))
+            .map(|t| Heads::<R>::new(t, None))
             .transpose()
     };
     let past_length = call
@@ -172,7 +172,7 @@ fn separate<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
     let k = biased::<R>(key, part(hidden, 2 * hidden), n_heads)?.after(past(6)?)?;
     let v = biased::<R>(value, part(2 * hidden, total), n_heads)?.after(past(7)?)?;
     let sizes = (q.batch, q.length, k.length, past_length);
-    let mask = Mask::<R>::of(call, sizes, call.optional(4), call.optional(5))?;
+    let mask = Mask::<R>::new(call, sizes, call.optional(4), call.optional(5))?;
     let element = x.element();
     let y = weighted(call, &q, &k, &v, &mask)?;
     let mut outputs = vec![y.tensor(element, true)?];
@@ -268,7 +268,7 @@ fn merged<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
         let values = R::read(past)?;
         let (keys, before) = values.split_at(values.len() / 2);
         let heads = |values: &[R]| -> Result<Heads<R>, String> {
-            Heads::of(
+            Heads::new(
                 &R::tensor(past.element(), &past.shape[1..], values.to_vec())?,
                 None,
             )
@@ -276,7 +276,7 @@ fn merged<R: Real>(call: &Call) -> Result<Vec<Tensor>, String> {
         (k, v) = (k.after(Some(heads(keys)?))?, v.after(Some(heads(before)?))?);
     }
     let mask = (q.batch, q.length, k.length, past_length);
-    let mask = Mask::<R>::of(call, mask, call.optional(3), call.optional(5))?;
+    let mask = Mask::<R>::new(call, mask, call.optional(3), call.optional(5))?;
     let y = weighted(call, &q, &k, &v, &mask)?;
     let mut outputs = vec![y.tensor(x.element(), true)?];
     if call.node.output.len() > 1 {

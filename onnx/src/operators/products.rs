@@ -143,7 +143,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn of(a: &[usize], b: &[usize]) -> Result<Batch, String> {
+    fn new(a: &[usize], b: &[usize]) -> Result<Batch, String> {
         let refuse = || format!("{a:?} and {b:?} cannot be multiplied");
         let (Some(inner), Some(rank_b)) = (a.last(), b.len().checked_sub(1)) else {
             return Err(refuse());
@@ -211,7 +211,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
 }
 
 fn real_matmul<R: Real>(a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
-    let batch = Batch::of(&a.shape, &b.shape)?;
+    let batch = Batch::new(&a.shape, &b.shape)?;
     let (va, vb) = (R::read(a)?, R::read(b)?);
     let mut y = vec![R::zero(); batch.len()];
     let (m, k, n) = (batch.rows, batch.inner, batch.columns);
@@ -270,7 +270,7 @@ pub fn each_product<'a, R: Real>(
 
 /// The product of integers, wrapping as the type does.
 fn whole_matmul(a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
-    let batch = Batch::of(&a.shape, &b.shape)?;
+    let batch = Batch::new(&a.shape, &b.shape)?;
     let elements = |t: &Tensor| match &*t.values {
         Values::U64(v) => Ok(v.iter().map(|x| *x as i64).collect()),
         _ => t.to_i64().ok_or("it is not of integers"),
@@ -333,7 +333,7 @@ pub fn centered_product(
     zero_a: Option<&Tensor>,
     zero_b: Option<&Tensor>,
 ) -> Result<(Vec<usize>, Vec<i64>), String> {
-    let batch = Batch::of(&a.shape, &b.shape)?;
+    let batch = Batch::new(&a.shape, &b.shape)?;
     let va = centered(a, zero_a, a.shape.len().saturating_sub(2))?;
     let vb = centered(b, zero_b, b.shape.len().saturating_sub(1))?;
     let y = whole_product(&batch, &va, &vb);

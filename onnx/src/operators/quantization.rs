@@ -32,7 +32,7 @@ enum Spread {
 }
 
 impl Spread {
-    fn of(call: &Call, x: &Tensor, scale: &Tensor) -> Result<Spread, String> {
+    fn new(call: &Call, x: &Tensor, scale: &Tensor) -> Result<Spread, String> {
         let refuse = || {
             format!(
                 "a scale of sizes {:?} does not fit {:?}",
@@ -128,7 +128,7 @@ fn quantize(call: &Call) -> Result<Vec<Tensor>, String> {
         (None, None) => Element::U8,
     };
     let (low, high) = bounds(element)?;
-    let spread = Spread::of(call, x, scale)?;
+    let spread = Spread::new(call, x, scale)?;
     let zero = zeros(zero, scale.len())?;
     let y: Result<Vec<i64>, String> = in_real!(scale.element(), R => {
         let scale = R::read(scale)?;
@@ -169,7 +169,7 @@ fn dequantize(call: &Call) -> Result<Vec<Tensor>, String> {
         Some(given) => call.element(given?),
         None => scale.element(),
     };
-    let spread = Spread::of(call, x, scale)?;
+    let spread = Spread::new(call, x, scale)?;
     let zero = zeros(call.optional(2), scale.len())?;
     let v = x
         .to_i64()

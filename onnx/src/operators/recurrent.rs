@@ -114,7 +114,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(call: &Call, cell: Cell) -> Result<Sizes, String> {
+    fn new(call: &Call, cell: Cell) -> Result<Sizes, String> {
         let (x, w, r) = (call.input(0)?, call.input(1)?, call.input(2)?);
         let batch_first = call.attributes.flag("layout");
         let directions = match call.attributes.text("direction").unwrap_or("forward") {
@@ -211,7 +211,7 @@ struct Direction<'a, R> {
 }
 
 fn layer<R: Real>(call: &Call, cell: Cell) -> Result<Vec<Tensor>, String> {
-    let sizes = Sizes::of(call, cell)?;
+    let sizes = Sizes::new(call, cell)?;
     let (steps, batch, hidden) = (sizes.steps, sizes.batch, sizes.hidden);
     let (element, width) = (call.input(0)?.element(), cell.gates() * hidden);
     let x = sizes.steps_first(&R::read(call.input(0)?)?);

@@ -54,7 +54,7 @@ impl Windows {
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
-    pub fn of(attributes: Attributes, kernel: Vec<SymExpr>) -> Result<Windows, String> {
+    pub fn new(attributes: Attributes, kernel: Vec<SymExpr>) -> Result<Windows, String> {
         let n = kernel.len();
         let steps = |name: &str| match attributes.ints(name) {
             None => Ok(vec![1; n]),
@@ -97,7 +97,7 @@ impl Windows {
         if kernel.iter().any(|k| !(1..1 << 31).contains(k)) {
             return Err(format!("kernel_shape {kernel:?} is not one of sizes"));
         }
-        Windows::of(attributes, kernel.iter().map(|k| (*k).into()).collect())
+        Windows::new(attributes, kernel.iter().map(|k| (*k).into()).collect())
     }
 
     /// Those of a convolution with weights of sizes `weights`.
@@ -106,7 +106,7 @@ impl Windows {
     /// A sentence: attributes that do not fit.
     pub fn of_weights(attributes: Attributes, weights: &[SymExpr]) -> Result<Windows, String> {
         let spatial = weights.get(2..).ok_or("its weights have no channels")?;
-        Windows::of(attributes, spatial.to_vec())
+        Windows::new(attributes, spatial.to_vec())
     }
 
     /// Elements from a window's first to beyond its last.

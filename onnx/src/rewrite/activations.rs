@@ -11,7 +11,7 @@
 //! Legal where nothing else reads a step and constants are those of the formula to `f32`'s digits.
 //! Saves passes over memory.
 
-use super::matching::{Product, Taken, is_close, is_closed, product, take, with_number};
+use super::matching::{ScaledProduct, Taken, is_close, is_closed, product, take, with_number};
 use super::noop::same_sizes;
 use super::patch::{Patch, node, text};
 use super::scope::Scope;
@@ -57,7 +57,7 @@ fn instead(scope: &Scope, n: usize, taken: Taken, node: NodeProto) -> Option<Pat
 }
 
 /// The factor other than `x` where a product is of two.
-fn beside<'a>(product: &Product<'a>, x: &str) -> Option<&'a str> {
+fn beside<'a>(product: &ScaledProduct<'a>, x: &str) -> Option<&'a str> {
     match product.factors.as_slice() {
         [a, b] if *a == x => Some(b),
         [a, b] if *b == x => Some(a),
@@ -163,7 +163,7 @@ fn hard_swish(scope: &Scope, n: usize) -> Option<Patch> {
         let is = match scope.made_by(gate, "HardSigmoid") {
             Some(gate) => {
                 taken.insert(gate);
-                let a = Attributes::of(scope.node(gate));
+                let a = Attributes::new(scope.node(gate));
                 let of = |name, or| a.float(name).map_or(or, f64::from);
                 scope.input(gate, 0) == Some(*x)
                     && product.number == 1.0

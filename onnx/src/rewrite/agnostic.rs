@@ -53,7 +53,7 @@ fn kind(scope: &Scope, n: usize) -> Option<Kind> {
     if !is_standard(node) {
         return None;
     }
-    let a = Attributes::of(node);
+    let a = Attributes::new(node);
     let known = |at: usize| {
         let given = scope.input(n, at)?;
         scope.fact(given)?.known_ints()
@@ -88,7 +88,7 @@ pub fn is_agnostic(scope: &Scope, n: usize, rank: usize) -> bool {
     };
     let node = scope.node(n);
     let of_rank = |name: &String| scope.fact(name).and_then(|f| f.rank()) == Some(rank);
-    let keeps = Attributes::of(node).int("keepdims").unwrap_or(1) != 0;
+    let keeps = Attributes::new(node).int("keepdims").unwrap_or(1) != 0;
     let outputs = node.output.iter().filter(|o| !o.is_empty());
     (kind != Kind::Reduction || keeps)
         && outputs.into_iter().all(of_rank)
@@ -143,7 +143,7 @@ pub fn moved_constant(tensor: &Tensor, q: &[usize]) -> Option<Tensor> {
 /// Whether a reduction that drops its axes gives the same if what it reads is moved.
 pub fn is_indifferent(scope: &Scope, n: usize, q: &[usize]) -> bool {
     let node = scope.node(n);
-    let drops = Attributes::of(node).int("keepdims") == Some(0);
+    let drops = Attributes::new(node).int("keepdims") == Some(0);
     if !drops || kind(scope, n) != Some(Kind::Reduction) {
         return false;
     }
@@ -155,7 +155,7 @@ pub fn is_indifferent(scope: &Scope, n: usize, q: &[usize]) -> bool {
 }
 
 fn axes(scope: &Scope, n: usize, rank: usize) -> Option<Vec<usize>> {
-    let given = match Attributes::of(scope.node(n)).ints("axes") {
+    let given = match Attributes::new(scope.node(n)).ints("axes") {
         Some(axes) => axes.to_vec(),
         None => scope.fact(scope.input(n, 1)?)?.known_ints()?,
     };
@@ -180,13 +180,13 @@ pub fn moved(scope: &Scope, n: usize, q: &[usize], patch: &mut Patch) -> Option<
             } else {
                 0
             };
-            let given = Attributes::of(&node).int("axis").unwrap_or(default);
+            let given = Attributes::new(&node).int("axis").unwrap_or(default);
             let d = axis(given, q.len())?;
             set(&mut node, int("axis", at(d)));
         }
         Kind::Reduction => {
             let axes: Vec<i64> = axes(scope, n, q.len())?.into_iter().map(at).collect();
-            if Attributes::of(&node).get("axes").is_some() {
+            if Attributes::new(&node).get("axes").is_some() {
                 set(&mut node, ints("axes", &axes));
             } else {
                 node.input[1] = patch.constant(scope, &format!("{base}_axes"), Tensor::ints(&axes));
@@ -202,7 +202,7 @@ pub fn moved(scope: &Scope, n: usize, q: &[usize], patch: &mut Patch) -> Option<
             node.input[3] = patch.constant(scope, &format!("{base}_axes"), tensor);
         }
         Kind::Pad => {
-            let attribute = Attributes::of(&node).ints("pads").map(<[i64]>::to_vec);
+            let attribute = Attributes::new(&node).ints("pads").map(<[i64]>::to_vec);
             let in_file = attribute.is_some();
             let given = attribute.or_else(|| scope.fact(scope.input(n, 1)?)?.known_ints())?;
             let mut pads = given.clone();

@@ -70,7 +70,7 @@ struct Keys<'a> {
 /// The keys `[batch, heads, length, size]` of which `turned` is the transpose.
 fn keys<'a>(scope: &Scope<'a>, turned: &'a str, taken: &mut Taken) -> Option<Keys<'a>> {
     let t = scope.made_by(turned, "Transpose")?;
-    let mut order = Attributes::of(scope.node(t)).ints("perm")?.to_vec();
+    let mut order = Attributes::new(scope.node(t)).ints("perm")?.to_vec();
     if order.len() != 4 {
         return None;
     }
@@ -131,7 +131,7 @@ fn attention(scope: &Scope, n: usize) -> Option<Patch> {
     let (weights, v) = (scope.input(n, 0)?, scope.input(n, 1)?);
     let softmax = scope.made_by(weights, "Softmax")?;
     taken.insert(softmax);
-    let axis = Attributes::of(scope.node(softmax)).int("axis");
+    let axis = Attributes::new(scope.node(softmax)).int("axis");
     if !matches!(axis.unwrap_or(-1), -1 | 3) {
         return None;
     }

@@ -12,7 +12,7 @@
 
 use super::Rule;
 use super::patch::Patch;
-use super::product::{Affine, Product};
+use super::product::{Affine, LinearOperation};
 use super::scope::Scope;
 use crate::attributes::Attributes;
 
@@ -30,7 +30,7 @@ pub const RULES: &[Rule] = &[
 /// What a normalization does to each channel.
 fn affine(scope: &Scope, n: usize) -> Option<Affine> {
     let node = scope.node(n);
-    let a = Attributes::of(node);
+    let a = Attributes::new(node);
     let of_batch = a.flag("training_mode") || scope.opset() < 7 || a.int("spatial") == Some(0);
     // Before version 14 further outputs, read or not, mean statistics of the batch.
     let others = node.output.iter().skip(1).any(|o| !o.is_empty());
@@ -62,7 +62,7 @@ fn after_product(scope: &Scope, n: usize) -> Option<Patch> {
     if scope.sole_user(p) != Some(n) {
         return None;
     }
-    let product = Product::of(scope, p)?;
+    let product = LinearOperation::new(scope, p)?;
     // Channels are the second dimension; those of a Gemm are the last, of two.
     let y = scope.node(p).output.first()?;
     if !product.has_channels_second(scope, y) || by.scale.len() != product.n_channels {
@@ -72,7 +72,7 @@ fn after_product(scope: &Scope, n: usize) -> Option<Patch> {
 }
 
 fn before_product(scope: &Scope, n: usize) -> Option<Patch> {
-    let product = Product::of(scope, n)?;
+    let product = LinearOperation::new(scope, n)?;
     let y = scope.input(product.first(), 0)?;
     let norm = scope.made_by(y, "BatchNormalization")?;
     if scope.sole_user(norm) != Some(product.first()) {

@@ -32,7 +32,7 @@ fn inline_branch(scope: &Scope, n: usize) -> Option<Patch> {
     } else {
         "else_branch"
     };
-    let branch = Attributes::of(old).get(which)?.g.as_ref()?;
+    let branch = Attributes::new(old).get(which)?.g.as_ref()?;
     let plain = branch.sparse_initializer.is_empty() && branch.output.len() == old.output.len();
     if !plain {
         return None;

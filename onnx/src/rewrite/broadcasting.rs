@@ -135,7 +135,7 @@ fn drop_expansion(scope: &Scope, n: usize) -> Option<Patch> {
         read_instead(scope, &mut patch, value, scope.input(n, 0)?);
         return Some(patch);
     }
-    let fill = match Attributes::of(node).tensor("value") {
+    let fill = match Attributes::new(node).tensor("value") {
         Some(proto) => decode(proto, Path::new(".")).ok()?.reshaped(&[]),
         None => Tensor::new(&[], Values::F32(vec![0.0])),
     };

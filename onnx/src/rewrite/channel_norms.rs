@@ -155,7 +155,7 @@ fn group_normalization(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let mut taken = Taken::from([split, n, joined]);
     let scaled = followed(scope, joined, element, channels, rank, &mut taken)?;
-    let epsilon = Attributes::of(scope.node(n)).float("epsilon");
+    let epsilon = Attributes::new(scope.node(n)).float("epsilon");
     instead(scope, x, scaled, taken, |inputs| {
         let attributes = vec![
             int("num_groups", groups as i64),

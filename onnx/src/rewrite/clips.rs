@@ -65,7 +65,7 @@ struct Bounds {
 
 impl Bounds {
     /// Of a Relu or a Clip of floats with constant bounds.
-    fn of(scope: &Scope, n: usize) -> Option<Bounds> {
+    fn new(scope: &Scope, n: usize) -> Option<Bounds> {
         if scope.is(n, "Relu") {
             let (low, high) = (Some(0.0), Some(f64::INFINITY));
             return Some(Bounds { low, high });
@@ -73,7 +73,7 @@ impl Bounds {
         if !scope.is(n, "Clip") {
             return None;
         }
-        let a = Attributes::of(scope.node(n));
+        let a = Attributes::new(scope.node(n));
         let bound = |attribute, at, default: f32| {
             let given = a.float(attribute);
             match (scope.opset(), scope.input(n, at)) {
@@ -140,13 +140,13 @@ impl Bounds {
 }
 
 fn bounds(scope: &Scope, n: usize) -> Option<Patch> {
-    let outer = Bounds::of(scope, n)?;
+    let outer = Bounds::new(scope, n)?;
     let between = scope.input(n, 0)?;
     scope.fact(between)?.element.filter(|e| e.is_float())?;
     let inner = scope
         .producer(between)
         .filter(|p| scope.sole_user(*p) == Some(n))?;
-    let both = Bounds::of(scope, inner)?.then(outer);
+    let both = Bounds::new(scope, inner)?.then(outer);
     let mut patch = Patch {
         remove: vec![n, inner],
         ..Patch::default()

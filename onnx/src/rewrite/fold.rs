@@ -30,7 +30,7 @@ fn fold(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let fact = |name: &String| scope.fact(name)?.constant.clone();
     let inferred: Option<Vec<_>> = node.output.iter().map(fact).collect();
-    let own = Attributes::of(node)
+    let own = Attributes::new(node)
         .tensor("value")
         .map_or(0, prost::Message::encoded_len);
     let freed: usize = node.input.iter().map(|name| freed_bytes(scope, name)).sum();
@@ -83,7 +83,7 @@ fn computed(scope: &Scope, n: usize, allowed: usize) -> Option<Vec<Tensor>> {
     let inputs: Vec<Option<Tensor>> = node.input.iter().map(|name| scope.constant(name)).collect();
     let call = Call {
         node,
-        attributes: Attributes::of(node),
+        attributes: Attributes::new(node),
         opset: scope.around().opsets.version(&node.domain),
         inputs: &inputs,
         widened: false,

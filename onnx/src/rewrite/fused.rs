@@ -30,7 +30,7 @@ fn skip_normalization(scope: &Scope, n: usize) -> Option<Patch> {
         return None;
     }
     let old = scope.node(n);
-    let a = Attributes::of(old);
+    let a = Attributes::new(old);
     let others = old.output.iter().skip(1).any(|o| scope.is_used(o));
     let sum = scope.input(n, 0)?;
     let add = scope.made_by(sum, "Add")?;

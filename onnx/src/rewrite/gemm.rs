@@ -41,7 +41,7 @@ fn turned<'a>(scope: &Scope<'a>, n: usize, at: usize) -> Option<(usize, &'a str)
     let t = scope.made_by(scope.input(n, at)?, "Transpose")?;
     let x = scope.input(t, 0)?;
     let turns = matches!(
-        Attributes::of(scope.node(t)).ints("perm"),
+        Attributes::new(scope.node(t)).ints("perm"),
         None | Some([1, 0])
     );
     let alone = scope.sole_user(t) == Some(n) && scope.fact(x)?.rank() == Some(2);
@@ -68,7 +68,7 @@ fn transposed(scope: &Scope, n: usize) -> Option<Patch> {
         ..Patch::default()
     };
     for (at, name) in ["transA", "transB"].into_iter().enumerate() {
-        let mut flag = Attributes::of(old).flag(name);
+        let mut flag = Attributes::new(old).flag(name);
         if let Some((t, x)) = found[at] {
             flag = !flag;
             made.input[at] = x.to_string();

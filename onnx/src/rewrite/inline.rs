@@ -47,7 +47,7 @@ pub fn inline_calls(
         return;
     };
     let mut inliner = Inliner {
-        opsets: Opsets::of(&model.opset_import),
+        opsets: Opsets::new(&model.opset_import),
         functions: &model.functions,
         n_calls: n_calls(&graph, &model.functions),
         names,

@@ -26,7 +26,7 @@ pub fn lift(body: &mut GraphProto, constants: &mut Constants, folder: &Arc<Path>
         let (Some(name), true) = (node.output.first(), is_constant) else {
             return true;
         };
-        let Some(value) = Attributes::of(node).tensor("value") else {
+        let Some(value) = Attributes::new(node).tensor("value") else {
             return true;
         };
         if outputs.contains(name) || node.attribute.len() != 1 {

@@ -28,7 +28,7 @@ fn as_convolution(scope: &Scope, n: usize) -> Option<Patch> {
         return None;
     }
     let old = scope.node(n);
-    let a = Attributes::of(old);
+    let a = Attributes::new(old);
     let x = scope.input(n, 0)?;
     let fact = scope.fact(x)?;
     let channels = fact.shape.as_ref()?.get(1)?.as_const()?;

@@ -47,7 +47,7 @@ pub fn with_number<'a>(scope: &Scope<'a>, n: usize) -> Option<(&'a str, f64)> {
 
 /// A product: a number times values.
 #[derive(Debug, Default)]
-pub struct Product<'a> {
+pub struct ScaledProduct<'a> {
     /// The product of all constants that are numbers.
     pub number: f64,
     /// The other factors.
@@ -58,10 +58,10 @@ pub struct Product<'a> {
 
 /// The factors of what node `n` multiplies (Mul, and Div by a number), through products that only this
 /// one reads.
-pub fn product<'a>(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
-    let mut product = Product {
+pub fn product<'a>(scope: &Scope<'a>, n: usize) -> Option<ScaledProduct<'a>> {
+    let mut product = ScaledProduct {
         number: 1.0,
-        ..Product::default()
+        ..ScaledProduct::default()
     };
     let output = scope.node(n).output.first()?;
     if !multiply(scope, n, &mut product) {
@@ -71,7 +71,7 @@ pub fn product<'a>(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
     Some(product)
 }
 
-fn multiply<'a>(scope: &Scope<'a>, n: usize, product: &mut Product<'a>) -> bool {
+fn multiply<'a>(scope: &Scope<'a>, n: usize, product: &mut ScaledProduct<'a>) -> bool {
     let (Some(a), Some(b)) = (scope.input(n, 0), scope.input(n, 1)) else {
         return false;
     };
@@ -96,7 +96,7 @@ fn multiply<'a>(scope: &Scope<'a>, n: usize, product: &mut Product<'a>) -> bool 
 /// Nodes of one product; the rest of a longer one is a factor of its own.
 const MAX_FACTORS: usize = 16;
 
-fn factor<'a>(scope: &Scope<'a>, n: usize, name: &'a str, product: &mut Product<'a>) {
+fn factor<'a>(scope: &Scope<'a>, n: usize, name: &'a str, product: &mut ScaledProduct<'a>) {
     if let Some(number) = scope.scalar(name) {
         product.number *= number;
         return;
@@ -112,7 +112,7 @@ fn factor<'a>(scope: &Scope<'a>, n: usize, name: &'a str, product: &mut Product<
 
 /// The axes of a reduction that keeps them as sizes of 1, in order.
 pub fn reduced_axes(scope: &Scope, n: usize) -> Option<Vec<usize>> {
-    let a = Attributes::of(scope.node(n));
+    let a = Attributes::new(scope.node(n));
     let rank = scope.fact(scope.input(n, 0)?)?.rank()?;
     let given = match (a.ints("axes"), scope.input(n, 1)) {
         (Some(axes), _) => axes.to_vec(),

@@ -160,7 +160,7 @@ pub struct Rewritten {
 /// Rewrites a model whose external data is in `folder`.
 pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rewritten {
     let mut model = model.clone();
-    let opsets = Opsets::of(&model.opset_import);
+    let opsets = Opsets::new(&model.opset_import);
     let names = Names::default();
     if let Some(graph) = &model.graph {
         names.take(graph);
@@ -171,7 +171,7 @@ pub fn rewrite(model: &ModelProto, folder: &Arc<Path>, options: &Options) -> Rew
     let unknowns = Unknowns::default();
     let around = Surroundings {
         opsets: &opsets,
-        functions: Functions::of(&functions),
+        functions: Functions::new(&functions),
         names: &names,
         unknowns: &unknowns,
         target: options.target,
@@ -216,7 +216,7 @@ fn rewrite_functions(
         let mut run = Run {
             options,
             around: &Surroundings {
-                opsets: &Opsets::of(&function.opset_import),
+                opsets: &Opsets::new(&function.opset_import),
                 functions: around.functions,
                 names: &names,
                 unknowns: around.unknowns,

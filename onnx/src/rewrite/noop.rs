@@ -33,7 +33,7 @@ fn stands_for<'a>(scope: &Scope<'a>, n: usize) -> Option<&'a str> {
         return scope.input(scope.made_by(x, "Optional")?, 0);
     }
     let output = scope.fact(node.output.first()?)?;
-    let a = Attributes::of(node);
+    let a = Attributes::new(node);
     let only = || node.input.len() == 1;
     let is = match node.op_type.as_str() {
         "Identity" => true,
@@ -77,11 +77,11 @@ fn keeps_positions(scope: &Scope, n: usize) -> bool {
         },
         // As much cropped as added moves the elements.
         "Pad" => {
-            let given = Attributes::of(node).ints("pads").map(<[i64]>::to_vec);
+            let given = Attributes::new(node).ints("pads").map(<[i64]>::to_vec);
             let pads = given.or_else(|| scope.fact(scope.input(n, 1)?)?.known_ints());
             pads.is_some_and(|p| p.iter().all(|p| *p == 0))
         }
-        "DepthToSpace" | "SpaceToDepth" => Attributes::of(node).int("blocksize") == Some(1),
+        "DepthToSpace" | "SpaceToDepth" => Attributes::new(node).int("blocksize") == Some(1),
         "Upsample" => false,
         _ => true,
     }

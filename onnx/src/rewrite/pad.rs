@@ -35,8 +35,8 @@ struct Padding {
 }
 
 impl Padding {
-    fn of(scope: &Scope, n: usize) -> Option<Padding> {
-        let a = Attributes::of(scope.node(n));
+    fn new(scope: &Scope, n: usize) -> Option<Padding> {
+        let a = Attributes::new(scope.node(n));
         let constant = matches!(a.text("mode"), None | Some("constant"));
         if !scope.is(n, "Pad") || !constant || scope.input(n, 3).is_some() {
             return None;
@@ -68,10 +68,10 @@ fn into_window(scope: &Scope, n: usize) -> Option<Patch> {
     if scope.sole_user(p) != Some(n) {
         return None;
     }
-    let padding = Padding::of(scope, p)?;
+    let padding = Padding::new(scope, p)?;
     let x = scope.input(p, 0)?;
     let added = padding.spatial()?;
-    let a = Attributes::of(window);
+    let a = Attributes::new(window);
     let own = match a.text("auto_pad") {
         None | Some("NOTSET") => a.ints("pads").map_or(vec![0; added.len()], <[i64]>::to_vec),
         Some("VALID") => vec![0; added.len()],
@@ -124,9 +124,9 @@ fn exchanged(scope: &Scope, remove: [usize; 2], node: NodeProto) -> Patch {
 }
 
 fn merge(scope: &Scope, n: usize) -> Option<Patch> {
-    let second = Padding::of(scope, n)?;
+    let second = Padding::new(scope, n)?;
     let p = scope.made_by(scope.input(n, 0)?, "Pad")?;
-    let first = Padding::of(scope, p)?;
+    let first = Padding::new(scope, p)?;
     let same = first.value == second.value && first.pads.len() == second.pads.len();
     if scope.sole_user(p) != Some(n) || !same {
         return None;
@@ -143,7 +143,7 @@ fn merge(scope: &Scope, n: usize) -> Option<Patch> {
     };
     let mut one = scope.node(n).clone();
     one.input[0] = scope.input(p, 0)?.to_string();
-    if Attributes::of(&one).ints("pads").is_some() {
+    if Attributes::new(&one).ints("pads").is_some() {
         one.attribute.retain(|a| a.name != "pads");
         one.attribute.push(ints("pads", &pads));
     } else {

@@ -65,7 +65,7 @@ fn cuts(scope: &Scope, n: usize) -> Option<Vec<Cut>> {
         return None;
     }
     let rank = scope.fact(scope.input(n, 0)?)?.rank()?;
-    let a = Attributes::of(scope.node(n));
+    let a = Attributes::new(scope.node(n));
     let given = |name: &str, at: usize| match (a.ints(name), scope.input(n, at)) {
         (Some(ints), _) => Some(ints.to_vec()),
         (None, Some(input)) => scope.fact(input)?.known_ints(),
@@ -186,7 +186,10 @@ fn composed(inner: Cut, outer: Cut) -> Option<Cut> {
 /// The axis of a Concat or Split.
 fn axis_of(scope: &Scope, n: usize, value: &str) -> Option<usize> {
     let rank = scope.fact(value)?.rank()?;
-    axis(Attributes::of(scope.node(n)).int("axis").unwrap_or(0), rank)
+    axis(
+        Attributes::new(scope.node(n)).int("axis").unwrap_or(0),
+        rank,
+    )
 }
 
 fn concat_axis(scope: &Scope, n: usize) -> Option<usize> {
@@ -363,7 +366,12 @@ fn join_gathers(scope: &Scope, n: usize) -> Option<Patch> {
     let first = scope.made_by(middle, "Gather")?;
     let inner = scope.fact(scope.input(first, 1)?)?;
     let rank = scope.fact(middle)?.rank()?;
-    let at = |m| axis(Attributes::of(scope.node(m)).int("axis").unwrap_or(0), rank);
+    let at = |m| {
+        axis(
+            Attributes::new(scope.node(m)).int("axis").unwrap_or(0),
+            rank,
+        )
+    };
     if inner.rank()? != 1 || at(n)? != at(first)? || scope.sole_reader(middle) != Some(n) {
         return None;
     }

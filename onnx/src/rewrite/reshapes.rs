@@ -60,7 +60,7 @@ fn join_reshapes(scope: &Scope, n: usize) -> Option<Patch> {
 
 /// Axes a Squeeze or Unsqueeze names, as positions among `rank` dimensions.
 pub fn named_axes(scope: &Scope, n: usize, rank: usize) -> Option<Vec<usize>> {
-    let given = match Attributes::of(scope.node(n)).ints("axes") {
+    let given = match Attributes::new(scope.node(n)).ints("axes") {
         Some(axes) => axes.to_vec(),
         None => scope.fact(scope.input(n, 1)?)?.known_ints()?,
     };
@@ -139,7 +139,7 @@ pub fn order_of(scope: &Scope, n: usize) -> Option<Vec<usize>> {
     if !scope.is(n, "Transpose") {
         return None;
     }
-    match Attributes::of(scope.node(n)).ints("perm") {
+    match Attributes::new(scope.node(n)).ints("perm") {
         Some(perm) => perm.iter().map(|d| axis(*d, perm.len())).collect(),
         None => Some((0..scope.fact(scope.input(n, 0)?)?.rank()?).rev().collect()),
     }

@@ -16,7 +16,7 @@
 
 use super::Rule;
 use super::patch::{Patch, may_stand_for};
-use super::product::{Affine, Product};
+use super::product::{Affine, LinearOperation};
 use super::scope::Scope;
 use crate::attributes::is_standard;
 
@@ -98,14 +98,14 @@ fn after_product(scope: &Scope, n: usize) -> Option<Patch> {
         if scope.sole_user(p) != Some(n) {
             return None;
         }
-        let product = Product::of(scope, p)?;
+        let product = LinearOperation::new(scope, p)?;
         let by = step.affine(|name| product.per_channel(scope, name))?;
         product.then(scope, &by, &[n], n)
     })
 }
 
 fn before_product(scope: &Scope, n: usize) -> Option<Patch> {
-    let product = Product::of(scope, n)?;
+    let product = LinearOperation::new(scope, n)?;
     let y = scope.input(product.first(), 0)?;
     let m = scope.producer(y)?;
     if scope.sole_user(m) != Some(product.first()) || ends_pattern(scope, m, PATTERN_DEPTH) {
@@ -189,7 +189,7 @@ fn through_movement(scope: &Scope, n: usize) -> Option<Patch> {
                 }
                 None if reader == n => return None,
                 None => {
-                    let mut patch = Product::of(scope, p)?.then(scope, &by, &[n], p)?;
+                    let mut patch = LinearOperation::new(scope, p)?.then(scope, &by, &[n], p)?;
                     patch.replace = vec![(scope.node(n).output[0].clone(), step.x.to_string())];
                     patch.changed = changed;
                     return Some(patch);

@@ -137,7 +137,7 @@ fn constant_bounds(scope: &Scope, n: usize) -> Option<Patch> {
 
 /// Sizes that are whole multiples of the input's become scales.
 fn constant_scales(scope: &Scope, n: usize) -> Option<Patch> {
-    let a = Attributes::of(scope.node(n));
+    let a = Attributes::new(scope.node(n));
     let policy = a.text("keep_aspect_ratio_policy").unwrap_or("stretch");
     let plain = scope.opset() >= 11 && a.get("axes").is_none() && policy == "stretch";
     if !plain || !is_open(scope, n, 3) {

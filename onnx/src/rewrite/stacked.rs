@@ -12,7 +12,7 @@
 
 use super::Rule;
 use super::patch::{Patch, heir, int, ints, node};
-use super::product::{Kind, Product};
+use super::product::{LinearKind, LinearOperation};
 use super::scope::Scope;
 use crate::attributes::Attributes;
 use crate::tensor::Tensor;
@@ -32,7 +32,7 @@ fn stack(scope: &Scope, n: usize) -> Option<Patch> {
     let x = scope.input(n, 0)?;
     let products = siblings(scope, x, n)?;
     let nodes: usize = products.iter().map(|p| p.nodes.len()).sum();
-    let with_add = products[0].kind == Kind::MatMul && products[0].bias_name().is_some();
+    let with_add = products[0].kind == LinearKind::MatMul && products[0].bias_name().is_some();
     let made = if with_add { 3 } else { 2 };
     let bytes: usize = products.iter().map(|p| p.weight_bytes()).sum();
     let pays = nodes >= 2 * made || (nodes > made && bytes >= MIN_BYTES);
@@ -92,12 +92,12 @@ fn stack(scope: &Scope, n: usize) -> Option<Patch> {
 }
 
 /// The products of `x` that can be one with that of node `n`, in order.
-fn siblings<'a>(scope: &Scope<'a>, x: &str, n: usize) -> Option<Vec<Product<'a>>> {
+fn siblings<'a>(scope: &Scope<'a>, x: &str, n: usize) -> Option<Vec<LinearOperation<'a>>> {
     let own = product_at(scope, n)?;
-    let attributes = Attributes::of(scope.node(n));
-    let alike = |other: &Product| {
+    let attributes = Attributes::new(scope.node(n));
+    let alike = |other: &LinearOperation| {
         let node = scope.node(other.first());
-        let a = Attributes::of(node);
+        let a = Attributes::new(node);
         let same = |name| a.float(name) == attributes.float(name);
         let turned = |name| a.flag(name) == attributes.flag(name);
         other.kind == own.kind
@@ -112,7 +112,7 @@ fn siblings<'a>(scope: &Scope<'a>, x: &str, n: usize) -> Option<Vec<Product<'a>>
     let products = readers
         .into_iter()
         .filter(|r| scope.input(*r, 0) == Some(x));
-    let products: Vec<Product> = products
+    let products: Vec<LinearOperation> = products
         .filter_map(|r| product_at(scope, r))
         .filter(alike)
         .collect();
@@ -120,20 +120,20 @@ fn siblings<'a>(scope: &Scope<'a>, x: &str, n: usize) -> Option<Vec<Product<'a>>
 }
 
 /// The product of the MatMul or Gemm at that position, with the Add after it if it has one.
-fn product_at<'a>(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+fn product_at<'a>(scope: &Scope<'a>, n: usize) -> Option<LinearOperation<'a>> {
     if !scope.is(n, "MatMul") && !scope.is(n, "Gemm") {
         return None;
     }
     let after = scope.sole_user(n).filter(|m| scope.is(*m, "Add"));
-    let with_bias = after.and_then(|m| Product::of(scope, m));
+    let with_bias = after.and_then(|m| LinearOperation::new(scope, m));
     with_bias
         .filter(|p| p.first() == n)
-        .or_else(|| Product::of(scope, n))
+        .or_else(|| LinearOperation::new(scope, n))
 }
 
-fn stacked_weights(scope: &Scope, products: &[Product]) -> Option<Tensor> {
+fn stacked_weights(scope: &Scope, products: &[LinearOperation]) -> Option<Tensor> {
     let first = scope.constant(products[0].weight_name())?;
-    let by_rows = Attributes::of(scope.node(products[0].first())).flag("transB");
+    let by_rows = Attributes::new(scope.node(products[0].first())).flag("transB");
     let n_in = products[0].n_in;
     let n_out: usize = products.iter().map(|p| p.n_channels).sum();
     let tensors: Option<Vec<Vec<f64>>> = products
@@ -154,7 +154,7 @@ fn stacked_weights(scope: &Scope, products: &[Product]) -> Option<Tensor> {
     Tensor::floats(first.element(), &[n_in, n_out], &values)
 }
 
-fn stacked_biases(scope: &Scope, products: &[Product]) -> Option<Tensor> {
+fn stacked_biases(scope: &Scope, products: &[LinearOperation]) -> Option<Tensor> {
     let mut values = Vec::new();
     for product in products {
         let bias = scope.constant(product.bias_name()?)?.to_f64()?;

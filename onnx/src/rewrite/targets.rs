@@ -58,7 +58,7 @@ fn left_open(scope: &Scope, n: usize) -> Option<usize> {
     if !scope.is(n, "Reshape") {
         return None;
     }
-    let target = match Attributes::of(scope.node(n)).ints("shape") {
+    let target = match Attributes::new(scope.node(n)).ints("shape") {
         Some(target) => target.iter().copied().map(SymExpr::constant).collect(),
         None => scope.fact(scope.input(n, 1)?)?.ints()?,
     };

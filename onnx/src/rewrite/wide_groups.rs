@@ -40,14 +40,14 @@ struct Convolution {
 }
 
 impl Convolution {
-    fn of(scope: &Scope, n: usize) -> Option<Convolution> {
+    fn new(scope: &Scope, n: usize) -> Option<Convolution> {
         let name = scope.input(n, 1)?;
         let own = scope.is_initializer(name) && scope.sole_reader(name).is_some();
         if !scope.is(n, "Conv") || !own {
             return None;
         }
         let tensor = scope.constant(name)?;
-        let groups = Attributes::of(scope.node(n)).int("group").unwrap_or(1);
+        let groups = Attributes::new(scope.node(n)).int("group").unwrap_or(1);
         let bias = scope
             .input(n, 2)
             .is_none_or(|b| scope.constant(b).is_some());
@@ -89,7 +89,7 @@ fn widen(scope: &Scope, n: usize) -> Option<Patch> {
     if scope.around().target != Target::OrtCpu {
         return None;
     }
-    let conv = Convolution::of(scope, n)?;
+    let conv = Convolution::new(scope, n)?;
     let width = conv.width().filter(|w| *w == 4 || *w == 8)?;
     let channels = conv.shape[0];
     let wider = channels.next_multiple_of(BLOCK);
@@ -153,7 +153,7 @@ impl<'a> Reached<'a> {
 
 /// Whether a node is a convolution without groups whose weights can change.
 fn is_plain(scope: &Scope, n: usize) -> bool {
-    Convolution::of(scope, n).is_some_and(|c| c.groups == 1)
+    Convolution::new(scope, n).is_some_and(|c| c.groups == 1)
 }
 
 /// The values of a node that have the same channels, each on its own: inputs and output. `None` if the
@@ -171,7 +171,7 @@ fn carried<'a>(scope: &Scope<'a>, n: usize, channels: usize) -> Option<Vec<&'a s
         | "Clip" | "GlobalAveragePool" | "GlobalMaxPool" | "AveragePool" | "MaxPool" => {}
         "Add" | "Mul" => values.push(scope.input(n, 1)?),
         "Conv" => {
-            let width = Convolution::of(scope, n)?.width()?;
+            let width = Convolution::new(scope, n)?.width()?;
             matches!(width, 1 | 4 | 8).then_some(())?;
         }
         _ => return None,
@@ -202,7 +202,7 @@ fn changed(
     if !scope.is(n, "Conv") {
         return Some(heir(old, node));
     }
-    let conv = Convolution::of(scope, n)?;
+    let conv = Convolution::new(scope, n)?;
     let reads = node.input[0] != old.input[0];
     let gives = node.output != old.output;
     let out = if gives { wider } else { conv.shape[0] };

@@ -32,7 +32,7 @@ pub struct Compared {
 
 impl<'m> Cuts<'m> {
     /// Where a model is to be cut.
-    pub fn of(model: &'m ModelProto) -> Cuts<'m> {
+    pub fn new(model: &'m ModelProto) -> Cuts<'m> {
         let mut cuts = Cuts {
             nodes: Vec::new(),
             opaque: BTreeSet::new(),
@@ -40,7 +40,7 @@ impl<'m> Cuts<'m> {
         let Some(graph) = &model.graph else {
             return cuts;
         };
-        let functions = Functions::of(&model.functions);
+        let functions = Functions::new(&model.functions);
         let stored = graph
             .initializer
             .iter()
@@ -201,7 +201,7 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
         .flat_map(|b| &b.node)
         .all(|n| is_known(functions, n));
     let training = match node.op_type.as_str() {
-        "Dropout" => Attributes::of(node).int("is_test") == Some(0),
+        "Dropout" => Attributes::new(node).int("is_test") == Some(0),
         // Up to operator set 13, with what training needs besides.
         "BatchNormalization" => node.output.len() > 3,
         _ => false,
@@ -212,7 +212,7 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
 
 /// Whether a node gives elements of a type that is not computed with, 8-bit floats say.
 fn is_foreign(node: &NodeProto) -> bool {
-    let a = Attributes::of(node);
+    let a = Attributes::new(node);
     let types = ["to", "dtype", "output_dtype"].map(|name| a.int(name));
     let mut types = types.into_iter().flatten().filter(|n| *n != 0);
     let given = types.any(|n| i32::try_from(n).is_ok_and(|n| Element::of_number(n).is_none()));

@@ -63,7 +63,7 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
     let empty = GraphProto::default();
     let graph = |model: &'_ Model| model.proto.graph.clone().unwrap_or_default();
     let (graph_a, graph_b) = (a.proto.graph.as_ref().unwrap_or(&empty), graph(b));
-    let cuts = Cuts::of(&a.proto);
+    let cuts = Cuts::new(&a.proto);
     let unknown: BTreeSet<&str> = cuts
         .nodes
         .iter()
@@ -176,7 +176,7 @@ fn run(
     seed: usize,
 ) -> Result<(String, Values, Vec<Tensor>), VerifyError> {
     let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-    let programs = super::Programs::of(model, None)?;
+    let programs = super::Programs::new(model, None)?;
     let (run, attempt) = programs.run(sampler, &names, seed, Planted::Nothing)?;
     sampler.settle(&attempt);
     Ok((run.described, run.feeds, run.stored))

@@ -23,7 +23,7 @@ use super::{Options, VerifyError, program};
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
 use crate::tensor::{Tensor, Values as Elements};
-use work::Work;
+use work::RunCost;
 
 /// Directions along which gradients are tried, unless each run takes long.
 pub const N_DIRECTIONS: usize = 2;
@@ -138,7 +138,7 @@ impl Original<'_> {
         let is_input = |name: &&String| graph.input.iter().any(|i| i.name == **name);
         let feeds = feeds.iter().filter(|(name, _)| is_input(name));
         let feeds: Values = feeds.map(|(n, t)| (n.clone(), t.clone())).collect();
-        if !Cuts::of(&model.proto).nodes.is_empty() {
+        if !Cuts::new(&model.proto).nodes.is_empty() {
             return None;
         }
         let exact = program(&model.proto, &model.folder, Precision::Float64, None).ok()?;
@@ -183,7 +183,7 @@ pub fn check_gradients(
     let untried = |what: String| GradientError::Untried(what);
     let held = masks::held(&training.proto).map(|proto| training.with(proto));
     let training = held.as_ref().unwrap_or(training);
-    let cuts = Cuts::of(&training.proto);
+    let cuts = Cuts::new(&training.proto);
     if let Some(node) = cuts.nodes.first() {
         let what = format!("{} gives what is not computed here", label(node));
         return Err(untried(what));
@@ -199,7 +199,7 @@ pub fn check_gradients(
         let same = original.filter(|o| o.same_form);
         let loss = same.map(|o| point.loss_error(o.objective));
         let loss = loss.transpose()?.flatten();
-        let tried = Tried::of(training, &point, &exact)?;
+        let tried = Tried::new(training, &point, &exact)?;
         let gradients = tried.gradients(&exact)?;
         Ok((tried, loss, gradients))
     };
@@ -263,7 +263,7 @@ impl Point {
                     .to_string();
                 continue;
             };
-            let work = Work::of(training, &shapes);
+            let work = RunCost::new(training, &shapes);
             if let Some(refusal) = work.refusal() {
                 why = refusal;
                 continue;
@@ -337,7 +337,7 @@ struct Tried {
 
 impl Tried {
     /// The gradients near the file's parameters.
-    fn of(training: &Model, point: &Point, exact: &Program) -> Result<Tried, GradientError> {
+    fn new(training: &Model, point: &Point, exact: &Program) -> Result<Tried, GradientError> {
         let untried = |what: String| GradientError::Untried(what);
         let graph = training.proto.graph.iter();
         let outputs = graph.flat_map(|g| &g.output).map(|o| o.name.as_str());

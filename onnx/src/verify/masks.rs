@@ -26,7 +26,7 @@ pub(super) fn held(model: &ModelProto) -> Option<ModelProto> {
     for node in std::mem::take(&mut graph.node) {
         match draws(&node) {
             true => {
-                let mut held = Held::of(&node, n_held);
+                let mut held = Held::new(&node, n_held);
                 held.write();
                 n_held += 1;
                 nodes.append(&mut held.nodes);
@@ -50,7 +50,7 @@ struct Held<'n> {
 }
 
 impl<'n> Held<'n> {
-    fn of(dropout: &'n NodeProto, at: usize) -> Held<'n> {
+    fn new(dropout: &'n NodeProto, at: usize) -> Held<'n> {
         Held {
             dropout,
             at,

@@ -261,7 +261,7 @@ impl<'m> Checker<'m> {
     /// # Errors
     /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
     pub fn new(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
-        let cuts = Cuts::of(&original.proto);
+        let cuts = Cuts::new(&original.proto);
         let mut sampler = Sampler::new(original, &cuts, options)?;
         let wanted = cuts.wanted(&original.proto);
         let plans = (1..options.n_seeds).map(|seed| (seed, Planted::Nothing));
@@ -270,7 +270,7 @@ impl<'m> Checker<'m> {
         let planted = planted.filter(|_| sampler.has_floats());
         let others: Vec<(usize, Planted)> = plans.chain(planted).collect();
         // The first run finds sizes that work.
-        let programs = Programs::of(original, options.deadline)?;
+        let programs = Programs::new(original, options.deadline)?;
         let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
         sampler.settle(&attempt);
         let is_large = first.n_bytes() > MOST_OF_SEVERAL_RUNS;
@@ -504,10 +504,10 @@ fn program<'a>(
 /// # Errors
 /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
 pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, VerifyError> {
-    let cuts = Cuts::of(&model.proto);
+    let cuts = Cuts::new(&model.proto);
     let sampler = Sampler::new(model, &cuts, options)?;
     let wanted = cuts.wanted(&model.proto);
-    let programs = Programs::of(model, options.deadline)?;
+    let programs = Programs::new(model, options.deadline)?;
     let (run, _) = programs.run(&sampler, &wanted, seed, Planted::Nothing)?;
     // What stands for nodes without a meaning here is nobody's input.
     let inputs = model.proto.graph.iter().flat_map(|g| &g.input);

@@ -82,7 +82,7 @@ const MOST_SIDE_BY_SIDE: usize = 128 << 20;
 const LONGEST_TRYING: Duration = Duration::from_secs(30);
 
 /// One run that is to be made.
-struct Plan {
+struct PlannedRun {
     seed: usize,
     planted: Planted,
     attempt: Attempt,
@@ -96,7 +96,7 @@ pub(super) struct Programs<'m> {
 }
 
 impl<'m> Programs<'m> {
-    pub fn of(model: &'m Model, deadline: Option<Instant>) -> Result<Programs<'m>, VerifyError> {
+    pub fn new(model: &'m Model, deadline: Option<Instant>) -> Result<Programs<'m>, VerifyError> {
         let program = |precision| program(&model.proto, &model.folder, precision, deadline);
         let programs = || {
             Ok(Programs {
@@ -148,7 +148,7 @@ impl<'m> Programs<'m> {
         }
         for attempt in sampler.empties() {
             if let Some(feeds) = sampler.feeds(0, &attempt, Planted::Nothing)? {
-                plans.push(Some(Plan {
+                plans.push(Some(PlannedRun {
                     seed: 0,
                     planted: Planted::Nothing,
                     attempt,
@@ -157,7 +157,7 @@ impl<'m> Programs<'m> {
             }
         }
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-        let all: Vec<&Plan> = plans.iter().flatten().collect();
+        let all: Vec<&PlannedRun> = plans.iter().flatten().collect();
         let mut found = self.in_step(&all, &names).into_iter();
         let mut runs = Vec::new();
         for (n, plan) in plans.into_iter().enumerate() {
@@ -185,15 +185,15 @@ impl<'m> Programs<'m> {
     /// infinities are planted.
     fn in_step<'p>(
         &'p self,
-        plans: &[&'p Plan],
+        plans: &[&'p PlannedRun],
         names: &[&str],
     ) -> Vec<(Outcome, Option<Outcome>)> {
-        let is_finite = |plan: &Plan| plan.planted == Planted::Nothing;
-        let lanes = |program, plans: &[&'p Plan]| -> Vec<Lane<'p, 'm>> {
+        let is_finite = |plan: &PlannedRun| plan.planted == Planted::Nothing;
+        let lanes = |program, plans: &[&'p PlannedRun]| -> Vec<Lane<'p, 'm>> {
             let feeds = plans.iter().map(|plan| &plan.feeds);
             feeds.map(|feeds| Lane { program, feeds }).collect()
         };
-        let finite: Vec<&Plan> = plans.iter().copied().filter(|p| is_finite(p)).collect();
+        let finite: Vec<&PlannedRun> = plans.iter().copied().filter(|p| is_finite(p)).collect();
         let mut all = lanes(&self.stored, plans);
         all.extend(lanes(&self.exact, &finite));
         let mut found = run_in_step(&all, names);
@@ -219,7 +219,7 @@ impl<'m> Programs<'m> {
         Ok(feeds.and_then(|feeds| {
             let stored = self.stored.run(&feeds, &names);
             let exact = stored.is_ok().then(|| self.exact.run(&feeds, &names));
-            let plan = Plan {
+            let plan = PlannedRun {
                 seed: 0,
                 planted,
                 attempt,
@@ -252,7 +252,7 @@ impl<'m> Programs<'m> {
             let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
                 continue;
             };
-            let plan = Plan {
+            let plan = PlannedRun {
                 seed,
                 planted,
                 attempt,
@@ -300,10 +300,10 @@ impl<'m> Programs<'m> {
 
 impl Sampler {
     /// The first inputs that can be made up.
-    fn first(&self, seed: usize, planted: Planted) -> Result<Option<Plan>, VerifyError> {
+    fn first(&self, seed: usize, planted: Planted) -> Result<Option<PlannedRun>, VerifyError> {
         for attempt in self.attempts(seed, planted) {
             if let Some(feeds) = self.feeds(seed, &attempt, planted)? {
-                return Ok(Some(Plan {
+                return Ok(Some(PlannedRun {
                     seed,
                     planted,
                     attempt,
@@ -316,7 +316,7 @@ impl Sampler {
 }
 
 /// A run that went well.
-fn settled(plan: Plan, (stored, exact): (Outcome, Option<Outcome>)) -> Option<Run> {
+fn settled(plan: PlannedRun, (stored, exact): (Outcome, Option<Outcome>)) -> Option<Run> {
     let stored = stored.ok()?;
     Some(Run {
         described: plan.attempt.describe(plan.seed, plan.planted),
@@ -350,7 +350,7 @@ mod tests {
             exact: program(Precision::Float64),
         };
         assert_eq!(programs.stored.keeps(), keeping);
-        let cuts = Cuts::of(&model.proto);
+        let cuts = Cuts::new(&model.proto);
         let mut sampler = Sampler::new(model, &cuts, &Options::default()).expect("inputs");
         let wanted = cuts.wanted(&model.proto);
         let first = programs.run(&sampler, &wanted, 0, Planted::Nothing);

@@ -453,7 +453,7 @@ fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<
         let found = match node.op_type.as_str() {
             "Gather" | "GatherElements" if node.input.get(1).is_some_and(|i| i == name) => {
                 let shape = facts.get(&node.input[0]).and_then(|f| f.shape.clone());
-                let at = Attributes::of(node).int("axis").unwrap_or(0);
+                let at = Attributes::new(node).int("axis").unwrap_or(0);
                 shape.and_then(|s| s.get(axis(at, s.len())?)?.as_const())
             }
             "Cast" | "Reshape" | "Unsqueeze" | "Squeeze" | "Identity" | "Flatten" | "Expand"

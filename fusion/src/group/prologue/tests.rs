@@ -261,7 +261,10 @@ fn a_recipe_forbids_what_pays_and_asks_for_what_does_not() {
     let forbidden = grouped(CONTAINERS, &[MAKE, MULTIPLY], "%y", &recipe);
     assert_eq!(forbidden.n_kernels, 2);
     let outcome = forbidden.decision.expect("a decision").outcome;
-    assert_eq!(outcome, Outcome::Refused(Refusal::Unpacked(Obstacle::Told)));
+    assert_eq!(
+        outcome,
+        Outcome::Refused(Refusal::Unpacked(Obstacle::ByRecipe))
+    );
 
     let often = MAKE.replace("exp($0 * $1)", "exp(exp(exp(exp($0 * $1))))");
     let refused = grouped(CONTAINERS, &[&often, MULTIPLY], "%y", &Recipe::default());

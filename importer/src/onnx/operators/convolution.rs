@@ -27,7 +27,7 @@ const MOST: u64 = 1 << 30;
 
 impl Geometry {
     /// Reads the attributes for windows of size `kernel`.
-    pub fn of(cx: &NodeCx, kernel: Vec<i64>) -> Result<Geometry, Refusal> {
+    pub fn new(cx: &NodeCx, kernel: Vec<i64>) -> Result<Geometry, Refusal> {
         let d = kernel.len();
         let list = |name: &str, n: usize, default: i64| {
             let values = cx.ints(name)?.unwrap_or_else(|| vec![default; n]);
@@ -130,7 +130,7 @@ pub fn spatial(shape: &[SymExpr]) -> Result<&[SymExpr], Refusal> {
 fn conv(cx: &mut NodeCx) -> Values {
     let (x, w) = (cx.input(0)?, cx.input(1)?);
     let kernel = kernel_of(&cx.shape(w))?;
-    let geometry = Geometry::of(cx, kernel)?.resolve(spatial(&cx.shape(x))?)?;
+    let geometry = Geometry::new(cx, kernel)?.resolve(spatial(&cx.shape(x))?)?;
     let mut list = geometry.attrs();
     list.insert("groups".into(), Attr::Int(cx.int("group", 1)?));
     let y = cx.op1("conv", &[x, w], list)?;
@@ -144,7 +144,7 @@ fn conv(cx: &mut NodeCx) -> Values {
 /// the pads instead.
 fn conv_transpose(cx: &mut NodeCx) -> Values {
     let (x, w) = (cx.input(0)?, cx.input(1)?);
-    let mut geometry = Geometry::of(cx, kernel_of(&cx.shape(w))?)?;
+    let mut geometry = Geometry::new(cx, kernel_of(&cx.shape(w))?)?;
     let d = geometry.kernel.len();
     let mut extra = cx.ints("output_padding")?.unwrap_or_else(|| vec![0; d]);
     if extra.len() != d {
@@ -196,7 +196,7 @@ fn col2im(cx: &mut NodeCx) -> Values {
     let (Some(image), Some(block)) = (image, block) else {
         return Err("its image or its window has a dynamic size".into());
     };
-    let geometry = Geometry::of(cx, block)?;
+    let geometry = Geometry::new(cx, block)?;
     let d = geometry.kernel.len();
     let sizes = geometry.kernel.iter().chain(&geometry.stride);
     let is_usual = sizes.chain(&geometry.dilation).all(|n| *n >= 1)

@@ -20,7 +20,7 @@ const MOST_SAMPLES: i64 = 1 << 10;
 fn deform_conv(cx: &mut NodeCx) -> Values {
     let (x, weight, offset) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     let (shape, w_shape) = (cx.shape(x), cx.shape(weight));
-    let geometry = Geometry::of(cx, kernel_of(&w_shape)?)?.resolve(spatial(&shape)?)?;
+    let geometry = Geometry::new(cx, kernel_of(&w_shape)?)?.resolve(spatial(&shape)?)?;
     if shape.len() != 4 || geometry.kernel.len() != 2 {
         return Err("only images of 2 dimensions are supported".into());
     }

@@ -26,7 +26,7 @@ fn window(cx: &NodeCx, x: ContainerId) -> Result<Attrs, Refusal> {
             kernel.len() + 2
         )));
     }
-    let geometry = Geometry::of(cx, kernel)?.resolve(&shape[2..])?;
+    let geometry = Geometry::new(cx, kernel)?.resolve(&shape[2..])?;
     let mut list = geometry.attrs();
     list.insert("kernel".into(), Attr::Ints(geometry.kernel.clone()));
     list.insert("ceil".into(), Attr::Bool(cx.int("ceil_mode", 0)? != 0));

@@ -241,7 +241,7 @@ fn integer_conv(
 ) -> Result<ContainerId, Refusal> {
     let (shape, weight) = (cx.input_shape(x)?, cx.input_shape(w)?);
     spatial(&weight)?;
-    let geometry = Geometry::of(cx, kernel_of(&weight)?)?.resolve(spatial(&shape)?)?;
+    let geometry = Geometry::new(cx, kernel_of(&weight)?)?.resolve(spatial(&shape)?)?;
     let float = exact(&SymExpr::product(&weight[1..]));
     let x = centered(cx, (x, x_zero), 0, float)?;
     let w = centered(cx, (w, w_zero), weight.len() - 1, float)?;

@@ -92,7 +92,7 @@ fn interpolated(cx: &mut NodeCx, mut x: ContainerId) -> Values {
     let (fixed, inputs) = numbers(cx, &shape)?;
     let call = Call {
         node: cx.node,
-        attributes: Attributes::of(cx.node),
+        attributes: Attributes::new(cx.node),
         opset: cx.opset(),
         inputs: &inputs,
         widened: false,

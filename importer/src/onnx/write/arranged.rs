@@ -39,8 +39,8 @@ fn arrange(e: &Expr) -> Expr {
         Expr::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
             common_taken_out(*f, arrange(a), arrange(b))
         }
-        Expr::Binary(Binary::Mul, a, b) if a != b => Product::of(e).placed(),
-        Expr::Binary(Binary::Div, _, b) if is_divisor(b) => match Product::of(e) {
+        Expr::Binary(Binary::Mul, a, b) if a != b => ScaledProduct::of(e).placed(),
+        Expr::Binary(Binary::Div, _, b) if is_divisor(b) => match ScaledProduct::of(e) {
             // Nothing to put it together with.
             product if product.parts.len() < 2 && !product.absorbs() => arranged_parts(e),
             product => product.placed(),
@@ -65,7 +65,10 @@ fn arranged_parts(e: &Expr) -> Expr {
 
 /// `a·x ± b·x = x·(a ± b)` for an operand x.
 fn common_taken_out(f: Binary, a: Expr, b: Expr) -> Expr {
-    let (left, right) = (Product::of_arranged(&a), Product::of_arranged(&b));
+    let (left, right) = (
+        ScaledProduct::of_arranged(&a),
+        ScaledProduct::of_arranged(&b),
+    );
     let shared = |part: &&Expr| matches!(part, Expr::In(_)) && right.parts.contains(part);
     match left.parts.iter().find(shared).cloned() {
         Some(x) if left.parts.len() == 1 && right.parts.len() == 1 => {
@@ -84,15 +87,15 @@ fn common_taken_out(f: Binary, a: Expr, b: Expr) -> Expr {
 }
 
 /// A number times expressions that are no products.
-struct Product {
+struct ScaledProduct {
     number: f64,
     parts: Vec<Expr>,
 }
 
-impl Product {
+impl ScaledProduct {
     /// Of an expression's arranged factors.
-    fn of(e: &Expr) -> Product {
-        let mut product = Product {
+    fn of(e: &Expr) -> ScaledProduct {
+        let mut product = ScaledProduct {
             number: 1.0,
             parts: Vec::new(),
         };
@@ -101,8 +104,8 @@ impl Product {
     }
 
     /// The same of an expression that is arranged.
-    fn of_arranged(e: &Expr) -> Product {
-        let mut product = Product {
+    fn of_arranged(e: &Expr) -> ScaledProduct {
+        let mut product = ScaledProduct {
             number: 1.0,
             parts: Vec::new(),
         };
@@ -138,7 +141,7 @@ impl Product {
     }
 
     /// Without one of the parts that equal `x`.
-    fn without(mut self, x: &Expr) -> Product {
+    fn without(mut self, x: &Expr) -> ScaledProduct {
         if let Some(at) = self.parts.iter().position(|part| part == x) {
             self.parts.remove(at);
         }
@@ -203,12 +206,12 @@ fn taken_in(e: &Expr, number: f64) -> Option<Expr> {
             (shift.abs() <= MOST_SHIFT).then(|| shifted.exp())
         }
         Expr::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
-            let (left, right) = (Product::of_arranged(a), Product::of_arranged(b));
-            let is_number = |p: &Product| p.parts.is_empty();
+            let (left, right) = (ScaledProduct::of_arranged(a), ScaledProduct::of_arranged(b));
+            let is_number = |p: &ScaledProduct| p.parts.is_empty();
             if is_number(&left) || is_number(&right) {
                 return None;
             }
-            let scaled = |mut p: Product| {
+            let scaled = |mut p: ScaledProduct| {
                 p.number *= number;
                 (p.number != number || p.absorbs(), p.placed())
             };

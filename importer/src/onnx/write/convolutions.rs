@@ -11,7 +11,7 @@ fn window(c: &Call, weight: &[SymExpr]) -> Result<(Window, i64), Refusal> {
     let kernel = weight[2..].iter().map(SymExpr::as_const);
     let kernel = kernel.collect::<Option<Vec<i64>>>();
     let kernel = kernel.ok_or_else(|| Refusal("a kernel of dynamic size".into()))?;
-    Ok((Window::of(c, kernel)?, c.int_or("groups", 1)?))
+    Ok((Window::new(c, kernel)?, c.int_or("groups", 1)?))
 }
 
 fn pads(low: &[i64], high: &[i64]) -> super::nodes::Attribute {

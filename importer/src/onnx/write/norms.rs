@@ -20,7 +20,7 @@ struct View {
 }
 
 impl View {
-    fn of(c: &Call, x: &ops::TensorType) -> Result<View, Refusal> {
+    fn new(c: &Call, x: &ops::TensorType) -> Result<View, Refusal> {
         let one = SymExpr::constant(1);
         let rank = x.rank();
         let (shape, axes, weighted): (Vec<SymExpr>, Vec<usize>, Vec<usize>) =
@@ -153,7 +153,7 @@ fn affine(
 /// Composed, as the operator's own training form may write into its operands in ONNX Runtime.
 pub(super) fn batch_norm(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(0)?.clone();
-    let view = View::of(c, &x)?;
+    let view = View::new(c, &x)?;
     let name = n.input(c, 0)?;
     let mean = n.reduced("ReduceMean", &name, &view.axes, false);
     let from_mean = view.off_mean(n, &name, &mean)?;
@@ -242,7 +242,7 @@ pub(super) fn layer_norm(n: &mut Nodes, c: &Call) -> Written {
 /// operator keeps statistics in single precision.
 pub(super) fn composed_norm(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(0)?.clone();
-    let view = View::of(c, &x)?;
+    let view = View::new(c, &x)?;
     let name = n.input(c, 0)?;
     let name = n.reshaped_from(&name, &x.shape, &view.shape)?;
     let centered = c.library.op != "rms_norm";
@@ -267,7 +267,7 @@ pub(super) fn composed_norm(n: &mut Nodes, c: &Call) -> Written {
 /// Szegedy, arXiv 1502.03167).
 pub(super) fn batch_norm_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(1)?.clone();
-    let view = View::of(c, &x)?;
+    let view = View::new(c, &x)?;
     let (dy, x_name) = (n.input(c, 0)?, n.input(c, 1)?);
     let mut statistics = Vec::new();
     for position in [3, 4] {
@@ -309,7 +309,7 @@ pub(super) fn batch_norm_gradient(n: &mut Nodes, c: &Call) -> Written {
 /// 1607.06450); without the mean of g where x has none taken off.
 pub(super) fn norm_gradient(n: &mut Nodes, c: &Call) -> Written {
     let x = c.input(1)?.clone();
-    let view = View::of(c, &x)?;
+    let view = View::new(c, &x)?;
     let (dy, x_name) = (n.input(c, 0)?, n.input(c, 1)?);
     let dy = n.reshaped_from(&dy, &x.shape, &view.shape)?;
     let mut x_hat = n.reshaped_from(&x_name, &x.shape, &view.shape)?;

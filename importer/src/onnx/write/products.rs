@@ -14,7 +14,7 @@ pub(super) fn einsum(n: &mut Nodes, c: &Call) -> Written {
     for position in 0..c.inputs.len() {
         inputs.push(n.input(c, position)?);
     }
-    let value = match Product::of(c, &equation) {
+    let value = match ProductLetters::of(c, &equation) {
         Some(product) => product.write(n, &inputs)?,
         None => {
             let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
@@ -62,16 +62,16 @@ struct Operand {
 }
 
 /// Letters of a product by their part in it.
-struct Product {
+struct ProductLetters {
     operands: [Operand; 2],
     result: Vec<char>,
     sizes: BTreeMap<char, SymExpr>,
     is_float: bool,
 }
 
-impl Product {
+impl ProductLetters {
     /// `None` for one operand, repeated letters, and letters that only one operand sums.
-    fn of(c: &Call, equation: &str) -> Option<Product> {
+    fn of(c: &Call, equation: &str) -> Option<ProductLetters> {
         let (left, result) = equation.split_once("->")?;
         let texts: Vec<&str> = left.split(',').map(str::trim).collect();
         let [a, b] = <[&str; 2]>::try_from(texts).ok()?;
@@ -112,7 +112,7 @@ impl Product {
         if sizes.keys().any(alone) {
             return None;
         }
-        Some(Product {
+        Some(ProductLetters {
             is_float: c.inputs.iter().flatten().all(|t| t.dtype.is_float()),
             operands,
             result,

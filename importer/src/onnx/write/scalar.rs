@@ -78,7 +78,7 @@ enum Bounded<'e> {
 }
 
 impl<'e> Bounded<'e> {
-    fn of(e: &'e Expr) -> Option<Bounded<'e>> {
+    fn new(e: &'e Expr) -> Option<Bounded<'e>> {
         Self::clip(e)
             .or_else(|| Self::relu(e))
             .or_else(|| Self::masked(e))
@@ -216,7 +216,7 @@ impl Nodes<'_> {
     }
 
     fn is_bounded(&self, e: &Expr, of: &Operands) -> bool {
-        match Bounded::of(e) {
+        match Bounded::new(e) {
             Some(Bounded::Masked(_, value)) => {
                 of.types[value].is_float() && self.is_tame(&of.names[value])
             }
@@ -233,7 +233,7 @@ impl Nodes<'_> {
         of: &Operands,
     ) -> Result<String, Refusal> {
         let number = |n: &mut Self, value: f64| n.number(Scalar::Float(value), natural);
-        let value = match Bounded::of(e) {
+        let value = match Bounded::new(e) {
             Some(Bounded::Relu(x)) => {
                 let x = self.expression(x, natural, of)?;
                 self.node("Relu", &[&x], Vec::new())

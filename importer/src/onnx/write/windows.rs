@@ -91,7 +91,7 @@ const MOST_ONES: usize = 1 << 24;
 /// transposed convolution of each channel by ones.
 pub(super) fn average_pool_gradient(n: &mut Nodes, c: &Call) -> Written {
     let (dy, shape) = (c.input(0)?.clone(), c.sizes("input_shape")?);
-    let pool = Window::of(c, c.ints("kernel")?)?;
+    let pool = Window::new(c, c.ints("kernel")?)?;
     let share = match divisor_of(c, &shape)? {
         Divisor::Number(number) => {
             Tensor::filled(dy.dtype, &[], Scalar::Float(1.0 / number as f64))

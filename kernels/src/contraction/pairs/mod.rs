@@ -13,7 +13,7 @@ use super::blocking::{Dim, Shape, shape};
 use super::driver::{decode, launch_calls, strided};
 use super::gather::GatherForm;
 use super::text::{CText, Element, Vector, affine, preamble};
-use super::{EmittedContraction, Hooks, Launch, NoFastForm, Target, roles};
+use super::{ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, roles};
 use crate::features::Pairs;
 use crate::prelude;
 
@@ -41,7 +41,7 @@ enum Order {
 }
 
 /// One gather-form part with all decisions.
-struct Part<'a> {
+struct PairsPart<'a> {
     s: Shape,
     prefix: String,
     hooks: &'a Hooks,
@@ -71,13 +71,13 @@ pub(super) fn emit(
     name: &str,
     form: &GatherForm,
     hooks: &Hooks,
-    target: &Target,
+    target: &ContractionTarget,
     pairs: Pairs,
 ) -> Result<Emitted, NoFastForm> {
     let mut parts = Vec::new();
     let mut shared = 0;
     for (i, problem) in form.parts.iter().enumerate() {
-        let mut part = Part::new(shape(problem)?, hooks, target.threads.max(1))?;
+        let mut part = PairsPart::new(shape(problem)?, hooks, target.threads.max(1))?;
         part.prefix = format!("{name}_p{i}");
         part.shared_at = shared;
         shared += part.packed_bytes() + part.result_bytes();
@@ -98,7 +98,7 @@ pub(super) fn emit(
         part.functions(&mut t);
     }
     let launches = launches(&mut t, name, &parts, form);
-    let thread = parts.iter().map(Part::thread_bytes).max().unwrap_or(0);
+    let thread = parts.iter().map(PairsPart::thread_bytes).max().unwrap_or(0);
     Ok(Emitted {
         contraction: EmittedContraction {
             refusal: None,
@@ -121,8 +121,8 @@ pub(super) fn emit(
 }
 
 /// Packing, the blocks, and where a reduction is divided the sum of its parts.
-fn launches(t: &mut CText, name: &str, parts: &[Part], form: &GatherForm) -> Vec<Launch> {
-    let names = |wanted: &dyn Fn(&Part) -> bool| -> Vec<&str> {
+fn launches(t: &mut CText, name: &str, parts: &[PairsPart], form: &GatherForm) -> Vec<Launch> {
+    let names = |wanted: &dyn Fn(&PairsPart) -> bool| -> Vec<&str> {
         let parts = parts.iter().filter(|p| wanted(p));
         parts.map(|p| p.prefix.as_str()).collect()
     };
@@ -174,7 +174,7 @@ fn last(dims: &[Dim]) -> &Dim {
     &dims[dims.len() - 1]
 }
 
-impl<'a> Part<'a> {
+impl<'a> PairsPart<'a> {
     fn new(mut s: Shape, hooks: &'a Hooks, threads: i64) -> Result<Self, NoFastForm> {
         let guards: Vec<Coord> = s.a.coords.iter().filter(|c| c.guarded).cloned().collect();
         let by_chunks = s.k.len() == 1 || last(&s.k).size % BLOCK == 0;
@@ -201,7 +201,7 @@ impl<'a> Part<'a> {
             (_, 1) if by_chunks => Order::Reduction,
             _ => Order::Scattered,
         };
-        let mut part = Part {
+        let mut part = PairsPart {
             s,
             prefix: String::new(),
             hooks,

@@ -5,7 +5,7 @@
 
 use super::super::driver::{decode, strided};
 use super::super::text::{CText, affine};
-use super::{BLOCK, CHUNK, Order, Part, last, product};
+use super::{BLOCK, CHUNK, Order, PairsPart, last, product};
 use crate::contraction::blocking::Dim;
 
 /// Chunks that one unit of the packing launch packs.
@@ -19,7 +19,7 @@ struct Side {
     step: fn(&Dim) -> i64,
 }
 
-impl Part<'_> {
+impl PairsPart<'_> {
     /// Emits `PREFIX_rows` and `PREFIX_columns`:
     /// `(source, places of lines, their guards, number of lines, first chunk, end, destination)`.
     pub(super) fn pack_functions(&self, t: &mut CText) {

@@ -3,9 +3,9 @@
 
 use super::super::driver::{decode, strided};
 use super::super::text::{CText, affine};
-use super::{Part, last};
+use super::{PairsPart, last};
 
-impl Part<'_> {
+impl PairsPart<'_> {
     /// Declares `O`: the output, or this part's place in shared scratch.
     pub(super) fn output(&self, t: &mut CText, batch: &[String]) {
         if self.parts > 1 {

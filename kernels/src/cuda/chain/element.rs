@@ -41,11 +41,11 @@ fn loops(form: &Form) -> Vec<Loop> {
 }
 
 impl<'f> Elements<'f> {
-    pub(super) fn of(form: &'f Form, sweeps: &'f Sweeps, at: usize) -> Self {
+    pub(super) fn new(form: &'f Form, sweeps: &'f Sweeps, at: usize) -> Self {
         let sweep = &sweeps.sweeps[at];
         let statements = sweep.statements.iter().map(|n| form.statements[*n].clone());
         let statements: Vec<Statement> = statements.collect();
-        let values = Values::of(&loops(form), &statements, &form.arrays);
+        let values = Values::new(&loops(form), &statements, &form.arrays);
         let mut elements = Elements {
             form,
             sweeps,
@@ -60,7 +60,7 @@ impl<'f> Elements<'f> {
             elements.scopes.push(scope);
         }
         if sweep.is_joined {
-            elements.running = Running::of(&elements);
+            elements.running = Running::new(&elements);
         }
         let none = BTreeSet::new();
         let postponed = elements.running.as_ref().map_or(&none, |r| &r.postponed);

@@ -1,7 +1,7 @@
 //! A chain's rows, columns and batch, its products and what lies between them, seen from the places
 //! that its statements read and write. Decides no tiles, emits no text.
 
-use crate::emit::body::{Array, Body, Kernel, Place, Statement};
+use crate::emit::body::{Array, Body, ElementAccess, Kernel, Statement};
 use crate::emit::index::{Extents, Loop};
 use crate::emit::merge::renamed;
 use graph::{Binary, ContainerId, DType, Expr, Graph, Reduction, Symbol};
@@ -131,7 +131,7 @@ impl<'k> Reader<'k> {
         };
         let target = write.place.container;
         let is_local = self.kernel.arrays[&target].local;
-        let read: Vec<&Place> = self.tile_reads(statement).collect();
+        let read: Vec<&ElementAccess> = self.tile_reads(statement).collect();
         let product = factors(statement).is_some() && write.conflict == Some(Reduction::Sum);
         let place = match read.first() {
             Some(first) => first,
@@ -190,13 +190,13 @@ impl<'k> Reader<'k> {
         })
     }
 
-    fn tile_reads(&self, s: &'k Statement) -> impl Iterator<Item = &'k Place> {
+    fn tile_reads(&self, s: &'k Statement) -> impl Iterator<Item = &'k ElementAccess> {
         let tiles = self.tiles.clone();
         s.reads.iter().filter(move |p| tiles.contains(&p.container))
     }
 
     /// For each loop that indexes the tile, the dimension.
-    fn dims_of(&self, place: &Place, loops: &[Loop]) -> Option<Vec<(Symbol, usize)>> {
+    fn dims_of(&self, place: &ElementAccess, loops: &[Loop]) -> Option<Vec<(Symbol, usize)>> {
         let (terms, offset) = place.offset.as_affine()?;
         let dim = |(symbol, stride): (Symbol, i64)| {
             let size = loops.iter().find(|l| l.var == symbol)?.size;
@@ -213,7 +213,7 @@ impl<'k> Reader<'k> {
         let mut rows: Option<Vec<usize>> = None;
         for m in members.iter().filter(|m| m.sort == Sort::Into) {
             let (a, b) = factors(m.statement)?;
-            let only = |x: &Place, y: &Place| {
+            let only = |x: &ElementAccess, y: &ElementAccess| {
                 let own = m.dims.iter();
                 let own = own.filter(|(s, _)| mentions(x, s) && !mentions(y, s));
                 own.map(|(_, d)| *d).collect::<Vec<_>>()
@@ -351,7 +351,7 @@ impl Form {
                 });
             }
             Sort::Out => {
-                let is_tile = |p: &Place| self.tiles.contains(&p.container);
+                let is_tile = |p: &ElementAccess| self.tiles.contains(&p.container);
                 let (g, z) = if is_tile(a) { (a, b) } else { (b, a) };
                 let panel = self.panel(z, &inner)?;
                 let out = self.lines(write, &self.row, &inner)?;
@@ -372,7 +372,7 @@ impl Form {
     }
 
     /// What a product reads at each column; the same is kept once.
-    fn panel(&mut self, place: &Place, inner: &Loop) -> Option<usize> {
+    fn panel(&mut self, place: &ElementAccess, inner: &Loop) -> Option<usize> {
         let lines = self.lines(place, &self.col, inner)?;
         if !is_vector(&lines) {
             return None;
@@ -384,7 +384,7 @@ impl Form {
         }))
     }
 
-    fn lines(&self, place: &Place, at: &Loop, inner: &Loop) -> Option<Lines> {
+    fn lines(&self, place: &ElementAccess, at: &Loop, inner: &Loop) -> Option<Lines> {
         let (terms, base) = place.offset.as_affine()?;
         let stride = |s: &Symbol| terms.iter().find(|(t, _)| t == s).map_or(0, |(_, k)| *k);
         let known =
@@ -424,16 +424,16 @@ fn is_vector(l: &Lines) -> bool {
     l.inner == 1 && aligned(&l.base) && aligned(&l.line) && l.batch.iter().all(aligned)
 }
 
-fn is_plain(p: &Place) -> bool {
+fn is_plain(p: &ElementAccess) -> bool {
     p.gather.is_empty() && p.guards.is_empty()
 }
 
-fn mentions(p: &Place, s: &Symbol) -> bool {
+fn mentions(p: &ElementAccess, s: &Symbol) -> bool {
     p.offset.mentions(s)
 }
 
 /// The factors of a statement that is a product of two reads.
-fn factors(s: &Statement) -> Option<(&Place, &Place)> {
+fn factors(s: &Statement) -> Option<(&ElementAccess, &ElementAccess)> {
     let [write] = s.writes.as_slice() else {
         return None;
     };
@@ -447,7 +447,7 @@ fn factors(s: &Statement) -> Option<(&Place, &Place)> {
 }
 
 /// Stride and size of each dimension of the tile at that place, slowest first.
-fn tile_dims(place: &Place, loops: &[Loop]) -> Option<Vec<(i64, i64)>> {
+fn tile_dims(place: &ElementAccess, loops: &[Loop]) -> Option<Vec<(i64, i64)>> {
     let (terms, _) = place.offset.as_affine()?;
     let dim = |(symbol, stride): (Symbol, i64)| {
         let size = loops.iter().find(|l| l.var == symbol)?.size;

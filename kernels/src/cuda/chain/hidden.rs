@@ -36,7 +36,7 @@ enum Known {
 
 impl Hidden {
     /// Of one sweep.
-    pub(super) fn of(elements: &Elements<'_>) -> Hidden {
+    pub(super) fn new(elements: &Elements<'_>) -> Hidden {
         let mut hidden = Hidden::default();
         let is_all_taken = elements.n_out() > 0 && !elements.plain_factors().is_empty();
         if is_all_taken || elements.stores() {

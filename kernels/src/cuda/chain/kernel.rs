@@ -40,8 +40,8 @@ pub(super) struct Job<'f> {
 
 /// The chain's kernel; `None` if it has no form that is known here.
 pub(super) fn emit(name: &str, form: &Form) -> Option<EmittedChain> {
-    let sweeps = running::joined(form, Sweeps::of(form)?);
-    let tile = Tile::of(form)?;
+    let sweeps = running::joined(form, Sweeps::new(form)?);
+    let tile = Tile::new(form)?;
     let mut job = Job {
         form,
         sweeps,
@@ -79,7 +79,7 @@ impl Job<'_> {
     }
 
     fn elements(&self, sweep: usize) -> Elements<'_> {
-        Elements::of(self.form, &self.sweeps, sweep)
+        Elements::new(self.form, &self.sweeps, sweep)
     }
 
     /// Parameters in the order of the containers; `None` where one is both read and written.
@@ -177,7 +177,7 @@ impl Job<'_> {
 
     /// What sweeps together need not go over.
     fn hidden(&self, together: Range<usize>) -> Hidden {
-        let all = together.map(|n| Hidden::of(&self.elements(n)));
+        let all = together.map(|n| Hidden::new(&self.elements(n)));
         all.reduce(Hidden::and).unwrap_or_default()
     }
 

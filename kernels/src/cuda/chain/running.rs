@@ -41,7 +41,7 @@ pub(super) fn joined(form: &Form, sweeps: Sweeps) -> Sweeps {
     // With the products out of tiles, else without.
     let all = (2..=sweeps.sweeps.len()).rev();
     all.map(|n| join(&sweeps, n))
-        .find(|joined| Elements::of(form, joined, 1).running().is_some())
+        .find(|joined| Elements::new(form, joined, 1).running().is_some())
         .unwrap_or(sweeps)
 }
 
@@ -68,7 +68,7 @@ fn join(sweeps: &Sweeps, n: usize) -> Sweeps {
 
 impl Running {
     /// For values whose first sink is the sum and whose further ones are left factors.
-    pub(super) fn of(elements: &Elements<'_>) -> Option<Running> {
+    pub(super) fn new(elements: &Elements<'_>) -> Option<Running> {
         let scalars = &elements.sweeps().scalars;
         let is = |r: Reduction| scalars.iter().position(|s| s.reduction == r);
         let (max, sum) = (is(Reduction::Max)?, is(Reduction::Sum)?);
@@ -85,7 +85,7 @@ impl Running {
             return None;
         }
         // A maximum of anything else bounds no power, and tells nothing of a row of −∞.
-        let first = Elements::of(elements.form(), elements.sweeps(), 0);
+        let first = Elements::new(elements.form(), elements.sweeps(), 0);
         if !is_same((elements, *a), (&first, first.reduced(max)?)) {
             return None;
         }

@@ -38,7 +38,7 @@ pub(super) struct Sweeps {
 impl Sweeps {
     /// The sweeps of a chain; `None` if a number of a row is needed before it is
     /// reduced, or at another row.
-    pub(super) fn of(form: &Form) -> Option<Sweeps> {
+    pub(super) fn new(form: &Form) -> Option<Sweeps> {
         let mut scalars: Vec<Scalar> = Vec::new();
         // The first sweep that can compute a tile.
         let mut ready: BTreeMap<ContainerId, usize> = BTreeMap::new();

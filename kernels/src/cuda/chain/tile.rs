@@ -16,7 +16,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub(super) fn of(form: &Form) -> Option<Tile> {
+    pub(super) fn new(form: &Form) -> Option<Tile> {
         let out: i64 = form.out_products.iter().map(|p| padded(p.out.width)).sum();
         let rows: i64 = form
             .tile_products

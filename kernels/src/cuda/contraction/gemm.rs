@@ -52,7 +52,7 @@ pub fn gemm(c: &Contraction, types: Types) -> Result<Gemm, NotAGemm> {
     if form.a.any_guard() || form.b.any_guard() {
         return Err(NotAGemm::Shape("it reads beyond the border of an operand"));
     }
-    Distances::of(form)?.gemm(form, types, compute)
+    Distances::new(form)?.gemm(form, types, compute)
 }
 
 fn compute(types: Types) -> Result<Compute, NotAGemm> {
@@ -85,7 +85,7 @@ struct Distances {
 }
 
 impl Distances {
-    fn of(form: &Form) -> Result<Distances, NotAGemm> {
+    fn new(form: &Form) -> Result<Distances, NotAGemm> {
         let k = counted(form, &form.k);
         let k = k.ok_or(NotAGemm::Shape("its terms lie at more than one distance"))?;
         let whole = |batch: &[usize], m: &[usize], n: &[usize]| {

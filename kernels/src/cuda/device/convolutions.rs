@@ -11,9 +11,9 @@ use super::cudnn::{
     Address, Attribute, ConvolutionMode, Cudnn, DataType, Descriptor, Flag, Int, Kind,
     NanPropagation, PointwiseMode, Session,
 };
-use super::plans::{Asked, Handed, Place, Plan};
+use super::plans::{Asked, ExecutionPlan, Handed, PlanDevice};
 use crate::cuda::passes::ALIGNMENT;
-use crate::cuda::vendor::{Array, Convolution, Direction, Finish, Product};
+use crate::cuda::vendor::{Array, Convolution, Direction, Finish, LibraryProduct};
 use cudarc::cudnn::sys;
 use graph::DType;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const BIASED: i64 = 6;
 /// A convolution that is ready to be launched.
 pub(super) struct Planned {
     session: Arc<Session>,
-    plan: Plan,
+    plan: ExecutionPlan,
     /// What the plan is made of.
     _graph: Graph,
 }
@@ -48,14 +48,14 @@ struct Graph {
 pub(super) fn load(
     device: &Device,
     library: &Arc<Cudnn>,
-    product: &Product,
+    product: &LibraryProduct,
     convolution: &Convolution,
 ) -> Result<Result<Planned, usize>, Complaint> {
     let session = device.dnn_session(library)?;
     let mut turn = session.turn();
     let key = (convolution.clone(), product.workspace_bytes);
     let mut ranking = turn.rankings.get(&key).cloned().unwrap_or_default();
-    let place = Place::Session(&turn);
+    let place = PlanDevice::Session(&turn);
     let graph = describe(library, place, convolution)?;
     let asked = Asked {
         library,
@@ -95,7 +95,7 @@ pub(super) fn n_offers(
     let key = (convolution.clone(), workspace_bytes);
     let mut ranking = turn.rankings.get(&key).cloned().unwrap_or_default();
     if !ranking.is_known(most) {
-        let place = Place::Session(&turn);
+        let place = PlanDevice::Session(&turn);
         let graph = describe(library, place, convolution)?;
         let asked = Asked {
             library,
@@ -147,7 +147,11 @@ impl Planned {
 }
 
 /// A convolution as a graph of one operation, and one for its bias and one for its ReLU, if it has them.
-fn describe(library: &Arc<Cudnn>, place: Place<'_>, c: &Convolution) -> Result<Graph, Complaint> {
+fn describe(
+    library: &Arc<Cudnn>,
+    place: PlanDevice<'_>,
+    c: &Convolution,
+) -> Result<Graph, Complaint> {
     let [first, second, result] = c.operands().map(|(_, array)| array);
     let is_finished = c.finish != Finish::Nothing;
     let sums = Array {
@@ -432,7 +436,7 @@ mod tests {
         let library = Cudnn::find(&none).unwrap_or_else(|e| panic!("{e}"));
         assert!(library.version().starts_with("9."), "{}", library.version());
         let device = h200(&library);
-        let place = Place::Properties(&device);
+        let place = PlanDevice::Properties(&device);
         use Direction::{Data, Filter, Forward};
         let mut all = Vec::new();
         for direction in [Forward, Data, Filter] {

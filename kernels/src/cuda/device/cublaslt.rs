@@ -77,7 +77,7 @@ pub struct CublasLt {
     _library: Library,
 }
 
-static FILES: Files<CublasLt> = Files::new(&NAMES, CublasLt::of);
+static FILES: Files<CublasLt> = Files::new(&NAMES, CublasLt::new);
 
 impl CublasLt {
     /// Loads cuBLASLt from the folder that `SHORTHAUL_CUBLASLT` names, else from the first of `folders`
@@ -97,8 +97,8 @@ impl CublasLt {
         }
     }
 
-    fn of(library: Library, path: &Path) -> Result<CublasLt, libloading::Error> {
-        let interface = Interface::of(&library)?;
+    fn new(library: Library, path: &Path) -> Result<CublasLt, libloading::Error> {
+        let interface = Interface::new(&library)?;
         // SAFETY: takes nothing and gives a number.
         let version = unsafe { (interface.version)() };
         Ok(CublasLt {

@@ -58,7 +58,7 @@ pub struct Cudnn {
     _library: Library,
 }
 
-static FILES: Files<Cudnn> = Files::new(&NAMES, Cudnn::of);
+static FILES: Files<Cudnn> = Files::new(&NAMES, Cudnn::new);
 
 impl Cudnn {
     /// Loads cuDNN from the folder that `SHORTHAUL_CUDNN` names, else from the first of `folders` (such as
@@ -78,8 +78,8 @@ impl Cudnn {
         }
     }
 
-    fn of(library: Library, path: &Path) -> Result<Cudnn, libloading::Error> {
-        let interface = Interface::of(&library)?;
+    fn new(library: Library, path: &Path) -> Result<Cudnn, libloading::Error> {
+        let interface = Interface::new(&library)?;
         // SAFETY: takes nothing and gives a number.
         let version = unsafe { (interface.version)() };
         Ok(Cudnn {

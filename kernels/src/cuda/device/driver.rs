@@ -341,7 +341,7 @@ impl EncodedMap {
     ///
     /// # Errors
     /// It does not keep one of the driver's conditions, or the driver refuses it.
-    pub(super) fn of(map: &TensorMap, address: u64) -> Result<EncodedMap, Failure> {
+    pub(super) fn new(map: &TensorMap, address: u64) -> Result<EncodedMap, Failure> {
         use sys::{
             CUtensorMapDataType as Type, CUtensorMapFloatOOBfill as Beyond,
             CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion,

@@ -51,11 +51,11 @@ impl Libraries {
     pub fn find(folders: &[PathBuf]) -> Result<Libraries, CudaError> {
         let blas = unless_nowhere(CublasLt::find(folders))?;
         let dnn = unless_nowhere(Cudnn::find(folders))?;
-        Ok(Libraries::of(blas, dnn, folders))
+        Ok(Libraries::new(blas, dnn, folders))
     }
 
     /// Those that are there; `folders` were searched for the others.
-    pub fn of(
+    pub fn new(
         blas: Option<Arc<CublasLt>>,
         dnn: Option<Arc<Cudnn>>,
         folders: &[PathBuf],

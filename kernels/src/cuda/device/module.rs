@@ -11,8 +11,8 @@ use super::{Device, Libraries};
 use crate::cuda::machine::{Addresses, NoOperators, Operators, check};
 use crate::cuda::nvrtc::Cubin;
 use crate::cuda::passes::{Pass, PlacedLaunch};
-use crate::cuda::vendor::{Call, Product};
-use crate::cuda::{CudaError, Kernel, TensorMap, Work};
+use crate::cuda::vendor::{Call, LibraryProduct};
+use crate::cuda::{CudaError, Kernel, LaunchOp, TensorMap};
 use crate::run::BufferRef;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -106,12 +106,12 @@ impl CudaModule {
     pub fn with_products<'l>(
         mut self,
         libraries: &Libraries,
-        products: &[Product],
+        products: &[LibraryProduct],
         launches: impl Iterator<Item = &'l PlacedLaunch>,
     ) -> Result<CudaModule, CudaError> {
         let mut origins = vec![String::new(); products.len()];
         for launch in launches {
-            if let Work::Product(n) = launch.work
+            if let LaunchOp::Product(n) = launch.work
                 && let Some(origin) = origins.get_mut(n).filter(|origin| origin.is_empty())
             {
                 origin.clone_from(&launch.origin);
@@ -193,7 +193,7 @@ impl CudaModule {
     ) -> Result<(), CudaError> {
         let mut most = vec![0; self.kernels.len()];
         for launch in launches {
-            if let Work::Kernel(n) = launch.work {
+            if let LaunchOp::Kernel(n) = launch.work {
                 most[n] = launch.dynamic_shared_bytes.max(most[n]);
             }
         }
@@ -344,8 +344,8 @@ impl CudaModule {
         };
         let mut values: Vec<u64> = launch.args.iter().map(|a| place(a.at)).collect();
         let kernel = match launch.work {
-            Work::Kernel(n) => &self.kernels[n],
-            Work::Product(n) => {
+            LaunchOp::Kernel(n) => &self.kernels[n],
+            LaunchOp::Product(n) => {
                 let (loaded, ordinal) = (&self.products[n], self.device.info.ordinal);
                 // SAFETY: passed on.
                 let launched = unsafe { loaded.launch(&values, stream) };
@@ -353,7 +353,7 @@ impl CudaModule {
                     products::of_product(complaint, loaded.product(), &launch.origin, ordinal)
                 });
             }
-            Work::Call(n) => {
+            LaunchOp::Call(n) => {
                 *calls += 1;
                 let called = operators.call(*calls - 1);
                 return called.map_err(|problem| CudaError::Operator {
@@ -364,7 +364,7 @@ impl CudaModule {
             }
         };
         let encode = |(map, address): (&Option<TensorMap>, &u64)| {
-            let encoded = map.map(|map| EncodedMap::of(&map, *address));
+            let encoded = map.map(|map| EncodedMap::new(&map, *address));
             encoded.transpose()
         };
         let maps = kernel.maps.iter().zip(&values).map(encode);
@@ -447,13 +447,13 @@ impl CudaModule {
     fn failed(&self, launch: &PlacedLaunch, failure: Failure) -> CudaError {
         CudaError::Failed {
             kernel: match launch.work {
-                Work::Kernel(n) => self.kernels[n].name.clone(),
-                Work::Product(n) => {
+                LaunchOp::Kernel(n) => self.kernels[n].name.clone(),
+                LaunchOp::Product(n) => {
                     let product = self.products[n].product();
                     let (name, operation) = (&product.name, &product.operation);
                     format!("{name} ({}'s {operation})", operation.library())
                 }
-                Work::Call(n) => {
+                LaunchOp::Call(n) => {
                     let call = &self.calls[n];
                     format!("{} ({})", call.name, call.operator())
                 }

@@ -18,7 +18,7 @@ const MODES: [Mode; 2] = [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBAC
 
 /// What plans are made for.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum PlanDevice<'a> {
     /// The device of a session.
     Session(&'a State),
     /// One that is described.
@@ -36,15 +36,15 @@ pub(super) struct Handed {
     pub(super) properties: Option<Attribute>,
 }
 
-impl Place<'_> {
+impl PlanDevice<'_> {
     pub(super) fn hand(self, descriptor: &mut Descriptor, handed: Handed) -> Result<(), Complaint> {
         match self {
-            Place::Session(state) => match handed.handle {
+            PlanDevice::Session(state) => match handed.handle {
                 Some(attribute) => state.set_handle(descriptor, attribute),
                 None => Ok(()),
             },
             #[cfg(test)]
-            Place::Properties(device) => match handed.properties {
+            PlanDevice::Properties(device) => match handed.properties {
                 Some(attribute) => descriptor.set_descriptors(attribute, &[device]),
                 None => Ok(()),
             },
@@ -86,7 +86,7 @@ impl Ranking {
 }
 
 /// A plan, with the configuration of its engine, which must stay.
-pub(super) struct Plan {
+pub(super) struct ExecutionPlan {
     pub(super) plan: Descriptor,
     _choice: Descriptor,
 }
@@ -94,7 +94,7 @@ pub(super) struct Plan {
 /// What plans are asked for.
 pub(super) struct Asked<'a> {
     pub(super) library: &'a Arc<Cudnn>,
-    pub(super) place: Place<'a>,
+    pub(super) place: PlanDevice<'a>,
     /// The convolution in the library's terms.
     pub(super) graph: &'a Descriptor,
     pub(super) convolution: &'a Convolution,
@@ -110,7 +110,7 @@ impl Asked<'_> {
         &self,
         ranking: &mut Ranking,
         rank: usize,
-    ) -> Result<Option<Plan>, Complaint> {
+    ) -> Result<Option<ExecutionPlan>, Complaint> {
         let Some(spot) = ranking.taken.get(rank) else {
             return self.look(ranking, rank + 1);
         };
@@ -132,7 +132,7 @@ impl Asked<'_> {
         &self,
         ranking: &mut Ranking,
         most: usize,
-    ) -> Result<Option<Plan>, Complaint> {
+    ) -> Result<Option<ExecutionPlan>, Complaint> {
         let mut last = None;
         while !ranking.is_known(most) {
             let Spot { mode, choice } = ranking.next;
@@ -203,7 +203,7 @@ impl Asked<'_> {
     }
 
     /// A plan, and the bytes of workspace that it wants.
-    fn planned(&self, choice: Descriptor) -> Result<(Plan, usize), Complaint> {
+    fn planned(&self, choice: Descriptor) -> Result<(ExecutionPlan, usize), Complaint> {
         let kind = Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
         let mut plan = Descriptor::new(self.library, kind)?;
         let handed = Handed {
@@ -218,7 +218,7 @@ impl Asked<'_> {
         let bytes = bytes
             .first()
             .map_or(0, |n| usize::try_from(n.0).unwrap_or(usize::MAX));
-        let plan = Plan {
+        let plan = ExecutionPlan {
             plan,
             _choice: choice,
         };

@@ -11,7 +11,7 @@ use super::cublaslt::{
 use super::{Device, Libraries};
 use crate::cuda::CudaError;
 use crate::cuda::passes::ALIGNMENT;
-use crate::cuda::vendor::{Compute, Finish, Gemm, Matrix, Operation, Product};
+use crate::cuda::vendor::{Compute, Finish, Gemm, LibraryProduct, Matrix, Operation};
 use cudarc::cublaslt::sys;
 use graph::DType;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ const TRANSPOSED: i32 = 1;
 
 /// A product or convolution that is ready to be launched.
 pub(super) struct Loaded {
-    product: Product,
+    product: LibraryProduct,
     ready: Ready,
 }
 
@@ -50,7 +50,7 @@ struct Multiplication {
 pub(super) fn load(
     device: &Device,
     libraries: &Libraries,
-    products: &[Product],
+    products: &[LibraryProduct],
     origins: &[String],
 ) -> Result<Vec<Loaded>, CudaError> {
     let none = String::new();
@@ -78,7 +78,7 @@ pub(super) fn load(
 fn ready(
     device: &Device,
     libraries: &Libraries,
-    product: &Product,
+    product: &LibraryProduct,
     origin: &str,
 ) -> Result<Result<Ready, usize>, CudaError> {
     let without = |reason| CudaError::Without {
@@ -106,7 +106,7 @@ fn ready(
 fn multiplication(
     device: &Device,
     library: &Arc<CublasLt>,
-    product: &Product,
+    product: &LibraryProduct,
     gemm: &Gemm,
 ) -> Result<Result<Multiplication, usize>, Complaint> {
     let session = device.session(library)?;
@@ -181,7 +181,7 @@ fn multiplications(
 /// A failed call as the error of a product.
 pub(super) fn of_product(
     complaint: Complaint,
-    product: &Product,
+    product: &LibraryProduct,
     origin: &str,
     ordinal: usize,
 ) -> CudaError {
@@ -197,7 +197,7 @@ pub(super) fn of_product(
 
 impl Loaded {
     /// What it computes.
-    pub(super) fn product(&self) -> &Product {
+    pub(super) fn product(&self) -> &LibraryProduct {
         &self.product
     }
 

@@ -32,7 +32,7 @@ pub(super) struct Body {
 pub(super) fn flat(survey: &Survey, leaf: &Leaf) -> Body {
     let values = survey.values(leaf, &[]);
     let mut inside = CText::default();
-    LeafText::of(survey, leaf, &[], &values).point(&mut inside);
+    LeafText::new(survey, leaf, &[], &values).point(&mut inside);
     let n = points(&leaf.spread);
     let n_vectors = n / leaf.vector;
     let threads = threads_for(n_vectors);
@@ -94,7 +94,7 @@ pub(super) fn tiles(survey: &Survey, tiles: &Tiles) -> Body {
         class: None,
     };
     let values = survey.values(&leaf, &[]);
-    let mut text = LeafText::of(survey, &leaf, &[], &values);
+    let mut text = LeafText::new(survey, &leaf, &[], &values);
     let (mut t, mut load, mut point) = (CText::default(), CText::default(), CText::default());
     for (n, v) in values.values.iter().enumerate() {
         let Op::Load(a) = &v.op else { continue };
@@ -191,7 +191,7 @@ pub(super) fn scatter(survey: &Survey, c: &Scatter) -> Option<Body> {
     let effect = values.effects.first()?;
     let (to, _, n_destinations) = *effect.address.gather.first()?;
     let only = |of: ValueId| {
-        let mut text = LeafText::of(survey, &leaf, &c.sources, &values);
+        let mut text = LeafText::new(survey, &leaf, &c.sources, &values);
         text.only = Some(values.needed(of));
         text
     };

@@ -38,7 +38,7 @@ pub(super) struct LeafText<'a> {
 pub(super) type Sums = Vec<(Reduction, DType, Vec<usize>)>;
 
 impl<'a> LeafText<'a> {
-    pub(super) fn of(
+    pub(super) fn new(
         survey: &'a Survey<'a>,
         leaf: &'a Leaf,
         around: &[crate::emit::index::Loop],

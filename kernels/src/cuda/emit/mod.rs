@@ -63,7 +63,7 @@ impl Printed {
 /// containers go to single-precision workspaces, which a launch after the kernel rounds.
 pub(super) fn print(s: &Scheduled, origin: &str) -> Printed {
     let is_half = |id: &ContainerId| matches!(s.arrays[id].dtype, DType::F16 | DType::BF16);
-    let combined = Survey::of(s).fills;
+    let combined = Survey::new(s).fills;
     let widened: Vec<ContainerId> = combined.into_keys().filter(is_half).collect();
     let mut wide = s.clone();
     for id in &widened {
@@ -71,7 +71,7 @@ pub(super) fn print(s: &Scheduled, origin: &str) -> Printed {
         array.dtype = DType::F32;
         wide.arrays.insert(*id, array);
     }
-    let survey = Survey::of(&wide);
+    let survey = Survey::new(&wide);
     let mut printed = Printed::default();
     let mut places: Vec<(ContainerId, Buffer)> = Vec::new();
     for id in &widened {

@@ -15,14 +15,14 @@ use graph::{ContainerId, DType};
 use std::collections::BTreeMap;
 
 /// A sum that blocks leave in parts.
-pub(super) struct Part<'a> {
+pub(super) struct PartialSum<'a> {
     pub(super) leaf: &'a Leaf,
     effect: Effect,
     pub(super) moves: bool,
 }
 
 impl<'a> RowsText<'a> {
-    pub(super) fn parts(&self) -> BTreeMap<ContainerId, Part<'a>> {
+    pub(super) fn parts(&self) -> BTreeMap<ContainerId, PartialSum<'a>> {
         let mut parts = BTreeMap::new();
         for leaf in self.leaves() {
             let around = around(self.rows);
@@ -31,8 +31,8 @@ impl<'a> RowsText<'a> {
                 if e.conflict.is_some()
                     && self.survey.update(e, leaf, &around, &values) == Update::Part
                 {
-                    let text = LeafText::of(self.survey, leaf, &around, &values);
-                    let part = Part {
+                    let text = LeafText::new(self.survey, leaf, &around, &values);
+                    let part = PartialSum {
                         leaf,
                         effect: e.clone(),
                         moves: text.moves(&e.address),
@@ -96,7 +96,7 @@ impl<'a> RowsText<'a> {
     }
 
     /// Where an element of a sum goes: the container, or the block's part of the workspace.
-    fn left(&self, id: ContainerId, part: &Part, value: &str) -> String {
+    fn left(&self, id: ContainerId, part: &PartialSum, value: &str) -> String {
         let extents = &self.survey.s.extents;
         let offset = extents.c_text(&part.effect.address.offset);
         let array = self.survey.array(id);
@@ -109,7 +109,7 @@ impl<'a> RowsText<'a> {
         format!("w{}[part*{} + {offset}] = {value};", id.0, array.len)
     }
 
-    fn leave_number(&self, id: ContainerId, part: &Part, t: &mut CText) {
+    fn leave_number(&self, id: ContainerId, part: &PartialSum, t: &mut CText) {
         let (r, dtype) = self.survey.parts[&id];
         let (f, threads, ctype) = (function(r), self.threads(), scalar::value_type(dtype));
         t.line(&format!(
@@ -119,7 +119,7 @@ impl<'a> RowsText<'a> {
         t.line(&format!("if (SH_TID == 0) {}", self.left(id, part, "a0")));
     }
 
-    fn leave_row(&self, id: ContainerId, part: &Part, t: &mut CText) {
+    fn leave_row(&self, id: ContainerId, part: &PartialSum, t: &mut CText) {
         let (leaf, v) = (part.leaf, part.leaf.vector);
         let (r, dtype) = self.survey.parts[&id];
         let n = points(&leaf.spread);

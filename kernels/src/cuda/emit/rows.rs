@@ -268,7 +268,7 @@ impl<'a> RowsText<'a> {
                 self.kept_vectors(n, kept, t);
             }
         }
-        let mut text = LeafText::of(self.survey, leaf, around, &values);
+        let mut text = LeafText::new(self.survey, leaf, around, &values);
         let leader = match (self.rows.group, self.some_idle()) {
             (1, false) => "",
             (1, true) => "if (live) ",
@@ -432,7 +432,7 @@ impl<'a> RowsText<'a> {
         let (Some((leaf, values, at)), Some(class)) = (self.met(kept), kept.class) else {
             return;
         };
-        let mut text = LeafText::of(self.survey, leaf, &around(self.rows), &values);
+        let mut text = LeafText::new(self.survey, leaf, &around(self.rows), &values);
         let steps = self.rows.classes[class].steps;
         text.step = if steps == 1 { "0" } else { "step" }.to_string();
         let dtype = self.survey.array(kept.address.container).dtype;

@@ -44,7 +44,7 @@ pub(super) struct Survey<'s> {
 }
 
 impl<'s> Survey<'s> {
-    pub(super) fn of(s: &'s Scheduled) -> Self {
+    pub(super) fn new(s: &'s Scheduled) -> Self {
         let mut survey = Survey {
             s,
             loaded: BTreeSet::new(),
@@ -116,7 +116,7 @@ impl<'s> Survey<'s> {
     }
 
     pub(super) fn values(&self, leaf: &Leaf, around: &[Loop]) -> Values {
-        Values::of(&loops_of(leaf, around), &leaf.statements, &self.s.arrays)
+        Values::new(&loops_of(leaf, around), &leaf.statements, &self.s.arrays)
     }
 
     pub(super) fn text<'a>(&'a self, values: &'a Values) -> ValueText<'a> {

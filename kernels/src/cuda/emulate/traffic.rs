@@ -132,7 +132,7 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    pub(super) fn of(memory: &Memory) -> Self {
+    pub(super) fn new(memory: &Memory) -> Self {
         let buffers = memory.buffers.iter();
         Counter {
             elements: buffers

@@ -3,7 +3,7 @@
 //! Owns their place in a program. Never chooses who computes what: the node says it.
 
 use super::{Lowering, MapInfo, Placed};
-use crate::cuda::Work;
+use crate::cuda::LaunchOp;
 use crate::cuda::vendor::Call;
 use crate::lower::LowerError;
 use crate::plan::Buffer;
@@ -40,7 +40,7 @@ impl Lowering {
         });
         let n = self.program.calls.len();
         self.program.launches.push(Placed {
-            work: Work::Call(n),
+            work: LaunchOp::Call(n),
             grid: 1,
             args: ids.into_iter().map(Buffer::Container).collect(),
             stage: node.stage,

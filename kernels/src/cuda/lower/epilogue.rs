@@ -109,7 +109,7 @@ fn covers(at: &SymExpr, loops: &[Loop], len: i64) -> bool {
 
 impl Points<'_> {
     fn epilogue(&self, graph: &Graph, product: &Recognized, types: Types) -> Option<Epilogue> {
-        let values = Values::of(&self.loops, self.statements, &self.kernel.arrays);
+        let values = Values::new(&self.loops, self.statements, &self.kernel.arrays);
         let stored: Vec<&Effect> = values
             .effects
             .iter()

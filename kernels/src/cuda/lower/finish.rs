@@ -44,7 +44,7 @@ pub(super) fn of(
     let Some(points) = points(&kernel, product.out) else {
         return Ok(None);
     };
-    let values = Values::of(&points.loops, points.statements, &kernel.arrays);
+    let values = Values::new(&points.loops, points.statements, &kernel.arrays);
     let rest = Rest {
         graph,
         points: &points,

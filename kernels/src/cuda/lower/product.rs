@@ -5,11 +5,11 @@
 use super::finish::{self, Biased};
 use super::{Lowering, MapInfo, NAME, Placed, buffers, emit_contraction, epilogue, types};
 use crate::cache;
-use crate::cuda::Work;
+use crate::cuda::LaunchOp;
 use crate::cuda::contraction::{
     EmittedContraction, Epilogue, convolution, emit_for_warpgroups, gemm, n_warpgroup_tiles,
 };
-use crate::cuda::vendor::{Candidate, Choice, Finish, Key, Operation, Product};
+use crate::cuda::vendor::{Candidate, Choice, Finish, Key, LibraryProduct, Operation};
 use crate::lower::LowerError;
 use crate::lowering::operations;
 use crate::plan::Buffer;
@@ -211,7 +211,7 @@ impl Lowering {
             args.push(Buffer::Workspace(n));
         }
         let placed = Placed {
-            work: Work::Product(self.product(operation, rank, workspace_bytes)),
+            work: LaunchOp::Product(self.product(operation, rank, workspace_bytes)),
             grid: 1,
             args,
             stage: node.stage,
@@ -224,11 +224,11 @@ impl Lowering {
     /// The position of a launch of this description.
     fn product(&mut self, operation: Operation, rank: usize, workspace_bytes: usize) -> usize {
         let all = &mut self.program.products;
-        let is_same = |p: &Product| p.operation == operation && p.rank == rank;
+        let is_same = |p: &LibraryProduct| p.operation == operation && p.rank == rank;
         let known = all.iter().position(is_same);
         known.unwrap_or_else(|| {
             let name = format!("sh_p{}", all.len());
-            all.push(Product::new(name, operation, rank, workspace_bytes));
+            all.push(LibraryProduct::new(name, operation, rank, workspace_bytes));
             all.len() - 1
         })
     }
@@ -265,7 +265,7 @@ fn digest(epilogue: &Epilogue) -> String {
         types.join(" "),
         epilogue.text
     );
-    cache::Key::of(&[all])
+    cache::Key::new(&[all])
         .to_string()
         .chars()
         .take(16)

@@ -70,7 +70,7 @@ impl Nvrtc {
     fn load(path: &Path) -> Result<Nvrtc, Missing> {
         let library = open(path)?;
         let refused = |problem: libloading::Error| Missing::refused(path, &problem);
-        let interface = Interface::of(&library).map_err(refused)?;
+        let interface = Interface::new(&library).map_err(refused)?;
         let (version, archs) = interface.known().map_err(|error| Missing::Unusable {
             path: path.to_path_buf(),
             problem: error.to_string(),
@@ -273,7 +273,7 @@ fn content(file: &Path) -> io::Result<String> {
         let sample = &mut Read::by_ref(&mut opened).take(SAMPLE_BYTES as u64);
         sample.read_to_end(&mut samples)?;
     }
-    Ok(format!("{length} {}", Key::of(&[samples])))
+    Ok(format!("{length} {}", Key::new(&[samples])))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use super::loops::{conflicts, contiguous_last, join, points, split, step, vector};
 use super::rows::{self, PARTS, TURNS};
 use super::{Leaf, Rows, Scatter, Shape, Tiles, moved_by};
-use crate::emit::body::{Body, Kernel, Nest, Place, Statement};
+use crate::emit::body::{Body, ElementAccess, Kernel, Nest, Statement};
 use crate::emit::index::{Loop, coefficient, mentions};
 use graph::SymExpr;
 
@@ -73,8 +73,8 @@ fn with_shared_operands(
     let row = std::slice::from_ref(last);
     let width = last.size / vector(loops, &[], statements, &kernel.arrays);
     let full = width >= 24 || width >= 8 && (width as u64).is_power_of_two();
-    let by_one = |p: &Place| moved_by(&p.offset, row) != moved_by(&p.offset, others);
-    let by_data = |p: &Place| !p.gather.is_empty() || !p.guards.is_empty();
+    let by_one = |p: &ElementAccess| moved_by(&p.offset, row) != moved_by(&p.offset, others);
+    let by_data = |p: &ElementAccess| !p.gather.is_empty() || !p.guards.is_empty();
     let reads = || statements.iter().flat_map(|s| &s.reads);
     if others.is_empty() || !full || points(others) < BUSY_ROWS || !reads().any(by_one) {
         return None;
@@ -244,14 +244,14 @@ fn scatter(
 
 /// Squares for nests that load along one dimension and store along another.
 fn tiles(loops: &[Loop], statements: &[Statement], kernel: &Kernel) -> Option<Tiles> {
-    let plain = |p: &Place| p.gather.is_empty() && p.guards.is_empty();
+    let plain = |p: &ElementAccess| p.gather.is_empty() && p.guards.is_empty();
     let writes = || statements.iter().flat_map(|s| &s.writes);
-    let moves = |p: &Place, l: &Loop| coefficient(&p.offset, &l.var);
+    let moves = |p: &ElementAccess, l: &Loop| coefficient(&p.offset, &l.var);
     let stored_along = |l: &&Loop| {
         writes().all(|w| w.conflict.is_none() && plain(&w.place) && moves(&w.place, l) == Some(1))
     };
     let columns = loops.iter().find(stored_along)?;
-    let is_turned = |p: &Place, rows: &Loop| {
+    let is_turned = |p: &ElementAccess, rows: &Loop| {
         plain(p) && moves(p, rows) == Some(1) && moves(p, columns).is_some_and(|c| c > 1)
     };
     let reads = || statements.iter().flat_map(|s| &s.reads);
@@ -262,7 +262,7 @@ fn tiles(loops: &[Loop], statements: &[Statement], kernel: &Kernel) -> Option<Ti
         .all(|p| kernel.arrays[&p.container].dtype.bytes() <= 2);
     let side = if narrow { 2 * SIDE } else { SIDE };
     let large = rows.size >= side / 2 && columns.size >= side / 2;
-    let written = |p: &Place| writes().any(|w| w.place.container == p.container);
+    let written = |p: &ElementAccess| writes().any(|w| w.place.container == p.container);
     if !large || reads().any(written) {
         return None;
     }

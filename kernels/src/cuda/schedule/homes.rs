@@ -36,7 +36,7 @@ pub(super) fn seen<'a>(
         let loops: Vec<Loop> = all.cloned().collect();
         Seen {
             leaf,
-            values: Values::of(&loops, &leaf.statements, arrays),
+            values: Values::new(&loops, &leaf.statements, arrays),
         }
     };
     leaves.iter().map(one).collect()

@@ -4,7 +4,7 @@
 //! that decide them. Never decides what runs in parallel.
 
 use super::moved_by;
-use crate::emit::body::{Array, Body, Kernel, Nest, Place, Statement, Write};
+use crate::emit::body::{Array, Body, ElementAccess, Kernel, Nest, Statement, Write};
 use crate::emit::index::{Extents, Loop, coefficient, mentions, replace};
 use crate::emit::merge::substituted;
 use graph::{ContainerId, Expr, SymExpr, Symbol};
@@ -27,7 +27,7 @@ pub(super) fn conflicts(statements: &[Statement]) -> impl Iterator<Item = &Write
 }
 
 /// Reads and writes.
-pub(super) fn places(statements: &[Statement]) -> impl Iterator<Item = &Place> {
+pub(super) fn places(statements: &[Statement]) -> impl Iterator<Item = &ElementAccess> {
     statements
         .iter()
         .flat_map(|s| s.reads.iter().chain(s.writes.iter().map(|w| &w.place)))
@@ -89,7 +89,7 @@ fn walked_as_one(s: &Statement, a: &Loop, b: &Loop) -> bool {
         (Some(x), Some(y)) => x == y * b.size,
         _ => false,
     };
-    let place = |p: &Place| one(&p.offset) && p.guards.iter().all(|g| one(&g.index));
+    let place = |p: &ElementAccess| one(&p.offset) && p.guards.iter().all(|g| one(&g.index));
     s.reads.iter().all(place)
         && s.writes.iter().all(|w| {
             let mut alike = true;
@@ -158,10 +158,10 @@ pub(super) fn vector(
     let Some((last, others)) = loops.split_last() else {
         return 1;
     };
-    let moving = |p: &&Place| coefficient(&p.offset, &last.var) != Some(0);
-    let bytes = |p: &Place| arrays[&p.container].dtype.bytes() as i64;
+    let moving = |p: &&ElementAccess| coefficient(&p.offset, &last.var) != Some(0);
+    let bytes = |p: &ElementAccess| arrays[&p.container].dtype.bytes() as i64;
     let alone = others.is_empty() && around.is_empty();
-    let streams = |p: &&Place| {
+    let streams = |p: &&ElementAccess| {
         let array = &arrays[&p.container];
         let outside = moved_by(&p.offset, others) || moved_by(&p.offset, around);
         moving(p) && !array.local && (alone || outside)
@@ -172,7 +172,7 @@ pub(super) fn vector(
     let read = statements.iter().flat_map(|s| &s.reads);
     let widest = read.chain(stored).filter(streams).map(bytes).max();
     let mut n = (VECTOR_BYTES / widest.unwrap_or(4)).min(VECTOR_ELEMENTS);
-    let fits = |p: &Place, n: i64| {
+    let fits = |p: &ElementAccess, n: i64| {
         let free = |g: &crate::emit::body::Guard| !mentions(&g.index, &last.var);
         is_vector(&p.offset, &last.var, n)
             && p.guards.iter().all(free)

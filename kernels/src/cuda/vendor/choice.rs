@@ -35,7 +35,7 @@ type Ask = dyn Fn(&Operation, usize) -> Result<usize, String> + Send + Sync;
 
 impl Offers {
     /// Asks `library` for at most so many algorithms of a product.
-    pub fn of(
+    pub fn new(
         library: impl Fn(&Operation, usize) -> Result<usize, String> + Send + Sync + 'static,
     ) -> Offers {
         Offers(Some(Arc::new(library)))

@@ -7,7 +7,7 @@
 use super::convolution::Array;
 use super::convolve::{convolve, for_each};
 use super::gemm::{Finish, Gemm, Matrix};
-use super::{Operation, Product};
+use super::{LibraryProduct, Operation};
 use crate::cuda::emulate::{EmulateError, Fault, FaultKind, Memory, Traffic};
 
 /// The elements of the buffers, each counted from its buffer's start.
@@ -87,7 +87,7 @@ fn finished(finish: Finish, sum: f64, bias: Option<&[f64]>, row: i64) -> Result<
 /// # Errors
 /// What a kernel's launch would be blamed for: an element that was never written, or outside its buffer.
 pub(in crate::cuda) fn run(
-    product: &Product,
+    product: &LibraryProduct,
     memory: &mut Memory,
     buffers: &[usize],
 ) -> Result<(), EmulateError> {

@@ -31,7 +31,7 @@ pub use table::{Candidate, Key, Measured, Measurer, Table, TableError};
 
 /// One product or convolution as its library computes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Product {
+pub struct LibraryProduct {
     /// Its name in messages, unique in a program.
     pub name: String,
     /// What it computes.
@@ -46,9 +46,14 @@ pub struct Product {
     pub params: Vec<Param>,
 }
 
-impl Product {
+impl LibraryProduct {
     /// A product whose parameters follow from its description.
-    pub fn new(name: String, operation: Operation, rank: usize, workspace_bytes: usize) -> Product {
+    pub fn new(
+        name: String,
+        operation: Operation,
+        rank: usize,
+        workspace_bytes: usize,
+    ) -> LibraryProduct {
         let param = |name: &str, ty| Param {
             name: name.to_string(),
             ty,
@@ -65,7 +70,7 @@ impl Product {
         if workspace_bytes > 0 {
             params.push(param("workspace", ParamType::Out(DType::U8)));
         }
-        Product {
+        LibraryProduct {
             name,
             operation,
             rank,

@@ -160,7 +160,7 @@ impl Made<'_, '_> {
     }
 
     fn default_text(&mut self, name: &str, value: &str) -> Change {
-        if Attributes::of(&self.node).text(name).is_none() {
+        if Attributes::new(&self.node).text(name).is_none() {
             self.node.attribute.push(text(name, value));
         }
         Ok(true)
@@ -195,7 +195,7 @@ impl Made<'_, '_> {
     /// A bound that was left out was the last number of `f32`, which infinities are cut to.
     fn clip(&mut self) -> Change {
         for (name, bound) in [("min", f32::MIN), ("max", f32::MAX)] {
-            if Attributes::of(&self.node).float(name).is_none() {
+            if Attributes::new(&self.node).float(name).is_none() {
                 self.node.attribute.push(float(name, bound));
             }
         }
@@ -217,7 +217,11 @@ impl Made<'_, '_> {
         self.node.input.insert(1, String::new());
         let mode = "coordinate_transformation_mode";
         self.node.attribute.push(text(mode, "asymmetric"));
-        if Attributes::of(&self.node).text("mode").unwrap_or("nearest") == "nearest" {
+        if Attributes::new(&self.node)
+            .text("mode")
+            .unwrap_or("nearest")
+            == "nearest"
+        {
             self.node.attribute.push(text("nearest_mode", "floor"));
         }
         Ok(true)

@@ -53,7 +53,7 @@ pub(super) fn write(cx: &mut Written, old: &NodeProto) -> Option<()> {
         "RNN" => Kind::Rnn,
         _ => return None,
     };
-    let attributes = Attributes::of(old);
+    let attributes = Attributes::new(old);
     let backward: &[bool] = match attributes.text("direction").unwrap_or("forward") {
         "forward" => &[false],
         "reverse" => &[true],

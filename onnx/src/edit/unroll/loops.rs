@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Before: `c, s = Loop(5, true, c0) { … }`; after: the body five times, each reading what the one before it gave.
 /// Legal where the number of trips is a constant and the condition stays true.
 pub(super) fn write_loop(cx: &mut Written, old: &NodeProto) -> Option<()> {
-    let body = Attributes::of(old).body("body")?;
+    let body = Attributes::new(old).body("body")?;
     let trips = cx.facts.get(old.input.first()?)?.known_ints()?;
     let [trips] = trips.as_slice() else {
         return None;
@@ -81,7 +81,7 @@ fn stays_true(body: &GraphProto) -> bool {
             match node.op_type.as_str() {
                 "Identity" => name = &node.input[0],
                 "Constant" => {
-                    let value = Attributes::of(node).tensor("value");
+                    let value = Attributes::new(node).tensor("value");
                     let known = value.and_then(|t| Tensor::of_proto(t).ok()?.to_i64());
                     return known == Some(vec![1]);
                 }
@@ -97,7 +97,7 @@ fn stays_true(body: &GraphProto) -> bool {
 
 /// Before: `s, y = Scan(s0, x) { … }` over a dimension of 5; after: the body five times, on `Gather(x, trip)`.
 pub(super) fn write_scan(cx: &mut Written, old: &NodeProto) -> Option<()> {
-    let attributes = Attributes::of(old);
+    let attributes = Attributes::new(old);
     let body = attributes.body("body")?;
     let n_given = usize::try_from(attributes.int("num_scan_inputs")?).ok()?;
     let n_carried = old.input.len().checked_sub(n_given)?;

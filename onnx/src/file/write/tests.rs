@@ -278,7 +278,7 @@ fn small_tensors_are_not_padded_and_large_ones_where_they_were() {
             .extend([entry("offset", offset), entry("length", length)]);
         graph.initializer.push(tensor);
     }
-    model.stamps = crate::file::Stamps::of(&model.proto, &model.folder);
+    model.stamps = crate::file::Stamps::new(&model.proto, &model.folder);
     let written = write(&model, &at("new.onnx")).expect("written");
     assert_eq!(written.n_external, 4112 + 2 * large as u64);
     let tight = model.proto.graph.get_or_insert_default();

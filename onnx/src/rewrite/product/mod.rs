@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 
 /// What kind of product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LinearKind {
     /// `Conv(x, weights [M, C/group, …], bias [M])`.
     Conv,
     /// `ConvTranspose(x, weights [C, M/group, …], bias [M])`.
@@ -28,11 +28,11 @@ pub enum Kind {
 }
 
 /// A value that is linear in constant weights and a constant bias.
-pub struct Product<'a> {
+pub struct LinearOperation<'a> {
     /// The nodes that compute it, in order; each but the last has the next as only reader.
     pub nodes: Vec<usize>,
     /// What it is.
-    pub kind: Kind,
+    pub kind: LinearKind,
     /// Number of output channels.
     pub n_channels: usize,
     /// Number of input channels; 0 for normalizations.
@@ -64,9 +64,9 @@ struct Generated<'a> {
 }
 
 impl<'a> Generated<'a> {
-    fn of(scope: &Scope<'a>, name: &'a str, shape: &[usize]) -> Option<Generated<'a>> {
+    fn new(scope: &Scope<'a>, name: &'a str, shape: &[usize]) -> Option<Generated<'a>> {
         if let Some(n) = scope.made_by(name, "ConstantOfShape") {
-            let value = Attributes::of(scope.node(n)).tensor("value");
+            let value = Attributes::new(scope.node(n)).tensor("value");
             let value = match value {
                 Some(value) => Tensor::of_proto(value).ok()?.scalar()?,
                 None => 0.0,
@@ -97,10 +97,10 @@ fn at(values: &[f64], n: usize) -> f64 {
 }
 
 impl<'a> Constant<'a> {
-    fn of(scope: &Scope<'a>, name: &'a str) -> Option<Constant<'a>> {
+    fn new(scope: &Scope<'a>, name: &'a str) -> Option<Constant<'a>> {
         let fact = scope.fact(name)?;
         let (element, shape) = (fact.element?, fact.sizes()?);
-        let generated = Generated::of(scope, name, &shape);
+        let generated = Generated::new(scope, name, &shape);
         let known = fact.constant.is_some() || generated.is_some();
         (element.is_float() && known).then_some(Constant {
             name,
@@ -184,36 +184,38 @@ fn is_dequantized(scope: &Scope, value: &str) -> bool {
     false
 }
 
-impl<'a> Product<'a> {
+impl<'a> LinearOperation<'a> {
     /// The product whose value node `n` gives.
-    pub fn of(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+    pub fn new(scope: &Scope<'a>, n: usize) -> Option<LinearOperation<'a>> {
         let node = scope.node(n);
         if !is_standard(node) || is_quantized(scope, n) {
             return None;
         }
         match node.op_type.as_str() {
-            "Conv" => Product::conv(scope, n, Kind::Conv),
-            "ConvTranspose" => Product::conv(scope, n, Kind::ConvTranspose),
-            "Gemm" => Product::gemm(scope, n),
-            "MatMul" => Product::matmul(scope, n),
-            "Add" => Product::matmul_with_bias(scope, n),
-            "BatchNormalization" | "InstanceNormalization" => Product::norm(scope, n, false),
-            "LayerNormalization" => Product::norm(scope, n, true),
+            "Conv" => LinearOperation::conv(scope, n, LinearKind::Conv),
+            "ConvTranspose" => LinearOperation::conv(scope, n, LinearKind::ConvTranspose),
+            "Gemm" => LinearOperation::gemm(scope, n),
+            "MatMul" => LinearOperation::matmul(scope, n),
+            "Add" => LinearOperation::matmul_with_bias(scope, n),
+            "BatchNormalization" | "InstanceNormalization" => {
+                LinearOperation::norm(scope, n, false)
+            }
+            "LayerNormalization" => LinearOperation::norm(scope, n, true),
             _ => None,
         }
     }
 
-    fn conv(scope: &Scope<'a>, n: usize, kind: Kind) -> Option<Product<'a>> {
-        let weight = Constant::of(scope, scope.input(n, 1)?)?;
-        let groups = Attributes::of(scope.node(n)).int("group").unwrap_or(1);
+    fn conv(scope: &Scope<'a>, n: usize, kind: LinearKind) -> Option<LinearOperation<'a>> {
+        let weight = Constant::new(scope, scope.input(n, 1)?)?;
+        let groups = Attributes::new(scope.node(n)).int("group").unwrap_or(1);
         let groups = usize::try_from(groups).ok().filter(|g| *g > 0)?;
         let [first, second] = weight.shape.get(..2)?.try_into().ok()?;
         let (n_channels, n_in) = match kind {
-            Kind::Conv => (first, second * groups),
+            LinearKind::Conv => (first, second * groups),
             _ => (second * groups, first),
         };
         let bias = match scope.input(n, 2) {
-            Some(bias) => Some(Constant::of(scope, bias)?),
+            Some(bias) => Some(Constant::new(scope, bias)?),
             None => None,
         };
         if bias.as_ref().is_some_and(|b| b.shape != [n_channels])
@@ -222,7 +224,7 @@ impl<'a> Product<'a> {
         {
             return None;
         }
-        Some(Product {
+        Some(LinearOperation {
             nodes: vec![n],
             kind,
             n_channels,
@@ -235,24 +237,24 @@ impl<'a> Product<'a> {
         })
     }
 
-    fn gemm(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
-        let weight = Constant::of(scope, scope.input(n, 1)?)?;
-        let trans_b = Attributes::of(scope.node(n)).flag("transB");
+    fn gemm(scope: &Scope<'a>, n: usize) -> Option<LinearOperation<'a>> {
+        let weight = Constant::new(scope, scope.input(n, 1)?)?;
+        let trans_b = Attributes::new(scope.node(n)).flag("transB");
         let [k, columns] = match weight.shape[..] {
             [n, k] if trans_b => [k, n],
             [k, n] => [k, n],
             _ => return None,
         };
         let bias = match scope.input(n, 2) {
-            Some(bias) => Some(Constant::of(scope, bias)?),
+            Some(bias) => Some(Constant::new(scope, bias)?),
             None => None,
         };
         if scope.opset() < 7 || bias.as_ref().is_some_and(|b| !is_row(&b.shape, columns)) {
             return None;
         }
-        (k * columns > 0).then_some(Product {
+        (k * columns > 0).then_some(LinearOperation {
             nodes: vec![n],
-            kind: Kind::Gemm,
+            kind: LinearKind::Gemm,
             n_channels: columns,
             n_in: k,
             weight,
@@ -263,14 +265,14 @@ impl<'a> Product<'a> {
         })
     }
 
-    fn matmul(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
-        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+    fn matmul(scope: &Scope<'a>, n: usize) -> Option<LinearOperation<'a>> {
+        let weight = Constant::new(scope, scope.input(n, 1)?)?;
         let &[k, columns] = weight.shape.as_slice() else {
             return None;
         };
-        (k * columns > 0).then_some(Product {
+        (k * columns > 0).then_some(LinearOperation {
             nodes: vec![n],
-            kind: Kind::MatMul,
+            kind: LinearKind::MatMul,
             n_channels: columns,
             n_in: k,
             weight,
@@ -281,7 +283,7 @@ impl<'a> Product<'a> {
         })
     }
 
-    fn matmul_with_bias(scope: &Scope<'a>, n: usize) -> Option<Product<'a>> {
+    fn matmul_with_bias(scope: &Scope<'a>, n: usize) -> Option<LinearOperation<'a>> {
         for (value, row) in [(0, 1), (1, 0)] {
             let (value, row) = (scope.input(n, value)?, scope.input(n, row)?);
             let Some(p) = scope.made_by(value, "MatMul") else {
@@ -290,13 +292,14 @@ impl<'a> Product<'a> {
             if scope.sole_user(p) != Some(n) || is_quantized(scope, p) {
                 continue;
             }
-            let (Some(product), Some(bias)) = (Product::matmul(scope, p), Constant::of(scope, row))
+            let (Some(product), Some(bias)) =
+                (LinearOperation::matmul(scope, p), Constant::new(scope, row))
             else {
                 continue;
             };
             let rank = scope.fact(value)?.rank().unwrap_or(1);
             if is_row(&bias.shape, product.n_channels) && bias.shape.len() <= rank {
-                return Some(Product {
+                return Some(LinearOperation {
                     nodes: vec![p, n],
                     bias: Some(bias),
                     ..product
@@ -306,17 +309,17 @@ impl<'a> Product<'a> {
         None
     }
 
-    fn norm(scope: &Scope<'a>, n: usize, from_end: bool) -> Option<Product<'a>> {
+    fn norm(scope: &Scope<'a>, n: usize, from_end: bool) -> Option<LinearOperation<'a>> {
         let node = scope.node(n);
-        let weight = Constant::of(scope, scope.input(n, 1)?)?;
+        let weight = Constant::new(scope, scope.input(n, 1)?)?;
         let bias = match scope.input(n, 2) {
-            Some(bias) => Some(Constant::of(scope, bias)?),
+            Some(bias) => Some(Constant::new(scope, bias)?),
             None => None,
         };
         let &[n_channels] = weight.shape.as_slice() else {
             return None;
         };
-        let a = Attributes::of(node);
+        let a = Attributes::new(node);
         let last = !from_end || a.int("axis").unwrap_or(-1) == -1;
         // Of BatchNormalization before version 14 they mean statistics of the batch.
         let others = node.output.iter().skip(1).any(|o| !o.is_empty());
@@ -326,9 +329,9 @@ impl<'a> Product<'a> {
         if n_channels == 0 || bias.as_ref().is_some_and(|b| b.shape != [n_channels]) {
             return None;
         }
-        Some(Product {
+        Some(LinearOperation {
             nodes: vec![n],
-            kind: Kind::Norm,
+            kind: LinearKind::Norm,
             n_channels,
             n_in: 0,
             weight,
@@ -380,7 +383,7 @@ impl<'a> Product<'a> {
         let last = *self.nodes.last()?;
         let output = scope.node(last).output.first()?;
         let rank = match self.kind {
-            Kind::Conv | Kind::ConvTranspose => Some(self.weight.shape.len()),
+            LinearKind::Conv | LinearKind::ConvTranspose => Some(self.weight.shape.len()),
             _ => scope.fact(output).and_then(|f| f.rank()),
         };
         let channels = self.n_channels;
@@ -389,7 +392,7 @@ impl<'a> Product<'a> {
 
     /// The same for the channels of the input.
     pub fn per_input_channel(&self, scope: &Scope<'a>, name: &'a str) -> Option<Vec<f64>> {
-        if self.kind == Kind::Norm {
+        if self.kind == LinearKind::Norm {
             return None;
         }
         let rank = scope.fact(scope.input(self.first(), 0)?)?.rank();
@@ -400,15 +403,15 @@ impl<'a> Product<'a> {
     fn out_channel(&self, n: usize) -> usize {
         let window: usize = self.weight.shape.iter().skip(2).product();
         match self.kind {
-            Kind::Conv => n / (window * self.weight.shape[1]),
-            Kind::ConvTranspose => {
+            LinearKind::Conv => n / (window * self.weight.shape[1]),
+            LinearKind::ConvTranspose => {
                 let [c, m] = [self.weight.shape[0], self.weight.shape[1]];
                 let (row, column) = (n / (window * m), n / window % m);
                 row / (c / self.groups) * m + column
             }
-            Kind::Gemm if self.trans_b => n / self.n_in,
-            Kind::Gemm | Kind::MatMul => n % self.n_channels,
-            Kind::Norm => n,
+            LinearKind::Gemm if self.trans_b => n / self.n_in,
+            LinearKind::Gemm | LinearKind::MatMul => n % self.n_channels,
+            LinearKind::Norm => n,
         }
     }
 
@@ -416,10 +419,10 @@ impl<'a> Product<'a> {
     fn channel_run(&self) -> usize {
         let window: usize = self.weight.shape.iter().skip(2).product();
         match self.kind {
-            Kind::Conv => window * self.weight.shape[1],
-            Kind::ConvTranspose => window,
-            Kind::Gemm if self.trans_b => self.n_in,
-            Kind::Gemm | Kind::MatMul | Kind::Norm => 1,
+            LinearKind::Conv => window * self.weight.shape[1],
+            LinearKind::ConvTranspose => window,
+            LinearKind::Gemm if self.trans_b => self.n_in,
+            LinearKind::Gemm | LinearKind::MatMul | LinearKind::Norm => 1,
         }
     }
 
@@ -427,15 +430,15 @@ impl<'a> Product<'a> {
     fn in_channel(&self, n: usize) -> usize {
         let window: usize = self.weight.shape.iter().skip(2).product();
         match self.kind {
-            Kind::Conv => {
+            LinearKind::Conv => {
                 let (m, c) = (self.weight.shape[0], self.weight.shape[1]);
                 let (row, column) = (n / (window * c), n / window % c);
                 row / (m / self.groups) * c + column
             }
-            Kind::ConvTranspose => n / (window * self.weight.shape[1]),
-            Kind::Gemm if self.trans_b => n % self.n_in,
-            Kind::Gemm | Kind::MatMul => n / self.n_channels,
-            Kind::Norm => n,
+            LinearKind::ConvTranspose => n / (window * self.weight.shape[1]),
+            LinearKind::Gemm if self.trans_b => n % self.n_in,
+            LinearKind::Gemm | LinearKind::MatMul => n / self.n_channels,
+            LinearKind::Norm => n,
         }
     }
 }
@@ -457,7 +460,7 @@ fn along<'a>(
     from_end: bool,
     n_channels: usize,
 ) -> Option<Vec<f64>> {
-    let constant = Constant::of(scope, name).filter(|c| c.element == element)?;
+    let constant = Constant::new(scope, name).filter(|c| c.element == element)?;
     let own = constant.shape.len();
     // A value of unknown rank has one dimension, at least.
     if own > rank.unwrap_or(1) {

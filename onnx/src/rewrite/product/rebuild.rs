@@ -2,7 +2,7 @@
 //!
 //! Computes in `f64` and rounds once to the type of the weights.
 
-use super::{Kind, Product, at};
+use super::{LinearKind, LinearOperation, at};
 use crate::attributes::Attributes;
 use crate::element::Element;
 use crate::proto::{AttributeProto, NodeProto, attribute_type};
@@ -59,7 +59,7 @@ struct Operands {
     outputs: Vec<String>,
 }
 
-impl Product<'_> {
+impl LinearOperation<'_> {
     /// `by(product)` as a product. The nodes that compute the product go, and so do `also`; the last
     /// node has the outputs of node `outputs`. `None` if a number would overflow or vanish, if the file
     /// would grow by more than the limit, or if no node is saved.
@@ -96,19 +96,22 @@ impl Product<'_> {
             .then(|| self.rebuilt(scope, changed, x, also, outputs))?
     }
 
-    /// `product(by(x))` as a product of `x`; otherwise as [`Product::then`]. `None` also if a shift
+    /// `product(by(x))` as a product of `x`; otherwise as [`LinearOperation::then`]. `None` also if a shift
     /// would be missing in the padding.
     pub fn after(&self, scope: &Scope, by: &Affine, x: &str, also: &[usize]) -> Option<Patch> {
-        let a = Attributes::of(scope.node(self.first()));
+        let a = Attributes::new(scope.node(self.first()));
         let pads_nothing = matches!(a.text("auto_pad"), None | Some("NOTSET" | "VALID"))
             && a.ints("pads").is_none_or(|p| p.iter().all(|p| *p == 0));
         let shiftable = match self.kind {
-            Kind::Conv => pads_nothing,
-            Kind::Gemm | Kind::MatMul => true,
-            Kind::ConvTranspose | Kind::Norm => false,
+            LinearKind::Conv => pads_nothing,
+            LinearKind::Gemm | LinearKind::MatMul => true,
+            LinearKind::ConvTranspose | LinearKind::Norm => false,
         };
         let by_rows = a.flag("transA") && by.scale.len().max(by.shift.len()) > 1;
-        if self.kind == Kind::Norm || by_rows || !(by.only_scales() || shiftable) || !by.is_finite()
+        if self.kind == LinearKind::Norm
+            || by_rows
+            || !(by.only_scales() || shiftable)
+            || !by.is_finite()
         {
             return None;
         }
@@ -133,10 +136,10 @@ impl Product<'_> {
 
     /// `alpha` and `beta` of a Gemm.
     fn factors(&self, scope: &Scope) -> (f64, f64) {
-        let a = Attributes::of(scope.node(self.first()));
+        let a = Attributes::new(scope.node(self.first()));
         let factor = |name| f64::from(a.float(name).unwrap_or(1.0));
         match self.kind {
-            Kind::Gemm => (factor("alpha"), factor("beta")),
+            LinearKind::Gemm => (factor("alpha"), factor("beta")),
             _ => (1.0, 1.0),
         }
     }
@@ -212,7 +215,7 @@ impl Product<'_> {
         }
         let run = self.channel_run();
         let by_channel = || values.chunks(run).all(|c| c.iter().all(|v| *v == c[0]));
-        if let (Some(shape), Kind::Conv, true) = (shape, self.kind, scope.opset() >= 8)
+        if let (Some(shape), LinearKind::Conv, true) = (shape, self.kind, scope.opset() >= 8)
             && by_channel()
         {
             let each: Vec<f64> = values.chunks(run).map(|c| c[0]).collect();
@@ -245,20 +248,20 @@ impl Product<'_> {
         };
         made.input.extend(operands.bias.clone());
         match (self.kind, operands.bias) {
-            (Kind::Norm, bias) => {
+            (LinearKind::Norm, bias) => {
                 if bias.is_none() && old.op_type != "LayerNormalization" {
                     return None;
                 }
                 made.input.extend(old.input.iter().skip(3).cloned());
             }
-            (Kind::Gemm, bias) => {
+            (LinearKind::Gemm, bias) => {
                 made.attribute
                     .retain(|a| a.name != "beta" && (keeps_alpha || a.name != "alpha"));
                 if bias.is_none() && scope.opset() < 11 {
                     return None;
                 }
             }
-            (Kind::MatMul, Some(bias))
+            (LinearKind::MatMul, Some(bias))
                 if !is_matrix_product(scope, &made.input[0], self.element()) =>
             {
                 made.input.truncate(2);
@@ -272,7 +275,7 @@ impl Product<'_> {
                     .push(heir(scope.node(*self.nodes.last()?), add));
                 return Some(());
             }
-            (Kind::MatMul, Some(_)) => made.op_type = "Gemm".to_string(),
+            (LinearKind::MatMul, Some(_)) => made.op_type = "Gemm".to_string(),
             _ => {}
         }
         patch.insert.push(heir(old, made));

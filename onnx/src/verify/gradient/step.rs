@@ -28,7 +28,7 @@ pub fn check_same_step(
     let whole = held_whole.as_ref().unwrap_or(whole);
     let without = held_without.as_ref().unwrap_or(without);
     let programs = [exact(whole)?, exact(without)?];
-    let cuts = Cuts::of(&whole.proto);
+    let cuts = Cuts::new(&whole.proto);
     let sampler = Sampler::new(whole, &cuts, options).map_err(|e| untried(e.to_string()))?;
     let mut point = Point::find(whole, (&sampler, &programs[0]), None, false)?;
     // What is squared has no sign, and steps are counted.

@@ -18,14 +18,14 @@ const MANY_ELEMENTS: u64 = 1 << 28;
 const MOST_BYTES: u64 = 4 << 30;
 
 /// What a run takes.
-pub(super) struct Work {
+pub(super) struct RunCost {
     elements: u64,
     bytes: u64,
 }
 
-impl Work {
+impl RunCost {
     /// Of the loss and the gradients; an optimizer's update is not tried.
-    pub(super) fn of(training: &Model, shapes: &Shapes) -> Work {
+    pub(super) fn new(training: &Model, shapes: &Shapes) -> RunCost {
         let mut proto = training.proto.clone();
         if let Some(graph) = &mut proto.graph {
             let is_tried = |name: &str| name == "loss" || name.ends_with(".grad");
@@ -38,7 +38,7 @@ impl Work {
         }
         let cost = cost(&proto, &training.folder, shapes);
         let elements: u64 = cost.nodes.iter().map(|node| node.elements).sum();
-        Work {
+        RunCost {
             elements: elements + cost.multiply_adds / SUMMED_AS_ONE,
             // Most values are stored in half of that.
             bytes: 2 * cost.peak_bytes,

@@ -30,7 +30,7 @@ pub(super) fn raise(made: &mut Made, since: i64) -> Change {
     let op = made.node.op_type.clone();
     match (op.as_str(), since) {
         ("Concat", 4) => {
-            if Attributes::of(&made.node).int("axis").is_none() {
+            if Attributes::new(&made.node).int("axis").is_none() {
                 made.node.attribute.push(int("axis", 1));
             }
             Ok(true)

@@ -42,7 +42,7 @@ pub(super) fn settled(
         Some(match take {
             true => Decision::applied(place.clone(), &origin(own), Applied::Joined { other }, 0),
             false => {
-                let obstacle = Obstacle::Told;
+                let obstacle = Obstacle::ByRecipe;
                 let refusal = Refusal::Apart { other, obstacle };
                 Decision::refused(place.clone(), &origin(own), refusal, 0)
             }

@@ -1,16 +1,18 @@
 //! What a recipe tells about single contractions, and what lowering tells about them.
 
 use super::{Lowered, Lowering, PLACEHOLDER};
-use crate::contraction::{self, Contraction, Cuts, EmittedContraction, Hooks, Known, Unsupported};
+use crate::contraction::{
+    self, BlockingChoice, Contraction, EmittedContraction, Hooks, PriorPlans, Unsupported,
+};
 use crate::recognize::Recognized;
 use graph::{Blocking, Node, Place, Recipe, Rewrite};
 use sha2::{Digest, Sha256};
 
 /// What to lower otherwise than for its own sake.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct LoweringOptions<'a> {
     /// How contractions of other sizes were planned.
-    pub known: Option<&'a Known>,
+    pub known: Option<&'a PriorPlans>,
     /// What a recipe says about blocking.
     pub recipe: Option<&'a Recipe>,
     /// For each contraction, how many of the best other ways to cut it to tell.
@@ -22,13 +24,13 @@ pub struct Wanted<'a> {
 
 /// How a contraction of the graph was cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacedCuts {
+pub struct BlockingDecision {
     /// The decision's place.
     pub place: Place,
     /// What the recipe says, if anything.
-    pub told: Option<Blocking>,
+    pub requested: Option<Blocking>,
     /// What was chosen, and what else could have been.
-    pub cuts: Cuts,
+    pub cuts: BlockingChoice,
 }
 
 impl Lowering<'_> {
@@ -38,8 +40,8 @@ impl Lowering<'_> {
         c: &Contraction,
         hooks: &Hooks,
     ) -> Result<EmittedContraction, Unsupported> {
-        let (known, told) = (&self.target.known, &self.target.told);
-        let key = format!("{c:?} {hooks:?} {known:?} {told:?}");
+        let (known, requested) = (&self.target.known, &self.target.requested);
+        let key = format!("{c:?} {hooks:?} {known:?} {requested:?}");
         if let Some(emitted) = self.emitted.get(&key) {
             return emitted.clone();
         }
@@ -49,18 +51,22 @@ impl Lowering<'_> {
     }
 
     /// Looks up what the recipe says about a contraction, for the emission that follows.
-    pub(super) fn told(&mut self, node: &Node, found: &Recognized) -> Place {
+    pub(super) fn requested(&mut self, node: &Node, found: &Recognized) -> Place {
         let name = &self.graph.container(found.out).name;
         let place = Place::new(Rewrite::Blocking, node, name);
-        self.target.told.blocking = self.recipe.blocking(|| place.clone()).cloned();
+        self.target.requested.blocking = self.recipe.blocking(|| place.clone()).cloned();
         place
     }
 
     /// How a contraction was cut, where there was a choice.
-    pub(super) fn placed(&self, place: Place, emitted: &EmittedContraction) -> Option<PlacedCuts> {
+    pub(super) fn placed(
+        &self,
+        place: Place,
+        emitted: &EmittedContraction,
+    ) -> Option<BlockingDecision> {
         let cuts = emitted.cuts.clone()?;
-        Some(PlacedCuts {
-            told: self.target.told.blocking.clone(),
+        Some(BlockingDecision {
+            requested: self.target.requested.blocking.clone(),
             place,
             cuts,
         })
