@@ -6,7 +6,7 @@ use graph::{
 };
 use kernels::compile::CompileOptions;
 use kernels::features::{CpuTarget, Isa};
-use kernels::lowering::{LoweringOptions, lower_as};
+use kernels::lowering::{Lowered, LoweringOptions, lower_as};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
@@ -160,24 +160,26 @@ fn encoder_layer_of_a_transformer() {
     check(&encoder_layer(e).expect("builds"), 2);
 }
 
-/// Kernels that are compiled for a training step after the sizes that `templates` knows, and all of its
-/// kernels.
-fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
+/// A training step's kernels, its contractions planned like those that `templates` knows; with `varies` in other
+/// blocks.
+fn lowered(graph: &Graph, templates: &Templates, varies: bool) -> Lowered {
     let trained: Vec<usize> = (0..graph.inputs.len()).collect();
     let step = Step::training(graph, &trained).expect("differentiates");
     let plan = step.plan(&Bindings::new()).expect("plans");
     let target = CpuTarget::for_isa(Isa::Avx2, Family::Gcc);
     let known = templates.choices().clone();
-    let mut lowered = lower_as(
-        &plan.graph,
-        &target,
-        2,
-        &LoweringOptions {
-            known: Some(&known),
-            ..LoweringOptions::default()
-        },
-    )
-    .expect("lowers");
+    let options = LoweringOptions {
+        known: Some(&known),
+        varies,
+        ..LoweringOptions::default()
+    };
+    lower_as(&plan.graph, &target, 2, &options).expect("lowers")
+}
+
+/// Kernels that are compiled for a training step after the sizes that `templates` knows, and all of its
+/// kernels.
+fn newly_compiled(graph: &Graph, templates: &mut Templates) -> (usize, usize) {
+    let mut lowered = lowered(graph, templates, false);
     let n_forms = templates.n_texts();
     lowered.share(templates);
     (templates.n_texts() - n_forms, lowered.kernels.len())
@@ -205,6 +207,11 @@ fn encoder_layers_of_many_lengths_share_their_kernels() {
         first > all / 2,
         "equal kernels of a step are one: {first} of {all}"
     );
+    for length in [48, 80] {
+        for varies in [false, true] {
+            lowered(&layer(length), &templates, varies).foresee(&mut templates);
+        }
+    }
     newly_compiled(&layer(57), &mut templates);
     newly_compiled(&layer(75), &mut templates);
     // Of the kernels of a fourth length, tiles of attention's products may be new.

@@ -94,7 +94,13 @@ fn rounded(dtype: DType, x: f64) -> f64 {
 }
 
 /// Outputs made of what was stored before, in memory that has half precision.
-const FROM_MEMORY: [&str; 3] = ["epilogue_product_kept_y", "saved_for_backward_", "column_"];
+const FROM_MEMORY: [&str; 5] = [
+    "epilogue_product_kept_y",
+    "saved_for_backward_",
+    "column_",
+    "prologue_depthwise_s",
+    "prologue_kept_y",
+];
 
 /// `expected` is not rounded, unless `slack` says that it is: then the other neighbour will do too.
 fn compare(expected: &Tensor, found: &Tensor, slack: f64) -> Result<(), String> {
