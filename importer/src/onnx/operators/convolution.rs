@@ -74,6 +74,7 @@ impl Geometry {
             "SAME_UPPER" | "SAME_LOWER" => spatial,
             other => return Err(Refusal(format!("its attribute `auto_pad` is `{other}`"))),
         };
+        check_sizes(same.iter().filter_map(SymExpr::as_const))?;
         for (d, size) in same.iter().enumerate().take(self.kernel.len()) {
             let total = match (size.as_const(), self.stride[d]) {
                 (_, 1) => self.span(d) - 1,
@@ -111,6 +112,16 @@ impl Geometry {
             ("pad_high", Attr::Ints(self.pad_high.clone())),
             ("dilation", Attr::Ints(self.dilation.clone())),
         ])
+    }
+}
+
+/// Refuses sizes of which products would not be 64-bit numbers.
+fn check_sizes(mut sizes: impl Iterator<Item = i64>) -> Result<(), Refusal> {
+    match sizes.find(|n| n.unsigned_abs() > MOST) {
+        Some(n) => Err(Refusal(format!(
+            "a size of {n} is not supported in a convolution or a pool"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -154,6 +165,8 @@ fn conv_transpose(cx: &mut NodeCx) -> Values {
     }
     let shape = cx.shape(x);
     let wanted = cx.ints("output_shape")?;
+    let given = wanted.iter().flatten().chain(&extra).copied();
+    check_sizes(given.chain(spatial(&shape)?.iter().filter_map(SymExpr::as_const)))?;
     let same = geometry.auto_pad.starts_with("SAME");
     for (n, size) in spatial(&shape)?.iter().enumerate().take(d) {
         let full = (geometry.span(n) + extra[n]) - geometry.stride[n];
