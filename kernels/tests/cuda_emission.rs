@@ -94,10 +94,11 @@ fn rounded(dtype: DType, x: f64) -> f64 {
 }
 
 /// Outputs made of what was stored before, in memory that has half precision.
-const FROM_MEMORY: [&str; 5] = [
+const FROM_MEMORY: [&str; 6] = [
     "epilogue_product_kept_y",
     "saved_for_backward_",
     "column_",
+    "prologue_convolution_mean",
     "prologue_depthwise_s",
     "prologue_kept_y",
 ];
