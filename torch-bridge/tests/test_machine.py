@@ -37,7 +37,7 @@ def test_limits_are_measured_once(folder, monkeypatch):
 
 def test_a_damaged_file_is_named(folder):
     (folder / "machine.json").write_text('{"l2": 3}')
-    with pytest.warns(UserWarning, match="no limits of a machine"):
+    with pytest.warns(UserWarning, match="does not hold the limits of a machine"):
         assert _machine.kept() is None
 
 

@@ -104,7 +104,7 @@ def test_a_recipe_that_is_not_faster_is_dropped(monkeypatch, clock):
 def test_a_damaged_database_is_set_aside(database):
     for text in ("not json", '{"format": 7, "ratios": {}}', '{"format": 1, "ratios": {"a": "b"}}'):
         database.write_text(text)
-        with pytest.warns(UserWarning, match="no tuning database") as caught:
+        with pytest.warns(UserWarning, match="is not a tuning database") as caught:
             found = Database(database)
         assert len(caught) == 1 and not found.ratios
         assert database.with_suffix(".damaged").read_text() == text

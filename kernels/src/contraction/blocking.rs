@@ -228,6 +228,9 @@ pub struct Wishes {
 
 /// Longest chain of additions in single precision, unless the reduction has no dims to cut.
 const MOST_TERMS: i64 = 4608;
+/// The same where an operand is computed while it is packed: its panels are packed block by block anyway, so that short
+/// chains cost little.
+const MOST_COMPUTED_TERMS: i64 = 1152;
 
 /// The shape itself and, where a large vector operand is contiguous along a dim that the others do not
 /// walk innermost, with that dim innermost: packing then reads whole cache lines.
@@ -284,7 +287,11 @@ pub(super) fn consider(
     k_cuts.retain(|c| whole.is_none_or(|at| c.depth < at || (c.depth == at && c.blocks == 1)));
     let shape = Arc::new(s.clone());
     let shortest = k_cuts.iter().map(|c| k_block(s, c)).min();
-    k_cuts.retain(|c| k_block(s, c) <= shortest.unwrap_or(0).max(MOST_TERMS));
+    let most_terms = match w.prologue_a || w.prologue_b {
+        true => MOST_COMPUTED_TERMS,
+        false => MOST_TERMS,
+    };
+    k_cuts.retain(|c| k_block(s, c) <= shortest.unwrap_or(0).max(most_terms));
     for k_cut in k_cuts {
         for m_cut in cuts(&s.m, tiling.axis + 1, |i| {
             if i == tiling.axis {
