@@ -102,7 +102,9 @@ def test_the_choice_is_a_recipe():
 
 def test_the_report_shows_the_curve():
     torch.manual_seed(0)
-    report = shorthaul.report(convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.93, 0.01])
+    report = shorthaul.report(
+        convolutions(), torch.randn(4, 3, 12, 12), memory_budgets=[0.93, 0.01]
+    )
     none, some, too_little = report.data["memory_curve"]
     assert some["peak_bytes"] <= 0.93 * none["peak_bytes"]
     assert some["predicted_us"] > none["predicted_us"]

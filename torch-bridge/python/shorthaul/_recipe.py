@@ -289,6 +289,11 @@ def replaced(recipe: Recipe, changes: list[tuple[Decision, dict[str, Any]]]) -> 
     return Recipe(recipe.model, programs, recipe._planners)
 
 
+def planned_again(recipe: Recipe) -> Recipe:
+    """The recipe without what it says of decisions that its plan no longer has."""
+    return replaced(recipe, [(decision, {}) for decision in recipe.decisions])
+
+
 def check_budget(budget: float | None) -> None:
     """Raises ``ValueError`` if ``budget`` is not a memory budget."""
     is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)

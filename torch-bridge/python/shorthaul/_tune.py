@@ -25,7 +25,7 @@ from . import _machine, _native, _profile
 from ._decisions import recipe as recipe_of
 from ._errors import ShorthaulError
 from ._program import Program
-from ._recipe import Decision, Recipe, replaced
+from ._recipe import Decision, Recipe, planned_again, replaced
 from ._report import compiled_of, programs_of
 from ._tuning_database import Database
 from .module import module, original_of
@@ -291,7 +291,8 @@ class _Search:
             new = _keys(kernels, json.loads(kernels.rows()))
             ratio = self._replacement((plans[n], keys[n]), (kernels, new))
             if ratio is not None and ratio <= _FASTER:
-                self.recipe = changed
+                # Contractions that are no longer there take their blockings with them.
+                self.recipe = planned_again(changed) if changed.notes else changed
                 plans[n], keys[n] = kernels, new
                 verb = "left out" if decision.applied else "taken"
                 self.changes.append(f"{decision.place}: {verb}, {ratio:.2f} of its kernels' time")
