@@ -1,31 +1,12 @@
 //! Operators of versions before 7, which broadcast and told training from evaluation in another way.
 
+mod files;
+
+use files::port;
 use graph::{DType, Precision, Tensor, interpret};
 use importer::onnx::{File, Options};
-use onnx::proto::{
-    AttributeProto, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto,
-    OperatorSetIdProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
-};
+use onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use prost::Message;
-
-fn port(name: &str, sizes: &[i64]) -> ValueInfoProto {
-    let dim = sizes.iter().map(|n| DimensionProto {
-        value: Some(Dimension::DimValue(*n)),
-        ..Default::default()
-    });
-    let tensor = TensorTypeProto {
-        elem_type: 1,
-        shape: Some(TensorShapeProto { dim: dim.collect() }),
-    };
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
 
 fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto {

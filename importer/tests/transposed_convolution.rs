@@ -1,34 +1,15 @@
 //! Where ConvTranspose cuts what an explicit `output_shape` leaves over: the numbers are the sums that
 //! the standard's formula gives, and ONNX Runtime.
 
+mod files;
+
+use files::port;
 use graph::{Precision, Tensor, interpret};
 use importer::onnx::{File, Options};
 use onnx::proto::{
-    AttributeProto, Dimension, DimensionProto, GraphProto, ModelProto, NodeProto,
-    OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
 use prost::Message;
-
-fn port(name: &str, shape: &[i64]) -> ValueInfoProto {
-    let dim = |n: &i64| DimensionProto {
-        value: Some(Dimension::DimValue(*n)),
-        ..Default::default()
-    };
-    let tensor = TensorTypeProto {
-        elem_type: 1,
-        shape: Some(TensorShapeProto {
-            dim: shape.iter().map(dim).collect(),
-        }),
-    };
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
 
 fn floats(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -222,10 +222,14 @@ pub fn scatter_set(
     updates: ContainerId,
     axis: usize,
 ) -> Result<ContainerId, Refusal> {
-    let zero = cx.elementwise(Expr::In(0).mul(Expr::int(0)), &[x])?;
-    let ones = Expr::select(Expr::In(0).eq_(Expr::In(0)), Expr::int(1), Expr::int(1));
     let dtype = cx.dtype(x);
-    let ones = cx.elementwise(ones.cast(dtype), &[updates])?;
+    // Not a product with zero, which an infinite element makes no number.
+    let filled = |n: i64| {
+        let is_number = Expr::In(0).eq_(Expr::In(0));
+        Expr::select(is_number, Expr::int(n), Expr::int(n)).cast(dtype)
+    };
+    let zero = cx.elementwise(filled(0), &[x])?;
+    let ones = cx.elementwise(filled(1), &[updates])?;
     let sum = cx.along("scatter_add", &[zero, index, updates], axis)?;
     let count = cx.along("scatter_add", &[zero, index, ones], axis)?;
     let y = Expr::select(Expr::In(2).eq_(Expr::int(0)), Expr::In(0), Expr::In(1));
