@@ -1,16 +1,21 @@
 //! The barrier between launches, and waiting as such.
 //!
-//! Owns how a thread waits for another: first on its core, then yielding the core
-//! between looks, so that PyTorch's own threads there make progress and so do we,
-//! and at last asleep. Never starts threads.
+//! Owns how a thread waits for another: first on its core, then asleep. Where there are more threads than
+//! processors it yields the core between looks, so that the thread it waits for gets one. Otherwise it does not: the
+//! system would give the core to a process of the lowest priority for a time slice of milliseconds, and a step has
+//! a thousand barriers. Never starts threads.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs.
-const BARRIER_SPIN: Duration = Duration::from_micros(200);
+/// How long a thread spins at a barrier before it sleeps; waking costs about 50 µs. Shares of a kernel of some
+/// milliseconds differ by more than a tenth of one.
+const BARRIER_SPIN: Duration = Duration::from_millis(2);
+/// The same where it yields its core between looks.
+const YIELDING_SPIN: Duration = Duration::from_micros(200);
 
 /// A reusable barrier that spins, then sleeps.
 #[derive(Default)]
@@ -49,7 +54,11 @@ impl Barrier {
             return;
         }
         let open = || self.generation.0.load(Ordering::SeqCst) != generation;
-        if spin_until(BARRIER_SPIN, open) {
+        let limit = match fits(n_threads) {
+            true => BARRIER_SPIN,
+            false => YIELDING_SPIN,
+        };
+        if spin_until(limit, n_threads, open) {
             return;
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,9 +73,20 @@ impl Barrier {
     }
 }
 
-/// Waits for `ready` at most about `limit`: first without leaving the core, then
-/// yielding it between looks. Returns whether it became ready.
-pub(crate) fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
+/// Whether each of so many threads may have a processor of its own.
+fn fits(n_threads: usize) -> bool {
+    n_threads <= processors()
+}
+
+/// Processors of this process, asked once: the answer costs the system several files to read.
+pub(crate) fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
+}
+
+/// Waits for `ready` at most about `limit`, as one of `n_threads` that work together. Returns whether it became
+/// ready.
+pub(crate) fn spin_until(limit: Duration, n_threads: usize, ready: impl Fn() -> bool) -> bool {
     // About 2 µs: the usual wait at a barrier.
     for _ in 0..64 {
         if ready() {
@@ -75,6 +95,7 @@ pub(crate) fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
         std::hint::spin_loop();
     }
     let start = Instant::now();
+    let keeps_core = fits(n_threads);
     loop {
         for _ in 0..16 {
             if ready() {
@@ -85,6 +106,8 @@ pub(crate) fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
         if start.elapsed() > limit {
             return false;
         }
-        thread::yield_now();
+        if !keeps_core {
+            thread::yield_now();
+        }
     }
 }

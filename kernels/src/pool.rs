@@ -9,7 +9,6 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::num::NonZeroUsize;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -17,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::barrier::{Barrier, spin_until};
+use crate::barrier::{Barrier, processors, spin_until};
 use crate::host_threads::HostThreads;
 use crate::memory::AlignedBuffer;
 
@@ -154,12 +153,6 @@ impl Pool {
             }
         }
     }
-}
-
-/// Processors of this process, asked once: the answer costs the system several files to read.
-fn processors() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 impl Default for Pool {
@@ -423,7 +416,7 @@ fn work(tid: usize, slot: &Slot, shared: &Shared) {
     let mut seen = 0;
     loop {
         let released = || slot.epoch.load(Ordering::SeqCst) != seen;
-        if !spin_until(IDLE_SPIN, released) {
+        if !spin_until(IDLE_SPIN, tid + 1, released) {
             slot.asleep.store(true, Ordering::SeqCst);
             while !released() {
                 thread::park();

@@ -18,7 +18,7 @@ mod products;
 
 use graph::{
     ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Place, Recipe, Rewrite,
-    SummedProduct, SymExpr, Tasklet,
+    SummedProduct, SymExpr, Symbol, Tasklet,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,7 +142,7 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
 
 /// The arrays of a convolution in any of its three forms: the activations, operands and results of rank
 /// three to five that share batch and spatial positions with one another, window or not; and weights
-/// `[K, C, taps…]`.
+/// `[K, C, taps…]`. An activation whose channels come last by its shape is in order already.
 fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
         return Vec::new();
@@ -153,40 +153,106 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let all = [a, b, out];
     let mut found = Vec::new();
     for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {
-        let (x, y) = (all[x], all[y]);
-        let weights = all[weights];
+        let (x, y, weights) = (all[x], all[y], all[weights]);
         // Weights know nothing of the batch; the third array of an attention product does.
-        if is_activation_pair(x, y) && !weights.subset.iter().any(|i| related(i, &x.subset[0])) {
-            found.push((x.container, n_channels(x, &y.subset[2..])));
-            found.push((y.container, n_channels(y, &x.subset[2..])));
-            if weights.subset.len() == x.subset.len() {
-                found.push((weights.container, 1));
+        if weights.subset.iter().any(|i| related(i, &x.subset[0])) {
+            continue;
+        }
+        let sides = [
+            Activation::new(x, y, weights),
+            Activation::new(y, x, weights),
+        ];
+        let first = sides.iter().filter(|s| s.channels_first).count();
+        if first == 0 || !is_activation_pair(&sides[0], &sides[1]) {
+            continue;
+        }
+        for (side, other) in [(&sides[0], &sides[1]), (&sides[1], &sides[0])] {
+            if side.channels_first {
+                let n_channels = n_channels(side.array, other.spatial());
+                found.push((side.array.container, n_channels));
             }
+        }
+        if weights.subset.len() == x.subset.len() {
+            found.push((weights.container, 1));
         }
     }
     found
 }
 
+/// An array that may be the activation of a convolution.
+struct Activation<'a> {
+    array: &'a Memlet,
+    /// Whether the dimension after the batch counts channels, and not positions: what moves along it moves along
+    /// the weights too, or along this array alone.
+    channels_first: bool,
+    /// With channels last: where they begin.
+    channels: usize,
+}
+
+impl<'a> Activation<'a> {
+    fn new(array: &'a Memlet, other: &Memlet, weights: &Memlet) -> Self {
+        let is_position = |index: &Index| {
+            let Index::At(e) = index else {
+                return false;
+            };
+            let mut symbols = e.symbols().into_iter();
+            symbols.any(|s| moves_with(other, &s) && !moves_with(weights, &s))
+        };
+        let last = array.subset.iter().rposition(is_position);
+        Activation {
+            array,
+            channels_first: !array.subset.get(1).is_some_and(is_position),
+            channels: last.map_or(1, |at| at + 1),
+        }
+    }
+
+    /// The dimensions of positions, without the batch.
+    fn spatial(&self) -> &'a [Index] {
+        match self.channels_first {
+            true => &self.array.subset[2.min(self.array.subset.len())..],
+            false => &self.array.subset[1..self.channels.max(1)],
+        }
+    }
+
+    /// The first dimension of channels; with channels last there may be none.
+    fn channel(&self) -> Option<&'a Index> {
+        let at = if self.channels_first {
+            1
+        } else {
+            self.channels
+        };
+        self.array.subset.get(at)
+    }
+}
+
+/// Whether any index of `m` contains the symbol.
+fn moves_with(m: &Memlet, symbol: &Symbol) -> bool {
+    let mentions = |i: &Index| matches!(i, Index::At(e) if e.mentions(symbol));
+    m.subset.iter().any(mentions)
+}
+
 /// Batch and every spatial dimension related, and either a window somewhere or channels that differ
 /// (a pointwise convolution). A spatial dimension may be split on one side, as a pooling window that
 /// reads every position once leaves it.
-fn is_activation_pair(x: &Memlet, y: &Memlet) -> bool {
-    let rank = x.subset.len().min(y.subset.len());
+fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
+    let rank = x.array.subset.len().min(y.array.subset.len());
     if !(3..=5).contains(&rank) {
         return false;
     }
-    let windowed = |m: &Memlet| m.subset[2..].iter().any(is_composite);
-    let batch = related(&x.subset[0], &y.subset[0]);
-    let channels_differ = !related(&x.subset[1], &y.subset[1]);
+    let windowed = |m: &Activation| m.spatial().iter().any(is_composite);
+    let batch = related(&x.array.subset[0], &y.array.subset[0]);
+    let channels_differ = match (x.channel(), y.channel()) {
+        (Some(x), Some(y)) => !related(x, y),
+        _ => true,
+    };
     batch
-        && is_spatially_related(x, y)
+        && is_spatially_related(x.spatial(), y.spatial())
         && (windowed(x) || windowed(y) || (channels_differ && rank >= 4))
 }
 
-/// Whether the dimensions after the channels correspond: one to one in order where there are as many,
-/// otherwise each to some dimension of the other side.
-fn is_spatially_related(x: &Memlet, y: &Memlet) -> bool {
-    let (x, y) = (&x.subset[2..], &y.subset[2..]);
+/// Whether dimensions of positions correspond: one to one in order where there are as many, otherwise
+/// each to some dimension of the other side.
+fn is_spatially_related(x: &[Index], y: &[Index]) -> bool {
     if x.len() == y.len() {
         return x.iter().zip(y).all(|(x, y)| related(x, y));
     }
@@ -224,7 +290,7 @@ fn spread(tasklet: &Tasklet, marked: &mut Marked) {
             && known.subset.len() >= 3
             && related(&m.subset[0], &known.subset[0])
             && related(&m.subset[1], &known.subset[1])
-            && is_spatially_related(m, known);
+            && is_spatially_related(&m.subset[2..], &known.subset[2..]);
         // A window of weights relates to nothing in its first dimension, so it is never aligned.
         if aligned && !m.subset.iter().all(is_fixed) && !marked.contains_key(&m.container) {
             let spatial = &known.subset[(known_channels + 1).min(known.subset.len())..];
@@ -377,6 +443,49 @@ mod tests {
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         // `total` and `y` have no dimension of channels in second place.
+        assert_eq!(names, ["product"]);
+    }
+
+    /// A depthwise convolution between arrays with channels last, and its weight's gradient; the convolution's own
+    /// result has its channels first.
+    const TOKENS: &str = r#"graph "tokens" {
+  %x: f32[2, 6, 6, 8] input
+  %w: f32[8, 3, 3] input
+  %dy: f32[2, 6, 6, 8] input
+  %half: f32[2, 6, 6, 8]
+  %product: f32[2, 8, 6, 6]
+  %y: f32[2, 6, 6, 8]
+  %dz: f32[2, 6, 6, 8]
+  %dw: f32[8, 3, 3]
+  inputs %x, %w, %dy
+  state {
+    map [n < 2, p < 6, q < 6, k < 8] {
+      tasklet %half[n, p, q, k] = $0 * 0.5 from %x[n, p, q, k]
+    }
+    map [n < 2, k < 8, p < 6, q < 6, r < 3, s < 3] {
+      tasklet %product[n, k, p, q] (sum) = $0 * $1 from %half[n, p + r - 1, q + s - 1, k | 0.0], %w[k, r, s]
+    }
+    map [n < 2, p < 6, q < 6, k < 8] {
+      tasklet %y[n, p, q, k] = max($0, 0.0) from %product[n, k, p, q]
+    }
+    map [n < 2, p < 6, q < 6, k < 8] {
+      tasklet %dz[n, p, q, k] = $0 * 2.0 from %dy[n, p, q, k]
+    }
+    map [n < 2, p < 6, q < 6, k < 8, r < 3, s < 3] {
+      tasklet %dw[k, r, s] (sum) = $0 * $1 from %half[n, p + r - 1, q + s - 1, k | 0.0], %dz[n, p, q, k]
+    }
+  }
+  outputs %y, %dw
+}
+"#;
+
+    #[test]
+    fn arrays_with_channels_last_by_shape_keep_their_order() {
+        let mut graph = graph::parse(TOKENS).unwrap();
+        let assignment = assign(&mut graph, &Recipe::default());
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
+        // Both operands of the weight's gradient count rows of the image in their second dimension.
         assert_eq!(names, ["product"]);
     }
 
