@@ -1,5 +1,6 @@
 """``shorthaul.report`` gives the compiler's numbers."""
 
+import pytest
 import shorthaul
 import torch
 from torch import nn
@@ -22,3 +23,25 @@ def test_inference_has_no_backward():
         report = shorthaul.report(nn.Linear(4, 4), torch.randn(2, 4))
     assert {kernel["stage"] for kernel in report.data["kernels"]} == {"forward"}
     assert report.data["memory"]["saved_bytes"] == 0
+
+
+class WritesBetween(nn.Module):
+    """Python runs between two parts, and writes into what the first one gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        x[x.detach().sum(-1) > 0] = self.first.bias
+        return self.second(x)
+
+
+def test_parts_of_a_model_that_writes_between_them():
+    with pytest.warns(shorthaul.FallbackWarning):
+        report = shorthaul.report(WritesBetween(), torch.randn(8, 4))
+    modules = {decision["module"] for decision in report.data["decisions"]}
+    origins = {kernel["origin"] for kernel in report.data["kernels"]}
+    assert {"first", "second"} <= modules | {word for o in origins for word in str(o).split()}

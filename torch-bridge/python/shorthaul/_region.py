@@ -543,12 +543,14 @@ class Call:
             isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
         )
         device = self.program.place.device
-        return [
-            torch.zeros(spec.shape, dtype=spec.dtype, device=device).requires_grad_(
-                needs and spec.dtype.is_floating_point
-            )
-            for spec in self.program.user_outputs
-        ]
+        results = []
+        for spec in self.program.user_outputs:
+            zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+            if needs and spec.dtype.is_floating_point:
+                # No leaf, since Python may write into it.
+                zeros = zeros.requires_grad_().clone()
+            results.append(zeros)
+        return results
 
     def _write_state(self, inputs, state: torch.Tensor) -> None:
         """Checks what the graph computed for that, then writes inputs as eager would have."""
