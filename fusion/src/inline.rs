@@ -182,6 +182,9 @@ fn inlined_node(
     if is_blockable(reader) && !is_blockable(&node) {
         return Err(Obstacle::ProductIndex);
     }
+    if is_contraction(reader) && guarded(&node) > guarded(reader).max(1) {
+        return Err(Obstacle::ProductGuard);
+    }
     let total = |t: &Tasklet| -> u32 { t.outputs.iter().map(|(_, e)| e.cost()).sum() };
     let Some((_, t)) = unit(&node).filter(|_| !movement) else {
         return Ok(node);
@@ -193,6 +196,15 @@ fn inlined_node(
         demand.weigh(Obstacle::Inputs(t.inputs.len()))?;
     }
     Ok(node)
+}
+
+/// How many arrays a unit reads or writes at positions that may lie outside of them.
+fn guarded(node: &Node) -> usize {
+    unit(node).map_or(0, |(_, tasklet)| {
+        let written = tasklet.outputs.iter().map(|(m, _)| m);
+        let all = tasklet.inputs.iter().chain(written);
+        all.filter(|m| m.fill.is_some()).count()
+    })
 }
 
 /// Replaces input `position` (a read of `id`) by the definition of `id` at that index.

@@ -140,8 +140,8 @@ fn alias_ends(nodes: &[Node]) -> BTreeSet<ContainerId> {
         .collect()
 }
 
-/// The arrays of a convolution in any of its three forms: the activations, operands and results of rank
-/// three to five that share batch and spatial positions with one another, window or not; and weights
+/// The arrays of a convolution in any of its three forms: the activations, operands and results, one of them of rank
+/// three to five, that share batch and spatial positions with one another, window or not; and weights
 /// `[K, C, taps…]`. An activation whose channels come last by its shape is in order already.
 fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let Some(SummedProduct { a, b, out }) = tasklet.summed_product() else {
@@ -154,6 +154,9 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     let mut found = Vec::new();
     for (x, y, weights) in [(0, 1, 2), (0, 2, 1), (1, 2, 0)] {
         let (x, y, weights) = (all[x], all[y], all[weights]);
+        if !(3..=5).contains(&x.subset.len().min(y.subset.len())) {
+            continue;
+        }
         // Weights know nothing of the batch; the third array of an attention product does.
         if weights.subset.iter().any(|i| related(i, &x.subset[0])) {
             continue;
@@ -179,7 +182,7 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
     found
 }
 
-/// An array that may be the activation of a convolution.
+/// An array of at least three dimensions that may be the activation of a convolution.
 struct Activation<'a> {
     array: &'a Memlet,
     /// Whether the dimension after the batch counts channels, and not positions: what moves along it moves along
@@ -209,7 +212,7 @@ impl<'a> Activation<'a> {
     /// The dimensions of positions, without the batch.
     fn spatial(&self) -> &'a [Index] {
         match self.channels_first {
-            true => &self.array.subset[2.min(self.array.subset.len())..],
+            true => &self.array.subset[2..],
             false => &self.array.subset[1..self.channels.max(1)],
         }
     }
@@ -236,9 +239,6 @@ fn moves_with(m: &Memlet, symbol: &Symbol) -> bool {
 /// reads every position once leaves it.
 fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
     let rank = x.array.subset.len().min(y.array.subset.len());
-    if !(3..=5).contains(&rank) {
-        return false;
-    }
     let windowed = |m: &Activation| m.spatial().iter().any(is_composite);
     let batch = related(&x.array.subset[0], &y.array.subset[0]);
     let channels_differ = match (x.channel(), y.channel()) {

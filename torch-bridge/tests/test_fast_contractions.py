@@ -160,6 +160,32 @@ def image(channels: int, size: int = 12, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, channels, size, size, requires_grad=True)
 
 
+class SlicedConvolution(nn.Module):
+    """A grouped convolution of even length, whose last position is dropped: that of wav2vec2."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv1d(16, 16, 8, padding=4, groups=4)
+
+    def forward(self, x):
+        return F.gelu(self.convolution(x)[:, :, :-1])
+
+
+class TokenImages(nn.Module):
+    """A depthwise convolution between linear layers, of rows that are an image, as in SegFormer."""
+
+    def __init__(self, width: int = 32, size: int = 8):
+        super().__init__()
+        self.size, self.norm = size, nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.depthwise = nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width)
+
+    def forward(self, x):
+        y = self.up(self.norm(x)).transpose(1, 2)
+        y = self.depthwise(y.reshape(len(x), -1, self.size, self.size))
+        return x + self.down(F.gelu(y.flatten(2).transpose(1, 2)))
+
+
 def rows(width: int, length: int = 21, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, length, width, requires_grad=True)
 
@@ -230,6 +256,12 @@ NETWORKS = {
         lambda: nn.Conv2d(12, 24, 3, dilation=2, padding=2, groups=4),
         lambda: image(12, 9),
     ),
+    "sliced 1-D": (SlicedConvolution, lambda: torch.randn(2, 16, 21, requires_grad=True)),
+    "segformer": (TokenImages, lambda: rows(32, 64)),
+    "convnext": (
+        lambda: nn.Sequential(nn.Conv2d(3, 24, 2, 2), images.convnext.CNBlock(24, 1e-6, 0.0)),
+        lambda: image(3, 14),
+    ),
 }
 
 
@@ -251,8 +283,26 @@ def test_no_contraction_is_scalar(name):
     assert {k["stage"] for k in report.data["kernels"]} == {"forward", "backward"}
 
 
-GROUPED = ("resnext", "regnet", "shufflenet", "grouped 1-D", "grouped 3-D", "grouped, dilated")
-SPLIT = ("cifar", "u-net 3-D", "pixel shuffle", "space to depth")
+@pytest.mark.parametrize("name", ["segformer", "convnext"])
+def test_depthwise_convolutions_among_rows_of_channels_are_depthwise(name):
+    # Their arrays have channels last by shape.
+    model, x = network(name)
+    kernels = shorthaul.report(model.train(), x).data["kernels"]
+    paths = [kernel["path"] for kernel in kernels]
+    assert [path for path in paths if path.startswith("convolution")] == []
+    assert len([path for path in paths if path.startswith("depthwise")]) == 3
+
+
+GROUPED = (
+    "sliced 1-D",
+    "resnext",
+    "regnet",
+    "shufflenet",
+    "grouped 1-D",
+    "grouped 3-D",
+    "grouped, dilated",
+)
+SPLIT = ("segformer", "convnext", "cifar", "u-net 3-D", "pixel shuffle", "space to depth")
 
 
 @pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")

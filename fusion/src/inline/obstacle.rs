@@ -13,6 +13,8 @@ pub enum Obstacle {
     Product,
     #[error("a product's operand would be indexed by data, a remainder or a quotient")]
     ProductIndex,
+    #[error("a product takes one array beyond its bounds, and would take two")]
+    ProductGuard,
     #[error("it would be computed {times} times, {cost} operations each")]
     Repeated { times: i64, cost: u32 },
     #[error("its reader would grow to {0} operations")]
@@ -47,6 +49,7 @@ impl Weighed for Obstacle {
             Obstacle::Cost(cost) => *cost <= MAX_DEMANDED_COST,
             Obstacle::Product
             | Obstacle::ProductIndex
+            | Obstacle::ProductGuard
             | Obstacle::GuardOfComputed
             | Obstacle::Guard
             | Obstacle::ComputedIndex

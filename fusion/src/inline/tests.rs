@@ -96,6 +96,25 @@ fn products_read_what_was_rolled_or_looked_up_from_memory() {
 }
 
 #[test]
+fn a_product_takes_one_array_beyond_its_bounds() {
+    // The gradient of a convolution's weights behind a slice: what the slice dropped has no gradient.
+    let containers = "%x: f32[2, 3, 8] input
+         %dy: f32[2, 4, 8] input
+         %t: f32[2, 4, 9]
+         %y: f32[4, 3, 4]";
+    let padded = "map [n < 2, k < 4, p < 9] { tasklet %t[n, k, p] = $0 from %dy[n, k, p | 0.0] }";
+    let product = |x: &str| {
+        let map = "map [k < 4, c < 3, r < 4, n < 2, p < 9]";
+        let text = format!("tasklet %y[k, c, r] (sum) = $0 * $1 from %t[n, k, p], {x}");
+        format!("{padded}\n{map} {{ {text} }}")
+    };
+    let refused = inlined(containers, &product("%x[n, c, p + r - 2 | 0.0]"));
+    assert_eq!(refused, Err(Obstacle::ProductGuard));
+    let long = containers.replace("%x: f32[2, 3, 8]", "%x: f32[2, 3, 12]");
+    assert!(inlined(&long, &product("%x[n, c, p + r]")).is_ok());
+}
+
+#[test]
 fn products_read_arithmetic_from_memory_but_movement_directly() {
     let matrices = "%x: f32[4, 3] input
          %w: f32[4, 5] input
