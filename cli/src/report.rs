@@ -4,7 +4,7 @@ use crate::answer::{Answer, apart};
 use crate::progress::Progress;
 use crate::sizes;
 use crate::units::{bytes, count, table};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use compiler::graph::{Bindings, DType, Symbol};
 use compiler::importer::onnx::{File, Model, Options};
 use compiler::report::{KernelReport, Report};
@@ -29,9 +29,10 @@ pub fn run(
     progress.stage("reading");
     let bytes = onnx::file::read_whole(path)?;
     let file = File::decode(path, bytes.clone())?;
-    let (options, found) = with_found(&onnx::file::Model::of_bytes(path, bytes)?, &file, options);
+    let given = onnx::file::Model::of_bytes(path, bytes)?;
+    let (options, found) = with_found(&given, &file, options);
     let model = file.import(&options)?;
-    check_sizes(file.path(), &model)?;
+    check_sizes(file.path(), &model, &found)?;
     progress.stage("planning");
     let plan = plan(&model, train).with_context(|| format!("cannot plan {}", path.display()))?;
     let report = Report::of_plan(&plan, usize::from(threads))
@@ -43,7 +44,7 @@ pub fn run(
             "train": train,
             "threads": threads,
             "sizes": options.sizes,
-            "found_sizes": found,
+            "found_sizes": found.sizes,
             "report": report,
         });
         format!("{value:#}\n")
@@ -79,9 +80,9 @@ pub fn page(
     let file = File::decode(path, bytes_read);
     let (options, found) = match &file {
         Ok(file) => with_found(&model, file, options),
-        Err(_) => (options.clone(), BTreeMap::new()),
+        Err(_) => (options.clone(), Found::default()),
     };
-    let shapes = shapes(&model, &drawn(&options, file.as_ref().ok()))?;
+    let shapes = shapes(&model, &drawn(&options, file.as_ref().ok()), &found)?;
     progress.stage("planning");
     let kernels = file
         .and_then(|file| file.import(&options))
@@ -103,15 +104,42 @@ pub fn page(
     Ok(Answer::with(said, staged))
 }
 
+/// Values for sizes that nobody gave.
+#[derive(Default)]
+struct Found {
+    sizes: BTreeMap<String, i64>,
+    /// Why there are none.
+    obstacle: Option<anyhow::Error>,
+}
+
+impl Found {
+    /// The error for sizes that are open after all.
+    fn refusal(&self, path: &Path, open: &[String]) -> anyhow::Error {
+        let open = open.join(" ");
+        let path = path.display();
+        match &self.obstacle {
+            Some(obstacle) => anyhow!(
+                "{path} has dynamic sizes; give each a value: {open} (Shorthaul found none: {obstacle:#})"
+            ),
+            None => anyhow!("{path} has dynamic sizes; give each a value: {open}"),
+        }
+    }
+}
+
 /// The options with values for the sizes that are not given, and these values; as they are where none is found.
-fn with_found(
-    model: &onnx::file::Model,
-    file: &File,
-    options: &Options,
-) -> (Options, BTreeMap<String, i64>) {
-    let found = sizes::found(model, file, &options.sizes).unwrap_or_default();
+fn with_found(model: &onnx::file::Model, file: &File, options: &Options) -> (Options, Found) {
+    let found = match sizes::found(model, file, &options.sizes) {
+        Ok(sizes) => Found {
+            sizes,
+            obstacle: None,
+        },
+        Err(obstacle) => Found {
+            sizes: BTreeMap::new(),
+            obstacle: Some(obstacle),
+        },
+    };
     let mut options = options.clone();
-    options.sizes.extend(found.clone());
+    options.sizes.extend(found.sizes.clone());
     (options, found)
 }
 
@@ -129,8 +157,9 @@ fn drawn(options: &Options, file: Option<&File>) -> Options {
 }
 
 /// Which sizes nobody gave.
-fn found_text(found: &BTreeMap<String, i64>) -> String {
+fn found_text(found: &Found) -> String {
     let sizes: Vec<String> = found
+        .sizes
         .iter()
         .map(|(name, n)| format!("{name}={n}"))
         .collect();
@@ -170,7 +199,11 @@ fn refuse_unknown(model: &onnx::file::Model, options: &Options) -> Result<()> {
 }
 
 /// Sizes of the inputs that have to be given.
-fn shapes(model: &onnx::file::Model, options: &Options) -> Result<BTreeMap<String, Vec<usize>>> {
+fn shapes(
+    model: &onnx::file::Model,
+    options: &Options,
+    found: &Found,
+) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
     let Some(graph) = &model.proto.graph else {
         return Ok(shapes);
@@ -208,28 +241,20 @@ fn shapes(model: &onnx::file::Model, options: &Options) -> Result<BTreeMap<Strin
     }
     if !open.is_empty() {
         let open: Vec<String> = open.into_iter().collect();
-        bail!(
-            "{} has dynamic sizes; give each a value: {}",
-            model.path.display(),
-            open.join(" ")
-        );
+        return Err(found.refusal(&model.path, &open));
     }
     Ok(shapes)
 }
 
 /// Every dynamic size needs a value.
-fn check_sizes(path: &Path, model: &Model) -> Result<()> {
+fn check_sizes(path: &Path, model: &Model, found: &Found) -> Result<()> {
     let open: Vec<_> = model
         .sizes
         .iter()
         .map(|(name, _)| format!("--bind {name}=…"))
         .collect();
     if !open.is_empty() {
-        bail!(
-            "{} has dynamic sizes; give each a value: {}",
-            path.display(),
-            open.join(" ")
-        );
+        return Err(found.refusal(path, &open));
     }
     Ok(())
 }
@@ -314,6 +339,12 @@ fn text(path: &Path, report: &Report, train: bool) -> String {
         ", {} for each thread",
         size(memory.thread_scratch_bytes)
     );
+    for undone in &report.undone {
+        let _ = writeln!(text, "{}", undone.sentence);
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning: {}", warning.sentence);
+    }
     text
 }
 

@@ -17,6 +17,7 @@ use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
 use kernels::cuda::pooled;
 use kernels::cuda::{Arch, Kernel, LaunchOp, ParamType};
 use kernels::plan::{Buffer, container_bytes};
+use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Encoder, encoder_layer_of};
 use std::error::Error;
@@ -147,7 +148,7 @@ fn compiled(
     let mut resources: Vec<Vec<Resources>> = vec![Vec::new(); kernels.len()];
     for arch in Arch::ALL {
         let begin = processor_seconds()?;
-        let cubins = compile_all(kernels, arch, nvrtc, &cache, threads, &mut |_, _| ())?;
+        let cubins = compile_all(kernels, arch, nvrtc, &cache, threads, &mut Silent)?;
         let seconds = processor_seconds()? - begin;
         let refused = gate(kernels, &cubins);
         let told = cubins.iter().flat_map(|cubin| &cubin.resources);

@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             mib(d.memory.saved_bytes as f64),
             mib(d.bytes_moved as f64),
             d.operations as f64 / 1e9,
-            d.predicted_us / 1e3,
+            d.predicted_us.ok_or("a kernel without a prediction")? / 1e3,
             kept.0 / 1e3,
             kept.1 / 1e3,
             seconds

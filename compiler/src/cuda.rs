@@ -10,8 +10,10 @@ use crate::plan::{Plan, Step};
 use crate::report::Memory;
 use crate::steering::{Choices, planned};
 use crate::torch::Captured;
+use crate::undone::{undone, unfollowed};
 use fusion::Target;
 use kernels::cache::{Cache, CacheSettings};
+use kernels::contraction::ScalarForm;
 use kernels::cuda::device::{CudaModule, Device, Libraries};
 use kernels::cuda::emulated::Emulated;
 use kernels::cuda::lower::{CudaProgram, lower_with};
@@ -22,10 +24,9 @@ use kernels::cuda::vendor::{Candidate, Offers, Products, Table};
 use kernels::cuda::{Arch, CudaError, Kernel};
 use kernels::lowering::{KernelCost, KernelInfo};
 use kernels::plan::Buffer;
-use kernels::progress::{Progress, UnitReady};
+use kernels::progress::Progress;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What a CUDA program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +117,7 @@ impl CudaExecutable {
     /// # Errors
     /// As for [`Captured::compile_cuda`].
     pub fn build(
-        plan: Plan,
+        mut plan: Plan,
         target: &CudaTarget<'_>,
         products: &ProductsBy,
         progress: &mut dyn Progress,
@@ -162,8 +163,11 @@ impl CudaExecutable {
             }
             (CudaTarget::Device { .. }, None) => return Err(CudaError::NoDriver.into()),
         };
+        let kernels = kernel_infos(&program, !matches!(products, ProductsBy::Own));
+        let notes = unfollowed(&plan, &undone(&plan, &kernels));
+        plan.notes.extend(notes);
         Ok(CudaExecutable {
-            kernels: kernel_infos(&program, !matches!(products, ProductsBy::Own)),
+            kernels,
             plan,
             program,
             forward,
@@ -213,9 +217,7 @@ fn emulated(
     seed: u64,
     progress: &mut dyn Progress,
 ) -> Result<Emulated, CompileError> {
-    let start = Instant::now();
-    let mut ready = |done, total| report(progress, "kernels", done, total, start);
-    let emulated = Emulated::compile(kernels, constants, seed, &mut ready);
+    let emulated = Emulated::compile(kernels, constants, seed, progress);
     Ok(emulated.map_err(CudaError::from)?)
 }
 
@@ -225,25 +227,12 @@ fn cubins(
     folders: &[PathBuf],
     progress: &mut dyn Progress,
 ) -> Result<Vec<Cubin>, CompileError> {
-    let start = Instant::now();
     let nvrtc = Nvrtc::find(folders)?;
     let cache = Cache::open(&CacheSettings::from_environment(), progress);
     let cache = cache.map_err(nvrtc::NvrtcError::from)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut ready = |done, total| report(progress, arch.name(), done, total, start);
-    Ok(nvrtc::compile_all(
-        kernels, arch, &nvrtc, &cache, threads, &mut ready,
-    )?)
-}
-
-fn report(progress: &mut dyn Progress, name: &str, done: usize, total: usize, start: Instant) {
-    progress.unit_ready(&UnitReady {
-        name,
-        done,
-        total,
-        seconds: start.elapsed().as_secs_f64(),
-        cached: false,
-    });
+    let cubins = nvrtc::compile_all(kernels, arch, &nvrtc, &cache, threads, progress);
+    Ok(cubins?)
 }
 
 /// How products are chosen on a device or in the emulator.
@@ -317,6 +306,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             flops: map.flops,
             work: KernelCost::default(),
             cuts: None,
+            uncut: None,
             n_launches: map.n_launches,
             reads,
             writes,
@@ -324,7 +314,10 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             choice: (map.product.as_ref())
                 .filter(|_| with_choices)
                 .map(ToString::to_string),
-            scalar: None,
+            // The limits of a GPU are not known, so what this costs is not predicted.
+            scalar: map.scalar.map(|reason| ScalarForm { reason, cost: None }),
+            no_pairs: None,
+            splits: map.splits.clone(),
         }
     })
     .collect()

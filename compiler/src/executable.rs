@@ -1,11 +1,11 @@
 //! The end of the straight line: a plan lowered, compiled, loaded, ready to run.
 
 use crate::error::CompileError;
-use crate::plan::Plan;
+use crate::plan::{OneThread, Plan};
 use crate::predict::On;
-use crate::recipe::uncut;
-use crate::report::bytes;
+use crate::report::{bytes, notes};
 use crate::torch::locked;
+use crate::undone::undone;
 use graph::{Graph, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
@@ -64,8 +64,11 @@ impl Executable {
         templates: Option<&Mutex<Templates>>,
         progress: &mut dyn Progress,
     ) -> Result<Executable, CompileError> {
-        let mut lowered = lower_for(&plan, options, threads, templates)?;
-        plan.notes.extend(uncut(&plan.recipe, &lowered.kernels));
+        let (mut lowered, one_thread) = lower_for(&plan, options, threads, templates)?;
+        plan.one_thread = one_thread;
+        let undone = undone(&plan, &lowered.kernels);
+        let notes = notes(&plan, &lowered.kernels, &undone);
+        plan.notes.extend(notes);
         if let Some(templates) = templates {
             lowered.share(&mut locked(templates));
         }
@@ -98,16 +101,17 @@ fn lower_for(
     options: &CompileOptions,
     threads: usize,
     templates: Option<&Mutex<Templates>>,
-) -> Result<Lowered, CompileError> {
+) -> Result<(Lowered, Option<OneThread>), CompileError> {
     let shares = templates.is_some_and(|t| !locked(t).is_empty());
     let mut lowered = lower_varying(plan, options, threads, templates, false)?;
-    if threads > 1 && !is_worth_threads(&plan.graph, &lowered.kernels, threads) {
-        if !shares {
-            return lower_varying(plan, options, 1, templates, false);
-        }
-        lowered.threads = 1;
+    let machine = plan.machine.unwrap_or(options.target.machine);
+    let one_thread = one_thread(&plan.graph, &lowered.kernels, &On { machine, threads });
+    match (one_thread, shares) {
+        (None, _) => {}
+        (Some(_), true) => lowered.threads = 1,
+        (Some(_), false) => lowered = lower_varying(plan, options, 1, templates, false)?,
     }
-    Ok(lowered)
+    Ok((lowered, one_thread))
 }
 
 /// Shows what the kernels of a plan look like that may come, and which of their numbers are decisions; nothing is
@@ -159,20 +163,25 @@ fn lower_varying(
     Ok(lower_as(&plan.graph, &target, threads, &wanted)?)
 }
 
-/// Microseconds that threads need to meet behind a launch.
-const BARRIER_US: f64 = 2.0;
-/// Operations and bytes per microsecond of one thread, as a small kernel has them.
-const OPERATIONS_PER_US: f64 = 10_000.0;
-const BYTES_PER_US: f64 = 20_000.0;
+/// Part of a core's rate in products that small kernels reach: most of their time goes into starting loops.
+const SMALL_KERNELS_REACH: f64 = 1.0 / 16.0;
 
-/// Whether several threads are predicted to be faster than one: what they save of the work is more than
-/// what their barriers cost.
-fn is_worth_threads(graph: &Graph, kernels: &[KernelInfo], threads: usize) -> bool {
+/// Why one thread is predicted to be as fast as several, if it is: what they save of the work is at most what
+/// their barriers cost. Steps for which that is close lie in a cache that the cores share.
+fn one_thread(graph: &Graph, kernels: &[KernelInfo], on: &On) -> Option<OneThread> {
+    let On { machine, threads } = on;
+    let operations_per_us = machine.product_operations_per_us.max(1) as f64 * SMALL_KERNELS_REACH;
     let work = |info: &KernelInfo| {
         let moved = bytes(graph, info.reads.iter().chain(&info.writes)) as f64;
-        info.flops as f64 / OPERATIONS_PER_US + moved / BYTES_PER_US
+        info.flops as f64 / operations_per_us + moved / machine.l3.rate(1)
     };
     let work: f64 = kernels.iter().map(work).sum();
-    let launches: usize = kernels.iter().map(|info| info.n_launches).sum();
-    work * (1.0 - 1.0 / threads as f64) > launches as f64 * BARRIER_US
+    let n_launches: usize = kernels.iter().map(|info| info.n_launches).sum();
+    let meeting_us = (machine.launch_ns + machine.barrier_ns) as f64 / 1e3;
+    let one_thread = OneThread {
+        n_threads: *threads,
+        saved_us: work * (1.0 - 1.0 / *threads as f64),
+        waited_us: n_launches as f64 * meeting_us,
+    };
+    (*threads > 1 && one_thread.saved_us <= one_thread.waited_us).then_some(one_thread)
 }

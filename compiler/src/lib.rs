@@ -21,6 +21,7 @@ pub mod steering;
 pub mod torch;
 pub mod training_graph;
 pub mod training_proof;
+pub mod undone;
 mod update_groups;
 
 pub use error::CompileError;

@@ -12,6 +12,7 @@ use autodiff::Request;
 use fusion::{Applied, Decision, Fused, RecomputeProblem, Refusal, Speed, Target};
 use graph::{Bindings, ContainerId, Graph, Machine, Recipe, SymExpr};
 use layouts::Assignment;
+use serde::Serialize;
 
 /// A training or inference step before sizes are known.
 #[derive(Clone, Debug)]
@@ -169,6 +170,7 @@ impl Finish<'_> {
             notes: Vec::new(),
             machine: self.options.machine,
             budget: None,
+            one_thread: None,
             decisions,
         })
     }
@@ -248,6 +250,17 @@ fn check_sizes(graph: &Graph) -> Result<(), CompileError> {
     Ok(())
 }
 
+/// The decision to run a step on one thread: threads would save less than they wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OneThread {
+    /// Threads that there are.
+    pub n_threads: usize,
+    /// Microseconds of work that they are predicted to save.
+    pub saved_us: f64,
+    /// Microseconds that they are predicted to wait for each other behind the launches.
+    pub waited_us: f64,
+}
+
 /// A step with every decision taken, ready to be lowered.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -265,6 +278,8 @@ pub struct Plan {
     pub budget: Option<KeptBudget>,
     /// The machine it is for, where it was measured.
     pub machine: Option<Machine>,
+    /// Why its kernels run on one thread, if they do so although there are more.
+    pub one_thread: Option<OneThread>,
     /// What the recipe says and could not be done.
     pub unmet: Vec<Unmet>,
     /// What the caller should know about the recipe, in sentences.

@@ -107,6 +107,10 @@ pub fn uncut(recipe: &Recipe, kernels: &[KernelInfo]) -> Vec<String> {
                 "the recipe asks for {place} as {blocking}, which is not possible for these sizes: it is cut as {}",
                 found.cuts.blocking
             )),
+            None if kernels.iter().any(|k| k.uncut.as_ref() == Some(place)) => Some(format!(
+                "the recipe asks for {place}, which is not possible: contractions of 16-bit numbers are cut by \
+                 their cost model"
+            )),
             None => Some(format!(
                 "the recipe asks for {place}, about which there is no decision in this program"
             )),

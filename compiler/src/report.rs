@@ -9,10 +9,11 @@
 
 use crate::bounds::{Bound, bound};
 use crate::error::CompileError;
-use crate::plan::Plan;
+use crate::plan::{OneThread, Plan};
 use crate::predict::{On, Prediction, predict};
 use crate::recipe::uncut;
-use fusion::lower_bound;
+use crate::undone::{Undone, undone, unfollowed};
+use fusion::{Decision, lower_bound};
 use graph::{ContainerId, Graph, Lifetime, Node, Origin, Stage, Storage, SymExpr};
 use kernels::contraction::ScalarForm;
 use kernels::features::{CpuTarget, Isa, forced_isa};
@@ -43,12 +44,20 @@ pub struct Report {
     pub memory: Memory,
     /// Bytes that fusion saved.
     pub bytes_saved: i64,
-    /// What the recipe says about blocking and was not possible.
+    /// What the recipe says and lowering could not do, in sentences.
     #[serde(skip)]
-    pub uncut: Vec<String>,
+    pub notes: Vec<String>,
     /// Fusion's refusals in sentences, those first that would have saved most; at most
     /// [`MAX_REFUSALS`].
     pub refusals: Vec<String>,
+    /// How many more refusals there are.
+    pub n_more_refusals: usize,
+    /// What was decided and lowering undid.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub undone: Vec<Undone>,
+    /// Why the kernels run on one thread, where the caller offered more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub one_thread: Option<OneThread>,
     /// What computes each attention of the model, and why, where a table or the caller could choose.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attentions: Vec<String>,
@@ -115,6 +124,9 @@ pub struct KernelReport {
     /// What computes it of several candidates, and why, where a table or the caller chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<String>,
+    /// Why bf16 operands are multiplied in single precision, on a CPU that multiplies pairs of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_pairs: Option<String>,
 }
 
 /// An operator of the model.
@@ -217,10 +229,15 @@ impl Report {
                     cuts: info.cuts.clone(),
                     predicted: predicted.as_ref().map(|all| all[n]),
                     choice: info.choice.clone(),
+                    no_pairs: info.no_pairs.map(|reason| reason.to_string()),
                 }
             })
             .collect();
-        let applied = plan.decisions.iter().filter(|d| d.is_applied());
+        let undone = undone(plan, kernels);
+        let is_undone = |d: &Decision| undone.iter().any(|u| u.place == d.place);
+        let applied = plan.decisions.iter();
+        let applied = applied.filter(|d| d.is_applied() && !is_undone(d));
+        let (refusals, n_more_refusals) = refusals(plan);
         Report {
             bytes_moved: reports.iter().map(KernelReport::bytes_moved).sum(),
             bytes_least: lower_bound(graph),
@@ -230,12 +247,29 @@ impl Report {
             containers: containers(graph, kernels),
             memory,
             bytes_saved: applied.map(|d| d.bytes).sum(),
-            uncut: uncut(&plan.recipe, kernels),
-            refusals: refusals(plan),
+            notes: notes(plan, kernels, &undone),
+            refusals,
+            n_more_refusals,
+            undone,
+            one_thread: plan.one_thread,
             attentions: Vec::new(),
             warnings: warnings(kernels),
         }
     }
+}
+
+impl Report {
+    /// Microseconds of all kernels; `None` if there is one without a prediction, as on a GPU.
+    pub fn predicted_us(&self) -> Option<f64> {
+        self.kernels.iter().map(|k| Some(k.predicted?.us)).sum()
+    }
+}
+
+/// What a recipe says and lowering could not do, in sentences.
+pub(crate) fn notes(plan: &Plan, kernels: &[KernelInfo], undone: &[Undone]) -> Vec<String> {
+    let mut notes = uncut(&plan.recipe, kernels);
+    notes.extend(unfollowed(plan, undone));
+    notes
 }
 
 /// The bounds of the node that a kernel was made of; none where a node became several kernels.
@@ -276,42 +310,42 @@ fn is_zero(n: &i64) -> bool {
 /// The kernels in the scalar form, each as a warning.
 fn warnings(kernels: &[KernelInfo]) -> Vec<Warning> {
     let warned = kernels.iter().filter_map(|info| Some((info, info.scalar?)));
-    let warning = |(info, scalar): (&KernelInfo, ScalarForm)| Warning {
-        kernel: info.name.clone(),
-        origin: info.origin.clone(),
-        scalar,
-        sentence: format!(
-            "{} ({}): a contraction runs as scalar loops, since {}; predicted {:.1} ms, {:.1} ms with a \
-             fast kernel",
-            info.origin,
-            info.stage.name(),
-            scalar.reason,
-            scalar.predicted_us as f64 / 1e3,
-            scalar.fast_us as f64 / 1e3
-        ),
+    let warning = |(info, scalar): (&KernelInfo, ScalarForm)| {
+        let times = scalar.cost.map_or(String::new(), |cost| {
+            let [predicted, fast] = [cost.predicted_us, cost.fast_us].map(|us| us as f64 / 1e3);
+            format!("; predicted {predicted:.1} ms, {fast:.1} ms with a fast kernel")
+        });
+        let (stage, reason) = (info.stage.name(), scalar.reason);
+        Warning {
+            kernel: info.name.clone(),
+            origin: info.origin.clone(),
+            scalar,
+            sentence: format!(
+                "{} ({stage}): a contraction runs as scalar loops, since {reason}{times}",
+                info.origin
+            ),
+        }
     };
     warned.map(warning).collect()
 }
 
-/// What fusion refused although it would have saved bytes, each sentence once.
-fn refusals(plan: &Plan) -> Vec<String> {
+/// What fusion refused although it would have saved bytes, each sentence once, and how many more there are.
+fn refusals(plan: &Plan) -> (Vec<String>, usize) {
     let mut refused: Vec<_> = plan
         .decisions
         .iter()
         .filter(|d| !d.is_applied() && d.bytes > 0)
         .collect();
     refused.sort_by_key(|d| -d.bytes);
-    let mut sentences: Vec<String> = Vec::new();
-    for d in refused {
-        let sentence = format!("{} at {}: {}", d.rewrite(), d.origin, d.sentence());
-        if !sentences.contains(&sentence) {
-            sentences.push(sentence);
-        }
-        if sentences.len() == MAX_REFUSALS {
-            break;
-        }
-    }
-    sentences
+    let mut seen = BTreeSet::new();
+    let sentences = refused.into_iter().map(|d| {
+        let what = d.sentence();
+        format!("{} at {}: {what}", d.rewrite(), d.origin)
+    });
+    let mut sentences: Vec<String> = sentences.filter(|s| seen.insert(s.clone())).collect();
+    let n_more = sentences.len().saturating_sub(MAX_REFUSALS);
+    sentences.truncate(MAX_REFUSALS);
+    (sentences, n_more)
 }
 
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
@@ -411,7 +445,8 @@ fn border(graph: &Graph) -> BTreeSet<ContainerId> {
 pub(crate) fn bytes<'a>(graph: &Graph, ids: impl IntoIterator<Item = &'a ContainerId>) -> i64 {
     let size = |id: &ContainerId| {
         let container = graph.container(*id);
-        let elements = SymExpr::product(&container.shape).as_const().unwrap_or(0);
+        let elements = SymExpr::product(&container.shape).as_const();
+        let elements = elements.unwrap_or_else(|| unreachable!("a plan's sizes are fixed"));
         elements * container.dtype.bytes() as i64
     };
     ids.into_iter().map(size).sum()

@@ -164,9 +164,6 @@ fn with(choices: &Choices, greedy: &Plan, told: &BTreeMap<Place, bool>) -> Choic
 }
 
 fn predicted_us(report: &Report) -> f64 {
-    report
-        .kernels
-        .iter()
-        .filter_map(|k| Some(k.predicted?.us))
-        .sum()
+    let predicted = report.predicted_us();
+    predicted.unwrap_or_else(|| unreachable!("each kernel of a CPU has a prediction"))
 }

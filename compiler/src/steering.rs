@@ -9,6 +9,7 @@ use crate::plan::{Plan, PlanOptions, Step};
 use crate::recipe::{Entry, RecipeFile, fingerprint};
 use crate::report::{KernelReport, Memory, Report, planning_target};
 use crate::torch::Captured;
+use crate::undone::Undone;
 use fusion::{Decision, Target};
 use graph::Machine;
 use serde::Serialize;
@@ -118,8 +119,8 @@ pub struct Described {
     pub memory: Memory,
     /// Most bytes of intermediate results at one time: what is kept for the backward pass, and the larger arena.
     pub peak_bytes: usize,
-    /// Microseconds of all kernels by bytes and operations, predicted.
-    pub predicted_us: f64,
+    /// Microseconds of all kernels by bytes and operations, predicted; `None` on a GPU.
+    pub predicted_us: Option<f64>,
     /// How the memory budget was kept, if there is one.
     pub budget: Option<KeptBudget>,
 }
@@ -160,7 +161,7 @@ impl Described {
     /// The description of a plan and its report.
     pub fn new(plan: &Plan, report: &Report) -> Described {
         let memory = report.memory;
-        let rows = plan.decisions.iter().map(|d| row(plan, d));
+        let rows = plan.decisions.iter().map(|d| row(plan, d, &report.undone));
         let missing = plan.unmet.iter().filter(|u| u.reason.is_none());
         let missing = missing.map(|u| DecisionRow {
             entry: Entry {
@@ -176,7 +177,7 @@ impl Described {
             memory_bytes: 0,
             operations: 0,
         });
-        let unknown = report.uncut.iter().filter(|n| !plan.notes.contains(n));
+        let unknown = report.notes.iter().filter(|n| !plan.notes.contains(n));
         Described {
             structure: fingerprint(plan.step.graph()),
             training: !plan.step.gradient_inputs.is_empty(),
@@ -188,26 +189,33 @@ impl Described {
             operations: report.operations,
             memory,
             peak_bytes: memory.peak_bytes(),
-            predicted_us: report
-                .kernels
-                .iter()
-                .filter_map(|k| Some(k.predicted?.us))
-                .sum(),
+            predicted_us: report.predicted_us(),
             budget: plan.budget,
         }
     }
 }
 
-fn row(plan: &Plan, decision: &Decision) -> DecisionRow {
+fn row(plan: &Plan, decision: &Decision, undone: &[Undone]) -> DecisionRow {
     let take = plan.recipe.override_for(|| decision.place.clone());
+    let undone = undone.iter().find(|u| u.place == decision.place);
+    let what = match undone {
+        Some(undone) => format!(
+            "{}; this was undone: {}",
+            decision.sentence(),
+            undone.reason
+        ),
+        None => decision.sentence(),
+    };
+    let reason = undone.map(|u| u.reason.to_string());
+    let is_applied = decision.is_applied() && undone.is_none();
     DecisionRow {
         entry: Entry {
-            sentence: comment(decision),
-            ..Entry::of_place(&decision.place, decision.is_applied(), take)
+            sentence: comment(decision, is_applied, &what),
+            ..Entry::of_place(&decision.place, is_applied, take)
         },
         source: decision.origin.source.clone(),
-        what: decision.sentence(),
-        reason: decision.reason(),
+        what,
+        reason: reason.or_else(|| decision.reason()),
         may_change: decision.may_change(),
         exists: true,
         bytes: decision.bytes,
@@ -249,9 +257,9 @@ fn cut_rows(report: &Report) -> Vec<DecisionRow> {
 }
 
 /// What a decision does and what it is worth, in one line.
-fn comment(decision: &Decision) -> String {
+fn comment(decision: &Decision, is_applied: bool, what: &str) -> String {
     let mut worth = Vec::new();
-    let verb = |applied: &'static str, refused: &'static str| match decision.is_applied() {
+    let verb = |applied: &'static str, refused: &'static str| match is_applied {
         true => applied,
         false => refused,
     };
@@ -271,12 +279,7 @@ fn comment(decision: &Decision) -> String {
             verb("again", "would be done again")
         ));
     }
-    let what = format!(
-        "{} at {}: {}",
-        decision.rewrite(),
-        decision.origin.node,
-        decision.sentence()
-    );
+    let what = format!("{} at {}: {what}", decision.rewrite(), decision.origin.node,);
     match worth.is_empty() {
         true => what,
         false => format!("{what} ({})", worth.join(", ")),

@@ -42,7 +42,7 @@ fn keep_to_registers_on(arch: Arch, name: &str, kernels: &[Kernel]) {
     let nvrtc = Nvrtc::find(&[]).expect("NVRTC is there");
     let cache = Cache::open(&CacheSettings::from_environment(), &mut Silent).expect("a cache");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let cubins = compile_all(kernels, arch, &nvrtc, &cache, threads, &mut |_, _| ());
+    let cubins = compile_all(kernels, arch, &nvrtc, &cache, threads, &mut Silent);
     let cubins = cubins.expect("NVRTC takes all kernels");
     let n: usize = cubins.iter().map(|c| c.resources.len()).sum();
     assert_eq!(n, kernels.len());

@@ -154,7 +154,7 @@ fn check_registers(dtype: DType) -> Checked<()> {
         &nvrtc,
         &cache,
         threads,
-        &mut |_, _| (),
+        &mut Silent,
     )?;
     let refused = gate(&program.kernels, &cubins);
     assert!(refused.is_empty(), "{refused:#?}");

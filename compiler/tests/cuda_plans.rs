@@ -5,17 +5,19 @@
 //! given, each once and whole per launch. `SHORTHAUL_UPDATE=1` (or `cargo xtask snapshots`) writes the
 //! file anew.
 
-use compiler::{Plan, Step, Target};
-use graph::{Bindings, DType, Graph, Lifetime, Rewrite, Stage};
+mod snapshot;
+
+use compiler::{Plan, Target};
+use graph::{DType, Graph, Rewrite, Stage};
 use kernels::cuda::ParamType;
 use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};
+use snapshot::{compare, training_plan};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 
 /// A layer of a decoder as wide as a layer of BERT-large.
 const DECODER: Decoder = Decoder {
@@ -70,22 +72,10 @@ fn networks_cost_on_a_gpu_what_they_did() {
     ];
     let mut found = String::from("forward and backward, own kernels; bytes\n");
     for (name, graph) in networks {
-        let plan = training_plan(&graph.expect("a network of ours builds"));
+        let plan = training_plan(&graph.expect("a network of ours builds"), Target::Cuda);
         let _ = write!(found, "\n{name}\n{}", cost(&plan));
     }
     compare("cuda_plans.txt", &found);
-}
-
-/// All parameters are trained, as in `module.train()`; running statistics are none.
-fn training_plan(graph: &Graph) -> Plan {
-    let is_trained = |position: &usize| {
-        let c = graph.container(graph.inputs[*position]);
-        c.lifetime == Lifetime::Parameter && c.dtype.is_float() && !c.name.contains("running")
-    };
-    let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
-    let step = Step::training(graph, &trained).expect("differentiates");
-    step.plan_for(&Bindings::new(), Target::Cuda)
-        .expect("plans")
 }
 
 fn cost(plan: &Plan) -> String {
@@ -152,20 +142,4 @@ fn moved(program: &CudaProgram, graph: &Graph, launch: &Placed) -> usize {
         (Buffer::Workspace(n), _) => program.workspace_bytes[*n],
     };
     buffers.map(bytes).sum()
-}
-
-fn compare(file: &str, found: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests")
-        .join(file);
-    if std::env::var_os("SHORTHAUL_UPDATE").is_some() {
-        std::fs::write(&path, found).expect("the snapshot can be written");
-        return;
-    }
-    let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == expected,
-        "{file} has changed; if that is meant, run again with SHORTHAUL_UPDATE=1\n\
-         --- committed\n{expected}\n--- found\n{found}"
-    );
 }

@@ -1,9 +1,9 @@
 //! Compiled kernels compute what the interpreter computes, forward and backward, in single precision.
 
+mod planned;
+
 use compiler::{Executable, Step};
-use graph::{
-    Bindings, Expr, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor, interpret,
-};
+use graph::{Bindings, Graph, Precision, SymExpr, Tensor, interpret};
 use kernels::compile::CompileOptions;
 use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::{Lowered, LoweringOptions, lower_as};
@@ -14,25 +14,8 @@ use kernels::templates::Templates;
 use kernels::toolchain::Family;
 use models::net::{Net, Window};
 use models::transformer::{Encoder, encoder_layer};
+use planned::{Reshapes, residual_block};
 use std::sync::Mutex;
-
-struct Reshapes<'g>(&'g Graph);
-
-impl LibraryMeaning for Reshapes<'_> {
-    fn evaluate(
-        &self,
-        library: &Library,
-        inputs: &[Option<&Tensor>],
-    ) -> Result<Vec<Tensor>, Refusal> {
-        let out = library.outputs[0].ok_or("reshape without result")?;
-        let shape = constant(&self.0.container(out).shape);
-        let x = inputs[0].ok_or("reshape without input")?;
-        Ok(vec![Tensor { shape, ..x.clone() }])
-    }
-    fn is_random(&self, _: &str) -> bool {
-        false
-    }
-}
 
 fn constant(shape: &[SymExpr]) -> Vec<usize> {
     let size = |s: &SymExpr| s.as_const().expect("constant") as usize;
@@ -119,31 +102,7 @@ fn check_sharing(graph: &Graph, threads: usize, templates: Option<&Mutex<Templat
 
 #[test]
 fn residual_block_with_batch_norm() {
-    let mut net = Net::new("block");
-    let size = |n: i64| SymExpr::constant(n);
-    let x = net.input(
-        "x",
-        graph::DType::F32,
-        &[size(2), size(3), size(6), size(6)],
-    );
-    let build = |net: &mut Net| {
-        let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
-        let y = net.batch_norm("bn1", y)?;
-        let r = net.relu("relu1", y)?;
-        let depthwise = Window {
-            groups: 4,
-            ..Window::new(3, 1, 1)
-        };
-        let y = net.conv("conv2", r, 4, depthwise)?;
-        let y = net.batch_norm("bn2", y)?;
-        let y = net.apply("add", Expr::In(0).add(Expr::In(1)), &[y, r])?;
-        let y = net.relu("relu2", y)?;
-        let y = net.conv("conv3", y, 2, Window::new(1, 2, 0))?;
-        let flat = net.reshape("flatten", y, &[size(2), size(18)])?;
-        net.linear("fc", flat, 5)
-    };
-    let y = build(&mut net).expect("builds");
-    let graph = net.finish(&[y]);
+    let graph = residual_block();
     check(&graph, 1);
     check(&graph, 2);
 }

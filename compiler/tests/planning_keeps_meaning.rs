@@ -4,10 +4,10 @@ mod planned;
 
 use compiler::{Step, Target};
 use fusion::{Applied, Outcome};
-use graph::{DType, Expr, Graph, Rewrite, SymExpr, parse};
+use graph::{DType, Graph, Rewrite, SymExpr, parse};
 use models::net::{Net, Window};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer, encoder_layer_of};
-use planned::{agrees_for, both_agree, values};
+use planned::{agrees_for, both_agree, residual_block, values};
 
 /// Every result of the planned step, and of the planned training step, is that of its operators.
 fn check(graph: &Graph) {
@@ -35,27 +35,7 @@ fn check_text(containers: &str, operators: &str, outputs: &str) {
 
 #[test]
 fn residual_block_with_batch_norm() {
-    let mut net = Net::new("block");
-    let size = |n: i64| SymExpr::constant(n);
-    let x = net.input("x", DType::F32, &[size(2), size(3), size(6), size(6)]);
-    let build = |net: &mut Net| {
-        let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
-        let y = net.batch_norm("bn1", y)?;
-        let r = net.relu("relu1", y)?;
-        let depthwise = Window {
-            groups: 4,
-            ..Window::new(3, 1, 1)
-        };
-        let y = net.conv("conv2", r, 4, depthwise)?;
-        let y = net.batch_norm("bn2", y)?;
-        let y = net.apply("add", Expr::In(0).add(Expr::In(1)), &[y, r])?;
-        let y = net.relu("relu2", y)?;
-        let y = net.conv("conv3", y, 2, Window::new(1, 2, 0))?;
-        let flat = net.reshape("flatten", y, &[size(2), size(18)])?;
-        net.linear("fc", flat, 5)
-    };
-    let y = build(&mut net).expect("builds");
-    check(&net.finish(&[y]));
+    check(&residual_block());
 }
 
 /// Convolutions compute normalized activations while they read them, forward and for the weights' gradients.
@@ -86,8 +66,8 @@ fn activations_made_by_the_convolutions_that_read_them() {
     let trained: Vec<usize> = (0..graph.inputs.len()).filter(is_trained).collect();
     let step = Step::training(&graph, &trained).expect("differentiates");
     let plan = agrees_for(&step, &values(step.graph(), 0), Target::Cpu).expect("agrees");
-    let packed = plan.decisions.iter().filter_map(|d| match d.outcome {
-        Outcome::Applied(Applied::Packed { n_products }) => Some(n_products),
+    let packed = plan.decisions.iter().filter_map(|d| match &d.outcome {
+        Outcome::Applied(Applied::Packed { operands }) => Some(operands.len()),
         _ => None,
     });
     let packed: Vec<usize> = packed.collect();

@@ -1,9 +1,12 @@
 //! A contraction that no fast kernel knows gives right numbers, and the report warns of it.
 
-use compiler::Step;
+use compiler::cuda::{CudaExecutable, CudaTarget, ProductsBy};
 use compiler::report::Report;
+use compiler::{Plan, Step, Target};
 use graph::Bindings;
 use kernels::contraction::NoFastForm;
+use kernels::cuda::lower::lower;
+use kernels::progress::Silent;
 
 /// The number of multiplications and additions of [`planted`] in single precision.
 const OPERATIONS: u64 = 2 * 40 * 50 * 30;
@@ -28,11 +31,14 @@ fn planted(dtype: &str, shift: &str, fill: &str) -> Report {
     report(&text)
 }
 
-fn report(text: &str) -> Report {
+fn planned(text: &str, target: Target) -> Plan {
     let graph = graph::parse(text).expect("parses");
     let step = Step::forward(&graph).expect("a step");
-    let plan = step.plan(&Bindings::new()).expect("plans");
-    Report::of_plan(&plan, 2).expect("a report")
+    step.plan_for(&Bindings::new(), target).expect("plans")
+}
+
+fn report(text: &str) -> Report {
+    Report::of_plan(&planned(text, Target::Cpu), 2).expect("a report")
 }
 
 #[test]
@@ -50,7 +56,8 @@ fn a_contraction_without_a_fast_form_is_warned_of() {
         (&warning.kernel, &warning.origin)
     );
     assert_eq!(kernel.operations, OPERATIONS);
-    assert!(warning.scalar.predicted_us > 5 * warning.scalar.fast_us);
+    let cost = warning.scalar.cost.expect("the limits of a CPU are known");
+    assert!(cost.predicted_us > 5 * cost.fast_us);
     let said = ["both operands have guarded axes", "predicted", "forward"];
     for part in said {
         assert!(warning.sentence.contains(part), "{}", warning.sentence);
@@ -79,9 +86,7 @@ fn two_types_without_a_micro_kernel_are_warned_of() {
     assert_eq!(warning.scalar.reason, NoFastForm::ElementType);
 }
 
-#[test]
-fn an_operand_indexed_by_a_remainder_is_warned_of() {
-    let text = r#"graph "rolled" {
+const ROLLED: &str = r#"graph "rolled" {
   %x: f32[40, 30] input
   %w: f32[30, 50] input
   %y: f32[40, 50]
@@ -94,9 +99,74 @@ fn an_operand_indexed_by_a_remainder_is_warned_of() {
   outputs %y
 }
 "#;
-    let report = report(text);
+
+#[test]
+fn an_operand_indexed_by_a_remainder_is_warned_of() {
+    let report = report(ROLLED);
     let [warning] = report.warnings.as_slice() else {
         panic!("{:?}", report.warnings);
     };
     assert_eq!(warning.scalar.reason, NoFastForm::Index);
+}
+
+/// On a GPU too: the limits of the device are not known, so there are no times.
+#[test]
+fn a_contraction_without_tiles_is_warned_of_on_a_gpu() {
+    let plan = planned(ROLLED, Target::Cuda);
+    let target = CudaTarget::Emulated { seed: 1 };
+    let built = CudaExecutable::build(plan, &target, &ProductsBy::Own, &mut Silent);
+    let built = built.expect("builds");
+    let report = Report::new(&built.plan, &built.kernels, built.memory(), None);
+    let [warning] = report.warnings.as_slice() else {
+        panic!("{:?}", report.warnings);
+    };
+    assert_eq!(
+        (warning.scalar.reason, warning.scalar.cost),
+        (NoFastForm::Index, None)
+    );
+    let reason = "an operand's index is not a sum of the loops' positions";
+    assert!(warning.sentence.ends_with(reason), "{}", warning.sentence);
+}
+
+#[test]
+fn a_result_that_is_written_along_a_diagonal_is_warned_of_on_a_gpu() {
+    let text = r#"graph "sheared" {
+  %x: f32[40, 30] input
+  %w: f32[30, 50] input
+  %y: f32[120, 50]
+  inputs %x, %w
+  state {
+    map [n < 40, k < 50, c < 30] {
+      tasklet %y[n + k, k] (sum) = $0 * $1 from %x[n, c], %w[c, k]
+    }
+  }
+  outputs %y
+}
+"#;
+    let program = lower(&planned(text, Target::Cuda).graph).expect("lowers");
+    let reasons: Vec<_> = program.maps.iter().filter_map(|m| m.scalar).collect();
+    assert_eq!(reasons, [NoFastForm::RepeatedOutputDim]);
+}
+
+/// Few rows reuse nothing: loops are the better form of such a contraction.
+#[test]
+fn a_thin_contraction_in_loops_is_not_warned_of() {
+    let text = r#"graph "thin" {
+  %x: f32[4, 300] input
+  %w: f32[300, 50] input
+  %y: f32[4, 50]
+  inputs %x, %w
+  state {
+    map [n < 4, k < 50, c < 300] {
+      tasklet %y[n, k] (sum) = $0 * $1 from %x[n, c], %w[c, k]
+    }
+  }
+  outputs %y
+}
+"#;
+    let program = lower(&planned(text, Target::Cuda).graph).expect("lowers");
+    let [map] = program.maps.as_slice() else {
+        panic!("{:?}", program.maps);
+    };
+    assert_eq!((map.path, map.scalar), ("loops", None));
 }

@@ -12,7 +12,7 @@
 //! that is none (of a gathered, padded, repeated or badly aligned container) stays.
 
 use crate::decision::{Applied, Decision, Refusal};
-use crate::unit::{bytes, definition, is_movement};
+use crate::unit::{bytes, constant, definition, is_movement};
 use graph::{
     Attr, Builder, ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Operand,
     Place, Recipe, Rewrite, SymExpr, View,
@@ -122,8 +122,7 @@ fn separated(graph: &mut Graph, node: &Node) -> Vec<Node> {
 
 /// All of a container whose dimensions lie in memory in this order; in their own, if none is given.
 fn whole(shape: &[SymExpr], order: &[usize]) -> View {
-    // Sizes are constants here.
-    let sizes: Vec<i64> = shape.iter().map(|s| s.as_const().unwrap_or(0)).collect();
+    let sizes: Vec<i64> = shape.iter().map(constant).collect();
     match order.is_empty() {
         true => View::dense(&sizes, &(0..sizes.len()).collect::<Vec<_>>()),
         false => View::dense(&sizes, order),

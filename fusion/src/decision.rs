@@ -3,7 +3,7 @@
 use crate::{
     CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, PrologueObstacle, RecomputeObstacle,
 };
-use graph::{Origin, Place, Rewrite};
+use graph::{ContainerId, Origin, Place, Rewrite};
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ pub enum Applied {
     },
     /// The products that read the container compute it while they pack their operands.
     Packed {
-        /// How many products.
-        n_products: usize,
+        /// The operand of each product: the container itself, then those that stand for it.
+        operands: Vec<ContainerId>,
     },
     /// The product that reads the container first computes it while it packs its operand, and stores it for
     /// the others.
@@ -66,6 +66,8 @@ pub enum Applied {
         tile_bytes: i64,
         /// Results that are stored besides.
         n_stored: usize,
+        /// The results in registers, those of each kernel.
+        tiles: Vec<ContainerId>,
     },
     /// An operator reads the container by strides.
     Viewed,
@@ -182,12 +184,10 @@ impl Applied {
             Applied::Inlined => format!("{name} is computed where it is read"),
             Applied::Recomputed => format!("{name} is computed again in the backward pass"),
             Applied::Joined { other } => format!("joins {other}"),
-            Applied::Packed { n_products: 1 } => {
-                format!("{name} is computed by the product that reads it")
-            }
-            Applied::Packed { n_products } => {
-                format!("{name} is computed by each of the {n_products} products that read it")
-            }
+            Applied::Packed { operands } => match operands.len() {
+                1 => format!("{name} is computed by the product that reads it"),
+                n => format!("{name} is computed by each of the {n} products that read it"),
+            },
             Applied::PackedFirst { reader } => {
                 format!("{name} is computed and stored by {reader}, which reads it first")
             }
@@ -196,6 +196,7 @@ impl Applied {
                 n_replaced,
                 tile_bytes,
                 n_stored,
+                ..
             } => {
                 let stored = match n_stored {
                     0 => String::new(),

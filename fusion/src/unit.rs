@@ -35,11 +35,15 @@ pub fn unit_tasklet_mut(node: &mut Node) -> Option<&mut Tasklet> {
     }
 }
 
-/// Number of elements; 0 for symbolic shapes, which fusion never sees.
+/// Number of elements.
 pub fn elements(graph: &Graph, id: ContainerId) -> i64 {
-    SymExpr::product(&graph.container(id).shape)
-        .as_const()
-        .unwrap_or(0)
+    constant(&SymExpr::product(&graph.container(id).shape))
+}
+
+/// A size, which is a number in all graphs that are fused.
+pub fn constant(size: &SymExpr) -> i64 {
+    let size = size.as_const();
+    size.unwrap_or_else(|| unreachable!("sizes are fixed before fusion"))
 }
 
 /// Size in bytes.
@@ -49,10 +53,7 @@ pub fn bytes(graph: &Graph, id: ContainerId) -> i64 {
 
 /// Number of points of a map.
 pub fn points(map: &Map) -> i64 {
-    map.params
-        .iter()
-        .map(|p| p.size.as_const().unwrap_or(1))
-        .product()
+    map.params.iter().map(|p| constant(&p.size)).product()
 }
 
 /// `T[p…] = expr(inputs)` where each map parameter is one plain index of `T`.

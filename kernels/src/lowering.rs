@@ -15,23 +15,28 @@ use crate::lower::LowerError;
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
 use crate::prelude;
 use crate::recognize::{Recognized, recognize};
-use graph::{ContainerId, Graph, Node, NodeKind, Origin, Recipe, Schedule, Stage, Storage};
+use graph::{Graph, Node, NodeKind, Recipe, Stage, Storage};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 mod halves;
+mod info;
 mod members;
 mod prologue;
 mod requested;
 mod scalar;
 mod share;
+mod split;
 mod sums;
 mod work;
 
-pub(crate) use members::split_epilogue;
+pub use info::KernelInfo;
+pub(crate) use info::operators;
+pub(crate) use members::{members, split_epilogue};
 use members::{product_dims, split_prologues};
 use prologue::Before;
 pub use requested::{BlockingDecision, LoweringOptions};
+pub use split::{Split, SplitReason};
+use split::{Stop, not_emitted, refused, split_reason};
 pub use work::KernelCost;
 pub(crate) use work::operations;
 use work::work;
@@ -92,40 +97,6 @@ pub struct LoweredLaunch {
     source: usize,
 }
 
-/// How a kernel was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelInfo {
-    /// Its name in the C text.
-    pub name: String,
-    /// Where its operators came from.
-    pub origin: String,
-    /// The operators that it was fused from, each once.
-    pub operators: Vec<Arc<Origin>>,
-    /// Forward, backward or optimizer.
-    pub stage: Stage,
-    /// Which generator wrote it: `loops`, or the contraction generator's path.
-    pub path: &'static str,
-    /// Arithmetic operations: multiplications and additions of a contraction, scalar functions of
-    /// other kernels.
-    pub flops: u64,
-    /// What its time is predicted from, besides the bytes it moves.
-    pub work: KernelCost,
-    /// Of a contraction with a choice of blocks: how it was cut.
-    pub cuts: Option<BlockingDecision>,
-    /// Launches it takes.
-    pub n_launches: usize,
-    /// Containers it reads from memory, each once; not what it made itself.
-    pub reads: Vec<ContainerId>,
-    /// Containers it writes to memory, each once.
-    pub writes: Vec<ContainerId>,
-    /// Bytes moved besides, to put the results of somebody else's operator in their places.
-    pub bytes_copied: u64,
-    /// What computes it of several candidates, and why, where a table or the caller chose.
-    pub choice: Option<String>,
-    /// For a contraction that no fast form takes: why, and what that costs.
-    pub scalar: Option<ScalarForm>,
-}
-
 /// Lowers a graph of maps (and reshapes, which become aliases) for a target and a number of threads.
 ///
 /// # Errors
@@ -182,21 +153,6 @@ pub fn lower_as(
         lowering.node(node)?;
     }
     lowering.finish()
-}
-
-/// The operators that a top-level node was fused from, each once, in order.
-pub(crate) fn operators(node: &Node) -> Vec<Arc<Origin>> {
-    let members = match &node.kind {
-        NodeKind::Map(map) if map.schedule == Schedule::Kernel => map.body.as_slice(),
-        _ => std::slice::from_ref(node),
-    };
-    let mut found: Vec<Arc<Origin>> = Vec::new();
-    for member in members {
-        if !found.contains(&member.origin) {
-            found.push(member.origin.clone());
-        }
-    }
-    found
 }
 
 struct Lowering<'a> {
@@ -271,13 +227,17 @@ impl Lowering<'_> {
             if !followers.sums.is_empty() {
                 return self.summed_contraction(node, &first, &followers, &found);
             }
-            if self.with_epilogue(node, &rest, &found)? {
+            let written = self.with_epilogue(node, &rest, &found);
+            let Some(reason) = split_reason(written)? else {
                 return Ok(());
-            }
+            };
             // The rest reads the product from memory, while it is still in cache for small ones.
             self.graph.container_mut(found.out).storage = Storage::Global;
+            let kernel = self.kernels.len();
             self.contraction(&first, &found)?;
-            return self.loops(&rest);
+            self.loops(&rest)?;
+            self.record_split(kernel, Split::new([&first, &rest], reason));
+            return Ok(());
         }
         self.loops(node)?;
         let reason = scalar::reason(&self.graph, node);
@@ -290,16 +250,12 @@ impl Lowering<'_> {
 
     fn contraction(&mut self, node: &Node, found: &Recognized) -> Result<(), LowerError> {
         if self.has_halves(found) {
-            self.target.requested.blocking = None;
-            return self.half_contraction(node, found, None).map(drop);
+            return self.whole_half_contraction(node, found);
         }
-        let refuse = |e: contraction::Unsupported| LowerError::Contraction {
-            origin: node.origin.to_string(),
-            what: e.to_string(),
-        };
         let place = self.requested(node, found);
         let hooks = self.before.hooks();
-        let emitted = self.emitted(&found.contraction, &hooks).map_err(refuse)?;
+        let emitted = self.emitted(&found.contraction, &hooks);
+        let emitted = emitted.map_err(|e| not_emitted(node, &e.to_string()))?;
         self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
         let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
@@ -325,16 +281,10 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lowers a contraction whose `rest` runs on every block of the product while it is in cache.
-    /// False, and nothing done, if the rest cannot be split so.
-    fn with_epilogue(
-        &mut self,
-        node: &Node,
-        rest: &Node,
-        found: &Recognized,
-    ) -> Result<bool, LowerError> {
+    /// Lowers a contraction whose `rest` runs on every block of the product while it is in cache. Does nothing
+    /// where it stops.
+    fn with_epilogue(&mut self, node: &Node, rest: &Node, found: &Recognized) -> Result<(), Stop> {
         if self.has_halves(found) {
-            self.target.requested.blocking = None;
             return self.half_contraction(node, found, Some(rest));
         }
         let name = format!("{PLACEHOLDER}_epilogue");
@@ -344,21 +294,15 @@ impl Lowering<'_> {
         };
         let c = &found.contraction;
         let place = self.requested(node, found);
-        let Ok(emitted) = self.emitted(c, &hooks) else {
-            return Ok(false);
-        };
-        let Some(dims) = product_dims(c, &emitted.roles) else {
-            return Ok(false);
-        };
+        let emitted = self.emitted(c, &hooks).map_err(|e| refused(node, e))?;
+        let dims = product_dims(c, &emitted.roles).ok_or(SplitReason::Blocks)?;
         let escapes = self.graph.container(found.out).storage != Storage::Local;
         let buffers = emit::Buffers {
             product: 2,
             first: 4 + self.before.args.len(),
         };
         let epilogue = emit::emit_epilogue(&self.graph, rest, found.out, !escapes, &dims, buffers)?;
-        let Some(epilogue) = epilogue else {
-            return Ok(false);
-        };
+        let epilogue = epilogue.ok_or(SplitReason::Elements)?;
         if epilogue.in_place.is_none() {
             self.graph.container_mut(found.out).storage = Storage::Global;
         }
@@ -386,14 +330,27 @@ impl Lowering<'_> {
             self.launches
                 .push((node.stage, source, symbol, args.clone(), kernel));
         }
-        Ok(true)
+        Ok(())
     }
 
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
         let parts = emit::emit_map(&self.graph, node, self.threads)?;
+        let container = |arg: &Arg| match arg {
+            Arg::Container(id) => Some(*id),
+            Arg::Workspace => None,
+        };
+        let touched = |part: &emit::Emitted| {
+            let args = part.functions.iter().flat_map(|f| &f.args);
+            args.filter_map(container).collect()
+        };
+        let split = Split::by_phases(node, &parts.iter().map(touched).collect::<Vec<_>>());
+        for id in split.iter().flat_map(Split::written) {
+            self.graph.container_mut(id).storage = Storage::Global;
+        }
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
         let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
         self.kernels[kernel].work = work(node, 1);
+        self.kernels[kernel].splits.extend(split);
         for part in parts {
             let workspace = self.workspace(
                 part.workspace_bytes_shared + part.workspace_bytes_per_thread * self.threads,
@@ -414,30 +371,6 @@ impl Lowering<'_> {
             }
         }
         Ok(())
-    }
-
-    fn kernel(&mut self, node: &Node, path: &'static str, flops: u64, n_launches: usize) -> usize {
-        let in_memory = |id: &ContainerId| self.graph.container(*id).storage != Storage::Local;
-        let writes: Vec<_> = node.writes().into_iter().filter(in_memory).collect();
-        let needed = |id: &ContainerId| in_memory(id) && !writes.contains(id);
-        let reads = node.reads().into_iter().filter(needed).collect();
-        self.kernels.push(KernelInfo {
-            name: identifier(&node.origin.node),
-            origin: node.origin.to_string(),
-            operators: operators(node),
-            stage: node.stage,
-            path,
-            flops,
-            work: KernelCost::default(),
-            cuts: None,
-            n_launches,
-            reads,
-            writes,
-            bytes_copied: 0,
-            choice: None,
-            scalar: None,
-        });
-        self.kernels.len() - 1
     }
 
     fn note(&mut self, choices: &[PlanSignature]) {
@@ -532,12 +465,12 @@ fn identifier(name: &str) -> String {
         .collect()
 }
 
-/// Sources as files of similar length, and each source's file.
 /// What stands above the kernels of a file.
 fn head() -> String {
     format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS)
 }
 
+/// Sources as files of similar length, and each source's file.
 fn batches(sources: &[Source]) -> (Vec<SourceUnit>, Vec<usize>) {
     let mut units: Vec<SourceUnit> = Vec::new();
     let mut unit_of = Vec::new();

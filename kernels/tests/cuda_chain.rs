@@ -11,6 +11,7 @@ use kernels::cache::Cache;
 use kernels::cuda::emulate::{EmulateError, Fault, FaultKind};
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
 use kernels::cuda::{Arch, execute, lower};
+use kernels::progress::Silent;
 
 #[test]
 fn attention_at_sizes_that_no_tile_divides() {
@@ -398,8 +399,7 @@ fn chains_fit_into_registers() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path(), 1 << 30).unwrap();
     for arch in Arch::ALL {
-        let cubins =
-            compile_all(&program.kernels, arch, &nvrtc, &cache, 2, &mut |_, _| ()).unwrap();
+        let cubins = compile_all(&program.kernels, arch, &nvrtc, &cache, 2, &mut Silent).unwrap();
         assert_eq!(gate(&program.kernels, &cubins), []);
     }
 }

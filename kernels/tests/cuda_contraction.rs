@@ -16,6 +16,7 @@ use kernels::cuda::contraction::{self as cuda, Types};
 use kernels::cuda::emulate::{EmulateError, Emulator, FaultKind};
 use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
 use kernels::cuda::{Arch, Kernel};
+use kernels::progress::Silent;
 
 fn cases(of: Vec<Wanted>) -> (Vec<Case>, Vec<Kernel>) {
     contraction_runs::cases(cuda::emit_in_tiles, of)
@@ -223,7 +224,7 @@ fn every_tile_becomes_a_cubin_without_spills() {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     for arch in Arch::ALL {
         let cubins =
-            compile_all(&kernels, arch, &nvrtc, &cache, threads, &mut |_, _| ()).expect("compiles");
+            compile_all(&kernels, arch, &nvrtc, &cache, threads, &mut Silent).expect("compiles");
         assert_eq!(gate(&kernels, &cubins), []);
     }
 }

@@ -9,6 +9,7 @@ use kernels::cuda::lower::lower;
 use kernels::cuda::machine::{Addresses, Machine};
 use kernels::cuda::passes::{Pass, constants, passes};
 use kernels::cuda::{CudaError, LaunchOp, ParamType};
+use kernels::progress::Silent;
 use kernels::run::BufferRef;
 
 const ROWS: usize = 6;
@@ -49,7 +50,7 @@ fn built(graph: &Graph) -> (Machine, [Pass; 2]) {
     let program = lower(graph).unwrap();
     let passes = passes(graph, &program).unwrap();
     let constants = constants(graph, &program);
-    let emulated = Emulated::compile(&program.kernels, constants, 3, &mut |_, _| {});
+    let emulated = Emulated::compile(&program.kernels, constants, 3, &mut Silent);
     (Machine::Emulated(emulated.unwrap()), passes)
 }
 

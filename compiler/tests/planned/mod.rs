@@ -7,9 +7,10 @@
 
 use compiler::{Plan, Step, Target};
 use graph::{
-    Bindings, ContainerId, Graph, Library, LibraryMeaning, Precision, Refusal, SymExpr, Tensor,
-    interpret,
+    Bindings, ContainerId, DType, Expr, Graph, Library, LibraryMeaning, Precision, Refusal,
+    SymExpr, Tensor, interpret,
 };
+use models::net::{Net, Window};
 use ops::Meaning;
 use ops::check::compare;
 
@@ -19,7 +20,7 @@ const TOLERANCE: f64 = 1e-9;
 const CANCELLED: f64 = 1e-6;
 
 /// Knows `reshape`, the only operator that survives expansion.
-struct Reshapes<'g>(&'g Graph);
+pub struct Reshapes<'g>(pub &'g Graph);
 
 impl LibraryMeaning for Reshapes<'_> {
     fn evaluate(
@@ -66,6 +67,31 @@ pub fn values(graph: &Graph, from: usize) -> Vec<Tensor> {
         .skip(from)
         .map(value)
         .collect()
+}
+
+/// Convolutions, one of them depthwise, with batch norm, around which a value is added.
+pub fn residual_block() -> Graph {
+    let mut net = Net::new("block");
+    let size = |n: i64| SymExpr::constant(n);
+    let x = net.input("x", DType::F32, &[size(2), size(3), size(6), size(6)]);
+    let build = |net: &mut Net| {
+        let y = net.conv("conv1", x, 4, Window::new(3, 1, 1))?;
+        let y = net.batch_norm("bn1", y)?;
+        let r = net.relu("relu1", y)?;
+        let depthwise = Window {
+            groups: 4,
+            ..Window::new(3, 1, 1)
+        };
+        let y = net.conv("conv2", r, 4, depthwise)?;
+        let y = net.batch_norm("bn2", y)?;
+        let y = net.apply("add", Expr::In(0).add(Expr::In(1)), &[y, r])?;
+        let y = net.relu("relu2", y)?;
+        let y = net.conv("conv3", y, 2, Window::new(1, 2, 0))?;
+        let flat = net.reshape("flatten", y, &[size(2), size(18)])?;
+        net.linear("fc", flat, 5)
+    };
+    let y = build(&mut net).expect("builds");
+    net.finish(&[y])
 }
 
 /// Plans a step and compares every result of the plan with the step's own.

@@ -118,6 +118,7 @@ fn chain_one(
                     n_replaced: done.n_replaced,
                     tile_bytes,
                     n_stored: done.n_stored,
+                    tiles: done.tiles.clone(),
                 };
                 let decision = Decision::applied(place, &first.origin, applied, done.saved);
                 decisions.push(decision);

@@ -3,7 +3,7 @@
 
 use super::find::{Chain, TileProduct, tile_product};
 use super::{LEAST, MOST_TOGETHER, MOST_WIDTH, Obstacle, ROWS, VECTOR};
-use crate::unit::{is_contraction, mentions, unit};
+use crate::unit::{constant, is_contraction, mentions, unit};
 use graph::{ContainerId, DType, Graph, Index, Memlet, Node, Param, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -254,7 +254,7 @@ fn check_single(graph: &Graph, id: ContainerId) -> Result<(), Obstacle> {
 
 /// Numbers of a line with those that fill the last product.
 fn padded(inner: &Param) -> i64 {
-    (inner.size.as_const().unwrap_or(0) + 15) / 16 * 16
+    (constant(&inner.size) + 15) / 16 * 16
 }
 
 /// Whether the numbers along `inner` lie side by side, few and whole vectors. What else moves along the
@@ -281,8 +281,8 @@ fn check_lines(graph: &Graph, memlet: &Memlet, inner: &Param) -> Result<(), Obst
     if !memlet.subset.iter().enumerate().all(fits) || memlet.fill.is_some() {
         return Err(strided());
     }
-    let width = inner.size.as_const().unwrap_or(0);
-    let row = c.shape[last].as_const().unwrap_or(1);
+    let width = constant(&inner.size);
+    let row = constant(&c.shape[last]);
     if row % VECTOR != 0 || width % VECTOR != 0 || width > MOST_WIDTH {
         return Err(Obstacle::Width(c.name.clone(), width));
     }

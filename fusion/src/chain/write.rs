@@ -18,6 +18,8 @@ pub(super) struct Written {
     pub n_replaced: usize,
     /// Tiles that are in memory too.
     pub n_stored: usize,
+    /// The tiles of all kernels.
+    pub tiles: Vec<ContainerId>,
     /// Bytes not moved.
     pub saved: i64,
 }
@@ -38,9 +40,11 @@ pub(super) fn write(
     let nodes = &prepared.nodes;
     let kept = chain.kept(&graph, nodes);
     let mut taken = kept.clone();
-    let mut kernels = Vec::new();
+    let (mut kernels, mut tiles) = (Vec::new(), Vec::new());
     for part in parts {
-        kernels.push(kernel(&mut graph, nodes, chain, part, &mut taken));
+        let (kernel, own) = kernel(&mut graph, nodes, chain, part, &mut taken);
+        kernels.push(kernel);
+        tiles.extend(own);
     }
     settle_scalars(&mut graph, nodes, chain, &kernels);
     let others = nodes.iter().enumerate();
@@ -65,6 +69,7 @@ pub(super) fn write(
         n_kernels,
         n_replaced,
         n_stored: kept.len(),
+        tiles,
         saved,
     })
 }
@@ -93,14 +98,14 @@ fn replaced(graph: &Graph, nodes: &[Node], members: &BTreeSet<usize>) -> Vec<i64
     kernels.iter().map(|k| moved(graph, k)).collect()
 }
 
-/// One kernel; tiles that another one has taken are made anew, those that it stores are not.
+/// One kernel and its tiles; those that another one has taken are made anew, those that it stores are not.
 fn kernel(
     graph: &mut Graph,
     nodes: &[Node],
     chain: &Chain,
     part: &ChainKernel,
     taken: &mut BTreeSet<ContainerId>,
-) -> Node {
+) -> (Node, Vec<ContainerId>) {
     let mut names: BTreeMap<ContainerId, ContainerId> = BTreeMap::new();
     let mut body = Vec::new();
     for at in &part.members {
@@ -132,7 +137,7 @@ fn kernel(
         }
         body.push(node);
     }
-    Node {
+    let kernel = Node {
         kind: NodeKind::Map(Map {
             params: Vec::new(),
             body,
@@ -140,7 +145,8 @@ fn kernel(
         }),
         origin: joined_origin(nodes, part).into(),
         stage: part.stage,
-    }
+    };
+    (kernel, names.into_values().collect())
 }
 
 /// A tile that is never in memory: the container itself if it is not taken, else one like it.

@@ -19,10 +19,10 @@ mod prologue;
 mod write;
 
 use crate::decision::{Applied, Decision, Demand, Refusal};
-use crate::unit::{bytes, is_contraction, unit};
+use crate::unit::{bytes, constant, is_contraction, unit};
 use crate::{FuseError, Target};
 use graph::{
-    ContainerId, Graph, Index, Memlet, Node, Origin, Place, Recipe, Rewrite, Stage, SymExpr, Symbol,
+    ContainerId, Graph, Index, Memlet, Node, Origin, Place, Recipe, Rewrite, Stage, Symbol,
 };
 use links::Links;
 pub use obstacle::Obstacle;
@@ -244,10 +244,6 @@ impl Group {
     fn first(&self) -> usize {
         self.members.iter().map(|m| m.at).min().unwrap_or(0)
     }
-}
-
-fn constant(size: &SymExpr) -> i64 {
-    size.as_const().unwrap_or(1)
 }
 
 fn accesses(node: &Node, id: ContainerId) -> Vec<&Memlet> {

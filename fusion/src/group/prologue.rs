@@ -114,9 +114,8 @@ pub(super) fn absorb(
             (Ok(()), _) => {
                 // That it is stored for a product was true before.
                 decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
-                move_into(graph, groups, (at, id), &readers);
-                let n_products = readers.len();
-                let done = Applied::Packed { n_products };
+                let operands = move_into(graph, groups, (at, id), &readers);
+                let done = Applied::Packed { operands };
                 Decision::applied(place, &origin, done, saved).with_cost(kept, again)
             }
             (Err(_), Some((reader, saved))) => {
@@ -387,15 +386,16 @@ fn total<'a>(graph: &Graph, ids: impl Iterator<Item = &'a ContainerId>) -> i64 {
     ids.map(|id| bytes(graph, *id)).sum()
 }
 
-/// Gives each reader a copy of the kernel that makes `id`, and an operand of its own.
+/// Gives each reader a copy of the kernel that makes `id`, and an operand of its own; those operands.
 fn move_into(
     graph: &mut Graph,
     groups: &mut [Option<Group>],
     (at, id): (usize, ContainerId),
     readers: &[usize],
-) {
+) -> Vec<ContainerId> {
+    let mut operands = Vec::new();
     let Some(group) = groups[at].take() else {
-        return;
+        return operands;
     };
     for (n, r) in readers.iter().enumerate() {
         let Some(reader) = groups[*r].as_mut() else {
@@ -411,6 +411,7 @@ fn move_into(
             }
         };
         graph.container_mut(own).storage = Storage::Local;
+        operands.push(own);
         let renamed = |node: &Node| {
             let mut node = node.clone();
             node.visit_tasklets_mut(&mut |t| {
@@ -431,6 +432,7 @@ fn move_into(
             ..group.members[0].clone()
         });
     }
+    operands
 }
 
 /// Moves a node and what is inside it to a pass.

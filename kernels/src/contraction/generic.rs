@@ -3,7 +3,7 @@
 use super::text::{CText, Vector, affine, preamble};
 use super::{
     Axis, Contraction, ContractionTarget, EmittedContraction, Launch, NoFastForm, Operand, Roles,
-    ScalarForm, flops,
+    ScalarCost, flops,
 };
 
 /// Emits plain loops. Threads divide a dim that indexes the output by itself; without one,
@@ -63,7 +63,7 @@ pub fn emit(
         shared_scratch_bytes: 0,
         thread_scratch_bytes: 0,
         flops: flops(c),
-        predicted_ns: 1000 * ScalarForm::new(reason, flops(c), target).predicted_us,
+        predicted_ns: 1000 * ScalarCost::new(flops(c), target).predicted_us,
         path: "generic",
         refusal: Some(reason),
         takes_prologues: false,

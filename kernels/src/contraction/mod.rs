@@ -32,7 +32,7 @@ mod tiles;
 
 pub use choice::{PlanSignature, PriorPlan, PriorPlans};
 pub use digits::normal_form;
-pub use refusal::{NoFastForm, ScalarForm};
+pub use refusal::{NoFastForm, ScalarCost, ScalarForm};
 pub use text::Element;
 
 use crate::features::Pairs;
@@ -291,16 +291,18 @@ pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Contracti
 }
 
 /// As [`emit`] for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
-/// needs the prelude before it. `None` where they do not fit.
+/// needs the prelude before it.
+///
+/// # Errors
+/// Why they do not fit.
 pub(crate) fn emit_pairs(
     name: &str,
     c: &Contraction,
     hooks: &Hooks,
     target: &ContractionTarget,
     pairs: Pairs,
-) -> Option<EmittedContraction> {
-    check(c).ok()?;
-    specialized(name, c, hooks, target, Some(pairs)).ok()
+) -> Result<EmittedContraction, NoFastForm> {
+    specialized(name, c, hooks, target, Some(pairs))
 }
 
 fn specialized(

@@ -52,36 +52,58 @@ pub enum NoFastForm {
     /// An operand indexed by data, a remainder or a quotient.
     #[error("an operand's index is not a sum of the loops' positions")]
     Index,
+    /// More than the 32-bit numbers of a GPU's kernels count.
+    #[error("it has more rows, columns, terms or products than a kernel counts")]
+    TooLarge,
     /// Operands or a result of types that no micro-kernel multiplies with each other.
     #[error("double precision multiplies with double precision only")]
     ElementType,
 }
 
-/// A contraction in the scalar form, with times that are predicted, not measured.
+/// A contraction in the scalar form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ScalarForm {
     /// Why no fast form applies.
     pub reason: NoFastForm,
+    /// What it costs, where the limits of the machine are known.
+    #[serde(flatten)]
+    pub cost: Option<ScalarCost>,
+}
+
+/// What the scalar form costs: predicted, not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScalarCost {
     /// Microseconds that the scalar form is predicted to take.
     pub predicted_us: u64,
     /// Microseconds that a fast form of the same arithmetic would be predicted to take.
     pub fast_us: u64,
 }
 
-/// Operations per microsecond and thread of plain loops: each waits for its load and its addition.
-const SCALAR_OPERATIONS_PER_US: u64 = 2_000;
-/// Vector operations per microsecond and thread of a micro-kernel: two multiply-adds in each of 2,000 cycles.
-const VECTOR_OPERATIONS_PER_US: u64 = 8_000;
+/// How many times as fast independent operations run as those of a sum, each of which waits for the addition
+/// before it: an addition takes 4 cycles, in which a core begins 8 (Intel's and AMD's tables of latencies).
+const SUMS_WAIT: u64 = 8;
 
 impl ScalarForm {
     /// The record of `flops` operations that `target` could do with its vectors.
     pub fn new(reason: NoFastForm, flops: u64, target: &super::ContractionTarget) -> Self {
-        let threads = target.threads.max(1) as u64;
-        let fast = VECTOR_OPERATIONS_PER_US * target.vector_width.max(1) as u64;
         ScalarForm {
             reason,
-            predicted_us: flops / (SCALAR_OPERATIONS_PER_US * threads),
-            fast_us: flops / (fast * threads),
+            cost: Some(ScalarCost::new(flops, target)),
+        }
+    }
+}
+
+impl ScalarCost {
+    /// Of `flops` operations on a target: by its machine's rate of products, and by that of one lane without
+    /// independent operations.
+    pub fn new(flops: u64, target: &super::ContractionTarget) -> Self {
+        let threads = target.threads.max(1) as u64;
+        let fast = target.machine.product_operations_per_us.max(1) * threads;
+        let lanes = target.vector_width.max(1) as u64;
+        let scalar = (fast / (lanes * SUMS_WAIT)).max(1);
+        ScalarCost {
+            predicted_us: flops / scalar,
+            fast_us: flops / fast,
         }
     }
 }

@@ -39,6 +39,9 @@ pub use traffic::{Direction, Traffic};
 /// Why a launch could not be emulated, or what was found in it.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulateError {
+    /// [`crate::progress::Progress::is_interrupted`] said so.
+    #[error("the compilation was interrupted")]
+    Interrupted,
     /// The kernel did what a GPU would not forgive; all faults found are listed.
     #[error("{}", fault_lines(.0))]
     Faults(Vec<Fault>),

@@ -11,6 +11,7 @@ use super::machine::{Addresses, NoOperators, Operators, check};
 use super::passes::{Argument, Pass, PlacedLaunch};
 use super::vendor::{self, Call, LibraryProduct};
 use super::{Arg, CudaError, Kernel, Launch, LaunchOp, Param, ParamType};
+use crate::progress::{Progress, UnitReady};
 use crate::run::BufferRef;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -37,22 +38,32 @@ enum Block {
 }
 
 impl Emulated {
-    /// Compiles kernels for the host; `ready` is told of each file. `seed` decides the order of
-    /// blocks and threads.
+    /// Compiles kernels for the host; `progress` is told of each file, and asked whether to stop. `seed` decides
+    /// the order of blocks and threads.
     ///
     /// # Errors
-    /// No C++ compiler, or a text that it refuses.
+    /// No C++ compiler, or a text that it refuses; [`EmulateError::Interrupted`].
     pub fn compile(
         kernels: &[Kernel],
         constants: Vec<Vec<u8>>,
         seed: u64,
-        ready: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn Progress,
     ) -> Result<Emulated, EmulateError> {
+        let start = Instant::now();
         let total = kernels.len().div_ceil(BATCH);
         let mut batches = Vec::new();
         for batch in kernels.chunks(BATCH) {
+            if progress.is_interrupted() {
+                return Err(EmulateError::Interrupted);
+            }
             batches.push(Emulator::from_environment(batch)?);
-            ready(batches.len(), total);
+            progress.unit_ready(&UnitReady {
+                name: "kernels",
+                done: batches.len(),
+                total,
+                seconds: start.elapsed().as_secs_f64(),
+                cached: false,
+            });
         }
         Ok(Emulated {
             kernels: kernels.to_vec(),

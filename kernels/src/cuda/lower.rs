@@ -13,17 +13,18 @@ mod product;
 mod windows;
 
 use super::chain;
-use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types};
+use super::contraction::{self, Buffers, EmittedContraction, Epilogue, Types, Unsupported};
 use super::emit::{self, NAME, Printed};
 use super::schedule;
 use super::vendor::{Call, Choice, LibraryProduct, Products};
 use super::{Kernel, LaunchOp, Param};
-use crate::emit::body::{self};
+use crate::contraction::NoFastForm;
+use crate::emit::body;
 use crate::emit::prepared;
 use crate::lower::LowerError;
-use crate::lowering::{operations, operators, split_epilogue};
+use crate::lowering::{Split, SplitReason, members, operations, operators, split_epilogue};
 use crate::plan::{self, Buffer, MemoryPlan, Touches};
-use crate::recognize::{Recognized, recognize_typed};
+use crate::recognize::{Recognized, recognize_typed, refusal};
 use graph::{ContainerId, DType, Graph, Map, Node, NodeKind, Origin, Schedule, Stage, Storage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,6 +123,10 @@ pub struct MapInfo {
     pub bytes_copied: u64,
     /// Of contractions: what else could compute it, and why this does.
     pub product: Option<Choice>,
+    /// Of loops that compute a contraction: why it has no kernel of tiles.
+    pub scalar: Option<NoFastForm>,
+    /// Of the first of several entries that one map became: which, and why.
+    pub splits: Vec<Split>,
 }
 
 /// Lowers a graph of maps (and reshapes, which become aliases), all of it to our own kernels.
@@ -187,13 +192,13 @@ impl Lowering {
         if is_chain(&self.graph, map) {
             return self.chain(node, map);
         }
-        if let Some(found) = self.contraction(node)
-            && let Some(emitted) = emit_contraction(&self.graph, &found, None)
+        if let Ok(Some(found)) = self.contraction(node)
+            && let Ok(emitted) = emit_contraction(&self.graph, &found, None)
         {
             return self.alone(node, &found, emitted);
         }
         if let Some((first, rest)) = split_epilogue(node, map)
-            && let Some(found) = self.contraction(&first)
+            && let Ok(Some(found)) = self.contraction(&first)
         {
             return self.contraction_and_rest(node, &first, &rest, &found);
         }
@@ -213,14 +218,52 @@ impl Lowering {
         for id in node.writes() {
             self.graph.container_mut(id).storage = Storage::Global;
         }
-        map.body.iter().try_for_each(|member| self.node(member))
+        let first = self.program.maps.len();
+        map.body.iter().try_for_each(|member| self.node(member))?;
+        self.record_split(first, Split::new(&map.body, SplitReason::Chain));
+        Ok(())
     }
 
     /// The contraction that a node is, if tiles serve it better than plain loops.
-    fn contraction(&self, node: &Node) -> Option<Recognized> {
-        let found = recognize_typed(&self.graph, node, &contraction::multiplies)?;
-        let thin = contraction::is_thin(&found.contraction).unwrap_or(true);
-        (!thin).then_some(found)
+    ///
+    /// # Errors
+    /// Why a contraction that tiles would serve has no form for them.
+    fn contraction(&self, node: &Node) -> Result<Option<Recognized>, NoFastForm> {
+        let Some(found) = recognize_typed(&self.graph, node, &contraction::multiplies) else {
+            // All types of floats multiply, so it is the index.
+            return match refusal(&self.graph, node) {
+                Some(_) => Err(NoFastForm::Index),
+                None => Ok(None),
+            };
+        };
+        match contraction::is_thin(&found.contraction) {
+            Ok(thin) => Ok((!thin).then_some(found)),
+            Err(unsupported) => match unsupported.no_fast_form() {
+                Some(reason) => Err(reason),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Why a contraction in a kernel of loops has no kernel of tiles, if there is such a contraction.
+    fn scalar_reason(&self, node: &Node) -> Option<NoFastForm> {
+        let members = members(node);
+        members.iter().enumerate().find_map(|(n, member)| {
+            let found = match self.contraction(member) {
+                Ok(found) => found?,
+                Err(reason) => return Some(reason),
+            };
+            match emit_contraction(&self.graph, &found, None) {
+                Ok(_) => (n > 0).then_some(NoFastForm::NotFirst),
+                Err(unsupported) => unsupported.no_fast_form(),
+            }
+        })
+    }
+
+    fn record_split(&mut self, map: usize, split: Split) {
+        if let Some(info) = self.program.maps.get_mut(map) {
+            info.splits.push(split);
+        }
     }
 
     fn place_contraction(
@@ -242,11 +285,23 @@ impl Lowering {
     }
 
     fn loops(&mut self, node: &Node) -> Result<(), LowerError> {
-        let printed = match windows::gathered(&self.graph, node) {
+        let phases = match windows::gathered(&self.graph, node) {
             Some(gathered) => emit_map(&self.graph, &gathered)?,
             None => emit_map(&self.graph, node)?,
         };
-        self.place(node, "loops", operations(node, 1), printed)
+        let touched = phases.iter().map(Printed::containers);
+        let split = Split::by_phases(node, &touched.collect::<Vec<_>>());
+        for id in split.iter().flat_map(Split::written) {
+            self.graph.container_mut(id).storage = Storage::Global;
+        }
+        let scalar = self.scalar_reason(node);
+        let mut printed = Printed::default();
+        phases.into_iter().for_each(|phase| printed.append(phase));
+        let map = self.program.maps.len();
+        self.place(node, "loops", operations(node, 1), printed)?;
+        self.program.maps[map].scalar = scalar;
+        self.program.maps[map].splits.extend(split);
+        Ok(())
     }
 
     /// Adds launches, whose count of workspaces goes on from the program's.
@@ -336,6 +391,8 @@ impl Lowering {
             bytes_written: bytes(&written)?,
             bytes_copied: 0,
             product: None,
+            scalar: None,
+            splits: Vec::new(),
         })
     }
 
@@ -367,14 +424,14 @@ fn resolves(node: &Node) -> bool {
     found
 }
 
-/// The contraction's launches; `None` if it has no form that its generator knows, and must be loops.
+/// The contraction's launches, if it has a form that its generator knows.
 fn emit_contraction(
     graph: &Graph,
     found: &Recognized,
     epilogue: Option<&Epilogue>,
-) -> Option<EmittedContraction> {
+) -> Result<EmittedContraction, Unsupported> {
     let types = types(graph, found);
-    contraction::emit(NAME, &found.contraction, types, buffers(found), epilogue).ok()
+    contraction::emit(NAME, &found.contraction, types, buffers(found), epilogue)
 }
 
 fn buffers(found: &Recognized) -> Buffers {
@@ -395,14 +452,14 @@ fn types(graph: &Graph, found: &Recognized) -> Types {
 }
 
 /// One kernel for a map where its meaning allows, else one for each phase.
-fn emit_map(graph: &Graph, node: &Node) -> Result<Printed, LowerError> {
+fn emit_map(graph: &Graph, node: &Node) -> Result<Vec<Printed>, LowerError> {
     let origin = node.origin.to_string();
     let kernel = prepared(body::kernel_of(graph, node, false)?);
     if let Some(scheduled) = schedule::schedule(kernel, false) {
-        return Ok(emit::print(&scheduled, &origin));
+        return Ok(vec![emit::print(&scheduled, &origin)]);
     }
     let kernel = prepared(body::kernel_of(graph, node, true)?);
-    let mut all = Printed::default();
+    let mut all = Vec::new();
     for phase in &kernel.phases {
         let part = prepared(body::Kernel {
             phases: vec![phase.clone()],
@@ -412,7 +469,7 @@ fn emit_map(graph: &Graph, node: &Node) -> Result<Printed, LowerError> {
             origin: origin.clone(),
         };
         let scheduled = schedule::schedule(part, true).ok_or_else(unsplit)?;
-        all.append(emit::print(&scheduled, &origin));
+        all.push(emit::print(&scheduled, &origin));
     }
     Ok(all)
 }

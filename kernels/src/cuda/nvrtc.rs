@@ -8,12 +8,14 @@ mod resources;
 
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use crate::cache::{Cache, CacheError, EntryKind, Key};
 use crate::cuda::library::Missing;
 use crate::cuda::{Arch, Kernel, prelude};
+use crate::progress::{Progress, UnitReady};
 
 pub use library::Nvrtc;
 pub use resources::{GateError, Resources, gate};
@@ -88,6 +90,9 @@ pub enum NvrtcError {
     /// The cache cannot be written.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// [`Progress::is_interrupted`] said so.
+    #[error("the compilation was interrupted")]
+    Interrupted,
 }
 
 pub(super) fn display_folders(folders: &[PathBuf]) -> String {
@@ -177,23 +182,29 @@ pub fn compile(
 
 /// Compiles a program's kernels, or takes them from the cache, in several files at a time on `threads`
 /// threads. The cubins follow the kernels' order: each holds the next `resources.len()` of them.
-/// `ready` is told on this thread how many files of how many are done.
+/// `progress` is asked after each file whether to stop, which ends when the files at hand are compiled: NVRTC
+/// itself cannot be stopped.
 ///
 /// # Errors
-/// Of the first kernels that fail, as [`compile`].
+/// Of the first kernels that fail, as [`compile`]; [`NvrtcError::Interrupted`].
 pub fn compile_all(
     kernels: &[Kernel],
     arch: Arch,
     nvrtc: &Nvrtc,
     cache: &Cache,
     threads: usize,
-    ready: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn Progress,
 ) -> Result<Vec<Cubin>, NvrtcError> {
+    let start = Instant::now();
     let batches = batches(kernels);
+    let interrupted = AtomicBool::new(false);
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Result<Cubin, NvrtcError>>>> =
         Mutex::new(batches.iter().map(|_| None).collect());
     let compile_next = || {
+        if interrupted.load(Ordering::Relaxed) {
+            return None;
+        }
         let at = next.fetch_add(1, Ordering::Relaxed);
         let cubin = compile(batches.get(at)?, arch, nvrtc, cache);
         let mut done = done.lock().unwrap_or_else(|broken| broken.into_inner());
@@ -206,10 +217,21 @@ pub fn compile_all(
             scope.spawn(|| while compile_next().is_some() {});
         }
         while let Some(n_done) = compile_next() {
-            ready(n_done, batches.len());
+            progress.unit_ready(&UnitReady {
+                name: arch.name(),
+                done: n_done,
+                total: batches.len(),
+                seconds: start.elapsed().as_secs_f64(),
+                cached: false,
+            });
+            if progress.is_interrupted() {
+                interrupted.store(true, Ordering::Relaxed);
+            }
         }
     });
-    ready(batches.len(), batches.len());
+    if interrupted.into_inner() || progress.is_interrupted() {
+        return Err(NvrtcError::Interrupted);
+    }
     let done = done
         .into_inner()
         .unwrap_or_else(|broken| broken.into_inner());

@@ -5,15 +5,18 @@
 //! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
+use super::split::{SplitReason, Stop, not_emitted, refused, split_reason};
 use super::work::{KernelCost, work};
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
-use crate::contraction::{self, Contraction, EmittedContraction, Hooks, ScalarForm, convert};
+use crate::contraction::{
+    self, Contraction, EmittedContraction, Hooks, NoFastForm, ScalarForm, convert,
+};
 use crate::emit::{self, ProductRoles};
 use crate::halves::is_half;
 use crate::lower::LowerError;
 use crate::plan::{self, Buffer};
 use crate::recognize::Recognized;
-use graph::{ContainerId, DType, Node, Storage};
+use graph::{ContainerId, DType, Node, Place, Storage};
 
 /// First buffer after the contraction's own.
 const FIRST: usize = 4;
@@ -29,6 +32,10 @@ struct Around {
     more: Vec<Buffer>,
     /// The work of what runs on each block.
     rest: KernelCost,
+    /// Why instructions for pairs of its operands do not fit, where the target has them.
+    no_pairs: Option<NoFastForm>,
+    /// What a recipe says about the blocking of, which is not followed.
+    uncut: Option<Place>,
 }
 
 impl Lowering<'_> {
@@ -46,63 +53,92 @@ impl Lowering<'_> {
         Ok(plan::container_bytes(&self.graph, id)? / self.dtype(id).bytes())
     }
 
-    /// Lowers such a contraction, with `rest` run on every block of the product while it is in cache.
-    /// False, and nothing done, if the rest cannot be split so.
+    /// Lowers such a contraction alone.
+    pub(super) fn whole_half_contraction(
+        &mut self,
+        node: &Node,
+        found: &Recognized,
+    ) -> Result<(), LowerError> {
+        let written = self.half_contraction(node, found, None);
+        match split_reason(written)? {
+            None => Ok(()),
+            // There is nothing to split off, so nobody stops for that.
+            Some(reason) => Err(not_emitted(node, &reason.to_string())),
+        }
+    }
+
+    /// Lowers such a contraction, with `rest` run on every block of the product while it is in cache. Does
+    /// nothing where it stops.
     pub(super) fn half_contraction(
         &mut self,
         node: &Node,
         found: &Recognized,
         rest: Option<&Node>,
-    ) -> Result<bool, LowerError> {
+    ) -> Result<(), Stop> {
+        // What a recipe says of blocks is for operands in single precision.
+        let place = self.requested(node, found);
+        let ignored = self.target.requested.blocking.take();
         let c = &found.contraction;
         let plain = self.emitted(c, &Hooks::default());
-        let refuse = |e: contraction::Unsupported| LowerError::Contraction {
-            origin: node.origin.to_string(),
-            what: e.to_string(),
-        };
-        let plain = plain.map_err(refuse)?;
+        let plain = plain.map_err(|e| refused(node, e))?;
         let takes_hooks = plain.takes_prologues;
-        let mut around = Around::default();
+        let mut around = Around {
+            uncut: ignored.map(|_| place),
+            ..Around::default()
+        };
         let hooked = rest.is_some() || is_half(self.dtype(found.out));
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
-        if let Some(emitted) = self.in_pairs(found, &hook).filter(|_| takes_hooks) {
-            if let Some(dims) = block_dims(c, &emitted).filter(|_| hooked) {
-                return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+        match self.in_pairs(found, &hook).filter(|_| takes_hooks) {
+            Some(Ok(emitted)) => {
+                if let Some(dims) = block_dims(c, &emitted).filter(|_| hooked) {
+                    return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+                }
+                if rest.is_some() {
+                    return Err(SplitReason::Blocks.into());
+                }
+                match self.in_pairs(found, &None) {
+                    Some(Ok(emitted)) => {
+                        return self.half_whole(node, found, emitted, around, false);
+                    }
+                    Some(Err(reason)) => around.no_pairs = Some(reason),
+                    None => {}
+                }
             }
-            if rest.is_some() {
-                return Ok(false);
-            }
-            if let Some(emitted) = self.in_pairs(found, &None) {
-                return self.half_whole(node, found, emitted, around, false);
-            }
+            Some(Err(reason)) => around.no_pairs = Some(reason),
+            None => {}
         }
         if !takes_hooks {
-            return match rest {
-                Some(_) => Ok(false),
-                None => self.half_whole(node, found, plain, around, true),
+            return match (rest, plain.refusal) {
+                (Some(_), Some(reason)) => Err(SplitReason::Contraction(reason).into()),
+                (Some(_), None) => Err(SplitReason::Halves.into()),
+                (None, _) => self.half_whole(node, found, plain, around, true),
             };
         }
         let mut hooks = self.widening_hooks(found, &mut around);
         hooks.epilogue = hook;
-        if let Ok(emitted) = self.emitted(c, &hooks)
-            && let Some(dims) = block_dims(c, &emitted).filter(|_| hooked)
-        {
-            return self.half_in_blocks(node, found, rest, (emitted, dims), around);
+        let in_blocks = self.emitted(c, &hooks).map_err(|e| refused(node, e));
+        let in_blocks = in_blocks.and_then(|emitted| {
+            let dims = block_dims(c, &emitted).filter(|_| hooked);
+            Ok((emitted, dims.ok_or(SplitReason::Blocks)?))
+        });
+        match (in_blocks, rest) {
+            (Ok(found_dims), _) => {
+                return self.half_in_blocks(node, found, rest, found_dims, around);
+            }
+            (Err(stop), Some(_)) => return Err(stop),
+            (Err(_), None) => hooks.epilogue = None,
         }
-        hooks.epilogue = None;
-        if rest.is_some() {
-            return Ok(false);
-        }
-        let emitted = self.emitted(c, &hooks).map_err(refuse)?;
+        let emitted = self.emitted(c, &hooks).map_err(|e| refused(node, e))?;
         self.half_whole(node, found, emitted, around, false)
     }
 
-    /// The contraction by instructions for pairs of bf16 numbers, if the target has them and it fits.
+    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` where the
+    /// target has none, or the operands are not of bf16.
     fn in_pairs(
         &self,
         found: &Recognized,
         epilogue: &Option<String>,
-    ) -> Option<EmittedContraction> {
+    ) -> Option<Result<EmittedContraction, NoFastForm>> {
         let pairs = self.pairs?;
         let operands = [found.a, found.b].map(|id| self.dtype(id));
         let hooks = Hooks {
@@ -112,7 +148,6 @@ impl Lowering<'_> {
         let (c, target) = (&found.contraction, &self.target);
         (operands == [DType::BF16; 2])
             .then(|| contraction::emit_pairs(PLACEHOLDER, c, &hooks, target, pairs))
-            .flatten()
     }
 
     /// A contraction whose result is rounded by a launch of its own, and whose operands are widened by
@@ -124,7 +159,7 @@ impl Lowering<'_> {
         emitted: EmittedContraction,
         mut around: Around,
         widens: bool,
-    ) -> Result<bool, LowerError> {
+    ) -> Result<(), Stop> {
         let mut operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
         if widens {
             for (n, id) in [found.a, found.b].into_iter().enumerate() {
@@ -141,7 +176,7 @@ impl Lowering<'_> {
             around.more.push(Buffer::Container(found.out));
         }
         self.push_half(node, emitted, (operands, product), around);
-        Ok(true)
+        Ok(())
     }
 
     fn widening_hooks(&self, found: &Recognized, around: &mut Around) -> Hooks {
@@ -203,7 +238,7 @@ impl Lowering<'_> {
         rest: Option<&Node>,
         (mut emitted, dims): (EmittedContraction, ProductRoles),
         mut around: Around,
-    ) -> Result<bool, LowerError> {
+    ) -> Result<(), Stop> {
         let dtype = self.dtype(found.out);
         let rounds = is_half(dtype);
         let escapes = self.graph.container(found.out).storage != Storage::Local;
@@ -225,9 +260,7 @@ impl Lowering<'_> {
             let replace = !escapes && !rounds;
             let graph = &self.graph;
             let epilogue = emit::emit_epilogue(graph, rest, found.out, replace, &dims, buffers)?;
-            let Some(epilogue) = epilogue else {
-                return Ok(false);
-            };
+            let epilogue = epilogue.ok_or(SplitReason::Elements)?;
             in_place = epilogue.in_place;
             if in_place.is_none() && !rounds {
                 self.graph.container_mut(found.out).storage = Storage::Global;
@@ -249,7 +282,7 @@ impl Lowering<'_> {
         let operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
         emitted.flops += flops;
         self.push_half(node, emitted, (operands, product), around);
-        Ok(true)
+        Ok(())
     }
 
     fn push_half(
@@ -270,6 +303,8 @@ impl Lowering<'_> {
         };
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
         self.kernels[kernel].scalar = emitted.refusal.map(scalar);
+        self.kernels[kernel].no_pairs = around.no_pairs;
+        self.kernels[kernel].uncut = around.uncut;
         let text = around.before + &emitted.source + &around.after;
         let source = self.source(node, text, symbols);
         let workspace = self.workspace(emitted.shared_scratch_bytes);

@@ -7,6 +7,16 @@ use crate::contraction::{Axis, Contraction, Roles};
 use crate::recognize::recognize;
 use graph::{Graph, Map, Node, NodeKind, Schedule};
 
+/// The members of a kernel without loops of its own; any other node alone.
+pub(crate) fn members(kernel: &Node) -> &[Node] {
+    match &kernel.kind {
+        NodeKind::Map(map) if map.schedule == Schedule::Kernel && map.params.is_empty() => {
+            &map.body
+        }
+        _ => std::slice::from_ref(kernel),
+    }
+}
+
 /// The product's dimensions by role, where each is an axis of its container.
 pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::ProductRoles> {
     let dim = |d: &usize| {

@@ -4,6 +4,7 @@
 //! kernel of its own, and counted so.
 
 use super::members::split_epilogue;
+use super::split::{Split, SplitReason, Stop};
 use super::work::work;
 use super::{Lowering, PLACEHOLDER, operations, operators};
 use crate::contraction::{self, Hooks};
@@ -61,16 +62,23 @@ impl Lowering<'_> {
         before: &[Node],
         product: &Node,
     ) -> Result<(), LowerError> {
-        let Some(prologues) = self.prologues(before, product)? else {
-            for node in before {
-                for id in node.writes() {
-                    self.graph.container_mut(id).storage = Storage::Global;
-                }
-                self.loops(node)?;
-            }
-            return self.node(product);
-        };
         let first = self.kernels.len();
+        let prologues = match self.prologues(before, product) {
+            Ok(prologues) => prologues,
+            Err(Stop::Error(error)) => return Err(error),
+            Err(Stop::Split(reason)) => {
+                for node in before {
+                    for id in node.writes() {
+                        self.graph.container_mut(id).storage = Storage::Global;
+                    }
+                    self.loops(node)?;
+                }
+                self.node(product)?;
+                let parts = before.iter().chain([product]);
+                self.record_split(first, Split::new(parts, reason));
+                return Ok(());
+            }
+        };
         self.before = prologues;
         let done = self.node(product);
         self.before = Before::default();
@@ -103,26 +111,27 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The maps as prologues of the contraction; `None` if it does not take them.
-    fn prologues(&mut self, before: &[Node], product: &Node) -> Result<Option<Before>, LowerError> {
+    /// The maps as prologues of the contraction.
+    fn prologues(&mut self, before: &[Node], product: &Node) -> Result<Before, Stop> {
         let first = match &product.kind {
             NodeKind::Map(map) => split_epilogue(product, map).map(|(first, _)| first),
             _ => None,
         };
         let found = self.recognize(first.as_ref().unwrap_or(product));
-        let Some(found) = found.filter(|f| !self.has_halves(f) && f.a != f.b) else {
-            return Ok(None);
-        };
+        let found = found.filter(|f| f.a != f.b).ok_or(SplitReason::Operand)?;
+        if self.has_halves(&found) {
+            return Err(SplitReason::Halves.into());
+        }
         let mut made = Before::default();
         for node in before {
             let [operand] = node.writes()[..] else {
-                return Ok(None);
+                return Err(SplitReason::Operand.into());
             };
             let side = [found.a, found.b].iter().position(|id| *id == operand);
             let first = FIRST + made.args.len();
             let emitted = emit::emit_prologue(&self.graph, node, operand, first)?;
             let (Some(side), Some(emitted)) = (side, emitted) else {
-                return Ok(None);
+                return Err(SplitReason::Operand.into());
             };
             let name = format!("{PLACEHOLDER}_before{side}");
             made.text += &emitted.text.replace(emit::NAME, &name);
@@ -136,6 +145,9 @@ impl Lowering<'_> {
             made.names[side] = Some(name);
         }
         let taken = contraction::takes_prologues(&found.contraction, &made.hooks(), &self.target);
-        Ok(taken.then_some(made))
+        match taken {
+            true => Ok(made),
+            false => Err(SplitReason::Packing.into()),
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! Owns which members of a kernel are sums. Where the contraction's blocks are not final one by one, each sum
 //! is a kernel of its own, and counted so.
 
+use super::members::members;
+use super::split::{Split, SplitReason, Stop, refused, split_reason};
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
 use crate::contraction::Hooks;
 use crate::emit::{self, ProductRoles};
@@ -26,13 +28,8 @@ pub(super) struct Followers {
 
 /// Tells sums from the rest of a kernel behind its contraction.
 pub(super) fn followers(rest: &Node) -> Followers {
-    let members = match &rest.kind {
-        NodeKind::Map(map) if map.schedule == Schedule::Kernel && map.params.is_empty() => {
-            map.body.clone()
-        }
-        _ => vec![rest.clone()],
-    };
-    let (sums, points): (Vec<Node>, Vec<Node>) = members.into_iter().partition(is_sum);
+    let members = members(rest).iter().cloned();
+    let (sums, points): (Vec<Node>, Vec<Node>) = members.partition(is_sum);
     Followers {
         points: kernel_of(rest, points),
         sums,
@@ -75,9 +72,10 @@ impl Lowering<'_> {
                 self.graph.container_mut(id).storage = Storage::Global;
             }
         }
-        if self.with_sums(node, followers, found)? {
+        let written = self.with_sums(node, followers, found);
+        let Some(reason) = split_reason(written)? else {
             return Ok(());
-        }
+        };
         // The sums read what the kernel makes from memory.
         let made = self.made(followers, found);
         for id in followers.sums.iter().flat_map(Node::reads) {
@@ -87,10 +85,13 @@ impl Lowering<'_> {
         }
         let points = followers.points.iter().cloned();
         let product: Vec<Node> = std::iter::once(first.clone()).chain(points).collect();
-        if let Some(kernel) = kernel_of(node, product) {
-            self.node(&kernel)?;
-        }
-        followers.sums.iter().try_for_each(|sum| self.loops(sum))
+        let kernel = self.kernels.len();
+        let product = kernel_of(node, product);
+        product.iter().try_for_each(|product| self.node(product))?;
+        followers.sums.iter().try_for_each(|sum| self.loops(sum))?;
+        let parts = product.iter().chain(&followers.sums);
+        self.record_split(kernel, Split::new(parts, reason));
+        Ok(())
     }
 
     /// The product and what is written beside it.
@@ -99,15 +100,15 @@ impl Lowering<'_> {
         points.chain([found.out]).collect()
     }
 
-    /// False, and nothing done but that sums have memory, if the contraction cannot sum.
+    /// Writes the kernel as one. Does nothing where it stops.
     fn with_sums(
         &mut self,
         node: &Node,
         followers: &Followers,
         found: &Recognized,
-    ) -> Result<bool, LowerError> {
+    ) -> Result<(), Stop> {
         if self.has_halves(found) {
-            return Ok(false);
+            return Err(SplitReason::Halves.into());
         }
         let (epilogue_name, sums_name) = (
             format!("{PLACEHOLDER}_epilogue"),
@@ -119,18 +120,11 @@ impl Lowering<'_> {
             ..self.before.hooks()
         };
         let c = &found.contraction;
-        let Ok(emitted) = self.emitted(c, &hooks) else {
-            return Ok(false);
-        };
+        let emitted = self.emitted(c, &hooks).map_err(|e| refused(node, e))?;
         let dims = product_dims(c, &emitted.roles).filter(|_| emitted.sum_slots > 0);
-        let Some(dims) = dims else {
-            return Ok(false);
-        };
-        let Some((epilogue, in_place)) = self.points(followers, found, &dims, &epilogue_name)?
-        else {
-            return Ok(false);
-        };
-        let (epilogue_text, epilogue_args) = epilogue;
+        let dims = dims.ok_or(SplitReason::Blocks)?;
+        let points = self.points(followers, found, &dims, &epilogue_name)?;
+        let ((epilogue_text, epilogue_args), in_place) = points.ok_or(SplitReason::Elements)?;
         let around = emit::Around {
             made: &self.made(followers, found),
             product: in_place.unwrap_or(found.out),
@@ -148,9 +142,8 @@ impl Lowering<'_> {
             }),
             ..node.clone()
         };
-        let Some(columns) = emit::emit_columns(&self.graph, &sums, &dims, &around)? else {
-            return Ok(false);
-        };
+        let columns = emit::emit_columns(&self.graph, &sums, &dims, &around)?;
+        let columns = columns.ok_or(SplitReason::Elements)?;
         if in_place.is_none() {
             self.graph.container_mut(found.out).storage = Storage::Global;
         }
@@ -187,7 +180,7 @@ impl Lowering<'_> {
             self.launches
                 .push((node.stage, source, symbol, args.clone(), kernel));
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Text and buffers of what runs point by point, and what takes the product's place; `None` if it cannot

@@ -201,8 +201,12 @@ fn compare(found: &[f64], shape: &[usize], expected: &TensorProto) -> Verdict {
     if shape != expected.shape {
         return Err(format!("sizes {shape:?} instead of {:?}", expected.shape));
     }
-    let tolerance = tolerance(expected.dtype);
-    for (n, (a, b)) in found.iter().zip(expected.to_f64()).enumerate() {
+    let (tolerance, expected) = (tolerance(expected.dtype), expected.to_f64());
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return Err(format!("{found} elements instead of {expected}"));
+    }
+    for (n, (a, b)) in found.iter().zip(expected).enumerate() {
         let same = *a == b || (a.is_nan() && b.is_nan());
         let is_close = (a - b).abs() <= tolerance * (b.abs() + 0.02);
         if !same && !is_close {

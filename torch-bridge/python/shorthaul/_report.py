@@ -50,7 +50,8 @@ class Report:
       ``bytes_least``, ``operations``, ``reads`` and ``writes`` (names of containers), and
       ``program`` (the position of its program in the step). If a table of measured times chose what
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
-      which are copied. On a CPU there are also ``predicted`` (``us``, its parts, and
+      which are copied. If a CPU multiplies pairs of bf16 numbers, and this kernel does so in single
+      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts, and
       ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
       (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``).
     - ``roofline_us``: the least time of the whole step on the machine.
@@ -62,9 +63,16 @@ class Report:
     - ``memory``: bytes of the arenas (memory for intermediate results) and bytes that are saved for
       the backward pass.
     - ``refusals``: sentences about rewrites that would save bytes and were refused, as illegal or
-      for their cost: the 50 that would save most.
+      for their cost: the 50 that would save most. ``n_more_refusals`` counts the others.
+    - ``undone``: rewrites that were decided and that the code generators could not carry out, each
+      with ``rewrite``, ``origin``, ``reason``, ``bytes`` (moved after all) and ``sentence``. In
+      ``decisions`` they are not applied.
+    - ``one_thread``, if a program is so small that it runs on one thread: ``program``,
+      ``n_threads`` (PyTorch's), and the predicted microseconds that threads would save
+      (``saved_us``) and wait for each other (``waited_us``).
     - ``attentions``: what computes each attention, and why, if there was a choice.
-    - ``warnings``: contractions without a fast kernel, with the reason and predicted times.
+    - ``warnings``: contractions without a fast kernel, with the reason and, on a CPU, predicted
+      times.
     - ``memory_curve``, if memory budgets were given: for each budget and for none, ``budget``,
       ``peak_bytes``, ``bytes_moved``, ``operations`` and ``predicted_us``; or ``budget`` and
       ``refused``, the reason why the budget cannot be kept.
@@ -94,6 +102,7 @@ class Report:
             *(f"{k['origin']}: {k['choice']}" for k in data["kernels"] if "choice" in k),
             *data.get("attentions", ()),
             *map(_curve_line, data.get("memory_curve", ())),
+            *(undone["sentence"] for undone in data.get("undone", ())),
             *(f"warning: {w['sentence']}" for w in data.get("warnings", ())),
         ]
         return "\n".join(lines)
@@ -231,6 +240,8 @@ def _data_of(program: Program, position: int) -> dict[str, Any]:
     ]
     for container in data["containers"]:
         container["title"] = program.input_titles.get(container["name"], container["name"])
-    for part in ("kernels", "containers", "decisions"):
-        data[part] = [{"program": position, **entry} for entry in data[part]]
+    if "one_thread" in data:
+        data["one_thread"] = [data["one_thread"]]
+    for part in ("kernels", "containers", "decisions", "undone", "one_thread"):
+        data[part] = [{"program": position, **entry} for entry in data.get(part, ())]
     return data

@@ -86,6 +86,7 @@ def report(data: dict[str, Any]) -> str:
         f"saved for backward {n_bytes(memory['saved_bytes'])}, at most "
         f"{n_bytes(memory['forward_arena_bytes'])} more in forward and "
         f"{n_bytes(memory['backward_arena_bytes'])} in backward",
+        *(undone["sentence"] for undone in data.get("undone", ())),
         *(f"warning: {warning['sentence']}" for warning in data.get("warnings", ())),
     ]
     refusals = _details("rewrites refused", data["refusals"])

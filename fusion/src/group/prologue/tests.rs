@@ -71,10 +71,11 @@ fn each_product_computes_its_own_operand() {
     let found = grouped(CONTAINERS, &maps, "%y, %dw", &Recipe::default());
     assert_eq!(found.n_kernels, 2, "{}", found.graph);
     let decision = found.decision.expect("a decision");
-    let n_products = 2;
+    let operands = ["t", "t.packed1"].map(|name| found.graph.find(name).expect("an operand"));
+    let operands = operands.to_vec();
     assert_eq!(
         decision.outcome,
-        Outcome::Applied(Applied::Packed { n_products })
+        Outcome::Applied(Applied::Packed { operands })
     );
     // t is neither written nor read twice, and x is read once less.
     let (t, x, scale) = (640 * 32 * 4, 640 * 32 * 4, 32 * 4);

@@ -223,7 +223,10 @@ impl ProductLetters {
 }
 
 fn transposed(n: &mut Nodes, value: String, from: &[char], to: &[char]) -> String {
-    let at = |letter: &char| from.iter().position(|l| l == letter).unwrap_or_default();
+    let at = |letter: &char| {
+        let at = from.iter().position(|l| l == letter);
+        at.unwrap_or_else(|| unreachable!("an operand is ordered by its own letters"))
+    };
     let order: Vec<i64> = to.iter().map(|l| at(l) as i64).collect();
     if order.iter().enumerate().all(|(d, o)| d as i64 == *o) {
         return value;

@@ -255,7 +255,8 @@ impl Nodes<'_> {
                         None => holds,
                     });
                 }
-                let mask = self.cast(mask.unwrap_or_default(), DType::Bool, natural);
+                let mask = mask.ok_or(Refusal("a mask without a condition".into()))?;
+                let mask = self.cast(mask, DType::Bool, natural);
                 let value = of.names[value].clone();
                 self.of2("Mul", &value, &mask)
             }

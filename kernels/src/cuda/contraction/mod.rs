@@ -125,6 +125,19 @@ pub enum Unsupported {
     },
 }
 
+impl Unsupported {
+    /// Why a contraction that is well formed has no kernel of tiles.
+    pub(crate) fn no_fast_form(&self) -> Option<NoFastForm> {
+        match self {
+            Unsupported::Form { reason } => Some(*reason),
+            Unsupported::TooLarge { .. } => Some(NoFastForm::TooLarge),
+            Unsupported::Type { .. } => Some(NoFastForm::ElementType),
+            // Loops over such sizes are refused by name, and warpgroups are one of several kernels.
+            Unsupported::Malformed(_) | Unsupported::Warpgroup { .. } => None,
+        }
+    }
+}
+
 /// Fewest rows, columns and terms worth a tile: below, a thread for each result reads as many bytes.
 const LEAST: i64 = 8;
 

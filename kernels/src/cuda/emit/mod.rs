@@ -20,6 +20,7 @@ use crate::plan::Buffer;
 use flat::Body;
 use graph::{ContainerId, DType, Reduction};
 use rows::RowsText;
+use std::collections::BTreeSet;
 use survey::Survey;
 
 /// Stands for the kernel's name in [`Kernel::text`] until it has one.
@@ -38,6 +39,16 @@ pub(super) struct Printed {
 }
 
 impl Printed {
+    /// The containers that its launches touch in memory.
+    pub(super) fn containers(&self) -> BTreeSet<ContainerId> {
+        let args = self.launches.iter().flat_map(|launch| &launch.args);
+        let container = |buffer: &Buffer| match buffer {
+            Buffer::Container(id) => Some(*id),
+            Buffer::Workspace(_) => None,
+        };
+        args.filter_map(container).collect()
+    }
+
     /// Adds the launches of a later part, whose workspaces are others.
     pub(super) fn append(&mut self, later: Printed) {
         let first = self.workspace_bytes.len();

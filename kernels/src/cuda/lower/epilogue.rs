@@ -93,7 +93,8 @@ fn covers(at: &SymExpr, loops: &[Loop], len: i64) -> bool {
         return false;
     };
     let linear = loops.iter().fold(SymExpr::default(), |sum, l| {
-        let c = coefficient(at, &l.var).unwrap_or_default();
+        let c = coefficient(at, &l.var);
+        let c = c.unwrap_or_else(|| unreachable!("each loop has a digit"));
         sum + SymExpr::from(&l.var) * c
     });
     digits.sort_unstable();
@@ -193,9 +194,15 @@ impl Points<'_> {
         t.finish()
     }
 
+    /// Elements of the product between a loop's points.
+    pub(super) fn weight(&self, l: &Loop) -> i64 {
+        let weight = coefficient(&self.at, &l.var);
+        weight.unwrap_or_else(|| unreachable!("the loops are digits of the product's element"))
+    }
+
     /// A loop's position as text: along an axis of the product, or within its memory.
     fn digit(&self, l: &Loop, product: &Recognized) -> String {
-        let weight = coefficient(&self.at, &l.var).unwrap_or(1);
+        let weight = self.weight(l);
         let mut axes = product.contraction.out.axes.iter();
         match axes.position(|axis| axis.stride == weight && axis.size == l.size) {
             Some(axis) => format!("c{axis}"),

@@ -9,7 +9,6 @@
 use super::epilogue::{Points, points};
 use crate::cuda::vendor::{Finish, Operation};
 use crate::emit::body::{self};
-use crate::emit::index::coefficient;
 use crate::emit::prepared;
 use crate::emit::values::{Address, Effect, Op, ValueId, Values};
 use crate::lower::LowerError;
@@ -147,7 +146,7 @@ impl Rest<'_> {
     fn counts_rows(&self, bias: &Address, rows: i64) -> bool {
         let mut wanted = SymExpr::default();
         for l in &self.points.loops {
-            let weight = coefficient(&self.points.at, &l.var).unwrap_or(0);
+            let weight = self.points.weight(l);
             if weight >= rows {
                 continue;
             }

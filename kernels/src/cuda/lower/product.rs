@@ -11,7 +11,7 @@ use crate::cuda::contraction::{
 };
 use crate::cuda::vendor::{Candidate, Choice, Finish, Key, LibraryProduct, Operation};
 use crate::lower::LowerError;
-use crate::lowering::operations;
+use crate::lowering::{Split, SplitReason, operations};
 use crate::plan::Buffer;
 use crate::recognize::Recognized;
 use graph::{Node, Storage};
@@ -50,19 +50,26 @@ impl Lowering {
     ) -> Result<(), LowerError> {
         let escapes = self.graph.container(found.out).storage != Storage::Local;
         let epilogue = epilogue::of(&self.graph, rest, found, types(&self.graph, found), escapes)?;
-        let fused = |epilogue: &Epilogue| emit_contraction(&self.graph, found, Some(epilogue));
-        if let Some(epilogue) = epilogue
-            && let Some(own) = fused(&epilogue)
-        {
-            return self.fused([node, first, rest], found, &epilogue, own);
-        }
+        let reason = match epilogue {
+            None => SplitReason::Elements,
+            Some(epilogue) => match emit_contraction(&self.graph, found, Some(&epilogue)) {
+                Ok(own) => return self.fused([node, first, rest], found, &epilogue, own),
+                Err(unsupported) => match unsupported.no_fast_form() {
+                    Some(reason) => SplitReason::Contraction(reason),
+                    None => return self.loops(node),
+                },
+            },
+        };
         match emit_contraction(&self.graph, found, None) {
-            Some(own) => {
+            Ok(own) => {
                 self.graph.container_mut(found.out).storage = Storage::Global;
+                let map = self.program.maps.len();
                 self.alone(first, found, own)?;
-                self.loops(rest)
+                self.loops(rest)?;
+                self.record_split(map, Split::new([first, rest], reason));
+                Ok(())
             }
-            None => self.loops(node),
+            Err(_) => self.loops(node),
         }
     }
 
@@ -100,8 +107,12 @@ impl Lowering {
                 self.graph.container_mut(found.out).storage = Storage::Global;
                 choice.n_maps = 2;
                 let args = arguments(&operation, found);
+                let map = self.program.maps.len();
                 self.place_product(first, (operation, rank), args, choice, 0)?;
-                self.loops(rest)
+                self.loops(rest)?;
+                let split = Split::new([first, rest], SplitReason::Library);
+                self.record_split(map, split);
+                Ok(())
             }
             _ => self.place_contraction(node, own, operations(rest, 1), choice),
         }
