@@ -11,7 +11,7 @@ import warnings
 import pytest
 import shorthaul
 import torch
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch import nn
 
 SECONDS = 2.0

@@ -19,9 +19,17 @@ from . import _machine, _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import BudgetError, CompileError, RecipeError, ToolchainError, Unsupported
+from ._errors import (
+    BudgetError,
+    CompileError,
+    InternalError,
+    RecipeError,
+    ToolchainError,
+    Unsupported,
+)
 from ._memory import Blocks
 from ._place import Place
+from ._second_derivatives import Rerun
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
@@ -93,6 +101,8 @@ class Program:
     reaches: list[set[int]] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
+    #: How PyTorch computes gradients that the kernels do not; ``None`` outside of a module.
+    rerun: Rerun | None = None
     #: Operators of PyTorch's that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
@@ -281,6 +291,8 @@ def compile_program(
         raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
     except _native.ToolchainFailure as error:
         raise ToolchainError(str(error)) from None
+    except _native.InternalFailure as error:
+        raise InternalError(str(error)) from None
     except _native.CompileFailure as error:
         raise CompileError(str(error)) from None
     except _native.BudgetFailure as error:
