@@ -167,22 +167,11 @@ fn run_python(root: &Path, steps: &mut Steps) {
     });
     if built {
         steps.run("pytest", || {
-            let mut pytest = venv.module("pytest");
-            pytest.args(["-q", "-n", &workers().to_string(), "--dist", "loadfile"]);
-            let done = run_shown(pytest.arg("torch-bridge/tests"))?;
+            let done = run_shown(venv.module("pytest").args(["-q", "torch-bridge/tests"]))?;
             Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
         });
     }
 }
-
-/// Processes among which pytest divides the files of tests, as many as there are cores. Each has a PyTorch of its own and
-/// takes up to 4 GB, so that there are not many.
-fn workers() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    cores.min(MOST_WORKERS)
-}
-
-const MOST_WORKERS: usize = 4;
 
 /// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all
 /// share.

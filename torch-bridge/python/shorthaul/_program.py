@@ -6,11 +6,12 @@ are put. Never looks at a module; that is ``module.py``'s part.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -221,6 +222,34 @@ def _look(spec: TensorSpec, place: Place) -> torch.Tensor:
     return look
 
 
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Errors of the native half as those of this package."""
+    try:
+        yield
+    except _native.UnsupportedOperators as error:
+        raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
+    except _native.ToolchainFailure as error:
+        raise ToolchainError(str(error)) from None
+    except _native.InternalFailure as error:
+        raise InternalError(str(error)) from None
+    except _native.CompileFailure as error:
+        raise CompileError(str(error)) from None
+    except _native.BudgetFailure as error:
+        raise BudgetError(str(error)) from None
+    except _native.RecipeFailure as error:
+        raise RecipeError(str(error)) from None
+
+
+def import_symbolic(captured: Captured) -> None:
+    """Imports the trace with open sizes that ``captured`` belongs to, if it is not imported yet.
+
+    Raises ``Unsupported`` with every missing operator, or ``CompileError``.
+    """
+    with _own_errors():
+        _ = captured.symbolic.imported
+
+
 def compile_program(
     captured: Captured,
     requires_grad: list[bool],
@@ -248,7 +277,7 @@ def compile_program(
         w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
     ]
     wrt = [i for i, wanted in enumerate(fed) if wanted]
-    try:
+    with _own_errors():
         if place.runs_cuda_text:
             native = _native.Program.compile_cuda(
                 captured.json,
@@ -287,18 +316,6 @@ def compile_program(
                 templates,
                 _machine.kept_text(),
             )
-    except _native.UnsupportedOperators as error:
-        raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
-    except _native.ToolchainFailure as error:
-        raise ToolchainError(str(error)) from None
-    except _native.InternalFailure as error:
-        raise InternalError(str(error)) from None
-    except _native.CompileFailure as error:
-        raise CompileError(str(error)) from None
-    except _native.BudgetFailure as error:
-        raise BudgetError(str(error)) from None
-    except _native.RecipeFailure as error:
-        raise RecipeError(str(error)) from None
     inputs = [
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.inputs

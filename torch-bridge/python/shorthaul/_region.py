@@ -159,14 +159,22 @@ class Region:
         return self.wanted[key] >= _FREQUENT
 
     def settle(self, pending: Pending) -> Call | None:
-        """Puts what was compiled in the background in its place."""
+        """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
+
+        Where a trace with open sizes gave no program, the next call of these sizes is traced alone.
+        """
         with self.lock:
             keys = [key for key, call in self.calls.items() if call is pending]
             try:
                 call = pending.call_of(pending.program.result())
             except ToolchainError:
                 raise
-            except CompileError as error:
+            except (Unsupported, CompileError) as error:
+                if pending.captured.symbolic is not None:
+                    self._give_up_symbols(pending.captured, error)
+                    for key in keys:
+                        del self.calls[key]
+                    return None
                 if self.owner.options.fallback == "error":
                     raise
                 self.owner.say_falls_back(str(error))
@@ -214,10 +222,7 @@ class Region:
             except ToolchainError:
                 raise
             except (Unsupported, CompileError) as error:
-                if isinstance(error, InternalError):
-                    part = _title(self.owner.name, captured)
-                    self.owner.say_internal_error(part, error, "each set of sizes is traced alone")
-                self._trace_alone(error)
+                self._give_up_symbols(captured, error)
         captured = self._trace(capture, supported, place, fakes_of(inputs))
         return self._compile_captured(captured, place, inputs)
 
@@ -256,6 +261,13 @@ class Region:
             return None
         traces.append(symbolic)
         return captured
+
+    def _give_up_symbols(self, captured: Captured, error: Exception) -> None:
+        """No program could be made of a trace with open sizes; a defect is said aloud."""
+        if isinstance(error, InternalError):
+            part = _title(self.owner.name, captured)
+            self.owner.say_internal_error(part, error, "each set of sizes is traced alone")
+        self._trace_alone(error)
 
     def _trace_alone(self, error: Exception) -> None:
         """From here on each set of sizes is traced by itself."""
@@ -329,7 +341,7 @@ class Region:
             program.rerun = call.rerun_by(way)
             return call
 
-        return Pending(program, call_of) if in_background else call_of(program)
+        return Pending(captured, program, call_of) if in_background else call_of(program)
 
     def _count(self, captured: Captured) -> None:
         """A program whose trace another size made takes less of what the owner allows."""
@@ -360,7 +372,10 @@ class Region:
 class Pending:
     """A call whose kernels are being compiled; until they are there, PyTorch's operators run."""
 
-    def __init__(self, program: Future[Program], call_of: Callable[[Program], Call]):
+    def __init__(
+        self, captured: Captured, program: Future[Program], call_of: Callable[[Program], Call]
+    ):
+        self.captured = captured
         self.program = program
         self.call_of = call_of
 
