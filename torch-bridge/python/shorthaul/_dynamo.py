@@ -326,6 +326,8 @@ class _Attempt:
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
+        #: Whose tensors the examples are; a mode for each would take longer than they do.
+        self.fakes = FakeTensorMode()
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.examples = dict(zip(placeholders, example_inputs, strict=True))
         self.requires_grad = {
@@ -394,7 +396,8 @@ class _Attempt:
         """What a region's input looks like in the call that is compiled."""
         value = value_of(node)
         if isinstance(value, torch.Tensor):
-            return _look_of(value, self.requires_grad.get(node, value.requires_grad))
+            requires_grad = self.requires_grad.get(node, value.requires_grad)
+            return _look_of(value, requires_grad, self.fakes)
         return _hint(value)
 
     def _say_what_is_torchs(self, split: Split) -> None:
@@ -459,10 +462,10 @@ def _readable(name: str) -> str:
     return re.sub(r"_(modules|parameters|buffers)_", ".", name)
 
 
-def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def _look_of(value: torch.Tensor, requires_grad: bool, fakes: FakeTensorMode) -> torch.Tensor:
     """A tensor like ``value`` without memory, with sizes that are known."""
     shape, stride = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
-    with FakeTensorMode():
+    with fakes:
         look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     return look.requires_grad_(requires_grad)
 
