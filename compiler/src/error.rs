@@ -71,6 +71,14 @@ pub enum CompileError {
     Cutout(String),
 }
 
+impl CompileError {
+    /// Whether it is a defect of Shorthaul, and not of what it was given or of the machine.
+    pub fn is_internal(&self) -> bool {
+        let is_circle = matches!(self, CompileError::Fuse(fusion::FuseError::Circle { .. }));
+        is_circle || matches!(self, CompileError::Broken { .. })
+    }
+}
+
 /// Everything the verifier found, in one line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problems(pub Vec<VerifyError>);
@@ -89,4 +97,28 @@ pub(crate) fn check(pass: &'static str, graph: &Graph) -> Result<(), CompileErro
         pass,
         problems: Problems(problems),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_graph_and_a_circle_are_defects_and_a_large_value_is_none() {
+        let broken = CompileError::Broken {
+            pass: "fuse",
+            problems: Problems(Vec::new()),
+        };
+        let kernels = "`a` and `b`".to_string();
+        let circle = CompileError::Fuse(fusion::FuseError::Circle { kernels });
+        let large = CompileError::TooLarge {
+            container: "x".to_string(),
+            shape: "8".to_string(),
+        };
+        assert!(broken.is_internal() && circle.is_internal());
+        assert!(!large.is_internal());
+        for defect in [broken, circle] {
+            assert!(defect.to_string().starts_with("internal error"));
+        }
+    }
 }

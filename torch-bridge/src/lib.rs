@@ -15,7 +15,7 @@ mod steering;
 mod threads;
 mod tuning;
 
-use program::{CompileFailure, Program, ToolchainFailure, UnsupportedOperators};
+use program::{CompileFailure, InternalFailure, Program, ToolchainFailure, UnsupportedOperators};
 use pyo3::prelude::*;
 
 /// The ATen operators that the importer has a rule for.
@@ -34,6 +34,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<tuning::Kernels>()?;
     m.add_function(wrap_pyfunction!(tuning::time_kernels, m)?)?;
     m.add("CompileFailure", m.py().get_type::<CompileFailure>())?;
+    m.add("InternalFailure", m.py().get_type::<InternalFailure>())?;
     m.add("ToolchainFailure", m.py().get_type::<ToolchainFailure>())?;
     m.add(
         "UnsupportedOperators",

@@ -33,6 +33,12 @@ create_exception!(
 );
 create_exception!(
     shorthaul._native,
+    InternalFailure,
+    CompileFailure,
+    "A defect of Shorthaul; the message asks for a report."
+);
+create_exception!(
+    shorthaul._native,
     ToolchainFailure,
     CompileFailure,
     "The machine cannot compile any kernel: no compiler, no place for what it makes, a bad table."
@@ -502,6 +508,8 @@ impl Failure {
             | Failure::Compile(CompileError::Cuda(_) | CompileError::Nvrtc(_)) => {
                 ToolchainFailure::new_err(message)
             }
+            Failure::Compile(error) if error.is_internal() => InternalFailure::new_err(message),
+            Failure::Internal(_) => InternalFailure::new_err(message),
             _ => CompileFailure::new_err(message),
         }
     }

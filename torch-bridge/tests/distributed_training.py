@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from loss_curves import N_STEPS, WRAPS, Tower, rows_and_labels
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import shorthaul
 import torch
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch import nn
 
 N_STEPS = 20

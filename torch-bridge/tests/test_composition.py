@@ -8,7 +8,7 @@ import shorthaul
 import torch
 import torch.nn.functional as F
 from against_eager import assert_matches
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch import nn
 
 

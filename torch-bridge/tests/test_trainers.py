@@ -11,7 +11,7 @@ import transformers
 from loss_curves import N_STEPS, WRAPS, Tower, assert_same_curve, compare_training, rows_and_labels
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_model, save_model
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from test_transformers import bert, tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

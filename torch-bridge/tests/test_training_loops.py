@@ -14,7 +14,7 @@ from loss_curves import (
     compare_training,
     rows_and_labels,
 )
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

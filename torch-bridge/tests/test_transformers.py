@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from loss_curves import N_STEPS, WRAPS, compare_training
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 
 wraps = pytest.mark.parametrize("wrap", WRAPS)
 

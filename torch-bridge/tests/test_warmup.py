@@ -2,16 +2,20 @@
 
 import copy
 import logging
+import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
 import pytest
 import shorthaul
 import torch
-from shorthaul._region import recorded
+from shorthaul import _background
+from shorthaul._call import recorded
+from shorthaul._errors import InternalError
 from torch import nn
 
 SECONDS = 2.0
@@ -26,7 +30,11 @@ def slow_compiler(tmp_path, monkeypatch):
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("SHORTHAUL_CC", str(compiler))
     monkeypatch.setenv("SHORTHAUL_CACHE_DIR", str(tmp_path / "cache"))
-    return compiler
+    yield compiler
+    # What nobody waits for any more is not the next test's.
+    compiler.write_text('#!/bin/sh\nexec cc "$@"\n')
+    _background._compiler_of_sizes().shutdown(cancel_futures=True)
+    _background._compiler_of_sizes.cache_clear()
 
 
 def model():
@@ -62,6 +70,66 @@ def test_a_second_size_does_not_wait_for_the_first(slow_compiler):
         for n in (3, 4, 5):
             step(compiled, torch.randn(n, 6))
         assert not calls, "a step waited for kernels"
+
+
+def _until_compiled(model, x, expected) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with recorded() as calls:
+            torch.testing.assert_close(step(model, x), expected)
+        if calls:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the kernels were never used")
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_later_sizes_are_planned_while_eager_serves(monkeypatch):
+    may_plan, niceness = threading.Event(), []
+    compile_program = _background.compile_program
+
+    def late(captured, *args):
+        if captured.symbolic is not None:
+            may_plan.wait(60)
+            niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return compile_program(captured, *args)
+
+    monkeypatch.setattr(_background, "compile_program", late)
+    own = model()
+    compiled, twin = shorthaul.module(own, warmup="background"), copy.deepcopy(own)
+    first = torch.randn(3, 6)
+    _until_compiled(compiled, first, step(twin, first))
+    later = [torch.randn(n, 6) for n in (4, 5, 7)]
+    with recorded() as calls:
+        for x in later:
+            torch.testing.assert_close(step(compiled, x), step(twin, x))
+    assert not calls, "a step waited for a plan"
+    may_plan.set()
+    for x in later:
+        _until_compiled(compiled, x, step(twin, x))
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert len(niceness) == 3 and all(n > mine or n == 19 for n in niceness)
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_a_trace_that_fails_in_the_background_is_replaced(monkeypatch):
+    compile_program = _background.compile_program
+
+    def broken(captured, *args):
+        if captured.symbolic is not None:
+            raise InternalError("internal error after pass `fuse`: two writers; please report it")
+        return compile_program(captured, *args)
+
+    monkeypatch.setattr(_background, "compile_program", broken)
+    own = model()
+    compiled, twin = shorthaul.module(own, warmup="background"), copy.deepcopy(own)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for n in (3, 4, 5):
+            x = torch.randn(n, 6)
+            _until_compiled(compiled, x, step(twin, x))
+    (only,) = [str(w.message) for w in said if w.category is shorthaul.InternalErrorWarning]
+    assert "each set of sizes is traced alone" in only and "two writers" in only
 
 
 def test_a_refused_kernel_runs_through_pytorch(slow_compiler):

@@ -7,7 +7,9 @@ they are; their gradients come back through the casts in the parameters' type.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 
@@ -27,6 +29,18 @@ def key() -> tuple:
 def suspended(device: torch.device) -> torch.autocast:
     """A region without autocast, for tracing."""
     return torch.autocast(device.type, enabled=False)
+
+
+@contextlib.contextmanager
+def as_in(wanted: tuple) -> Iterator[None]:
+    """Autocast as it was where :func:`key` gave ``wanted``."""
+    dtypes = dict(wanted)
+    with contextlib.ExitStack() as stack:
+        for kind in _KINDS:
+            if kind in dtypes or torch.is_autocast_enabled(kind):
+                dtype = dtypes.get(kind)
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+        yield
 
 
 def casting(function, device: torch.device):

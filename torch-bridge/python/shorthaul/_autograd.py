@@ -85,6 +85,8 @@ class _Passes(torch.autograd.Function):
         if saved is not None:
             kept.append(saved)
         ctx.save_for_backward(*kept)
+        if program.rerun is not None:
+            program.rerun.keep(ctx, inputs)
         return tuple(outputs) if state is None else (*outputs, state)
 
     # A function that Dynamo traces may call `backward`; this code is not the user's.
@@ -93,7 +95,15 @@ class _Passes(torch.autograd.Function):
     def backward(ctx, *grads):
         program: Program = ctx.program
         kept = ctx.saved_tensors
-        _refuse_batches(grads)
+        rerun, refusal = program.rerun, ""
+        if torch.is_grad_enabled() or _has_batches(grads):
+            refusal = rerun.refusal_for(ctx) if rerun is not None else "it runs alone"
+            if not refusal:
+                reads = kept[: len(program.backward_reads)]
+                return None, *rerun.gradients(ctx, reads, grads)
+            _refuse_batches(grads, refusal)
+        if rerun is not None:
+            rerun.release(ctx)
         plan = program.gradients_of([grad is not None for grad in grads])
         result = [None] * (len(program.inputs) + 1)
         if not torch.is_grad_enabled():
@@ -104,7 +114,7 @@ class _Passes(torch.autograd.Function):
         if computed:
             # A second derivative with respect to what these come from is refused, not zero.
             sources = [*kept, *(grads[i] for i in plan.given if grads[i] is not None)]
-            once = _Once.apply(len(computed), *computed, *sources)
+            once = _Once.apply(refusal, len(computed), *computed, *sources)
             for (_, at), grad in zip(plan.computed, once, strict=True):
                 result[at] = grad
         return tuple(result)
@@ -131,24 +141,28 @@ class _Once(torch.autograd.Function):
     """Gradients that cannot be differentiated again."""
 
     @staticmethod
-    def forward(ctx, n_grads: int, *grads_and_sources):
+    def forward(ctx, refusal: str, n_grads: int, *grads_and_sources):
+        ctx.refusal = refusal
         return grads_and_sources[:n_grads]
 
     @staticmethod
     def backward(ctx, *grads):
         raise ShorthaulError(
-            "a Shorthaul module cannot be differentiated twice; for second derivatives (gradient "
-            "penalties, Hessians) call the original module"
+            f"this part of a Shorthaul module cannot be differentiated twice: {ctx.refusal}; for "
+            f"second derivatives (gradient penalties, Hessians) call the original module"
         )
 
 
-def _refuse_batches(grads: Sequence[torch.Tensor | None]) -> None:
-    for grad in grads:
-        if grad is not None and (_is_batched(grad) or _is_legacy_batched(grad)):
-            raise ShorthaulError(
-                "a Shorthaul module computes one gradient at a time, not a batch of them "
-                "(`is_grads_batched=True`, `torch.vmap`); call the original module for that"
-            )
+def _has_batches(grads: Sequence[torch.Tensor | None]) -> bool:
+    return any(g is not None and (_is_batched(g) or _is_legacy_batched(g)) for g in grads)
+
+
+def _refuse_batches(grads: Sequence[torch.Tensor | None], refusal: str) -> None:
+    if _has_batches(grads):
+        raise ShorthaulError(
+            "this part of a Shorthaul module computes one gradient at a time, not a batch of them "
+            f"(`is_grads_batched=True`, `torch.vmap`): {refusal}; call the original module for that"
+        )
 
 
 def forward(program: Program, inputs: Sequence[torch.Tensor]):

@@ -1,13 +1,18 @@
 """Compilation while eager serves.
 
-Owns the threads that compile in the background. Import, differentiation and the choice of kernels
-take a fraction of a second and can refuse a graph, so a caller waits for them; the C compiler's
-seconds nobody waits for. Never captures: PyTorch's tracer stays on the caller's thread.
+Owns the threads that compile in the background. The choice of kernels for a graph's first sizes
+can refuse the graph, so a caller waits for it; nobody waits for the C compiler. For later sizes of
+a trace a caller waits for the import alone: one thread of low priority makes their programs, in
+order, so that each finds the kernels of those before it. Never captures: PyTorch's tracer stays on
+the caller's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,7 +20,7 @@ import torch
 
 from ._capture import Captured
 from ._place import Place
-from ._program import Program, compile_program
+from ._program import Program, compile_program, import_symbolic
 
 #: More programs than this at once wait for each other.
 _MOST = 32
@@ -24,12 +29,33 @@ _MOST = 32
 _turn = threading.Lock()
 
 
+#: What a thread adds to its niceness that compiles while training steps run.
+_PATIENCE = 5
+
+
 @functools.cache
 def _compilers() -> ThreadPoolExecutor:
-    compilers = ThreadPoolExecutor(_MOST, thread_name_prefix="shorthaul-compiler")
+    return _lasting(ThreadPoolExecutor(_MOST, thread_name_prefix="shorthaul-compiler"))
+
+
+@functools.cache
+def _compiler_of_sizes() -> ThreadPoolExecutor:
+    name = "shorthaul-sizes"
+    return _lasting(ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_patient))
+
+
+def _lasting(compilers: ThreadPoolExecutor) -> ThreadPoolExecutor:
     # What nobody waits for is not begun when the process ends.
     threading._register_atexit(lambda: compilers.shutdown(wait=False, cancel_futures=True))
     return compilers
+
+
+def _be_patient() -> None:
+    """Lowers the priority of this thread, and so of the compilers that it starts."""
+    with contextlib.suppress(OSError):  # Where a system forbids it, they have the usual one.
+        mine = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, mine)
+        os.setpriority(os.PRIO_PROCESS, mine, niceness + _PATIENCE)
 
 
 def start_compiling(
@@ -42,8 +68,15 @@ def start_compiling(
 ) -> Future[Program]:
     """Returns when the kernels' C text is written, while it is being compiled.
 
-    Raises ``Unsupported`` as :func:`compile_program` does.
+    For sizes of a trace whose sizes are open it returns when that is imported. Raises
+    ``Unsupported`` as :func:`compile_program` does.
     """
+    if captured.symbolic is not None:
+        import_symbolic(captured)
+        if templates is not None and not templates.has_foreseen:
+            # PyTorch's expressions are for the caller's thread.
+            expected = captured.expected()
+            captured = dataclasses.replace(captured, expected=lambda: expected)
     is_written = threading.Event()
     has_turn = threading.Event()
 
@@ -66,6 +99,8 @@ def start_compiling(
             if has_turn.is_set():
                 _turn.release()
 
+    if captured.symbolic is not None:
+        return _compiler_of_sizes().submit(compile_and_tell)
     future = _compilers().submit(compile_and_tell)
     is_written.wait()
     if future.done():

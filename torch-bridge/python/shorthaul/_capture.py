@@ -47,7 +47,7 @@ from torch.utils import _pytree as pytree
 
 from ._bounds import Bound, DivisorBound, bounds_of
 from ._decompositions import is_guarded, table_without
-from ._errors import CaptureError, Refused
+from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 from ._origins import module_path, source_node, source_of
@@ -206,8 +206,7 @@ def _export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CaptureError(f"PyTorch cannot trace it: {reason}") from error
+        raise CaptureError(f"PyTorch cannot trace it: {first_line(error)}") from error
     # A program's key says when it holds; guards with Dynamo's names for inputs cannot run here.
     exported._guards_code = []
     return exported
@@ -227,7 +226,7 @@ def _decompose(exported, supported: frozenset[str] | None):
         return exported.run_decompositions(table_without(supported or frozenset()))
     except Exception as error:
         raise CaptureError(
-            f"PyTorch cannot decompose this module's graph: {str(error).splitlines()[0]}"
+            f"PyTorch cannot decompose this module's graph: {first_line(error)}"
         ) from error
 
 

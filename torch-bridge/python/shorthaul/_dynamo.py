@@ -33,11 +33,14 @@ from ._errors import (
     CompileError,
     FallbackWarning,
     InputError,
+    InternalError,
+    InternalErrorWarning,
     RecipeWarning,
     RecompileWarning,
     ShorthaulError,
     ToolchainError,
     Unsupported,
+    first_line,
 )
 from ._errors import Refused as RefusedNodes
 from ._origins import SOURCE, module_path, source_of
@@ -173,6 +176,8 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
+        else:
+            _dynamo_mends.say_cannot_apply(f"torch._dynamo.config.{name}", "there is none")
     _dynamo_mends.apply(_is_ours)
 
 
@@ -263,6 +268,10 @@ class GraphCompiler:
         )
         return False
 
+    def say_internal_error(self, part: str, error: InternalError, instead: str) -> None:
+        """Once for each sentence: a defect, and what is done instead."""
+        self._say(f"{part}: {instead}, after this error: {error}", InternalErrorWarning)
+
     def say_of_recipe(self, notes: list[str]) -> None:
         """Once for each sentence: the recipe says something that could not be done."""
         for note in notes:
@@ -270,7 +279,7 @@ class GraphCompiler:
 
     def say_compiles_again(self, failure) -> None:
         """Each time: what changed since the last call, as Dynamo's guards saw it."""
-        reason = str(failure.reason).strip().splitlines()[0]
+        reason = first_line(failure.reason)
         self._say(f"{self.name} is compiled again, because {reason}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:
@@ -291,7 +300,7 @@ class GraphCompiler:
             return
         frame = why.user_stack[-1] if why.user_stack else None
         where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-        reason = str(why.reason).strip().split("\n")[0]
+        reason = first_line(why.reason)
         self._say_or_refuse(
             f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})"
         )
@@ -317,6 +326,8 @@ class _Attempt:
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
+        #: Whose tensors the examples are; a mode for each would take longer than they do.
+        self.fakes = FakeTensorMode()
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.examples = dict(zip(placeholders, example_inputs, strict=True))
         self.requires_grad = {
@@ -335,7 +346,7 @@ class _Attempt:
             except (NotSplit, RefusedNodes) as refusal:
                 new = refusal.reasons.keys() - self.refused.keys()
                 if not new:
-                    raise CompileError(
+                    raise InternalError(
                         f"this model cannot be split into what Shorthaul compiles and what PyTorch "
                         f"runs: {refusal}; please report it"
                     ) from refusal
@@ -385,7 +396,8 @@ class _Attempt:
         """What a region's input looks like in the call that is compiled."""
         value = value_of(node)
         if isinstance(value, torch.Tensor):
-            return _look_of(value, self.requires_grad.get(node, value.requires_grad))
+            requires_grad = self.requires_grad.get(node, value.requires_grad)
+            return _look_of(value, requires_grad, self.fakes)
         return _hint(value)
 
     def _say_what_is_torchs(self, split: Split) -> None:
@@ -450,10 +462,10 @@ def _readable(name: str) -> str:
     return re.sub(r"_(modules|parameters|buffers)_", ".", name)
 
 
-def _look_of(value: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+def _look_of(value: torch.Tensor, requires_grad: bool, fakes: FakeTensorMode) -> torch.Tensor:
     """A tensor like ``value`` without memory, with sizes that are known."""
     shape, stride = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
-    with FakeTensorMode():
+    with fakes:
         look = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
     return look.requires_grad_(requires_grad)
 

@@ -40,13 +40,19 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         try:
             mend(is_ours)
         except (AttributeError, KeyError, TypeError) as error:
-            warnings.warn(
-                f"Shorthaul cannot apply {mend.__name__[1:]} to PyTorch {torch.__version__} "
-                f"({error}): without it PyTorch may trace some Python code wrongly. Use a "
-                "version that the guide names, and compare results with eager",
-                FallbackWarning,
-                stacklevel=2,
-            )
+            say_cannot_apply(mend.__name__[1:], str(error))
+
+
+@functools.cache
+def say_cannot_apply(what: str, why: str) -> None:
+    """Once for each change: this PyTorch lacks the place that it changes."""
+    warnings.warn(
+        f"Shorthaul cannot apply {what} to PyTorch {torch.__version__} ({why}): without it PyTorch "
+        "may trace some Python code wrongly. Use a version that the guide names, and compare "
+        "results with eager",
+        FallbackWarning,
+        stacklevel=2,
+    )
 
 
 def _is_capturing(is_ours, translator=None) -> bool:
@@ -84,11 +90,13 @@ def _break_at_autograd_functions(is_ours) -> None:
 
 def _break_at_baked_random_numbers(is_ours) -> None:
     for name in _BAKED:
-        if name in misc.RandomVariable.tp_methods:
-            what = f"random.{name}"
-            _replace_method(
-                misc.RandomVariable.tp_methods, name, is_ours, what, "a graph would repeat it"
-            )
+        what = f"random.{name}"
+        if name not in misc.RandomVariable.tp_methods:
+            say_cannot_apply(f"a graph break at {what}", "its tracer has no such method")
+            continue
+        _replace_method(
+            misc.RandomVariable.tp_methods, name, is_ours, what, "a graph would repeat it"
+        )
 
 
 def _break_at_values_that_are_not_put_back(is_ours) -> None:

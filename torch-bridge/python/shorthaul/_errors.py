@@ -67,6 +67,10 @@ class CompileError(ShorthaulError):
     """No kernels could be made from the graph of a model."""
 
 
+class InternalError(CompileError):
+    """A defect of Shorthaul. The message says where it is; please report it."""
+
+
 class ToolchainError(CompileError):
     """This machine cannot compile kernels: it has no C compiler, or no folder for the result."""
 
@@ -83,6 +87,10 @@ class CapturingError(ShorthaulError):
     """A call needs preparation that is not possible while a CUDA graph is being captured."""
 
 
+class InternalErrorWarning(UserWarning):
+    """A defect of Shorthaul, which went on in another way; the message has the error's text."""
+
+
 class RecompileWarning(UserWarning):
     """A module is compiled again, or has reached ``max_programs``, since its inputs change."""
 
@@ -93,3 +101,9 @@ class RecipeWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """PyTorch runs a part of a compiled module, or Python runs between two parts."""
+
+
+def first_line(said: object) -> str:
+    """The first line of an error's or a reason's text; an error without text is named."""
+    unsaid = type(said).__name__ if isinstance(said, BaseException) else "no reason is given"
+    return (str(said).strip() or unsaid).splitlines()[0]

@@ -6,11 +6,12 @@ are put. Never looks at a module; that is ``module.py``'s part.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +20,17 @@ from . import _machine, _native, cuda, products
 from ._attention import Call, calls_of
 from ._bounds import Bound
 from ._capture import Captured
-from ._errors import BudgetError, CompileError, RecipeError, ToolchainError, Unsupported
+from ._errors import (
+    BudgetError,
+    CompileError,
+    InternalError,
+    RecipeError,
+    ToolchainError,
+    Unsupported,
+)
 from ._memory import Blocks
 from ._place import Place
+from ._second_derivatives import Rerun
 
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 
@@ -93,6 +102,8 @@ class Program:
     reaches: list[set[int]] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
+    #: How PyTorch computes gradients that the kernels do not; ``None`` outside of a module.
+    rerun: Rerun | None = None
     #: Operators of PyTorch's that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
@@ -211,6 +222,34 @@ def _look(spec: TensorSpec, place: Place) -> torch.Tensor:
     return look
 
 
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Errors of the native half as those of this package."""
+    try:
+        yield
+    except _native.UnsupportedOperators as error:
+        raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
+    except _native.ToolchainFailure as error:
+        raise ToolchainError(str(error)) from None
+    except _native.InternalFailure as error:
+        raise InternalError(str(error)) from None
+    except _native.CompileFailure as error:
+        raise CompileError(str(error)) from None
+    except _native.BudgetFailure as error:
+        raise BudgetError(str(error)) from None
+    except _native.RecipeFailure as error:
+        raise RecipeError(str(error)) from None
+
+
+def import_symbolic(captured: Captured) -> None:
+    """Imports the trace with open sizes that ``captured`` belongs to, if it is not imported yet.
+
+    Raises ``Unsupported`` with every missing operator, or ``CompileError``.
+    """
+    with _own_errors():
+        _ = captured.symbolic.imported
+
+
 def compile_program(
     captured: Captured,
     requires_grad: list[bool],
@@ -238,7 +277,7 @@ def compile_program(
         w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
     ]
     wrt = [i for i, wanted in enumerate(fed) if wanted]
-    try:
+    with _own_errors():
         if place.runs_cuda_text:
             native = _native.Program.compile_cuda(
                 captured.json,
@@ -277,16 +316,6 @@ def compile_program(
                 templates,
                 _machine.kept_text(),
             )
-    except _native.UnsupportedOperators as error:
-        raise Unsupported([(target, list(places)) for target, places in error.args[1]]) from None
-    except _native.ToolchainFailure as error:
-        raise ToolchainError(str(error)) from None
-    except _native.CompileFailure as error:
-        raise CompileError(str(error)) from None
-    except _native.BudgetFailure as error:
-        raise BudgetError(str(error)) from None
-    except _native.RecipeFailure as error:
-        raise RecipeError(str(error)) from None
     inputs = [
         TensorSpec(name, tuple(shape), getattr(torch, dtype))
         for name, shape, dtype in native.inputs

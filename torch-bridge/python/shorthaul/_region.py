@@ -1,14 +1,13 @@
 """A region of a graph at run time: its compiled programs, and the choice of one for a call.
 
 Owns what a program is specific to (gradient mode, which inputs need a gradient, sizes, number of
-threads), the compilation of a region, and one call of a program. A region is a function of tensors
+threads) and the compilation of a region. A region is a function of tensors
 and numbers: where modules, buffers and Python live, Dynamo's guards watch. Never splits graphs
-(``_partition``) nor runs kernels (``_autograd``).
+(``_partition``) nor calls programs (``_call``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
@@ -21,21 +20,23 @@ from torch import fx
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from . import _autocast, _autograd, _native
+from . import _autocast, _native
 from ._background import start_compiling
+from ._call import Call
 from ._capture import Captured, capture
 from ._errors import (
     CaptureError,
     CompileError,
     InputError,
+    InternalError,
     Refused,
     ToolchainError,
     Unsupported,
 )
 from ._place import place_of
 from ._program import Program, compile_program
+from ._second_derivatives import Way
 from ._sizes import Outside
-from ._strides import overlap, with_stride
 from ._symbolic import Symbolic, capture_symbolic
 
 log = logging.getLogger("shorthaul")
@@ -158,14 +159,22 @@ class Region:
         return self.wanted[key] >= _FREQUENT
 
     def settle(self, pending: Pending) -> Call | None:
-        """Puts what was compiled in the background in its place."""
+        """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
+
+        Where a trace with open sizes gave no program, the next call of these sizes is traced alone.
+        """
         with self.lock:
             keys = [key for key, call in self.calls.items() if call is pending]
             try:
                 call = pending.call_of(pending.program.result())
             except ToolchainError:
                 raise
-            except CompileError as error:
+            except (Unsupported, CompileError) as error:
+                if pending.captured.symbolic is not None:
+                    self._give_up_symbols(pending.captured, error)
+                    for key in keys:
+                        del self.calls[key]
+                    return None
                 if self.owner.options.fallback == "error":
                     raise
                 self.owner.say_falls_back(str(error))
@@ -213,7 +222,7 @@ class Region:
             except ToolchainError:
                 raise
             except (Unsupported, CompileError) as error:
-                self._trace_alone(error)
+                self._give_up_symbols(captured, error)
         captured = self._trace(capture, supported, place, fakes_of(inputs))
         return self._compile_captured(captured, place, inputs)
 
@@ -235,6 +244,10 @@ class Region:
             except Outside as why:
                 log.info(f"a trace of {self.owner.name} does not hold for other sizes: {why}")
         if len(traces) == _MOST_TRACES:
+            log.info(
+                f"these sizes of {self.owner.name} are traced by themselves: none of "
+                f"{_MOST_TRACES} traces with open sizes holds for them, and no more are made"
+            )
             return None
         try:
             symbolic = self._trace(
@@ -248,6 +261,13 @@ class Region:
             return None
         traces.append(symbolic)
         return captured
+
+    def _give_up_symbols(self, captured: Captured, error: Exception) -> None:
+        """No program could be made of a trace with open sizes; a defect is said aloud."""
+        if isinstance(error, InternalError):
+            part = _title(self.owner.name, captured)
+            self.owner.say_internal_error(part, error, "each set of sizes is traced alone")
+        self._trace_alone(error)
 
     def _trace_alone(self, error: Exception) -> None:
         """From here on each set of sizes is traced by itself."""
@@ -303,6 +323,8 @@ class Region:
             error.nodes = _nodes_of(captured, error)
             raise
         self._count(captured)
+        numbers = [None if isinstance(value, torch.Tensor) else value for value in inputs]
+        way = Way(self.body, numbers, _autocast.key(), self.owner.say_falls_back)
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)
@@ -316,9 +338,10 @@ class Region:
             }
             call = Call(captured, program, self.requires_grad, any(requires_grad))
             call.keep(self.written_later)
+            program.rerun = call.rerun_by(way)
             return call
 
-        return Pending(program, call_of) if in_background else call_of(program)
+        return Pending(captured, program, call_of) if in_background else call_of(program)
 
     def _count(self, captured: Captured) -> None:
         """A program whose trace another size made takes less of what the owner allows."""
@@ -349,7 +372,10 @@ class Region:
 class Pending:
     """A call whose kernels are being compiled; until they are there, PyTorch's operators run."""
 
-    def __init__(self, program: Future[Program], call_of: Callable[[Program], Call]):
+    def __init__(
+        self, captured: Captured, program: Future[Program], call_of: Callable[[Program], Call]
+    ):
+        self.captured = captured
         self.program = program
         self.call_of = call_of
 
@@ -432,158 +458,4 @@ def _supported() -> frozenset[str]:
     return frozenset(_native.supported_targets())
 
 
-class _Recorder(list):
-    """The calls that somebody asks for, and whether their kernels run."""
-
-    runs = True
-
-
-#: Who asks now: see :func:`recorded`.
-_recorders: list[_Recorder] = []
-
-
-@contextlib.contextmanager
-def recorded(*, runs: bool = True):
-    """Collects the calls of programs that are made inside, in order.
-
-    Without ``runs`` no kernel runs, and zeros are the results.
-    """
-    calls = _Recorder()
-    calls.runs = runs
-    _recorders.append(calls)
-    try:
-        yield calls
-    finally:
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not calls]
-
-
-class Call:
-    """A program bound to the order of its region's inputs and outputs."""
-
-    def __init__(
-        self,
-        captured: Captured,
-        program: Program,
-        requires_grad: Sequence[bool],
-        differentiable: bool,
-    ):
-        self.captured = captured
-        self.program = program
-        _autograd.register(program)
-        self.specs = [spec for spec in captured.inputs if spec.kind != "constant"]
-        self.positions = [spec.user_idx for spec in self.specs]
-        #: Positions among the inputs of what the call writes.
-        self.written = [o.user_idx for o in captured.outputs if o.kind == "user_input"]
-        self.is_checked = any(output.kind == "check" for output in captured.outputs)
-        users = {}
-        for i, output in enumerate(captured.outputs):
-            if output.kind == "user":
-                users[i] = len(users)
-        #: Where each result comes from: as in ``Captured``, counted as the call counts.
-        self.returns = [
-            (kind, users[value])
-            if kind == "output"
-            else (kind, captured.inputs[value].user_idx if kind == "input" else value)
-            for kind, value in captured.returns
-        ]
-        self.strides = captured.strides
-        self.is_differentiable = differentiable
-        #: Results that need no gradient in eager, though some input does.
-        self.detached = [
-            i
-            for i, ((kind, _), wanted) in enumerate(zip(self.returns, requires_grad, strict=True))
-            if kind == "output" and differentiable and not wanted
-        ]
-        #: Inputs that the call writes when the forward pass is over, though the backward pass
-        #: reads their old value.
-        self.kept = [
-            i
-            for i, spec in enumerate(self.specs)
-            if i in program.backward_reads and spec.user_idx in self.written
-        ]
-        #: Whether the results are the program's outputs in their order.
-        self.is_direct = not self.detached and self.returns == [
-            ("output", i) for i in range(len(self.strides)) if self.strides[i] is None
-        ]
-
-    def keep(self, written_later: set[int]) -> None:
-        """Also copies inputs that are written before the backward pass reads them."""
-        reads = set(self.program.backward_reads)
-        later = {i for i, spec in enumerate(self.specs) if spec.user_idx in written_later}
-        self.kept = sorted({*self.kept, *(later & reads)})
-
-    def __call__(self, region: Region, inputs):
-        if _recorders:
-            for recorder in _recorders:
-                recorder.append(self)
-            if not all(recorder.runs for recorder in _recorders):
-                return self._returned(inputs, self._zeros(inputs))
-        if self.written and overlap(inputs, self.written):
-            return region.body.forward(*inputs)
-        program = self.program
-        tensors = [inputs[i] for i in self.positions]
-        if program.runs_cuda_text:
-            tensors = [program.place.aligned(tensor) for tensor in tensors]
-        else:
-            for i, tensor in enumerate(tensors):
-                if not tensor.is_contiguous():
-                    tensors[i] = tensor.contiguous()
-        for i in self.kept:
-            tensors[i] = tensors[i].clone()
-        if program.uses_seed:
-            tensors.append(program.place.seed())
-        outputs, state = _autograd.run(program, tensors, self.is_differentiable)
-        if state is not None:
-            self._write_state(inputs, state)
-        return outputs if self.is_direct else self._returned(inputs, outputs)
-
-    def _zeros(self, inputs) -> list[torch.Tensor]:
-        """What the outputs look like."""
-        needs = torch.is_grad_enabled() and any(
-            isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
-        )
-        device = self.program.place.device
-        results = []
-        for spec in self.program.user_outputs:
-            zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-            if needs and spec.dtype.is_floating_point:
-                # No leaf, since Python may write into it.
-                zeros = zeros.requires_grad_().clone()
-            results.append(zeros)
-        return results
-
-    def _write_state(self, inputs, state: torch.Tensor) -> None:
-        """Checks what the graph computed for that, then writes inputs as eager would have."""
-        views = self.program.state_views(state)
-        others = [output for output in self.captured.outputs if output.kind != "user"]
-        targets, values = [], []
-        for output, view in zip(others, views, strict=True):
-            if output.kind == "check":
-                output.check(view)
-            else:
-                targets.append(inputs[output.user_idx])
-                values.append(view)
-        if targets:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, values)
-
-    def _returned(self, inputs, outputs) -> list:
-        results = []
-        for (kind, value), stride in zip(self.returns, self.strides, strict=True):
-            if kind == "output":
-                result = outputs[value]
-                if stride is not None:
-                    result = with_stride(result, stride)
-                results.append(result)
-            elif kind == "empty":
-                shape, dtype = value
-                device = self.program.place.device
-                results.append(torch.empty(shape, dtype=dtype, device=device))
-            else:
-                results.append(inputs[value] if kind == "input" else value)
-        for i in self.detached:
-            results[i] = results[i].detach()
-        return results
-
-
-__all__ = ["Call", "Region", "fakes_of", "recorded"]
+__all__ = ["Region", "fakes_of"]

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from . import _tables
+from ._call import recorded
 from ._errors import BudgetError
 from ._program import Program
 from ._recipe import check_budget
-from ._region import recorded
 from .module import module, original_of
 
 #: Of each decision of fusion: its identity as in a recipe, and what came of it.

@@ -36,7 +36,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
-from ._errors import ShorthaulError
+from ._errors import ShorthaulError, first_line
 from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
@@ -350,7 +350,7 @@ class Runner:
             self.compiler.say_falls_back(self.compiler.left_to_python)
         for reason, n in _breaks().items():
             if n > before.get(reason, 0):
-                self.compiler.say_falls_back(f"Python runs it: {reason.strip().splitlines()[0]}")
+                self.compiler.say_falls_back(f"Python runs it: {first_line(reason)}")
 
 
 def _breaks() -> dict[str, int]:
@@ -387,7 +387,7 @@ class FrameCompiler:
         try:
             return self.convert(*frame)
         except (TorchRuntimeError, InternalTorchDynamoError) as failure:
-            reason = str(failure).splitlines()[0]
+            reason = first_line(failure)
         self.compiler.say_tracer_failed(reason)
         return ConvertFrameReturn(apply_to_code=False)
 

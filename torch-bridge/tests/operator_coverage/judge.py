@@ -13,7 +13,7 @@ from typing import Any
 import shorthaul
 import torch
 from against_eager import assert_close
-from shorthaul._region import recorded
+from shorthaul._call import recorded
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree

@@ -1,0 +1,181 @@
+"""Gradients that kernels do not compute: those that are differentiated again, and many at once.
+
+Owns the way of a region through PyTorch's operators in a backward pass: PyTorch runs the region
+again on the inputs of its forward pass, and its own autograd gives gradients of any order. Refuses
+where that would compute something else than the forward pass did. Never runs a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from . import _autocast
+from ._capture import Captured
+from ._errors import ShorthaulError
+
+if TYPE_CHECKING:
+    from ._program import Program
+
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+#: Operands that an operator of statistics writes, and reads only outside of training.
+_STATISTICS = ("running_mean", "running_var")
+_IN_TRAINING = ("training", "train", "use_input_stats")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How PyTorch computes what a region does, for calls like one."""
+
+    body: fx.GraphModule
+    #: The inputs that are no tensors; ``None`` in the places of tensors.
+    values: Sequence[Any]
+    #: What ``_autocast.key`` gave.
+    autocast: tuple
+    #: Tells the user that PyTorch runs something.
+    say: Callable[[str], None]
+
+
+class Rerun:
+    """What computes gradients of a program through PyTorch's operators.
+
+    ``positions`` are those of the program's inputs among the region's, ``outputs`` those of its
+    results among the region's. ``written`` are positions of the region's inputs that the forward
+    pass writes, and ``copied`` of the program's inputs that are copies made before that.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        captured: Captured,
+        program: Program,
+        *,
+        positions: Sequence[int],
+        outputs: Sequence[int],
+        written: Sequence[int],
+        copied: Sequence[int],
+    ):
+        self.way = way
+        self.positions = positions
+        self.outputs = outputs
+        self.backward_reads = program.backward_reads
+        #: Program inputs that are kept for this alone.
+        self.unread = [i for i in range(len(positions)) if i not in set(self.backward_reads)]
+        self.written = frozenset(written)
+        names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
+        lost = {names[i] for i in self.unread if positions[i] in self.written and i not in copied}
+        #: Why it would compute something else than the forward pass did.
+        self.refusal = ""
+        if program.uses_seed:
+            self.refusal = "it draws random numbers, and PyTorch would draw others"
+        elif lost & _read_by_users(captured):
+            self.refusal = "it reads a tensor that it writes in place"
+
+    def keep(self, ctx, inputs: Sequence[torch.Tensor]) -> None:
+        """Keeps on ``ctx`` what the kernels' backward pass does not.
+
+        These are no saved tensors: a write to one of them is an error only if it is read.
+        """
+        ctx.unread = None
+        if self.refusal:
+            return
+        unread = [inputs[i] for i in self.unread]
+        # Whoever handles saved tensors (a checkpoint) wants the memory of results back.
+        if _saved_tensors_hooks(False) is not None and not all(x.is_leaf for x in unread):
+            return
+        try:
+            ctx.unread = [(x, x._version) for x in unread]
+        except RuntimeError:  # inference tensors have no version
+            return
+
+    def release(self, ctx) -> None:
+        """What a backward pass does with what :meth:`keep` kept: as with saved tensors."""
+        if not _keeps_graph():
+            ctx.unread = None
+
+    def refusal_for(self, ctx) -> str:
+        """Why this call's gradients cannot be computed so; empty if they can."""
+        if self.refusal or ctx.unread is not None:
+            return self.refusal
+        return "its inputs are kept by hooks for saved tensors (a checkpoint), or were given back"
+
+    def gradients(self, ctx, kept: Sequence[torch.Tensor], grads) -> list[torch.Tensor | None]:
+        """A gradient for each of the program's inputs; with history if grad mode is on.
+
+        ``kept`` are the inputs that the backward pass reads, ``grads`` those of the outputs.
+        """
+        creates_graph = torch.is_grad_enabled()
+        self.way.say(
+            "the backward pass for second derivatives (`create_graph=True`)"
+            if creates_graph
+            else "the backward pass for a batch of gradients"
+        )
+        inputs: list[torch.Tensor | None] = [None] * len(self.positions)
+        for i, tensor in zip(self.backward_reads, kept, strict=True):
+            inputs[i] = tensor
+        for i, (tensor, version) in zip(self.unread, ctx.unread, strict=True):
+            if tensor._version != version and self.positions[i] not in self.written:
+                raise ShorthaulError(
+                    "a tensor that is needed for a second derivative, of the sizes "
+                    f"{list(tensor.shape)}, was written in place after the forward pass"
+                )
+            inputs[i] = tensor
+        given = list(self.way.values)
+        wanted: list[tuple[int, torch.Tensor]] = []
+        with torch.enable_grad(), _autocast.as_in(self.way.autocast):
+            for i, (tensor, position) in enumerate(zip(inputs, self.positions, strict=True)):
+                if position in self.written:
+                    tensor = tensor.detach().clone()
+                elif ctx.needs_input_grad[i + 1]:
+                    # An input may come from another one: each has a gradient of its own.
+                    tensor = tensor.view_as(tensor)
+                    wanted.append((i, tensor))
+                given[position] = tensor
+            results = self.way.body.forward(*given)
+            pairs = [
+                (results[at], grad)
+                # Behind the results' gradients stands that of what the program writes, if any.
+                for at, grad in zip(self.outputs, grads, strict=False)
+                if grad is not None and results[at].requires_grad
+            ]
+            found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+            if pairs and wanted:
+                found = torch.autograd.grad(
+                    [result for result, _ in pairs],
+                    [tensor for _, tensor in wanted],
+                    [grad for _, grad in pairs],
+                    create_graph=creates_graph,
+                    allow_unused=True,
+                )
+        gradients: list[torch.Tensor | None] = [None] * len(inputs)
+        for (i, _), gradient in zip(wanted, found, strict=True):
+            gradients[i] = gradient
+        return gradients
+
+
+def _read_by_users(captured: Captured) -> set[str]:
+    """Names of inputs on whose values the user's outputs depend."""
+    outputs = zip(captured.document["outputs"], captured.outputs, strict=True)
+    reached = {document["value"] for document, output in outputs if output.kind == "user"}
+    for node in reversed(captured.document["nodes"]):
+        if not any(value and value["name"] in reached for value in node["outputs"]):
+            continue
+        args = node["args"]
+        skipped = _STATISTICS if any(args.get(name) is True for name in _IN_TRAINING) else ()
+        pending = [arg for name, arg in args.items() if name not in skipped]
+        while pending:
+            arg = pending.pop()
+            if isinstance(arg, list):
+                pending.extend(arg)
+            elif isinstance(arg, dict) and "ref" in arg:
+                reached.add(arg["ref"])
+    return reached
+
+
+__all__ = ["Rerun", "Way"]

@@ -1,0 +1,165 @@
+"""What fails inside is said: defects, tracers without words, places that a PyTorch lacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import shorthaul
+import torch
+from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
+from shorthaul._errors import InternalError, first_line
+from shorthaul.module import FrameCompiler
+from torch import nn
+from torch._dynamo.exc import InternalTorchDynamoError
+
+
+class Rows(nn.Module):
+    """A batch of any number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.inner(x).tanh()
+
+
+def _check(model, network, rows: int) -> None:
+    x = torch.randn(rows, 6)
+    # A size that comes for the first time may run through PyTorch.
+    for _ in range(2):
+        torch.testing.assert_close(model(x), network(x))
+
+
+def test_a_defect_in_a_trace_with_open_sizes_is_said_once(monkeypatch):
+    compile_program = _region.compile_program
+
+    def broken(captured, *args, **more):
+        if captured.symbolic is not None:
+            raise InternalError("internal error after pass `fuse`: two writers; please report it")
+        return compile_program(captured, *args, **more)
+
+    monkeypatch.setattr(_region, "compile_program", broken)
+    network = Rows()
+    model = shorthaul.module(network)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in (4, 7, 9):
+            _check(model, network, rows)
+    (only,) = [str(w.message) for w in said if w.category is shorthaul.InternalErrorWarning]
+    assert only.startswith("Rows, inner: each set of sizes is traced alone")
+    assert "internal error after pass `fuse`: two writers; please report it" in only
+
+
+def test_what_is_no_defect_is_in_the_log_alone(monkeypatch, caplog):
+    compile_program = _region.compile_program
+
+    def refuses(captured, *args, **more):
+        if captured.symbolic is not None:
+            raise shorthaul.CompileError("`x` has the sizes [8], which is more than 1 TiB")
+        return compile_program(captured, *args, **more)
+
+    monkeypatch.setattr(_region, "compile_program", refuses)
+    caplog.set_level(logging.INFO, logger="shorthaul")
+    network = Rows()
+    model = shorthaul.module(network)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in (4, 7):
+            _check(model, network, rows)
+    assert {w.category for w in said} <= {shorthaul.RecompileWarning}
+    assert "traced by itself: `x` has the sizes [8]" in caplog.text
+
+
+def test_a_panic_of_the_native_half_is_an_internal_error():
+    x, y = ({"name": name, "shape": [2], "dtype": "float32"} for name in "xy")
+    sine = {"name": "y", "target": "aten.sin.default", "args": {"self": {"ref": "x"}}}
+    origin = {"module": "", "kind": "", "source": ""}
+    document = {
+        "version": 1,
+        "symbols": [],
+        "inputs": [{**x, "kind": "user", "target": None, "constant": None}],
+        "nodes": [{**sine, "outputs": [y], "origin": origin}],
+        "outputs": [{"kind": "user", "target": None, "value": "y"}],
+    }
+    with pytest.raises(_native.InternalFailure, match=r"internal error at .*\.rs:\d+.*report it"):
+        # There is no hundredth input to differentiate with respect to.
+        _native.Program.compile(json.dumps(document), [], [99], 1)
+    assert issubclass(_native.InternalFailure, _native.CompileFailure)
+
+
+def test_the_last_trace_with_open_sizes_is_said_in_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(_region, "_MOST_TRACES", 0)
+    caplog.set_level(logging.INFO, logger="shorthaul")
+    network = Rows()
+    model = shorthaul.module(network)
+    for rows in (4, 7):
+        _check(model, network, rows)
+    assert "none of 0 traces with open sizes holds for them, and no more are made" in caplog.text
+
+
+def _never(compiler) -> bool:
+    return False
+
+
+@pytest.fixture
+def forgotten():
+    """What was said of this PyTorch before is said again."""
+    _dynamo_mends.say_cannot_apply.cache_clear()
+    yield
+    _dynamo_mends.say_cannot_apply.cache_clear()
+
+
+def test_a_mend_that_this_pytorch_has_no_place_for_is_said(monkeypatch, forgotten):
+    def fails(is_ours):
+        raise AttributeError("module 'builtin' has no attribute 'vt_identity_compare'")
+
+    fails.__name__ = "_guard_identity"
+    for name in [name for name in vars(_dynamo_mends) if name.startswith(("_break_", "_guard_"))]:
+        monkeypatch.setattr(_dynamo_mends, name, lambda is_ours: None)
+    monkeypatch.setattr(_dynamo_mends, "_guard_identity", fails)
+    with pytest.warns(shorthaul.FallbackWarning, match="cannot apply guard_identity to PyTorch"):
+        _dynamo_mends.apply.__wrapped__(_never)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _dynamo_mends.apply.__wrapped__(_never)
+
+
+def test_a_function_of_random_that_the_tracer_lacks_is_said(monkeypatch, forgotten):
+    monkeypatch.setattr(_dynamo_mends, "_BAKED", ("jumble",))
+    with pytest.warns(shorthaul.FallbackWarning, match="graph break at random.jumble"):
+        _dynamo_mends._break_at_baked_random_numbers(_never)
+
+
+def test_a_setting_that_dynamo_lacks_is_said(monkeypatch, forgotten):
+    monkeypatch.setattr(_dynamo, "_SETTINGS", {"skip_guards_of_tomorrow": False})
+    with pytest.warns(shorthaul.FallbackWarning, match="config.skip_guards_of_tomorrow"):
+        _dynamo.make_guards_complete()
+
+
+def test_an_error_without_text_is_named():
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(ValueError("\nfirst\nsecond")) == "first"
+    assert first_line("") == "no reason is given"
+
+
+def test_decompositions_that_fail_without_text():
+    def fails(table):
+        raise AssertionError
+
+    with pytest.raises(shorthaul.CaptureError, match="cannot decompose .*: AssertionError$"):
+        _capture._decompose(SimpleNamespace(run_decompositions=fails), None)
+
+
+def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():
+    def convert(*frame):
+        raise InternalTorchDynamoError
+
+    convert._torchdynamo_orig_backend = None
+    said = []
+    FrameCompiler(convert, SimpleNamespace(say_tracer_failed=said.append))()
+    assert said == ["InternalTorchDynamoError"]

@@ -1,0 +1,251 @@
+"""Gradients that are differentiated again, and batches of gradients: PyTorch's numbers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+
+import pytest
+import shorthaul
+import torch
+from against_eager import assert_close
+from shorthaul._call import recorded
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::shorthaul.FallbackWarning")
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def penalty(model, network, x):
+    """A gradient penalty, as in WGAN-GP; gradients with respect to weights and inputs."""
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    norm = slope.flatten(1).norm(dim=1)
+    (out.pow(2).mean() + (norm - 1).pow(2).mean()).backward()
+    return [out, slope, x.grad, *(p.grad for p in network.parameters()), *network.buffers()]
+
+
+def hessian_vector_product(model, network, x):
+    """The product of the loss's Hessian and a vector, with respect to all weights."""
+    weights = list(network.parameters())
+    grads = torch.autograd.grad(model(x).pow(2).mean(), weights, create_graph=True)
+    along = sum((g * torch.arange(1.0, 1 + g.numel()).view_as(g)).sum() for g in grads)
+    return [*grads, *torch.autograd.grad(along, weights)]
+
+
+def third_derivative(model, network, x):
+    """Slopes of slopes of slopes."""
+    found, slope = [], model(x).sin().sum()
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(slope, x, create_graph=True)
+        found.append(gradient)
+        slope = (gradient * gradient).sum()
+    return found
+
+
+def jacobian(model, network, x):
+    """All rows of a Jacobian in one backward pass."""
+    out = model(x)
+    rows = torch.eye(out.numel(), dtype=out.dtype).view(-1, *out.shape)
+    batch = torch.autograd.grad(out, x, rows, is_grads_batched=True, retain_graph=True)
+    out.sum().backward()
+    return [*batch, x.grad]
+
+
+class Images(nn.Module):
+    """Convolution, statistics of a batch that are written in place, a pool."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(2, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5)
+        self.two, self.head = nn.Conv2d(5, 5, 3, stride=2), nn.Linear(20, 3)
+
+    def forward(self, x):
+        x = nn.functional.silu(self.norm(self.one(x)))
+        return self.head(nn.functional.avg_pool2d(self.two(x), 2).flatten(1))
+
+
+class Text(nn.Module):
+    """Attention written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(6, 18), nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        q, k, v = self.inner(x).unflatten(-1, (3, 6)).unbind(-2)
+        mixed = (q @ k.transpose(-1, -2) / 6**0.5).softmax(-1) @ v
+        return self.head(nn.functional.gelu(self.norm(x + mixed))).mean(1)
+
+
+class TwoRegions(nn.Module):
+    """Two compiled parts that read the same weight and the same input."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.inner(x).tanh()
+        torch._dynamo.graph_break()
+        return self.inner(y + x).tanh() * y
+
+
+class Checkpointed(nn.Module):
+    """A part whose values are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.two(checkpoint(lambda z: self.one(z).tanh(), x, use_reentrant=False))
+
+
+KINDS = {
+    "mlp": (mlp, (3, 6)),
+    "images": (Images, (2, 2, 9, 11)),
+    "text": (Text, (2, 5, 6)),
+    "two regions": (TwoRegions, (3, 6)),
+    "checkpoint": (Checkpointed, (3, 6)),
+}
+
+
+def _check(kind: str, measure) -> None:
+    torch.manual_seed(0)
+    make, shape = KINDS[kind]
+    network, x = make(), torch.randn(shape)
+    found = {}
+    for name in ("compiled", "eager", "float64"):
+        own, given = copy.deepcopy(network), x.clone()
+        if name == "float64":
+            own, given = own.double(), given.double()
+        model = shorthaul.module(own) if name == "compiled" else own
+        with recorded() as calls:
+            found[name] = measure(model, own, given.requires_grad_())
+        assert bool(calls) == (name == "compiled")
+    runs = zip(found["compiled"], found["eager"], found["float64"], strict=True)
+    for i, (ours, near, exact) in enumerate(runs):
+        assert_close(f"{kind}, result {i}", ours, near, exact)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("measure", [penalty, hessian_vector_product])
+def test_second_derivatives_are_pytorchs(kind, measure):
+    _check(kind, measure)
+
+
+def test_third_derivatives():
+    _check("mlp", third_derivative)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "images", "two regions"])
+def test_batches_of_gradients(kind):
+    _check(kind, jacobian)
+
+
+def test_it_is_said_once():
+    network = mlp()
+    model = shorthaul.module(network)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            penalty(model, network, torch.randn(3, 6, requires_grad=True))
+    (only,) = [str(w.message) for w in said if w.category is shorthaul.FallbackWarning]
+    assert "PyTorch runs a part of Sequential" in only and "create_graph=True" in only
+
+
+def test_where_it_is_an_error():
+    model = shorthaul.module(mlp(), fallback="error")
+    x = torch.randn(3, 6, requires_grad=True)
+    out = model(x)
+    with pytest.raises(shorthaul.CaptureError, match="second derivatives.*an error because of"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_random_numbers_refuse_a_second_derivative():
+    network = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    model = shorthaul.module(network)
+    x = torch.randn(3, 6, requires_grad=True)
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(shorthaul.ShorthaulError, match="differentiated twice: it draws random"):
+        slope.pow(2).sum().backward()
+    with pytest.raises(shorthaul.ShorthaulError, match="one gradient at a time.*draws random"):
+        torch.autograd.grad(model(x), x, torch.ones(2, 3, 4), is_grads_batched=True)
+
+
+def test_a_buffer_that_is_read_before_it_is_written():
+    class Average(nn.Module):
+        """Takes off a moving average, then moves it."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+            self.register_buffer("average", torch.zeros(4))
+
+        def forward(self, x):
+            y = self.fc(x)
+            centred = y + self.average
+            self.average.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+            return centred
+
+    x = torch.randn(3, 6, requires_grad=True)
+    out = shorthaul.module(Average())(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(shorthaul.ShorthaulError, match="reads a tensor that it writes in place"):
+        slope.pow(2).sum().backward()
+
+
+def test_a_weight_that_changed_since_is_refused():
+    network = mlp()
+    x = torch.randn(3, 6, requires_grad=True)
+    out = shorthaul.module(network)(x)
+    with torch.no_grad():
+        network[2].bias.add_(1)
+    with pytest.raises(shorthaul.ShorthaulError, match=r"sizes \[4\], was written in place"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_autocast_is_as_in_the_forward_pass():
+    torch.manual_seed(0)
+    network = mlp()
+    found = []
+    for model in (shorthaul.module(network), network):
+        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(x)
+        (slope,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.pow(2).sum(), x)
+        found.append((out.dtype, slope, second))
+    (ours, *tensors), (eagers, *expected) = found
+    assert ours == eagers == torch.bfloat16
+    torch.testing.assert_close(tensors, expected)
+
+
+def test_inputs_are_given_back_after_a_plain_backward_pass():
+    class Added(nn.Module):
+        """Its backward pass reads nothing."""
+
+        def forward(self, x, y):
+            return x + y
+
+    model = shorthaul.module(Added())
+    leaf = torch.randn(4, requires_grad=True)
+    x = leaf * 2
+    alive = weakref.ref(x)
+    loss = model(x, leaf).sum()
+    del x
+    loss.backward(retain_graph=True)
+    gc.collect()
+    assert alive() is not None
+    loss.backward()
+    gc.collect()
+    assert alive() is None, "an intermediate result is kept behind the backward pass"
+    assert torch.equal(leaf.grad, torch.full((4,), 6.0))
