@@ -1,12 +1,11 @@
 //! `shorthaul bisect`: where two files begin to differ, value by value.
 
 use crate::answer::Answer;
-use crate::check::Runs;
+use crate::check::{Runs, read_known};
 use crate::progress::Progress;
 use crate::style::Style;
 use anyhow::{Context, Result};
 use clap::Args;
-use onnx::file::Model;
 use onnx::verify::{Comparison, Computed, compare_values};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -43,7 +42,7 @@ that differs. Exit code 3: a value differs.";
 pub fn run(args: &Bisect, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
-    let (a, b) = (Model::read(&args.a)?, Model::read(&args.b)?);
+    let (a, b) = (read_known(&args.a)?, read_known(&args.b)?);
     let options = args.runs.options(&a)?;
     progress.stage("running both");
     let found = compare_values(&a, &b, &options).context("cannot compare the files")?;

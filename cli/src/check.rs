@@ -6,12 +6,13 @@ use crate::sizes;
 use crate::style::Style;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use onnx::check::{Problem, Severity, errors, problems};
+use onnx::check::{OPSETS, Problem, Severity, errors, problems};
+use onnx::edit;
 use onnx::file::Model;
 use onnx::verify::{self, Checker, Evidence, VerifyError};
 use serde_json::json;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to check.
 #[derive(Args, Debug)]
@@ -72,16 +73,16 @@ Exit code 3: a file has problems, or the two files differ.";
 pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
-    let model = Model::read(&args.path)?;
-    let other = args.other.as_ref().map(Model::read).transpose()?;
-    let mut files = vec![(&model, problems(&model))];
-    files.extend(other.iter().map(|other| (other, problems(other))));
+    let first = looked_at(&args.path)?;
+    let other = args.other.as_deref().map(looked_at).transpose()?;
+    let files: Vec<&(Model, Vec<Problem>)> = [&first].into_iter().chain(&other).collect();
+    let model = &first.0;
     let is_sound = |list: &[Problem]| list.iter().all(|p| p.severity != Severity::Error);
     let all_sound = files.iter().all(|(_, list)| is_sound(list));
     let compared = match &other {
-        Some(other) if all_sound => {
+        Some((other, _)) if all_sound => {
             progress.stage("running both");
-            let checker = Checker::new(&model, &args.runs.options(&model)?)
+            let checker = Checker::new(model, &args.runs.options(model)?)
                 .with_context(|| format!("cannot compare with {}", model.path.display()))?;
             Some(checker.check_other(other))
         }
@@ -94,6 +95,47 @@ pub fn run(args: &Check, quiet: bool) -> Result<Answer> {
         false => as_text(&files, compared.as_ref()),
     };
     Ok(Answer::new(text, is_yes))
+}
+
+/// A file whose operators have a version that is known here: older ones are brought to the oldest one.
+///
+/// # Errors
+/// The file cannot be read, or its operators cannot be brought to that version.
+pub fn read_known(path: &Path) -> Result<Model> {
+    let model = Model::read(path)?;
+    let raised = edit::in_known_version(&model);
+    let raised = raised.with_context(|| format!("{} is too old", path.display()))?;
+    Ok(raised.unwrap_or(model))
+}
+
+/// The file as far as it is known here, and its problems.
+fn looked_at(path: &Path) -> Result<(Model, Vec<Problem>)> {
+    let model = Model::read(path)?;
+    let version = edit::version(&model.proto);
+    let about = |severity, message| Problem {
+        severity,
+        place: "the file".to_string(),
+        message,
+    };
+    match edit::in_known_version(&model) {
+        Ok(None) => {
+            let problems = problems(&model);
+            Ok((model, problems))
+        }
+        Ok(Some(raised)) => {
+            let mut problems = problems(&raised);
+            let message = format!(
+                "it has version {version} of the operators, and is read as one of version {}",
+                OPSETS.start()
+            );
+            problems.push(about(Severity::Note, message));
+            Ok((raised, problems))
+        }
+        Err(cause) => {
+            let message = format!("it has version {version} of the operators; {cause}");
+            Ok((model, vec![about(Severity::Error, message)]))
+        }
+    }
 }
 
 /// Refuses a file that is not well formed. The order of its nodes may be any in which they can be put
@@ -117,7 +159,7 @@ pub fn refuse_unsound(model: &Model) -> Result<()> {
 }
 
 fn as_text(
-    files: &[(&Model, Vec<Problem>)],
+    files: &[&(Model, Vec<Problem>)],
     compared: Option<&Result<Evidence, VerifyError>>,
 ) -> String {
     let style = Style::of_output();
@@ -163,10 +205,10 @@ fn as_text(
 }
 
 fn as_json(
-    files: &[(&Model, Vec<Problem>)],
+    files: &[&(Model, Vec<Problem>)],
     compared: Option<&Result<Evidence, VerifyError>>,
 ) -> String {
-    let file = |(model, list): &(&Model, Vec<Problem>)| json!({"path": model.path.display().to_string(), "problems": list});
+    let file = |(model, list): &&(Model, Vec<Problem>)| json!({"path": model.path.display().to_string(), "problems": list});
     let mut value = json!({"files": files.iter().map(file).collect::<Vec<_>>()});
     match compared {
         Some(Ok(evidence)) => {

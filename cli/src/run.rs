@@ -1,6 +1,7 @@
 //! `shorthaul run`: a model's outputs, by the interpreter that verification uses.
 
 use crate::answer::{Answer, apart};
+use crate::check::read_known;
 use crate::progress::Progress;
 use crate::{sizes, tensors, units};
 use anyhow::{Context, Result, bail};
@@ -57,7 +58,7 @@ pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
     args.out.as_deref().map_or(Ok(()), apart)?;
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
-    let model = Model::read(&args.path)?;
+    let model = read_known(&args.path)?;
     let precision = match args.float64 {
         true => Precision::Float64,
         false => Precision::AsStored,

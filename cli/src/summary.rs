@@ -3,6 +3,7 @@
 use crate::style::Style;
 use crate::units::{bytes, count, table};
 use anyhow::Result;
+use onnx::check::OPSETS;
 use onnx::optimize::{Figures, Summary};
 use serde_json::json;
 use std::fmt::Write;
@@ -59,6 +60,13 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
     for dropped in &summary.dropped {
         let what = format!("dropped {} at {}", dropped.rule, dropped.node);
         line(format!("{}: {}", style.warn(&what), dropped.difference));
+    }
+    if let Some(version) = summary.raised_from {
+        line(format!(
+            "version {version} of the operators is older than what Shorthaul knows: the file was brought to \
+             version {} first",
+            OPSETS.start()
+        ));
     }
     if summary.was_sorted {
         line("nodes were out of order and have been sorted".to_string());

@@ -6,6 +6,7 @@
 use crate::attributes::{bodies, is_standard};
 use crate::check::{self, Problem};
 use crate::cost::{Cost, cost};
+use crate::edit::{self, RaiseError};
 use crate::evaluate::{function_of, is_control, qualified};
 use crate::file::Model;
 use crate::interface;
@@ -37,6 +38,14 @@ pub enum OptimizeError {
         path: PathBuf,
         /// What is wrong.
         problems: Vec<Problem>,
+    },
+    /// Its operators are too old, and cannot be brought to a known version.
+    #[error("{} is too old: {cause}", path.display())]
+    Old {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: RaiseError,
     },
     /// It cannot be verified.
     #[error("cannot verify {}, so it is not optimized: {cause}", path.display())]
@@ -164,6 +173,8 @@ pub struct Summary {
     pub after: Figures,
     /// Whether nodes were put in order first.
     pub was_sorted: bool,
+    /// The file's version of the operators, if it was too old and the file was brought to a newer one first.
+    pub raised_from: Option<i64>,
     /// How far verification came, if the time limit was reached before its end.
     pub stopped: Option<Stopped>,
 }
@@ -290,7 +301,11 @@ pub fn optimize(
 ) -> Result<Optimized, OptimizeError> {
     known_rules(&options.rewriting.without)?;
     progress("checking");
-    let (model, was_sorted) = sound(model)?;
+    let Sound {
+        model,
+        was_sorted,
+        raised_from,
+    } = sound(model)?;
     let (rewritten, proof) = match &options.verifying {
         Some(verifying) => {
             let proof = verify::prove(&model, &options.rewriting, verifying, progress);
@@ -337,6 +352,7 @@ pub fn optimize(
     let (evidence, dropped, stopped) = proof.unwrap_or_default();
     let mut summary = summary(&model, &after, &rewritten, &evidence);
     summary.was_sorted = was_sorted;
+    summary.raised_from = raised_from;
     summary.stopped = stopped;
     summary.dropped = dropped
         .into_iter()
@@ -360,8 +376,17 @@ fn known_rules(names: &BTreeSet<String>) -> Result<(), OptimizeError> {
     }
 }
 
-/// The model with its nodes in order, if nothing is wrong with it; whether they had to be moved.
-fn sound(model: &Model) -> Result<(Model, bool), OptimizeError> {
+/// A model of which nothing is wrong.
+struct Sound {
+    /// With its nodes in order and operators of a known version.
+    model: Model,
+    /// Whether nodes had to be moved.
+    was_sorted: bool,
+    /// The version that it had before.
+    raised_from: Option<i64>,
+}
+
+fn sound(model: &Model) -> Result<Sound, OptimizeError> {
     let unsound = |problems| OptimizeError::Unsound {
         path: model.path.clone(),
         problems,
@@ -374,12 +399,21 @@ fn sound(model: &Model) -> Result<(Model, bool), OptimizeError> {
         nodes.map(|n| n.output.first().cloned()).collect()
     };
     let was_sorted = order(&proto) != order(&model.proto);
-    let model = model.with(proto);
+    let sorted = model.with(proto);
+    let raised = edit::in_known_version(&sorted).map_err(|cause| OptimizeError::Old {
+        path: model.path.clone(),
+        cause,
+    })?;
+    let raised_from = raised.as_ref().map(|_| edit::version(&sorted.proto));
+    let model = raised.unwrap_or(sorted);
     let problems = check::errors(&model);
-    if problems.is_empty() {
-        Ok((model, was_sorted))
-    } else {
-        Err(unsound(problems))
+    match problems.is_empty() {
+        true => Ok(Sound {
+            model,
+            was_sorted,
+            raised_from,
+        }),
+        false => Err(unsound(problems)),
     }
 }
 
@@ -437,6 +471,7 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         ),
         shapes,
         was_sorted: false,
+        raised_from: None,
         stopped: None,
     }
 }

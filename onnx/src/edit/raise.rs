@@ -8,7 +8,9 @@ mod nodes;
 
 use crate::attributes::{bodies_mut, is_standard};
 use crate::check::schemas::{counts, newest, versions};
+use crate::check::{OPSETS, errors_of_any_version};
 use crate::evaluate::label;
+use crate::file::Model;
 use crate::infer::{Facts, known_values};
 use crate::operators::Unknowns;
 use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
@@ -55,10 +57,7 @@ pub enum RaiseError {
 pub fn raise(model: &ModelProto, folder: &Arc<Path>, to: i64) -> Result<ModelProto, RaiseError> {
     let mut model = model.clone();
     let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
-    let mut sets = model.opset_import.iter();
-    let from = sets
-        .find(|set| standard(&set.domain))
-        .map_or(1, |set| set.version);
+    let from = version(&model);
     let newest = newest("").unwrap_or(to);
     if to > newest {
         return Err(RaiseError::Unknown { to, newest });
@@ -95,6 +94,28 @@ pub fn raise(model: &ModelProto, folder: &Arc<Path>, to: i64) -> Result<ModelPro
     // Newer operators came with newer files.
     model.ir_version = model.ir_version.max(Some(oldest_file(to)));
     Ok(model)
+}
+
+/// The version of the standard's operators that a file has.
+pub fn version(model: &ModelProto) -> i64 {
+    let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
+    let mut sets = model.opset_import.iter();
+    let found = sets.find(|set| standard(&set.domain));
+    found.map_or(1, |set| set.version)
+}
+
+/// A file of a version that is too old to be known here, in the oldest one that is known; `None` if that is not
+/// needed, or if the file is not well formed in any version.
+///
+/// # Errors
+/// See [`RaiseError`].
+pub fn in_known_version(model: &Model) -> Result<Option<Model>, RaiseError> {
+    let first = *OPSETS.start();
+    if version(&model.proto) >= first || !errors_of_any_version(model).is_empty() {
+        return Ok(None);
+    }
+    let raised = raise(&model.proto, &model.folder, first)?;
+    Ok(Some(model.with(raised)))
 }
 
 /// The oldest version of the file format that may hold these operators.

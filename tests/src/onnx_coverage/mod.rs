@@ -38,6 +38,8 @@ pub struct Found {
     pub evaluated: Verdict,
     /// The file is optimized and verified.
     pub rewritten: Verdict,
+    /// The rules that changed it.
+    pub rules: Vec<String>,
     /// A graph is made of it.
     pub imported: Verdict,
     /// That graph, interpreted, gives the expected outputs.
@@ -52,10 +54,13 @@ pub struct Found {
 type Selection<'a> = &'a dyn Fn(usize, &TensorProto) -> bool;
 
 /// A case, read.
-struct Case {
-    model: ModelProto,
-    inputs: Vec<TensorProto>,
-    outputs: Vec<TensorProto>,
+pub struct Case {
+    /// The model.
+    pub model: ModelProto,
+    /// Its inputs, in order.
+    pub inputs: Vec<TensorProto>,
+    /// Its expected outputs, in order.
+    pub outputs: Vec<TensorProto>,
 }
 
 impl Case {
@@ -111,7 +116,11 @@ impl Case {
         }
     }
 
-    fn imported(&self) -> Result<Model, String> {
+    /// The graph.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn imported(&self) -> Result<Model, String> {
         let bytes = bytes::Bytes::from(self.model.encode_to_vec());
         let file = File::decode("case.onnx", bytes).map_err(|e| e.to_string())?;
         file.import(&Options::default()).map_err(|e| e.to_string())
@@ -153,13 +162,15 @@ pub fn look_at(folder: &Path, compiles: bool) -> Option<Found> {
     let tensors = case.inputs.iter().chain(&case.outputs);
     let has_our_types = tensors.clone().all(|t| dtype(t).is_some());
     let imported = guarded(|| case.graph());
+    let rewritten = guarded(|| rewritten(&case));
     let mut found = Found {
         case: folder.file_name()?.to_string_lossy().into_owned(),
         operator,
         opset,
         has_our_types,
         evaluated: guarded(|| evaluated(&case)),
-        rewritten: guarded(|| rewritten(&case)),
+        rules: rewritten.clone().unwrap_or_default(),
+        rewritten: rewritten.map(drop),
         imported: imported.as_ref().map(|_| ()).map_err(String::clone),
         interpreted: Err("not imported".to_string()),
         compiled: compiles.then(|| Err("not imported".to_string())),
@@ -216,7 +227,19 @@ fn compare(found: &[f64], shape: &[usize], expected: &TensorProto) -> Verdict {
     Ok(())
 }
 
-fn evaluated(case: &Case) -> Verdict {
+/// Whether the C of the case, its inputs as they are, gives the expected outputs.
+///
+/// # Errors
+/// It is refused, or they differ.
+pub fn compiled(case: &Case) -> Verdict {
+    guarded(|| run::compiled(&case.imported()?, case))
+}
+
+/// Whether the evaluated file gives the expected outputs.
+///
+/// # Errors
+/// It cannot be evaluated, or they differ.
+pub fn evaluated(case: &Case) -> Verdict {
     let folder = Path::new(".");
     let program = Program::new(&case.model, folder, onnx::evaluate::Precision::AsStored);
     let program = program.ok_or("no graph")?;
@@ -239,7 +262,8 @@ fn evaluated(case: &Case) -> Verdict {
     Ok(())
 }
 
-fn rewritten(case: &Case) -> Verdict {
+/// The rules that fire, if the file is optimized and verified.
+fn rewritten(case: &Case) -> Result<Vec<String>, String> {
     let bytes = bytes::Bytes::from(case.model.encode_to_vec());
     let model = onnx::file::Model::of_bytes(Path::new("case.onnx"), bytes);
     let model = model.map_err(|e| e.to_string())?;
@@ -248,7 +272,8 @@ fn rewritten(case: &Case) -> Verdict {
         verifying: Some(onnx::verify::Options::default()),
     };
     let done = optimize::optimize(&model, &options, &mut |_| ());
-    done.map(drop).map_err(|e| e.to_string())
+    let fired = done.map_err(|e| e.to_string())?.summary.fired;
+    Ok(fired.into_iter().map(|fired| fired.rule).collect())
 }
 
 /// What a graph is given: the case's inputs, then its parameters.

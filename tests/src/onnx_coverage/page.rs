@@ -1,7 +1,7 @@
 //! The table of what is known of each operator of the standard.
 
 use super::{Found, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// Characters of a reason that are shown.
@@ -12,9 +12,11 @@ pub fn page(found: &[Found], command: &str) -> String {
     let mut text = String::from("# Coverage of ONNX operators\n\n");
     let _ = writeln!(
         text,
-        "Written by `{command}`, from the cases of the `onnx` package. A case is *evaluated* as a file, *rewritten* \
+        "Written by `{command}`, from the cases of the `onnx` package. A case is *evaluated* as a file, *optimized* \
          and verified, *imported* as a graph, whose *interpretation* and *C* give the expected outputs, and \
-         *differentiated*. A number `a/b` says that a of b cases are; `–` that the question does not arise.\n"
+         *differentiated*. A number `a/b` says that a of b cases are; `–` that the question does not arise. The last \
+         column has the *rules* of `optimize` that change one of these cases, which most have a single node; \
+         `shorthaul optimize --list-rules` says what they do.\n"
     );
     let ours: Vec<&Found> = found.iter().filter(|f| f.has_our_types).collect();
     let _ = writeln!(text, "{}\n", sentence(&ours, found.len()));
@@ -28,7 +30,7 @@ fn sentence(ours: &[&Found], n_all: usize) -> String {
     let share = |n: usize| format!("{n} ({:.1} %)", 100.0 * n as f64 / ours.len().max(1) as f64);
     let mut text = format!(
         "Of {n_all} cases, {} have inputs and outputs of the element types that graphs have (f16, bf16, f32, f64, \
-         bool, u8, i8 to i64). Of these {} are evaluated, {} rewritten, {} imported, {} interpreted",
+         bool, u8, i8 to i64). Of these {} are evaluated, {} optimized, {} imported, {} interpreted",
         ours.len(),
         share(count(&|f| f.evaluated.is_ok())),
         share(count(&|f| f.rewritten.is_ok())),
@@ -54,6 +56,18 @@ fn ratio<'f>(verdicts: impl Iterator<Item = Option<&'f Verdict>>) -> String {
     }
 }
 
+/// The rules that change any of the cases.
+fn rules(cases: &[&Found]) -> String {
+    let names: BTreeSet<&str> = cases
+        .iter()
+        .flat_map(|f| f.rules.iter().map(String::as_str))
+        .collect();
+    match names.is_empty() {
+        true => "–".to_string(),
+        false => names.into_iter().collect::<Vec<_>>().join(", "),
+    }
+}
+
 fn table(found: &[Found]) -> String {
     let mut rows: BTreeMap<(String, i64), Vec<&Found>> = BTreeMap::new();
     for one in found {
@@ -62,20 +76,21 @@ fn table(found: &[Found]) -> String {
         rows.entry((name, one.opset)).or_default().push(one);
     }
     let mut text = String::from(
-        "| operator | version | evaluated | rewritten | imported | interpreted | C | differentiated |\n\
-         |---|---|---|---|---|---|---|---|\n",
+        "| operator | version | evaluated | optimized | imported | interpreted | C | differentiated | rules |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
     );
     for ((name, opset), cases) in rows {
         let all = || cases.iter();
         let _ = writeln!(
             text,
-            "| {name} | {opset} | {} | {} | {} | {} | {} | {} |",
+            "| {name} | {opset} | {} | {} | {} | {} | {} | {} | {} |",
             ratio(all().map(|f| Some(&f.evaluated))),
             ratio(all().map(|f| Some(&f.rewritten))),
             ratio(all().map(|f| Some(&f.imported))),
             ratio(all().map(|f| Some(&f.interpreted))),
             ratio(all().map(|f| f.compiled.as_ref())),
             ratio(all().map(|f| f.differentiated.as_ref())),
+            rules(&cases),
         );
     }
     text
@@ -89,7 +104,7 @@ fn reasons(ours: &[&Found]) -> String {
     for one in ours {
         let of_file = [
             ("evaluated", Some(&one.evaluated)),
-            ("rewritten", Some(&one.rewritten)),
+            ("optimized", Some(&one.rewritten)),
         ];
         let of_graph = [
             ("imported", Some(&one.imported)),

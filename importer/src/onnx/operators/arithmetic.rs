@@ -130,24 +130,31 @@ fn modulo(cx: &mut NodeCx) -> Values {
     let fmod = cx.int("fmod", 0)? != 0;
     let inputs = pair(cx)?;
     let (a, b) = (Expr::In(0), Expr::In(1));
+    let is_float = cx.dtype(inputs[0]).is_float();
     let rest = if fmod {
-        let magnitude = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
-        magnitude.mul(a.sign())
-    } else if cx.dtype(inputs[0]).is_float() {
+        let magnitude = Expr::binary(Binary::Mod, a.clone().abs(), b.clone().abs());
+        let rest = magnitude.mul(a.clone().sign());
+        match is_float {
+            true => Expr::select(is_finite_below_infinity(&a, &b), a, rest),
+            false => rest,
+        }
+    } else if is_float {
         // A finite number modulo infinity is itself, or infinity where the signs differ.
-        let infinite = b.clone().abs().eq_(Expr::float(f64::INFINITY));
-        let finite = a.clone().abs().lt(Expr::float(f64::INFINITY));
+        let is_beyond = is_finite_below_infinity(&a, &b);
         let opposite = a.clone().mul(b.clone()).lt(Expr::float(0.0));
         let beyond = Expr::select(opposite, b.clone(), a.clone());
-        Expr::select(
-            infinite.and(finite),
-            beyond,
-            Expr::binary(Binary::Mod, a, b),
-        )
+        Expr::select(is_beyond, beyond, Expr::binary(Binary::Mod, a, b))
     } else {
         Expr::binary(Binary::Mod, a, b)
     };
     single(cx.elementwise(rest, &inputs)?)
+}
+
+/// Whether `a` is finite and `b` infinite.
+fn is_finite_below_infinity(a: &Expr, b: &Expr) -> Expr {
+    let infinity = || Expr::float(f64::INFINITY);
+    let is_finite = a.clone().abs().lt(infinity());
+    b.clone().abs().eq_(infinity()).and(is_finite)
 }
 
 /// The exponent may be of another type; the result has the base's.
@@ -161,8 +168,16 @@ fn pow(cx: &mut NodeCx) -> Values {
         let power = if n == 2.0 { square } else { square.mul(x) };
         return single(cx.elementwise(power, &[base])?);
     }
-    let power = Expr::In(0).pow(Expr::In(1)).cast(dtype);
-    single(cx.elementwise(power, &[base, exponent])?)
+    let power = if dtype.is_int() && cx.dtype(exponent).is_int() {
+        // A negative power of an integer is a fraction, apart from those of 1 and −1.
+        let (x, n) = (Expr::In(0), Expr::In(1));
+        let is_negative = n.clone().lt(Expr::int(0));
+        let is_fraction = is_negative.and(x.clone().abs().gt(Expr::int(1)));
+        Expr::select(is_fraction, Expr::int(0), x.pow(n.abs()))
+    } else {
+        Expr::In(0).pow(Expr::In(1))
+    };
+    single(cx.elementwise(power.cast(dtype), &[base, exponent])?)
 }
 
 fn cast_to(cx: &mut NodeCx, dtype: DType) -> Values {
@@ -205,9 +220,11 @@ fn clip(cx: &mut NodeCx) -> Values {
             continue;
         }
         // A bound that is a number of the file stays one; a computed one is an input.
-        let limit = match cx.scalar(position) {
-            Ok(Some(number)) if cx.dtype(x).is_float() => Expr::float(number),
-            Ok(Some(number)) => Expr::int(number as i64),
+        let whole = cx.known(position).ok();
+        let whole = whole.and_then(|ints| ints.elements.first()?.as_const());
+        let limit = match (cx.scalar(position), whole) {
+            (Ok(Some(number)), _) if cx.dtype(x).is_float() => Expr::float(number),
+            (_, Some(number)) => Expr::int(number),
             _ => {
                 inputs.push(cx.input(position)?);
                 Expr::In(inputs.len() - 1)

@@ -3,9 +3,11 @@
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
+use crate::onnx::tensor::dtype_of;
 use graph::{Binary, ContainerId, DType, Expr};
 
 pub static RULES: Rules = &[
+    ("BitCast", bit_cast),
     ("BitShift", shift),
     ("BitwiseAnd", |cx| together(cx, |_, _, both| both)),
     ("BitwiseNot", not),
@@ -27,6 +29,19 @@ fn pair(cx: &mut NodeCx) -> Result<([ContainerId; 2], DType, i64), Refusal> {
         )));
     }
     Ok((inputs, dtype, 8 * dtype.bytes() as i64))
+}
+
+/// Integers as others of as many bits.
+fn bit_cast(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let (from, to) = (cx.dtype(x), dtype_of(cx.int("to", 0)? as i32)?);
+    let is_of_bits = !from.is_float() && to.is_int() && from.bytes() == to.bytes();
+    if from != to && !is_of_bits {
+        return Err(Refusal(format!(
+            "the bits of {from} are not read as {to}: those of floats are not computed with"
+        )));
+    }
+    single(cx.cast(x, to)?)
 }
 
 fn wide(n: usize) -> Expr {

@@ -1,11 +1,20 @@
-//! Products summed over dimensions: MatMul, Gemm, Einsum.
+//! Products summed over dimensions: MatMul, Gemm, Einsum, Det.
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
 use graph::{Attr, ContainerId, Expr, SymExpr};
 use ops::attrs;
+use std::collections::BTreeMap;
 
-pub static RULES: Rules = &[("Einsum", einsum), ("Gemm", gemm), ("MatMul", matmul)];
+pub static RULES: Rules = &[
+    ("Det", determinant),
+    ("Einsum", einsum),
+    ("Gemm", gemm),
+    ("MatMul", matmul),
+];
+
+/// Rows of a matrix whose determinant is written out, at most: it has as many products as there are sets of rows.
+const MOST_ROWS: i64 = 6;
 
 /// Appends an `einsum`.
 pub fn contract(
@@ -80,6 +89,57 @@ fn gemm(cx: &mut NodeCx) -> Values {
         };
     };
     single(cx.elementwise(y.add(scaled(Expr::In(1), beta)), &[product, c])?)
+}
+
+/// Determinants of the matrices in the last two dimensions, expanded along one row after the other: those of the
+/// first rows, for every set of as many columns.
+fn determinant(cx: &mut NodeCx) -> Values {
+    let x = cx.input(0)?;
+    let shape = cx.shape(x);
+    let [batch @ .., rows, columns] = shape.as_slice() else {
+        return Err("its input must have at least 2 dimensions".into());
+    };
+    let n = rows
+        .as_const()
+        .filter(|n| *n <= MOST_ROWS && rows == columns);
+    let n = n.ok_or_else(|| {
+        Refusal(format!(
+            "determinants of {rows} × {columns} elements are not supported"
+        ))
+    })?;
+    let (first, dtype) = (batch.len(), cx.dtype(x));
+    let mut minors = BTreeMap::from([(0u32, cx.filled(batch.to_vec(), dtype, 1.0)?)]);
+    for row in 0..n {
+        let mut elements = Vec::new();
+        let own = cx.part(x, first, row.into(), (row + 1).into())?;
+        for column in 0..n {
+            let element = cx.part(own, first + 1, column.into(), (column + 1).into())?;
+            elements.push(cx.reshape(element, batch.to_vec())?);
+        }
+        let mut next = BTreeMap::new();
+        for columns in (0..1u32 << n).filter(|set| i64::from(set.count_ones()) == row + 1) {
+            let mut inputs = Vec::new();
+            let mut sum: Option<Expr> = None;
+            for column in (0..n as usize).filter(|c| columns >> c & 1 == 1) {
+                let minor = minors.get(&(columns & !(1 << column)));
+                inputs.extend([elements[column], *minor.ok_or("it has no minors")?]);
+                let at = inputs.len() - 2;
+                let product = Expr::In(at).mul(Expr::In(at + 1));
+                let is_negative = (columns >> column).count_ones() % 2 == 0;
+                sum = Some(match (sum, is_negative) {
+                    (None, true) => product.neg(),
+                    (None, false) => product,
+                    (Some(sum), true) => sum.sub(product),
+                    (Some(sum), false) => sum.add(product),
+                });
+            }
+            let sum = sum.ok_or("it has no minors")?;
+            next.insert(columns, cx.elementwise(sum, &inputs)?);
+        }
+        minors = next;
+    }
+    let last = minors.into_values().next();
+    single(last.ok_or("it has no minors")?)
 }
 
 /// Any number of operands, contracted from the left; `...` and the implicit result are spelled out.

@@ -2,10 +2,10 @@
 
 use super::contraction::contract;
 use super::convolution::{Geometry, kernel_of, spatial};
-use super::sampling::{Interpolation, Outside, Sampling, combined, read};
+use super::sampling::{Interpolation, Outside, Sampling, Tap, combined, read};
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{ContainerId, DType, Expr, SymExpr, Tensor};
+use graph::{Binary, ContainerId, DType, Expr, SymExpr, Tensor};
 
 pub static RULES: Rules = &[("DeformConv", deform_conv), ("RoiAlign", roi_align)];
 
@@ -72,7 +72,7 @@ fn deform_conv(cx: &mut NodeCx) -> Values {
     let both = combined(cx, &along[0], &along[1], &shape[3])?;
     let image = vec![images.clone(), (channels / offset_groups).into()];
     let image = cx.reshape(x, [&image, &shape[2..]].concat())?;
-    let mut sampled = read(cx, image, &both, &all)?;
+    let mut sampled = read(cx, (image, &both), &all, Binary::Add)?;
     if let Some(factors) = cx.optional(4)? {
         let factors = cx.reshape(factors, vec![images, 1.into(), all])?;
         sampled = cx.elementwise(Expr::In(0).mul(Expr::In(1)), &[sampled, factors])?;
@@ -130,18 +130,26 @@ fn multiplied(
     contract(cx, "ngctp,goct->ngop".to_string(), &[sampled, weight])
 }
 
-/// Means of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first corner to
+/// Means or maxima of samples in the parts of regions. Inputs: x `[N, C, H, W]`, regions `[R, 4]` from their first corner to
 /// their last, and each one's image.
 fn roi_align(cx: &mut NodeCx) -> Values {
     let (x, regions, images) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    if cx.text("mode", "avg")? != "avg" {
-        return Err("maxima of samples are not supported".into());
-    }
+    // The largest sample is that of its largest weighted element.
+    let (kind, together) = match cx.text("mode", "avg")?.as_str() {
+        "avg" => ("mean", Binary::Add),
+        "max" => ("max", Binary::Max),
+        other => return Err(Refusal(format!("its attribute `mode` is `{other}`"))),
+    };
     let samples = cx.int("sampling_ratio", 0)?;
     if !(1..=MOST_SAMPLES).contains(&samples) {
         return Err("a number of samples that depends on data is not supported".into());
     }
-    let mode = cx.text("coordinate_transformation_mode", "half_pixel")?;
+    // Before version 16 there was no choice.
+    let usual = match cx.opset() {
+        ..16 => "output_half_pixel",
+        _ => "half_pixel",
+    };
+    let mode = cx.text("coordinate_transformation_mode", usual)?;
     let (offset, least) = match mode.as_str() {
         "half_pixel" => (0.5, f64::NEG_INFINITY),
         "output_half_pixel" => (0.0, 1.0),
@@ -191,35 +199,35 @@ fn roi_align(cx: &mut NodeCx) -> Values {
         let is_near = Expr::In(0)
             .ge(Expr::float(-1.0))
             .and(Expr::In(0).le(size.clone()));
-        let is_near = Expr::select(is_near, one.clone(), zero.clone()).cast(dtype);
         let is_near = cx.elementwise(is_near, &[at])?;
         let inside = Expr::In(0).max(zero).min(size.sub(one));
         let inside = cx.elementwise(inside, &[at])?;
         let mut sizes = vec![count.clone(), 1.into(), 1.into()];
         sizes[1 + d] = total.into();
         let mut taps = Vec::new();
-        for (place, weight) in sampling.taps(cx, inside, &shape[2 + d])? {
-            let product = Expr::In(0).mul(Expr::In(1));
-            let weight = cx.elementwise(product, &[weight, is_near])?;
-            taps.push((
-                cx.reshape(place, sizes.clone())?,
-                cx.reshape(weight, sizes.clone())?,
-            ));
+        for tap in sampling.taps(cx, inside, &shape[2 + d])? {
+            taps.push(Tap {
+                place: cx.reshape(tap.place, sizes.clone())?,
+                weight: cx.reshape(tap.weight, sizes.clone())?,
+                counts: Some(cx.reshape(is_near, sizes.clone())?),
+            });
         }
         along.push(taps);
     }
     let points = parts[0] * parts[1] * samples * samples;
     let flat = vec![count.clone(), points.into()];
     let mut taps = Vec::new();
-    for (place, weight) in combined(cx, &along[0], &along[1], &shape[3])? {
-        taps.push((
-            cx.reshape(place, flat.clone())?,
-            cx.reshape(weight, flat.clone())?,
-        ));
+    for tap in combined(cx, &along[0], &along[1], &shape[3])? {
+        let counts = tap.counts.map(|counts| cx.reshape(counts, flat.clone()));
+        taps.push(Tap {
+            place: cx.reshape(tap.place, flat.clone())?,
+            weight: cx.reshape(tap.weight, flat.clone())?,
+            counts: counts.transpose()?,
+        });
     }
-    let y = read(cx, image, &taps, &points.into())?;
+    let y = read(cx, (image, &taps), &points.into(), together)?;
     let mut split = vec![count.clone(), channels.clone()];
     split.extend([parts[0], samples, parts[1], samples].map(SymExpr::constant));
     let y = cx.reshape(y, split)?;
-    single(cx.reduce(y, "mean", &[3, 5], false)?)
+    single(cx.reduce(y, kind, &[3, 5], false)?)
 }

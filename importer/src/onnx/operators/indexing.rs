@@ -169,15 +169,19 @@ fn scatter_reduced(
 ) -> Result<ContainerId, Refusal> {
     let dtype = cx.dtype(x);
     let (shape, written) = (cx.shape(x), cx.shape(index));
-    let (neutral, combined) = match (kind, dtype.is_float()) {
-        ("prod", _) => (Expr::int(1).cast(dtype), Expr::In(0).mul(Expr::In(1))),
-        ("max", true) => (Expr::float(f64::NEG_INFINITY), Expr::In(0).max(Expr::In(1))),
-        ("min", true) => (Expr::float(f64::INFINITY), Expr::In(0).min(Expr::In(1))),
-        _ => {
-            return Err(Refusal(format!(
-                "reduction `{kind}` of elements of type {dtype} is not supported"
-            )));
-        }
+    if dtype == DType::Bool {
+        return Err(Refusal(format!(
+            "reduction `{kind}` of truth values is not supported"
+        )));
+    }
+    let (least, greatest) = match dtype.is_float() {
+        true => (Expr::float(f64::NEG_INFINITY), Expr::float(f64::INFINITY)),
+        false => ends(dtype),
+    };
+    let (neutral, combined) = match kind {
+        "prod" => (Expr::int(1).cast(dtype), Expr::In(0).mul(Expr::In(1))),
+        "max" => (least, Expr::In(0).max(Expr::In(1))),
+        _ => (greatest, Expr::In(0).min(Expr::In(1))),
     };
     let pairs = SymExpr::product(&written) * shape[axis].clone();
     if pairs.as_const().is_none_or(|n| n > MOST_PAIRS) {
@@ -204,13 +208,25 @@ fn scatter_reduced(
         .zip(&own)
         .map(|(to, own)| to.clone() - own.clone())
         .collect();
-    let value = match kind {
-        "prod" => 1.0,
-        "max" => f64::NEG_INFINITY,
-        _ => f64::INFINITY,
+    if high.iter().all(SymExpr::is_zero) {
+        return cx.elementwise(combined, &[x, found]);
+    }
+    let is_written = cx.filled(own, DType::Bool, 1.0)?;
+    let around = (vec![0.into(); shape.len()], high);
+    let is_written = cx.padded(is_written, around.clone(), 0.0)?;
+    let found = cx.padded(found, around, 0.0)?;
+    let y = Expr::select(Expr::In(2), combined, Expr::In(0));
+    cx.elementwise(y, &[x, found, is_written])
+}
+
+/// The least and the greatest number of a type of integers.
+fn ends(dtype: DType) -> (Expr, Expr) {
+    let n_bits = 8 * dtype.bytes() as u32;
+    let (least, greatest) = match dtype {
+        DType::U8 => (0, 255),
+        _ => (i64::MIN >> (64 - n_bits), i64::MAX >> (64 - n_bits)),
     };
-    let found = cx.padded(found, (vec![0.into(); shape.len()], high), value)?;
-    cx.elementwise(combined, &[x, found])
+    (Expr::int(least), Expr::int(greatest))
 }
 
 /// Elements put at indices along an axis. None may be written twice, so a written element is the sum of what is

@@ -12,6 +12,7 @@ mod deformed;
 mod features;
 mod indexing;
 mod loss;
+mod ngrams;
 mod normalization;
 mod optimizers;
 mod pooling;
@@ -25,6 +26,7 @@ mod shape;
 mod signal;
 mod slicing;
 mod source;
+mod trees;
 mod unsized_results;
 
 use super::node::{NodeCx, Refusal};
@@ -50,6 +52,7 @@ static FAMILIES: &[Rules] = &[
     features::RULES,
     indexing::RULES,
     loss::RULES,
+    ngrams::RULES,
     normalization::RULES,
     optimizers::RULES,
     pooling::RULES,
@@ -63,6 +66,7 @@ static FAMILIES: &[Rules] = &[
     signal::RULES,
     slicing::RULES,
     source::RULES,
+    trees::RULES,
     unsized_results::RULES,
 ];
 

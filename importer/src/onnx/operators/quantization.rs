@@ -81,10 +81,12 @@ fn spread(cx: &mut NodeCx, position: usize, x: ContainerId) -> Result<ContainerI
 }
 
 fn quantize(cx: &mut NodeCx) -> Values {
-    cx.int("precision", 0)?;
     let x = cx.input(0)?;
     let scale = spread(cx, 1, x)?;
-    let float = cx.dtype(scale);
+    let float = match cx.int("precision", 0)? {
+        0 => cx.dtype(scale),
+        given => dtype_of(given as i32)?,
+    };
     let mut inputs = vec![x, scale];
     let given = cx.int("output_dtype", 0)?;
     let dtype = if cx.given(2) {
@@ -97,8 +99,8 @@ fn quantize(cx: &mut NodeCx) -> Values {
         DType::U8
     };
     // The quotient is a value of its own, rounded to its type before it is rounded to an integer.
-    let ratio = Expr::In(0).cast(float).div(Expr::In(1));
-    let ratio = cx.elementwise(ratio, &[x, scale])?;
+    let ratio = Expr::In(0).cast(float).div(Expr::In(1).cast(float));
+    let ratio = cx.elementwise(ratio.cast(float), &[x, scale])?;
     let zero = (inputs.len() == 3).then(|| Expr::In(1).cast(float));
     inputs.splice(..2, [ratio]);
     single(cx.elementwise(rounded(Expr::In(0), zero, dtype)?, &inputs)?)
@@ -117,8 +119,9 @@ fn dequantize(cx: &mut NodeCx) -> Values {
         inputs.push(spread(cx, 2, x)?);
         number = number.sub(Expr::In(2).cast(DType::I32));
     }
-    let float = cx.dtype(scale);
-    let y = number.cast(float).mul(Expr::In(1)).cast(dtype);
+    // A number of 32 bits may be beyond those of 16 bits where its product with the scale is not.
+    let float = cx.dtype(scale).promote(DType::F32);
+    let y = number.cast(float).mul(Expr::In(1).cast(float)).cast(dtype);
     single(cx.elementwise(y, &inputs)?)
 }
 

@@ -3,7 +3,7 @@
 use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{Attr, ContainerId, DType, Expr, SymExpr};
+use graph::{Attr, Binary, ContainerId, DType, Expr, SymExpr};
 use ops::attrs;
 
 pub static RULES: Rules = &[
@@ -44,7 +44,8 @@ fn reduce_with(cx: &mut NodeCx, kind: &str, alone: Option<Expr>, after: Option<E
     let axes = cx.ints_of("axes", 1)?.unwrap_or_default();
     let keep = cx.int("keepdims", 1)? != 0;
     let noop = cx.int("noop_with_empty_axes", 0)? != 0;
-    let mut y = if axes.is_empty() && noop {
+    // A single number has no dimension to reduce.
+    let mut y = if axes.is_empty() && (noop || rank == 0) {
         match alone {
             Some(f) => cx.elementwise(f, &[x])?,
             None => x,
@@ -70,9 +71,6 @@ fn reduced(
     axes: &[usize],
     keep: bool,
 ) -> Result<ContainerId, Refusal> {
-    if axes.is_empty() {
-        return Ok(x);
-    }
     let dtype = cx.dtype(x);
     // The largest truth value is whether any is true.
     let kind = match (dtype, kind) {
@@ -80,8 +78,27 @@ fn reduced(
         (DType::Bool, "min") => "all",
         (_, kind) => kind,
     };
+    if kind == "mean" && dtype.is_int() {
+        return mean_of_integers(cx, x, axes, keep);
+    }
     let y = cx.reduce(x, kind, axes, keep)?;
     cx.cast(y, dtype)
+}
+
+/// The sum over the number of elements, rounded towards zero.
+fn mean_of_integers(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    axes: &[usize],
+    keep: bool,
+) -> Result<ContainerId, Refusal> {
+    let (shape, dtype) = (cx.shape(x), cx.dtype(x));
+    let count = SymExpr::product(axes.iter().map(|axis| &shape[*axis]));
+    let sum = cx.reduce(x, "sum", axes, keep)?;
+    let sum = cx.cast(sum, DType::I64)?;
+    let whole = Expr::binary(Binary::FloorDiv, Expr::In(0).abs(), Expr::Index(count));
+    let mean = whole.mul(Expr::In(0).sign());
+    cx.elementwise(mean.cast(dtype), &[sum])
 }
 
 /// With `select_last_index` the last of equal elements counts: the first one from behind.
@@ -108,21 +125,45 @@ fn arg(cx: &mut NodeCx, kind: &str) -> Values {
 }
 
 fn cumsum(cx: &mut NodeCx) -> Values {
-    let x = cx.input(0)?;
+    let mut x = cx.input(0)?;
     let axis = cx.scalar(1)?.ok_or("its axis is absent")?;
     let axis = cx.axis(axis as i64, cx.rank(x))?;
+    let reverse = cx.int("reverse", 0)? != 0;
+    if cx.int("exclusive", 0)? != 0 {
+        x = shifted(cx, x, axis, reverse)?;
+    }
     let list = attrs([
         ("axis", Attr::Int(axis as i64)),
-        ("reverse", Attr::Bool(cx.int("reverse", 0)? != 0)),
+        ("reverse", Attr::Bool(reverse)),
     ]);
     let sum = cx.op1("cumsum", &[x], list)?;
     let dtype = cx.dtype(x);
-    let sum = cx.cast(sum, dtype)?;
-    if cx.int("exclusive", 0)? == 0 {
-        return single(sum);
+    single(cx.cast(sum, dtype)?)
+}
+
+/// Every element moved by one place along an axis, a zero in the first place, or from behind in the last. Of sums,
+/// the element itself cannot be subtracted: it may be infinite, or much larger than what came before.
+fn shifted(
+    cx: &mut NodeCx,
+    x: ContainerId,
+    axis: usize,
+    from_behind: bool,
+) -> Result<ContainerId, Refusal> {
+    let rank = cx.rank(x);
+    let size = cx.shape(x)[axis].clone();
+    let none = vec![SymExpr::constant(0); rank];
+    let mut one = none.clone();
+    one[axis] = 1.into();
+    match from_behind {
+        false => {
+            let longer = cx.padded(x, (one, none), 0.0)?;
+            cx.part(longer, axis, 0.into(), size)
+        }
+        true => {
+            let longer = cx.padded(x, (none, one), 0.0)?;
+            cx.part(longer, axis, 1.into(), size + 1)
+        }
     }
-    // Without the element itself.
-    single(cx.elementwise(Expr::In(0).sub(Expr::In(1)), &[sum, x])?)
 }
 
 /// For each element the product of a row of which later elements are taken as 1: n² products for n elements, like the

@@ -116,12 +116,15 @@ fn interpolated(cx: &mut NodeCx, mut x: ContainerId) -> Values {
             _ => multiplied(cx, x, &one)?,
         };
         if one.taps.iter().any(Option::is_none) {
-            let outside = |taps: &Option<Vec<_>>| match taps {
-                Some(_) => 0.0,
-                None => f64::from(one.extrapolation),
-            };
-            let outside = vector(cx, x, one.axis, one.taps.iter().map(outside).collect());
-            x = cx.elementwise(Expr::In(0).add(Expr::In(1)), &[x, outside])?;
+            // What was read there does not count, not even infinities.
+            let is_outside = one
+                .taps
+                .iter()
+                .map(|taps| f64::from(u8::from(taps.is_none())));
+            let is_outside = vector(cx, x, one.axis, is_outside.collect());
+            let given = Expr::float(f64::from(one.extrapolation)).cast(dtype);
+            let y = Expr::select(Expr::In(1).gt(Expr::float(0.0)), given, Expr::In(0));
+            x = cx.elementwise(y, &[x, is_outside])?;
         }
     }
     single(x)
@@ -142,9 +145,15 @@ fn weighted(
     one: &Interpolation,
     n: usize,
 ) -> Result<ContainerId, Refusal> {
+    // Where there are fewer, the first is read several times with a share of its weight: another element might be
+    // infinite, which a weight of 0 does not take away.
     let tap = |taps: &Option<Vec<(usize, f32)>>, k: usize| {
-        let found = taps.as_ref().and_then(|taps| taps.get(k)).copied();
-        found.unwrap_or((0, 0.0))
+        let taps = taps.as_deref().unwrap_or_default();
+        match (taps.first(), taps.get(k)) {
+            (Some(_), Some(own)) if k > 0 => *own,
+            (Some((from, weight)), _) => (*from, weight / (n + 1 - taps.len()) as f32),
+            (None, _) => (0, 0.0),
+        }
     };
     let (mut read, mut weights) = (Vec::new(), Vec::new());
     for k in 0..n {

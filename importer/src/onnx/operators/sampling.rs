@@ -7,7 +7,7 @@ use super::contraction::contract;
 use super::shape::expanded;
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};
-use graph::{ContainerId, DType, Expr, SymExpr, Tensor, Unary};
+use graph::{Binary, ContainerId, DType, Expr, SymExpr, Tensor, Unary};
 
 pub static RULES: Rules = &[("AffineGrid", affine_grid), ("GridSample", grid_sample)];
 
@@ -30,8 +30,20 @@ pub enum Interpolation {
     Cubic,
 }
 
-/// Where elements of one dimension are read, with their weights: `[batch, points]` each.
-pub type Taps = Vec<(ContainerId, ContainerId)>;
+/// Elements along one dimension, or in an image: `[batch, points]` each.
+#[derive(Clone, Copy)]
+pub struct Tap {
+    /// Where they are read.
+    pub place: ContainerId,
+    /// What they are multiplied with.
+    pub weight: ContainerId,
+    /// Whether they count; absent if all do. One that does not may be infinite, which a weight of 0 would not take
+    /// away.
+    pub counts: Option<ContainerId>,
+}
+
+/// Elements whose weighted sum is read.
+pub type Taps = Vec<Tap>;
 
 /// How a position is read.
 pub struct Sampling {
@@ -152,22 +164,24 @@ impl Sampling {
         };
         let mut taps = Vec::new();
         for (x, weight) in weights {
-            let is_inside = x
-                .clone()
-                .ge(Expr::float(0.0))
-                .and(x.clone().lt(self.size(size)));
-            let weight = match self.outside {
-                Outside::Zeros => Expr::select(is_inside, weight, Expr::float(0.0)),
-                _ => weight,
+            let counts = match self.outside {
+                Outside::Zeros => {
+                    let from_start = x.clone().ge(Expr::float(0.0));
+                    let is_inside = from_start.and(x.clone().lt(self.size(size)));
+                    Some(cx.elementwise(is_inside, &[at])?)
+                }
+                _ => None,
             };
             let x = match self.outside {
                 Outside::Reflection => Expr::unary(Unary::Trunc, self.reflected(x, size)),
                 _ => x,
             };
             let x = self.clamped(x, size).cast(DType::I64);
-            let place = cx.elementwise(x, &[at])?;
-            let weight = cx.elementwise(weight.cast(self.dtype), &[at])?;
-            taps.push((place, weight));
+            taps.push(Tap {
+                place: cx.elementwise(x, &[at])?,
+                weight: cx.elementwise(weight.cast(self.dtype), &[at])?,
+                counts,
+            });
         }
         Ok(taps)
     }
@@ -226,7 +240,7 @@ fn grid_sample(cx: &mut NodeCx) -> Values {
         });
     }
     let taps = all.ok_or("its input has no spatial dimensions")?;
-    let y = read(cx, x, &taps, &points)?;
+    let y = read(cx, (x, &taps), &points, Binary::Add)?;
     let mut to = shape[..2].to_vec();
     to.extend_from_slice(&grid_shape[1..=n]);
     single(cx.reshape(y, to)?)
@@ -240,24 +254,34 @@ pub fn combined(
     size: &SymExpr,
 ) -> Result<Taps, Refusal> {
     let mut all = Vec::new();
-    for (row, of_row) in outer {
-        for (column, of_column) in inner {
+    for row in outer {
+        for column in inner {
             let place = Expr::In(0).mul(Expr::Index(size.clone())).add(Expr::In(1));
-            let place = cx.elementwise(place, &[*row, *column])?;
             let weight = Expr::In(0).mul(Expr::In(1));
-            let weight = cx.elementwise(weight, &[*of_row, *of_column])?;
-            all.push((place, weight));
+            let counts = match (row.counts, column.counts) {
+                (Some(row), Some(column)) => {
+                    let both = Expr::In(0).and(Expr::In(1));
+                    Some(cx.elementwise(both, &[row, column])?)
+                }
+                (one, other) => one.or(other),
+            };
+            all.push(Tap {
+                place: cx.elementwise(place, &[row.place, column.place])?,
+                weight: cx.elementwise(weight, &[row.weight, column.weight])?,
+                counts,
+            });
         }
     }
     Ok(all)
 }
 
-/// `[batch, channels, points]`: the sums of elements of `x` at places in an image, times weights.
+/// `[batch, channels, points]`: the sums of elements of `x` at places in an image, times weights; or what another
+/// function makes of these products.
 pub fn read(
     cx: &mut NodeCx,
-    x: ContainerId,
-    taps: &Taps,
+    (x, taps): (ContainerId, &Taps),
     points: &SymExpr,
+    together: Binary,
 ) -> Result<ContainerId, Refusal> {
     let shape = cx.shape(x);
     let (batch, channels) = (shape[0].clone(), shape[1].clone());
@@ -267,17 +291,22 @@ pub fn read(
     let thin = vec![batch, 1.into(), points.clone()];
     let mut inputs = Vec::new();
     let mut sum: Option<Expr> = None;
-    for (place, weight) in taps {
-        let place = cx.reshape(*place, thin.clone())?;
+    for tap in taps {
+        let place = cx.reshape(tap.place, thin.clone())?;
         let place = expanded(cx, place, wide.clone())?;
         let element = cx.along("gather_elements", &[x, place], 2)?;
-        let weight = cx.reshape(*weight, thin.clone())?;
-        let product = Expr::In(inputs.len()).mul(Expr::In(inputs.len() + 1));
+        let weight = cx.reshape(tap.weight, thin.clone())?;
+        let first = inputs.len();
+        let mut product = Expr::In(first).mul(Expr::In(first + 1));
+        inputs.extend([element, weight]);
+        if let Some(counts) = tap.counts {
+            inputs.push(cx.reshape(counts, thin.clone())?);
+            product = Expr::select(Expr::In(first + 2), product, Expr::float(0.0));
+        }
         sum = Some(match sum {
             None => product,
-            Some(sum) => sum.add(product),
+            Some(sum) => Expr::binary(together, sum, product),
         });
-        inputs.extend([element, weight]);
     }
     let sum = sum.ok_or("it reads nothing")?;
     let dtype = cx.dtype(x);

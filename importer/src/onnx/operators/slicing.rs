@@ -84,6 +84,8 @@ fn slice(cx: &mut NodeCx) -> Values {
             (start, stop) = (mirrored(&start, &size), mirrored(&stop, &size));
             step = step.checked_neg().unwrap_or(i64::MAX);
         }
+        // A step beyond every size is as good as any other.
+        let step = step.min(i64::from(i32::MAX));
         let start = bound(&start, &size);
         let stop = bound(&stop, &size);
         let empty = (stop.clone() - start.clone())

@@ -5,8 +5,10 @@ mod oldest;
 use super::Raising;
 use crate::attributes::Attributes;
 use crate::element::Element;
-use crate::proto::{AttributeProto, NodeProto, attribute_type};
-use crate::rewrite::patch::{float, heir, int, node, text};
+use crate::proto::{
+    AttributeProto, GraphProto, NodeProto, TypeProto, ValueInfoProto, attribute_type,
+};
+use crate::rewrite::patch::{float, heir, int, ints, node, text};
 use crate::stored::Stored;
 use crate::tensor::{Tensor, Values};
 
@@ -26,7 +28,7 @@ pub(super) fn raise(cx: &mut Raising, nodes: &mut Vec<NodeProto>, since: i64) ->
     let op = made.node.op_type.clone();
     let changed = match (op.as_str(), since) {
         _ if since <= 7 => oldest::raise(&mut made, since),
-        ("Scan", 9) => return Err("has another Scan, over batches no longer".to_string()),
+        ("Scan", 9) => made.scan_of_batches(),
         ("BatchNormalization", 9) => made.without_spatial(),
         ("BatchNormalization", 14) => made.statistics(),
         ("Upsample", 9) => made.upsample_scales(),
@@ -263,6 +265,56 @@ impl Made<'_, '_> {
         Ok(true)
     }
 
+    /// Before version 9 the first dimension was that of the batch: now a scan over the batch has one over time in its
+    /// body.
+    fn scan_of_batches(&mut self) -> Change {
+        let old = self.node.clone();
+        if old.input.first().is_some_and(|lengths| !lengths.is_empty()) {
+            return Err("has sequences of one length, and the node has several".to_string());
+        }
+        let n_sequences = Attributes::new(&old).int("num_scan_inputs").unwrap_or(0);
+        let directions = self.take("directions").map(|a| a.ints);
+        let body = self.take("body").and_then(|a| a.g);
+        let body = body.ok_or("has a body, and the node has none")?;
+        let read: Vec<String> = old.input.iter().skip(1).cloned().collect();
+        let fits = body.input.len() == read.len()
+            && body.output.len() == old.output.len()
+            && (0..=read.len() as i64).contains(&n_sequences);
+        if !fits {
+            return Err("has a body that fits its inputs and outputs".to_string());
+        }
+        let base = self.base();
+        let mut ports = |of: &[ValueInfoProto]| -> Vec<ValueInfoProto> {
+            let one = |port: &ValueInfoProto| ValueInfoProto {
+                name: self.cx.fresh(&format!("{base}_of_one_{}", port.name)),
+                r#type: port.r#type.clone().map(without_sizes),
+                ..Default::default()
+            };
+            of.iter().map(one).collect()
+        };
+        let (inputs, outputs) = (ports(&body.input), ports(&body.output));
+        let names = |ports: &[ValueInfoProto]| -> Vec<String> {
+            ports.iter().map(|port| port.name.clone()).collect()
+        };
+        let mut over_time = vec![graph("body", body), int("num_scan_inputs", n_sequences)];
+        over_time.extend(directions.map(|directions| ints("scan_input_directions", &directions)));
+        let mut inner = node("Scan", &[], over_time);
+        (inner.input, inner.output) = (names(&inputs), names(&outputs));
+        let of_one = GraphProto {
+            name: format!("{base}_of_one"),
+            node: vec![inner],
+            input: inputs,
+            output: outputs,
+            ..Default::default()
+        };
+        let n = read.len() as i64;
+        let over_batch = vec![graph("body", of_one), int("num_scan_inputs", n)];
+        let mut outer = node("Scan", &[], over_batch);
+        outer.input = read;
+        self.node = heir(&old, outer);
+        Ok(true)
+    }
+
     fn sampling(&mut self) -> Change {
         for attribute in self.node.attribute.iter_mut().filter(|a| a.name == "mode") {
             let named = match attribute.s.as_deref() {
@@ -274,4 +326,22 @@ impl Made<'_, '_> {
         }
         Ok(true)
     }
+}
+
+/// An attribute that is a graph.
+fn graph(name: &str, body: GraphProto) -> AttributeProto {
+    AttributeProto {
+        name: name.to_string(),
+        r#type: attribute_type::GRAPH,
+        g: Some(body),
+        ..Default::default()
+    }
+}
+
+/// The type without its sizes.
+fn without_sizes(mut of: TypeProto) -> TypeProto {
+    if let Some(tensor) = &mut of.tensor_type {
+        tensor.shape = None;
+    }
+    of
 }

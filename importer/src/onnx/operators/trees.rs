@@ -1,0 +1,617 @@
+//! Ensembles of decision trees as products of matrices: all conditions are computed, and a leaf is reached if as many
+//! of those on its way hold, and as many do not, as the way asks for (Nakandala et al., "A Tensor Compiler for Unified
+//! Machine Learning Prediction Serving", arXiv 2010.04804, the strategy GEMM). Gradients are zero almost everywhere.
+
+use super::contraction::contract;
+use super::{Rules, Values, single};
+use crate::onnx::node::{NodeCx, Refusal};
+use crate::onnx::value::Value;
+use graph::{Attr, Binary, ContainerId, DType, Expr, SymExpr, Tensor};
+use ops::attrs;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub static RULES: Rules = &[
+    ("ai.onnx.ml.TreeEnsemble", ensemble),
+    ("ai.onnx.ml.TreeEnsembleClassifier", classifier),
+    ("ai.onnx.ml.TreeEnsembleRegressor", regressor),
+];
+
+/// Conditions times leaves, at most.
+const MOST_ELEMENTS: usize = 1 << 22;
+/// Conditions on the way to a leaf, at most.
+const MOST_DEPTH: usize = 1 << 10;
+/// Members of a set that a condition asks for, at most.
+const MOST_MEMBERS: usize = 1 << 6;
+
+/// What a condition asks of a feature.
+#[derive(Clone, Debug, PartialEq)]
+enum Asks {
+    Compares(Binary, f64),
+    IsOneOf(Vec<f64>),
+}
+
+/// A node with two ways on.
+struct Condition {
+    feature: i64,
+    asks: Asks,
+    /// Whether it holds for features that are no numbers.
+    holds_if_missing: bool,
+    /// The ways where it holds and where not.
+    ways: [Way; 2],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Condition(usize),
+    Leaf(usize),
+}
+
+/// Trees of one node.
+#[derive(Default)]
+struct Trees {
+    conditions: Vec<Condition>,
+    /// Targets with weights, for each leaf.
+    leaves: Vec<Vec<(usize, f64)>>,
+    roots: Vec<Way>,
+}
+
+/// How the numbers of the trees become one.
+#[derive(Clone, Copy, PartialEq)]
+enum Aggregate {
+    Average,
+    Sum,
+    Min,
+    Max,
+}
+
+/// The conditions on the way to each leaf that is reached, with whether they hold.
+type Ways = BTreeMap<usize, Vec<(usize, bool)>>;
+
+impl Trees {
+    fn ways(&self) -> Result<Ways, Refusal> {
+        let mut ways = Ways::new();
+        for root in &self.roots {
+            let mut open = vec![(*root, Vec::new())];
+            while let Some((at, way)) = open.pop() {
+                match at {
+                    Way::Leaf(leaf) if leaf < self.leaves.len() => {
+                        // Every leaf has one way, so this ends also where nodes are joined in circles.
+                        if ways.insert(leaf, way).is_some() {
+                            return Err("two ways of its trees lead to one leaf".into());
+                        }
+                    }
+                    Way::Condition(n) if n < self.conditions.len() && way.len() < MOST_DEPTH => {
+                        for (next, holds) in self.conditions[n].ways.iter().zip([true, false]) {
+                            open.push((*next, [way.clone(), vec![(n, holds)]].concat()));
+                        }
+                    }
+                    _ => return Err("its trees lead to nodes that are not there".into()),
+                }
+                if open.len() + ways.len() > MOST_ELEMENTS / 64 {
+                    return Err("its trees have too many leaves".into());
+                }
+            }
+        }
+        Ok(ways)
+    }
+
+    /// `[rows, targets]`: what the trees make of rows of features.
+    fn applied(
+        &self,
+        cx: &mut NodeCx,
+        x: ContainerId,
+        (targets, aggregate): (usize, Aggregate),
+    ) -> Result<ContainerId, Refusal> {
+        let ways = self.ways()?;
+        let [rows, n_features] = cx
+            .shape(x)
+            .try_into()
+            .map_err(|_| "its input must have 2 dimensions")?;
+        let n_features: Option<i64> = SymExpr::as_const(&n_features);
+        let n_features = n_features.ok_or("its number of features is dynamic")?;
+        if self
+            .conditions
+            .iter()
+            .any(|c| !(0..n_features).contains(&c.feature))
+        {
+            return Err(Refusal(format!(
+                "its trees ask for features that its {n_features} are not"
+            )));
+        }
+        let (n_conditions, n_leaves) = (self.conditions.len(), ways.len());
+        if n_conditions.saturating_mul(n_leaves) > MOST_ELEMENTS
+            || targets.saturating_mul(n_leaves) > MOST_ELEMENTS
+        {
+            return Err("its trees have too many leaves".into());
+        }
+        let dtype = cx.dtype(x);
+        let reached = match n_conditions {
+            0 => cx.filled(vec![rows, n_leaves.into()], dtype, 1.0)?,
+            _ => {
+                let hold = self.hold(cx, x)?;
+                self.reached(cx, hold, &ways)?
+            }
+        };
+        let mut weights = vec![0.0; n_leaves * targets];
+        let mut is_given = weights.clone();
+        for (row, leaf) in ways.keys().enumerate() {
+            for (target, weight) in &self.leaves[*leaf] {
+                let at = row * targets + target;
+                weights[at] += weight;
+                is_given[at] = 1.0;
+            }
+        }
+        let shape = [n_leaves, targets];
+        let weights = cx.constant(Tensor::from_f64(dtype, &shape, weights));
+        if matches!(aggregate, Aggregate::Sum | Aggregate::Average) {
+            let y = contract(cx, "rl,lt->rt".to_string(), &[reached, weights])?;
+            let share = match aggregate {
+                Aggregate::Average => 1.0 / self.roots.len().max(1) as f64,
+                _ => 1.0,
+            };
+            return match share == 1.0 {
+                true => Ok(y),
+                false => cx.elementwise(Expr::In(0).mul(Expr::float(share)), &[y]),
+            };
+        }
+        let (kind, neutral) = match aggregate {
+            Aggregate::Min => ("min", f64::from(f32::MAX)),
+            _ => ("max", f64::from(f32::MIN)),
+        };
+        let is_given = cx.constant(Tensor::from_f64(dtype, &shape, is_given));
+        let mut column = cx.shape(reached);
+        column.push(1.into());
+        let reached = cx.reshape(reached, column)?;
+        let counts = Expr::In(0).mul(Expr::In(2)).gt(Expr::float(0.5));
+        let each = Expr::select(counts, Expr::In(1), Expr::float(neutral)).cast(dtype);
+        let each = cx.elementwise(each, &[reached, weights, is_given])?;
+        cx.reduce(each, kind, &[1], false)
+    }
+
+    /// `[rows, conditions]`: 1 where a condition holds, else 0.
+    fn hold(&self, cx: &mut NodeCx, x: ContainerId) -> Result<ContainerId, Refusal> {
+        let n = self.conditions.len();
+        let dtype = cx.dtype(x);
+        let features = self.conditions.iter().map(|c| c.feature).collect();
+        let features = cx.constant(Tensor::from_i64(DType::I64, &[n], features));
+        let features = cx.along("gather", &[x, features], 1)?;
+        let mut inputs = vec![features];
+        let mut row = |cx: &mut NodeCx, of: &dyn Fn(&Condition) -> f64| {
+            let values = self.conditions.iter().map(of).collect();
+            inputs.push(cx.constant(Tensor::from_f64(dtype, &[n], values)));
+            Expr::In(inputs.len() - 1)
+        };
+        let is_one = |flag: Expr| flag.gt(Expr::float(0.5));
+        let kinds = [
+            Binary::Le,
+            Binary::Lt,
+            Binary::Ge,
+            Binary::Gt,
+            Binary::Eq,
+            Binary::Ne,
+        ];
+        let compares =
+            |c: &Condition, kind: Binary| matches!(c.asks, Asks::Compares(own, _) if own == kind);
+        let limit = row(cx, &|c| match c.asks {
+            Asks::Compares(_, limit) => limit,
+            Asks::IsOneOf(_) => 0.0,
+        });
+        let mut holds: Option<Expr> = None;
+        for kind in kinds {
+            let n_of_kind = self.conditions.iter().filter(|c| compares(c, kind)).count();
+            if n_of_kind == 0 {
+                continue;
+            }
+            let mut own = Expr::binary(kind, Expr::In(0), limit.clone());
+            if n_of_kind < n {
+                let is_of_kind = row(cx, &|c| f64::from(u8::from(compares(c, kind))));
+                own = own.and(is_one(is_of_kind));
+            }
+            holds = Some(holds.map_or(own.clone(), |others| others.or(own)));
+        }
+        let members = |c: &Condition, at: usize| match &c.asks {
+            Asks::IsOneOf(members) => members.get(at).copied().unwrap_or(f64::NAN),
+            Asks::Compares(..) => f64::NAN,
+        };
+        let most = self.conditions.iter().map(|c| match &c.asks {
+            Asks::IsOneOf(members) => members.len(),
+            Asks::Compares(..) => 0,
+        });
+        for at in 0..most.max().unwrap_or(0) {
+            let member = row(cx, &|c| members(c, at));
+            let own = Expr::In(0).eq_(member);
+            holds = Some(holds.map_or(own.clone(), |others| others.or(own)));
+        }
+        let mut holds = holds.ok_or("its conditions ask for members of empty sets")?;
+        if self.conditions.iter().any(|c| c.holds_if_missing) {
+            let holds_if_missing = row(cx, &|c| f64::from(u8::from(c.holds_if_missing)));
+            holds = holds.or(Expr::In(0).is_nan().and(is_one(holds_if_missing)));
+        }
+        cx.elementwise(holds.cast(dtype), &inputs)
+    }
+
+    /// `[rows, leaves]`: 1 where a leaf is reached, else 0.
+    fn reached(
+        &self,
+        cx: &mut NodeCx,
+        hold: ContainerId,
+        ways: &Ways,
+    ) -> Result<ContainerId, Refusal> {
+        let (n, n_leaves, dtype) = (self.conditions.len(), ways.len(), cx.dtype(hold));
+        let mut signs = vec![0.0; n * n_leaves];
+        let mut asked = vec![0.0; n_leaves];
+        for (column, way) in ways.values().enumerate() {
+            for (condition, holds) in way {
+                signs[condition * n_leaves + column] = if *holds { 1.0 } else { -1.0 };
+                asked[column] += f64::from(u8::from(*holds));
+            }
+        }
+        let signs = cx.constant(Tensor::from_f64(dtype, &[n, n_leaves], signs));
+        let asked = cx.constant(Tensor::from_f64(dtype, &[n_leaves], asked));
+        let found = contract(cx, "rc,cl->rl".to_string(), &[hold, signs])?;
+        let is_reached = Expr::In(0).eq_(Expr::In(1)).cast(dtype);
+        cx.elementwise(is_reached, &[found, asked])
+    }
+}
+
+/// Features as floats.
+fn features(cx: &mut NodeCx) -> Result<ContainerId, Refusal> {
+    let x = cx.input(0)?;
+    match cx.dtype(x) {
+        DType::F32 | DType::F64 => Ok(x),
+        _ => cx.cast(x, DType::F32),
+    }
+}
+
+fn is_truth(values: Option<&Vec<i64>>, n: usize) -> bool {
+    values
+        .and_then(|values| values.get(n))
+        .is_some_and(|n| *n != 0)
+}
+
+/// Since version 5 of the domain: leaves of one target each, conditions and leaves numbered apart.
+fn ensemble(cx: &mut NodeCx) -> Values {
+    let missing = |name: &str| Refusal(format!("its attribute `{name}` is missing"));
+    let list = |cx: &NodeCx, name: &str| cx.ints(name)?.ok_or_else(|| missing(name));
+    let numbers = |cx: &NodeCx, name: &str| -> Result<Vec<f64>, Refusal> {
+        Ok(cx.tensor(name)?.ok_or_else(|| missing(name))?.to_f64())
+    };
+    cx.tensor("nodes_hitrates")?;
+    if cx.int("post_transform", 0)? != 0 {
+        return Err("its attribute `post_transform` is not supported".into());
+    }
+    let aggregate = match cx.int("aggregate_function", 1)? {
+        0 => Aggregate::Average,
+        1 => Aggregate::Sum,
+        2 => Aggregate::Min,
+        3 => Aggregate::Max,
+        other => {
+            return Err(Refusal(format!(
+                "its attribute `aggregate_function` is {other}"
+            )));
+        }
+    };
+    let (modes, splits) = (numbers(cx, "nodes_modes")?, numbers(cx, "nodes_splits")?);
+    let of_nodes = [
+        "nodes_featureids",
+        "nodes_truenodeids",
+        "nodes_trueleafs",
+        "nodes_falsenodeids",
+        "nodes_falseleafs",
+    ];
+    let mut of_nodes = of_nodes.into_iter().map(|name| list(cx, name));
+    let mut next = || of_nodes.next().unwrap_or_else(|| Err(missing("nodes")));
+    let (feature, if_true, true_leaf, if_false, false_leaf) =
+        (next()?, next()?, next()?, next()?, next()?);
+    let tracks = cx.ints("nodes_missing_value_tracks_true")?;
+    let n = modes.len();
+    let lengths = [&feature, &if_true, &true_leaf, &if_false, &false_leaf].map(Vec::len);
+    if splits.len() != n || lengths != [n; 5] {
+        return Err("its nodes differ in number".into());
+    }
+    let members = cx
+        .tensor("membership_values")?
+        .map(|t| t.to_f64())
+        .unwrap_or_default();
+    let mut members = members.split(|member| member.is_nan());
+    let way = |at: i64, is_leaf: i64| {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        if is_leaf != 0 {
+            Way::Leaf(at)
+        } else {
+            Way::Condition(at)
+        }
+    };
+    let mut trees = Trees::default();
+    for at in 0..n {
+        trees.conditions.push(Condition {
+            feature: feature[at],
+            asks: match modes[at] as i64 {
+                6 => Asks::IsOneOf(few(members.next().ok_or("a set of members is missing")?)?),
+                mode => Asks::Compares(comparison(mode)?, splits[at]),
+            },
+            holds_if_missing: is_truth(tracks.as_ref(), at),
+            ways: [
+                way(if_true[at], true_leaf[at]),
+                way(if_false[at], false_leaf[at]),
+            ],
+        });
+    }
+    let targets = cx.int("n_targets", 0)?;
+    let targets = usize::try_from(targets)
+        .ok()
+        .filter(|n| (1..=MOST_ELEMENTS).contains(n));
+    let targets = targets.ok_or("its attribute `n_targets` is missing")?;
+    for (target, weight) in list(cx, "leaf_targetids")?
+        .iter()
+        .zip(numbers(cx, "leaf_weights")?)
+    {
+        trees.leaves.push(vec![(within(*target, targets)?, weight)]);
+    }
+    for root in list(cx, "tree_roots")? {
+        // A tree of one leaf is written as a node whose ways are both that leaf.
+        let root = way(root, 0);
+        trees.roots.push(match root {
+            Way::Condition(at)
+                if at < n && trees.conditions[at].ways[0] == trees.conditions[at].ways[1] =>
+            {
+                trees.conditions[at].ways[0]
+            }
+            _ => root,
+        });
+    }
+    let x = features(cx)?;
+    single(trees.applied(cx, x, (targets, aggregate))?)
+}
+
+fn few(members: &[f64]) -> Result<Vec<f64>, Refusal> {
+    match members.len() {
+        0..=MOST_MEMBERS => Ok(members.to_vec()),
+        n => Err(Refusal(format!("a set of {n} members is not supported"))),
+    }
+}
+
+fn within(target: i64, targets: usize) -> Result<usize, Refusal> {
+    let at = usize::try_from(target).ok().filter(|at| *at < targets);
+    at.ok_or_else(|| Refusal(format!("target {target} is not one of {targets}")))
+}
+
+fn comparison(mode: i64) -> Result<Binary, Refusal> {
+    Ok(match mode {
+        0 => Binary::Le,
+        1 => Binary::Lt,
+        2 => Binary::Ge,
+        3 => Binary::Gt,
+        4 => Binary::Eq,
+        5 => Binary::Ne,
+        other => return Err(Refusal(format!("nodes of mode {other} are not supported"))),
+    })
+}
+
+/// Names of comparisons in older versions, in the order of their numbers in newer ones.
+const MODES: [&str; 6] = [
+    "BRANCH_LEQ",
+    "BRANCH_LT",
+    "BRANCH_GTE",
+    "BRANCH_GT",
+    "BRANCH_EQ",
+    "BRANCH_NEQ",
+];
+
+/// A list of texts.
+fn texts(cx: &NodeCx, name: &str) -> Vec<String> {
+    cx.has(name);
+    let found = cx.node.attribute.iter().find(|a| a.name == name);
+    let texts = found.iter().flat_map(|a| &a.strings);
+    texts
+        .map(|text| String::from_utf8_lossy(text).into_owned())
+        .collect()
+}
+
+/// Numbers from an attribute of floats or from a tensor.
+fn floats(cx: &NodeCx, name: &str) -> Result<Vec<f64>, Refusal> {
+    let tensor = cx.tensor(&format!("{name}_as_tensor"))?;
+    let given = cx.floats(name).filter(|values| !values.is_empty());
+    Ok(tensor.map(|t| t.to_f64()).or(given).unwrap_or_default())
+}
+
+/// Before version 5: nodes numbered within their tree, leaves among them, and targets of leaves in lists of their own.
+fn regressor(cx: &mut NodeCx) -> Values {
+    let aggregate = match cx.text("aggregate_function", "SUM")?.as_str() {
+        "AVERAGE" => Aggregate::Average,
+        "SUM" => Aggregate::Sum,
+        "MIN" => Aggregate::Min,
+        "MAX" => Aggregate::Max,
+        other => {
+            return Err(Refusal(format!(
+                "its attribute `aggregate_function` is `{other}`"
+            )));
+        }
+    };
+    let targets = cx.int("n_targets", 1)?;
+    let targets = usize::try_from(targets)
+        .ok()
+        .filter(|n| (1..=MOST_ELEMENTS).contains(n));
+    let targets = targets.ok_or("its attribute `n_targets` is not a number of targets")?;
+    let trees = numbered(cx, "target", targets)?;
+    let x = features(cx)?;
+    let mut y = trees.applied(cx, x, (targets, aggregate))?;
+    let base = floats(cx, "base_values")?;
+    if base.iter().any(|value| *value != 0.0) {
+        if base.len() != targets {
+            return Err("its base values are not as many as its targets".into());
+        }
+        let dtype = cx.dtype(y);
+        let base = cx.constant(Tensor::from_f64(dtype, &[targets], base));
+        y = cx.elementwise(Expr::In(0).add(Expr::In(1)), &[y, base])?;
+    }
+    let transform = cx.text("post_transform", "NONE")?;
+    let y = transformed(cx, y, &transform)?;
+    single(cx.cast(y, DType::F32)?)
+}
+
+/// Sums for classes, and the class of the largest. Trees for one of two classes give a single number: the class is
+/// there if it is above a half, or above zero if weights are negative too.
+fn classifier(cx: &mut NodeCx) -> Values {
+    if cx
+        .ints("classlabels_int64s")?
+        .is_none_or(|labels| labels.is_empty())
+    {
+        return Err("classes whose names are texts are not supported".into());
+    }
+    let labels = cx.ints("classlabels_int64s")?.unwrap_or_default();
+    let trees = numbered(cx, "class", labels.len())?;
+    let given = || trees.leaves.iter().flatten();
+    let ids: BTreeSet<usize> = given().map(|(class, _)| *class).collect();
+    let base = floats(cx, "base_values")?;
+    let transform = cx.text("post_transform", "NONE")?;
+    let x = features(cx)?;
+    let sums = trees.applied(cx, x, (labels.len(), Aggregate::Sum))?;
+    let sums = cx.cast(sums, DType::F32)?;
+    let n = labels.len();
+    let names = cx.constant(Tensor::from_i64(DType::I64, &[n], labels));
+    let (class, scores) = match (n, ids.first()) {
+        (2, Some(id)) if ids.len() == 1 && base.len() <= 1 => {
+            let base = Expr::float(base.first().copied().unwrap_or(0.0));
+            let score = cx.part(sums, 1, (*id).into(), (id + 1).into())?;
+            let score = cx.elementwise(Expr::In(0).add(base), &[score])?;
+            let is_positive = given().all(|(_, weight)| *weight >= 0.0);
+            let (limit, other) = match (is_positive, transform.as_str()) {
+                (true, "NONE" | "LOGISTIC") => (0.5, Expr::float(1.0).sub(Expr::In(0))),
+                (false, "NONE") => (0.0, Expr::In(0).neg()),
+                (false, "LOGISTIC") => (0.0, Expr::In(0).neg().sigmoid()),
+                (_, other) => {
+                    return Err(Refusal(format!(
+                        "its attribute `post_transform` is `{other}`"
+                    )));
+                }
+            };
+            let is_logistic = !is_positive && transform == "LOGISTIC";
+            let own = if is_logistic {
+                Expr::In(0).sigmoid()
+            } else {
+                Expr::In(0)
+            };
+            let both = [
+                cx.elementwise(other, &[score])?,
+                cx.elementwise(own, &[score])?,
+            ];
+            let is_there = Expr::In(0).gt(Expr::float(limit)).cast(DType::I64);
+            let class = cx.elementwise(is_there, &[score])?;
+            let rows = cx.shape(class)[0].clone();
+            (
+                cx.reshape(class, vec![rows])?,
+                cx.along("concat", &both, 1)?,
+            )
+        }
+        (3.., _) if base.is_empty() || base.len() == n => {
+            let mut scores = sums;
+            if !base.is_empty() {
+                let base = cx.constant(Tensor::from_f64(DType::F32, &[n], base));
+                scores = cx.elementwise(Expr::In(0).add(Expr::In(1)), &[sums, base])?;
+            }
+            let list = attrs([
+                ("kind", Attr::Str("argmax".to_string())),
+                ("axis", Attr::Int(1)),
+                ("keep", Attr::Bool(false)),
+            ]);
+            let class = cx.op1("arg_reduce", &[scores], list)?;
+            (class, transformed(cx, scores, &transform)?)
+        }
+        _ => {
+            return Err(Refusal(format!(
+                "trees for {} of {n} classes are not supported",
+                ids.len()
+            )));
+        }
+    };
+    let label = cx.along("gather", &[names, class], 0)?;
+    Ok([label, scores].map(Value::Data).to_vec())
+}
+
+fn transformed(cx: &mut NodeCx, y: ContainerId, transform: &str) -> Result<ContainerId, Refusal> {
+    match transform {
+        "NONE" => Ok(y),
+        "LOGISTIC" => cx.elementwise(Expr::In(0).sigmoid(), &[y]),
+        "SOFTMAX" => cx.op1("softmax", &[y], attrs([("axis", Attr::Int(1))])),
+        other => Err(Refusal(format!(
+            "its attribute `post_transform` is `{other}`"
+        ))),
+    }
+}
+
+/// Trees whose nodes have numbers within a tree; `kind` names the lists of what leaves give.
+fn numbered(cx: &NodeCx, kind: &str, targets: usize) -> Result<Trees, Refusal> {
+    let list = |name: &str| cx.ints(name).map(Option::unwrap_or_default);
+    let of_leaf = |what: &str| format!("{kind}_{what}");
+    for ignored in ["nodes_hitrates", "nodes_hitrates_as_tensor"] {
+        cx.has(ignored);
+    }
+    let (tree, number) = (list("nodes_treeids")?, list("nodes_nodeids")?);
+    let feature = list("nodes_featureids")?;
+    let (if_true, if_false) = (list("nodes_truenodeids")?, list("nodes_falsenodeids")?);
+    let (modes, values) = (texts(cx, "nodes_modes"), floats(cx, "nodes_values")?);
+    let tracks = cx.ints("nodes_missing_value_tracks_true")?;
+    let n = tree.len();
+    let lengths = [
+        number.len(),
+        feature.len(),
+        if_true.len(),
+        if_false.len(),
+        modes.len(),
+        values.len(),
+    ];
+    if lengths != [n; 6] {
+        return Err("its nodes differ in number".into());
+    }
+    let mut trees = Trees::default();
+    let mut places: BTreeMap<(i64, i64), Way> = BTreeMap::new();
+    let mut known = BTreeSet::new();
+    let (mut n_conditions, mut n_leaves) = (0, 0);
+    for at in 0..n {
+        let count = if modes[at] == "LEAF" {
+            &mut n_leaves
+        } else {
+            &mut n_conditions
+        };
+        let way = if modes[at] == "LEAF" {
+            Way::Leaf(*count)
+        } else {
+            Way::Condition(*count)
+        };
+        *count += 1;
+        // The first node of a tree is its root.
+        if known.insert(tree[at]) {
+            trees.roots.push(way);
+        }
+        places.insert((tree[at], number[at]), way);
+    }
+    let way = |tree: i64, node: i64| {
+        let found = places.get(&(tree, node)).copied();
+        found.ok_or_else(|| Refusal(format!("node {node} of tree {tree} is not there")))
+    };
+    trees.leaves = vec![Vec::new(); n_leaves];
+    for at in (0..n).filter(|at| modes[*at] != "LEAF") {
+        let mode = MODES.iter().position(|mode| *mode == modes[at]);
+        let mode = mode
+            .ok_or_else(|| Refusal(format!("nodes of mode `{}` are not supported", modes[at])))?;
+        trees.conditions.push(Condition {
+            feature: feature[at],
+            asks: Asks::Compares(comparison(mode as i64)?, values[at]),
+            holds_if_missing: is_truth(tracks.as_ref(), at),
+            ways: [way(tree[at], if_true[at])?, way(tree[at], if_false[at])?],
+        });
+    }
+    let (of_tree, of_node) = (list(&of_leaf("treeids"))?, list(&of_leaf("nodeids"))?);
+    let (target, weight) = (list(&of_leaf("ids"))?, floats(cx, &of_leaf("weights"))?);
+    if [of_node.len(), target.len(), weight.len()] != [of_tree.len(); 3] {
+        return Err("what its leaves give differs in number".into());
+    }
+    for at in 0..of_tree.len() {
+        match way(of_tree[at], of_node[at])? {
+            Way::Leaf(leaf) => trees.leaves[leaf].push((within(target[at], targets)?, weight[at])),
+            Way::Condition(_) => return Err("a node that is no leaf gives a number".into()),
+        }
+    }
+    Ok(trees)
+}

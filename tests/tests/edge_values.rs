@@ -1,0 +1,154 @@
+//! Infinities, ties, overflow, empty dimensions, negative axes: what ONNX Runtime makes of them, files evaluated here
+//! and compiled kernels do too. The cases are those of `importer/tests/data/edges.py`; `importer/tests/operators.rs`
+//! interprets them.
+
+use bytes::Bytes;
+use onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto, TensorProto};
+use prost::Message;
+use std::collections::BTreeMap;
+use tests::onnx_coverage::{Case, compiled, evaluated};
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Stored {
+    #[prost(message, repeated, tag = "1")]
+    case: Vec<StoredCase>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StoredCase {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    model: Bytes,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    input: Vec<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    output: Vec<Bytes>,
+}
+
+fn cases() -> Vec<(String, Case)> {
+    let stored: &[u8] = include_bytes!("../../importer/tests/data/edges.cases");
+    let stored = Stored::decode(stored).expect("well-formed cases");
+    let tensors = |of: &[Bytes]| -> Vec<TensorProto> {
+        let decoded = of.iter().cloned().map(TensorProto::decode);
+        decoded.map(|t| t.expect("a tensor")).collect()
+    };
+    let read = |case: &StoredCase| Case {
+        model: ModelProto::decode(case.model.clone()).expect("a model"),
+        inputs: tensors(&case.input),
+        outputs: tensors(&case.output),
+    };
+    stored
+        .case
+        .iter()
+        .map(|c| (c.name.clone(), read(c)))
+        .collect()
+}
+
+#[test]
+fn evaluated_files_give_what_onnx_runtime_gives() {
+    let mut wrong = Vec::new();
+    for (name, case) in cases() {
+        if let Err(what) = evaluated(&case) {
+            let is_known = NOT_EVALUATED
+                .iter()
+                .any(|op| name.starts_with(&format!("{op}:")));
+            if !is_known {
+                wrong.push(format!("{name}: {what}"));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} cases:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// Operators that files with them keep, but that have no meaning there.
+const NOT_EVALUATED: [&str; 0] = [];
+
+#[test]
+fn kernels_give_what_onnx_runtime_gives() {
+    // Of a model of all cases of one version there is one program to compile.
+    let mut groups: BTreeMap<Vec<(String, i64)>, Vec<(String, Case)>> = BTreeMap::new();
+    for (name, case) in cases() {
+        if case.imported().is_err() {
+            continue;
+        }
+        let sets = case.model.opset_import.iter();
+        let sets = sets.map(|set| (set.domain.clone(), set.version)).collect();
+        groups.entry(sets).or_default().push((name, case));
+    }
+    let mut wrong = Vec::new();
+    for (sets, cases) in &groups {
+        if let Err(what) = compiled(&together(sets, cases)) {
+            // Which ones they are.
+            let each = cases.iter().map(|(name, case)| (name, compiled(case)));
+            let failed = each.filter_map(|(name, done)| Some(format!("{name}: {}", done.err()?)));
+            let failed: Vec<String> = failed.collect();
+            match failed.is_empty() {
+                true => wrong.push(format!("only together: {what}")),
+                false => wrong.extend(failed),
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} cases:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// One model of several, side by side.
+fn together(sets: &[(String, i64)], cases: &[(String, Case)]) -> Case {
+    let mut graph = GraphProto {
+        name: "cases".to_string(),
+        ..Default::default()
+    };
+    let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+    for (n, (_, case)) in cases.iter().enumerate() {
+        let mut own = case.model.graph.clone().expect("a graph");
+        let rename = |name: &mut String| {
+            if !name.is_empty() {
+                *name = format!("case{n}_{name}");
+            }
+        };
+        own.input.iter_mut().for_each(|port| rename(&mut port.name));
+        own.output
+            .iter_mut()
+            .for_each(|port| rename(&mut port.name));
+        own.initializer
+            .iter_mut()
+            .for_each(|tensor| rename(&mut tensor.name));
+        for node in &mut own.node {
+            rename(&mut node.name);
+            node.input
+                .iter_mut()
+                .chain(&mut node.output)
+                .for_each(rename);
+        }
+        graph.input.append(&mut own.input);
+        graph.output.append(&mut own.output);
+        graph.initializer.append(&mut own.initializer);
+        graph.node.append(&mut own.node);
+        inputs.extend(case.inputs.iter().cloned());
+        outputs.extend(case.outputs.iter().cloned());
+    }
+    let opset_import = sets.iter().map(|(domain, version)| OperatorSetIdProto {
+        domain: domain.clone(),
+        version: *version,
+    });
+    Case {
+        model: ModelProto {
+            ir_version: Some(10),
+            opset_import: opset_import.collect(),
+            graph: Some(graph),
+            ..Default::default()
+        },
+        inputs,
+        outputs,
+    }
+}
