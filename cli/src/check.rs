@@ -6,7 +6,7 @@ use crate::sizes;
 use crate::style::Style;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use onnx::check::{OPSETS, Problem, Severity, errors, problems};
+use onnx::check::{Problem, Severity, errors, problems};
 use onnx::edit;
 use onnx::file::Model;
 use onnx::verify::{self, Checker, Evidence, VerifyError};
@@ -126,7 +126,7 @@ fn looked_at(path: &Path) -> Result<(Model, Vec<Problem>)> {
             let mut problems = problems(&raised);
             let message = format!(
                 "it has version {version} of the operators, and is read as one of version {}",
-                OPSETS.start()
+                edit::RAISED_TO
             );
             problems.push(about(Severity::Note, message));
             Ok((raised, problems))

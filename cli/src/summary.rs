@@ -3,7 +3,7 @@
 use crate::style::Style;
 use crate::units::{bytes, count, table};
 use anyhow::Result;
-use onnx::check::OPSETS;
+use onnx::edit;
 use onnx::optimize::{Figures, Summary};
 use serde_json::json;
 use std::fmt::Write;
@@ -65,7 +65,7 @@ pub fn text(path: &Path, out: &Path, summary: &Summary) -> String {
         line(format!(
             "version {version} of the operators is older than what Shorthaul knows: the file was brought to \
              version {} first",
-            OPSETS.start()
+            edit::RAISED_TO
         ));
     }
     if summary.was_sorted {

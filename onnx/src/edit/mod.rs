@@ -11,7 +11,7 @@ mod strip;
 mod unroll;
 
 pub use extract::{ExtractError, extract};
-pub use raise::{RaiseError, in_known_version, raise, version};
+pub use raise::{RAISED_TO, RaiseError, in_known_version, raise, version};
 pub use sizes::{described, with_sizes};
 pub use strip::strip;
 pub use unroll::unrolled;

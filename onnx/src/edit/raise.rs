@@ -104,17 +104,21 @@ pub fn version(model: &ModelProto) -> i64 {
     found.map_or(1, |set| set.version)
 }
 
-/// A file of a version that is too old to be known here, in the oldest one that is known; `None` if that is not
-/// needed, or if the file is not well formed in any version.
+/// The version that files become whose own is too old to be known here: the first with constants of integers, which
+/// sizes are.
+pub const RAISED_TO: i64 = 9;
+
+/// A file of a version that is too old to be known here, in a known one; `None` if that is not needed, or if the file
+/// is not well formed in any version.
 ///
 /// # Errors
 /// See [`RaiseError`].
 pub fn in_known_version(model: &Model) -> Result<Option<Model>, RaiseError> {
-    let first = *OPSETS.start();
-    if version(&model.proto) >= first || !errors_of_any_version(model).is_empty() {
+    let is_known = version(&model.proto) >= *OPSETS.start();
+    if is_known || !errors_of_any_version(model).is_empty() {
         return Ok(None);
     }
-    let raised = raise(&model.proto, &model.folder, first)?;
+    let raised = raise(&model.proto, &model.folder, RAISED_TO)?;
     Ok(Some(model.with(raised)))
 }
 

@@ -112,7 +112,7 @@ pub const ROWS: &[Operator] = &[
     }),
     Operator::new("ThresholdedRelu", same, |c| {
         let a = c.real("alpha", 1.0);
-        reals!(c, T, x => if x <= a as T { 0.0 } else { x })
+        reals!(c, T, x => if x > a as T { x } else { 0.0 })
     }),
     Operator::new("Elu", same, |c| {
         let a = c.real("alpha", 1.0);

@@ -253,6 +253,11 @@ fn pad(cx: &mut NodeCx) -> Values {
         return single(x);
     }
     let value = cx.scalar(2)?.unwrap_or(0.0);
+    let whole = cx.known(2).ok();
+    let whole = whole.and_then(|ints| ints.elements.first()?.as_const());
+    if whole.is_some_and(|whole| whole != value as i64) {
+        return Err("it pads with an integer of more than 53 bits".into());
+    }
     let list = attrs([
         ("low", Attr::Sizes(low)),
         ("high", Attr::Sizes(high)),
