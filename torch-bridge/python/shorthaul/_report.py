@@ -51,8 +51,8 @@ class Report:
       ``program`` (the position of its program in the step). If a table of measured times chose what
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
       which are copied. If a CPU multiplies pairs of bf16 numbers, and this kernel does so in single
-      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts, and
-      ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
+      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts,
+      and ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
       (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``).
     - ``roofline_us``: the least time of the whole step on the machine.
     - ``containers``: the arrays that kernels read and write, each with ``program``, ``name``,
