@@ -67,8 +67,8 @@ class Report:
     - ``undone``: rewrites that were decided and that the code generators could not carry out, each
       with ``rewrite``, ``origin``, ``reason``, ``bytes`` (moved after all) and ``sentence``. In
       ``decisions`` they are not applied.
-    - ``one_thread``, if a program is so small that it runs on one thread: ``program``,
-      ``n_threads`` (PyTorch's), and the predicted microseconds that threads would save
+    - ``one_thread``: the programs that are so small that they run on one thread, each with
+      ``program``, ``n_threads`` (PyTorch's), and the predicted microseconds that threads would save
       (``saved_us``) and wait for each other (``waited_us``).
     - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and, on a CPU, predicted
