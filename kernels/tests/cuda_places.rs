@@ -9,7 +9,7 @@ use kernels::cuda::lower::lower;
 use kernels::cuda::machine::{Addresses, Machine};
 use kernels::cuda::passes::{Pass, constants, passes};
 use kernels::cuda::{CudaError, LaunchOp, ParamType};
-use kernels::progress::Silent;
+use kernels::progress::{Progress, Silent, UnitReady};
 use kernels::run::BufferRef;
 
 const ROWS: usize = 6;
@@ -173,4 +173,24 @@ fn a_place_that_nothing_was_written_to_is_found() {
         };
         assert!(faults.iter().all(is_it), "{faults:?}");
     }
+}
+
+/// A listener who wants to stop.
+struct Impatient;
+
+impl Progress for Impatient {
+    fn is_interrupted(&mut self) -> bool {
+        true
+    }
+
+    fn unit_ready(&mut self, unit: &UnitReady<'_>) {
+        panic!("{} of {} files were compiled", unit.done, unit.total);
+    }
+}
+
+#[test]
+fn compilation_stops_when_it_is_interrupted() {
+    let kernels = lower(&step()).unwrap().kernels;
+    let stopped = Emulated::compile(&kernels, vec![], 3, &mut Impatient);
+    assert!(matches!(stopped.err(), Some(EmulateError::Interrupted)));
 }

@@ -45,3 +45,33 @@ def test_parts_of_a_model_that_writes_between_them():
     modules = {decision["module"] for decision in report.data["decisions"]}
     origins = {kernel["origin"] for kernel in report.data["kernels"]}
     assert {"first", "second"} <= modules | {word for o in origins for word in str(o).split()}
+
+
+def test_decisions_that_no_kernel_carries_out_are_undone():
+    # The data gradient of a strided convolution is written in phases, so the ReLU's gradient cannot
+    # be its epilogue.
+    first, second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 32, 1, stride=2)
+    model = nn.Sequential(first, nn.ReLU(), second)
+    report = shorthaul.report(model, torch.randn(4, 16, 32, 32))
+    undone = report.data["undone"]
+    assert [(one["rewrite"], one["reason"]) for one in undone] == [("epilogue", "blocks")]
+    assert undone[0]["sentence"] in str(report)
+    decisions = report.data["decisions"]
+    [row] = [row for row in decisions if "this was undone" in row["sentence"]]
+    assert not row["applied"] and row["bytes"] == undone[0]["bytes"]
+    saved = sum(row["bytes"] for row in decisions if row["applied"])
+    assert saved == report.data["bytes_saved"]
+
+
+def test_a_small_step_says_why_it_runs_on_one_thread():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        small = shorthaul.report(nn.Linear(4, 4), torch.randn(2, 4)).data["one_thread"]
+        large = shorthaul.report(nn.Linear(512, 512), torch.randn(1024, 512)).data["one_thread"]
+    finally:
+        torch.set_num_threads(n_threads)
+    [why] = small
+    assert why["program"] == 0 and why["n_threads"] == 2
+    assert why["saved_us"] <= why["waited_us"]
+    assert large == []

@@ -51,8 +51,8 @@ class Report:
       ``program`` (the position of its program in the step). If a table of measured times chose what
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
       which are copied. If a CPU multiplies pairs of bf16 numbers, and this kernel does so in single
-      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts, and
-      ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
+      precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts,
+      and ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
       (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``).
     - ``roofline_us``: the least time of the whole step on the machine.
     - ``containers``: the arrays that kernels read and write, each with ``program``, ``name``,
@@ -67,8 +67,8 @@ class Report:
     - ``undone``: rewrites that were decided and that the code generators could not carry out, each
       with ``rewrite``, ``origin``, ``reason``, ``bytes`` (moved after all) and ``sentence``. In
       ``decisions`` they are not applied.
-    - ``one_thread``, if a program is so small that it runs on one thread: ``program``,
-      ``n_threads`` (PyTorch's), and the predicted microseconds that threads would save
+    - ``one_thread``: the programs that are so small that they run on one thread, each with
+      ``program``, ``n_threads`` (PyTorch's), and the predicted microseconds that threads would save
       (``saved_us``) and wait for each other (``waited_us``).
     - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and, on a CPU, predicted
