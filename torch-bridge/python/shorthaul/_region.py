@@ -41,7 +41,7 @@ from ._symbolic import Symbolic, capture_symbolic
 
 log = logging.getLogger("shorthaul")
 
-#: How often sizes must come, after the first two, before they get a program of their own.
+#: How often sizes must come, after the first two of a region, before they get a program.
 _FREQUENT = 2
 
 #: Traces with open sizes, each for another range of them, before sizes are traced by themselves.
