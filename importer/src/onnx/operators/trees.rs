@@ -182,14 +182,7 @@ impl Trees {
             Expr::In(inputs.len() - 1)
         };
         let is_one = |flag: Expr| flag.gt(Expr::float(0.5));
-        let kinds = [
-            Binary::Le,
-            Binary::Lt,
-            Binary::Ge,
-            Binary::Gt,
-            Binary::Eq,
-            Binary::Ne,
-        ];
+        let kinds = MODES.map(|(_, kind)| kind);
         let compares =
             |c: &Condition, kind: Binary| matches!(c.asks, Asks::Compares(own, _) if own == kind);
         let limit = row(cx, &|c| match c.asks {
@@ -327,7 +320,10 @@ fn ensemble(cx: &mut NodeCx) -> Values {
         trees.conditions.push(Condition {
             feature: feature[at],
             asks: match modes[at] as i64 {
-                6 => Asks::IsOneOf(few(members.next().ok_or("a set of members is missing")?)?),
+                6 => {
+                    let set = members.next().filter(|set| set.len() <= MOST_MEMBERS);
+                    Asks::IsOneOf(set.ok_or("a set is missing, or very large")?.to_vec())
+                }
                 mode => Asks::Compares(comparison(mode)?, splits[at]),
             },
             holds_if_missing: is_truth(tracks.as_ref(), at),
@@ -364,39 +360,26 @@ fn ensemble(cx: &mut NodeCx) -> Values {
     single(trees.applied(cx, x, (targets, aggregate))?)
 }
 
-fn few(members: &[f64]) -> Result<Vec<f64>, Refusal> {
-    match members.len() {
-        0..=MOST_MEMBERS => Ok(members.to_vec()),
-        n => Err(Refusal(format!("a set of {n} members is not supported"))),
-    }
-}
-
 fn within(target: i64, targets: usize) -> Result<usize, Refusal> {
     let at = usize::try_from(target).ok().filter(|at| *at < targets);
     at.ok_or_else(|| Refusal(format!("target {target} is not one of {targets}")))
 }
 
-fn comparison(mode: i64) -> Result<Binary, Refusal> {
-    Ok(match mode {
-        0 => Binary::Le,
-        1 => Binary::Lt,
-        2 => Binary::Ge,
-        3 => Binary::Gt,
-        4 => Binary::Eq,
-        5 => Binary::Ne,
-        other => return Err(Refusal(format!("nodes of mode {other} are not supported"))),
-    })
-}
-
-/// Names of comparisons in older versions, in the order of their numbers in newer ones.
-const MODES: [&str; 6] = [
-    "BRANCH_LEQ",
-    "BRANCH_LT",
-    "BRANCH_GTE",
-    "BRANCH_GT",
-    "BRANCH_EQ",
-    "BRANCH_NEQ",
+/// Comparisons by their number in newer versions, with their names in older ones.
+const MODES: [(&str, Binary); 6] = [
+    ("BRANCH_LEQ", Binary::Le),
+    ("BRANCH_LT", Binary::Lt),
+    ("BRANCH_GTE", Binary::Ge),
+    ("BRANCH_GT", Binary::Gt),
+    ("BRANCH_EQ", Binary::Eq),
+    ("BRANCH_NEQ", Binary::Ne),
 ];
+
+fn comparison(mode: i64) -> Result<Binary, Refusal> {
+    let known = usize::try_from(mode).ok().and_then(|n| MODES.get(n));
+    let kind = known.map(|(_, kind)| *kind);
+    kind.ok_or_else(|| Refusal(format!("nodes of mode {mode} are not supported")))
+}
 
 /// A list of texts.
 fn texts(cx: &NodeCx, name: &str) -> Vec<String> {
@@ -592,7 +575,7 @@ fn numbered(cx: &NodeCx, kind: &str, targets: usize) -> Result<Trees, Refusal> {
     };
     trees.leaves = vec![Vec::new(); n_leaves];
     for at in (0..n).filter(|at| modes[*at] != "LEAF") {
-        let mode = MODES.iter().position(|mode| *mode == modes[at]);
+        let mode = MODES.iter().position(|mode| mode.0 == modes[at]);
         let mode = mode
             .ok_or_else(|| Refusal(format!("nodes of mode `{}` are not supported", modes[at])))?;
         trees.conditions.push(Condition {
