@@ -35,6 +35,23 @@ def _check(model, network, rows: int) -> None:
         torch.testing.assert_close(model(x), network(x))
 
 
+def test_a_defect_that_leaves_a_model_to_pytorch_is_said_as_one(monkeypatch):
+    def broken(*_args, **_more):
+        raise InternalError("internal error after pass `fuse`: two writers; please report it")
+
+    monkeypatch.setattr(_region, "compile_program", broken)
+    network = Rows()
+    model = shorthaul.module(network)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in (4, 7, 9):
+            _check(model, network, rows)
+    defects = [str(w.message) for w in said if w.category is shorthaul.InternalErrorWarning]
+    assert defects[0].startswith("Rows: PyTorch runs a part of it")
+    assert all("two writers; please report it" in defect for defect in defects)
+    assert any(w.category is shorthaul.FallbackWarning for w in said)
+
+
 def test_a_defect_in_a_trace_with_open_sizes_is_said_once(monkeypatch):
     compile_program = _region.compile_program
 

@@ -241,6 +241,12 @@ class GraphCompiler:
         """Once for each sentence: PyTorch runs something."""
         self._say_or_refuse(f"PyTorch runs a part of {self.name}: {what}")
 
+    def say_falls_back_after(self, error: Exception) -> None:
+        """Once for each error: PyTorch runs a part that could not be compiled."""
+        if isinstance(error, InternalError):
+            self.say_internal_error(self.name, error, "PyTorch runs a part of it")
+        self.say_falls_back(str(error))
+
     def say_tracer_failed(self, reason: str) -> None:
         """Once: Python runs a function. Where that is an error, one of the model's own is first."""
         what = f"PyTorch's tracer failed: {reason}"
@@ -387,6 +393,9 @@ class _Attempt:
             except (CaptureError, CompileError, InputError) as error:
                 if self.compiler.options.fallback == "error":
                     raise
+                if isinstance(error, InternalError):
+                    instead = "PyTorch runs a part of it"
+                    self.compiler.say_internal_error(self.compiler.name, error, instead)
                 reason = str(error)
                 raise RefusedNodes({node.name: reason for node in plan.nodes}) from error
         self.regions[plan.key] = region

@@ -146,7 +146,7 @@ class Region:
             except (Unsupported, CaptureError, CompileError, InputError) as error:
                 if self.owner.options.fallback == "error":
                     raise
-                self.owner.say_falls_back(str(error))
+                self.owner.say_falls_back_after(error)
                 call = None
             self.calls[key] = call
             return call
@@ -177,7 +177,7 @@ class Region:
                     return None
                 if self.owner.options.fallback == "error":
                     raise
-                self.owner.say_falls_back(str(error))
+                self.owner.say_falls_back_after(error)
                 call = None
             for key in keys:
                 self.calls[key] = call

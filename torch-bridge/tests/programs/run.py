@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import shorthaul
 import torch
 from torch.nn.modules import module as nn_module
 
@@ -62,6 +63,7 @@ def fresh_state() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("error", shorthaul.InternalErrorWarning)
             yield
     finally:
         torch.set_default_dtype(dtype)
