@@ -144,10 +144,10 @@ fn versions_that_are_not_known() {
             "would be lost",
         ],
     );
-    for version in [6, 29] {
-        let part = format!("version {version} of the standard's operators; versions 7 to 28");
-        refuses_model(|model| model.opset_import[0].version = version, &[&part]);
-    }
+    refuses_model(
+        |model| model.opset_import[0].version = 29,
+        &["version 29 of the standard's operators; versions 7 to 28"],
+    );
 }
 
 #[test]

@@ -55,12 +55,12 @@ fn info_says_what_is_in_a_model() {
 #[test]
 fn info_lists_every_unsupported_operator() {
     let text = stdout(&["info", UNSUPPORTED]);
-    for part in ["    Det: first, second\n", NON_ZERO] {
+    for part in ["    RandomNormalLike: first, second\n", NON_ZERO] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }
     let json = stdout(&["info", UNSUPPORTED, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json["unsupported"][0]["operator"], "Det");
+    assert_eq!(json["unsupported"][0]["operator"], "RandomNormalLike");
     assert_eq!(json["unsupported"][0]["nodes"][1], "second");
     assert_eq!(json["operators"]["Add"], 1);
 }

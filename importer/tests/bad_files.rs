@@ -109,8 +109,8 @@ fn all_unsupported_operators_and_problems_are_named_at_once() {
     let text = import_error("problems.onnx");
     let expected = "problems.onnx cannot be imported
   operators that are not supported:
-    Det: d0, d1, d2, d3 and 1 more
     If: choose
+    ImageDecoder: d0, d1, d2, d3 and 1 more
     com.example.Magic: magic
     local.Twice (a function of the model; `shorthaul optimize` inlines it): twice
   initializer `wide`: element type `uint64` is not supported

@@ -78,10 +78,13 @@ fn has_nothing(case: &Case) -> bool {
     all.any(|tensor| tensor.dims.contains(&0))
 }
 
+/// The versions of the operator sets that a model imports, with their domains.
+type Versions = Vec<(String, i64)>;
+
 #[test]
 fn kernels_give_what_onnx_runtime_gives() {
     // Of a model of all cases of one version there is one program to compile.
-    let mut groups: BTreeMap<Vec<(String, i64)>, Vec<(String, Case)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Versions, Vec<(String, Case)>> = BTreeMap::new();
     for (name, case) in cases() {
         if has_nothing(&case) || case.imported().is_err() {
             continue;

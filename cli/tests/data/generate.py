@@ -8,13 +8,13 @@ from onnx import TensorProto, helper, numpy_helper, save
 HERE = Path(__file__).parent
 
 
-def write(name, nodes, parameters, *, sizes=("batch", 4), opset=18):
-    """Writes a model with input `x`, [batch, 4], and output `y` of those sizes."""
-    shapes = {"x": ["batch", 4], "y": sizes}
+def write(name, nodes, parameters, *, more=()):
+    """Writes a model with input `x` and output `y`, [batch, 4], and more outputs."""
+    shapes = {"x": ["batch", 4], "y": ["batch", 4]}
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
     stored = [numpy_helper.from_array(v, k) for k, v in parameters.items()]
-    graph = helper.make_graph(nodes, name, ports[:1], ports[1:], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    graph = helper.make_graph(nodes, name, ports[:1], [*ports[1:], *more], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 8
     model.producer_name = "shorthaul-tests"
     save(model, HERE / f"{name}.onnx")
@@ -47,12 +47,12 @@ def main():
         "unsupported",
         [
             helper.make_node("NonZero", ["x"], ["i"], name="find"),
-            helper.make_node("Det", ["x"], ["d"], name="first"),
-            helper.make_node("Det", ["x"], ["e"], name="second"),
+            helper.make_node("RandomNormalLike", ["x"], ["d"], name="first"),
+            helper.make_node("RandomNormalLike", ["x"], ["e"], name="second"),
             helper.make_node("Add", ["d", "e"], ["y"], name="sum"),
         ],
         {},
-        sizes=[],
+        more=[helper.make_tensor_value_info("i", TensorProto.INT64, [2, "found"])],
     )
 
 

@@ -37,7 +37,7 @@ def write_problems():
     branch = helper.make_graph([node("Identity", ["x"], ["b"])], "branch", [], [port("b")])
     short = numpy_helper.from_array(np.zeros((2, 3), np.float32), "short")
     short.raw_data = short.raw_data[:20]
-    nodes = [node("Det", ["x"], [f"det{n}"], name=f"d{n}") for n in range(5)]
+    nodes = [node("ImageDecoder", ["x"], [f"det{n}"], name=f"d{n}") for n in range(5)]
     nodes += [
         node("If", ["flag"], ["i"], name="choose", then_branch=branch, else_branch=branch),
         node("Magic", ["x"], ["m"], name="magic", domain="com.example"),
