@@ -416,6 +416,7 @@ fn work(tid: usize, slot: &Slot, shared: &Shared) {
     let mut seen = 0;
     loop {
         let released = || slot.epoch.load(Ordering::SeqCst) != seen;
+        // The team has at least the threads up to this one.
         if !spin_until(IDLE_SPIN, tid + 1, released) {
             slot.asleep.store(true, Ordering::SeqCst);
             while !released() {

@@ -4,7 +4,7 @@
 //! load serves one tap of many channels, and element-wise neighbours and channel sums run along
 //! the same direction. So activations that a convolution reads or writes are laid out
 //! channels-last, and so is everything aligned with them through maps; whatever the caller owns
-//! keeps the caller's layout. Weights that are made inside the graph (converted from the caller's, or a
+//! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside the graph (converted from the caller's, or a
 //! gradient before its conversion) have their channels last too: then a term of many channels is
 //! contiguous in both factors. This is the special case of the configuration graph of "Data
 //! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
@@ -165,8 +165,8 @@ fn convolution_arrays(tasklet: &Tasklet) -> Vec<(ContainerId, usize)> {
             Activation::new(x, y, weights),
             Activation::new(y, x, weights),
         ];
-        let first = sides.iter().filter(|s| s.channels_first).count();
-        if first == 0 || !is_activation_pair(&sides[0], &sides[1]) {
+        let is_in_order = sides.iter().all(|s| !s.channels_first);
+        if is_in_order || !is_activation_pair(&sides[0], &sides[1]) {
             continue;
         }
         for (side, other) in [(&sides[0], &sides[1]), (&sides[1], &sides[0])] {
@@ -213,7 +213,7 @@ impl<'a> Activation<'a> {
     fn spatial(&self) -> &'a [Index] {
         match self.channels_first {
             true => &self.array.subset[2..],
-            false => &self.array.subset[1..self.channels.max(1)],
+            false => &self.array.subset[1..self.channels],
         }
     }
 
