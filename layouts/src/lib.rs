@@ -4,8 +4,9 @@
 //! load serves one tap of many channels, and element-wise neighbours and channel sums run along
 //! the same direction. So activations that a convolution reads or writes are laid out
 //! channels-last, and so is everything aligned with them through maps; whatever the caller owns
-//! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside the graph (converted from the caller's, or a
-//! gradient before its conversion) have their channels last too: then a term of many channels is
+//! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside
+//! the graph (converted from the caller's, or a gradient before its conversion) have their channels
+//! last too: then a term of many channels is
 //! contiguous in both factors. This is the special case of the configuration graph of "Data
 //! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
 //! the general problem is not solved here yet. What only matrix products touch is ordered so that
