@@ -57,7 +57,7 @@ pub fn assemble(
             },
             saved_bytes: memory.saved_bytes,
             thread_scratch_bytes: lowered.thread_scratch_bytes,
-            max_threads: Some(lowered.threads),
+            planned_threads: Some(lowered.threads),
             ..ProgramParts::default()
         };
         for id in &memory.constants {

@@ -1,13 +1,12 @@
-//! Lowering to kernels, buffer planning, C and CUDA emission, compilation, running, execution of CUDA text
-//! on the CPU.
+//! Kernels for the CPU: lowering, buffer planning, C emission, compilation, running; and the forms of loops and
+//! contractions that the CUDA back end (`kernels/cuda`) shares.
 
 pub mod assemble;
 mod barrier;
 pub mod cache;
 pub mod compile;
 pub mod contraction;
-pub mod cuda;
-mod emit;
+pub mod emit;
 pub mod features;
 pub mod halves;
 pub mod host_threads;
@@ -22,3 +21,4 @@ pub mod recognize;
 pub mod run;
 pub mod templates;
 pub mod toolchain;
+pub mod update;

@@ -30,15 +30,15 @@ mod sums;
 mod work;
 
 pub use info::KernelInfo;
-pub(crate) use info::operators;
-pub(crate) use members::{members, split_epilogue};
+pub use info::operators;
+pub use members::{members, split_epilogue};
 use members::{product_dims, split_prologues};
 use prologue::Before;
 pub use requested::{BlockingDecision, LoweringOptions};
 pub use split::{Split, SplitReason};
 use split::{Stop, not_emitted, refused, split_reason};
 pub use work::KernelCost;
-pub(crate) use work::operations;
+pub use work::operations;
 use work::work;
 
 /// C text of one file that compiles in a second or two.

@@ -12,7 +12,7 @@ pub const MATH: &str = concat!(
 );
 
 /// The part of [`MATH`] that GPU kernels use too.
-pub(crate) const TRIGONOMETRY: &str = include_str!("prelude/trigonometry.h");
+pub const TRIGONOMETRY: &str = include_str!("prelude/trigonometry.h");
 
 /// `float sh_philox_uniform(sh_u64 key, sh_u64 counter)`; needs [`MATH`] before it.
 pub const PHILOX: &str = include_str!("prelude/philox.h");

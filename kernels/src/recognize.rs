@@ -36,7 +36,7 @@ pub fn recognize(graph: &Graph, node: &Node) -> Option<Recognized> {
 }
 
 /// Why a map that multiplies and sums like a contraction is none for the micro-kernels, if so.
-pub(crate) fn refusal(graph: &Graph, node: &Node) -> Option<NoFastForm> {
+pub fn refusal(graph: &Graph, node: &Node) -> Option<NoFastForm> {
     let (map, tasklet) = map_of_tasklet(node)?;
     let (a, b, out) = factors(tasklet)?;
     let dtypes = [a, b, out].map(|m| graph.container(m.container).dtype);

@@ -17,8 +17,8 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::memory::{ALIGNMENT, AlignedBuffer, Buffer};
 use crate::pool::{Pool, PoolError};
 
-/// A compiled kernel: every thread of a launch calls it once with its own `tid`
-/// in `0..nt` and its own scratch block.
+/// A compiled kernel: a launch calls it once for each `tid` in `0..nt`, where `nt` is the number of threads
+/// that it was planned for, with a scratch block of the calling thread's own.
 pub type KernelFn = unsafe extern "C" fn(
     buffers: *const *mut c_void,
     scratch: *mut c_void,
@@ -59,7 +59,7 @@ pub struct Module {
 
 impl Module {
     /// Loads a library that this room compiled.
-    pub(crate) fn load(path: &Path) -> Result<Module, LoadError> {
+    pub fn load(path: &Path) -> Result<Module, LoadError> {
         // SAFETY: the file is the output of our own compiler run, verified by its
         // checksum; it has no constructors, so loading runs no foreign code.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
@@ -95,7 +95,7 @@ impl Module {
     }
 
     /// The address of `symbol`, valid while this module is loaded.
-    pub(crate) fn symbol(&self, symbol: &str) -> Result<*mut c_void, LoadError> {
+    pub fn symbol(&self, symbol: &str) -> Result<*mut c_void, LoadError> {
         // SAFETY: only the address is taken; whoever calls it knows its signature.
         let found = unsafe { self.library.get::<*mut c_void>(symbol) };
         match found {
@@ -166,7 +166,7 @@ pub enum BufferRef {
     Constant(usize),
 }
 
-/// One kernel called once by every thread, followed by a barrier.
+/// One kernel, called once for each thread that it was planned for, followed by a barrier.
 #[derive(Debug, Clone)]
 pub struct Launch {
     /// The kernel.
@@ -201,8 +201,9 @@ pub struct ProgramParts {
     pub saved_bytes: usize,
     /// Scratch that the most demanding kernel needs per thread, in bytes.
     pub thread_scratch_bytes: usize,
-    /// The most threads that the kernels have room for; `None`: any number.
-    pub max_threads: Option<usize>,
+    /// For how many threads the kernels were planned: partial sums are cut for that number, so results
+    /// do not depend on how many threads run them. `None`: for those that run them.
+    pub planned_threads: Option<usize>,
 }
 
 /// A program that does not fit together.
@@ -255,6 +256,25 @@ pub enum RunError {
     /// The threads could not run it.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+/// The threads that may run a program.
+#[derive(Clone, Copy)]
+pub struct Threads<'a> {
+    /// Where they come from.
+    pub pool: &'a Pool,
+    /// How many of them run the program at most; it never takes more than it was planned for.
+    pub at_most: usize,
+}
+
+impl Threads<'_> {
+    /// All threads of a pool.
+    pub fn of(pool: &Pool) -> Threads<'_> {
+        Threads {
+            pool,
+            at_most: usize::MAX,
+        }
+    }
 }
 
 /// How long one launch took, from barrier to barrier.
@@ -342,9 +362,9 @@ impl Program {
         &self.parts
     }
 
-    /// Runs all launches on the pool's threads, on no more than the kernels were made for. `externals` has one buffer per
-    /// slot; arena and saved block are aligned to 64 bytes and at least as large
-    /// as stated, [`Buffer::none`] where nothing is needed.
+    /// Runs all launches on the pool's threads, on no more than the kernels were planned for. `externals` has
+    /// one buffer per slot; arena and saved block are aligned to 64 bytes and at least as large as stated,
+    /// [`Buffer::none`] where nothing is needed.
     ///
     /// # Errors
     /// If a buffer is missing, too small, misaligned, or not writable where it must be.
@@ -358,7 +378,7 @@ impl Program {
         self.check(externals, arena, saved)?;
         let base = |slot: usize| externals[slot].as_ptr();
         let pointers = self.resolve(base, arena.as_ptr(), saved.as_ptr());
-        self.launch_all(&pointers, pool, &|_| {})
+        self.launch_all(&pointers, Threads::of(pool), &|_| {})
     }
 
     /// As [`Program::run`], and reports what each launch took.
@@ -370,19 +390,19 @@ impl Program {
         externals: &[Buffer<'_>],
         arena: Buffer<'_>,
         saved: Buffer<'_>,
-        pool: &Pool,
+        threads: Threads<'_>,
     ) -> Result<Vec<LaunchTime<'_>>, RunError> {
         self.check(externals, arena, saved)?;
         let base = |slot: usize| externals[slot].as_ptr();
         let pointers = self.resolve(base, arena.as_ptr(), saved.as_ptr());
-        let clock = Clock::new(self.parts.max_threads == Some(1));
+        let clock = Clock::new(self.parts.planned_threads == Some(1));
         let ends = std::sync::Mutex::new(Vec::with_capacity(self.parts.launches.len() + 1));
         let note = |_: usize| {
             ends.lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .push(clock.now());
         };
-        self.launch_all(&pointers, pool, &note)?;
+        self.launch_all(&pointers, threads, &note)?;
         let ends = ends
             .into_inner()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -413,10 +433,10 @@ impl Program {
         externals: &[*mut u8],
         arena: *mut u8,
         saved: *mut u8,
-        pool: &Pool,
+        threads: Threads<'_>,
     ) -> Result<(), RunError> {
         let pointers = self.resolve(|slot| externals[slot], arena, saved);
-        self.launch_all(&pointers, pool, &|_| {})
+        self.launch_all(&pointers, threads, &|_| {})
     }
 
     fn check(
@@ -466,41 +486,49 @@ impl Program {
         Pointers(self.args.iter().map(pointer).collect())
     }
 
-    /// Every thread walks the launches; `note` is called by the calling thread
-    /// before the first launch and after each.
+    /// Every thread walks the launches, and runs its share of the planned threads in each; `note` is called
+    /// by the calling thread before the first launch and after each.
     fn launch_all(
         &self,
         pointers: &Pointers,
-        pool: &Pool,
+        threads: Threads<'_>,
         note: &(dyn Fn(usize) + Sync),
     ) -> Result<(), RunError> {
         let launches = &self.parts.launches;
-        let at_most = self.parts.max_threads.unwrap_or(usize::MAX);
-        pool.run(at_most, self.parts.thread_scratch_bytes, &|member| {
-            if member.tid == 0 {
-                note(0);
-            }
-            let mut args = pointers.start();
-            for (launch_idx, launch) in launches.iter().enumerate() {
-                // SAFETY: `args` points to this launch's pointers, resolved from
-                // buffers that the caller lent for the whole run and checked (or
-                // vouched for) against the stated sizes; every thread passes its own
-                // `tid` and scratch; the barrier ends the launch before the next.
-                unsafe {
-                    launch
-                        .function
-                        .call(args, member.scratch.cast(), member.tid, member.n_threads);
-                }
-                args = args.wrapping_add(launch.args.len());
-                // The pool's own barrier follows the last launch.
-                if launch_idx + 1 < launches.len() {
-                    member.barrier();
-                }
+        let planned = self.parts.planned_threads;
+        let at_most = threads.at_most.min(planned.unwrap_or(usize::MAX));
+        threads
+            .pool
+            .run(at_most, self.parts.thread_scratch_bytes, &|member| {
                 if member.tid == 0 {
-                    note(launch_idx + 1);
+                    note(0);
                 }
-            }
-        })?;
+                let planned = planned.unwrap_or(member.n_threads);
+                let share = |tid: usize| tid * planned / member.n_threads;
+                let own = share(member.tid)..share(member.tid + 1);
+                let mut args = pointers.start();
+                for (launch_idx, launch) in launches.iter().enumerate() {
+                    for tid in own.clone() {
+                        // SAFETY: `args` points to this launch's pointers, resolved from buffers that the
+                        // caller lent for the whole run and checked (or vouched for) against the stated
+                        // sizes; each `tid` is passed by one thread, with the scratch of that thread, whose
+                        // contents a kernel expects nothing of; the barrier ends the launch before the next.
+                        unsafe {
+                            launch
+                                .function
+                                .call(args, member.scratch.cast(), tid, planned);
+                        }
+                    }
+                    args = args.wrapping_add(launch.args.len());
+                    // The pool's own barrier follows the last launch.
+                    if launch_idx + 1 < launches.len() {
+                        member.barrier();
+                    }
+                    if member.tid == 0 {
+                        note(launch_idx + 1);
+                    }
+                }
+            })?;
         Ok(())
     }
 }

@@ -6,7 +6,9 @@ use kernels::features::{CpuTarget, Isa};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
-use kernels::run::{BufferRef, ExternalSpec, Function, Launch, Program, ProgramParts, RunError};
+use kernels::run::{
+    BufferRef, ExternalSpec, Function, Launch, Program, ProgramParts, RunError, Threads,
+};
 use kernels::toolchain::{self, Search};
 
 const N: usize = 1000;
@@ -91,7 +93,7 @@ fn scaled_sum() -> ProgramParts {
         arena_bytes: 128 + 64 * 4,
         saved_bytes: 64 + 4 * N,
         thread_scratch_bytes: 4096,
-        max_threads: None,
+        planned_threads: None,
     }
 }
 
@@ -117,11 +119,46 @@ fn a_program_runs_its_launches_in_order_on_any_number_of_threads() {
     let mut sum = [0f32];
     let externals = [Buffer::read_only(&input), Buffer::new(&mut sum)];
     let times = program
-        .run_timed(&externals, arena.as_buffer(), saved.as_buffer(), &pool)
+        .run_timed(
+            &externals,
+            arena.as_buffer(),
+            saved.as_buffer(),
+            Threads::of(&pool),
+        )
         .unwrap();
     let names: Vec<_> = times.iter().map(|time| time.name).collect();
     assert_eq!(names, ["scale", "total", "combine"]);
     assert_eq!(sum, [3.0 * 999.0 * 500.0]);
+}
+
+#[test]
+fn a_planned_program_cuts_its_sums_alike_on_any_number_of_threads() {
+    let parts = ProgramParts {
+        planned_threads: Some(3),
+        ..scaled_sum()
+    };
+    let program = Program::new(parts).unwrap();
+    // Terms whose sum depends on how it is cut.
+    let input: Vec<f32> = (0..N).map(|i| ((i * i) % 97) as f32 * 0.37 + 0.1).collect();
+    let pool = Pool::new();
+    let mut arena = AlignedBuffer::zeroed(program.parts().arena_bytes).unwrap();
+    let mut saved = AlignedBuffer::zeroed(program.parts().saved_bytes).unwrap();
+    let mut sum_on = |program: &Program, n_threads: usize| {
+        pool.set_threads(n_threads);
+        let mut sum = [0f32];
+        let externals = [Buffer::read_only(&input), Buffer::new(&mut sum)];
+        program
+            .run(&externals, arena.as_buffer(), saved.as_buffer(), &pool)
+            .unwrap();
+        sum[0]
+    };
+    let planned = sum_on(&program, 1);
+    for n_threads in [2, 3, 4, 8] {
+        assert_eq!(sum_on(&program, n_threads), planned, "{n_threads} threads");
+    }
+    let unplanned = Program::new(scaled_sum()).unwrap();
+    assert_ne!(sum_on(&unplanned, 1), planned);
+    assert_eq!(sum_on(&unplanned, 3), planned);
 }
 
 #[test]

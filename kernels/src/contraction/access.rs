@@ -6,9 +6,13 @@ use super::{Contraction, Operand};
 /// One coordinate of an operand: `v = offset + sum coeff*dim`, at address `v*stride`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coord {
+    /// Dims with their coefficients.
     pub terms: Vec<(usize, i64)>,
+    /// What is added to the terms.
     pub offset: i64,
+    /// Elements from one value to the next.
     pub stride: i64,
+    /// Values that exist.
     pub size: i64,
     /// Whether `v` can leave `0..size`.
     pub guarded: bool,
@@ -17,16 +21,22 @@ pub struct Coord {
 /// All coordinates of an operand.
 #[derive(Clone, Debug)]
 pub struct Access {
+    /// Element at which all coordinates are 0.
     pub base: i64,
+    /// The coordinates.
     pub coords: Vec<Coord>,
 }
 
 /// A contraction in normal form.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    /// Sizes of the dims.
     pub dims: Vec<i64>,
+    /// The first operand.
     pub a: Access,
+    /// The second operand.
     pub b: Access,
+    /// The result.
     pub out: Access,
 }
 
@@ -44,6 +54,7 @@ impl Coord {
         self.is_plain() && dims[self.terms[0].0] == self.size
     }
 
+    /// The coefficient of a dim; 0 if it is not among the terms.
     pub fn coeff(&self, dim: usize) -> i64 {
         self.terms.iter().find(|t| t.0 == dim).map_or(0, |t| t.1)
     }
@@ -130,14 +141,17 @@ impl Access {
         self.coords = rest;
     }
 
+    /// Whether the element depends on a dim.
     pub fn has(&self, dim: usize) -> bool {
         self.coords.iter().any(|c| c.coeff(dim) != 0)
     }
 
+    /// Whether some coordinate can leave its bounds.
     pub fn any_guard(&self) -> bool {
         self.coords.iter().any(|c| c.guarded)
     }
 
+    /// Whether some coordinate has several terms.
     pub fn any_composite(&self) -> bool {
         self.coords.iter().any(|c| c.terms.len() > 1)
     }
@@ -154,6 +168,7 @@ impl Access {
 }
 
 impl Problem {
+    /// The normal form of a contraction.
     pub fn new(c: &Contraction) -> Self {
         Problem {
             dims: c.dims.clone(),

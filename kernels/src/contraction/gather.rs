@@ -8,6 +8,7 @@ use super::access::{Access, Coord, Problem};
 /// Positions of the output that no term reaches.
 #[derive(Clone, Debug)]
 pub struct ZeroFill {
+    /// Its first element.
     pub base: i64,
     /// Size and stride of each axis.
     pub axes: Vec<(i64, i64)>,
@@ -16,7 +17,9 @@ pub struct ZeroFill {
 /// Contractions with plain outputs that together write every output position once.
 #[derive(Clone, Debug, Default)]
 pub struct GatherForm {
+    /// The contractions.
     pub parts: Vec<Problem>,
+    /// What no contraction writes.
     pub zeros: Vec<ZeroFill>,
 }
 

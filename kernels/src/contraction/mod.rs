@@ -7,7 +7,7 @@
 //! The one building block is the batch-reduce micro-kernel of Georganas et al. (arXiv 1906.06440):
 //! a register tile of the output whose accumulators live over a whole nest of reduction loops.
 
-pub(crate) mod access;
+pub mod access;
 mod blocking;
 mod choice;
 mod combine;
@@ -16,7 +16,7 @@ mod cost;
 mod depthwise;
 mod digits;
 mod driver;
-pub(crate) mod gather;
+pub mod gather;
 mod generic;
 mod groups;
 mod items;
@@ -27,7 +27,7 @@ mod pairs;
 mod panels;
 mod refusal;
 mod stage;
-pub(crate) mod text;
+pub mod text;
 mod tiles;
 
 pub use choice::{PlanSignature, PriorPlan, PriorPlans};
@@ -414,7 +414,11 @@ fn flops(c: &Contraction) -> u64 {
     2 * c.dims.iter().map(|&d| d as u64).product::<u64>()
 }
 
-pub(crate) fn check(c: &Contraction) -> Result<(), Unsupported> {
+/// Whether the dims of a contraction exist and have points.
+///
+/// # Errors
+/// The dim that does not.
+pub fn check(c: &Contraction) -> Result<(), Unsupported> {
     if let Some((dim, &size)) = c.dims.iter().enumerate().find(|(_, s)| **s < 1) {
         return Err(Unsupported::EmptyDim { dim, size });
     }

@@ -70,7 +70,7 @@ pub enum Element {
 
 impl Element {
     /// The C type.
-    pub(crate) fn c_type(self) -> &'static str {
+    pub fn c_type(self) -> &'static str {
         match self {
             Element::F32 => "float",
             Element::F64 => "double",
@@ -94,7 +94,9 @@ impl Element {
 /// A vector register: so many lanes of numbers of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector {
+    /// The type of a number.
     pub element: Element,
+    /// How many numbers.
     pub lanes: i64,
 }
 

@@ -15,91 +15,106 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A dimension indexed by data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Gather {
+pub struct Gather {
     /// Position among the statement's reads of the index value.
-    pub(crate) read: usize,
+    pub read: usize,
     /// Elements between neighbours.
-    pub(crate) stride: i64,
+    pub stride: i64,
     /// Bound of the index.
-    pub(crate) size: i64,
+    pub size: i64,
 }
 
 /// A condition `0 <= index < size`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Guard {
-    pub(crate) index: SymExpr,
-    pub(crate) size: i64,
+pub struct Guard {
+    /// The index.
+    pub index: SymExpr,
+    /// Its bound.
+    pub size: i64,
 }
 
 /// An element of a container, as a function of the loops.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ElementAccess {
+pub struct ElementAccess {
     /// The container accessed (views are not resolved here).
-    pub(crate) container: ContainerId,
+    pub container: ContainerId,
     /// Offset in elements, without the gathered dimensions.
-    pub(crate) offset: SymExpr,
+    pub offset: SymExpr,
     /// Dimensions indexed by data.
-    pub(crate) gather: Vec<Gather>,
+    pub gather: Vec<Gather>,
     /// What must hold for the element to exist; empty if it always does.
-    pub(crate) guards: Vec<Guard>,
+    pub guards: Vec<Guard>,
     /// The value read where a guard fails; for writes, whether guards may fail.
-    pub(crate) fill: Option<Scalar>,
+    pub fill: Option<Scalar>,
 }
 
 /// `place (conflict)= expr`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Write {
-    pub(crate) place: ElementAccess,
-    pub(crate) conflict: Option<Reduction>,
+pub struct Write {
+    /// What is written.
+    pub place: ElementAccess,
+    /// How it is joined with what is there; `None`: it replaces that.
+    pub conflict: Option<Reduction>,
     /// Loops of which different values write different elements.
-    pub(crate) owned: BTreeSet<Symbol>,
-    pub(crate) expr: Expr,
+    pub owned: BTreeSet<Symbol>,
+    /// The value, from the reads of the statement.
+    pub expr: Expr,
 }
 
 /// A tasklet.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Statement {
-    pub(crate) reads: Vec<ElementAccess>,
-    pub(crate) writes: Vec<Write>,
+pub struct Statement {
+    /// What is read, in the order of the expressions' inputs.
+    pub reads: Vec<ElementAccess>,
+    /// What is written.
+    pub writes: Vec<Write>,
 }
 
 /// Loops around statements, or around further nests run in sequence.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Nest {
-    pub(crate) loops: Vec<Loop>,
-    pub(crate) body: Body,
+pub struct Nest {
+    /// The loops, outermost first.
+    pub loops: Vec<Loop>,
+    /// What they run.
+    pub body: Body,
 }
 
 /// See [`Nest`].
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Body {
+pub enum Body {
+    /// Statements in order.
     Leaf(Vec<Statement>),
+    /// Nests, one after the other.
     Phases(Vec<Nest>),
 }
 
 /// What the emitter must know about a container.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Array {
-    pub(crate) dtype: DType,
+pub struct Array {
+    /// Its element type.
+    pub dtype: DType,
     /// Elements: of the whole container, or of a local one's part for one outer point.
-    pub(crate) len: i64,
+    pub len: i64,
     /// Lives inside the kernel.
-    pub(crate) local: bool,
+    pub local: bool,
     /// The value of a constant of one element.
-    pub(crate) literal: Option<Scalar>,
+    pub literal: Option<Scalar>,
     /// The container's own type, where this kernel keeps it in its workspace, in single precision,
     /// until all of it is summed.
-    pub(crate) rounded_to: Option<DType>,
+    pub rounded_to: Option<DType>,
 }
 
 /// A kernel before scheduling.
 #[derive(Clone, Debug)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     /// Points of these loops are independent but for reductions into shared containers.
-    pub(crate) outer: Vec<Loop>,
-    pub(crate) phases: Vec<Nest>,
-    pub(crate) arrays: BTreeMap<ContainerId, Array>,
-    pub(crate) extents: Extents,
+    pub outer: Vec<Loop>,
+    /// What runs at each point, in order.
+    pub phases: Vec<Nest>,
+    /// The containers that it touches.
+    pub arrays: BTreeMap<ContainerId, Array>,
+    /// The sizes of all loops.
+    pub extents: Extents,
 }
 
 /// Reads a top-level map. With `promote`, containers local to the kernel are treated as shared ones
@@ -107,7 +122,7 @@ pub(crate) struct Kernel {
 ///
 /// Half-precision elements are widened where they are loaded and rounded where they are stored;
 /// containers local to a kernel hold single precision.
-pub(crate) fn kernel_of(graph: &Graph, node: &Node, promote: bool) -> Result<Kernel, LowerError> {
+pub fn kernel_of(graph: &Graph, node: &Node, promote: bool) -> Result<Kernel, LowerError> {
     let NodeKind::Map(map) = &node.kind else {
         return Err(LowerError::NotAMap {
             origin: node.origin.to_string(),

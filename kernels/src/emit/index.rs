@@ -8,35 +8,35 @@ use std::collections::BTreeMap;
 
 /// A loop variable running over `[0, size)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Loop {
+pub struct Loop {
     /// The variable; unique within its kernel and a C identifier.
-    pub(crate) var: Symbol,
+    pub var: Symbol,
     /// Number of iterations, at least 1.
-    pub(crate) size: i64,
+    pub size: i64,
 }
 
 /// Extents of the variables in scope.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Extents(BTreeMap<Symbol, i64>);
+pub struct Extents(BTreeMap<Symbol, i64>);
 
 impl Extents {
     /// Records a variable running over `[0, size)`.
-    pub(crate) fn insert(&mut self, var: &Symbol, size: i64) {
+    pub fn insert(&mut self, var: &Symbol, size: i64) {
         self.0.insert(var.clone(), size);
     }
 
     /// The number of values of a variable; 1 if unknown.
-    pub(crate) fn size(&self, var: &Symbol) -> i64 {
+    pub fn size(&self, var: &Symbol) -> i64 {
         self.0.get(var).copied().unwrap_or(1)
     }
 
     /// The number of values of a variable, if it has one.
-    pub(crate) fn known(&self, var: &Symbol) -> Option<i64> {
+    pub fn known(&self, var: &Symbol) -> Option<i64> {
         self.0.get(var).copied()
     }
 
     /// A bound on the magnitude of the expression and of all that is computed on the way to it.
-    pub(crate) fn magnitude(&self, e: &SymExpr) -> i64 {
+    pub fn magnitude(&self, e: &SymExpr) -> i64 {
         let mut sum = 0i64;
         for (atoms, c) in e.terms() {
             let mut product = c.saturating_abs();
@@ -57,7 +57,7 @@ impl Extents {
     }
 
     /// Smallest and largest value of an expression (a superset, by interval arithmetic).
-    pub(crate) fn interval(&self, e: &SymExpr) -> (i64, i64) {
+    pub fn interval(&self, e: &SymExpr) -> (i64, i64) {
         let mut sum = (0i64, 0i64);
         for (atoms, c) in e.terms() {
             let mut product = (*c, *c);
@@ -96,7 +96,7 @@ impl Extents {
     }
 
     /// C text of type `long`, fit to be an operand of any operator.
-    pub(crate) fn c_text(&self, e: &SymExpr) -> String {
+    pub fn c_text(&self, e: &SymExpr) -> String {
         let mut text = String::new();
         for (atoms, c) in e.terms().iter().filter(|(a, _)| !a.is_empty()) {
             let sign = if *c < 0 { " - " } else { " + " };
@@ -167,7 +167,7 @@ fn multiply(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
 }
 
 /// The expression's coefficient along `var`; `None` if it is not affine in it.
-pub(crate) fn coefficient(e: &SymExpr, var: &Symbol) -> Option<i64> {
+pub fn coefficient(e: &SymExpr, var: &Symbol) -> Option<i64> {
     let mut found = 0;
     for (atoms, c) in e.terms() {
         match atoms.as_slice() {
@@ -189,14 +189,14 @@ fn atom_mentions(atom: &Atom, var: &Symbol) -> bool {
 }
 
 /// Whether `var` occurs.
-pub(crate) fn mentions(e: &SymExpr, var: &Symbol) -> bool {
+pub fn mentions(e: &SymExpr, var: &Symbol) -> bool {
     e.terms()
         .iter()
         .any(|(atoms, _)| atoms.iter().any(|a| atom_mentions(a, var)))
 }
 
 /// The expression with `var` replaced.
-pub(crate) fn replace(e: &SymExpr, var: &Symbol, by: &SymExpr) -> SymExpr {
+pub fn replace(e: &SymExpr, var: &Symbol, by: &SymExpr) -> SymExpr {
     if !mentions(e, var) {
         return e.clone();
     }
@@ -204,7 +204,7 @@ pub(crate) fn replace(e: &SymExpr, var: &Symbol, by: &SymExpr) -> SymExpr {
 }
 
 /// The constant value of a size; `None` if a symbol is left.
-pub(crate) fn constant(e: &SymExpr) -> Option<i64> {
+pub fn constant(e: &SymExpr) -> Option<i64> {
     e.as_const().or_else(|| e.eval_with(&|_| None).ok())
 }
 

@@ -9,7 +9,7 @@ use super::index::replace;
 use graph::{ContainerId, Expr, SymExpr, Symbol};
 
 /// Merges every nest into the nearest earlier one that allows it.
-pub(crate) fn merge_nests(nests: Vec<Nest>) -> Vec<Nest> {
+pub fn merge_nests(nests: Vec<Nest>) -> Vec<Nest> {
     let mut merged: Vec<Nest> = Vec::new();
     for mut nest in nests {
         if let Body::Phases(inner) = nest.body {
@@ -45,7 +45,7 @@ pub(crate) fn merge_nests(nests: Vec<Nest>) -> Vec<Nest> {
 }
 
 /// Calls `f(place, is_write)` on every access.
-pub(crate) fn visit_places<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a ElementAccess, bool)) {
+pub fn visit_places<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a ElementAccess, bool)) {
     visit_statements(nest, &mut |s| {
         s.reads.iter().for_each(|p| f(p, false));
         s.writes.iter().for_each(|w| f(&w.place, true));
@@ -53,7 +53,7 @@ pub(crate) fn visit_places<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a ElementAcce
 }
 
 /// Calls `f` on every statement.
-pub(crate) fn visit_statements<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a Statement)) {
+pub fn visit_statements<'a>(nest: &'a Nest, f: &mut dyn FnMut(&'a Statement)) {
     match &nest.body {
         Body::Leaf(statements) => statements.iter().for_each(f),
         Body::Phases(nests) => nests.iter().for_each(|n| visit_statements(n, f)),
@@ -106,7 +106,7 @@ fn mergeable(first: &Nest, second: &Nest) -> Option<Vec<Statement>> {
 }
 
 /// Whether the later statement meets what `write` wrote only at the same iteration.
-pub(crate) fn same_point(write: &Write, later: &Statement) -> bool {
+pub fn same_point(write: &Write, later: &Statement) -> bool {
     let id = write.place.container;
     let reads_ok = later.reads.iter().filter(|r| r.container == id).all(|r| {
         write.conflict.is_none()
@@ -125,7 +125,7 @@ pub(crate) fn same_point(write: &Write, later: &Statement) -> bool {
 }
 
 /// The statement with loop variables replaced all at once.
-pub(crate) fn renamed(statement: &Statement, names: &[(Symbol, Symbol)]) -> Statement {
+pub fn renamed(statement: &Statement, names: &[(Symbol, Symbol)]) -> Statement {
     let map = |e: &SymExpr| {
         e.substitute(&|s| {
             let found = names.iter().find(|(from, _)| from == s);
@@ -147,7 +147,7 @@ pub(crate) fn renamed(statement: &Statement, names: &[(Symbol, Symbol)]) -> Stat
 }
 
 /// The statement with `var` replaced by an expression; [`Write::owned`] is left alone.
-pub(crate) fn substituted(statement: &Statement, var: &Symbol, by: &SymExpr) -> Statement {
+pub fn substituted(statement: &Statement, var: &Symbol, by: &SymExpr) -> Statement {
     rewritten(statement, &|e| replace(e, var, by))
 }
 

@@ -7,20 +7,20 @@
 //!
 //! Never compiles, never plans buffers, and knows operators by no name.
 
-pub(crate) mod body;
+pub mod body;
 mod columns;
 mod epilogue;
 mod frame;
-pub(crate) mod index;
+pub mod index;
 mod leaf;
-pub(crate) mod merge;
+pub mod merge;
 mod prologue;
 mod reduce;
 mod rows;
-pub(crate) mod scalar;
+pub mod scalar;
 mod schedule;
-pub(crate) mod text;
-pub(crate) mod values;
+pub mod text;
+pub mod values;
 mod widen;
 
 use crate::lower::LowerError;
@@ -96,7 +96,7 @@ pub(crate) fn emit_map(
 }
 
 /// Merges nests; loops around a single sequence of nests become outer loops.
-pub(crate) fn prepared(mut kernel: Kernel) -> Kernel {
+pub fn prepared(mut kernel: Kernel) -> Kernel {
     kernel.phases = merge::merge_nests(kernel.phases);
     while let [only] = kernel.phases.as_mut_slice()
         && let Body::Phases(inner) = &mut only.body

@@ -9,7 +9,7 @@ use graph::{Binary, DType, Reduction, Scalar, Unary};
 /// Functions on indices and integers that the kernels of this room share, in C. `ix_floordiv0` and `ix_mod0` take
 /// numbers of the user's: a quotient by 0 is 0, as in the interpreter, and the smallest number by -1, which the
 /// processor refuses with a signal, wraps.
-pub(crate) const INTEGER_SUPPORT: &str = "\
+pub const INTEGER_SUPPORT: &str = "\
 static inline long ix_floordiv(long a, long b) { long q = a / b; return q - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline long ix_ceildiv(long a, long b) { return -ix_floordiv(-a, b); }
 static inline long ix_mod(long a, long b) { return a - b * ix_floordiv(a, b); }
@@ -39,7 +39,7 @@ static inline long ix_pow(long a, long n) {
 ";
 
 /// The C type that holds an element in memory.
-pub(crate) fn c_type(dtype: DType) -> &'static str {
+pub fn c_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool | DType::U8 => "unsigned char",
         DType::I8 => "signed char",
@@ -53,7 +53,7 @@ pub(crate) fn c_type(dtype: DType) -> &'static str {
 }
 
 /// The C type of a value in a register.
-pub(crate) fn value_type(dtype: DType) -> &'static str {
+pub fn value_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "int",
         d => c_type(d),
@@ -61,7 +61,7 @@ pub(crate) fn value_type(dtype: DType) -> &'static str {
 }
 
 /// The type a sum over many elements is kept in between blocks.
-pub(crate) fn wide_type(dtype: DType, reduction: Reduction) -> DType {
+pub fn wide_type(dtype: DType, reduction: Reduction) -> DType {
     match (dtype, reduction) {
         (DType::F32, Reduction::Sum | Reduction::Prod) => DType::F64,
         (d, _) => d,
@@ -69,7 +69,7 @@ pub(crate) fn wide_type(dtype: DType, reduction: Reduction) -> DType {
 }
 
 /// A literal of that type.
-pub(crate) fn literal(s: Scalar, dtype: DType) -> String {
+pub fn literal(s: Scalar, dtype: DType) -> String {
     match dtype {
         DType::F32 => float_literal(f64::from(s.as_f64() as f32), "f"),
         DType::F64 => float_literal(s.as_f64(), ""),
@@ -102,7 +102,7 @@ fn float_literal(v: f64, suffix: &str) -> String {
 }
 
 /// Conversion of a value.
-pub(crate) fn cast(text: &str, from: DType, to: DType) -> String {
+pub fn cast(text: &str, from: DType, to: DType) -> String {
     match (from, to) {
         (a, b) if a == b => text.to_string(),
         (DType::F16 | DType::BF16, _) => {
@@ -119,7 +119,7 @@ pub(crate) fn cast(text: &str, from: DType, to: DType) -> String {
 }
 
 /// `f(a)` computed in `dtype`; the result of `Not` and `IsNan` is `int`.
-pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
+pub fn unary(f: Unary, a: &str, of: DType) -> String {
     use Unary::*;
     if !of.is_float() {
         return match f {
@@ -153,7 +153,7 @@ pub(crate) fn unary(f: Unary, a: &str, of: DType) -> String {
 }
 
 /// A value that is not fused with what uses it.
-pub(crate) fn rounded(a: &str, of: DType) -> String {
+pub fn rounded(a: &str, of: DType) -> String {
     format!("sh_rounded{}({a})", prelude_suffix(of))
 }
 
@@ -173,7 +173,7 @@ fn wrapping(op: &str, a: &str, b: &str, of: DType) -> String {
 }
 
 /// `f(a, b)` with operands of type `of`; the result of comparisons and logic is `int`.
-pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
+pub fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
     use Binary::*;
     let float = of.is_float();
     let call = |name: &str| format!("{name}{}({a}, {b})", prelude_suffix(of));
@@ -212,7 +212,7 @@ pub(crate) fn binary(f: Binary, a: &str, b: &str, of: DType) -> String {
 }
 
 /// The clause that makes a vector loop reduce into `acc`; empty if such a loop must run in order.
-pub(crate) fn simd_clause(reduction: Reduction, dtype: DType, acc: &str) -> String {
+pub fn simd_clause(reduction: Reduction, dtype: DType, acc: &str) -> String {
     let op = match (reduction, dtype.is_float()) {
         (Reduction::Sum, _) => "+",
         (Reduction::Prod, _) => "*",

@@ -3,7 +3,7 @@
 /// A line that only people read: a comment of text that anybody may have written, such as a module's name.
 /// Nothing in it ends the comment: no line break, no backslash that joins two lines, no `?` of a trigraph,
 /// no character that turns the direction of reading.
-pub(crate) fn comment(text: &str) -> String {
+pub fn comment(text: &str) -> String {
     let kept = |c: char| {
         let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         !(c.is_control() || turns || matches!(c, '\\' | '?'))
@@ -17,39 +17,39 @@ pub(crate) fn comment(text: &str) -> String {
 
 /// Lines of C, indented by the braces that are open.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CText {
+pub struct CText {
     text: String,
     depth: usize,
 }
 
 impl CText {
     /// One line.
-    pub(crate) fn line(&mut self, line: &str) {
+    pub fn line(&mut self, line: &str) {
         self.text.push_str(&"  ".repeat(self.depth));
         self.text.push_str(line);
         self.text.push('\n');
     }
 
     /// Lines of another text, inside what is open.
-    pub(crate) fn lines(&mut self, text: &str) {
+    pub fn lines(&mut self, text: &str) {
         text.lines().for_each(|l| self.line(l));
     }
 
     /// `head {`, and what follows is inside.
-    pub(crate) fn open(&mut self, head: &str) {
+    pub fn open(&mut self, head: &str) {
         let space = if head.is_empty() { "" } else { " " };
         self.line(&format!("{head}{space}{{"));
         self.depth += 1;
     }
 
     /// The closing brace.
-    pub(crate) fn close(&mut self) {
+    pub fn close(&mut self) {
         self.depth = self.depth.saturating_sub(1);
         self.line("}");
     }
 
     /// All of it.
-    pub(crate) fn finish(self) -> String {
+    pub fn finish(self) -> String {
         self.text
     }
 }

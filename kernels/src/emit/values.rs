@@ -11,37 +11,47 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Position in [`Values`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct ValueId(pub(crate) usize);
+pub struct ValueId(pub usize);
 
 /// Where a load or store goes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Address {
-    pub(crate) container: ContainerId,
-    pub(crate) offset: SymExpr,
+pub struct Address {
+    /// The container.
+    pub container: ContainerId,
+    /// Offset in elements, without the gathered dimensions.
+    pub offset: SymExpr,
     /// Index values with stride and bound.
-    pub(crate) gather: Vec<(ValueId, i64, i64)>,
-    pub(crate) guards: Vec<Guard>,
+    pub gather: Vec<(ValueId, i64, i64)>,
+    /// What must hold for the element to exist.
+    pub guards: Vec<Guard>,
     /// Loads: the value where a guard fails. With a fill, gathered indices are guarded too.
-    pub(crate) fill: Option<Scalar>,
+    pub fill: Option<Scalar>,
 }
 
 /// How a value is made.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Op {
+pub enum Op {
+    /// A constant.
     Const(Scalar),
+    /// An element of a container.
     Load(Address),
+    /// A position of the loops, as a number.
     Index(SymExpr),
+    /// A function of one value.
     Unary(Unary, ValueId),
     /// Operands have the type given.
     Binary(Binary, DType, ValueId, ValueId),
+    /// The second value where the first holds, the third elsewhere.
     Select(ValueId, ValueId, ValueId),
+    /// A value converted to the type of this one.
     Cast(ValueId),
+    /// A random number in [0, 1) from a seed and an index.
     Uniform(ValueId, ValueId),
 }
 
 impl Op {
     /// The values it is made of.
-    pub(crate) fn operands(&self) -> Vec<ValueId> {
+    pub fn operands(&self) -> Vec<ValueId> {
         match self {
             Op::Const(_) | Op::Index(_) => Vec::new(),
             Op::Load(a) => a.gather.iter().map(|(v, ..)| *v).collect(),
@@ -54,29 +64,37 @@ impl Op {
 
 /// One value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Value {
-    pub(crate) op: Op,
-    pub(crate) dtype: DType,
+pub struct Value {
+    /// How it is made.
+    pub op: Op,
+    /// Its type.
+    pub dtype: DType,
 }
 
 /// What a leaf does with a value at every iteration.
 #[derive(Clone, Debug)]
-pub(crate) struct Effect {
-    pub(crate) address: Address,
-    pub(crate) value: ValueId,
-    pub(crate) conflict: Option<Reduction>,
-    pub(crate) write: Write,
+pub struct Effect {
+    /// Where it goes.
+    pub address: Address,
+    /// The value.
+    pub value: ValueId,
+    /// How it is joined with what is there.
+    pub conflict: Option<Reduction>,
+    /// The write of the statement that it comes from.
+    pub write: Write,
 }
 
 /// The values and effects of one leaf.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Values {
-    pub(crate) values: Vec<Value>,
+pub struct Values {
+    /// The values; each comes after those that it is made of.
+    pub values: Vec<Value>,
     /// Depth by value: 0 outside the leaf's loops, `k` inside the `k`-th.
-    pub(crate) depth: Vec<usize>,
-    pub(crate) effects: Vec<Effect>,
+    pub depth: Vec<usize>,
+    /// The effects, in order.
+    pub effects: Vec<Effect>,
     /// Containers that are loaded from memory.
-    pub(crate) loaded: BTreeSet<ContainerId>,
+    pub loaded: BTreeSet<ContainerId>,
     known: BTreeMap<Value, ValueId>,
     /// Values stored in this iteration, to be used instead of loading them again.
     stored: BTreeMap<(ContainerId, SymExpr), ValueId>,
@@ -84,7 +102,7 @@ pub(crate) struct Values {
 
 impl Values {
     /// Reads the statements of a leaf under `loops`, outermost first.
-    pub(crate) fn new(
+    pub fn new(
         loops: &[Loop],
         statements: &[Statement],
         arrays: &BTreeMap<ContainerId, Array>,
@@ -102,12 +120,12 @@ impl Values {
     }
 
     /// The value.
-    pub(crate) fn get(&self, id: ValueId) -> &Value {
+    pub fn get(&self, id: ValueId) -> &Value {
         &self.values[id.0]
     }
 
     /// The value and all that it is made of.
-    pub(crate) fn needed(&self, id: ValueId) -> BTreeSet<usize> {
+    pub fn needed(&self, id: ValueId) -> BTreeSet<usize> {
         let mut needed = BTreeSet::new();
         let mut open = vec![id];
         while let Some(id) = open.pop() {
@@ -119,7 +137,7 @@ impl Values {
     }
 
     /// The depth at which the value changes.
-    pub(crate) fn depth_of(&self, id: ValueId) -> usize {
+    pub fn depth_of(&self, id: ValueId) -> usize {
         self.depth[id.0]
     }
 
@@ -137,13 +155,13 @@ impl Values {
 }
 
 /// Depth of an expression over loops: the position of the innermost one it mentions.
-pub(crate) fn depth_of_index(e: &SymExpr, loops: &[Loop]) -> usize {
+pub fn depth_of_index(e: &SymExpr, loops: &[Loop]) -> usize {
     let deepest = loops.iter().rposition(|l| mentions(e, &l.var));
     deepest.map_or(0, |at| at + 1)
 }
 
 /// Depth of an address: of its offset, its gathered indices and its guards.
-pub(crate) fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> usize {
+pub fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> usize {
     let guards = a.guards.iter().map(|g| depth_of_index(&g.index, loops));
     let gather = a.gather.iter().map(|(v, ..)| values.depth_of(*v));
     guards
@@ -152,7 +170,7 @@ pub(crate) fn depth_of_address(a: &Address, loops: &[Loop], values: &Values) -> 
 }
 
 /// The type that values of a container's type are computed in: half precision is for memory only.
-pub(crate) fn arithmetic(dtype: DType) -> DType {
+pub fn arithmetic(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         d => d,

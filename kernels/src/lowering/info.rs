@@ -47,7 +47,7 @@ pub struct KernelInfo {
 }
 
 /// The operators that a top-level node was fused from, each once, in order.
-pub(crate) fn operators(node: &Node) -> Vec<Arc<Origin>> {
+pub fn operators(node: &Node) -> Vec<Arc<Origin>> {
     let members = match &node.kind {
         NodeKind::Map(map) if map.schedule == Schedule::Kernel => map.body.as_slice(),
         _ => std::slice::from_ref(node),

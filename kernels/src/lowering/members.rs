@@ -8,7 +8,7 @@ use crate::recognize::recognize;
 use graph::{Graph, Map, Node, NodeKind, Schedule};
 
 /// The members of a kernel without loops of its own; any other node alone.
-pub(crate) fn members(kernel: &Node) -> &[Node] {
+pub fn members(kernel: &Node) -> &[Node] {
     match &kernel.kind {
         NodeKind::Map(map) if map.schedule == Schedule::Kernel && map.params.is_empty() => {
             &map.body
@@ -42,7 +42,7 @@ pub(super) fn product_dims(c: &Contraction, roles: &Roles) -> Option<emit::Produ
 }
 
 /// A kernel that begins with a contraction, as the contraction and the rest.
-pub(crate) fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
+pub fn split_epilogue(node: &Node, map: &Map) -> Option<(Node, Node)> {
     if map.schedule != Schedule::Kernel || !map.params.is_empty() {
         return None;
     }

@@ -55,7 +55,7 @@ pub struct Split {
 
 impl Split {
     /// The record of a split into nodes.
-    pub(crate) fn new<'n>(parts: impl IntoIterator<Item = &'n Node>, reason: SplitReason) -> Split {
+    pub fn new<'n>(parts: impl IntoIterator<Item = &'n Node>, reason: SplitReason) -> Split {
         Split {
             parts: parts.into_iter().map(Node::writes).collect(),
             reason,
@@ -64,7 +64,7 @@ impl Split {
 
     /// The record of a kernel of loops whose phases became launches of their own, each of which touches some
     /// containers in memory; nothing for one phase.
-    pub(crate) fn by_phases(node: &Node, touched: &[BTreeSet<ContainerId>]) -> Option<Split> {
+    pub fn by_phases(node: &Node, touched: &[BTreeSet<ContainerId>]) -> Option<Split> {
         if touched.len() < 2 {
             return None;
         }
@@ -82,7 +82,7 @@ impl Split {
     }
 
     /// All containers that its parts write.
-    pub(crate) fn written(&self) -> impl Iterator<Item = ContainerId> {
+    pub fn written(&self) -> impl Iterator<Item = ContainerId> {
         self.parts.iter().flatten().copied()
     }
 }

@@ -6,6 +6,7 @@
 
 use super::members::members;
 use super::split::{Split, SplitReason, Stop, refused, split_reason};
+use super::work::{KernelCost, work};
 use super::{Lowering, PLACEHOLDER, operations, product_dims};
 use crate::contraction::Hooks;
 use crate::emit::{self, ProductRoles};
@@ -120,6 +121,7 @@ impl Lowering<'_> {
             ..self.before.hooks()
         };
         let c = &found.contraction;
+        let place = self.requested(node, found);
         let emitted = self.emitted(c, &hooks).map_err(|e| refused(node, e))?;
         let dims = product_dims(c, &emitted.roles).filter(|_| emitted.sum_slots > 0);
         let dims = dims.ok_or(SplitReason::Blocks)?;
@@ -154,10 +156,17 @@ impl Lowering<'_> {
             };
         }
         self.note(&emitted.choices);
-        let followed = followers.points.iter().chain(&followers.sums);
-        let flops = emitted.flops + followed.map(|n| operations(n, 1)).sum::<u64>();
+        let followed = || followers.points.iter().chain(&followers.sums);
+        let flops = emitted.flops + followed().map(|n| operations(n, 1)).sum::<u64>();
         let n_launches = emitted.launches.len() + 1;
         let kernel = self.kernel(node, emitted.path, flops, n_launches);
+        let product = KernelCost {
+            product_ns: emitted.predicted_ns,
+            ..KernelCost::default()
+        };
+        let all = followed().map(|n| work(n, 1));
+        self.kernels[kernel].work = all.fold(product, KernelCost::plus);
+        self.kernels[kernel].cuts = self.placed(place, &emitted);
         let launches = emitted.launches.iter().map(|l| l.symbol.clone());
         let symbols = launches.chain([format!("{sums_name}_merge")]).collect();
         let text = self.before.text.clone()

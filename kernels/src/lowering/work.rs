@@ -18,6 +18,17 @@ pub struct KernelCost {
     pub points: u64,
 }
 
+impl KernelCost {
+    /// The work of both.
+    pub(super) fn plus(self, other: KernelCost) -> KernelCost {
+        KernelCost {
+            product_ns: self.product_ns.saturating_add(other.product_ns),
+            loop_operations: self.loop_operations.saturating_add(other.loop_operations),
+            points: self.points.saturating_add(other.points),
+        }
+    }
+}
+
 /// The work of loops that are evaluated `times` over.
 pub(super) fn work(node: &Node, times: u64) -> KernelCost {
     match &node.kind {
@@ -25,13 +36,8 @@ pub(super) fn work(node: &Node, times: u64) -> KernelCost {
         NodeKind::Map(map) => {
             let size = |p: &graph::Param| p.size.as_const().unwrap_or(1).max(0) as u64;
             let points = map.params.iter().map(size).fold(times, u64::saturating_mul);
-            let add = |a: KernelCost, b: KernelCost| KernelCost {
-                product_ns: 0,
-                loop_operations: a.loop_operations.saturating_add(b.loop_operations),
-                points: a.points.saturating_add(b.points),
-            };
             let each = map.body.iter().map(|n| work(n, points));
-            each.fold(KernelCost::default(), add)
+            each.fold(KernelCost::default(), KernelCost::plus)
         }
         NodeKind::Tasklet(tasklet) => {
             let each = tasklet.outputs.iter().map(|(memlet, expr)| {
@@ -49,7 +55,7 @@ pub(super) fn work(node: &Node, times: u64) -> KernelCost {
 }
 
 /// Scalar functions a node evaluates `times` over, and combinations of its conflict resolutions.
-pub(crate) fn operations(node: &Node, times: u64) -> u64 {
+pub fn operations(node: &Node, times: u64) -> u64 {
     match &node.kind {
         NodeKind::Library(_) => 0,
         NodeKind::Map(map) => {
