@@ -1,10 +1,10 @@
 //! Positions of extremes along an axis: `arg_reduce`.
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpError, Sample, TensorType, attrs};
-use crate::reduce::{gather_groups, kept_index};
+use crate::reduce::{gather_scalars, kept_index};
 use crate::reference::{constant_shape, required};
 use crate::shape_rules::{axis, reduced};
-use graph::{Attr, Builder, DType, Expr, Memlet, Reduction, SymExpr, Tensor};
+use graph::{Attr, Binary, Builder, DType, Expr, Memlet, Reduction, Scalar, SymExpr, Tensor};
 
 /// `arg_reduce`: position of the extreme along an axis, as i64; the first of several, a NaN before all.
 ///
@@ -47,20 +47,22 @@ impl Op for ArgReduce {
         let x = required(call, inputs, 0)?;
         let extreme = extreme(call)?;
         let shape = constant_shape(call, &self.infer(call)?[0].shape)?;
-        let first = |values: &Vec<f64>| {
+        let beats = match extreme.reduction {
+            Reduction::Max => Binary::Gt,
+            _ => Binary::Lt,
+        };
+        let first = |values: &Vec<Scalar>| {
             let mut best = 0;
             for (n, v) in values.iter().enumerate() {
-                let better = match extreme.reduction {
-                    Reduction::Max => *v > values[best],
-                    _ => *v < values[best],
-                };
-                if better || (v.is_nan() && !values[best].is_nan()) {
+                let better = beats.eval(*v, values[best]).as_i64() != 0;
+                let is_nan = |v: Scalar| v.as_f64().is_nan();
+                if better || (is_nan(*v) && !is_nan(values[best])) {
                     best = n;
                 }
             }
             best as i64
         };
-        let values = gather_groups(x, &[extreme.axis])
+        let values = gather_scalars(x, &[extreme.axis], |v| v)
             .iter()
             .map(first)
             .collect();

@@ -1,7 +1,7 @@
 //! Running sums along an axis: `cumsum`.
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
-use crate::reference::{required, unravel};
+use crate::reference::{add_at, required, unravel};
 use crate::shape_rules::axis;
 use graph::{Attr, Builder, DType, Expr, Memlet, Reduction, Tensor};
 
@@ -31,7 +31,11 @@ impl Op for Cumsum {
         let x = required(call, inputs, 0)?;
         let axis = axis(call, call.int("axis")?, x.shape.len())?;
         let reverse = call.bool_or("reverse", false)?;
-        let mut sums = x.to_f64();
+        let dtype = self.infer(call)?[0].dtype;
+        let mut sums = match dtype.is_float() {
+            true => Tensor::from_f64(dtype, &x.shape, x.to_f64()),
+            false => Tensor::from_i64(dtype, &x.shape, x.to_i64()),
+        };
         let positions: Vec<usize> = if reverse {
             (0..x.len()).rev().collect()
         } else {
@@ -41,16 +45,14 @@ impl Op for Cumsum {
         for at in positions {
             let i = unravel(at, &x.shape)[axis];
             if reverse && i + 1 < x.shape[axis] {
-                sums[at] += sums[at + step];
+                let next = sums.at(at + step);
+                add_at(&mut sums, at, next);
             } else if !reverse && i > 0 {
-                sums[at] += sums[at - step];
+                let last = sums.at(at - step);
+                add_at(&mut sums, at, last);
             }
         }
-        Ok(vec![Tensor::from_f64(
-            self.infer(call)?[0].dtype,
-            &x.shape,
-            sums,
-        )])
+        Ok(vec![sums])
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {

@@ -4,7 +4,7 @@
 //! reads NaN (0 for integers) and writes nothing; the reference evaluation refuses it.
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
-use crate::reference::{constant_shape, ravel, required, unravel};
+use crate::reference::{add_at, constant_shape, ravel, required, unravel};
 use crate::shape_rules::{axis, display};
 use graph::{
     Attr, Attrs, Builder, ContainerId, DType, Expr, Index, Memlet, Reduction, Scalar, SymExpr,
@@ -210,7 +210,7 @@ impl Op for GatherGradient {
         let back = gather_back(call)?;
         let shape = constant_shape(call, &back.shape)?;
         let end = back.axis + back.index_rank;
-        let mut sums = vec![0.0; shape.iter().product()];
+        let mut sums = Tensor::zeros(dy.dtype, &shape);
         for at in 0..dy.len() {
             let place = unravel(at, &dy.shape);
             let picked = index
@@ -221,9 +221,9 @@ impl Op for GatherGradient {
             }
             let mut target = place.clone();
             target.splice(back.axis..end, [checked(call, picked, shape[back.axis])?]);
-            sums[ravel(&target, &shape)] += dy.at(at).as_f64();
+            add_at(&mut sums, ravel(&target, &shape), dy.at(at));
         }
-        Ok(vec![Tensor::from_f64(dy.dtype, &shape, sums)])
+        Ok(vec![sums])
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
@@ -425,15 +425,15 @@ impl Op for ScatterAdd {
         let (axis, ty) = scatter_parts(call)?;
         let shape = constant_shape(call, &ty.shape)?;
         let mut sums = match inputs[0] {
-            Some(x) => x.to_f64(),
-            None => vec![0.0; shape.iter().product()],
+            Some(x) => x.clone(),
+            None => Tensor::zeros(ty.dtype, &shape),
         };
         for at in 0..index.len() {
             let mut target = unravel(at, &index.shape);
             target[axis] = checked(call, index.at(at).as_i64(), shape[axis])?;
-            sums[ravel(&target, &shape)] += src.at(at).as_f64();
+            add_at(&mut sums, ravel(&target, &shape), src.at(at));
         }
-        Ok(vec![Tensor::from_f64(ty.dtype, &shape, sums)])
+        Ok(vec![sums])
     }
 
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {

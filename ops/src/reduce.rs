@@ -6,7 +6,8 @@ use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, Te
 use crate::reference::{constant_shape, ravel, required, unravel};
 use crate::shape_rules::{axes, expand_to, extent, reciprocal, reduced, reshape};
 use graph::{
-    Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Memlet, Reduction, SymExpr, Tensor,
+    Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Memlet, Reduction, Scalar, SymExpr,
+    Tensor,
 };
 
 /// `reduce`: one value from all elements along axes.
@@ -123,13 +124,22 @@ fn plan(call: &Call) -> Result<ReductionAttributes, OpError> {
 
 /// For each element of the result, the values that go into it, in row-major order.
 pub(crate) fn gather_groups(x: &Tensor, axes: &[usize]) -> Vec<Vec<f64>> {
+    gather_scalars(x, axes, Scalar::as_f64)
+}
+
+/// The same, of what `of` makes of each value.
+pub(crate) fn gather_scalars<T>(
+    x: &Tensor,
+    axes: &[usize],
+    of: impl Fn(Scalar) -> T,
+) -> Vec<Vec<T>> {
     let kept: Vec<usize> = (0..x.shape.len()).filter(|d| !axes.contains(d)).collect();
     let shape: Vec<usize> = kept.iter().map(|d| x.shape[*d]).collect();
-    let mut groups = vec![Vec::new(); shape.iter().product()];
+    let mut groups: Vec<Vec<T>> = (0..shape.iter().product()).map(|_| Vec::new()).collect();
     for at in 0..x.len() {
         let index = unravel(at, &x.shape);
         let place: Vec<usize> = kept.iter().map(|d| index[*d]).collect();
-        groups[ravel(&place, &shape)].push(x.at(at).as_f64());
+        groups[ravel(&place, &shape)].push(of(x.at(at)));
     }
     groups
 }
@@ -167,6 +177,20 @@ fn reduce_values(kind: Kind, values: &[f64]) -> f64 {
     }
 }
 
+/// The same of integers, without a rounding to 53 bits; `None` for what gives floats or truth values.
+fn reduce_integers(kind: Kind, values: &[i64]) -> Option<i64> {
+    let sum = |f: &dyn Fn(i64) -> i64| values.iter().fold(0i64, |s, v| s.wrapping_add(f(*v)));
+    Some(match kind {
+        Kind::Sum => sum(&|v| v),
+        Kind::Prod => values.iter().fold(1i64, |p, v| p.wrapping_mul(*v)),
+        Kind::Max => values.iter().copied().fold(i64::MIN, i64::max),
+        Kind::Min => values.iter().copied().fold(i64::MAX, i64::min),
+        Kind::L1 => sum(&i64::wrapping_abs),
+        Kind::SumSquares => sum(&|v| v.wrapping_mul(v)),
+        Kind::Mean | Kind::Any | Kind::All | Kind::LogSumExp | Kind::L2 => return None,
+    })
+}
+
 impl Op for Reduce {
     fn name(&self) -> &'static str {
         "reduce"
@@ -186,6 +210,16 @@ impl Op for Reduce {
         let plan = plan(call)?;
         let ty = &self.infer(call)?[0];
         let shape = constant_shape(call, &ty.shape)?;
+        if !x.dtype.is_float() && ty.dtype != DType::Bool {
+            let groups = gather_scalars(x, &plan.axes, Scalar::as_i64);
+            let values: Option<Vec<i64>> = groups
+                .iter()
+                .map(|g| reduce_integers(plan.kind, g))
+                .collect();
+            if let Some(values) = values {
+                return Ok(vec![Tensor::from_i64(ty.dtype, &shape, values)]);
+            }
+        }
         let groups = gather_groups(x, &plan.axes);
         let values = groups.iter().map(|g| reduce_values(plan.kind, g)).collect();
         Ok(vec![Tensor::from_f64(ty.dtype, &shape, values)])

@@ -3,7 +3,7 @@
 //! These run on tensors of the tests' sizes; clarity goes before speed.
 
 use crate::op::{Call, OpError};
-use graph::{DType, SymExpr, Tensor};
+use graph::{Binary, DType, Scalar, SymExpr, Tensor};
 
 /// The shape as numbers.
 ///
@@ -66,6 +66,11 @@ pub fn broadcast_offset(shape: &[usize], index: &[usize]) -> usize {
     let skip = index.len() - shape.len();
     let along = shape.iter().zip(&index[skip..]);
     along.fold(0, |at, (n, i)| at * n + if *n == 1 { 0 } else { *i })
+}
+
+/// Adds to the element at a row-major position; integers keep all their bits.
+pub fn add_at(sums: &mut Tensor, at: usize, term: Scalar) {
+    sums.set(at, Binary::Add.eval(sums.at(at), term));
 }
 
 /// A tensor whose element at each index is that of `source` at the position `from` gives; where it

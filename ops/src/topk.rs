@@ -91,21 +91,24 @@ impl Op for TopK {
         let mut positions = Tensor::zeros(DType::I64, &shape);
         for at in (0..values.len()).filter(|at| unravel(*at, &shape)[plan.axis] == 0) {
             let mut index = unravel(at, &shape);
-            let mut row: Vec<(f64, usize)> = (0..x.shape[plan.axis])
+            let mut row: Vec<(Scalar, usize)> = (0..x.shape[plan.axis])
                 .map(|n| {
                     index[plan.axis] = n;
-                    (x.at(ravel(&index, &x.shape)).as_f64(), n)
+                    (x.at(ravel(&index, &x.shape)), n)
                 })
                 .collect();
             // `total_cmp` puts positive NaN above all; zeros of both signs are equal here.
-            row.sort_by(|a, b| {
-                let order = (a.0 + 0.0).total_cmp(&(b.0 + 0.0));
+            row.sort_by(|(a, _), (b, _)| {
+                let order = match x.dtype.is_float() {
+                    true => (a.as_f64() + 0.0).total_cmp(&(b.as_f64() + 0.0)),
+                    false => a.as_i64().cmp(&b.as_i64()),
+                };
                 if plan.largest { order.reverse() } else { order }
             });
             for (n, (value, from)) in row.into_iter().take(shape[plan.axis]).enumerate() {
                 index[plan.axis] = n;
                 let to = ravel(&index, &shape);
-                values.set(to, Scalar::Float(value));
+                values.set(to, value);
                 positions.set(to, Scalar::Int(from as i64));
             }
         }

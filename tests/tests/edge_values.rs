@@ -7,28 +7,11 @@ use onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto, TensorProto};
 use prost::Message;
 use std::collections::BTreeMap;
 use tests::onnx_coverage::{Case, compiled, evaluated};
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Stored {
-    #[prost(message, repeated, tag = "1")]
-    case: Vec<StoredCase>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct StoredCase {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(bytes = "bytes", tag = "2")]
-    model: Bytes,
-    #[prost(bytes = "bytes", repeated, tag = "3")]
-    input: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "4")]
-    output: Vec<Bytes>,
-}
+use tests::stored_cases::{StoredCase, stored_cases};
 
 fn cases() -> Vec<(String, Case)> {
-    let stored: &[u8] = include_bytes!("../../importer/tests/data/edges.cases");
-    let stored = Stored::decode(stored).expect("well-formed cases");
+    let stored = include_bytes!("../../importer/tests/data/edges.cases");
+    let stored = stored_cases(stored).expect("well-formed cases");
     let tensors = |of: &[Bytes]| -> Vec<TensorProto> {
         let decoded = of.iter().cloned().map(TensorProto::decode);
         decoded.map(|t| t.expect("a tensor")).collect()
@@ -37,12 +20,9 @@ fn cases() -> Vec<(String, Case)> {
         model: ModelProto::decode(case.model.clone()).expect("a model"),
         inputs: tensors(&case.input),
         outputs: tensors(&case.output),
+        written_tolerance: 0.0,
     };
-    stored
-        .case
-        .iter()
-        .map(|c| (c.name.clone(), read(c)))
-        .collect()
+    stored.iter().map(|c| (c.name.clone(), read(c))).collect()
 }
 
 #[test]
@@ -162,5 +142,6 @@ fn together(sets: &[(String, i64)], cases: &[(String, Case)]) -> Case {
         },
         inputs,
         outputs,
+        written_tolerance: 0.0,
     }
 }

@@ -9,31 +9,13 @@ use kernels::compile::CompileOptions;
 use kernels::memory::AlignedBuffer;
 use kernels::pool::Pool;
 use kernels::progress::Silent;
-use prost::Message;
+use tests::stored_cases::stored_cases;
 
 /// See importer/tests/data/export.py, which writes the cases.
 const CASES: &[u8] = include_bytes!("../../importer/tests/data/exported.cases");
 
 /// Single precision, through a few layers: relative to the largest value.
 const TOLERANCE: f64 = 2e-5;
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Cases {
-    #[prost(message, repeated, tag = "1")]
-    case: Vec<Case>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Case {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(bytes = "bytes", tag = "2")]
-    model: Bytes,
-    #[prost(bytes = "bytes", repeated, tag = "3")]
-    input: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "4")]
-    output: Vec<Bytes>,
-}
 
 fn buffer(tensor: &Tensor) -> AlignedBuffer {
     let buffer = match tensor.dtype {
@@ -135,7 +117,7 @@ fn check(name: &str, model: &Model, given: Vec<Tensor>, expected: &[Tensor]) {
 
 #[test]
 fn exported_networks_train() {
-    let cases = Cases::decode(CASES).expect("well-formed cases").case;
+    let cases = stored_cases(CASES).expect("well-formed cases");
     let tensors = |list: &[Bytes]| -> Vec<Tensor> {
         list.iter()
             .cloned()

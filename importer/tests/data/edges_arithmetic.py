@@ -191,13 +191,15 @@ REDUCED = [
     edge("large", "ReduceLogSumExp", f32(1000.0, 1000.0, -1000.0), i64(0), known=[1]),
     edge("no numbers", "ReduceMax", f32(1.0, NAN, 3.0), by="reference"),
     edge("integers", "ReduceMean", ints(I32, -1, -2, 0, -4)),
-    edge("beyond 53 bits", "ReduceSum", i64(2**60, 1, 2)),
+    edge("beyond 53 bits", "ReduceSum", i64(2**60, 1, 2), by="reference"),
     edge("integers", "ReduceProd", ints(I32, -3, 5, 7)),
-    edge("integers", "ReduceMin", i64(5, -(2**50) - 1)),
+    edge("beyond 53 bits", "ReduceMin", i64(5, -(2**62) - 1)),
+    edge("beyond 53 bits", "ReduceMax", i64(2**62, 2**62 + 1, 3)),
     edge("attributes", "ReduceMean", ramp(2, 3, 2), opset=13, axes=[-1, 0], keepdims=0),
     edge("ties", "ArgMax", f32(1.0, 3.0, 3.0), keepdims=0),
     edge("last of ties", "ArgMin", f32(1.0, 3.0, 1.0, 2.0), select_last_index=1),
     edge("minus infinity", "ArgMax", np.full((2, 2), -INF, np.float32), axis=-1),
+    edge("beyond 53 bits", "ArgMax", i64(2**62, 2**62 + 1, 3)),
     edge("integers", "ArgMin", ints(I32, 4, -7, 4).reshape(3, 1), axis=0),
     edge(
         "exclusive of infinity",
@@ -225,6 +227,7 @@ REDUCED = [
         reverse=1,
     ),
     edge("of nothing", "CumSum", np.zeros((0, 2), np.float32), np.int32(0), known=[1], exclusive=1),
+    edge("beyond 53 bits", "CumSum", i64(2**62, 1, 1), np.int64(0), known=[1]),
     edge("integers", "CumSum", ints(I32, 5, -7, 2), np.int64(0), known=[1], reverse=1),
     edge("ties", "TopK", f32(3.0, 1.0, 3.0, 2.0), i64(3), known=[1], outputs=2),
     edge(
@@ -238,7 +241,7 @@ REDUCED = [
     ),
     edge("none", "TopK", ramp(2, 3), i64(0), known=[1], outputs=2),
     edge("all along the first", "TopK", ramp(3, 2), i64(3), known=[1], outputs=2, axis=0),
-    edge("integers", "TopK", i64(2**52 + 1, 2**52, 7), i64(2), known=[1], outputs=2),
+    edge("beyond 53 bits", "TopK", i64(2**62, 2**62 + 1, 7), i64(2), known=[1], outputs=2),
 ]
 
 PRODUCTS = [

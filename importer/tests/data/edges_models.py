@@ -309,6 +309,17 @@ SPLIT = [
         for f in ("SUM", "AVERAGE")
     ),
     edge("no base", "TreeEnsembleRegressor", FEATURES, domain=LEARNING, **TREES),
+    *(
+        edge(
+            f"a target without a leaf, {f}",
+            "TreeEnsembleRegressor",
+            FEATURES,
+            domain=LEARNING,
+            aggregate_function=f,
+            **TREES,
+        )
+        for f in ("MIN", "MAX")
+    ),
     edge(
         "sets and comparisons",
         "TreeEnsemble",

@@ -41,7 +41,7 @@ SCATTERED = [
     scattered(
         "nothing", "ScatterElements", ramp(3), np.zeros((0,), np.int64), np.zeros((0,), np.float32)
     ),
-    scattered("large", "ScatterElements", i64(1, 2, 3), i64(1), i64(2**52 + 1)),
+    scattered("beyond 53 bits", "ScatterElements", i64(1, 2, 3), i64(1), i64(2**62 + 1)),
     scattered(
         "truths",
         "ScatterElements",

@@ -1,17 +1,25 @@
-//! Changes of a file that somebody asks for: a part of it, inferred sizes written down, texts left out,
-//! newer versions of the operators, loops written out.
+//! Changes of a file that somebody asks for: a part of it, inferred sizes written down, texts left out, other names,
+//! newer and older versions of the operators, dynamic sizes, 16-bit floats, loops written out.
 //!
 //! Each takes a model and gives another one. None of them is a rewrite: what a rewrite may do is to keep what a
 //! file gives, and these change its interface or what it says of itself.
 
 mod extract;
+mod free;
+mod halve;
+mod lower;
 mod raise;
+mod rename;
 mod sizes;
 mod strip;
 mod unroll;
 
 pub use extract::{ExtractError, extract};
+pub use free::{FreeError, Freed, Names, free, parse_names};
+pub use halve::{Halved, USUALLY_KEPT, halve};
+pub use lower::lower;
 pub use raise::{RAISED_TO, RaiseError, in_known_version, raise, version};
+pub use rename::{RenameError, rename};
 pub use sizes::{described, with_sizes};
 pub use strip::strip;
 pub use unroll::unrolled;

@@ -7,6 +7,7 @@
 mod control;
 
 use crate::attributes::{Attributes, bodies, is_standard};
+use crate::check::schemas::{Type, port, versions};
 use crate::element::Element;
 use crate::evaluate::{is_control, reads};
 use crate::fact::{Fact, MAX_ELEMENTS};
@@ -221,7 +222,9 @@ impl Walk<'_> {
         if let Some(function) = self.functions.called(node) {
             return self.function(function, node, inputs);
         }
-        let operator = operators::find(node)?;
+        let Some(operator) = operators::find(node) else {
+            return stated_types(node, self.opsets.version(&node.domain), &inputs);
+        };
         let cx = Inference {
             node,
             attributes: Attributes::new(node),
@@ -319,6 +322,27 @@ impl Walk<'_> {
             .all(|t| t.len() <= MAX_ELEMENTS)
             .then_some(outputs)
     }
+}
+
+/// The element types that the standard gives the outputs of an operator without a meaning here.
+fn stated_types(node: &NodeProto, version: i64, inputs: &[Option<Fact>]) -> Option<Vec<Fact>> {
+    let domain = if is_standard(node) { "" } else { &node.domain };
+    let known = versions(domain, &node.op_type).iter();
+    let schema = known.rev().find(|schema| schema.since <= version)?;
+    let of_variable = |variable: &Type| {
+        let mut given = inputs.iter().enumerate();
+        given.find_map(|(at, fact)| {
+            let is_same = port(&schema.inputs, at)?.element == *variable;
+            fact.as_ref().filter(|_| is_same)?.element
+        })
+    };
+    let element = |at: usize| match &port(&schema.outputs, at)?.element {
+        Type::Any => None,
+        Type::One(element) => Some(*element),
+        variable => of_variable(variable),
+    };
+    let types = (0..node.output.len()).map(|at| Fact::new(element(at), None));
+    Some(types.collect())
 }
 
 /// A sum of more terms is worth no more than a size of which nothing is known, and products of such sums would
@@ -442,4 +466,25 @@ fn complete_type(fact: &mut Fact, info: &ValueInfoProto, unknowns: &Unknowns) {
 pub fn is_unknown(size: &SymExpr) -> bool {
     size.as_symbol()
         .is_some_and(|s| s.as_str().starts_with('?'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::Trial;
+
+    #[test]
+    fn the_standard_says_types_of_operators_without_a_meaning() {
+        let trial = Trial::new(22).input_of("x", Element::F64, "n 4");
+        let trial = trial
+            .node("s = ai.onnx.ml.Scaler(x)")
+            .node("d = Det(x)")
+            .node("o = Other(x)");
+        let model = trial.output("s", "n 4").model();
+        let facts = known_values(&model.proto, &model.folder, &Unknowns::default());
+        let element = |name| facts.get(name).and_then(|fact| fact.element);
+        assert_eq!(element("s"), Some(Element::F32));
+        assert_eq!(element("d"), Some(Element::F64));
+        assert_eq!(element("o"), None);
+    }
 }

@@ -296,23 +296,35 @@ fn depthwise<R: Real>(plan: &ConvolutionShape, x: &[R], weights: &[R], y: &mut [
     } else {
         0
     };
+    // Where the taps of a line lie is the same for every line.
+    let taps = (0..len).map(|tap| {
+        let inside = w.inside(2, tap % w.kernel[2]);
+        let from = match inside.is_empty() {
+            true => 0,
+            false => w.position(2, inside.start, tap % w.kernel[2]) as usize,
+        };
+        let rows = (
+            tap / (w.kernel[1] * w.kernel[2]),
+            tap / w.kernel[2] % w.kernel[1],
+        );
+        (rows, inside, from)
+    });
+    let taps: Vec<((usize, usize), Range<usize>, usize)> = taps.collect();
     threads::runs(y, w.n_windows(), least, |at, y| {
         let (image, filter) = (at / plan.shape[1], at % plan.shape[1]);
         let x = &x[(image * plan.groups + filter / plan.filters) * in_len..][..in_len];
         let weights = &weights[filter * len..][..len];
         for (line, y) in y.chunks_mut(w.output[2]).enumerate() {
             let (o0, o1) = (line / w.output[1], line % w.output[1]);
-            for (tap, weight) in weights.iter().enumerate() {
-                let p0 = w.position(0, o0, tap / (w.kernel[1] * w.kernel[2]));
-                let p1 = w.position(1, o1, tap / w.kernel[2] % w.kernel[1]);
+            for (weight, ((k0, k1), inside, from)) in weights.iter().zip(&taps) {
+                let p0 = w.position(0, o0, *k0);
+                let p1 = w.position(1, o1, *k1);
                 let is_in = |p: i64, d: usize| (0..w.input[d] as i64).contains(&p);
-                let inside = w.inside(2, tap % w.kernel[2]);
                 if !is_in(p0, 0) || !is_in(p1, 1) || inside.is_empty() {
                     continue;
                 }
                 let line = &x[(p0 as usize * w.input[1] + p1 as usize) * w.input[2]..];
-                let from = w.position(2, inside.start, tap % w.kernel[2]) as usize;
-                let (line, y) = (&line[from..], &mut y[inside]);
+                let (line, y) = (&line[*from..], &mut y[inside.clone()]);
                 if w.strides[2] == 1 {
                     y.iter_mut().zip(line).for_each(|(y, x)| *y += *weight * *x);
                 } else {

@@ -26,6 +26,8 @@ pub struct Attempt {
     pub(super) integers: Integers,
     /// Whether floats are all above zero: what fits logarithms and roots.
     pub(super) positive: bool,
+    /// Whether inputs that decide sizes are what the declared sizes ask for.
+    pub(super) fitted: bool,
 }
 
 impl Attempt {

@@ -84,7 +84,22 @@ pub fn prove(
             rewritten.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         )
     });
-    let checker = checker.map_err(ProveError::Original)?;
+    let checker = match checker {
+        Ok(checker) => checker,
+        // Nothing is known but that the original is the original.
+        Err(VerifyError::Late { .. }) => {
+            return Ok(Proof {
+                rewritten: unchanged(model),
+                evidence: Evidence::default(),
+                dropped: Vec::new(),
+                stopped: Some(Stopped {
+                    n_verified: 0,
+                    n_rewrites: first.applied.len(),
+                }),
+            });
+        }
+        Err(error) => return Err(ProveError::Original(error)),
+    };
     let mut first = Some(first);
     let mut dropped: Vec<Dropped> = Vec::new();
     let mut best: Option<(Rewritten, Evidence)> = None;
@@ -143,6 +158,13 @@ fn judged(
     }
 }
 
+fn unchanged(model: &Model) -> Rewritten {
+    Rewritten {
+        model: model.proto.clone(),
+        applied: Vec::new(),
+    }
+}
+
 /// What is kept where the time is over.
 fn stopped(
     model: &Model,
@@ -155,10 +177,7 @@ fn stopped(
         Some(best) => best,
         // The original gives what it gives.
         None => {
-            let unchanged = Rewritten {
-                model: model.proto.clone(),
-                applied: Vec::new(),
-            };
+            let unchanged = unchanged(model);
             let evidence = checker.check(&unchanged.model);
             (unchanged, evidence.map_err(ProveError::Itself)?)
         }

@@ -11,6 +11,7 @@ use crate::evaluate;
 use crate::infer::{Functions, is_random};
 use crate::operators;
 use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use crate::tensor::Tensor;
 use prost::Message;
 use std::collections::BTreeSet;
 
@@ -61,6 +62,7 @@ impl<'m> Cuts<'m> {
                 .into_iter()
                 .any(|r| cuts.opaque.contains(r));
             let known = is_known(&functions, node) && !makes_no_tensor(node);
+            let known = known && !may_drop(graph, node);
             if (known && !opaque) || node.output.is_empty() {
                 continue;
             }
@@ -73,6 +75,11 @@ impl<'m> Cuts<'m> {
             );
         }
         cuts
+    }
+
+    /// Whether a cut gives other numbers at every run.
+    pub fn draws(&self, node: &NodeProto) -> bool {
+        is_random(node) || (node.op_type == "Dropout" && is_standard(node))
     }
 
     /// Values that depend on cuts of a kind.
@@ -208,6 +215,20 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
     };
     let known = operators::find(node).is_some() || evaluate::is_control(node);
     inner && known && !is_random(node) && !(training && is_standard(node)) && !is_foreign(node)
+}
+
+/// Whether a dropout is asked to drop, or may be: its third input is not a stored `false`.
+fn may_drop(graph: &GraphProto, node: &NodeProto) -> bool {
+    let mode = node.input.get(2).filter(|name| !name.is_empty());
+    let Some(mode) = mode.filter(|_| node.op_type == "Dropout" && is_standard(node)) else {
+        return false;
+    };
+    let mut made = graph.node.iter().filter(|n| n.output.contains(mode));
+    let constant = made.next().filter(|n| n.op_type == "Constant");
+    let value = constant.and_then(|n| Attributes::new(n).tensor("value"));
+    let value = value.or_else(|| stored(graph, mode));
+    let value = value.and_then(|value| Tensor::of_proto(value).ok());
+    value.and_then(|value| value.to_i64()) != Some(vec![0])
 }
 
 /// Whether a node gives elements of a type that is not computed with, 8-bit floats say.

@@ -6,14 +6,16 @@
 //! NaN and infinities planted in the inputs, the same elements are NaN or infinite afterwards. Where
 //! the original runs with a dynamic size of 0, so does the rewritten model. At
 //! operators that have no meaning here both models are cut: what goes in is compared, what comes out
-//! is given. Where inputs and outputs are so large that several runs would fill the memory, there is one run. Never
+//! is given; where its sizes are not known, another program is asked for it (`asked.rs`), or they are guessed. Where inputs and outputs are so large that several runs would fill the memory, there is one run. Never
 //! trusts a rule.
 
+mod asked;
 mod attempts;
 mod bisect;
 mod compare;
 mod cuts;
 mod divergence;
+mod fitting;
 mod given;
 mod gradient;
 mod masks;
@@ -34,7 +36,6 @@ pub use gradient::{
 
 use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
 use crate::file::Model;
-use crate::infer::is_random;
 use crate::proto::ModelProto;
 use crate::tensor::Tensor;
 use cuts::Cuts;
@@ -60,7 +61,7 @@ const MOST_OF_SEVERAL_RUNS: usize = 64 << 20;
 const MOST_TRIPS: i64 = 1 << 13;
 
 /// Another program that runs models, as an independent witness.
-pub trait Oracle: fmt::Debug {
+pub trait Oracle: fmt::Debug + Send + Sync {
     /// Its name, in messages.
     fn name(&self) -> &str;
 
@@ -271,12 +272,18 @@ impl<'m> Checker<'m> {
         let others: Vec<(usize, Planted)> = plans.chain(planted).collect();
         // The first run finds sizes that work.
         let programs = Programs::new(original, options.deadline)?;
+        let programs = programs.asking(original, &mut sampler, options.oracle.as_ref());
         let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
         sampler.settle(&attempt);
         let is_large = first.n_bytes() > MOST_OF_SEVERAL_RUNS;
         let mut runs = vec![first];
         if !is_large {
-            runs.extend(programs.others(&sampler, &wanted, &others)?);
+            match programs.others(&sampler, &wanted, &others) {
+                Ok(others) => runs.extend(others),
+                // One run of the original tells something too.
+                Err(VerifyError::Late { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         let mut checker = Checker {
             original,
@@ -343,7 +350,7 @@ impl<'m> Checker<'m> {
         let finite = self.runs.iter().filter(|run| run.exact.is_some());
         let random = self
             .cuts
-            .after(&self.original.proto, &|node| is_random(node));
+            .after(&self.original.proto, &|node| self.cuts.draws(node));
         let behind = self.cuts.after(&self.original.proto, &|_| true);
         for (n, run) in finite.enumerate() {
             for (k, name) in names.iter().copied().enumerate() {
@@ -505,9 +512,10 @@ fn program<'a>(
 /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
 pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, VerifyError> {
     let cuts = Cuts::new(&model.proto);
-    let sampler = Sampler::new(model, &cuts, options)?;
+    let mut sampler = Sampler::new(model, &cuts, options)?;
     let wanted = cuts.wanted(&model.proto);
     let programs = Programs::new(model, options.deadline)?;
+    let programs = programs.asking(model, &mut sampler, options.oracle.as_ref());
     let (run, _) = programs.run(&sampler, &wanted, seed, Planted::Nothing)?;
     // What stands for nodes without a meaning here is nobody's input.
     let inputs = model.proto.graph.iter().flat_map(|g| &g.input);

@@ -3,15 +3,17 @@
 //! Owns the order of these runs. Small models run side by side on threads with decoded initializers kept;
 //! of large ones all runs go through the file in step, so that it is read once for all of them.
 
+use super::asked::Asked;
 use super::attempts::Attempt;
 use super::samples::{Planted, Sampler};
-use super::{VerifyError, program};
+use super::{Oracle, VerifyError, program};
 use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
 use crate::file::Model;
 use crate::operators::threads;
 use crate::tensor::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One run of the original.
@@ -93,6 +95,8 @@ struct PlannedRun {
 pub(super) struct Programs<'m> {
     pub stored: Program<'m>,
     exact: Program<'m>,
+    /// Who is asked for what nodes give that have no meaning here.
+    asked: Option<Asked>,
 }
 
 impl<'m> Programs<'m> {
@@ -102,9 +106,37 @@ impl<'m> Programs<'m> {
             Ok(Programs {
                 stored: program(Precision::AsStored)?,
                 exact: program(Precision::Float64)?,
+                asked: None,
             })
         };
         programs().map_err(|cause| VerifyError::Original { cause })
+    }
+
+    /// Asks an oracle, if there is one, for what the sampler would guess.
+    pub fn asking(
+        mut self,
+        model: &Model,
+        sampler: &mut Sampler,
+        oracle: Option<&Arc<dyn Oracle>>,
+    ) -> Programs<'m> {
+        if let Some(oracle) = oracle {
+            self.asked = Asked::new(model, sampler.ask(), oracle);
+        }
+        self
+    }
+
+    /// Inputs of those sizes, with what an oracle gives; `None` if a size comes out negative, or the oracle refuses.
+    fn feeds(
+        &self,
+        sampler: &Sampler,
+        (seed, planted): (usize, Planted),
+        attempt: &Attempt,
+    ) -> Result<Option<Values>, VerifyError> {
+        let feeds = sampler.feeds(seed, attempt, planted)?;
+        match (&self.asked, feeds) {
+            (Some(asked), Some(feeds)) => asked.with_values(feeds),
+            (_, feeds) => Ok(feeds),
+        }
     }
 
     /// The runs after the first: with each of `others`, and with each size 0 with which the original runs.
@@ -144,10 +176,11 @@ impl<'m> Programs<'m> {
     ) -> Result<Vec<Run>, VerifyError> {
         let mut plans = Vec::new();
         for (seed, planted) in others {
-            plans.push(sampler.first(*seed, *planted)?);
+            plans.push(self.first(sampler, (*seed, *planted))?);
         }
         for attempt in sampler.empties() {
-            if let Some(feeds) = sampler.feeds(0, &attempt, Planted::Nothing)? {
+            let finite = (0, Planted::Nothing);
+            if let Some(feeds) = self.feeds(sampler, finite, &attempt)? {
                 plans.push(Some(PlannedRun {
                     seed: 0,
                     planted: Planted::Nothing,
@@ -215,7 +248,7 @@ impl<'m> Programs<'m> {
     ) -> Result<Option<Run>, VerifyError> {
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         let planted = Planted::Nothing;
-        let feeds = sampler.feeds(0, &attempt, planted)?;
+        let feeds = self.feeds(sampler, (0, planted), &attempt)?;
         Ok(feeds.and_then(|feeds| {
             let stored = self.stored.run(&feeds, &names);
             let exact = stored.is_ok().then(|| self.exact.run(&feeds, &names));
@@ -240,7 +273,10 @@ impl<'m> Programs<'m> {
         seed: usize,
         planted: Planted,
     ) -> Result<(Run, Attempt), VerifyError> {
-        let failed = |cause| VerifyError::Original { cause };
+        let failed = |cause| match cause {
+            EvaluateError::Late { node } => VerifyError::Late { node },
+            cause => VerifyError::Original { cause },
+        };
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         let mut last = None;
         let started = Instant::now();
@@ -249,7 +285,7 @@ impl<'m> Programs<'m> {
             if last.is_some() && started.elapsed() > LONGEST_TRYING {
                 break;
             }
-            let Some(feeds) = sampler.feeds(seed, &attempt, planted)? else {
+            let Some(feeds) = self.feeds(sampler, (seed, planted), &attempt)? else {
                 continue;
             };
             let plan = PlannedRun {
@@ -296,13 +332,15 @@ impl<'m> Programs<'m> {
             cause: last.unwrap_or(none),
         })
     }
-}
 
-impl Sampler {
     /// The first inputs that can be made up.
-    fn first(&self, seed: usize, planted: Planted) -> Result<Option<PlannedRun>, VerifyError> {
-        for attempt in self.attempts(seed, planted) {
-            if let Some(feeds) = self.feeds(seed, &attempt, planted)? {
+    fn first(
+        &self,
+        sampler: &Sampler,
+        (seed, planted): (usize, Planted),
+    ) -> Result<Option<PlannedRun>, VerifyError> {
+        for attempt in sampler.attempts(seed, planted) {
+            if let Some(feeds) = self.feeds(sampler, (seed, planted), &attempt)? {
                 return Ok(Some(PlannedRun {
                     seed,
                     planted,
@@ -348,6 +386,7 @@ mod tests {
         let programs = Programs {
             stored: program(Precision::AsStored),
             exact: program(Precision::Float64),
+            asked: None,
         };
         assert_eq!(programs.stored.keeps(), keeping);
         let cuts = Cuts::new(&model.proto);

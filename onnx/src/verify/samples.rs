@@ -1,12 +1,13 @@
 //! Inputs made up for a model: sizes that it runs with, numbers of the kinds it expects.
 //!
 //! Normal numbers for floats; for integers, positions below the size of what they look up, otherwise 0
-//! and 1, and in every second run small numbers of both signs where the model runs on them. Sizes are
-//! equal first, so that much fits, then all different, then one after the other 0. The same seed gives
+//! and 1, and in every second run small numbers of both signs where the model runs on them; what decides
+//! sizes is what the declared ones ask for (`fitting.rs`). Sizes are equal first, so that much fits, then all different, then one after the other 0. The same seed gives
 //! the same inputs.
 
 use super::attempts::{Attempt, Integers};
 use super::cuts::Cuts;
+use super::fitting::Fitting;
 use super::random::Random;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
@@ -42,10 +43,14 @@ struct Given {
     fact: Fact,
     /// For integers: all are below it.
     bound: Option<i64>,
+    /// What fits, where it decides sizes.
+    fitting: Option<Fitting>,
     /// The node that would compute it, where models are cut.
     by: Option<String>,
     /// Whether the file holds a value for it, which a caller may replace.
     has_default: bool,
+    /// Whether its type or sizes are not known but guessed.
+    is_guessed: bool,
 }
 
 /// Makes up inputs.
@@ -62,10 +67,12 @@ pub struct Sampler {
     settled: Option<Attempt>,
     /// Whether floats had to be above zero.
     positive: bool,
+    /// Whether what would be guessed is asked of another program instead.
+    asks: bool,
 }
 
-/// Values that are tried for dynamic sizes; small ones first, then what convolutional networks need.
-const TRIED: [i64; 9] = [5, 8, 16, 1, 2, 32, 64, 128, 224];
+/// Values that are tried for dynamic sizes: small ones first, then what convolutional networks need.
+const TRIED: [i64; 9] = [5, 8, 16, 32, 1, 2, 64, 128, 224];
 /// Dynamic sizes that are tried with 0, at most.
 const MOST_EMPTIES: usize = 4;
 /// Integers of both signs are at most that far from 0.
@@ -92,12 +99,16 @@ impl Sampler {
             let mut fact = declared(info, &unknowns);
             name_unknown(&mut fact, &info.name);
             let bound = bound(graph, &facts, &info.name, 0);
+            let shape = fact.shape.as_deref();
+            let fitting = shape.and_then(|shape| Fitting::new(graph, &facts, &info.name, shape));
             given.push(Given {
                 name: info.name.clone(),
                 fact,
                 bound,
+                fitting,
                 by: None,
                 has_default: stored.contains(info.name.as_str()),
+                is_guessed: false,
             });
         }
         given.retain(|g: &Given| !cuts.is_opaque(&g.name));
@@ -110,14 +121,18 @@ impl Sampler {
                 .filter(|o| !o.is_empty() && !cuts.is_opaque(o))
             {
                 let fact = facts.get(output).cloned().unwrap_or_default();
+                let has_sizes = fact.shape.iter().any(|s| !s.iter().any(is_unknown));
+                let is_guessed = fact.element.is_none() || !has_sizes;
                 let fact = guessed(graph, &facts, node, fact);
                 let by = Some(label(node));
                 given.push(Given {
                     name: output.clone(),
                     fact,
                     bound: None,
+                    fitting: None,
                     by,
                     has_default: false,
+                    is_guessed,
                 });
             }
         }
@@ -150,7 +165,15 @@ impl Sampler {
             relations: options.relations.clone(),
             settled: None,
             positive: false,
+            asks: false,
         })
+    }
+
+    /// Leaves out from now on what would be guessed; gives its names.
+    pub fn ask(&mut self) -> Vec<String> {
+        self.asks = true;
+        let guessed = self.given.iter().filter(|given| given.is_guessed);
+        guessed.map(|given| given.name.clone()).collect()
     }
 
     /// Whether anything of floats is made up.
@@ -217,6 +240,13 @@ impl Sampler {
             let all = attempts.clone().into_iter();
             attempts.extend(all.map(|attempt| Attempt {
                 positive: true,
+                ..attempt
+            }));
+        }
+        if self.given.iter().any(|given| given.fitting.is_some()) {
+            let all = attempts.clone().into_iter();
+            attempts.extend(all.map(|attempt| Attempt {
+                fitted: !attempt.fitted,
                 ..attempt
             }));
         }
@@ -291,6 +321,7 @@ impl Sampler {
             sizes,
             integers,
             positive: self.positive,
+            fitted: self.settled.as_ref().is_none_or(|settled| settled.fitted),
         }
     }
 
@@ -347,7 +378,8 @@ impl Sampler {
         let mut feeds = self.fixed.clone();
         let mut room = MOST_ELEMENTS + 1;
         for (n, given) in self.given.iter().enumerate() {
-            let left_out = given.has_default && !replaces(seed, given);
+            let left_out =
+                (given.has_default && !replaces(seed, given)) || (given.is_guessed && self.asks);
             if feeds.contains_key(&given.name) || left_out {
                 continue;
             }
@@ -360,6 +392,14 @@ impl Sampler {
                 return Ok(None);
             }
             let mut random = Random::new(seed as u64 * 1000 + n as u64);
+            let fitting = given.fitting.as_ref().filter(|_| attempt.fitted);
+            let fitted = fitting.and_then(|fitting| {
+                fitting.tensor((element, &sizes), &bindings, attempt.integers, &mut random)
+            });
+            if let Some(fitted) = fitted {
+                feeds.insert(given.name.clone(), fitted);
+                continue;
+            }
             let mut tensor = random.tensor(element, &sizes, given.bound, attempt.integers);
             if element == Element::Bool && tensor.len() == 1 {
                 // A condition, perhaps: each seed the other branch than the seed before.

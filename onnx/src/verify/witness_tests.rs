@@ -83,3 +83,49 @@ fn made_up_inputs_are_inputs_only() {
     let made = made_up(&model, 0, &Options::default()).expect("inputs");
     assert_eq!(made.into_keys().collect::<Vec<_>>(), ["x"]);
 }
+
+/// Knows `Mystery`, which doubles the rows of its input.
+#[derive(Debug)]
+struct Doubles;
+
+impl Oracle for Doubles {
+    fn name(&self) -> &str {
+        "Doubles"
+    }
+
+    fn outputs(&self, model: &Model, feeds: &[Values]) -> Result<Vec<Vec<Tensor>>, OracleError> {
+        let asked: Vec<&String> = graph_outputs(&model.proto).collect();
+        let doubled = |feeds: &Values| {
+            let x = &feeds["x"];
+            let values = x.to_f64().expect("numbers");
+            let twice = values.iter().chain(&values).map(|v| *v as f32).collect();
+            let shape = [2 * x.shape[0], x.shape[1]];
+            Tensor::new(&shape, crate::tensor::Values::F32(twice))
+        };
+        let one = |feeds: &Values| match asked.as_slice() {
+            [name] if *name == "m" || *name == "y" => Ok(vec![doubled(feeds)]),
+            other => Err(OracleError::Refused(format!("{other:?}"))),
+        };
+        feeds.iter().map(one).collect()
+    }
+}
+
+#[test]
+fn an_oracle_tells_the_sizes_that_nobody_declares() {
+    let trial = Trial::new(17).input("x", "3 4").node("m = own.Mystery(x)");
+    // Of three rows, as would be guessed, no halves can be made.
+    let trial = trial.ints("halves", &[2, 3, 4]).ints("rows", &[6, 4]);
+    let trial = trial
+        .node("h = Reshape(m, halves)")
+        .node("y = Reshape(h, rows)");
+    let model = trial.output("y", "6 4").model();
+    let run = |oracle: Option<Arc<dyn Oracle>>| {
+        let options = Options {
+            oracle,
+            ..Options::default()
+        };
+        Checker::new(&model, &options).map(|checker| checker.runs.len())
+    };
+    assert!(matches!(run(None), Err(VerifyError::Original { .. })));
+    assert!(run(Some(Arc::new(Doubles))).is_ok_and(|n| n > 1));
+}

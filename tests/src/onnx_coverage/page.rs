@@ -16,7 +16,8 @@ pub fn page(found: &[Found], command: &str) -> String {
          and verified, *imported* as a graph, whose *interpretation* and *C* give the expected outputs, and \
          *differentiated*. A number `a/b` says that a of b cases are; `–` that the question does not arise. The last \
          column has the *rules* of `optimize` that change one of these cases, which most have a single node; \
-         `shorthaul optimize --list-rules` says what they do.\n"
+         `shorthaul optimize --list-rules` says what they do. Some cases expect one draw of NumPy's random numbers; a \
+         graph draws numbers of its own, which are held against what may be drawn: 0 or one number, and how often.\n"
     );
     let ours: Vec<&Found> = found.iter().filter(|f| f.has_our_types).collect();
     let _ = writeln!(text, "{}\n", sentence(&ours, found.len()));

@@ -139,7 +139,7 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
     let width = columns
         .iter()
         .max()
-        .and_then(|n| usize::try_from(n + 1).ok());
+        .and_then(|n| usize::try_from(n.checked_add(1)?).ok());
     let is_usual = columns.iter().all(|n| (0..MOST_PAIRS).contains(n));
     let width = width
         .filter(|_| is_usual)

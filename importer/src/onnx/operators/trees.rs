@@ -70,6 +70,9 @@ type Ways = BTreeMap<usize, Vec<(usize, bool)>>;
 impl Trees {
     fn ways(&self) -> Result<Ways, Refusal> {
         let mut ways = Ways::new();
+        if self.conditions.len().saturating_mul(self.leaves.len()) > MOST_ELEMENTS {
+            return Err("its trees have too many leaves".into());
+        }
         for root in &self.roots {
             let mut open = vec![(*root, Vec::new())];
             while let Some((at, way)) = open.pop() {
@@ -86,9 +89,6 @@ impl Trees {
                         }
                     }
                     _ => return Err("its trees lead to nodes that are not there".into()),
-                }
-                if open.len() + ways.len() > MOST_ELEMENTS / 64 {
-                    return Err("its trees have too many leaves".into());
                 }
             }
         }
@@ -119,9 +119,7 @@ impl Trees {
             )));
         }
         let (n_conditions, n_leaves) = (self.conditions.len(), ways.len());
-        if n_conditions.saturating_mul(n_leaves) > MOST_ELEMENTS
-            || targets.saturating_mul(n_leaves) > MOST_ELEMENTS
-        {
+        if targets.saturating_mul(n_leaves) > MOST_ELEMENTS {
             return Err("its trees have too many leaves".into());
         }
         let dtype = cx.dtype(x);
@@ -165,7 +163,11 @@ impl Trees {
         let counts = Expr::In(0).mul(Expr::In(2)).gt(Expr::float(0.5));
         let each = Expr::select(counts, Expr::In(1), Expr::float(neutral)).cast(dtype);
         let each = cx.elementwise(each, &[reached, weights, is_given])?;
-        cx.reduce(each, kind, &[1], false)
+        let found = cx.reduce(each, kind, &[1], false)?;
+        // A target that no leaf gives is zero.
+        let is_absent = Expr::In(0).eq_(Expr::float(neutral));
+        let found_or_zero = Expr::select(is_absent, Expr::float(0.0), Expr::In(0));
+        cx.elementwise(found_or_zero.cast(dtype), &[found])
     }
 
     /// `[rows, conditions]`: 1 where a condition holds, else 0.
@@ -385,10 +387,8 @@ fn comparison(mode: i64) -> Result<Binary, Refusal> {
 fn texts(cx: &NodeCx, name: &str) -> Vec<String> {
     cx.has(name);
     let found = cx.node.attribute.iter().find(|a| a.name == name);
-    let texts = found.iter().flat_map(|a| &a.strings);
-    texts
-        .map(|text| String::from_utf8_lossy(text).into_owned())
-        .collect()
+    let text = |bytes: &bytes::Bytes| String::from_utf8_lossy(bytes).into_owned();
+    found.map_or_else(Vec::new, |a| a.strings.iter().map(text).collect())
 }
 
 /// Numbers from an attribute of floats or from a tensor.

@@ -1,0 +1,347 @@
+//! A model that computes in 16-bit floats.
+//!
+//! Before → after: `y = MatMul(x, w)` in f32 → `h = Cast(x); k = MatMul(h, w16); y = Cast(k)`. Inputs and outputs of
+//! the model keep their types. A node stays in f32 if the standard's version of it takes no such floats, if it has
+//! bodies, if it draws at random, if it asks for a type by attribute, or if the caller says so; a stored value with
+//! elements beyond the largest 16-bit float stays too. How far results move is measured by verification, not here.
+
+use super::{RaiseError, names, version};
+use crate::attributes::{bodies, is_standard};
+use crate::check::schemas::{Port, Schema, Type, port, versions};
+use crate::element::Element;
+use crate::evaluate::captured;
+use crate::infer::{Facts, is_random, known_values};
+use crate::operators::Unknowns;
+use crate::proto::{GraphProto, ModelProto, NodeProto};
+use crate::rewrite::patch::int;
+use crate::stored::Stored;
+use crate::tensor::Tensor;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Operators that stay in f32 unless the caller says otherwise: sums of many terms and of large ones.
+pub const USUALLY_KEPT: [&str; 3] = ["ReduceSumSquare", "ReduceL2", "CumSum"];
+
+/// A model that computes in 16-bit floats.
+#[derive(Clone, Debug)]
+pub struct Halved {
+    /// The model.
+    pub model: ModelProto,
+    /// Nodes that compute in 16-bit floats now.
+    pub n_halved: usize,
+    /// Nodes with f32 that stay, by operator.
+    pub kept: BTreeMap<String, usize>,
+}
+
+/// The model with f32 replaced by `half` (f16 or bf16), but for nodes whose operator or name is in `keep`.
+///
+/// # Errors
+/// [`RaiseError::Functions`].
+pub fn halve(
+    model: &ModelProto,
+    folder: &Arc<Path>,
+    half: Element,
+    keep: &BTreeSet<String>,
+) -> Result<Halved, RaiseError> {
+    if !model.functions.is_empty() {
+        return Err(RaiseError::Functions);
+    }
+    let mut model = model.clone();
+    let facts = known_values(&model, folder, &Unknowns::default());
+    let opset = version(&model);
+    let mut made = Halved {
+        model: ModelProto::default(),
+        n_halved: 0,
+        kept: BTreeMap::new(),
+    };
+    if let Some(graph) = &mut model.graph {
+        let mut taken = BTreeSet::new();
+        names(graph, &mut taken);
+        let mut halving = Halving {
+            half,
+            facts: &facts,
+            taken,
+            halves: BTreeMap::new(),
+            too_large: BTreeSet::new(),
+            nodes: Vec::new(),
+        };
+        halving.weights(graph, folder);
+        for node in std::mem::take(&mut graph.node) {
+            let is_kept = keep.contains(&node.op_type) || keep.contains(&node.name);
+            let ports = halving.ports(&node, opset).filter(|_| !is_kept);
+            match ports {
+                Some(ports) => {
+                    made.n_halved += 1;
+                    halving.halved(node, &ports);
+                }
+                None => {
+                    if halving.has_floats(&node) {
+                        *made.kept.entry(node.op_type.clone()).or_default() += 1;
+                    }
+                    halving.nodes.push(node);
+                }
+            }
+        }
+        graph.node = halving.nodes;
+        unread_goes(graph);
+        // Types of inner values are not what they were.
+        graph.value_info.clear();
+    }
+    made.model = model;
+    Ok(made)
+}
+
+/// Which inputs and outputs of a node are in 16-bit floats.
+struct Ports {
+    inputs: Vec<bool>,
+    outputs: Vec<bool>,
+}
+
+struct Halving<'a> {
+    half: Element,
+    facts: &'a Facts,
+    taken: BTreeSet<String>,
+    /// Values that exist in 16-bit floats too, by name.
+    halves: BTreeMap<String, String>,
+    /// Stored values that do not fit them.
+    too_large: BTreeSet<String>,
+    nodes: Vec<NodeProto>,
+}
+
+impl Halving<'_> {
+    fn is_float(&self, name: &str) -> bool {
+        let fact = self.facts.get(name);
+        fact.is_some_and(|fact| fact.element == Some(Element::F32))
+    }
+
+    fn has_floats(&self, node: &NodeProto) -> bool {
+        let mut all = node.input.iter().chain(&node.output);
+        all.any(|name| self.is_float(name))
+    }
+
+    /// Which values of a node may be halved; `None` if it stays as it is.
+    fn ports(&self, node: &NodeProto, opset: i64) -> Option<Ports> {
+        let asks_for_a_type = ["to", "dtype", "output_dtype", "value", "value_float"];
+        let mut attributes = node.attribute.iter().map(|a| a.name.as_str());
+        let stays = !is_standard(node)
+            || bodies(node).next().is_some()
+            || is_random(node)
+            || attributes.any(|name| asks_for_a_type.contains(&name))
+            || node.input.iter().any(|name| self.too_large.contains(name));
+        if stays {
+            return None;
+        }
+        let schema = versions("", &node.op_type).iter().rev();
+        let schema: &Schema = schema
+            .into_iter()
+            .find(|s| s.since <= opset && !s.is_deprecated)?;
+        let takes = |element: &Type| {
+            let is_variable = matches!(element, Type::Variable(_));
+            let allowed = schema.allowed(element)?;
+            Some(is_variable && allowed.contains(&self.half))
+        };
+        // A type variable that allows f32 but not the half keeps the node as it is.
+        let floats = |names: &[String], ports: &[Port]| -> Option<Vec<bool>> {
+            let halved = |(at, name): (usize, &String)| match self.is_float(name) {
+                false => Some(false),
+                true => match &port(ports, at)?.element {
+                    Type::One(_) => Some(false),
+                    element => takes(element)?.then_some(true),
+                },
+            };
+            names.iter().enumerate().map(halved).collect()
+        };
+        let ports = Ports {
+            inputs: floats(&node.input, &schema.inputs)?,
+            outputs: floats(&node.output, &schema.outputs)?,
+        };
+        ports
+            .outputs
+            .iter()
+            .chain(&ports.inputs)
+            .any(|half| *half)
+            .then_some(ports)
+    }
+
+    /// Stored values, in 16-bit floats where they fit.
+    fn weights(&mut self, graph: &mut GraphProto, folder: &Arc<Path>) {
+        let ports: BTreeSet<&str> = graph.input.iter().map(|port| port.name.as_str()).collect();
+        let mut made = Vec::new();
+        for tensor in &graph.initializer {
+            let stored = Stored::new(tensor.clone(), folder);
+            // What a caller may replace is cast like an input.
+            if stored.element() != Some(Element::F32) || ports.contains(tensor.name.as_str()) {
+                continue;
+            }
+            let Some(half) = stored.tensor().ok().and_then(|t| self.tensor(&t)) else {
+                self.too_large.insert(tensor.name.clone());
+                continue;
+            };
+            let name = self.fresh(&tensor.name);
+            made.push(half.to_proto(&name));
+            self.halves.insert(tensor.name.clone(), name);
+        }
+        graph.initializer.append(&mut made);
+    }
+
+    /// A tensor in 16-bit floats; `None` if a finite element becomes infinite.
+    fn tensor(&self, tensor: &Tensor) -> Option<Tensor> {
+        let values = tensor.to_f64()?;
+        let half = Tensor::floats(self.half, &tensor.shape, &values)?;
+        let rounded = half.to_f64()?;
+        let fits = values
+            .iter()
+            .zip(&rounded)
+            .all(|(a, b)| a.is_finite() == b.is_finite());
+        fits.then_some(half)
+    }
+
+    fn cast(&mut self, from: &str, to: &str, element: Element) {
+        self.nodes.push(NodeProto {
+            op_type: "Cast".to_string(),
+            input: vec![from.to_string()],
+            output: vec![to.to_string()],
+            attribute: vec![int("to", i64::from(element.number()))],
+            ..Default::default()
+        });
+    }
+
+    fn halved(&mut self, mut node: NodeProto, ports: &Ports) {
+        for (name, half) in node.input.iter_mut().zip(&ports.inputs) {
+            if !half {
+                continue;
+            }
+            if !self.halves.contains_key(name) {
+                let made = self.fresh(name);
+                self.cast(name, &made, self.half);
+                self.halves.insert(name.clone(), made);
+            }
+            *name = self.halves[name.as_str()].clone();
+        }
+        let mut whole = Vec::new();
+        for (name, half) in node.output.iter_mut().zip(&ports.outputs) {
+            if *half {
+                let made = self.fresh(name);
+                whole.push((made.clone(), name.clone()));
+                self.halves.insert(name.clone(), made.clone());
+                *name = made;
+            }
+        }
+        self.nodes.push(node);
+        for (half, whole) in whole {
+            self.cast(&half, &whole, Element::F32);
+        }
+    }
+
+    /// A name like `base` that nothing has.
+    fn fresh(&mut self, base: &str) -> String {
+        let mut n = 0;
+        loop {
+            let name = match n {
+                0 => format!("{base}_16"),
+                n => format!("{base}_16_{n}"),
+            };
+            if self.taken.insert(name.clone()) {
+                return name;
+            }
+            n += 1;
+        }
+    }
+}
+
+/// Casts and stored values that nothing reads are left out.
+fn unread_goes(graph: &mut GraphProto) {
+    let mut read: BTreeSet<String> = graph.output.iter().map(|o| o.name.clone()).collect();
+    let mut nodes: Vec<NodeProto> = Vec::new();
+    for node in std::mem::take(&mut graph.node).into_iter().rev() {
+        if node.op_type == "Cast" && !node.output.iter().any(|o| read.contains(o)) {
+            continue;
+        }
+        read.extend(node.input.iter().cloned());
+        for body in bodies(&node) {
+            read.extend(captured(body).into_iter().map(str::to_string));
+        }
+        nodes.push(node);
+    }
+    nodes.reverse();
+    graph.node = nodes;
+    let ports: BTreeSet<String> = graph.input.iter().map(|port| port.name.clone()).collect();
+    let is_read = |name: &String| read.contains(name) || ports.contains(name);
+    graph.initializer.retain(|tensor| is_read(&tensor.name));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::{Trial, reals};
+    use crate::tensor::Values;
+    use crate::verify::{Checker, Options};
+
+    fn network() -> Trial {
+        let trial = Trial::new(17)
+            .input("x", "n 8")
+            .constant("w", reals(&[8, 8]));
+        let trial = trial.node("a = MatMul(x, w)").node("b = Relu(a)");
+        trial.node("y = Softmax(b)").output("y", "n 8")
+    }
+
+    fn halved(trial: &Trial, half: Element, keep: &[&str]) -> Halved {
+        let model = trial.model();
+        let keep = keep.iter().map(|op| op.to_string()).collect();
+        halve(&model.proto, &model.folder, half, &keep).expect("no functions")
+    }
+
+    fn operators(halved: &Halved) -> Vec<String> {
+        let nodes = &halved.model.graph.as_ref().expect("a graph").node;
+        nodes.iter().map(|node| node.op_type.clone()).collect()
+    }
+
+    #[test]
+    fn nodes_between_the_ends_compute_in_16_bits_with_a_measured_error() {
+        for (half, least, most) in [(Element::F16, 1e-6, 1e-2), (Element::BF16, 1e-5, 1e-1)] {
+            let trial = network();
+            let made = halved(&trial, half, &[]);
+            assert_eq!(
+                operators(&made),
+                ["Cast", "MatMul", "Relu", "Softmax", "Cast"]
+            );
+            assert_eq!((made.n_halved, made.kept.len()), (3, 0));
+            let model = trial.model();
+            let allowed = |tolerance| Options {
+                tolerance,
+                ..Options::default()
+            };
+            let check = |tolerance| {
+                let options = allowed(tolerance);
+                let checker = Checker::new(&model, &options).expect("it runs");
+                checker.check_other(&model.with(made.model.clone()))
+            };
+            let (_, error) = check(most)
+                .expect("close enough")
+                .worst()
+                .expect("an output");
+            assert!(error > least && error < most, "{half:?}: {error}");
+            assert!(check(1e-7).is_err());
+        }
+    }
+
+    #[test]
+    fn kept_operators_and_large_weights_stay() {
+        let made = halved(&network(), Element::F16, &["Softmax"]);
+        assert_eq!(
+            operators(&made),
+            ["Cast", "MatMul", "Relu", "Cast", "Softmax"]
+        );
+        assert_eq!(made.kept["Softmax"], 1);
+        let large = Tensor::new(&[1], Values::F32(vec![1e6]));
+        let trial = Trial::new(17).input("x", "n").constant("c", large);
+        let made = halved(
+            &trial.node("y = Mul(x, c)").output("y", "n"),
+            Element::F16,
+            &[],
+        );
+        assert_eq!(operators(&made), ["Mul"]);
+        assert_eq!((made.n_halved, made.kept["Mul"]), (0, 1));
+    }
+}

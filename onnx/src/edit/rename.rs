@@ -1,0 +1,135 @@
+//! Inputs and outputs under other names.
+
+use super::names;
+use crate::attributes::bodies_mut;
+use crate::evaluate::captured;
+use crate::proto::{GraphProto, ModelProto};
+use std::collections::BTreeSet;
+
+/// Why names stay.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RenameError {
+    /// Nothing is called so.
+    #[error("there is no input or output `{name}`; there are {known}")]
+    Unknown {
+        /// What was given.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// Something else is called so already.
+    #[error("the name `{name}` is taken: another value of the file has it")]
+    Taken {
+        /// The new name.
+        name: String,
+    },
+}
+
+/// The model with inputs and outputs, of the first name of each pair, under the second one.
+///
+/// # Errors
+/// See [`RenameError`].
+pub fn rename(model: &ModelProto, pairs: &[(String, String)]) -> Result<ModelProto, RenameError> {
+    let mut model = model.clone();
+    let Some(graph) = &mut model.graph else {
+        return Ok(model);
+    };
+    for (old, new) in pairs {
+        let ports: BTreeSet<&String> = graph
+            .input
+            .iter()
+            .chain(&graph.output)
+            .map(|p| &p.name)
+            .collect();
+        if !ports.contains(old) {
+            let known: Vec<&str> = ports.into_iter().map(String::as_str).collect();
+            return Err(RenameError::Unknown {
+                name: old.clone(),
+                known: known.join(", "),
+            });
+        }
+        let mut taken = BTreeSet::new();
+        names(graph, &mut taken);
+        taken.extend(graph.output.iter().map(|port| port.name.clone()));
+        if new.is_empty() || taken.contains(new) {
+            return Err(RenameError::Taken { name: new.clone() });
+        }
+        within(graph, old, new);
+    }
+    Ok(model)
+}
+
+/// Renames a value of a graph everywhere in it, in bodies where they read it from around them.
+fn within(graph: &mut GraphProto, old: &str, new: &str) {
+    let change = |name: &mut String| {
+        if name == old {
+            *name = new.to_string();
+        }
+    };
+    let ports = graph.input.iter_mut().chain(&mut graph.output);
+    ports
+        .chain(&mut graph.value_info)
+        .for_each(|port| change(&mut port.name));
+    graph
+        .initializer
+        .iter_mut()
+        .for_each(|tensor| change(&mut tensor.name));
+    let sparse = graph.sparse_initializer.iter_mut();
+    sparse
+        .flat_map(|s| &mut s.values)
+        .for_each(|tensor| change(&mut tensor.name));
+    for node in &mut graph.node {
+        node.input
+            .iter_mut()
+            .chain(&mut node.output)
+            .for_each(change);
+        for body in bodies_mut(node) {
+            if captured(body).contains(old) {
+                within(body, old, new);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rewrite::trial::Trial;
+    use crate::verify::{Checker, Options};
+
+    fn pair(old: &str, new: &str) -> (String, String) {
+        (old.to_string(), new.to_string())
+    }
+
+    #[test]
+    fn ports_are_renamed_with_all_that_reads_them() {
+        let made = |x: &str, y: &str| {
+            let trial = Trial::new(17)
+                .input(x, "n 4")
+                .node(&format!("a = Exp({x})"));
+            let trial = trial.node(&format!("{y} = Mul(a, {x})"));
+            trial.output(y, "n 4").model()
+        };
+        let model = made("x", "y");
+        let renamed = rename(&model.proto, &[pair("x", "image"), pair("y", "score")]);
+        let renamed = renamed.expect("free names");
+        assert_eq!(renamed, made("image", "score").proto);
+        assert!(Checker::new(&model.with(renamed), &Options::default()).is_ok());
+    }
+
+    #[test]
+    fn names_that_are_not_there_or_taken_are_refused() {
+        let trial = Trial::new(17).input("x", "n 4").node("a = Exp(x)");
+        let model = trial.node("y = Neg(a)").output("y", "n 4").model().proto;
+        let refused = |old, new| rename(&model, &[pair(old, new)]).map(drop);
+        let taken = |name: &str| {
+            Err(RenameError::Taken {
+                name: name.to_string(),
+            })
+        };
+        assert_eq!(refused("x", "y"), taken("y"));
+        assert_eq!(refused("x", "a"), taken("a"));
+        let unknown = refused("a", "b").expect_err("not a port").to_string();
+        assert_eq!(unknown, "there is no input or output `a`; there are x, y");
+    }
+}
