@@ -105,6 +105,8 @@ pub enum Refusal {
     Copied(CallObstacle),
     /// The recipe asks for row-major order.
     RowMajor,
+    /// The recipe asks for an order that the container cannot have.
+    OrderFixed,
 }
 
 impl Decision {
@@ -225,6 +227,7 @@ impl Refusal {
             Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::ByRecipe,
             Refusal::Copied(obstacle) => *obstacle == CallObstacle::ByRecipe,
             Refusal::RowMajor => true,
+            Refusal::OrderFixed => false,
         }
     }
 
@@ -243,6 +246,7 @@ impl Refusal {
             Refusal::Unchained(obstacle) => format!("is not chained: {obstacle}"),
             Refusal::Copied(obstacle) => format!("{name} is stored for its operator: {obstacle}"),
             Refusal::RowMajor => format!("{name} is in row-major order: {self}"),
+            Refusal::OrderFixed => format!("{name} keeps its order: {self}"),
         }
     }
 }
@@ -258,6 +262,10 @@ impl fmt::Display for Refusal {
             Refusal::Unchained(obstacle) => obstacle.fmt(f),
             Refusal::Copied(obstacle) => obstacle.fmt(f),
             Refusal::RowMajor => f.write_str("the recipe forbids it"),
+            Refusal::OrderFixed => f.write_str(
+                "the caller sees the value or a reshape shares its memory, or the order in the recipe does not \
+                 name each of its dimensions once",
+            ),
         }
     }
 }

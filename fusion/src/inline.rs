@@ -5,12 +5,13 @@
 //! values that do not change afterwards. Movement (permute, slice, broadcast, pad) is inlined
 //! everywhere: index expressions compose. Only a product whose operand would no longer be indexed by sums
 //! of its parameters, as behind a roll, reads what was moved: it would leave the contraction generator, which
-//! costs more than a copy. Arithmetic is inlined into maps other than contractions
+//! costs more than a copy. What many points look up element by element is stored too (`lookup.rs`). Arithmetic is inlined into maps other than contractions
 //! when that moves fewer bytes: without it `t` is written once and read by every reader; with it
 //! each reader reads what the definition reads and the reader does not read yet. The values are
 //! computed again in each reader, which is how forward values come to be recomputed in the
 //! backward pass instead of saved.
 
+mod lookup;
 mod obstacle;
 
 use crate::decision::{Applied, Decision, Demand, Refusal};
@@ -116,10 +117,16 @@ fn inline_container(
         (false, Some(true)) => Demand::ByRecipe,
         _ => Demand::IfItPays,
     };
-    let inlined: Vec<Result<Node, Obstacle>> = readers
+    let mut inlined: Vec<Result<Node, Obstacle>> = readers
         .iter()
         .map(|r| inlined_node(graph, producer, id, &after[*r], demand))
         .collect();
+    let possible: Vec<&Node> = inlined.iter().flatten().collect();
+    if let Some(obstacle) = lookup::obstacle(graph, id, &possible)
+        && let Err(obstacle) = demand.weigh(obstacle)
+    {
+        inlined.fill(Err(obstacle));
+    }
     let mut results = readers.iter().zip(&inlined);
     let refused = results.find_map(|(r, i)| i.as_ref().err().map(|o| refusal(o.clone(), Some(*r))));
     let mut applied = None;

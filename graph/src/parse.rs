@@ -48,6 +48,7 @@ pub fn parse_with(text: &str, constants: &ConstantTable) -> Result<Graph, ParseE
         at: 0,
         constants,
         names: BTreeMap::new(),
+        depth: 0,
     };
     let graph = parser.graph()?;
     match parser.peek() {
@@ -62,7 +63,12 @@ pub(crate) struct Parser<'t> {
     at: usize,
     constants: &'t ConstantTable,
     names: BTreeMap<String, ContainerId>,
+    /// Braces and brackets that are open around this place.
+    depth: usize,
 }
+
+/// Braces and brackets in each other, at most: each takes some of the stack.
+const MOST_DEPTH: usize = 100;
 
 pub(crate) type Parsed<T> = Result<T, ParseError>;
 
@@ -97,6 +103,17 @@ impl Parser<'_> {
             self.at += 1;
         }
         word
+    }
+
+    /// What stands inside of braces or brackets.
+    pub(crate) fn inside<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        if self.depth == MOST_DEPTH {
+            return Err(self.expected(format!("at most {MOST_DEPTH} braces in each other")));
+        }
+        self.depth += 1;
+        let found = read(self);
+        self.depth -= 1;
+        found
     }
 
     pub(crate) fn at_sign(&self, sign: &str) -> bool {
@@ -389,7 +406,7 @@ impl Parser<'_> {
 
     fn block_body(&mut self) -> Parsed<Vec<Block>> {
         self.sign("{")?;
-        let blocks = self.blocks()?;
+        let blocks = self.inside(Self::blocks)?;
         match self.take_sign("}") {
             true => Ok(blocks),
             false => Err(self.expected("`state`, `loop`, `branch` or `}`")),
@@ -401,7 +418,7 @@ impl Parser<'_> {
         self.sign("{")?;
         let mut nodes = Vec::new();
         while !self.take_sign("}") {
-            nodes.push(self.node()?);
+            nodes.push(self.inside(Self::node)?);
         }
         Ok(nodes)
     }

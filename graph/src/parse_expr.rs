@@ -8,6 +8,9 @@ use crate::parse::{ParseError, Parsed, Parser};
 use crate::size::SymExpr;
 use crate::text::infix;
 
+/// Operands of signs in a row, at most: they become an expression of that depth.
+const MOST_SIGNS: usize = 1000;
+
 impl Parser<'_> {
     /// `2*oh + r - 1`.
     pub(crate) fn size(&mut self) -> Parsed<SymExpr> {
@@ -33,10 +36,10 @@ impl Parser<'_> {
 
     fn size_factor(&mut self) -> Parsed<SymExpr> {
         if self.take_sign("-") {
-            return Ok(-self.size_product()?);
+            return Ok(-self.inside(Self::size_product)?);
         }
         if self.take_sign("(") {
-            let size = self.size()?;
+            let size = self.inside(Self::size)?;
             self.sign(")")?;
             return Ok(size);
         }
@@ -64,9 +67,9 @@ impl Parser<'_> {
         };
         self.advance();
         self.sign("(")?;
-        let a = self.size()?;
+        let a = self.inside(Self::size)?;
         self.sign(",")?;
-        let b = self.size()?;
+        let b = self.inside(Self::size)?;
         self.sign(")")?;
         Ok(function(&a, &b))
     }
@@ -82,7 +85,12 @@ impl Parser<'_> {
             return self.operand();
         }
         let mut left = self.level(level + 1)?;
+        let mut n_signs = 0;
         while let Some(f) = self.infix_sign(level) {
+            n_signs += 1;
+            if n_signs > MOST_SIGNS {
+                return Err(self.expected(format!("at most {MOST_SIGNS} signs in a row")));
+            }
             self.advance();
             left = Expr::binary(f, left, self.level(level + 1)?);
         }
@@ -105,7 +113,7 @@ impl Parser<'_> {
             return Ok(Expr::Index(size));
         }
         if self.take_sign("(") {
-            let inner = self.expression()?;
+            let inner = self.inside(Self::expression)?;
             self.sign(")")?;
             return Ok(inner);
         }
@@ -126,7 +134,7 @@ impl Parser<'_> {
             return Err(self.expected("`(`"));
         }
         let start = self.expected("operands");
-        let operands = self.list(")", Self::expression)?;
+        let operands = self.inside(|p| p.list(")", Self::expression))?;
         let wrong_number = |n: usize| ParseError {
             expected: format!("{n} operands of `{name}`"),
             found: operands.len().to_string(),

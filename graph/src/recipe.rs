@@ -150,11 +150,13 @@ impl fmt::Display for Place {
 pub struct Recipe {
     overrides: BTreeMap<Place, bool>,
     blockings: BTreeMap<Place, Blocking>,
+    orders: BTreeMap<Place, Vec<usize>>,
 }
 
 impl Recipe {
     /// Tells what to do at a place.
     pub fn tell(&mut self, place: Place, apply: bool) {
+        self.orders.remove(&place);
         self.overrides.insert(place, apply);
     }
 
@@ -179,9 +181,27 @@ impl Recipe {
         }
     }
 
+    /// Forgets what it says about blocking at places for which `keep` is false.
+    pub fn retain_blockings(&mut self, keep: impl Fn(&Place) -> bool) {
+        self.blockings.retain(|place, _| keep(place));
+    }
+
     /// All that it says about blocking, in order.
     pub fn blockings(&self) -> impl Iterator<Item = (&Place, &Blocking)> {
         self.blockings.iter()
+    }
+
+    /// Tells in which order a container's dimensions are to lie in memory, slowest first.
+    pub fn lay_out(&mut self, place: Place, order: Vec<usize>) {
+        self.overrides.insert(place.clone(), true);
+        self.orders.insert(place, order);
+    }
+
+    /// All orders that it asks for.
+    pub fn orders(&self) -> impl Iterator<Item = (&Place, &[usize])> {
+        self.orders
+            .iter()
+            .map(|(place, order)| (place, order.as_slice()))
     }
 
     /// All rewrites that it asks for or forbids, in order.
@@ -282,5 +302,12 @@ mod tests {
         assert_eq!(recipe.override_for(|| moved), Some(false));
         let told = place(Rewrite::Fuse).to_string();
         assert_eq!(told, "fuse `y` and `x` at relu in block.0 (forward)");
+        // An order is asked for until something else is told.
+        recipe.lay_out(place(Rewrite::Layout), vec![1, 0]);
+        assert_eq!(recipe.override_for(|| place(Rewrite::Layout)), Some(true));
+        let orders: Vec<&[usize]> = recipe.orders().map(|(_, order)| order).collect();
+        assert_eq!(orders, [[1, 0]]);
+        recipe.tell(place(Rewrite::Layout), false);
+        assert_eq!(recipe.orders().count(), 0);
     }
 }

@@ -7,18 +7,24 @@
 //! keeps the caller's layout, and `[N, H, W, C]` is in this order already. Weights that are made inside
 //! the graph (converted from the caller's, or a gradient before its conversion) have their channels
 //! last too: then a term of many channels is
-//! contiguous in both factors. This is the special case of the configuration graph of "Data
-//! Movement Is All You Need" (arXiv 2007.00072) in which one choice is best for every contraction;
-//! the general problem is not solved here yet. What only matrix products touch is ordered so that
-//! the products see few, long dimensions ([`products`]).
+//! contiguous in both factors. What only matrix products touch is ordered so that the products see few, long
+//! dimensions ([`products`]).
+//!
+//! This rule ([`assign`]) takes no time. [`choose`] compares its orders with others by predicted time, for all containers
+//! together: the configuration graph of "Data Movement Is All You Need" (arXiv 2007.00072), solved exactly where that
+//! is possible ([`quadratic`]). What it finds reaches [`assign`] as a recipe.
 //!
 //! Channels may be two dimensions, group and channel within the group, as a grouped convolution leaves
 //! them: `[N, G, C, H, W]` is laid out as `[N, H, W, G, C]`, which is the order of all its channels.
 
+mod configurations;
 mod products;
+pub mod quadratic;
+
+pub use configurations::{LayoutChoice, Times, choose};
 
 use graph::{
-    ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Place, Recipe, Rewrite,
+    Container, ContainerId, Graph, Index, Layout, Lifetime, Memlet, Node, Place, Recipe, Rewrite,
     SummedProduct, SymExpr, Symbol, Tasklet,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +36,12 @@ pub struct Assignment {
     pub channels_last: Vec<ContainerId>,
     /// Containers of matrix products in another order than row-major.
     pub reordered: Vec<ContainerId>,
+    /// Containers in the order that the recipe asks for.
+    pub requested: Vec<ContainerId>,
     /// Containers that would have another order, had the recipe not forbidden it.
     pub forbidden: Vec<ContainerId>,
+    /// Containers that cannot have the order that the recipe asks for, whatever order they have.
+    pub fixed: Vec<ContainerId>,
 }
 
 /// Where it is decided about a container's order: at the node that writes it.
@@ -101,10 +111,44 @@ pub fn assign(graph: &mut Graph, recipe: &Recipe) -> Assignment {
     forbidden.extend(undone);
     forbidden.sort();
     forbidden.dedup();
-    Assignment {
+    let mut assignment = Assignment {
         channels_last: taken,
         reordered,
         forbidden,
+        ..Assignment::default()
+    };
+    lay_out_as_asked(graph, recipe, &mut assignment, |c, id| {
+        c.lifetime == Lifetime::Transient && !owned.contains(&id) && !aliased.contains(&id)
+    });
+    assignment
+}
+
+/// Gives containers the orders that the recipe asks for, where that is possible.
+fn lay_out_as_asked(
+    graph: &mut Graph,
+    recipe: &Recipe,
+    assignment: &mut Assignment,
+    is_free: impl Fn(&Container, ContainerId) -> bool,
+) {
+    for (asked, order) in recipe.orders() {
+        let found = graph.find(&asked.container);
+        let Some(id) = found.filter(|id| place(graph, *id).as_ref() == Some(asked)) else {
+            continue;
+        };
+        let c = graph.container(id);
+        let layout = Layout::from_order(order.to_vec());
+        let layout = layout.filter(|l| l.order().len() == c.shape.len() && is_free(c, id));
+        let lists = [&mut assignment.channels_last, &mut assignment.reordered];
+        lists
+            .into_iter()
+            .for_each(|list| list.retain(|own| *own != id));
+        match layout {
+            Some(layout) => {
+                graph.container_mut(id).layout = layout;
+                assignment.requested.push(id);
+            }
+            None => assignment.fixed.push(id),
+        }
     }
 }
 
@@ -236,8 +280,8 @@ fn moves_with(m: &Memlet, symbol: &Symbol) -> bool {
 }
 
 /// Batch and every spatial dimension related, and either a window somewhere or channels that differ
-/// (a pointwise convolution). A spatial dimension may be split on one side, as a pooling window that
-/// reads every position once leaves it.
+/// (a pointwise convolution, which sums over no position). A spatial dimension may be split on one side,
+/// as a pooling window that reads every position once leaves it.
 fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
     let rank = x.array.subset.len().min(y.array.subset.len());
     let windowed = |m: &Activation| m.spatial().iter().any(is_composite);
@@ -248,7 +292,9 @@ fn is_activation_pair(x: &Activation, y: &Activation) -> bool {
     };
     batch
         && is_spatially_related(x.spatial(), y.spatial())
-        && (windowed(x) || windowed(y) || (channels_differ && rank >= 4))
+        && (windowed(x)
+            || windowed(y)
+            || (channels_differ && rank >= 4 && no_position_is_alone(x.spatial(), y.spatial())))
 }
 
 /// Whether dimensions of positions correspond: one to one in order where there are as many, otherwise
@@ -257,8 +303,16 @@ fn is_spatially_related(x: &[Index], y: &[Index]) -> bool {
     if x.len() == y.len() {
         return x.iter().zip(y).all(|(x, y)| related(x, y));
     }
-    let each = |a: &[Index], b: &[Index]| a.iter().all(|i| b.iter().any(|j| related(i, j)));
-    each(x, y) || each(y, x)
+    is_each_related(x, y) || is_each_related(y, x)
+}
+
+fn is_each_related(x: &[Index], y: &[Index]) -> bool {
+    x.iter().all(|i| y.iter().any(|j| related(i, j)))
+}
+
+/// Whether every dimension of positions has its like on the other side.
+fn no_position_is_alone(x: &[Index], y: &[Index]) -> bool {
+    is_each_related(x, y) && is_each_related(y, x)
 }
 
 fn is_composite(index: &Index) -> bool {
@@ -497,6 +551,29 @@ mod tests {
         let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
         let names: Vec<&str> = assignment.channels_last.iter().map(name).collect();
         assert_eq!(names, ["half", "dhalf"]);
+    }
+
+    #[test]
+    fn a_recipe_asks_for_an_order() {
+        let mut graph = graph::parse(WINDOWS).unwrap();
+        let at = |graph: &graph::Graph, name: &str| {
+            place(graph, graph.find(name).expect("a container")).expect("a writer")
+        };
+        let mut recipe = Recipe::default();
+        recipe.lay_out(at(&graph, "pooled"), vec![0, 2, 1, 3]);
+        // The caller owns `y`, and `product` has six dimensions.
+        recipe.lay_out(at(&graph, "y"), vec![0, 2, 3, 1]);
+        recipe.lay_out(at(&graph, "product"), vec![0, 2, 3, 1]);
+        let assignment = assign(&mut graph, &recipe);
+        let name = |id: &graph::ContainerId| graph.container(*id).name.as_str();
+        let names = |ids: &[graph::ContainerId]| ids.iter().map(name).collect::<Vec<_>>();
+        assert_eq!(names(&assignment.requested), ["pooled"]);
+        assert_eq!(names(&assignment.channels_last), [""; 0]);
+        let mut fixed = names(&assignment.fixed);
+        fixed.sort_unstable();
+        assert_eq!(fixed, ["product", "y"]);
+        let pooled = graph.find("pooled").expect("a container");
+        assert_eq!(graph.container(pooled).layout.order(), [0, 2, 1, 3]);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! Two dimensions of an operand that play the same part in a product (both rows, both columns, both
 //! summed) act as one long dimension when they are adjacent in memory in every array that has
-//! them. A container between two products, such as attention's context `[batch, head, position,
-//! feature]` before the output projection, gets the order with most such merges; its last
+//! them. A container that a product writes or reads, such as attention's context `[batch, head,
+//! position, feature]` before the output projection, or the gradients of queries, keys and values
+//! stacked as `[3, batch, head, position, feature]`, gets the order with most such merges; its last
 //! dimension stays fastest. Nothing else about the products changes.
 
 use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Symbol, Tasklet};
@@ -13,7 +14,7 @@ use std::collections::BTreeSet;
 /// stays row-major.
 const MAX_RANK: usize = 7;
 
-/// Gives containers between products the order in which most dimensions merge; those changed.
+/// Gives containers of products the order in which most dimensions merge; those changed.
 pub fn reorder(
     graph: &mut Graph,
     owned: &BTreeSet<ContainerId>,
@@ -22,21 +23,32 @@ pub fn reorder(
     let Some(state) = graph.single_state() else {
         return Vec::new();
     };
-    let mut products: Vec<Tasklet> = Vec::new();
+    let (mut products, mut others): (Vec<Tasklet>, Vec<Tasklet>) = Default::default();
     for node in &state.nodes {
-        node.visit_tasklets(&mut |t| {
-            if is_product(t) {
-                products.push(t.clone());
-            }
+        node.visit_tasklets(&mut |t| match is_product(t) {
+            true => products.push(t.clone()),
+            false => others.push(t.clone()),
         });
     }
-    let made: BTreeSet<ContainerId> = products
+    let made: BTreeSet<ContainerId> = products.iter().map(|t| written(t).container).collect();
+    // What follows a product element by element runs on the product's blocks, and keeps their order.
+    let follows = |t: &&Tasklet| {
+        let same = |m: &Memlet| made.contains(&m.container) && m.subset == written(t).subset;
+        t.outputs.len() == 1 && t.inputs.iter().any(same)
+    };
+    let following: BTreeSet<ContainerId> = others
         .iter()
-        .map(|t| t.outputs[0].0.container)
+        .filter(follows)
+        .map(|t| written(t).container)
+        .collect();
+    let touched: BTreeSet<ContainerId> = products
+        .iter()
+        .flat_map(|t| arrays(t).map(|m| m.container))
+        .filter(|id| !following.contains(id))
         .filter(|id| !owned.contains(id) && !aliased.contains(id))
         .collect();
     let mut changed = Vec::new();
-    for id in made {
+    for id in touched {
         let c = graph.container(id);
         let searched = (3..=MAX_RANK).contains(&c.shape.len());
         if c.lifetime != Lifetime::Transient || !c.layout.is_row_major() || !searched {
@@ -59,6 +71,10 @@ pub fn reorder(
     changed
 }
 
+fn written(t: &Tasklet) -> &Memlet {
+    &t.outputs[0].0
+}
+
 fn is_product(t: &Tasklet) -> bool {
     let plain = |m: &Memlet| m.fill.is_none() && m.subset.iter().all(|i| symbol(i).is_some());
     // One read that is squared is no product of operands.
@@ -79,7 +95,7 @@ fn touches(t: &Tasklet, id: ContainerId) -> bool {
 }
 
 fn arrays(t: &Tasklet) -> [&Memlet; 3] {
-    [&t.inputs[0], &t.inputs[1], &t.outputs[0].0]
+    [&t.inputs[0], &t.inputs[1], written(t)]
 }
 
 /// Permutations of `0..rank` that keep the last dimension last, row-major first.
@@ -141,3 +157,6 @@ fn adjacent(m: &Memlet, layout: &Layout, outer: &Symbol, inner: &Symbol) -> bool
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ use prepare::Prepared;
 use std::collections::BTreeSet;
 use write::Written;
 
-// What the kernels of `kernels::cuda::chain` can do; `compiler/tests/cuda_chains.rs` holds the two together.
+// What the kernels of `cuda_kernels::chain` can do; `compiler/tests/cuda_chains.rs` holds the two together.
 
 /// Widest operand along which a product is summed and widest result: rows of both stay in registers.
 const MOST_WIDTH: i64 = 128;

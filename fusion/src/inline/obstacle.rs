@@ -17,6 +17,8 @@ pub enum Obstacle {
     ProductGuard,
     #[error("it would be computed {times} times, {cost} operations each")]
     Repeated { times: i64, cost: u32 },
+    #[error("its readers would look each of its elements up {0} times, one by one")]
+    Lookup(i64),
     #[error("its reader would grow to {0} operations")]
     Cost(u32),
     #[error("its reader would read {0} elements at each point")]
@@ -43,6 +45,7 @@ impl Weighed for Obstacle {
     fn is_cost(&self) -> bool {
         match self {
             Obstacle::Repeated { .. }
+            | Obstacle::Lookup(_)
             | Obstacle::Inputs(_)
             | Obstacle::Traffic(_)
             | Obstacle::ByRecipe => true,

@@ -460,3 +460,39 @@ fn a_recipe_does_not_make_legal_what_is_not() {
     assert_eq!(refusals(&decisions), ["t is stored: the step returns it"]);
     assert!(!decisions[0].may_change());
 }
+
+/// The containers that are written after inlining.
+fn stored(containers: &str, maps: &str) -> Vec<String> {
+    let mut g = graph(containers, maps, "%y");
+    let mut nodes = std::mem::take(&mut g.last_state().nodes);
+    inline(&g, &mut nodes, &Recipe::default(), &mut Vec::new());
+    let written = nodes.iter().flat_map(Node::writes);
+    written.map(|id| g.container(id).name.clone()).collect()
+}
+
+#[test]
+fn a_bias_that_is_looked_up_element_by_element_is_stored() {
+    let containers = |batch: usize| {
+        format!(
+            "%scores: f32[{batch}, 4, 4] input
+             %table: f32[7, 4] input
+             %ids: i64[4, 4] input
+             %t: f32[4, 4]
+             %y: f32[{batch}, 4, 4]"
+        )
+    };
+    let maps = |batch: usize, row: &str| {
+        format!(
+            "map [i < 4, j < 4] {{ tasklet %t[i, j] = $1 from {row} }}
+             map [b < {batch}, i < 4, j < 4] {{
+               tasklet %y[b, i, j] = $0 + $1 from %scores[b, i, j], %t[i, j]
+             }}"
+        )
+    };
+    let scattered = "%ids[i, j], %table[$0, 1]";
+    assert_eq!(stored(&containers(3), &maps(3, scattered)), ["t", "y"]);
+    // Looked up once, or by rows.
+    assert_eq!(stored(&containers(1), &maps(1, scattered)), ["y"]);
+    let rows = "%ids[i, 0], %table[$0, j]";
+    assert_eq!(stored(&containers(3), &maps(3, rows)), ["y"]);
+}

@@ -1,0 +1,412 @@
+//! Partitioned boolean quadratic problems: one choice for each variable, with a cost for each choice and for each
+//! pair of choices of neighbouring variables; the least sum.
+//!
+//! A variable with at most two neighbours is eliminated exactly: its best choice is a function of theirs, so its
+//! costs move to the neighbour, or to an edge between the two (Scholz and Eckstein, "Register Allocation for
+//! Irregular Architectures", LCTES 2002). A problem without cycles inside cycles, such as a chain, is solved so
+//! alone; on a chain this is the shortest path. Elsewhere the search branches on the variable with most neighbours, first
+//! on the choice with the least bound. It ends after so many branches, and then says how far the result may be from the
+//! best. The same problem always gets the same answer. Knows nothing of graphs and layouts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Branches of a search, where the caller asks for no other number.
+pub const USUAL_BRANCHES: usize = 2000;
+
+/// Variables with choices, and costs between two of them. An infinite cost forbids.
+#[derive(Clone, Debug, Default)]
+pub struct Quadratic {
+    /// Of each variable that is left, the costs of its choices.
+    variables: BTreeMap<usize, Vec<f64>>,
+    /// Costs of pairs of choices, by the two variables, the smaller number first.
+    edges: BTreeMap<(usize, usize), Matrix>,
+    /// What everything costs besides.
+    constant: f64,
+}
+
+/// Costs by the choice of the first and of the second variable.
+#[derive(Clone, Debug, PartialEq)]
+struct Matrix {
+    n_columns: usize,
+    costs: Vec<f64>,
+}
+
+/// A choice for each variable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// The position of the choice of each variable, in the order in which they were added.
+    pub choices: Vec<usize>,
+    /// What they cost together.
+    pub cost: f64,
+    /// What every solution costs at least; `cost` where it is the best.
+    pub bound: f64,
+    /// Branches of the search; 0 where eliminating variables was enough.
+    pub n_branches: usize,
+}
+
+impl Quadratic {
+    /// Adds a variable with the costs of its choices, at least one; gives its number.
+    pub fn add_variable(&mut self, costs: Vec<f64>) -> usize {
+        assert!(!costs.is_empty(), "a variable has a choice");
+        let number = self.variables.len();
+        self.variables.insert(number, costs);
+        number
+    }
+
+    /// Adds the cost of each pair of choices of two variables.
+    pub fn add_edge(&mut self, a: usize, b: usize, cost: impl Fn(usize, usize) -> f64) {
+        assert!(a != b, "an edge has two ends");
+        let sizes = [a, b].map(|v| self.variables[&v].len());
+        let matrix = Matrix::new(sizes, cost);
+        self.join(a, b, matrix);
+    }
+
+    /// Adds to the costs of a variable's choices.
+    pub fn add_costs(&mut self, v: usize, added: &[f64]) {
+        let costs = self.variables.get_mut(&v).into_iter().flatten();
+        costs.zip(added).for_each(|(cost, more)| *cost += more);
+    }
+
+    /// Adds what everything costs besides.
+    pub fn add_constant(&mut self, cost: f64) {
+        self.constant += cost;
+    }
+
+    /// What a choice for each variable costs.
+    pub fn cost(&self, choices: &[usize]) -> f64 {
+        let own = self.variables.iter().map(|(v, costs)| costs[choices[*v]]);
+        let pairs = self.edges.iter();
+        let pairs = pairs.map(|((a, b), m)| m.at(choices[*a], choices[*b]));
+        self.constant + own.sum::<f64>() + pairs.sum::<f64>()
+    }
+
+    /// The best choices, or the best that are found in so many branches.
+    pub fn solve(&self, max_branches: usize) -> Solution {
+        let mut search = Search {
+            left: max_branches,
+            n_branches: 0,
+        };
+        let found = search.solve(self.clone());
+        let choices: Vec<usize> = found.choices.into_values().collect();
+        // Sums in another order than the search's differ in the last digits.
+        let cost = self.cost(&choices);
+        Solution {
+            cost,
+            bound: found.bound.min(cost),
+            n_branches: search.n_branches,
+            choices,
+        }
+    }
+
+    /// Adds a matrix to the edge between two variables.
+    fn join(&mut self, a: usize, b: usize, matrix: Matrix) {
+        let (key, matrix) = match a < b {
+            true => ((a, b), matrix),
+            false => ((b, a), matrix.transposed()),
+        };
+        match self.edges.get_mut(&key) {
+            Some(known) => known.add(&matrix),
+            None => drop(self.edges.insert(key, matrix)),
+        }
+    }
+
+    /// A variable's neighbours with its edge to each, its own choices first.
+    fn neighbours(&self, v: usize) -> Vec<(usize, Matrix)> {
+        let own = self.edges.iter().filter(|((a, b), _)| *a == v || *b == v);
+        own.map(|((a, b), m)| match *a == v {
+            true => (*b, m.clone()),
+            false => (*a, m.transposed()),
+        })
+        .collect()
+    }
+
+    fn degrees(&self) -> BTreeMap<usize, usize> {
+        let mut degrees: BTreeMap<usize, usize> = self.variables.keys().map(|v| (*v, 0)).collect();
+        for end in self.edges.keys().flat_map(|(a, b)| [a, b]) {
+            *degrees.entry(*end).or_default() += 1;
+        }
+        degrees
+    }
+
+    /// Takes a variable out together with its edges.
+    fn remove(&mut self, v: usize) -> Eliminated {
+        let neighbours = self.neighbours(v);
+        for (other, _) in &neighbours {
+            self.edges.remove(&(v.min(*other), v.max(*other)));
+        }
+        Eliminated {
+            variable: v,
+            costs: self.variables.remove(&v).unwrap_or_default(),
+            neighbours,
+        }
+    }
+
+    /// Eliminates variables with at most two neighbours until there are none; in the order in which it did.
+    fn eliminate(&mut self) -> Vec<Eliminated> {
+        let mut eliminated = Vec::new();
+        loop {
+            let degrees = self.degrees();
+            // The smallest degree first: it costs least.
+            let next = degrees.iter().min_by_key(|(v, degree)| (**degree, **v));
+            let Some((v, _)) = next.filter(|(_, degree)| **degree <= 2) else {
+                return eliminated;
+            };
+            let gone = self.remove(*v);
+            match gone.neighbours.as_slice() {
+                [] => self.constant += gone.best(&BTreeMap::new()).1,
+                [(other, _)] => {
+                    let n = self.variables[other].len();
+                    let added = (0..n).map(|j| gone.best(&BTreeMap::from([(*other, j)])).1);
+                    let added: Vec<f64> = added.collect();
+                    self.add_costs(*other, &added);
+                }
+                [(first, _), (second, _)] => {
+                    let sizes = [first, second].map(|o| self.variables[o].len());
+                    let matrix = Matrix::new(sizes, |j, k| {
+                        gone.best(&BTreeMap::from([(*first, j), (*second, k)])).1
+                    });
+                    self.join(*first, *second, matrix);
+                }
+                _ => unreachable!("the degree is at most 2"),
+            }
+            eliminated.push(gone);
+        }
+    }
+
+    /// The problem in which a variable has taken a choice.
+    fn with_choice(&self, v: usize, choice: usize) -> Quadratic {
+        let mut rest = self.clone();
+        let gone = rest.remove(v);
+        rest.constant += gone.costs[choice];
+        for (other, matrix) in &gone.neighbours {
+            let row: Vec<f64> = matrix.row(choice).to_vec();
+            rest.add_costs(*other, &row);
+        }
+        rest
+    }
+
+    /// Moves what every choice costs from edges to variables and from these to the constant, which then is a lower
+    /// bound.
+    fn tighten(&mut self) {
+        let keys: Vec<(usize, usize)> = self.edges.keys().copied().collect();
+        for (a, b) in keys {
+            for (own, other) in [(a, b), (b, a)] {
+                let open: Vec<bool> = self.variables[&other]
+                    .iter()
+                    .map(|cost| cost.is_finite())
+                    .collect();
+                let Some(matrix) = self.edges.get_mut(&(a, b)) else {
+                    continue;
+                };
+                let moved = matrix.take_least(own == a, &open);
+                self.add_costs(own, &moved);
+            }
+        }
+        for costs in self.variables.values_mut() {
+            let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+            self.constant += least;
+            if least.is_finite() {
+                costs.iter_mut().for_each(|cost| *cost -= least);
+            }
+        }
+    }
+
+    /// Parts without an edge between them; the constant goes to the first.
+    fn parts(self) -> Vec<Quadratic> {
+        let mut parts: Vec<Quadratic> = Vec::new();
+        let mut seen: BTreeSet<usize> = BTreeSet::new();
+        for v in self.variables.keys() {
+            if seen.contains(v) {
+                continue;
+            }
+            let (mut own, mut open) = (BTreeSet::from([*v]), vec![*v]);
+            while let Some(at) = open.pop() {
+                for (a, b) in self.edges.keys().filter(|(a, b)| *a == at || *b == at) {
+                    let other = if *a == at { *b } else { *a };
+                    if own.insert(other) {
+                        open.push(other);
+                    }
+                }
+            }
+            let variables = own.iter().map(|v| (*v, self.variables[v].clone()));
+            let edges = self.edges.iter().filter(|((a, _), _)| own.contains(a));
+            parts.push(Quadratic {
+                variables: variables.collect(),
+                edges: edges.map(|(key, m)| (*key, m.clone())).collect(),
+                constant: 0.0,
+            });
+            seen.extend(own);
+        }
+        if let Some(first) = parts.first_mut() {
+            first.constant = self.constant;
+        }
+        parts
+    }
+}
+
+impl Matrix {
+    fn new([n_rows, n_columns]: [usize; 2], cost: impl Fn(usize, usize) -> f64) -> Matrix {
+        let pairs = (0..n_rows).flat_map(|i| (0..n_columns).map(move |j| (i, j)));
+        Matrix {
+            n_columns,
+            costs: pairs.map(|(i, j)| cost(i, j)).collect(),
+        }
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        self.costs[row * self.n_columns + column]
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.costs[row * self.n_columns..][..self.n_columns]
+    }
+
+    fn n_rows(&self) -> usize {
+        self.costs.len() / self.n_columns
+    }
+
+    fn transposed(&self) -> Matrix {
+        Matrix::new([self.n_columns, self.n_rows()], |i, j| self.at(j, i))
+    }
+
+    fn add(&mut self, other: &Matrix) {
+        let pairs = self.costs.iter_mut().zip(&other.costs);
+        pairs.for_each(|(own, more)| *own += more);
+    }
+
+    /// Takes the least cost out of each row, or of each column: what the choice costs whatever the other end's is.
+    /// `open` are the other end's choices that are still possible.
+    fn take_least(&mut self, of_rows: bool, open: &[bool]) -> Vec<f64> {
+        let (n_rows, n_columns) = (self.n_rows(), self.n_columns);
+        let n = if of_rows { n_rows } else { n_columns };
+        let place = |i: usize, j: usize| match of_rows {
+            true => i * n_columns + j,
+            false => j * n_columns + i,
+        };
+        let mut moved = Vec::with_capacity(n);
+        for i in 0..n {
+            let possible = (0..open.len()).filter(|j| open[*j]);
+            let least = possible
+                .map(|j| self.costs[place(i, j)])
+                .fold(f64::INFINITY, f64::min);
+            for j in 0..open.len() {
+                let cost = &mut self.costs[place(i, j)];
+                // A choice that is impossible alone needs no matrix to forbid it.
+                *cost = if least.is_finite() {
+                    *cost - least
+                } else {
+                    0.0
+                };
+            }
+            moved.push(least);
+        }
+        moved
+    }
+}
+
+/// A variable that was taken out, whose choice follows from its neighbours'.
+struct Eliminated {
+    variable: usize,
+    costs: Vec<f64>,
+    neighbours: Vec<(usize, Matrix)>,
+}
+
+impl Eliminated {
+    /// Its best choice under the neighbours' choices, and what it costs.
+    fn best(&self, choices: &BTreeMap<usize, usize>) -> (usize, f64) {
+        let cost = |i: usize| {
+            let edges = self.neighbours.iter();
+            let edges = edges.map(|(other, m)| m.at(i, choices[other]));
+            self.costs[i] + edges.sum::<f64>()
+        };
+        let each = (0..self.costs.len()).map(|i| (i, cost(i)));
+        // The first of equals.
+        each.reduce(|best, next| if next.1 < best.1 { next } else { best })
+            .unwrap_or((0, 0.0))
+    }
+}
+
+/// What was found of a problem: a choice for each variable, its cost, and what every choice costs at least.
+struct Found {
+    choices: BTreeMap<usize, usize>,
+    cost: f64,
+    bound: f64,
+}
+
+struct Search {
+    /// Branches that may still be opened.
+    left: usize,
+    n_branches: usize,
+}
+
+impl Search {
+    fn solve(&mut self, mut problem: Quadratic) -> Found {
+        let eliminated = problem.eliminate();
+        let mut found = Found {
+            choices: BTreeMap::new(),
+            cost: 0.0,
+            bound: 0.0,
+        };
+        if problem.variables.is_empty() {
+            (found.cost, found.bound) = (problem.constant, problem.constant);
+        }
+        for part in problem.parts() {
+            let own = self.branch(part);
+            found.choices.extend(own.choices);
+            found.cost += own.cost;
+            found.bound += own.bound;
+        }
+        for gone in eliminated.iter().rev() {
+            let (choice, _) = gone.best(&found.choices);
+            found.choices.insert(gone.variable, choice);
+        }
+        found
+    }
+
+    /// Tries the choices of the variable with most neighbours.
+    fn branch(&mut self, mut problem: Quadratic) -> Found {
+        problem.tighten();
+        let degrees = problem.degrees();
+        let size = |v: &usize| problem.variables[v].len();
+        let most = degrees
+            .iter()
+            .max_by_key(|(v, degree)| (**degree, std::cmp::Reverse((size(v), **v))));
+        let Some((v, _)) = most else {
+            unreachable!("a part has a variable");
+        };
+        let mut rests: Vec<(f64, usize, Quadratic)> = (0..size(v))
+            .map(|choice| {
+                let mut rest = problem.with_choice(*v, choice);
+                rest.tighten();
+                (rest.constant, choice, rest)
+            })
+            .collect();
+        rests.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut best: Option<Found> = None;
+        let mut bound = f64::INFINITY;
+        for (least, choice, rest) in rests {
+            let best_cost = best.as_ref().map_or(f64::INFINITY, |b| b.cost);
+            // The first choice is followed whatever is left, so that there is a result.
+            if best.is_some() && (least >= best_cost || self.left == 0) {
+                bound = bound.min(least);
+                continue;
+            }
+            self.left = self.left.saturating_sub(1);
+            self.n_branches += 1;
+            let mut found = self.solve(rest);
+            bound = bound.min(found.bound.max(least));
+            if found.cost < best_cost || best.is_none() {
+                found.choices.insert(*v, choice);
+                best = Some(found);
+            }
+        }
+        let best = best.unwrap_or_else(|| unreachable!("the first choice is always followed"));
+        Found {
+            bound: bound.min(best.cost),
+            ..best
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
