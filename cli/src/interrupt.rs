@@ -3,7 +3,12 @@
 
 use signal_hook::consts::SIGXFSZ;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether the first signal only asks to stop.
+static IS_PATIENT: AtomicBool = AtomicBool::new(false);
+/// Whether a signal has asked to stop.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Installs the handlers.
 ///
@@ -13,10 +18,23 @@ pub fn install() -> anyhow::Result<()> {
     // Handled, the signal leaves the write to fail with a reason.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
     ctrlc::set_handler(|| {
+        if IS_PATIENT.load(Ordering::SeqCst) && !IS_ASKED.swap(true, Ordering::SeqCst) {
+            return;
+        }
         onnx::file::abandon(|| {
             crate::progress::clear();
             std::process::exit(130)
         });
     })?;
     Ok(())
+}
+
+/// From now on, or no longer, the first signal only asks to stop; a second one ends the program.
+pub fn be_patient(is_patient: bool) {
+    IS_PATIENT.store(is_patient, Ordering::SeqCst);
+}
+
+/// Whether a signal has asked to stop.
+pub fn is_asked() -> bool {
+    IS_ASKED.load(Ordering::SeqCst)
 }

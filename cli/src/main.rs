@@ -22,6 +22,7 @@ mod summary;
 mod tensors;
 #[cfg(feature = "tract")]
 mod tract;
+mod tune;
 mod units;
 
 use answer::Answer;
@@ -57,6 +58,7 @@ Examples:
   shorthaul report model.onnx --bind batch=8
   shorthaul report model.onnx --bind batch=8 --train --json > report.json
   shorthaul grad model.onnx -o train.onnx --loss cross-entropy --optimizer adam
+  shorthaul tune model.onnx --bind batch=8 --train -o recipe.toml
 
 Exit codes:
   0    success; for `optimize`: the file is verified and written
@@ -88,12 +90,15 @@ enum Command {
         /// Number of threads to plan for
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
+        /// Plan with the decisions of a recipe, such as `tune` writes
+        #[arg(long, value_name = "FILE.toml", conflicts_with = "html")]
+        recipe: Option<PathBuf>,
         /// Write an HTML page with the graph and, if the model can be compiled, its kernels
         #[arg(long, value_name = "FILE.html", conflicts_with = "json")]
         html: Option<PathBuf>,
     },
     /// Write a smaller, faster file that is verified to compute the same
-    Optimize(optimize::Optimize),
+    Optimize(Box<optimize::Optimize>),
     /// List problems of a file, or check whether two files compute the same
     Check(check::Check),
     /// Find the first value in which two files differ
@@ -104,6 +109,8 @@ enum Command {
     Run(run::Run),
     /// Write a training step (gradients and the optimizer's update) as an ONNX file
     Grad(grad::Grad),
+    /// Time other ways to compute the kernels of a model, and write the faster ones as a recipe
+    Tune(tune::Tune),
     /// Print a script that completes the commands of this program in a shell
     #[command(
         after_help = "Examples:\n  shorthaul completions bash > ~/.local/share/bash-completion/completions/shorthaul\n  \
@@ -154,6 +161,7 @@ impl Command {
             Command::Diff(args) => args.json,
             Command::Run(args) => args.json,
             Command::Grad(args) => args.json,
+            Command::Tune(args) => args.json,
             Command::Completions { .. } => false,
         }
     }
@@ -198,12 +206,17 @@ fn run(cli: &Cli) -> Result<Answer> {
             model,
             train,
             threads,
+            recipe,
             html,
         } => {
             let (path, options) = (&model.path, model.options());
             match html {
                 Some(out) => report::page(path, &options, *train, *threads, out, progress()),
-                None => report::run(path, &options, *train, *threads, model.json, progress()),
+                None => {
+                    let recipe = recipe.as_deref();
+                    let json = model.json;
+                    report::run(path, &options, *train, *threads, recipe, json, progress())
+                }
             }
         }
         Command::Optimize(args) => optimize::run(args, cli.quiet),
@@ -212,6 +225,7 @@ fn run(cli: &Cli) -> Result<Answer> {
         Command::Diff(args) => diff::run(args, cli.quiet),
         Command::Run(args) => run::run(args, cli.quiet),
         Command::Grad(args) => grad::run(args, cli.quiet),
+        Command::Tune(args) => tune::run(args, cli.quiet),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "shorthaul", &mut script);

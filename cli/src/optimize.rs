@@ -9,6 +9,7 @@ use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use compiler::graph::SymExpr;
+use onnx::element::Element;
 use onnx::file::{self, Model};
 use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
@@ -50,6 +51,19 @@ pub struct Optimize {
     /// is); repeat it for several
     #[arg(long, value_name = "INPUT=SIZES", value_parser = set_shape::parse)]
     set_shape: Vec<(String, set_shape::Wanted)>,
+    /// Give names to fixed sizes of an input, which then are dynamic: x=batch,_,height,width (`_` leaves a
+    /// size as it is); repeat it for several
+    #[arg(long, value_name = "INPUT=NAMES", value_parser = edit::parse_names, conflicts_with_all = ["measure", "no_verify"])]
+    free_shape: Vec<(String, edit::Names)>,
+    /// Give an input or output another name; repeat it for several
+    #[arg(long, value_name = "OLD=NEW", value_parser = renaming, conflicts_with = "measure")]
+    rename: Vec<(String, String)>,
+    /// Compute in f16 or bf16; outputs may then differ by --tolerance, by default 1e-2 (f16) or 5e-2 (bf16)
+    #[arg(long, value_name = "TYPE", value_enum, conflicts_with_all = ["measure", "no_verify"])]
+    half: Option<Half>,
+    /// Operators or nodes that stay in f32 with --half, besides those that usually do; separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "half")]
+    keep_f32: Vec<String>,
     /// Number of runs with finite made-up inputs; two more runs have NaN and infinities
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
     seeds: u8,
@@ -63,8 +77,8 @@ pub struct Optimize {
     /// The most bytes that folding one node into a constant may add to the file
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
-    /// The only rules to use, separated by commas
-    #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule)]
+    /// The only rules to use, separated by commas; `none` for no rule
+    #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule_or_none)]
     rules: Vec<String>,
     /// Rewrites not to use, separated by commas
     #[arg(long, visible_alias = "skip-rules", value_name = "RULES", value_delimiter = ',', value_parser = rule)]
@@ -91,7 +105,7 @@ pub struct Optimize {
         conflicts_with = "measure"
     )]
     to: Vec<String>,
-    /// Bring the file to that newer version of the standard's operators, verified like everything else
+    /// Bring the file to that newer or older version of the standard's operators, verified like everything else
     #[arg(long, value_name = "VERSION", conflicts_with = "measure", value_parser = clap::value_parser!(i64).range(7..))]
     opset: Option<i64>,
     /// Leave out documentation, metadata, names of nodes and types of inner values
@@ -110,6 +124,30 @@ pub struct Optimize {
     /// Print the summary as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Types to compute in.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Half {
+    F16,
+    Bf16,
+}
+
+impl Half {
+    fn element(self) -> Element {
+        match self {
+            Half::F16 => Element::F16,
+            Half::Bf16 => Element::BF16,
+        }
+    }
+
+    /// A part of the largest element by which outputs may differ if nobody says: about ten roundings.
+    fn tolerance(self) -> f64 {
+        match self {
+            Half::F16 => 1e-2,
+            Half::Bf16 => 5e-2,
+        }
+    }
 }
 
 /// Programs that can be asked.
@@ -150,6 +188,7 @@ Examples:
   shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
   shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu --oracle ort --measure
   shorthaul optimize model.onnx -o encoder.onnx --to /encoder/Add_output_0 --strip
+  shorthaul optimize model.onnx -o half.onnx --half f16 --keep-f32 Softmax
   shorthaul optimize model.onnx -o smaller.onnx --time-limit 60 --skip-rules fold
   shorthaul optimize --list-rules
 
@@ -178,6 +217,27 @@ fn rule(text: &str) -> Result<String, String> {
     }
 }
 
+/// The name of a rule, or that of none.
+fn rule_or_none(text: &str) -> Result<String, String> {
+    match text {
+        NO_RULE => Ok(text.to_string()),
+        text => rule(text),
+    }
+}
+
+/// What stands for no rule.
+const NO_RULE: &str = "none";
+
+/// A name and another one.
+fn renaming(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((old, new)) if !old.is_empty() && !new.is_empty() => {
+            Ok((old.to_string(), new.to_string()))
+        }
+        _ => Err(format!("`{text}` is not OLD=NEW")),
+    }
+}
+
 /// A part of 1.
 fn part(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -202,6 +262,48 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl Optimize {
+    /// The model in 16-bit floats, and a sentence with its measured error.
+    fn halved(
+        &self,
+        model: &Model,
+        half: Half,
+        verifying: &verify::Options,
+    ) -> Result<(Model, String)> {
+        let mut keep: BTreeSet<String> = self.keep_f32.iter().cloned().collect();
+        keep.extend(edit::USUALLY_KEPT.map(str::to_string));
+        let made = edit::halve(&model.proto, &model.folder, half.element(), &keep)?;
+        let mut options = verifying.clone();
+        if options.tolerance == 0.0 {
+            options.tolerance = half.tolerance();
+        }
+        let other = model.with(made.model);
+        let evidence = verify::Checker::new(model, &options)?.check_other(&other);
+        let evidence = evidence.with_context(|| {
+            format!(
+                "in {} the file differs by more than {} of the largest element; name operators with \
+                 --keep-f32, or allow more with --tolerance",
+                half.element(),
+                options.tolerance
+            )
+        })?;
+        let kept: Vec<String> = made
+            .kept
+            .iter()
+            .map(|(op, n)| format!("{n} {op}"))
+            .collect();
+        let kept = match kept.is_empty() {
+            true => String::new(),
+            false => format!("; f32 stay {}", kept.join(", ")),
+        };
+        let error = evidence.worst().map_or(0.0, |(_, after)| after);
+        let note = format!(
+            "{} nodes compute in {}, with an error of {error:.1e} of the largest element{kept}\n",
+            made.n_halved,
+            half.element()
+        );
+        Ok((other, note))
+    }
+
     /// Rules that are not used.
     fn unused(&self) -> BTreeSet<String> {
         let mut unused: BTreeSet<String> = self.without.iter().cloned().collect();
@@ -268,9 +370,17 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     for file in &args.inputs {
         inputs.extend(crate::tensors::read(file, &model)?);
     }
+    for (old, new) in &args.rename {
+        if let Some(value) = inputs.remove(old) {
+            inputs.insert(new.clone(), value);
+        }
+    }
+    model = model.with(edit::rename(&model.proto, &args.rename)?);
+    let freed = edit::free(&model.proto, &model.folder, &args.free_shape)?;
+    model = model.with(freed.model.clone());
     let original = model.clone();
     if let Some(version) = args.opset {
-        model = model.with(edit::raise(&model.proto, &model.folder, version)?);
+        model = model.with(edit::lower(&model.proto, &model.folder, version)?);
     }
     let (sizes, relations) = sizes::apart(&args.bind);
     let verifying = verify::Options {
@@ -282,11 +392,22 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         tolerance: args.tolerance,
         deadline: deadline(args.time_limit)?,
     };
+    if !args.free_shape.is_empty() {
+        progress.stage("running with other sizes");
+        freed.works(&model, &verifying)?;
+    }
     if args.opset.is_some() && !args.no_verify {
-        progress.stage("verifying the newer version");
+        progress.stage("verifying the other version");
         let checker = verify::Checker::new(&original, &verifying)?;
         let same = checker.check_other(&model);
-        same.context("the file in the newer version does not give the same")?;
+        same.context("the file in the other version does not give the same")?;
+    }
+    let mut notes = Vec::new();
+    if let Some(half) = args.half {
+        progress.stage("verifying in 16-bit floats");
+        let (halved, note) = args.halved(&model, half, &verifying)?;
+        model = halved;
+        notes.push(note);
     }
     let clock = args.measure.then(OnnxRuntime::find).transpose()?;
     let timed = clock.map(|clock| (clock, verifying.clone()));
@@ -318,7 +439,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     drop(progress);
     let text = match args.json {
         true => summary::json(path, out, summary)?,
-        false => summary::text(path, out, summary),
+        false => notes.concat() + &summary::text(path, out, summary),
     };
     Ok(Answer::with(text, staged))
 }

@@ -7,11 +7,14 @@ use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, anyhow, bail};
 use compiler::graph::{Bindings, DType, Symbol};
 use compiler::importer::onnx::{File, Model, Options};
+use compiler::recipe::RecipeFile;
 use compiler::report::{KernelReport, Report};
-use compiler::{Plan, Step};
+use compiler::steering::{Choices, planned};
+use compiler::{Plan, Step, Target};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::fs;
 use std::path::Path;
 
 /// The text or JSON to print.
@@ -23,21 +26,25 @@ pub fn run(
     options: &Options,
     train: bool,
     threads: u16,
+    recipe: Option<&Path>,
     as_json: bool,
     mut progress: Progress,
 ) -> Result<Answer> {
     progress.stage("reading");
-    let bytes = onnx::file::read_whole(path)?;
-    let file = File::decode(path, bytes.clone())?;
-    let given = onnx::file::Model::of_bytes(path, bytes)?;
-    let (options, found) = with_found(&given, &file, options);
-    let model = file.import(&options)?;
-    check_sizes(file.path(), &model, &found)?;
+    let recipe = recipe.map(read_recipe).transpose()?;
+    let Read {
+        model,
+        options,
+        found,
+    } = read(path, options)?;
     progress.stage("planning");
-    let plan = plan(&model, train).with_context(|| format!("cannot plan {}", path.display()))?;
+    let plan = plan(&model, train, threads, recipe)
+        .with_context(|| format!("cannot plan {}", path.display()))?;
     let report = Report::of_plan(&plan, usize::from(threads))
         .with_context(|| format!("cannot lower {}", path.display()))?;
     drop(progress);
+    // What lowering could not do is in the report's notes, what planning could not in the plan's.
+    let notes: Vec<&String> = plan.notes.iter().chain(&report.notes).collect();
     Ok(Answer::yes(if as_json {
         let value = json!({
             "path": path.display().to_string(),
@@ -45,12 +52,58 @@ pub fn run(
             "threads": threads,
             "sizes": options.sizes,
             "found_sizes": found.sizes,
+            "notes": notes,
             "report": report,
         });
         format!("{value:#}\n")
     } else {
-        found_text(&found) + &text(path, &report, train)
+        let notes = notes.iter().map(|note| format!("warning: {note}\n"));
+        found_text(&found) + &text(path, &report, train) + &notes.collect::<String>()
     }))
+}
+
+/// A model with a value for each size.
+pub struct Read {
+    /// The model.
+    pub model: Model,
+    /// The options with all sizes.
+    pub options: Options,
+    found: Found,
+}
+
+impl Read {
+    /// The sizes that nobody gave, in a line of their own; nothing where all were given.
+    pub fn found_text(&self) -> String {
+        found_text(&self.found)
+    }
+}
+
+/// Imports a file with values for all sizes.
+///
+/// # Errors
+/// The file cannot be read or imported, or a size has no value.
+pub fn read(path: &Path, options: &Options) -> Result<Read> {
+    let bytes = onnx::file::read_whole(path)?;
+    let file = File::decode(path, bytes.clone())?;
+    let given = onnx::file::Model::of_bytes(path, bytes)?;
+    let (options, found) = with_found(&given, &file, options);
+    let model = file.import(&options)?;
+    check_sizes(file.path(), &model, &found)?;
+    Ok(Read {
+        model,
+        options,
+        found,
+    })
+}
+
+/// A recipe's file.
+///
+/// # Errors
+/// It cannot be read, or is no recipe.
+pub fn read_recipe(path: &Path) -> Result<RecipeFile> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    RecipeFile::parse(&text).with_context(|| path.display().to_string())
 }
 
 /// Writes the page with the graph of any ONNX file, and the kernels where there are some.
@@ -87,7 +140,7 @@ pub fn page(
     let kernels = file
         .and_then(|file| file.import(&options))
         .map_err(anyhow::Error::from)
-        .and_then(|imported| plan(&imported, train))
+        .and_then(|imported| plan(&imported, train, threads, None))
         .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
         .map_err(|error| format!("{error:#}"));
     let text = crate::page::page(&model, &shapes, &kernels);
@@ -259,10 +312,28 @@ fn check_sizes(path: &Path, model: &Model, found: &Found) -> Result<()> {
     Ok(())
 }
 
+/// The step as it is planned, with a recipe or as Shorthaul decides.
+fn plan(model: &Model, train: bool, threads: u16, recipe: Option<RecipeFile>) -> Result<Plan> {
+    let choices = Choices {
+        recipe,
+        ..Choices::default()
+    };
+    let place = (Target::Cpu, usize::from(threads));
+    Ok(planned(
+        &step(model, train)?,
+        &Bindings::new(),
+        place,
+        &choices,
+    )?)
+}
+
 /// The step: forward, or with the gradients of all trainable parameters.
-fn plan(model: &Model, train: bool) -> Result<Plan> {
+///
+/// # Errors
+/// There is nothing to train, or an operator has no gradient.
+pub fn step(model: &Model, train: bool) -> Result<Step> {
     let graph = &model.graph;
-    let step = if train {
+    Ok(if train {
         let trainable = |position: &usize| {
             let id = graph.inputs[*position];
             let is_weight = model
@@ -278,8 +349,7 @@ fn plan(model: &Model, train: bool) -> Result<Plan> {
         Step::training(graph, &wrt)?
     } else {
         Step::forward(graph)?
-    };
-    Ok(step.plan(&Bindings::new())?)
+    })
 }
 
 fn text(path: &Path, report: &Report, train: bool) -> String {

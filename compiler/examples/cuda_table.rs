@@ -10,12 +10,12 @@
 
 use compiler::optimizer::Rule;
 use compiler::{Step, Target};
+use cuda_kernels::lower::{CudaProgram, Placed, lower};
+use cuda_kernels::nvrtc::{Nvrtc, Resources, compile_all, gate};
+use cuda_kernels::pooled;
+use cuda_kernels::{Arch, Kernel, LaunchOp, ParamType};
 use graph::{Bindings, DType, Graph, Lifetime, NodeKind};
 use kernels::cache::Cache;
-use kernels::cuda::lower::{CudaProgram, Placed, lower};
-use kernels::cuda::nvrtc::{Nvrtc, Resources, compile_all, gate};
-use kernels::cuda::pooled;
-use kernels::cuda::{Arch, Kernel, LaunchOp, ParamType};
 use kernels::plan::{Buffer, container_bytes};
 use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2_with, resnet_with};

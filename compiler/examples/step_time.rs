@@ -7,6 +7,7 @@ use kernels::compile::CompileOptions;
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Silent;
+use kernels::run::Threads;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -88,7 +89,12 @@ fn main() {
         for program in [&exe.forward, &exe.backward] {
             let buffers: Vec<Buffer> = given.iter_mut().map(|v| Buffer::new(v)).collect();
             let timed = program
-                .run_timed(&buffers, arena.as_buffer(), saved.as_buffer(), pool)
+                .run_timed(
+                    &buffers,
+                    arena.as_buffer(),
+                    saved.as_buffer(),
+                    Threads::of(pool),
+                )
                 .expect("runs");
             for t in timed {
                 let key = (number, t.name.to_string());

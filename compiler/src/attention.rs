@@ -6,9 +6,9 @@
 
 use crate::cuda::ProductsBy;
 use crate::error::CompileError;
+use cuda_kernels::CudaError;
+use cuda_kernels::vendor::{Attending, Attention, Candidate, Choice, Key, Mask, Offers, Products};
 use graph::{Attr, Bindings, Builder, ContainerId, DType, Expr, Graph, Library, NodeKind};
-use kernels::cuda::CudaError;
-use kernels::cuda::vendor::{Attending, Attention, Candidate, Choice, Key, Mask, Offers, Products};
 use ops::{OpBuilder, OpError, attrs};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -72,7 +72,7 @@ fn memory(graph: &Graph, target: Target, limit: &Limit) -> Result<Memory, Compil
             })
         }
         Target::Cuda => {
-            let program = kernels::cuda::lower::lower(graph)?;
+            let program = cuda_kernels::lower::lower(graph)?;
             Ok(Memory {
                 forward_arena_bytes: program.memory.forward_arena_bytes,
                 backward_arena_bytes: program.memory.backward_arena_bytes,

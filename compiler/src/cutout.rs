@@ -2,9 +2,10 @@
 //!
 //! A cut-out is a graph of one kernel whose reads are inputs and whose writes are outputs, so it takes the same way
 //! to C as the whole step. Its key is its text: two kernels with one key take the same time, in whatever network
-//! they are. Decides nothing about what is faster.
+//! they are. Whole steps are timed in the same way. Decides nothing about what is faster.
 
 use crate::error::CompileError;
+use crate::executable::Executable;
 use crate::plan::Plan;
 use crate::predict::On;
 use graph::{Blocking, ContainerId, DType, Graph, Lifetime, Node, Recipe, State, Storage};
@@ -15,13 +16,18 @@ use kernels::lowering::{KernelInfo, Lowered, LoweringOptions, lower_as};
 use kernels::memory::{AlignedBuffer, Buffer};
 use kernels::pool::Pool;
 use kernels::progress::Progress;
-use kernels::run::Program;
+use kernels::run::{Program, Threads};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// Bytes written between two runs, so that a kernel finds its data where another kernel left it: not in the cache
 /// of its core.
 const BETWEEN_BYTES: usize = 8 << 20;
+
+/// Rounds in which kernels are compared, at least.
+const KERNEL_ROUNDS: usize = 3;
+/// Rounds in which whole steps are compared, at least.
+const STEP_ROUNDS: usize = 12;
 
 /// The plan's kernels, ready to be cut out.
 #[derive(Debug)]
@@ -144,11 +150,12 @@ fn alone(graph: &Graph, node: &Node) -> Graph {
     own
 }
 
-/// A compiled cut-out with its buffers.
+/// Compiled kernels with their buffers: a cut-out, or both passes of a step.
 struct Loaded {
-    program: Program,
+    programs: Vec<Program>,
     buffers: Vec<AlignedBuffer>,
-    arena: AlignedBuffer,
+    /// That of each program.
+    arenas: Vec<AlignedBuffer>,
     saved: AlignedBuffer,
 }
 
@@ -164,7 +171,34 @@ pub fn time(
     seconds: f64,
     progress: &mut dyn Progress,
 ) -> Result<Vec<Vec<f64>>, CompileError> {
-    let mut loaded = load(cutouts, options, progress)?;
+    let loaded = load(cutouts, options, progress)?;
+    run_in_turns(loaded, threads, (seconds, KERNEL_ROUNDS), progress)
+}
+
+/// Runs whole steps in turns, forward and backward pass, on made-up numbers, for so many seconds and at least twelve
+/// rounds: of each, the seconds of each round.
+///
+/// # Errors
+/// There is no memory for their buffers; an interruption.
+pub fn time_steps(
+    steps: Vec<Executable>,
+    threads: usize,
+    seconds: f64,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Vec<f64>>, CompileError> {
+    let loaded = steps
+        .into_iter()
+        .map(|step| Loaded::new(&step.plan.graph, vec![step.forward, step.backward]));
+    let loaded: Result<Vec<Loaded>, CompileError> = loaded.collect();
+    run_in_turns(loaded?, threads, (seconds, STEP_ROUNDS), progress)
+}
+
+fn run_in_turns(
+    mut loaded: Vec<Loaded>,
+    threads: usize,
+    (seconds, least_rounds): (f64, usize),
+    progress: &mut dyn Progress,
+) -> Result<Vec<Vec<f64>>, CompileError> {
     let pool = Pool::global();
     if pool.threads() < threads {
         pool.set_threads(threads);
@@ -173,21 +207,14 @@ pub fn time(
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); loaded.len()];
     let start = Instant::now();
     let mut rounds = 0;
-    while rounds < 4 || start.elapsed().as_secs_f64() < seconds {
+    // The first round only fills caches.
+    while rounds <= least_rounds || start.elapsed().as_secs_f64() < seconds {
         for (one, times) in loaded.iter_mut().zip(&mut times) {
             between.fill(rounds as u8);
             std::hint::black_box(&between);
-            let buffers: Vec<Buffer<'_>> = one
-                .buffers
-                .iter_mut()
-                .map(AlignedBuffer::as_buffer)
-                .collect();
-            let run =
-                one.program
-                    .run_timed(&buffers, one.arena.as_buffer(), one.saved.as_buffer(), pool);
-            let run = run.map_err(|e| CompileError::Cutout(e.to_string()))?;
+            let time = one.run(pool)?;
             if rounds > 0 {
-                times.push(run.iter().map(|t| t.time.as_secs_f64()).sum());
+                times.push(time);
             }
         }
         rounds += 1;
@@ -219,16 +246,24 @@ fn load(
         let Some(program) = programs.into_iter().find(with_launches) else {
             return Err(CompileError::Cutout("a kernel has no launches".into()));
         };
+        loaded.push(Loaded::new(&cutout.graph, vec![program])?);
+    }
+    Ok(loaded)
+}
+
+impl Loaded {
+    /// Programs of a graph with buffers for them.
+    fn new(graph: &Graph, programs: Vec<Program>) -> Result<Loaded, CompileError> {
         let zeroed = |bytes: usize| {
             let refused = || CompileError::Cutout(format!("there is no memory for {bytes} bytes"));
             AlignedBuffer::zeroed(bytes).ok_or_else(refused)
         };
-        let graph = &cutout.graph;
         let outputs = graph.outputs.iter().map(|o| o.container);
         let ids = graph.inputs.iter().copied().chain(outputs);
         let mut buffers = Vec::new();
-        for (id, spec) in ids.zip(&program.parts().externals) {
-            let mut buffer = zeroed(spec.bytes)?;
+        for (at, id) in ids.enumerate() {
+            let specs = programs.iter().filter_map(|p| p.parts().externals.get(at));
+            let mut buffer = zeroed(specs.map(|spec| spec.bytes).max().unwrap_or(0))?;
             if graph.container(id).dtype == DType::F32 {
                 // Small numbers of both signs, none of them denormal.
                 for (n, x) in buffer.as_mut_slice::<f32>().iter_mut().enumerate() {
@@ -237,13 +272,34 @@ fn load(
             }
             buffers.push(buffer);
         }
-        let parts = program.parts();
-        loaded.push(Loaded {
-            arena: zeroed(parts.arena_bytes)?,
-            saved: zeroed(parts.saved_bytes)?,
+        let arenas = programs.iter().map(|p| zeroed(p.parts().arena_bytes));
+        let saved = programs.iter().map(|p| p.parts().saved_bytes).max();
+        Ok(Loaded {
+            arenas: arenas.collect::<Result<_, _>>()?,
+            saved: zeroed(saved.unwrap_or(0))?,
             buffers,
-            program,
-        });
+            programs,
+        })
     }
-    Ok(loaded)
+
+    /// The seconds of one run.
+    fn run(&mut self, pool: &Pool) -> Result<f64, CompileError> {
+        let buffers: Vec<Buffer<'_>> = self
+            .buffers
+            .iter_mut()
+            .map(AlignedBuffer::as_buffer)
+            .collect();
+        let mut seconds = 0.0;
+        for (program, arena) in self.programs.iter().zip(&mut self.arenas) {
+            let run = program.run_timed(
+                &buffers,
+                arena.as_buffer(),
+                self.saved.as_buffer(),
+                Threads::of(pool),
+            );
+            let run = run.map_err(|e| CompileError::Cutout(e.to_string()))?;
+            seconds += run.iter().map(|t| t.time.as_secs_f64()).sum::<f64>();
+        }
+        Ok(seconds)
+    }
 }

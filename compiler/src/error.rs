@@ -56,13 +56,16 @@ pub enum CompileError {
     Compile(#[from] kernels::compile::CompileError),
     /// NVRTC did not compile the kernels.
     #[error(transparent)]
-    Nvrtc(#[from] kernels::cuda::nvrtc::NvrtcError),
+    Nvrtc(#[from] cuda_kernels::nvrtc::NvrtcError),
     /// The kernels do not load on the device, or there is none.
     #[error(transparent)]
-    Cuda(#[from] kernels::cuda::CudaError),
+    Cuda(#[from] cuda_kernels::CudaError),
     /// An optimizer's step has no kernels.
     #[error(transparent)]
-    Pooled(#[from] kernels::cuda::pooled::PooledError),
+    Update(#[from] kernels::update::UpdateError),
+    /// An optimizer's kernel does not load.
+    #[error(transparent)]
+    Load(#[from] kernels::run::LoadError),
     /// The kernels do not fit together.
     #[error(transparent)]
     Assemble(#[from] kernels::assemble::AssembleError),

@@ -11,6 +11,7 @@ mod error;
 mod executable;
 mod functions;
 pub mod internal_error;
+pub mod layout_choice;
 pub mod optimizer;
 mod plan;
 pub mod predict;
@@ -21,6 +22,8 @@ pub mod steering;
 pub mod torch;
 pub mod training_graph;
 pub mod training_proof;
+pub mod tuning;
+pub mod tuning_database;
 pub mod undone;
 mod update_groups;
 
@@ -30,6 +33,7 @@ pub use fusion::{Decision, Target};
 pub use plan::{Plan, PlanOptions, Step};
 
 // What a program at the edge needs of the rooms below, so that it depends on this one alone.
+pub use cuda_kernels;
 pub use graph;
 pub use importer;
 pub use kernels;

@@ -1,16 +1,19 @@
-//! Optimizers' steps over all parameters at once, in CUDA kernels that update in place.
+//! Optimizers' steps over all parameters at once, in kernels that update in place, for the CPU and for CUDA.
 //!
 //! Owns the update rules, as `torch.optim` defines them, and the way to a program that runs. Every number is
-//! read from the device's memory at each step, so that schedules of rates and momenta need no other kernel:
+//! read at each step (on a device from its memory), so that schedules of rates and momenta need no other kernel:
 //! the rate, the number of the step, by how much gradients are multiplied (what undoes a scaled loss, and
 //! what clips), whether the step is to be left out since a gradient was not finite, and the rule's constants.
 
 use crate::CompileError;
 use crate::cuda::{CudaTarget, machine};
+use cuda_kernels::machine::Machine;
+use cuda_kernels::pooled::{self, Pooled};
 use graph::{DType, Expr, Unary};
-use kernels::cuda::machine::Machine;
-use kernels::cuda::pooled::{self, Operand, Pooled, Update};
+use kernels::compile::{CompileOptions, compile};
 use kernels::progress::Progress;
+use kernels::update::cpu::{self, Updater};
+use kernels::update::{Operand, Update};
 
 /// An update rule; its constants are numbers that kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +38,7 @@ pub enum Rule {
     },
 }
 
-/// What every update reads first, in order: single numbers of type f32 on the device.
+/// What every update reads first, in order.
 pub const NUMBERS: [&str; 4] = ["rate", "step", "factor", "skip"];
 
 impl Rule {
@@ -112,8 +115,9 @@ impl Rule {
                     let power = constant(logarithm).mul(step.clone());
                     Expr::unary(Unary::Expm1, power).neg()
                 };
-                let root = corrected(7).sqrt();
-                let scale = square.clone().sqrt().div(root).add(constant(1));
+                // The same for all elements, so that each is divided once only.
+                let per_root = Expr::unary(Unary::Recip, corrected(7).sqrt());
+                let scale = square.clone().sqrt().mul(per_root).add(constant(1));
                 let rate = rate.div(corrected(4));
                 let next = p.sub(rate.mul(mean.clone().div(scale)));
                 vec![(0, next), (2, mean), (3, square)]
@@ -151,7 +155,20 @@ impl Rule {
     }
 }
 
-/// A step for parameters of given sizes, ready to run.
+/// A step for parameters in the CPU's memory, ready to run on arrays of any number and size.
+///
+/// # Errors
+/// No C compiler, no folder for what it makes.
+pub fn compile_for_cpu(
+    update: &Update,
+    progress: &mut dyn Progress,
+) -> Result<Updater, CompileError> {
+    let options = CompileOptions::from_environment(progress)?;
+    let modules = compile(&[cpu::emit(update)?], &options, progress)?;
+    Ok(Updater::new(update, &modules[0])?)
+}
+
+/// A step for parameters of given sizes on a CUDA device, ready to run.
 pub struct OptimizerStep {
     /// Kernels and the pass that launches them: of each parameter itself, its gradient and its state, then
     /// [`NUMBERS`].

@@ -114,6 +114,25 @@ impl Step {
         self.plan_with(bindings, &PlanOptions::for_target(target))
     }
 
+    /// The step as it is when orders of dimensions are chosen, with those of the rule and the recipe.
+    ///
+    /// # Errors
+    /// As for [`Step::plan`].
+    pub(crate) fn laid_out(
+        &self,
+        bindings: &Bindings,
+        options: &PlanOptions,
+    ) -> Result<(Graph, Assignment), CompileError> {
+        let recipe = &options.recipe;
+        let expanded = expand(&self.graph.bind(bindings), recipe)?;
+        let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
+        let pinned = problem.pinned();
+        let mut graph = problem.apply(expanded, &pinned).0.graph;
+        let assignment = layouts::assign(&mut graph, recipe);
+        check("lay out", &graph)?;
+        Ok((graph, assignment))
+    }
+
     /// As [`Step::plan`], for a target, with a recipe.
     ///
     /// # Errors
@@ -125,10 +144,7 @@ impl Step {
     ) -> Result<Plan, CompileError> {
         let recipe = &options.recipe;
         let bound = self.graph.bind(bindings);
-        check("bind", &bound)?;
-        check_sizes(&bound)?;
-        let expanded = fusion::expand(&bound, recipe)?;
-        check("expand", &expanded.graph)?;
+        let expanded = expand(&bound, recipe)?;
         let finish = Finish {
             step: self,
             bound: &bound,
@@ -141,6 +157,15 @@ impl Step {
         let pinned = problem.pinned();
         finish.plan(problem.apply(expanded, &pinned).0)
     }
+}
+
+/// Expands a step whose sizes are fixed.
+fn expand(bound: &Graph, recipe: &Recipe) -> Result<Fused, CompileError> {
+    check("bind", bound)?;
+    check_sizes(bound)?;
+    let expanded = fusion::expand(bound, recipe)?;
+    check("expand", &expanded.graph)?;
+    Ok(expanded)
 }
 
 /// The passes behind expansion and the choice of what to compute again.
@@ -211,19 +236,23 @@ fn layout_decisions(graph: &Graph, assignment: &Assignment) -> Vec<Decision> {
     let state = graph.single_state();
     let nodes = || state.into_iter().flat_map(|s| &s.nodes);
     let mut decisions = Vec::new();
-    let chosen = assignment.channels_last.iter().chain(&assignment.reordered);
-    let chosen = chosen.map(|id| (*id, true));
-    for (id, applied) in chosen.chain(assignment.forbidden.iter().map(|id| (*id, false))) {
+    let rule = assignment.channels_last.iter().chain(&assignment.reordered);
+    let chosen = rule.chain(&assignment.requested).map(|id| (*id, None));
+    let forbidden = assignment.forbidden.iter();
+    let forbidden = forbidden.map(|id| (*id, Some(Refusal::RowMajor)));
+    let fixed = assignment.fixed.iter();
+    let fixed = fixed.map(|id| (*id, Some(Refusal::OrderFixed)));
+    for (id, refusal) in chosen.chain(forbidden).chain(fixed) {
         let writer = nodes().find(|n| n.writes().contains(&id));
         let (Some(writer), Some(place)) = (writer, layouts::place(graph, id)) else {
             continue;
         };
-        decisions.push(match applied {
-            true => {
+        decisions.push(match refusal {
+            None => {
                 let order = graph.container(id).layout.order().to_vec();
                 Decision::applied(place, &writer.origin, Applied::LaidOut { order }, 0)
             }
-            false => Decision::refused(place, &writer.origin, Refusal::RowMajor, 0),
+            Some(refusal) => Decision::refused(place, &writer.origin, refusal, 0),
         });
     }
     decisions

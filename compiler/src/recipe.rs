@@ -200,6 +200,9 @@ pub struct Entry {
     /// Of a contraction, how it is cut into blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocking: Option<String>,
+    /// Of a layout, the order of dimensions in memory, slowest first: `0.2.3.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
     /// What happened, in a sentence: a comment in the file, and not read again.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sentence: String,
@@ -218,6 +221,7 @@ impl Entry {
             applied,
             take,
             blocking: None,
+            order: None,
             sentence: String::new(),
         }
     }
@@ -231,6 +235,31 @@ impl Entry {
         Blocking::parse(text).ok_or_else(|| RecipeError::Name {
             what: "blocking",
             name: text.into(),
+            container: self.container.clone(),
+        })
+    }
+
+    /// The same with an order of dimensions in memory.
+    pub fn with_order(self, order: &[usize]) -> Entry {
+        let dims: Vec<String> = order.iter().map(ToString::to_string).collect();
+        Entry {
+            order: Some(dims.join(".")),
+            ..self
+        }
+    }
+
+    /// The order of dimensions in memory, if it has one.
+    ///
+    /// # Errors
+    /// [`RecipeError::Name`] for what is no list of dimensions.
+    pub fn dimensions(&self) -> Result<Option<Vec<usize>>, RecipeError> {
+        let Some(text) = &self.order else {
+            return Ok(None);
+        };
+        let dims: Result<Vec<usize>, _> = text.split('.').map(str::parse).collect();
+        dims.map(Some).map_err(|_| RecipeError::Name {
+            what: "order of dimensions",
+            name: text.clone(),
             container: self.container.clone(),
         })
     }
@@ -299,6 +328,7 @@ impl RecipeFile {
             if entry.place()?.rewrite == Rewrite::Blocking {
                 entry.cut()?;
             }
+            entry.dimensions()?;
         }
         Ok(file)
     }
@@ -330,10 +360,11 @@ impl RecipeFile {
         let mut recipe = Recipe::default();
         for entry in &section.decisions {
             let place = entry.place()?;
-            match (place.rewrite, entry.take) {
-                (Rewrite::Blocking, Some(true)) => recipe.cut(place, entry.cut()?),
-                (Rewrite::Blocking, _) | (_, None) => {}
-                (_, Some(take)) => recipe.tell(place, take),
+            match (place.rewrite, entry.take, entry.dimensions()?) {
+                (Rewrite::Blocking, Some(true), _) => recipe.cut(place, entry.cut()?),
+                (Rewrite::Blocking, _, _) | (_, None, _) => {}
+                (Rewrite::Layout, Some(true), Some(order)) => recipe.lay_out(place, order),
+                (_, Some(take), _) => recipe.tell(place, take),
             }
         }
         Ok(Chosen {
@@ -374,8 +405,11 @@ impl RecipeFile {
                     }
                 }
                 let _ = writeln!(text, "applied = {}", entry.applied);
-                if let Some(blocking) = &entry.blocking {
-                    let _ = writeln!(text, "blocking = {}", quoted(blocking));
+                let told = [("blocking", &entry.blocking), ("order", &entry.order)];
+                for (key, value) in told {
+                    if let Some(value) = value {
+                        let _ = writeln!(text, "{key} = {}", quoted(value));
+                    }
                 }
                 if let Some(take) = entry.take {
                     let _ = writeln!(text, "take = {take}");
@@ -390,7 +424,8 @@ const HEAD: &str = "\
 # Recipe of Shorthaul: what was decided about a model's kernels, one entry for each decision.
 # `applied` says what the compiler did. A line `take = true` asks for a decision that would be refused
 # for its cost, `take = false` forbids one; entries without `take` are left to the compiler. Of an entry of the
-# kind `blocking`, `take = true` asks for the numbers in `blocking`.
+# kind `blocking`, `take = true` asks for the numbers in `blocking`; of one of the kind `layout`, for the order of
+# dimensions in memory in `order`, slowest first.
 
 ";
 

@@ -1,12 +1,14 @@
 //! Search over recipes by predicted time: which decisions to take otherwise than the greedy passes do.
 //!
-//! Starts from the greedy plan and changes decisions in groups: those of one rewrite that move the same bytes and
+//! Starts from the greedy plan. The orders of all containers that are predicted to be fastest together
+//! (`layout_choice`) are tried first; then decisions are changed in groups: those of one rewrite that move the same bytes and
 //! cost the same operations, as the repeated blocks of a network have them. A change stays where the whole step,
 //! planned and lowered again, is predicted to be faster; so the result is never worse than the start by prediction.
 //! Bounded by plans, not by a clock: the same step, machine and bound give the same recipe. Nothing is run.
 
 use crate::error::CompileError;
-use crate::plan::{Plan, Step};
+use crate::layout_choice::{LayoutGain, chosen_layouts};
+use crate::plan::{Plan, PlanOptions, Step};
 use crate::recipe::{Entry, RecipeFile, Section, fingerprint};
 use crate::report::Report;
 use crate::steering::{Choices, planned};
@@ -32,6 +34,8 @@ pub struct Searched {
     pub found_us: f64,
     /// Microseconds that the step takes at least on the machine.
     pub bound_us: f64,
+    /// What orders of dimensions save, all chosen together.
+    pub layouts: LayoutGain,
     /// What was tried, in order.
     pub tried: Vec<Move>,
     /// Groups of decisions for which no plan was left.
@@ -73,18 +77,19 @@ pub fn search(
     let greedy = planned(step, sizes, place, choices)?;
     let report = Report::of_plan(&greedy, threads)?;
     let start_us = predicted_us(&report);
-    let mut groups = groups(&greedy);
-    // Those first that move most bytes.
-    groups.sort_by_key(|(key, places)| {
-        let weight = key.2.unsigned_abs().saturating_mul(places.len() as u64);
-        (Reverse(weight), *key)
-    });
-    let mut told: BTreeMap<Place, bool> = BTreeMap::new();
+    let options = PlanOptions {
+        recipe: greedy.recipe.clone(),
+        machine: greedy.machine,
+        threads,
+        ..PlanOptions::default()
+    };
+    let layouts = chosen_layouts(step, sizes, &options)?;
+    let changes = changes(&greedy, layouts.orders);
+    let mut told: BTreeMap<Place, Told> = BTreeMap::new();
     let (mut found_us, mut tried) = (start_us, Vec::new());
-    for (key, places) in groups.iter().take(max_plans) {
-        let take = !key.1;
+    for change in changes.iter().take(max_plans) {
         let mut next = told.clone();
-        next.extend(places.iter().map(|place| (place.clone(), take)));
+        next.extend(change.told.clone());
         let us = match planned(step, sizes, place, &with(choices, &greedy, &next)) {
             Ok(plan) => predicted_us(&Report::of_plan(&plan, threads)?),
             Err(CompileError::Budget { .. }) => f64::INFINITY,
@@ -92,10 +97,10 @@ pub fn search(
         };
         let kept = us < found_us * (1.0 - WORTH);
         tried.push(Move {
-            kind: key.0.name(),
-            take,
-            n_decisions: places.len(),
-            bytes: key.2,
+            kind: change.rewrite.name(),
+            take: change.take,
+            n_decisions: change.told.len(),
+            bytes: change.bytes,
             us,
             kept,
         });
@@ -104,16 +109,68 @@ pub fn search(
         }
     }
     Ok(Searched {
-        changes: told
-            .iter()
-            .map(|(place, take)| Entry::of_place(place, !take, Some(*take)))
-            .collect(),
+        n_untried: changes.len().saturating_sub(tried.len()),
+        changes: told.iter().map(|(place, told)| told.entry(place)).collect(),
         start_us,
         found_us,
         bound_us: report.roofline_us.unwrap_or(0.0),
-        n_untried: groups.len().saturating_sub(tried.len()),
+        layouts: layouts.gain,
         tried,
     })
+}
+
+/// Decisions that are changed together.
+struct Change {
+    rewrite: Rewrite,
+    take: bool,
+    bytes: i64,
+    told: BTreeMap<Place, Told>,
+}
+
+/// What to try, in order: the orders that were chosen together, then groups of alike decisions, those first that
+/// move most bytes.
+fn changes(greedy: &Plan, orders: BTreeMap<Place, Vec<usize>>) -> Vec<Change> {
+    let mut groups = groups(greedy);
+    groups.sort_by_key(|(key, places)| {
+        let weight = key.2.unsigned_abs().saturating_mul(places.len() as u64);
+        (Reverse(weight), *key)
+    });
+    let told = orders.into_iter().map(|(p, order)| (p, Told::Order(order)));
+    let layouts = Change {
+        rewrite: Rewrite::Layout,
+        take: true,
+        bytes: 0,
+        told: told.collect(),
+    };
+    let others = groups.into_iter().map(|(key, places)| Change {
+        rewrite: key.0,
+        take: !key.1,
+        bytes: key.2,
+        told: places
+            .into_iter()
+            .map(|p| (p, Told::Take(!key.1)))
+            .collect(),
+    });
+    let layouts = Some(layouts).filter(|l| !l.told.is_empty());
+    layouts.into_iter().chain(others).collect()
+}
+
+/// What a change says about a place.
+#[derive(Clone, Debug)]
+enum Told {
+    /// To take a decision, or to leave it.
+    Take(bool),
+    /// The order of a container's dimensions.
+    Order(Vec<usize>),
+}
+
+impl Told {
+    fn entry(&self, place: &Place) -> Entry {
+        match self {
+            Told::Take(take) => Entry::of_place(place, !take, Some(*take)),
+            Told::Order(order) => Entry::of_place(place, false, Some(true)).with_order(order),
+        }
+    }
 }
 
 /// Alike decisions that a recipe may change and has not.
@@ -136,18 +193,14 @@ fn groups(plan: &Plan) -> Vec<(Likeness, BTreeSet<Place>)> {
 }
 
 /// The caller's choices with more decisions told.
-fn with(choices: &Choices, greedy: &Plan, told: &BTreeMap<Place, bool>) -> Choices {
-    let own = greedy
-        .recipe
-        .iter()
-        .map(|(place, take)| (place.clone(), take));
-    let all: BTreeMap<Place, bool> = own
-        .chain(told.iter().map(|(p, t)| (p.clone(), *t)))
-        .collect();
-    let mut decisions: Vec<Entry> = all
-        .iter()
-        .map(|(place, take)| Entry::of_place(place, !take, Some(*take)))
-        .collect();
+fn with(choices: &Choices, greedy: &Plan, told: &BTreeMap<Place, Told>) -> Choices {
+    let own = greedy.recipe.iter();
+    let own = own.map(|(place, take)| (place.clone(), Told::Take(take)));
+    let orders = greedy.recipe.orders();
+    let orders = orders.map(|(place, order)| (place.clone(), Told::Order(order.to_vec())));
+    let mut all: BTreeMap<Place, Told> = own.chain(orders).collect();
+    all.extend(told.clone());
+    let mut decisions: Vec<Entry> = all.iter().map(|(place, told)| told.entry(place)).collect();
     decisions.extend(greedy.recipe.blockings().map(|(place, blocking)| Entry {
         blocking: Some(blocking.to_string()),
         ..Entry::of_place(place, true, Some(true))

@@ -10,7 +10,7 @@ use crate::recipe::{Entry, RecipeFile, fingerprint};
 use crate::report::{KernelReport, Memory, Report, planning_target};
 use crate::torch::Captured;
 use crate::undone::Undone;
-use fusion::{Decision, Target};
+use fusion::{Applied, Decision, Outcome, Target};
 use graph::Machine;
 use serde::Serialize;
 
@@ -208,10 +208,15 @@ fn row(plan: &Plan, decision: &Decision, undone: &[Undone]) -> DecisionRow {
     };
     let reason = undone.map(|u| u.reason.to_string());
     let is_applied = decision.is_applied() && undone.is_none();
+    let entry = Entry::of_place(&decision.place, is_applied, take);
+    let entry = match &decision.outcome {
+        Outcome::Applied(Applied::LaidOut { order }) => entry.with_order(order),
+        _ => entry,
+    };
     DecisionRow {
         entry: Entry {
             sentence: comment(decision, is_applied, &what),
-            ..Entry::of_place(&decision.place, is_applied, take)
+            ..entry
         },
         source: decision.origin.source.clone(),
         what,

@@ -529,14 +529,17 @@ fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)>
             let v = number(b2)
                 .mul(v)
                 .add(number((1.0 - b2) / part / part).mul(g.clone().mul(g)));
-            let power = |b: f64| Expr::binary(graph::Binary::Pow, number(b), t.clone());
+            // 1 − bᵗ = −expm1(t·ln b) = 2h/(1 + h) with h = tanh(−t·ln b/2). The difference itself would
+            // lose two digits of single precision in the first steps.
+            let correction = |b: f64| {
+                let h = number(-b.ln() / 2.0).mul(t.clone());
+                let h = Expr::unary(graph::Unary::Tanh, h);
+                number(2.0).mul(h.clone()).div(number(1.0).add(h))
+            };
             // rate/(1 − b1ᵗ) · m/(√(v/(1 − b2ᵗ)) + ε), with numbers taken out of it: what depends on the
             // step only is computed once for all parameters.
-            let root = number(1.0).sub(power(b2)).sqrt();
-            let rate_now = rate
-                .clone()
-                .div(number(1.0).sub(power(b1)))
-                .mul(root.clone());
+            let root = correction(b2).sqrt();
+            let rate_now = rate.clone().div(correction(b1)).mul(root.clone());
             let scale = v.clone().sqrt().add(root.mul(number(1e-8)));
             let change = rate_now.mul(m.clone().div(scale));
             let p = match optimizer {

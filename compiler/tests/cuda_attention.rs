@@ -4,11 +4,11 @@
 use compiler::attention::{ChosenAttention, Operators, choose};
 use compiler::cuda::ProductsBy;
 use compiler::{CompileError, Step, Target};
+use cuda_kernels::CudaError;
+use cuda_kernels::execute;
+use cuda_kernels::lower::{CudaProgram, lower};
+use cuda_kernels::vendor::{Attending, Candidate, Table};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret, parse};
-use kernels::cuda::CudaError;
-use kernels::cuda::execute;
-use kernels::cuda::lower::{CudaProgram, lower};
-use kernels::cuda::vendor::{Attending, Candidate, Table};
 use models::net::Net;
 use ops::{Meaning, OpBuilder, OpError, attrs};
 use std::path::Path;
@@ -124,7 +124,7 @@ fn a_layer_trains_by_calls_on_views_of_one_product() {
         let launch = program
             .launches
             .iter()
-            .find(|l| matches!(l.work, kernels::cuda::LaunchOp::Call(0)));
+            .find(|l| matches!(l.work, cuda_kernels::LaunchOp::Call(0)));
         let args = &launch.expect("is launched").args;
         assert!(args[0] == args[1] && args[1] == args[2], "{args:?}");
         let copied: Vec<u64> = program

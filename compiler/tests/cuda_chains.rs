@@ -2,9 +2,9 @@
 //! limits of both.
 
 use compiler::{Step, Target};
+use cuda_kernels::lower::lower;
 use fusion::{Applied, Outcome};
 use graph::{Bindings, Graph, parse};
-use kernels::cuda::lower::lower;
 
 /// How many chained kernels were decided, and how many there are.
 fn chained(graph: &Graph, is_trained: bool) -> [usize; 2] {

@@ -2,10 +2,10 @@
 //! forward and backward, against the interpreter in double precision.
 
 use compiler::{Step, Target};
+use cuda_kernels::execute;
+use cuda_kernels::lower::{CudaProgram, lower, lower_with};
+use cuda_kernels::vendor::{Candidate, LibraryProduct, Offers, Products, Table};
 use graph::{Attr, Bindings, ContainerId, DType, Graph, Precision, Tensor, interpret};
-use kernels::cuda::execute;
-use kernels::cuda::lower::{CudaProgram, lower, lower_with};
-use kernels::cuda::vendor::{Candidate, LibraryProduct, Offers, Products, Table};
 use models::net::{Net, Window};
 use ops::{Meaning, OpBuilder, OpError, attrs};
 use std::fmt::Write;

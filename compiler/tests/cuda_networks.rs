@@ -2,10 +2,10 @@
 //! the interpreter in double precision.
 
 use compiler::{Step, Target};
+use cuda_kernels::{execute, lower};
 use graph::{
     Attr, Bindings, ContainerId, DType, Expr, Graph, Precision, SymExpr, Tensor, interpret,
 };
-use kernels::cuda::{execute, lower};
 use models::net::{Net, Window};
 use models::transformer::{Decoder, decoder_layer};
 use ops::{Meaning, OpBuilder, OpError, attrs};

@@ -6,14 +6,14 @@
 
 use compiler::optimizer::Rule;
 use compiler::{Step, Target};
+use cuda_kernels::contraction::n_warpgroup_tiles;
+use cuda_kernels::lower::lower_with;
+use cuda_kernels::nvrtc::{Nvrtc, compile_all, gate};
+use cuda_kernels::pooled;
+use cuda_kernels::vendor::{Candidate, Offers, Products};
+use cuda_kernels::{Arch, Kernel};
 use graph::{Bindings, DType, Graph, Lifetime};
 use kernels::cache::{Cache, CacheSettings};
-use kernels::cuda::contraction::n_warpgroup_tiles;
-use kernels::cuda::lower::lower_with;
-use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
-use kernels::cuda::pooled;
-use kernels::cuda::vendor::{Candidate, Offers, Products};
-use kernels::cuda::{Arch, Kernel};
 use kernels::progress::Silent;
 use models::convolutional::{mobilenet_v2, resnet};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};

@@ -2,10 +2,10 @@
 //! compute what the operators mean, forward and backward, in single and in half precision.
 
 use compiler::{Step, Target};
+use cuda_kernels::nvrtc::{Nvrtc, compile_all, gate};
+use cuda_kernels::{Arch, execute, lower};
 use graph::{Bindings, DType, Graph, Precision, Tensor, interpret};
 use kernels::cache::{Cache, CacheSettings};
-use kernels::cuda::nvrtc::{Nvrtc, compile_all, gate};
-use kernels::cuda::{Arch, execute, lower};
 use kernels::progress::Silent;
 use ops::Meaning;
 use ops::check::{Case, append, builder, compare};

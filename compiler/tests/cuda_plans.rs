@@ -8,9 +8,9 @@
 mod snapshot;
 
 use compiler::{Plan, Target};
+use cuda_kernels::ParamType;
+use cuda_kernels::lower::{CudaProgram, Placed, lower};
 use graph::{DType, Graph, Rewrite, Stage};
-use kernels::cuda::ParamType;
-use kernels::cuda::lower::{CudaProgram, Placed, lower};
 use kernels::plan::{Buffer, container_bytes};
 use models::convolutional::{mobilenet_v2_with, resnet_with};
 use models::transformer::{Decoder, Encoder, decoder_layer, encoder_layer_of};
@@ -136,7 +136,7 @@ fn cost(plan: &Plan) -> String {
 fn moved(program: &CudaProgram, graph: &Graph, launch: &Placed) -> usize {
     let params = program.params(launch.work);
     let buffers = launch.args.iter().zip(params);
-    let bytes = |(buffer, param): (&Buffer, &kernels::cuda::Param)| match (buffer, param.ty) {
+    let bytes = |(buffer, param): (&Buffer, &cuda_kernels::Param)| match (buffer, param.ty) {
         (_, ParamType::Scalar(_)) => 0,
         (Buffer::Container(id), _) => container_bytes(graph, *id).expect("sizes are bound"),
         (Buffer::Workspace(n), _) => program.workspace_bytes[*n],

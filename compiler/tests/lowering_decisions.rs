@@ -6,10 +6,10 @@
 use compiler::report::{Memory, Report};
 use compiler::steering::Described;
 use compiler::{Executable, Plan, PlanOptions, Step, Target};
+use cuda_kernels::lower::lower;
 use graph::{Bindings, Blocking, Place, Recipe, Rewrite};
 use kernels::compile::CompileOptions;
 use kernels::contraction::NoFastForm;
-use kernels::cuda::lower::lower;
 use kernels::lowering::SplitReason;
 use kernels::progress::Silent;
 
@@ -236,4 +236,32 @@ fn a_small_step_says_why_it_runs_on_one_thread() {
     assert_eq!(report.one_thread, Some(why));
     let large = built(1 << 22);
     assert_eq!((large.on.threads, large.plan.one_thread), (2, None));
+}
+
+#[test]
+fn a_product_that_sums_columns_has_a_predicted_time_and_a_choice_of_blocking() {
+    let text = r#"graph "summed" {
+  %a: f32[256, 192] input
+  %b: f32[192, 128] input
+  %y: f32[256, 128]
+  %s: f32[128]
+  inputs %a, %b
+  state {
+    map [p < 256, q < 128, r < 192] {
+      tasklet %y[p, q] (sum) = $0 * $1 from %a[p, r], %b[r, q]
+    }
+    map [p < 256, q < 128] { tasklet %s[q] (sum) = $0 from %y[p, q] }
+  }
+  outputs %y, %s
+}
+"#;
+    let plan = planned(text, Recipe::default());
+    let report = Report::of_plan(&plan, 2).expect("a report");
+    let [kernel] = report.kernels.as_slice() else {
+        panic!("{:#?}", report.kernels);
+    };
+    assert_eq!(kernel.writes, ["y", "s"]);
+    let predicted = kernel.predicted.as_ref().expect("a prediction");
+    assert!(predicted.product_us > 0.0, "{predicted:?}");
+    assert!(kernel.cuts.is_some());
 }

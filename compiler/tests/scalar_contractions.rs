@@ -3,9 +3,9 @@
 use compiler::cuda::{CudaExecutable, CudaTarget, ProductsBy};
 use compiler::report::Report;
 use compiler::{Plan, Step, Target};
+use cuda_kernels::lower::lower;
 use graph::Bindings;
 use kernels::contraction::NoFastForm;
-use kernels::cuda::lower::lower;
 use kernels::progress::Silent;
 
 /// The number of multiplications and additions of [`planted`] in single precision.
