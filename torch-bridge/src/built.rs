@@ -6,17 +6,18 @@
 
 use crate::program::CompileFailure;
 use compiler::cuda::CudaExecutable;
+use compiler::cuda_kernels::lower::MapInfo;
+use compiler::cuda_kernels::machine::{Addresses, Operators};
 use compiler::graph::Stage;
-use compiler::kernels::cuda::lower::MapInfo;
-use compiler::kernels::cuda::machine::{Addresses, Operators};
 use compiler::kernels::lowering::KernelInfo;
 use compiler::kernels::memory::Buffer;
 use compiler::kernels::pool::Pool;
-use compiler::kernels::run::{ExternalSpec, LaunchTime, Program, RunError};
+use compiler::kernels::run::{ExternalSpec, LaunchTime, Program, RunError, Threads};
 use compiler::predict::On;
 use compiler::report::Memory;
 use compiler::{Executable, Plan};
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Launches with the seconds they took.
 pub type Times = Vec<(String, f64)>;
@@ -34,8 +35,8 @@ pub type ProductRow = (
 
 /// Compiled kernels of both passes.
 pub enum Built {
-    /// For the CPU, with the number of threads.
-    Cpu(Box<Executable>, usize),
+    /// For the CPU, with the number of threads that runs it.
+    Cpu(Box<Executable>, AtomicUsize),
     /// For a device or the emulator.
     Cuda(Box<CudaExecutable>),
 }
@@ -133,6 +134,14 @@ impl Built {
         own.map(|l| l.map).collect()
     }
 
+    /// Lets that many threads run the kernels from now on, but never more than they were planned for. The
+    /// results do not change.
+    pub fn use_threads(&self, n: usize) {
+        if let Built::Cpu(_, threads) = self {
+            threads.store(n.max(1), Ordering::Relaxed);
+        }
+    }
+
     /// Runs a pass on the CPU, or enqueues it on a stream with the program's calls by `operators`.
     pub fn run(
         &self,
@@ -151,7 +160,7 @@ impl Built {
                         true => &executable.backward,
                         false => &executable.forward,
                     };
-                    let times = run_cpu(program, *threads, &blocks, timed);
+                    let times = run_cpu(program, threads.load(Ordering::Relaxed), &blocks, timed);
                     times.map_err(|error| CompileFailure::new_err(error.to_string()))
                 }
                 Built::Cuda(executable) => {
@@ -164,15 +173,19 @@ impl Built {
 
 fn run_cpu(
     program: &Program,
-    threads: usize,
+    n_threads: usize,
     blocks: &Blocks,
     timed: bool,
 ) -> Result<Times, RunError> {
     let pool = Pool::global();
     // A program of fewer threads than another's leaves the rest of them asleep.
-    if pool.threads() < threads {
-        pool.set_threads(threads);
+    if pool.threads() < n_threads {
+        pool.set_threads(n_threads);
     }
+    let threads = Threads {
+        pool,
+        at_most: n_threads,
+    };
     let slots: Vec<*mut u8> = blocks.slots.iter().map(|a| a.0).collect();
     // SAFETY: the package passes contiguous tensors of the shapes and dtypes in `inputs` and
     // `outputs`, and blocks of the stated sizes from PyTorch's allocator, which aligns them to 64
@@ -180,9 +193,9 @@ fn run_cpu(
     // be null.
     unsafe {
         if timed {
-            return run_timed(program, &slots, blocks, pool);
+            return run_timed(program, &slots, blocks, threads);
         }
-        program.run_raw(&slots, blocks.scratch.0, blocks.saved.0, pool)?;
+        program.run_raw(&slots, blocks.scratch.0, blocks.saved.0, threads)?;
     }
     Ok(Vec::new())
 }
@@ -232,7 +245,7 @@ unsafe fn run_timed(
     program: &Program,
     slots: &[*mut u8],
     blocks: &Blocks,
-    pool: &Pool,
+    threads: Threads<'_>,
 ) -> Result<Times, RunError> {
     let parts = program.parts();
     let lend = |start: *mut u8, bytes: usize| match bytes {
@@ -244,7 +257,7 @@ unsafe fn run_timed(
     let externals: Vec<Buffer> = sized.map(|(slot, spec)| lend(*slot, spec.bytes)).collect();
     let arena = lend(blocks.scratch.0, parts.arena_bytes);
     let saved = lend(blocks.saved.0, parts.saved_bytes);
-    let times = program.run_timed(&externals, arena, saved, pool)?;
+    let times = program.run_timed(&externals, arena, saved, threads)?;
     let seconds = |t: LaunchTime<'_>| (t.name.to_string(), t.time.as_secs_f64());
     Ok(times.into_iter().map(seconds).collect())
 }

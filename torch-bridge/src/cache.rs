@@ -29,8 +29,8 @@ pub fn cache_clear(py: Python<'_>) -> PyResult<(usize, u64)> {
     Ok(py.detach(|| cache.clear()))
 }
 
-/// Model and features of the CPU: what is measured or compiled for one CPU is kept under this.
+/// The name of this CPU among those that share the folder: what is measured on one is kept under this.
 #[pyfunction]
-pub fn cpu_identity() -> &'static str {
-    compiler::kernels::features::cpu_identity()
+pub fn machine_key() -> String {
+    compiler::tuning_database::machine_key()
 }

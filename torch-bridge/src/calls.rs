@@ -4,10 +4,10 @@
 //! a pass runs. Never computes: `shorthaul._attention` does.
 
 use crate::built::Built;
+use compiler::cuda_kernels::LaunchOp;
+use compiler::cuda_kernels::machine::Operators;
+use compiler::cuda_kernels::vendor::{CallOperand, CallPass};
 use compiler::graph::Stage;
-use compiler::kernels::cuda::LaunchOp;
-use compiler::kernels::cuda::machine::Operators;
-use compiler::kernels::cuda::vendor::{CallOperand, CallPass};
 use compiler::kernels::run::BufferRef;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;

@@ -2,10 +2,10 @@
 
 use crate::program::{CompileFailure, ToolchainFailure};
 use compiler::cuda::{CudaTarget, ProductsBy};
-use compiler::kernels::cuda::CudaError;
-use compiler::kernels::cuda::device::{self, CublasLt, Cudnn, arch_for};
-use compiler::kernels::cuda::nvrtc::Nvrtc;
-use compiler::kernels::cuda::vendor::{Candidate, Table};
+use compiler::cuda_kernels::CudaError;
+use compiler::cuda_kernels::device::{self, CublasLt, Cudnn, arch_for};
+use compiler::cuda_kernels::nvrtc::Nvrtc;
+use compiler::cuda_kernels::vendor::{Candidate, Table};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;

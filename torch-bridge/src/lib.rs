@@ -30,6 +30,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Program>()?;
     m.add_class::<program::Templates>()?;
     m.add_class::<program::Traced>()?;
+    m.add_class::<optimizer::CpuStep>()?;
     m.add_class::<optimizer::PooledStep>()?;
     m.add_class::<tuning::Kernels>()?;
     m.add_function(wrap_pyfunction!(tuning::time_kernels, m)?)?;
@@ -43,7 +44,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(supported_targets, m)?)?;
     m.add_function(wrap_pyfunction!(cache::cache_info, m)?)?;
     m.add_function(wrap_pyfunction!(cache::cache_clear, m)?)?;
-    m.add_function(wrap_pyfunction!(cache::cpu_identity, m)?)?;
+    m.add_function(wrap_pyfunction!(cache::machine_key, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cuda_devices, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::nvrtc_version, m)?)?;
     m.add_function(wrap_pyfunction!(cuda::cublaslt_version, m)?)?;

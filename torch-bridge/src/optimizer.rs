@@ -1,12 +1,15 @@
-//! Optimizers' steps in CUDA kernels, called from Python.
+//! Optimizers' steps in CPU and CUDA kernels, called from Python.
 
 #![allow(unsafe_code)]
 
 use crate::cuda::cuda_target;
 use crate::program::{CompileFailure, Listener, detached};
+use compiler::cuda_kernels::machine::Addresses;
 use compiler::graph::DType;
-use compiler::kernels::cuda::machine::Addresses;
-use compiler::optimizer::{OptimizerStep, Rule};
+use compiler::kernels::pool::Pool;
+use compiler::kernels::run::Threads;
+use compiler::kernels::update::cpu::Updater;
+use compiler::optimizer::{OptimizerStep, Rule, compile_for_cpu};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -39,7 +42,84 @@ impl RuleRequest {
     }
 }
 
-/// A step of an optimizer over parameters of one type and given sizes.
+fn dtype_of(name: &str) -> PyResult<DType> {
+    match name {
+        "float16" => Ok(DType::F16),
+        "bfloat16" => Ok(DType::BF16),
+        "float32" => Ok(DType::F32),
+        "float64" => Ok(DType::F64),
+        other => {
+            let text = format!("there is no update for parameters of type {other}");
+            Err(PyValueError::new_err(text))
+        }
+    }
+}
+
+/// A step of an optimizer over parameters of one type in the CPU's memory.
+#[pyclass(frozen, module = "shorthaul._native")]
+pub struct CpuStep {
+    updater: Updater,
+    /// Names of the rule's constants.
+    #[pyo3(get)]
+    constants: Vec<&'static str>,
+}
+
+#[pymethods]
+impl CpuStep {
+    /// Compiles a step.
+    #[staticmethod]
+    #[pyo3(signature = (rule, dtype, progress=None))]
+    fn compile(
+        py: Python<'_>,
+        rule: RuleRequest,
+        dtype: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<CpuStep> {
+        let dtype = dtype_of(dtype)?;
+        let (maximize, rule) = (rule.maximize, rule.rule()?);
+        let updater = detached(py, || {
+            let mut listener = Listener::new(progress);
+            compile_for_cpu(&rule.update(dtype, maximize), &mut listener)
+                .map_err(|error| listener.failure(error))
+        })?;
+        Ok(CpuStep {
+            constants: rule.constants().to_vec(),
+            updater,
+        })
+    }
+
+    /// Makes the step: addresses of each parameter, its gradient and its state; how many elements each parameter
+    /// has; the rate, the number of the step, the factor of gradients, whether to leave the step out, and the
+    /// constants.
+    fn run(
+        &self,
+        py: Python<'_>,
+        addresses: Vec<usize>,
+        sizes: Vec<usize>,
+        numbers: Vec<f64>,
+        threads: usize,
+    ) -> PyResult<()> {
+        let run = || {
+            let arrays: Vec<*mut u8> = addresses.iter().map(|at| *at as *mut u8).collect();
+            let pool = Pool::global();
+            if pool.threads() < threads {
+                pool.set_threads(threads);
+            }
+            let threads = Threads {
+                pool,
+                at_most: threads,
+            };
+            // SAFETY: the package passes dense tensors of the type that the step was compiled for, each with one
+            // layout for a parameter, its gradient and its state; it has looked for parameters that overlap, and
+            // keeps the tensors alive.
+            unsafe { self.updater.run(&arrays, &sizes, &numbers, threads) }
+        };
+        let done = py.detach(run);
+        done.map_err(|error| CompileFailure::new_err(error.to_string()))
+    }
+}
+
+/// A step of an optimizer over parameters of one type and given sizes on a CUDA device.
 #[pyclass(frozen, module = "shorthaul._native")]
 pub struct PooledStep {
     step: OptimizerStep,
@@ -71,16 +151,7 @@ impl PooledStep {
         nvrtc: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<PooledStep> {
-        let dtype = match dtype {
-            "float16" => DType::F16,
-            "bfloat16" => DType::BF16,
-            "float32" => DType::F32,
-            "float64" => DType::F64,
-            other => {
-                let text = format!("there is no update for parameters of type {other}");
-                return Err(PyValueError::new_err(text));
-            }
-        };
+        let dtype = dtype_of(dtype)?;
         let (maximize, rule) = (rule.maximize, rule.rule()?);
         let target = cuda_target(device, &nvrtc);
         let step = detached(py, || {

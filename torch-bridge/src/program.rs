@@ -156,7 +156,7 @@ impl Program {
             let executable = captured
                 .compile(&requires_grad, threads, &choices, templates, &mut listener)
                 .map_err(|error| listener.failure(error))?;
-            let built = Built::Cpu(Box::new(executable), threads);
+            let built = Built::Cpu(Box::new(executable), threads.into());
             Ok((captured.uses_seed(), built))
         };
         let (uses_seed, built) = detached(py, work)?;
@@ -201,7 +201,7 @@ impl Program {
                     &mut listener,
                 )
                 .map_err(|error| listener.failure(error))?;
-            Ok(Built::Cpu(Box::new(executable), threads))
+            Ok(Built::Cpu(Box::new(executable), threads.into()))
         };
         Program::new(detached(py, work)?, captured.uses_seed())
     }
@@ -300,6 +300,11 @@ impl Program {
     #[getter]
     fn backward_scratch_bytes(&self) -> usize {
         self.built.memory().backward_arena_bytes
+    }
+
+    /// Lets that many threads run the kernels from now on, but never more than they were planned for.
+    fn use_threads(&self, n: usize) {
+        self.built.use_threads(n);
     }
 
     /// Computes the outputs and the saved block. CUDA kernels are enqueued on `stream`. With `timed`,

@@ -3,13 +3,24 @@
 import copy
 import json
 import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 import shorthaul
 import torch
-from shorthaul import bench
-from shorthaul.bench import accuracy, jax_peer, onnxruntime_peer, page, results, timing
+from shorthaul import _machine, _tune, bench
+from shorthaul._tuning_database import Database
+from shorthaul.bench import (
+    accuracy,
+    jax_peer,
+    onnxruntime_peer,
+    page,
+    results,
+    separate,
+    timing,
+)
 from shorthaul.bench.options import Setting, parse
 from shorthaul.bench.variants import inputs_of, model_of
 from shorthaul.models import without_dropout
@@ -79,13 +90,15 @@ def test_modes_and_types(mode, dtype, tmp_path, capsys):
     assert "2 measurements" in capsys.readouterr().out
 
 
-def test_a_step_updates_parameters_as_eager_does():
+@pytest.mark.parametrize("variant", ["shorthaul", "eager"])
+def test_a_step_updates_parameters_with_an_optimizer_of_its_own(variant):
     from shorthaul.bench.variants import model_of, optimizer_of
 
     setting = Setting("digits_cnn", 4, 2, mode="step", optimizer="sgd")
     model = model_of(setting)
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = optimizer_of(setting, list(model.parameters()))
+    optimizer = optimizer_of(setting, variant, list(model.parameters()))
+    assert isinstance(optimizer, shorthaul.optim.SGD) == (variant == "shorthaul")
     setting.example.loss(model(*setting.example.inputs(4))).backward()
     optimizer.step()
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -240,6 +253,37 @@ def test_a_network_in_a_process_of_its_own(tmp_path):
     assert [r["batch"] for r in json.loads(path.read_text())["results"]] == [4, 6]
 
 
+def test_a_peer_that_crashes_alone_too_is_left_out(monkeypatch, capsys):
+    """PyTorch's channels_last crashes on a few networks."""
+    setting = Setting("digits_cnn", 4, 1)
+    asked = []
+
+    def ended(command, **_):
+        peers = command[command.index("--against") + 1].split(",")
+        asked.append(peers)
+        if "channels_last" in peers:
+            return subprocess.CompletedProcess(command, -11)
+        written = Path(command[command.index("--json") + 1])
+        written.write_text(json.dumps({"results": [{"variants": {peers[0]: {"median_ms": 1.0}}}]}))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(separate.subprocess, "run", ended)
+    monkeypatch.setattr(
+        separate.alone, "crash", lambda _, peer: "signal 11" if peer == "channels_last" else None
+    )
+    options = parse(["digits_cnn", "--against", "eager,channels_last", "--separate"])
+    found, is_good = separate.run(setting, options)
+    assert is_good
+    assert asked == [["eager", "channels_last"], ["eager"]]
+    assert found[0]["variants"] == {
+        "eager": {"median_ms": 1.0},
+        "channels_last": {"error": "its process ends with signal 11"},
+    }
+    said = capsys.readouterr().out
+    assert "the process ended with signal 11" in said
+    assert "without Shorthaul, channels_last ends so too: measured again without" in said
+
+
 def _small(name, mode="train"):
     setting = Setting(name, 2, len(os.sched_getaffinity(0)), mode=mode, small=True)
     return setting, without_dropout(model_of(setting)), inputs_of(setting)
@@ -294,3 +338,26 @@ def test_limits_are_not_of_a_step_with_an_optimizer(capsys):
     with pytest.raises(SystemExit):
         parse(["digits_cnn", "--limits", "--mode", "step"])
     assert "--limits does not count the optimizer" in capsys.readouterr().err
+
+
+def test_recipes_are_made_and_compared(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shorthaul, "machine", _machine.assumed)
+    monkeypatch.setattr(_tune, "Database", lambda: Database(tmp_path / "tuning.json"))
+    arguments = ["digits_cnn", "--small", "--threads", "1", "--recipes", str(tmp_path)]
+    assert bench.main([*arguments, "--rounds", "2"]) == 1
+    assert "there is no" in capsys.readouterr().out
+    assert bench.main([*arguments, "--tune", "1", "--json", str(tmp_path / "made.json")]) == 0
+    (recipe,) = tmp_path.glob("digits_cnn-*-small.toml")
+    assert shorthaul.Recipe.load(recipe).programs[0].training
+    (made,) = json.loads((tmp_path / "made.json").read_text())["results"]
+    assert made["layouts"][0]["n_containers"] > 0 and made["recipe"] == str(recipe)
+    assert bench.main([*arguments, "--rounds", "3", "--json", str(tmp_path / "with.json")]) == 0
+    assert "of the time (95 % interval" in capsys.readouterr().out
+    (compared,) = json.loads((tmp_path / "with.json").read_text())["results"]
+    assert compared["ratio"]["low"] <= compared["ratio"]["median"] <= compared["ratio"]["high"]
+
+
+def test_tuning_needs_a_folder_for_recipes(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["digits_cnn", "--tune", "5"])
+    assert "--recipes" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 import torch
 from shorthaul import cuda
 
-SOURCES = Path(__file__).resolve().parents[2] / "kernels/tests"
+SOURCES = Path(__file__).resolve().parents[2] / "kernels/cuda/tests"
 
 SCRIPT = """
 import ctypes, sys, torch

@@ -109,17 +109,27 @@ def test_commands_of_the_bench_parse(line):
 
 
 def links():
-    """Each relative link of each page."""
-    pattern = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+    """Each relative link of each page, with the heading that it names."""
+    pattern = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
     for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"):
-        for target in pattern.findall(page.read_text(encoding="utf-8")):
+        for target, heading in pattern.findall(page.read_text(encoding="utf-8")):
             if "://" not in target:
-                yield pytest.param(page, target, id=f"{_id(page)}: {target}")
+                name = f"{_id(page)}: {target}#{heading}"
+                yield pytest.param(page, target or page.name, heading, id=name)
 
 
-@pytest.mark.parametrize(("page", "target"), list(links()))
-def test_links_lead_somewhere(page, target):
+def _anchors(page) -> set[str]:
+    """What links call the headings of a page, on GitHub and in mdBook."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("page", "target", "heading"), list(links()))
+def test_links_lead_somewhere(page, target, heading):
     assert (page.parent / target).exists()
+    if heading:
+        assert heading in _anchors(page.parent / target)
 
 
 def test_every_page_is_in_the_summary():

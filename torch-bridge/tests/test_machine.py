@@ -63,6 +63,7 @@ def test_the_bench_compares_predictions(capsys, folder):
     assert main(["digits_cnn", "--small", "--predicted", "--threads", "1", "--rounds", "2"]) == 0
     said = capsys.readouterr().out
     assert "median error" in said and "rank correlation" in said
+    assert said.splitlines()[-1].endswith("  all networks")
     rows = [
         {"predicted_us": p, "measured_us": m, "error": p / m - 1}
         for p, m in ((1, 2), (3, 3), (9, 6))

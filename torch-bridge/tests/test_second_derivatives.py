@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import warnings
 import weakref
 
@@ -11,6 +12,7 @@ import pytest
 import shorthaul
 import torch
 from against_eager import assert_close
+from shorthaul import _dropout_masks
 from shorthaul._call import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -169,8 +171,78 @@ def test_where_it_is_an_error():
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
+class Dropped(nn.Module):
+    """Dropout of elements, of whole channels, of everything and of nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(2, 5, 3), nn.Conv2d(5, 5, 3), nn.Linear(5, 3)
+        self.drop, self.channels = nn.Dropout(0.3), nn.Dropout2d(0.5)
+        self.never, self.always = nn.Dropout(0.0), nn.Dropout(1.0)
+
+    def forward(self, x):
+        x = self.channels(self.drop(self.one(x).sigmoid()))
+        x = self.never(self.two(x).tanh()) + self.always(self.two(x))
+        return self.head(self.drop(x.mean((2, 3)).exp()))
+
+
+class Masked(torch.overrides.TorchFunctionMode):
+    """Eager dropout with masks that are given, in order."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.masks = iter(masks)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (nn.functional.dropout, nn.functional.dropout2d):
+            x, (p, mask) = args[0], next(self.masks)
+            return x * mask.to(x.dtype) / (1 - p) if p < 1 else x * 0
+        return func(*args, **(kwargs or {}))
+
+
+def test_dropout_is_the_same_in_a_second_derivative():
+    torch.manual_seed(0)
+    network, x = Dropped(), torch.randn(2, 2, 9, 7)
+    found = {}
+    with recorded() as calls:
+        own, given = copy.deepcopy(network), x.clone().requires_grad_()
+        torch.manual_seed(3)
+        found["compiled"] = penalty(shorthaul.module(own), own, given)
+    assert calls
+    torch.manual_seed(3)
+    seed = int(torch.empty((), dtype=torch.int64).random_(2**62))
+    shapes = [(0.3, (2, 5, 7, 5)), (0.5, (2, 5, 1, 1)), (1.0, (2, 5, 5, 3)), (0.3, (2, 5))]
+    masks = []
+    for place, (p, shape) in enumerate(shapes):
+        drawn = _dropout_masks.uniform(seed + (place << 32), math.prod(shape))
+        masks.append((p, (drawn >= p).view(shape)))
+    masks.insert(2, (0.0, torch.ones(())))
+    for name in ("eager", "float64"):
+        own, given = copy.deepcopy(network), x.clone()
+        if name == "float64":
+            own, given = own.double(), given.double()
+        with Masked(masks):
+            found[name] = penalty(own, own, given.requires_grad_())
+    runs = zip(found["compiled"], found["eager"], found["float64"], strict=True)
+    for i, (ours, near, exact) in enumerate(runs):
+        assert_close(f"dropout, result {i}", ours, near, exact)
+
+
+def test_masks_that_pytorch_draws_otherwise_are_an_error():
+    with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
+        with _dropout_masks.Masks(5, [(0.5, 0.5)]):
+            nn.functional.dropout(torch.ones(3), 0.25)
+    with pytest.raises(shorthaul.ShorthaulError, match="drew other random numbers"):
+        with _dropout_masks.Masks(5, [(0.5, 0.5)] * 2):
+            nn.functional.dropout(torch.ones(3), 0.5)
+
+
 def test_random_numbers_refuse_a_second_derivative():
-    network = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    class Noise(nn.Module):
+        def forward(self, x):
+            return (x * torch.rand_like(x)).tanh()
+
+    network = nn.Sequential(nn.Linear(6, 16), Noise(), nn.Linear(16, 4))
     model = shorthaul.module(network)
     x = torch.randn(3, 6, requires_grad=True)
     out = model(x)

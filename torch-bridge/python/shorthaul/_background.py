@@ -16,8 +16,6 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-
 from ._capture import Captured
 from ._place import Place
 from ._program import Program, compile_program, import_symbolic
@@ -62,6 +60,7 @@ def start_compiling(
     captured: Captured,
     requires_grad: list[bool],
     place: Place,
+    n_threads: int,
     recipe: str | None = None,
     budget: float | None = None,
     templates: object | None = None,
@@ -85,9 +84,6 @@ def start_compiling(
             is_written.set()
             _turn.acquire()
             has_turn.set()
-
-    # The number of threads is the calling thread's; PyTorch counts it for each thread.
-    n_threads = torch.get_num_threads()
 
     def compile_and_tell() -> Program:
         try:

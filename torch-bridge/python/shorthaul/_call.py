@@ -84,6 +84,8 @@ class Call:
             for i, ((kind, _), wanted) in enumerate(zip(self.returns, requires_grad, strict=True))
             if kind == "output" and differentiable and not wanted
         ]
+        #: Whether the program is planned for more threads, or fewer, than there may be at a call.
+        self.counts_threads = False
         #: Inputs that the call writes when the forward pass is over, though the backward pass
         #: reads their old value.
         self.kept = [
@@ -140,6 +142,8 @@ class Call:
             tensors[i] = tensors[i].clone()
         if program.uses_seed:
             tensors.append(program.place.seed())
+        if self.counts_threads:
+            program.native.use_threads(torch.get_num_threads())
         outputs, state = _autograd.run(program, tensors, self.is_differentiable)
         if state is not None:
             self._write_state(inputs, state)

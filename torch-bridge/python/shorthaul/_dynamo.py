@@ -64,6 +64,7 @@ log = logging.getLogger("shorthaul")
 
 _FALLBACKS = ("eager", "error")
 _WARMUPS = ("wait", "background")
+_MOST_THREADS = 1024
 _TORCH_COMPILE_OPTIONS = {
     "fallback",
     "max_programs",
@@ -71,6 +72,7 @@ _TORCH_COMPILE_OPTIONS = {
     "warmup",
     "recipe",
     "memory_budget",
+    "planned_threads",
 }
 
 #: So many further sizes of a trace count as one program.
@@ -107,6 +109,8 @@ class Options:
     recipe: str | None = None
     #: Bytes of intermediate results of each program; below 1, a part of what it takes without.
     memory_budget: float | None = None
+    #: How many threads programs are planned for; ``None``: those there are.
+    planned_threads: int | None = None
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -120,13 +124,19 @@ class Options:
             raise ValueError(
                 f"max_programs must be a whole number of at least 1, not {self.max_programs!r}"
             )
+        planned = self.planned_threads
+        if planned is not None and not (isinstance(planned, int) and 1 <= planned <= _MOST_THREADS):
+            raise ValueError(
+                f"planned_threads must be a whole number from 1 to {_MOST_THREADS}, not {planned!r}"
+            )
 
 
 def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,
-    ``max_programs``, ``backend``, ``warmup``, ``recipe`` and ``memory_budget``.
+    ``max_programs``, ``backend``, ``warmup``, ``recipe``, ``memory_budget`` and
+    ``planned_threads``.
     """
     try:
         compiler = GraphCompiler(_options_of(options or {}, mode, more), "the model")

@@ -8,7 +8,6 @@ the native half. Knows no model.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import tempfile
@@ -135,9 +134,7 @@ def _machine_of(data: dict[str, Any], measured: bool) -> Machine:
 @functools.cache
 def file_of_this_machine(kind: str) -> Path:
     """A file in the cache folder for this CPU alone: several machines may share the folder."""
-    identity = f"{_native.cpu_identity()}\n{os.cpu_count()}"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return Path(cache.info().folder) / f"{kind}-{name}.json"
+    return Path(cache.info().folder) / f"{kind}-{_native.machine_key()}.json"
 
 
 def _keep(found: Machine) -> None:

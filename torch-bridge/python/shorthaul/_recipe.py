@@ -64,6 +64,8 @@ class Decision:
     operations: int | None = None
     #: Of a contraction: how it is cut into blocks, in the generator's numbers.
     blocking: str | None = None
+    #: Of a layout: the order of dimensions in memory, slowest first, such as ``"0.2.3.1"``.
+    order: str | None = None
     #: The line that stands before it in a file.
     comment: str = ""
 
@@ -289,6 +291,22 @@ def replaced(recipe: Recipe, changes: list[tuple[Decision, dict[str, Any]]]) -> 
     return Recipe(recipe.model, programs, recipe._planners)
 
 
+def with_entries(recipe: Recipe, n: int, entries: list[dict[str, Any]]) -> Recipe:
+    """The recipe with entries of its ``n``-th program as the compiler wrote them, planned again."""
+    known = {decision.key: decision for decision in recipe.programs[n].decisions}
+    fields = tuple(Decision.__dataclass_fields__)
+    told = [
+        Decision(**{name: entry[name] for name in fields if name in entry} | {"program": n})
+        for entry in entries
+    ]
+    # A value that keeps its order has no decision about it yet.
+    new = tuple(one for one in told if one.key not in known)
+    programs = list(recipe.programs)
+    programs[n] = replace(programs[n], decisions=programs[n].decisions + new)
+    changes = [(one, {"take": one.take, "order": one.order}) for one in told]
+    return replaced(Recipe(recipe.model, programs, recipe._planners), changes)
+
+
 def planned_again(recipe: Recipe) -> Recipe:
     """The recipe without what it says of decisions that its plan no longer has."""
     return replaced(recipe, [(decision, {}) for decision in recipe.decisions])
@@ -316,6 +334,7 @@ def _entry_of(decision: Decision) -> dict[str, Any]:
     told = {
         "applied": decision.applied,
         "blocking": decision.blocking,
+        "order": decision.order,
         "take": decision.take,
         "sentence": decision.comment,
     }

@@ -86,6 +86,8 @@ class Region:
         #: Of each output, whether eager's needs a gradient where some input does.
         self.requires_grad = tuple(requires_grad)
         self.owner = owner
+        #: The number of threads that all programs are planned for; ``None``: those there are.
+        self.planned_threads = owner.options.planned_threads
         self.calls: dict[tuple, Call | None] = {}
         self.wanted: dict[tuple, int] = {}
         #: What the graph computes, whatever the sizes.
@@ -116,7 +118,7 @@ class Region:
 
     def key(self, inputs) -> tuple:
         """What a program is specific to."""
-        looks = [torch.is_grad_enabled(), torch.get_num_threads(), _autocast.key()]
+        looks = [torch.is_grad_enabled(), self._n_threads(), _autocast.key()]
         for value in inputs:
             if type(value) in _PLAIN:
                 looks.append(value.shape)
@@ -125,11 +127,15 @@ class Region:
                 looks.append(type(value) if isinstance(value, torch.Tensor) else value)
         return tuple(looks)
 
+    def _n_threads(self) -> int:
+        """How many threads a program is planned for. PyTorch counts them for each Python thread."""
+        return self.planned_threads or torch.get_num_threads()
+
     def _templates(self, requires_grad: Sequence[bool]) -> object | None:
         """What other sizes of this graph compiled; ``None``: every size has its own kernels."""
         if self.owner.options.dynamic is False:
             return None
-        mode = (torch.get_num_threads(), _autocast.key(), sum(requires_grad))
+        mode = (self._n_threads(), _autocast.key(), sum(requires_grad))
         return self.owner.templates.setdefault((self.targets, mode), _native.Templates())
 
     def _prepare(self, key: tuple, inputs) -> Call | None:
@@ -306,15 +312,18 @@ class Region:
                 self._refuse_write(captured, output, inputs)
         recipe, budget = self.owner.options.recipe, self.owner.options.memory_budget
         in_background = self.owner.options.warmup == "background" and not place.runs_cuda_text
-        templates = self._templates(requires_grad)
+        templates, n_threads = self._templates(requires_grad), self._n_threads()
         try:
             if in_background:
-                program = start_compiling(captured, requires_grad, place, recipe, budget, templates)
+                program = start_compiling(
+                    captured, requires_grad, place, n_threads, recipe, budget, templates
+                )
             else:
                 program = compile_program(
                     captured,
                     requires_grad,
                     place,
+                    n_threads,
                     recipe=recipe,
                     budget=budget,
                     templates=templates,
@@ -338,6 +347,7 @@ class Region:
             }
             call = Call(captured, program, self.requires_grad, any(requires_grad))
             call.keep(self.written_later)
+            call.counts_threads = self.planned_threads is not None
             program.rerun = call.rerun_by(way)
             return call
 

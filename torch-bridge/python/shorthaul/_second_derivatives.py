@@ -7,6 +7,7 @@ where that would compute something else than the forward pass did. Never runs a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from . import _autocast
+from . import _autocast, _dropout_masks
 from ._capture import Captured
 from ._errors import ShorthaulError
 
@@ -65,14 +66,20 @@ class Rerun:
         self.positions = positions
         self.outputs = outputs
         self.backward_reads = program.backward_reads
-        #: Program inputs that are kept for this alone.
-        self.unread = [i for i in range(len(positions)) if i not in set(self.backward_reads)]
+        #: Program inputs that are kept for this alone. The seed is the last one.
+        self.n_inputs = len(positions) + program.uses_seed
+        self.unread = [i for i in range(self.n_inputs) if i not in set(self.backward_reads)]
         self.written = frozenset(written)
         names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
-        lost = {names[i] for i in self.unread if positions[i] in self.written and i not in copied}
+        own = [i for i in self.unread if i < len(positions)]
+        lost = {names[i] for i in own if positions[i] in self.written and i not in copied}
+        #: Probabilities of the places with dropout, in order.
+        self.dropouts: list[tuple[float, float]] | None = []
+        if program.uses_seed:
+            self.dropouts = _dropout_masks.places(captured.document) or None
         #: Why it would compute something else than the forward pass did.
         self.refusal = ""
-        if program.uses_seed:
+        if self.dropouts is None or (self.dropouts and program.runs_cuda_text):
             self.refusal = "it draws random numbers, and PyTorch would draw others"
         elif lost & _read_by_users(captured):
             self.refusal = "it reads a tensor that it writes in place"
@@ -116,16 +123,20 @@ class Rerun:
             if creates_graph
             else "the backward pass for a batch of gradients"
         )
-        inputs: list[torch.Tensor | None] = [None] * len(self.positions)
+        inputs: list[torch.Tensor | None] = [None] * self.n_inputs
         for i, tensor in zip(self.backward_reads, kept, strict=True):
             inputs[i] = tensor
         for i, (tensor, version) in zip(self.unread, ctx.unread, strict=True):
-            if tensor._version != version and self.positions[i] not in self.written:
+            is_written = i < len(self.positions) and self.positions[i] in self.written
+            if tensor._version != version and not is_written:
                 raise ShorthaulError(
                     "a tensor that is needed for a second derivative, of the sizes "
                     f"{list(tensor.shape)}, was written in place after the forward pass"
                 )
             inputs[i] = tensor
+        masks = contextlib.nullcontext()
+        if self.dropouts:
+            masks = _dropout_masks.Masks(int(inputs.pop()), self.dropouts)
         given = list(self.way.values)
         wanted: list[tuple[int, torch.Tensor]] = []
         with torch.enable_grad(), _autocast.as_in(self.way.autocast):
@@ -137,7 +148,8 @@ class Rerun:
                     tensor = tensor.view_as(tensor)
                     wanted.append((i, tensor))
                 given[position] = tensor
-            results = self.way.body.forward(*given)
+            with masks:
+                results = self.way.body.forward(*given)
             pairs = [
                 (results[at], grad)
                 # Behind the results' gradients stands that of what the program writes, if any.
@@ -153,7 +165,7 @@ class Rerun:
                     create_graph=creates_graph,
                     allow_unused=True,
                 )
-        gradients: list[torch.Tensor | None] = [None] * len(inputs)
+        gradients: list[torch.Tensor | None] = [None] * self.n_inputs
         for (i, _), gradient in zip(wanted, found, strict=True):
             gradients[i] = gradient
         return gradients

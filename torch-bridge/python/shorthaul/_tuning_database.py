@@ -1,7 +1,8 @@
 """What tuning has learned on this machine: how long one way to compute takes beside another.
 
-Owns the file in the cache folder. An entry names two lists of kernels by their keys, so it holds
-for every network that has such kernels. Never times anything.
+Owns the file in the cache folder, which the program ``shorthaul tune`` reads and writes too. An
+entry names two lists of kernels by their keys, so it holds for every network that has such kernels.
+Never times anything.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def module(
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
     memory_budget: float | None = ...,
+    planned_threads: int | None = ...,
 ) -> _Class: ...
 @overload
 def module(
@@ -76,6 +77,7 @@ def module(
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
     memory_budget: float | None = ...,
+    planned_threads: int | None = ...,
 ) -> _Model: ...
 @overload
 def module(
@@ -88,6 +90,7 @@ def module(
     warmup: str = ...,
     recipe: Recipe | str | os.PathLike[str] | None = ...,
     memory_budget: float | None = ...,
+    planned_threads: int | None = ...,
 ) -> Callable[[_Class], _Class]: ...
 def module(
     model: Any = None,
@@ -101,6 +104,7 @@ def module(
     warmup: str = "wait",
     recipe: Recipe | str | os.PathLike[str] | None = None,
     memory_budget: float | None = None,
+    planned_threads: int | None = None,
 ) -> Any:
     """Returns a module that compiles ``model`` on its first call.
 
@@ -135,10 +139,22 @@ def module(
       program, or a fraction below 1 of what the program takes without a budget. The backward pass
       computes values again to keep the budget, those first that add least time for their bytes.
       Raises :class:`shorthaul.BudgetError`, with the least memory that was found, if it cannot.
+    - ``planned_threads``: how many threads the kernels are planned for, by default as many as
+      PyTorch has at the first call. Sums are cut into that many parts, so with a fixed number the
+      results have the same bits whatever number of threads runs them. More threads than planned
+      are not used.
     """
     text = None if recipe is None else text_of(recipe)
     options = Options(
-        fallback, max_programs, backend, fullgraph, dynamic, warmup, text, memory_budget
+        fallback,
+        max_programs,
+        backend,
+        fullgraph,
+        dynamic,
+        warmup,
+        text,
+        memory_budget,
+        planned_threads,
     )
     if model is None:
         return functools.partial(
@@ -151,6 +167,7 @@ def module(
             warmup=warmup,
             recipe=recipe,
             memory_budget=memory_budget,
+            planned_threads=planned_threads,
         )
     if isinstance(model, type):
         return _decorate(model, options)

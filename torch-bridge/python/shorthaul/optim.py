@@ -1,10 +1,11 @@
-"""Optimizers that update up to a hundred parameters in one CUDA launch.
+"""Optimizers that update many parameters at once, on the CPU and on CUDA devices.
 
-They have the interface, the state and the ``state_dict`` of ``torch.optim``, and never wait for the
-device. On the CPU they call PyTorch's own fused kernels.
+They have the interface, the state and the ``state_dict`` of ``torch.optim``. On the CPU one kernel
+updates all parameters of a group that have the same type. On a CUDA device one launch updates up to
+a hundred, and nothing waits for the device.
 
 This module owns which parameters are updated together, their state, and the numbers that kernels
-read on the device. The update rules are in the compiler.
+read. The update rules are in the compiler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from . import _native, cuda
+from ._cpu_optimizer_step import CpuSteps, obstacle
 from ._errors import CapturingError, CompileError, InputError
 from ._place import Place, place_of
 from ._program import progress
@@ -78,6 +80,10 @@ class _Pooled:
 
     def _forget(self) -> None:
         self._steps: dict[tuple, Any] = {}
+        self._cpu_steps = CpuSteps()
+        #: Devices and layouts of the parameters, and the place that follows from them.
+        self._looks: set[tuple] | None = None
+        self._known_place: Place | None = None
         self._numbers: dict[tuple, tuple[float, torch.Tensor]] = {}
         self._constants_there: dict[tuple, tuple[dict, torch.Tensor]] = {}
         # GradScaler then leaves it to the step to undo the scale and to skip what is not finite.
@@ -100,8 +106,6 @@ class _Pooled:
         ``lr`` as a tensor on the device to change it between replays.
         """
         place = self._place()
-        if not place.runs_cuda_text:
-            return self._step_on_cpu(super().step.__func__, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,16 +113,26 @@ class _Pooled:
         gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
         if not gradients:
             return loss
+        theirs: dict[int, str] = {}
+        if not place.runs_cuda_text:
+            theirs = self._cpu_steps.left_to_pytorch(self.param_groups)
         cohorts = [
             (n, group, self._rule(group), parameters)
             for n, group in enumerate(self.param_groups)
-            for parameters in self._cohorts(n, group, place)
+            for parameters in self._cohorts(n, group, place, theirs)
         ]
         # How many parameters share each number of steps.
         shared = Counter(id(state["step"]) for state in self.state.values() if "step" in state)
         for _, _, _, parameters in cohorts:
             self._own_step(parameters, shared, place)
+        if not place.runs_cuda_text and not self._scales_gradients():
+            self._step_on_cpu(cohorts, theirs, 1.0)
+            return loss
         factor, skip = self._factor(gradients, place)
+        if not place.runs_cuda_text:
+            if not float(skip):
+                self._step_on_cpu(cohorts, theirs, float(factor))
+            return loss
         launches = []
         for n, group, rule, parameters in cohorts:
             rate = self._number(("rate", n), group["lr"], place)
@@ -135,30 +149,58 @@ class _Pooled:
         return loss
 
     def _place(self) -> Place:
+        looks = {(p.device, p.layout) for group in self.param_groups for p in group["params"]}
+        if looks == self._looks:
+            return self._known_place
         named = [
             (("parameter", n, m), p)
             for m, group in enumerate(self.param_groups)
             for n, p in enumerate(group["params"])
         ]
-        if len({(p.device, p.layout) for _, p in named}) == 1:
-            named = named[:1]
         names = [(f"parameter {n} of group {m}", p) for (_, n, m), p in named]
-        return place_of(names, self._backend)
+        self._known_place = place_of(names, self._backend)
+        self._looks = looks
+        return self._known_place
 
-    def _step_on_cpu(self, step: Callable, closure: Callable[[], Any] | None) -> Any:
-        if self._max_norm is not None:
-            if closure is not None or getattr(self, "grad_scale", None) is not None:
-                raise InputError(
-                    "on the CPU, max_norm cannot be combined with a closure or a GradScaler; leave "
-                    "max_norm out and call torch.nn.utils.clip_grad_norm_ yourself"
-                )
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+    def _step_on_cpu(self, cohorts: list[tuple], theirs: dict[int, str], factor: float) -> None:
+        """Kernels for the cohorts; PyTorch updates the parameters whose ids are in `theirs`."""
+        prepared = []
+        for _, group, rule, parameters in cohorts:
+            arrays = [self._array(p, rule) for p in parameters]
+            numbers = [float(group["lr"]), *self._constants(group).values()]
+            compiled = self._cpu_steps.compiled(rule, parameters[0].dtype)
+            prepared.append((compiled, arrays, numbers, self.state[parameters[0]]["step"]))
+        # Nothing is changed before everything is checked and compiled.
+        if theirs:
+            self._step_by_pytorch(theirs, factor)
+        for compiled, arrays, (rate, *constants), step in prepared:
+            count = float(step) + 1.0
+            self._cpu_steps.run(compiled, arrays, [rate, count, factor, 0.0, *constants])
+            step.fill_(count)
+
+    def _step_by_pytorch(self, theirs: dict[int, str], factor: float) -> None:
+        """PyTorch's own update of these parameters, on the same state."""
+        chosen = []
         for group in self.param_groups:
-            self._rule(group)
-            group["fused"] = True
+            parameters = [p for p in group["params"] if id(p) in theirs]
+            if parameters:
+                chosen.append(group | {"params": parameters, "foreach": False, "fused": False})
+            for p in parameters:
+                if "step" in self.state[p]:
+                    # PyTorch counts every parameter's steps by themselves.
+                    self.state[p]["step"] = self.state[p]["step"].clone()
+                if factor != 1.0:
+                    p.grad.mul_(factor)
+        other = self._pytorchs(chosen, lr=0.0)
+        other.state = self.state
+        step = self._pytorchs.step
         # Hooks of a step are called around ours already.
-        return (step.__wrapped__ if getattr(step, "hooked", False) else step)(self, closure)
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(other)
+
+    def _scales_gradients(self) -> bool:
+        """Whether they may be multiplied with another number than 1, or the step left out."""
+        settings = (self._max_norm, *(getattr(self, n, None) for n in ("grad_scale", "found_inf")))
+        return any(setting is not None for setting in settings)
 
     def _factor(
         self, gradients: list[torch.Tensor], place: Place
@@ -169,8 +211,16 @@ class _Pooled:
         if scale is not None:
             factor = scale.to(place.device, torch.float32).reciprocal()
         if self._max_norm is not None:
+            if any(g.is_sparse or g.is_complex() for g in gradients):
+                raise InputError(
+                    "max_norm takes dense, real gradients; leave it out and call "
+                    "torch.nn.utils.clip_grad_norm_ yourself"
+                )
             # Squares of half-precision numbers do not fit their type.
-            norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
+            single = [g for g in gradients if g.dtype != torch.float64]
+            norms = torch._foreach_norm(single, 2.0, dtype=torch.float32) if single else ()
+            double = [g for g in gradients if g.dtype == torch.float64]
+            norms = [*norms, *(torch.linalg.vector_norm(g).float() for g in double)]
             norm = torch.linalg.vector_norm(torch.stack(norms)) * factor
             factor = factor * (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
         if not isinstance(found, torch.Tensor):
@@ -203,32 +253,41 @@ class _Pooled:
             self._constants_there[n, place] = known
         return known[1]
 
-    def _cohorts(self, n: int, group: dict, place: Place) -> Iterable[list[torch.Tensor]]:
-        """Parameters with a gradient, by type and by the number of their next step.
+    def _cohorts(
+        self, n: int, group: dict, place: Place, theirs: dict[int, str]
+    ) -> Iterable[list[torch.Tensor]]:
+        """Parameters that kernels update, by type and by the number of their next step.
 
-        Parameters that always had their gradients together share one tensor with that number.
+        Those in `theirs` and those without a gradient are left out. Parameters that always had
+        their gradients together share one tensor with that number.
         """
         found: dict[tuple, list[torch.Tensor]] = {}
         fresh: dict[torch.dtype, torch.Tensor] = {}
-        chosen = [(f"parameter {m} of group {n}", p) for m, p in enumerate(group["params"])]
-        chosen = [(name, p) for name, p in chosen if p.grad is not None]
+        chosen = [
+            (m, p)
+            for m, p in enumerate(group["params"])
+            if p.grad is not None and id(p) not in theirs
+        ]
         if len({id(p) for _, p in chosen}) < len(chosen):
             raise InputError(f"group {n} has the same parameter twice; remove one of them")
-        for name, p in chosen:
-            _check(name, p)
+        names = self._rule(group).state
+        for m, p in chosen:
+            if place.runs_cuda_text:
+                _check(f"parameter {m} of group {n}", p)
             state = self.state[p]
             if "step" not in state:
                 place.refuse_capture("the optimizer's step")
                 first = torch.zeros((), dtype=torch.float32, device=place.device)
                 state["step"] = fresh.setdefault(p.dtype, first)
-            for key in self._rule(group).state:
+            for key in names:
                 known = state.get(key)
                 if known is None:
                     state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 elif known.shape != p.shape:
                     raise InputError(
-                        f"`{key}` of {name} has the shape {tuple(known.shape)}, but the parameter "
-                        f"has {tuple(p.shape)}; load the state of this model"
+                        f"`{key}` of parameter {m} of group {n} has the shape "
+                        f"{tuple(known.shape)}, but the parameter has {tuple(p.shape)}; load the "
+                        f"state of this model"
                     )
                 elif not _is_laid_out_as(known, p):
                     place.refuse_capture("the optimizer's step")
@@ -271,14 +330,17 @@ class _Pooled:
         self, parameters: list[torch.Tensor], rule: _Rule, numbers: list[torch.Tensor], place: Place
     ) -> _Launch:
         """The kernels for these parameters, and what they are given."""
-        arrays = []
-        for p in parameters:
-            grad = p.grad if _is_laid_out_as(p.grad, p) else _laid_out_as(p.grad, p)
-            arrays.append([p, grad, *(self.state[p][name] for name in rule.state)])
+        arrays = [self._array(p, rule) for p in parameters]
         aligned = not any(t.data_ptr() % _ALIGNMENT for tensors in arrays for t in tensors)
         sizes = tuple(p.numel() for p in parameters)
         compiled = self._compiled(rule, parameters[0].dtype, sizes, aligned, place)
         return _Launch(compiled, arrays, numbers)
+
+    def _array(self, p: torch.Tensor, rule: _Rule) -> list[torch.Tensor]:
+        """A parameter with its gradient and its state, all laid out alike."""
+        grad = p.grad if _is_laid_out_as(p.grad, p) else _laid_out_as(p.grad, p)
+        state = self.state[p]
+        return [p, grad, *(state[name] for name in rule.state)]
 
     def _compiled(
         self, rule: _Rule, dtype: torch.dtype, sizes: tuple, aligned: bool, place: Place
@@ -304,23 +366,9 @@ class _Pooled:
 
 
 def _check(name: str, p: torch.Tensor) -> None:
-    if p.dtype not in _DTYPES:
-        types = ", ".join(str(dtype) for dtype in _DTYPES)
-        raise InputError(f"{name} is {p.dtype}; kernels update {types}: use torch.optim for it")
-    if p.grad.is_sparse:
-        raise InputError(f"the gradient of {name} is sparse; use torch.optim for it")
-    if p.grad.dtype != p.dtype:
-        raise InputError(
-            f"the gradient of {name} is {p.grad.dtype}, but the parameter is {p.dtype}; convert "
-            f"one of them, or use torch.optim for it"
-        )
-    expected = 1
-    for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
-        if size > 1 and stride != expected:
-            raise InputError(
-                f"{name} has gaps in memory (strides {p.stride()}); make it contiguous"
-            )
-        expected *= max(size, 1)
+    found = obstacle(p, _DTYPES)
+    if found is not None:
+        raise InputError(found.format(name=name) + "; use torch.optim for it")
 
 
 def _is_laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> bool:
@@ -356,6 +404,8 @@ def _no_tensors(values: Iterable[Any]) -> None:
 class SGD(_Pooled, torch.optim.SGD):
     """``torch.optim.SGD`` without ``dampening``; see :class:`AdamW` for ``max_norm`` and more."""
 
+    _pytorchs = torch.optim.SGD
+
     def __init__(
         self,
         params: Any,
@@ -365,12 +415,22 @@ class SGD(_Pooled, torch.optim.SGD):
         weight_decay: float = 0.0,
         nesterov: bool = False,
         maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
     ):
         _no_tensors((momentum, weight_decay))
         super().__init__(
-            params, lr, momentum, 0.0, weight_decay, nesterov, maximize=maximize, foreach=False
+            params,
+            lr,
+            momentum,
+            0.0,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
         )
         self._prepare(max_norm, backend)
 
@@ -391,6 +451,8 @@ class SGD(_Pooled, torch.optim.SGD):
 class Adam(_Pooled, torch.optim.Adam):
     """``torch.optim.Adam`` without ``amsgrad``; see :class:`AdamW` for ``max_norm`` and more."""
 
+    _pytorchs = torch.optim.Adam
+
     def __init__(
         self,
         params: Any,
@@ -400,18 +462,27 @@ class Adam(_Pooled, torch.optim.Adam):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
     ):
         _no_tensors((*betas, eps, weight_decay))
         super().__init__(
-            params, lr, betas, eps, weight_decay, maximize=maximize, foreach=False, capturable=False
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
         )
         self._prepare(max_norm, backend)
 
     def _rule(self, group: dict) -> _Rule:
         _refused(group, ("amsgrad", "differentiable"))
-        kind = "adamw" if group["decoupled_weight_decay"] else "adam"
+        kind = "adamw" if group.get("decoupled_weight_decay") else "adam"
         return _Rule(kind, decay=group["weight_decay"] != 0, maximize=group["maximize"])
 
     def _constants(self, group: dict) -> dict[str, float]:
@@ -426,20 +497,30 @@ class Adam(_Pooled, torch.optim.Adam):
 class AdamW(Adam):
     """``torch.optim.AdamW`` (Loshchilov and Hutter, arXiv 1711.05101) without ``amsgrad``.
 
-    All parameters must be on one device. On a CUDA device, one kernel updates up to a hundred
-    parameters of a group that have the same type, in place. It reads and writes each element of a
-    parameter and its state once, and reads each element of a gradient once.
+    All parameters must be on one device. One kernel updates the parameters of a group that have
+    the same type, in place: on the CPU all of them, on a CUDA device up to a hundred. It reads and
+    writes each element of a parameter and its state once, and reads each element of a gradient
+    once.
 
     - ``max_norm``: scales gradients down so that the norm of all of them together is at most this,
-      as ``torch.nn.utils.clip_grad_norm_`` does. On a CUDA device the update's kernel does this and
-      leaves ``.grad`` as it is; on the CPU, ``.grad`` is scaled.
+      as ``torch.nn.utils.clip_grad_norm_`` does. The update's kernel does this and leaves ``.grad``
+      as it is.
     - With a ``GradScaler``, the same kernel undoes the scale, and skips the step if a gradient is
-      not finite, without waiting for the device.
-    - ``backend="cuda-emulated"`` executes the kernels on the CPU, for tests.
+      not finite, on a CUDA device without waiting for it.
+    - ``foreach`` and ``fused`` choose among PyTorch's own implementations. Here they change
+      nothing; they are kept for the ``state_dict``.
+    - ``backend="cuda-emulated"`` executes the CUDA kernels on the CPU, for tests.
 
-    Kernels are compiled for the set of parameters that have gradients. They are compiled again for
-    another set, and for arrays whose address is not a multiple of 16 bytes.
+    On the CPU, PyTorch updates parameters that the kernel cannot update: those with gaps in memory,
+    a sparse gradient, a complex type or a tensor subclass. A warning says so once. On a CUDA device
+    they raise an error.
+
+    The kernel for the CPU is compiled once for each rule and type. Kernels for CUDA are compiled
+    for the set of parameters that have gradients, and again for another set, and for arrays whose
+    address is not a multiple of 16 bytes.
     """
+
+    _pytorchs = torch.optim.AdamW
 
     def __init__(
         self,
@@ -450,6 +531,8 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
     ):
@@ -460,6 +543,8 @@ class AdamW(Adam):
             eps,
             weight_decay,
             maximize=maximize,
+            foreach=foreach,
+            fused=fused,
             max_norm=max_norm,
             backend=backend,
         )

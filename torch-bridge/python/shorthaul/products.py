@@ -5,7 +5,7 @@ kernels. The environment variable ``SHORTHAUL_CUDA_TABLE=FILE`` names a table of
 which ``bench/gpu/tables.py`` writes. With a table, cuBLASLt computes a product, cuDNN a
 convolution, and PyTorch an attention, wherever that was faster on this device. A table of another
 device or of other library versions raises ``CompileError``; the emulator accepts any. The format is
-described in ``kernels/src/cuda/vendor/table.rs``.
+described in ``kernels/cuda/src/vendor/table.rs``.
 
 Owns that variable, the forced choice under which tables are measured, and the times of single
 products. Never decides by itself.

@@ -3,8 +3,8 @@
 Owns the order of things: which settings are measured, what is printed and written. The
 measurement is in ``timing``, first steps and memory in ``alone``, processes for single networks in
 ``separate``, variants in ``variants``, the comparison with float64 in ``accuracy``, the machine's
-limits in ``limits``, files in ``results``, the page in ``page``. Also installed as the command
-``shorthaul-bench``.
+limits in ``limits``, predictions in ``predicted``, recipes in ``recipes``, files in ``results``,
+the page in ``page``. Also installed as the command ``shorthaul-bench``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shorthaul
 
 from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
-from . import limits, page, predicted, results, separate
+from . import limits, page, predicted, recipes, results, separate
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -67,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
             found.append(result)
     measured = [result for result in found if "variants" in result]
     results.print_mean(measured)
+    recipes.print_mean(found)
+    if options.predicted:
+        found += predicted.together(found)
     if options.compare:
         _compare(options.compare, measured)
     if options.json:
@@ -83,6 +86,14 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         return None, True
     if options.predicted:
         return predicted.compare(setting, options.rounds, options.warmup), True
+    if options.tune is not None:
+        return recipes.make(setting, options.recipes, options.tune), True
+    if options.recipes is not None:
+        try:
+            return recipes.compare(setting, options.recipes, options.rounds), True
+        except FileNotFoundError as error:
+            print(f"\n{setting}: skipped, {error}")
+            return None, False
     if options.report:
         model = setting.example.make().train()
         print(shorthaul.report(model, *setting.example.inputs(setting.batch)))

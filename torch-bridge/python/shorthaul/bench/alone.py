@@ -37,8 +37,23 @@ def alone(setting: Setting, variant: str) -> dict:
     return cold
 
 
+def crash(setting: Setting, variant: str) -> str | None:
+    """How the process of a variant crashes; ``None`` if it does not."""
+    done = subprocess.run(_command(setting, variant), capture_output=True, check=False)
+    return ending(done.returncode) if done.returncode < 0 else None
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _command(setting: Setting, variant: str) -> list[str]:
+    return [sys.executable, "-m", "shorthaul.bench", *setting.arguments(), "--alone", variant]
+
+
 def _in_process(setting: Setting, variant: str, cache: str) -> dict:
-    command = [sys.executable, "-m", "shorthaul.bench", *setting.arguments(), "--alone", variant]
+    command = _command(setting, variant)
     environment = {"SHORTHAUL_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | environment

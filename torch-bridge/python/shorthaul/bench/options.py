@@ -96,6 +96,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if options.limits and options.mode == "step":
         parser.error("--limits does not count the optimizer: use --mode train or forward")
+    if options.tune is not None and options.recipes is None:
+        parser.error("--tune writes recipes: name their folder with --recipes")
+    if options.recipes is not None and options.mode != "train":
+        parser.error("--recipes compares forward and backward passes: use --mode train")
     options.variants = ["shorthaul", *filter(None, options.against.split(","))]
     for variant in options.variants:
         if variant not in VARIANTS:
@@ -130,6 +134,13 @@ def _numbers(text: str) -> list[int]:
     if min(found) < 1:
         raise argparse.ArgumentTypeError("each number must be at least 1")
     return found
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError("it must be above 0 and below 1000000")
+    return seconds
 
 
 class _Parser(argparse.ArgumentParser):
@@ -192,5 +203,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", action="store_true", help="print kernels and their bytes, run nothing")
     add("--profile", action="store_true", help="print the time of every kernel")
     add("--predicted", action="store_true", help="print predicted and measured times of kernels")
+    add(
+        "--recipes",
+        type=Path,
+        metavar="FOLDER",
+        help="compare Shorthaul with the recipes in this folder and without",
+    )
+    add(
+        "--tune",
+        type=_seconds,
+        metavar="SECONDS",
+        help="with --recipes: search, tune for so long, and write the recipes",
+    )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     return parser

@@ -54,6 +54,20 @@ def compare(setting: Setting, rounds: int, warmup: int) -> dict[str, Any]:
     return {"setting": str(setting), "kernels": rows, **found}
 
 
+def together(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prints a line for each network and one for the kernels of all; gives the latter's numbers."""
+    rows = [row for one in found for row in one.get("kernels", ())]
+    if not rows:
+        return []
+    whole = {"setting": "all networks", "n_kernels": len(rows), **summary(rows)}
+    print(f"\n{'kernels':>8}{'median error':>14}{'rank correlation':>18}  network")
+    for one in [*(one for one in found if "kernels" in one), whole]:
+        n = one.get("n_kernels", len(one.get("kernels", ())))
+        error, rank = one["median_error"], one["rank_correlation"]
+        print(f"{n:>8}{error:>14.1%}{rank:>18.3f}  {one['setting']}")
+    return [whole]
+
+
 def _row(kernel: dict[str, Any]) -> dict[str, Any]:
     predicted, measured = kernel["predicted"], kernel["least_seconds"] * 1e6 / kernel["calls"]
     return {

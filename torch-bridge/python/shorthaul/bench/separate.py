@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from . import alone
 from .options import Setting
 
 #: Seconds for one network; the slowest of ours takes a tenth of them.
@@ -20,30 +21,51 @@ _TIME_LIMIT = 1800
 
 
 def run(setting: Setting, options: argparse.Namespace) -> tuple[list[dict], bool]:
-    """The results that the process wrote, and whether Shorthaul did well there."""
+    """The results that the process wrote, and whether Shorthaul did well there.
+
+    If the process crashes, each peer runs alone. Those that crash alone too are left out of a
+    second process; their entries say so.
+    """
+    peers = [peer for peer in options.against.split(",") if peer]
     with tempfile.TemporaryDirectory(prefix="shorthaul-bench-") as folder:
         written = Path(folder) / "results.json"
-        command = [sys.executable, "-m", "shorthaul.bench", *setting.arguments()]
-        command += [*_passed_on(options), "--json", str(written)]
-        try:
-            code = subprocess.run(command, check=False, timeout=_TIME_LIMIT).returncode
-        except subprocess.TimeoutExpired:
-            print(f"\n{setting}: ended after {_TIME_LIMIT} seconds", flush=True)
-            return [], False
-        if code not in (0, 1):
-            print(f"\n{setting}: the process ended with {_ending(code)}", flush=True)
-        found = json.loads(written.read_text())["results"] if written.exists() else []
-        return found, code == 0
+        code = _ended(setting, options, peers, written)
+        crashing: dict[str, str] = {}
+        if code is not None and code < 0:
+            found = {peer: alone.crash(setting, peer) for peer in peers}
+            crashing = {peer: ending for peer, ending in found.items() if ending}
+        if crashing:
+            names = ", ".join(crashing)
+            print(f"without Shorthaul, {names} ends so too: measured again without", flush=True)
+            others = [peer for peer in peers if peer not in crashing]
+            code = _ended(setting, options, others, written)
+        results = json.loads(written.read_text())["results"] if written.exists() else []
+    for result in results:
+        for peer, ending in crashing.items():
+            result.get("variants", {})[peer] = {"error": f"its process ends with {ending}"}
+    return results, code == 0
+
+
+def _ended(
+    setting: Setting, options: argparse.Namespace, peers: list[str], written: Path
+) -> int | None:
+    """The code with which a process of some variants ended; ``None`` if it took too long."""
+    command = [sys.executable, "-m", "shorthaul.bench", *setting.arguments()]
+    command += [*_passed_on(options), "--against", ",".join(peers), "--json", str(written)]
+    try:
+        code = subprocess.run(command, check=False, timeout=_TIME_LIMIT).returncode
+    except subprocess.TimeoutExpired:
+        print(f"\n{setting}: ended after {_TIME_LIMIT} seconds", flush=True)
+        return None
+    if code not in (0, 1):
+        print(f"\n{setting}: the process ended with {alone.ending(code)}", flush=True)
+    return code
 
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
     given = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
-    given += ["--against", options.against, "--seed", str(options.seed)]
+    given += ["--seed", str(options.seed)]
     for flag in ("no_first_step", "limits", "check", "smooth", "report", "profile"):
         if getattr(options, flag):
             given.append("--" + flag.replace("_", "-"))
     return given
-
-
-def _ending(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

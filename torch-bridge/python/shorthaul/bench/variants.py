@@ -52,7 +52,7 @@ def stepper(
     if setting.mode == "forward":
         return lambda: _infer(called, inputs)
     parameters, loss = list(model.parameters()), setting.example.loss
-    optimizer = optimizer_of(setting, parameters) if setting.mode == "step" else None
+    optimizer = optimizer_of(setting, variant, parameters) if setting.mode == "step" else None
 
     def step() -> None:
         for parameter in parameters:
@@ -64,11 +64,16 @@ def stepper(
     return step
 
 
-def optimizer_of(setting: Setting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """PyTorch's own fused updates: the same for every variant."""
+def optimizer_of(
+    setting: Setting, variant: str, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Shorthaul's own update, or PyTorch's fused one for its variants."""
+    optimizers, settings = torch.optim, {"fused": True}
+    if variant == "shorthaul":
+        optimizers, settings = shorthaul.optim, {}
     if setting.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True)
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        return optimizers.SGD(parameters, lr=1e-3, momentum=0.9, **settings)
+    return optimizers.AdamW(parameters, lr=1e-4, **settings)
 
 
 def _called(variant: str, model: nn.Module) -> nn.Module:
