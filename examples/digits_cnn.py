@@ -45,7 +45,7 @@ def main() -> None:
         model,
         eager,
         loss_of,
-        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+        lambda optim, m: optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
         chosen.steps,
     )
     # The two share their parameters.

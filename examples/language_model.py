@@ -82,7 +82,7 @@ def main() -> None:
         model,
         eager,
         loss_of,
-        lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3),
+        lambda optim, m: optim.AdamW(m.parameters(), lr=3e-3),
         chosen.steps,
     )
     # `plain` has the trained parameters, too: the lengths grow, and each would be compiled.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from types import ModuleType
 
+import shorthaul
 import torch
 from torch import nn
 
@@ -27,13 +29,17 @@ def train(
     model: nn.Module,
     eager: nn.Module | None,
     loss_of: Callable[[nn.Module, int], torch.Tensor],
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    optimizer_of: Callable[[ModuleType, nn.Module], torch.optim.Optimizer],
     steps: int,
 ) -> None:
-    """Trains ``model``, and ``eager`` if given. ``loss_of(model, step)``: loss of one batch."""
-    ways = {"shorthaul": (model, optimizer_of(model))}
+    """Trains ``model``, and ``eager`` if given.
+
+    ``loss_of(model, step)`` is the loss of one batch. ``optimizer_of(optim, model)`` makes an
+    optimizer of ``shorthaul.optim``, and for ``eager`` of ``torch.optim``.
+    """
+    ways = {"shorthaul": (model, optimizer_of(shorthaul.optim, model))}
     if eager is not None:
-        ways["eager"] = (eager, optimizer_of(eager))
+        ways["eager"] = (eager, optimizer_of(torch.optim, eager))
     for step in range(steps):
         losses = []
         for way, (called, optimizer) in ways.items():

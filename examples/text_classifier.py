@@ -72,7 +72,7 @@ def main() -> None:
         model,
         copy.deepcopy(plain) if chosen.eager else None,
         loss_of,
-        lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2),
+        lambda optim, m: optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2),
         n_head_steps,
     )
     for parameter in body:
@@ -82,7 +82,7 @@ def main() -> None:
         model,
         copy.deepcopy(plain) if chosen.eager else None,
         lambda m, step: loss_of(m, n_head_steps + step),
-        lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3),
+        lambda optim, m: optim.AdamW(m.parameters(), lr=3e-3),
         chosen.steps - n_head_steps,
     )
     tokens, labels = sentences(64, 10_000)

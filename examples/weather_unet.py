@@ -90,7 +90,7 @@ def main() -> None:
         model,
         eager,
         loss_of,
-        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+        lambda optim, m: optim.AdamW(m.parameters(), lr=1e-2),
         chosen.steps,
     )
     # The two share their parameters.

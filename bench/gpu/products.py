@@ -5,7 +5,7 @@ epilogue, the library and a kernel for the rest; each algorithm that the library
 our kernel by products of warpgroups in each of its tiles) computes all products and convolutions
 of a model that it can, cuBLASLt those and cuDNN these, in place: between the launches that stand
 before and after it in the model, and with their data in the caches. A candidate whose results are
-wrong is not timed. The file is written anew after every model; kernels/src/cuda/vendor/table.rs
+wrong is not timed. The file is written anew after every model; kernels/cuda/src/vendor/table.rs
 describes its format.
 """
 

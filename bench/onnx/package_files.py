@@ -67,7 +67,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     files, empty = [], []
     for package in args.packages or PACKAGES:
-        found = _files(package, args.folder)
+        found = networks(package, args.folder)
         files.extend(found)
         if not found:
             empty.append(package)
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _files(package: str, folder: Path) -> list[tuple[str, Path]]:
+def networks(package: str, folder: Path) -> list[tuple[str, Path]]:
     """The networks of a package, each content once, with the package's version."""
     wheels = folder / "wheels" / package
     if not list(wheels.glob("*.whl")):

@@ -10,6 +10,7 @@ mod mutations;
 mod notebook;
 mod onnx_coverage;
 mod python;
+mod release;
 mod snapshots;
 mod source;
 mod tally;
@@ -24,6 +25,7 @@ const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test, or one half
 cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
+cargo xtask release                    build the wheel and a static program into dist, and try them
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
 cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/onnx-coverage.md
@@ -49,6 +51,7 @@ fn dispatch() -> Result<ExitCode> {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
         Some("demo") => demo::run(&root, &args[1..]),
         Some("notebook") => notebook::run(&root, &args[1..]),
+        Some("release") => release::run(&root),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
         Some("mutations") => mutations::run(&root, &args[1..]),
         Some("onnx-coverage") => onnx_coverage::run(&root, &args[1..]),

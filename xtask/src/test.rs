@@ -4,9 +4,8 @@
 //! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
 
 use crate::command::{Finished, display, run_shown};
-use crate::python;
 use crate::tally::Tally;
-use crate::{browser, layering, tidy};
+use crate::{browser, layering, python, release, tidy};
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -139,9 +138,9 @@ fn run_python(root: &Path, steps: &mut Steps) {
         let mut test = cargo(root);
         test.args(WHOLE).arg("--lib");
         for file in [
-            "cuda_nvrtc",
-            "cuda_contraction",
-            "cuda_warpgroup",
+            "nvrtc",
+            "contraction",
+            "warpgroup",
             "cuda_nvrtc_networks",
             "cuda_operators",
         ] {
@@ -161,6 +160,13 @@ fn run_python(root: &Path, steps: &mut Steps) {
         built = true;
         Ok(Tally::one(true))
     });
+    if built {
+        steps.run("wheel", || {
+            let wheel = release::build_wheel(&venv, &root.join("target/wheel"))?;
+            release::try_wheel(&venv, &wheel)?;
+            Ok(Tally::one(true))
+        });
+    }
     steps.run("browser", || {
         browser::require()?;
         Ok(Tally::one(true))

@@ -1,0 +1,227 @@
+//! `cargo xtask release`: what a release consists of, in `dist`: the wheel of the Python package and the program
+//! `shorthaul` as one static file. Both are tried out: the wheel in an empty environment.
+
+use crate::command::{Finished, display, run_quiet, run_shown};
+use crate::python::{self, Venv};
+use crate::test::cargo;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Builds both, tries them out and says where they are.
+pub fn run(root: &Path) -> Result<ExitCode> {
+    python::require_c_compiler()?;
+    let venv = python::prepare(root)?;
+    let dist = root.join("dist");
+    fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
+    let wheel = build_wheel(&venv, &dist)?;
+    try_wheel(&venv, &wheel)?;
+    let program = build_program(root, &dist)?;
+    println!("\nThe release:");
+    for file in [wheel, program] {
+        let bytes = fs::metadata(&file)?.len();
+        println!("  {} ({} KiB)", file.display(), bytes / 1024);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the wheel, in a folder that has no other wheel afterwards.
+pub fn build_wheel(venv: &Venv, folder: &Path) -> Result<PathBuf> {
+    for old in wheels(folder) {
+        fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
+    }
+    let mut maturin = venv.module("maturin");
+    maturin.args(["build", "--release", "--strip"]);
+    maturin.args(["--manifest-path", "torch-bridge/Cargo.toml", "--out"]);
+    succeed(maturin.arg(folder))?;
+    match wheels(folder).as_slice() {
+        [wheel] => Ok(wheel.clone()),
+        found => bail!("maturin wrote {} wheels instead of one", found.len()),
+    }
+}
+
+fn wheels(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .collect()
+}
+
+/// What a new environment with nothing but the wheel and PyTorch must be able to do.
+const TRIAL: &str = "\
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import shorthaul
+
+package = Path(shorthaul.__file__).parent
+assert package.is_relative_to(sys.prefix), package
+assert (package / 'py.typed').is_file()
+assert metadata.version('shorthaul') == shorthaul.__version__
+assert 'shorthaul' in torch._dynamo.list_backends(), torch._dynamo.list_backends()
+assert (Path(sys.prefix) / 'bin/shorthaul-bench').is_file()
+plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+model, x = shorthaul.module(plain), torch.randn(5, 8)
+optimizer = shorthaul.optim.AdamW(model.parameters())
+expected = plain(x)
+found = model(x)
+torch.testing.assert_close(found, expected)
+found.sum().backward()
+optimizer.step()
+assert not torch.equal(plain(x), expected)
+print('shorthaul', shorthaul.__version__, 'beside PyTorch', torch.__version__)
+";
+
+/// Installs the wheel into a new environment, which sees PyTorch's packages but no other copy of ours, and trains a step.
+///
+/// # Errors
+/// A wheel that does not install, or misses a part.
+pub fn try_wheel(venv: &Venv, wheel: &Path) -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("shorthaul-wheel-{}", std::process::id()));
+    let tried = try_in(venv, wheel, &folder);
+    // What is left of it does no harm.
+    let _ = fs::remove_dir_all(&folder);
+    tried
+}
+
+fn try_in(venv: &Venv, wheel: &Path, folder: &Path) -> Result<()> {
+    succeed(
+        venv.module("venv")
+            .args(["--clear", "--without-pip"])
+            .arg(folder),
+    )?;
+    let python = folder.join("bin/python");
+    let mut pip = venv.module("pip");
+    pip.arg("--python").arg(&python);
+    pip.args(["--disable-pip-version-check", "install", "--quiet"]);
+    succeed(pip.args(["--no-deps", "--no-index"]).arg(wheel))?;
+    let others = packages(&mut venv.python())?;
+    let own = packages(&mut Command::new(&python))?;
+    // A folder named in such a file is searched last.
+    fs::write(own.join("pytorch.pth"), others.display().to_string())?;
+    succeed(
+        Command::new(&python)
+            .current_dir(folder)
+            .args(["-c", TRIAL]),
+    )
+}
+
+/// The folder that a Python looks for packages in.
+fn packages(python: &mut Command) -> Result<PathBuf> {
+    let ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let name = display(python);
+    match run_quiet(python.args(["-c", ask]))? {
+        Some(done) if done.success => Ok(PathBuf::from(done.text.trim())),
+        _ => bail!("`{name}` does not say where its packages are"),
+    }
+}
+
+/// Builds the program without any library of the system's: for musl if the toolchain has that target, else with the static
+/// parts of glibc.
+fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
+    let arch = std::env::consts::ARCH;
+    let musl = format!("{arch}-unknown-linux-musl");
+    let mut build = cargo(root);
+    let target = match has_target(root, &musl)? {
+        true => musl,
+        false => {
+            println!(
+                "The toolchain has no {musl} (`rustup target add {musl}` adds it): the program is linked with glibc's \
+                 static libraries instead."
+            );
+            build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+            format!("{arch}-unknown-linux-gnu")
+        }
+    };
+    build.args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "shorthaul-cli",
+    ]);
+    succeed(build.args(["--target", &target]))?;
+    let built = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => root.join(folder),
+        None => root.join("target"),
+    };
+    let built = built.join(&target).join("release/shorthaul");
+    let program = dist.join(format!("shorthaul-{arch}-linux"));
+    fs::copy(&built, &program).with_context(|| format!("cannot copy {}", built.display()))?;
+    if let Some(loader) = interpreter(&fs::read(&program)?) {
+        bail!("the program is not static: it asks for {loader}");
+    }
+    succeed(Command::new(&program).arg("--version"))?;
+    Ok(program)
+}
+
+/// Whether the toolchain can compile for a target.
+fn has_target(root: &Path, target: &str) -> Result<bool> {
+    let mut rustc = Command::new("rustc");
+    rustc.current_dir(root);
+    let asked = run_quiet(rustc.args(["--print", "target-libdir", "--target", target]))?;
+    let folder = asked.filter(|done| done.success);
+    Ok(folder.is_some_and(|done| Path::new(done.text.trim()).is_dir()))
+}
+
+/// The loader that a 64-bit ELF file asks for; `None` if it runs without one.
+fn interpreter(elf: &[u8]) -> Option<String> {
+    const PT_INTERP: u64 = 3;
+    let number = |at: usize, bytes: usize| -> Option<u64> {
+        let field = elf.get(at..at + bytes)?;
+        Some(field.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))
+    };
+    let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    (0..count).find_map(|n| {
+        let at = (headers + n * size) as usize;
+        if number(at, 4)? != PT_INTERP {
+            return None;
+        }
+        let (from, bytes) = (number(at + 8, 8)? as usize, number(at + 32, 8)? as usize);
+        let name = elf.get(from..from + bytes)?;
+        Some(
+            String::from_utf8_lossy(name)
+                .trim_end_matches('\0')
+                .to_string(),
+        )
+    })
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let Finished {
+        success, ending, ..
+    } = run_shown(command)?;
+    match success {
+        true => Ok(()),
+        false => bail!("`{}` ended with {ending}", display(command)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_with_a_loader_is_not_static() {
+        let own = fs::read(std::env::current_exe().expect("this program")).expect("its file");
+        let loader = interpreter(&own).expect("tests are linked dynamically");
+        assert!(loader.starts_with('/') && loader.contains("ld"), "{loader}");
+        let mut other = own;
+        let [start, size] = [32, 54].map(|at| usize::from(other[at]));
+        for n in 0..usize::from(other[56]) {
+            // No header names a loader any more.
+            let kind = &mut other[start + n * size];
+            *kind = if *kind == 3 { 0 } else { *kind };
+        }
+        assert_eq!(interpreter(&other), None);
+        assert_eq!(interpreter(&other[..60]), None);
+    }
+}
