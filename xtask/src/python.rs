@@ -97,18 +97,51 @@ pub fn prepare(root: &Path) -> Result<Venv> {
         create(&venv)?;
     }
     println!("Installing the pinned Python packages (about 6 GB on disk the first time) ...");
+    install_large(&venv, &wanted)?;
     install(&venv, "requirements.txt")?;
     fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(venv)
 }
 
+/// Installs the packages that fill the disk one by one. Asked for all of them at once, pip has every archive on disk
+/// before it unpacks the first: 3 GB more.
+fn install_large(venv: &Venv, pinned: &str) -> Result<()> {
+    for package in large_packages(pinned) {
+        let mut pip = pip_install(venv);
+        run_explained(pip.args(["--quiet", "--no-deps", package]))?;
+    }
+    Ok(())
+}
+
+/// PyTorch and the libraries for GPUs, on the one kind of machine whose PyTorch surely asks for them.
+fn large_packages(pinned: &str) -> Vec<&str> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Vec::new();
+    }
+    let large = |line: &&str| {
+        ["nvidia-", "torch==", "triton=="]
+            .iter()
+            .any(|name| line.starts_with(name))
+    };
+    pinned.lines().map(str::trim).filter(large).collect()
+}
+
+fn pip_install(venv: &Venv) -> Command {
+    let mut pip = venv.module("pip");
+    // Its cache would hold another 3 GB of archives that nothing else asks for.
+    pip.args([
+        "install",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-cache-dir",
+    ]);
+    pip
+}
+
 /// Installs the packages of a requirements file, with the versions of constraints.txt.
 pub fn install(venv: &Venv, requirements: &str) -> Result<()> {
-    let mut pip = venv.module("pip");
-    // Its cache would hold another 3 GB of wheels that nothing else asks for.
-    pip.args(["install", "--disable-pip-version-check", "--no-input"]);
-    pip.args(["--no-cache-dir", "-c", "constraints.txt"]);
-    run_explained(pip.args(["-r", requirements]))
+    let mut pip = pip_install(venv);
+    run_explained(pip.args(["-c", "constraints.txt", "-r", requirements]))
 }
 
 /// Builds the Python package `shorthaul` in release mode and installs it into `venv`.
@@ -214,8 +247,7 @@ fn explain(done: &Finished) -> Option<&'static str> {
     const CAUSES: [(&[&str], &str); 4] = [
         (
             &["No space left on device", "Errno 28", "Disk quota exceeded"],
-            "the disk is full: the Python packages take about 6 GB, and pip half as much again in \
-             /tmp while it installs",
+            "the disk is full: the Python packages take about 6 GB",
         ),
         (
             &[
@@ -266,6 +298,16 @@ mod tests {
             "NewConnectionError('<...>: Failed to establish a new connection: [Errno -3]')";
         assert!(explained(offline).is_some_and(|reason| reason.contains("network")));
         assert_eq!(explained("SyntaxError: invalid syntax"), None);
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    fn large_packages_are_found_among_the_pinned() {
+        let pinned = "# a comment\ntorch==2.15.0\ntorchvision==0.29.2\nnvidia-cublas==13.4.1.3\nnumpy==2.4.6\n";
+        assert_eq!(
+            large_packages(pinned),
+            ["torch==2.15.0", "nvidia-cublas==13.4.1.3"]
+        );
     }
 
     #[test]
