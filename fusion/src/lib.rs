@@ -12,6 +12,7 @@
 mod call;
 mod chain;
 mod decision;
+mod empty;
 mod group;
 mod inline;
 mod recompute;
@@ -86,6 +87,7 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     ops::expand_all(&mut graph)?;
     let mut decisions = Vec::new();
     let mut nodes = take_nodes(&mut graph)?;
+    empty::drop_empty(&graph, &mut nodes);
     view::drop_unit_params(&mut nodes);
     for node in &mut nodes {
         node.visit_tasklets_mut(&mut |t| inline::simplify_expressions(&graph, t));

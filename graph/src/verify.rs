@@ -119,7 +119,9 @@ impl Verifier<'_> {
                 self.report(Problem::ConstantType(c.name.clone()));
             }
         }
-        if c.lifetime != Lifetime::Transient {
+        // Nothing has to write a container without elements.
+        let is_empty = c.shape.iter().any(|size| size.as_const() == Some(0));
+        if c.lifetime != Lifetime::Transient || is_empty {
             self.written.insert(id);
         }
     }
