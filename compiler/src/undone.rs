@@ -64,7 +64,11 @@ fn separates(plan: &Plan, split: &Split, decision: &Decision) -> bool {
         Applied::Packed { operands } => operands.iter().any(|id| part(*id).is_some()),
         Applied::PackedFirst { .. } => named(&decision.place.container).is_some(),
         Applied::Chained { tiles, .. } => tiles.iter().any(|id| part(*id).is_some()),
-        Applied::Inlined | Applied::Recomputed | Applied::Viewed | Applied::LaidOut { .. } => false,
+        Applied::Inlined
+        | Applied::Recomputed
+        | Applied::Viewed
+        | Applied::PartsInPlace { .. }
+        | Applied::LaidOut { .. } => false,
     }
 }
 

@@ -3,7 +3,7 @@
 mod planned;
 
 use compiler::{Executable, Step};
-use graph::{Bindings, Graph, Precision, SymExpr, Tensor, interpret};
+use graph::{Bindings, Graph, Precision, Rewrite, SymExpr, Tensor, interpret};
 use kernels::compile::CompileOptions;
 use kernels::features::{CpuTarget, Isa};
 use kernels::lowering::{Lowered, LoweringOptions, lower_as};
@@ -117,6 +117,58 @@ fn encoder_layer_of_a_transformer() {
         inner: 48,
     };
     check(&encoder_layer(e).expect("builds"), 2);
+}
+
+/// Queries, keys and values of one layer, for attention: the products of the backward pass write their parts of the
+/// layer's gradient, and nothing copies them.
+#[test]
+fn parts_of_a_stack_are_written_where_they_belong() {
+    let mut slices = String::new();
+    let mut containers = String::new();
+    for (n, name) in ["q", "k", "v"].into_iter().enumerate() {
+        containers += &format!("%{name}1: f32[1, 2, 2, 8, 8]\n%{name}: f32[2, 2, 8, 8]\n");
+        slices += &format!(
+            "%{name}1 = slice(%turned) {{axis=0, start=sizes[{n}], stop=sizes[{}], step=1}}
+             %{name} = reshape(%{name}1) {{shape=sizes[2, 2, 8, 8]}}\n",
+            n + 1
+        );
+    }
+    let text = format!(
+        "graph \"g\" {{
+         %x: f32[2, 8, 16] input
+         %w: f32[48, 16] input
+         %z: f32[2, 8, 48]
+         %five: f32[2, 8, 3, 2, 8]
+         %turned: f32[3, 2, 2, 8, 8]
+         {containers}
+         %y: f32[2, 2, 8, 8]
+         inputs %x, %w
+         state {{
+         %z = einsum(%x, %w) {{equation=\"bnc,oc->bno\"}}
+         %five = reshape(%z) {{shape=sizes[2, 8, 3, 2, 8]}}
+         %turned = permute(%five) {{order=[2, 0, 3, 1, 4]}}
+         {slices}
+         %y = attention(%q, %k, %v)
+         }}
+         outputs %y
+         }}"
+    );
+    let graph = graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    check(&graph, 1);
+    check(&graph, 2);
+    let step = Step::training(&graph, &[0, 1]).expect("differentiates");
+    let plan = step.plan(&Bindings::new()).expect("plans");
+    let joined = plan
+        .decisions
+        .iter()
+        .filter(|d| d.rewrite() == Rewrite::Join);
+    let joined: Vec<_> = joined.map(|d| d.sentence()).collect();
+    assert_eq!(joined.len(), 1, "{joined:?}");
+    assert!(joined[0].starts_with("the 3 parts of"), "{joined:?}");
+    assert!(
+        joined[0].contains("are written to their places"),
+        "{joined:?}"
+    );
 }
 
 /// A training step's kernels, its contractions planned like those that `templates` knows; with `varies` in other

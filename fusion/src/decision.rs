@@ -1,7 +1,8 @@
 //! What fusion did, what it refused and why, as data; the sentences of reports are printed from it.
 
 use crate::{
-    CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, PrologueObstacle, RecomputeObstacle,
+    CallObstacle, ChainObstacle, GroupObstacle, InlineObstacle, JoinObstacle, PrologueObstacle,
+    RecomputeObstacle,
 };
 use graph::{ContainerId, Origin, Place, Rewrite};
 use std::fmt;
@@ -71,6 +72,11 @@ pub enum Applied {
     },
     /// An operator reads the container by strides.
     Viewed,
+    /// The parts of the container are ranges of its bytes.
+    PartsInPlace {
+        /// How many.
+        n_parts: usize,
+    },
     /// The container's dimensions lie in this order in memory.
     LaidOut {
         /// Dimensions, slowest first.
@@ -103,6 +109,8 @@ pub enum Refusal {
     Unchained(ChainObstacle),
     /// The operand of an operator is copied.
     Copied(CallObstacle),
+    /// The parts of a concatenation are copied.
+    PartsCopied(JoinObstacle),
     /// The recipe asks for row-major order.
     RowMajor,
     /// The recipe asks for an order that the container cannot have.
@@ -210,6 +218,9 @@ impl Applied {
                 )
             }
             Applied::Viewed => format!("{name} is read where it lies, by strides"),
+            Applied::PartsInPlace { n_parts } => {
+                format!("the {n_parts} parts of {name} are written to their places in it")
+            }
             Applied::LaidOut { order } => {
                 format!("{name} has its dimensions in the order {order:?} in memory")
             }
@@ -226,6 +237,7 @@ impl Refusal {
             Refusal::Unpacked(obstacle) => obstacle.is_cost(),
             Refusal::Unchained(obstacle) => *obstacle == ChainObstacle::ByRecipe,
             Refusal::Copied(obstacle) => *obstacle == CallObstacle::ByRecipe,
+            Refusal::PartsCopied(obstacle) => obstacle.is_cost(),
             Refusal::RowMajor => true,
             Refusal::OrderFixed => false,
         }
@@ -245,6 +257,9 @@ impl Refusal {
             }
             Refusal::Unchained(obstacle) => format!("is not chained: {obstacle}"),
             Refusal::Copied(obstacle) => format!("{name} is stored for its operator: {obstacle}"),
+            Refusal::PartsCopied(obstacle) => {
+                format!("the parts of {name} are copied to their places in it: {obstacle}")
+            }
             Refusal::RowMajor => format!("{name} is in row-major order: {self}"),
             Refusal::OrderFixed => format!("{name} keeps its order: {self}"),
         }
@@ -261,6 +276,7 @@ impl fmt::Display for Refusal {
             Refusal::Unpacked(obstacle) => obstacle.fmt(f),
             Refusal::Unchained(obstacle) => obstacle.fmt(f),
             Refusal::Copied(obstacle) => obstacle.fmt(f),
+            Refusal::PartsCopied(obstacle) => obstacle.fmt(f),
             Refusal::RowMajor => f.write_str("the recipe forbids it"),
             Refusal::OrderFixed => f.write_str(
                 "the caller sees the value or a reshape shares its memory, or the order in the recipe does not \

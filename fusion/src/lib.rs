@@ -15,6 +15,8 @@ mod decision;
 mod empty;
 mod group;
 mod inline;
+mod join;
+mod parts;
 mod recompute;
 #[cfg(test)]
 mod text_graph;
@@ -29,6 +31,7 @@ pub use decision::{Applied, Decision, Outcome, Refusal};
 pub use group::Obstacle as GroupObstacle;
 pub use group::PrologueObstacle;
 pub use inline::Obstacle as InlineObstacle;
+pub use join::Obstacle as JoinObstacle;
 pub use recompute::{
     Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle, Problem as RecomputeProblem,
     Solution, Speed,
@@ -102,6 +105,10 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     write_once::drop_idle_conflicts(&graph, &mut nodes);
     call::absorb(&graph, &mut nodes, recipe, &mut decisions);
     inline::inline(&graph, &mut nodes, recipe, &mut decisions);
+    if parts::separate(&graph, &mut nodes) {
+        // Reshapes of the parts, which stood between a guarded read and their makers.
+        view::merge_views(&mut graph, &mut nodes);
+    }
     graph.last_state().nodes = nodes;
     Ok(Fused { graph, decisions })
 }
@@ -129,7 +136,10 @@ pub fn fuse(expanded: Fused, target: Target, recipe: &Recipe) -> Result<Fused, F
     if target == Target::Cuda {
         nodes = chain::chain(&mut graph, nodes, recipe, &mut decisions);
     }
-    let kernels = group::group(&mut graph, nodes, target, recipe, &mut decisions)?;
+    let mut kernels = group::group(&mut graph, nodes, target, recipe, &mut decisions)?;
+    if target == Target::Cpu {
+        kernels = join::join(&mut graph, kernels, recipe, &mut decisions);
+    }
     graph.last_state().nodes = kernels;
     Ok(Fused { graph, decisions })
 }

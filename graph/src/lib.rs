@@ -14,6 +14,7 @@ mod expr;
 mod fold;
 mod graph;
 mod interpret;
+mod joined;
 mod layout;
 mod lexer;
 mod machine;
@@ -42,6 +43,7 @@ pub use graph::{
     Memlet, Node, NodeKind, Origin, Output, Param, Reduction, Schedule, Stage, State, Tasklet,
 };
 pub use interpret::{Precision, interpret};
+pub use joined::{Joined, Part};
 pub use layout::{Layout, Storage};
 pub use machine::{Level, Machine};
 pub use meaning::{InterpretError, LibraryMeaning, NoLibrary, Refusal};

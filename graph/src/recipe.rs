@@ -25,6 +25,8 @@ pub enum Rewrite {
     Chain,
     /// An operator that is not ours reads its operand where it lies.
     Call,
+    /// The parts of a concatenation are written to their places in it, instead of copied.
+    Join,
     /// A container gets another order of dimensions in memory than row-major.
     Layout,
     /// A contraction is cut into other blocks than its cost model would choose.
@@ -33,7 +35,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// All of them, in order.
-    pub const ALL: [Rewrite; 9] = [
+    pub const ALL: [Rewrite; 10] = [
         Rewrite::Inline,
         Rewrite::Recompute,
         Rewrite::Fuse,
@@ -41,6 +43,7 @@ impl Rewrite {
         Rewrite::Prologue,
         Rewrite::Chain,
         Rewrite::Call,
+        Rewrite::Join,
         Rewrite::Layout,
         Rewrite::Blocking,
     ];
@@ -55,6 +58,7 @@ impl Rewrite {
             Rewrite::Prologue => "prologue",
             Rewrite::Chain => "chain",
             Rewrite::Call => "call",
+            Rewrite::Join => "join",
             Rewrite::Layout => "layout",
             Rewrite::Blocking => "blocking",
         }

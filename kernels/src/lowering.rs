@@ -200,7 +200,7 @@ impl Source {
 
 impl Lowering<'_> {
     fn node(&mut self, node: &Node) -> Result<(), LowerError> {
-        if plan::alias(node).is_some() {
+        if plan::is_alias(&self.graph, node) {
             return Ok(());
         }
         let NodeKind::Map(map) = &node.kind else {

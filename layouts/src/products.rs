@@ -6,8 +6,11 @@
 //! position, feature]` before the output projection, or the gradients of queries, keys and values
 //! stacked as `[3, batch, head, position, feature]`, gets the order with most such merges; its last
 //! dimension stays fastest. Nothing else about the products changes.
+//!
+//! If products make all parts of such a stack, the axis of the stack is its slowest dimension, and the parts have the
+//! order of the others: then each product writes its part where it belongs (`join` in `fusion`), and no kernel copies.
 
-use graph::{ContainerId, Graph, Index, Layout, Lifetime, Memlet, Symbol, Tasklet};
+use graph::{ContainerId, Graph, Index, Joined, Layout, Lifetime, Memlet, Symbol, Tasklet};
 use std::collections::BTreeSet;
 
 /// Most dimensions of a container whose orders are tried: six factorial of them. What has more
@@ -23,6 +26,11 @@ pub fn reorder(
     let Some(state) = graph.single_state() else {
         return Vec::new();
     };
+    let stacks: Vec<Joined> = state
+        .nodes
+        .iter()
+        .filter_map(|n| Joined::of(graph, n))
+        .collect();
     let (mut products, mut others): (Vec<Tasklet>, Vec<Tasklet>) = Default::default();
     for node in &state.nodes {
         node.visit_tasklets(&mut |t| match is_product(t) {
@@ -48,20 +56,45 @@ pub fn reorder(
         .filter(|id| !owned.contains(id) && !aliased.contains(id))
         .collect();
     let mut changed = Vec::new();
-    for id in touched {
+    let is_ours = |graph: &Graph, id: &ContainerId| {
+        let c = graph.container(*id);
+        let free = !owned.contains(id) && !aliased.contains(id);
+        free && c.lifetime == Lifetime::Transient && c.layout.is_row_major()
+    };
+    // Products that read a slice of something have no plain indices.
+    let sliced = others.iter().filter(|t| t.summed_product().is_some());
+    let summed: BTreeSet<ContainerId> = products
+        .iter()
+        .chain(sliced)
+        .map(|t| written(t).container)
+        .collect();
+    let mut joined = BTreeSet::new();
+    for stack in stacks {
+        let mut parts = stack.parts.iter().map(|p| p.container);
+        let all_ours =
+            parts.all(|id| summed.contains(&id) && !joined.contains(&id) && is_ours(graph, &id));
+        if !all_ours || !touched.contains(&stack.whole) || !is_ours(graph, &stack.whole) {
+            continue;
+        }
+        let Some(order) = order_of_stack(graph, &stack, &products) else {
+            continue;
+        };
+        for (id, layout) in order {
+            joined.insert(id);
+            if !layout.is_row_major() {
+                graph.container_mut(id).layout = layout;
+                changed.push(id);
+            }
+        }
+    }
+    for id in touched.difference(&joined).copied() {
         let c = graph.container(id);
         let searched = (3..=MAX_RANK).contains(&c.shape.len());
         if c.lifetime != Lifetime::Transient || !c.layout.is_row_major() || !searched {
             continue;
         }
-        let uses: Vec<&Tasklet> = products.iter().filter(|t| touches(t, id)).collect();
-        let best = orders(c.shape.len())
-            .into_iter()
-            .filter_map(Layout::from_order)
-            .map(|layout| (merges(graph, id, &layout, &uses), layout))
-            // The first of equals: row-major comes first.
-            .reduce(|best, next| if next.0 > best.0 { next } else { best });
-        if let Some((_, layout)) = best
+        let best = best_order(graph, id, &products, orders(c.shape.len()));
+        if let Some(layout) = best
             && !layout.is_row_major()
         {
             graph.container_mut(id).layout = layout;
@@ -69,6 +102,56 @@ pub fn reorder(
         }
     }
     changed
+}
+
+/// The order in which most dimensions merge, of those given; the first of equals.
+fn best_order(
+    graph: &Graph,
+    id: ContainerId,
+    products: &[Tasklet],
+    orders: impl IntoIterator<Item = Vec<usize>>,
+) -> Option<Layout> {
+    let uses: Vec<&Tasklet> = products.iter().filter(|t| touches(t, id)).collect();
+    orders
+        .into_iter()
+        .filter_map(Layout::from_order)
+        .map(|layout| (merges(graph, id, &layout, &uses), layout))
+        .reduce(|best, next| if next.0 > best.0 { next } else { best })
+        .map(|(_, layout)| layout)
+}
+
+/// Orders of a stack, its axis slowest, and of its parts; nothing where they cannot be one behind another in memory.
+fn order_of_stack(
+    graph: &Graph,
+    stack: &Joined,
+    products: &[Tasklet],
+) -> Option<Vec<(ContainerId, Layout)>> {
+    let rank = graph.container(stack.whole).shape.len();
+    if !(3..=MAX_RANK).contains(&rank) || stack.axis + 1 == rank {
+        return None;
+    }
+    let begins = |order: &Vec<usize>| order[0] == stack.axis;
+    let whole = best_order(
+        graph,
+        stack.whole,
+        products,
+        orders(rank).into_iter().filter(begins),
+    )?;
+    let mut found = Vec::new();
+    for part in &stack.parts {
+        let own_rank = graph.container(part.container).shape.len();
+        let dims: Vec<usize> = part.dims.iter().copied().flatten().collect();
+        if !dims.is_sorted() {
+            return None;
+        }
+        // Dimensions of size 1 first: they have no place in memory.
+        let unit = (0..own_rank).filter(|d| !dims.contains(d));
+        let wide = whole.order().iter().filter_map(|d| part.dims[*d]);
+        let layout = Layout::from_order(unit.chain(wide).collect())?;
+        found.push((part.container, layout));
+    }
+    found.push((stack.whole, whole));
+    Some(found)
 }
 
 fn written(t: &Tasklet) -> &Memlet {

@@ -5,13 +5,13 @@
 //! per pass: containers whose lifetimes (first write to last read, in launch order) do not meet may
 //! have the same bytes. Offsets come from placing the largest first into the lowest gap that fits,
 //! which is deterministic and close to the peak of live bytes in practice. Reshapes that stayed
-//! in the graph are aliases of their input.
+//! in the graph are aliases of their input; the inputs of concatenations that stayed are ranges of their result.
 
 mod arena;
 
 use crate::run::BufferRef;
 use arena::Interval;
-use graph::{ContainerId, Graph, Lifetime, Node, NodeKind, Stage, Storage, SymExpr};
+use graph::{Attr, ContainerId, Graph, Lifetime, Node, NodeKind, Stage, Storage, SymExpr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something a launch is given.
@@ -85,7 +85,7 @@ pub fn plan_memory(
     launches: &[Touches],
     workspace_bytes: &[usize],
 ) -> Result<MemoryPlan, PlanError> {
-    let classes = Classes::new(graph);
+    let classes = Classes::new(graph)?;
     let external = external_slots(graph, &classes)?;
     let mut plan = MemoryPlan::default();
     let mut lives: BTreeMap<Buffer, Life> = BTreeMap::new();
@@ -136,11 +136,15 @@ pub fn plan_memory(
             roots.insert(owner, BufferRef::Arena(offset));
         }
     }
-    for launch in launches {
-        for buffer in &launch.buffers {
-            plan.places
-                .insert(*buffer, roots[&classes.root_of(*buffer)]);
-        }
+    for buffer in launches.iter().flat_map(|l| &l.buffers) {
+        let start = classes.start_of(*buffer);
+        let place = match roots[&classes.root_of(*buffer)] {
+            BufferRef::Arena(at) => BufferRef::Arena(at + start),
+            BufferRef::Saved(at) => BufferRef::Saved(at + start),
+            whole if start == 0 => whole,
+            _ => return Err(boundary_of_a_part(graph, &classes, *buffer)),
+        };
+        plan.places.insert(*buffer, place);
     }
     Ok(plan)
 }
@@ -193,20 +197,42 @@ pub fn container_bytes(graph: &Graph, id: ContainerId) -> Result<usize, PlanErro
     }
 }
 
-/// Containers that are the same bytes, through reshapes that stayed in the graph.
+/// Containers that are the same bytes, through reshapes that stayed in the graph, or ranges of them, through
+/// concatenations that stayed.
 struct Classes {
     root: Vec<ContainerId>,
+    /// The first byte of each container in its root.
+    start: Vec<usize>,
 }
 
 impl Classes {
-    fn new(graph: &Graph) -> Classes {
-        let mut root: Vec<ContainerId> = graph.container_ids().collect();
+    fn new(graph: &Graph) -> Result<Classes, PlanError> {
+        let root: Vec<ContainerId> = graph.container_ids().collect();
+        let start = vec![0; root.len()];
+        let mut classes = Classes { root, start };
         for node in graph.single_state().into_iter().flat_map(|s| &s.nodes) {
             if let Some((from, to)) = alias(node) {
-                root[to.idx()] = root[from.idx()];
+                classes.place(to, from, 0);
+            } else if let Some((parts, whole)) = concatenation(graph, node) {
+                let mut start = 0;
+                for part in parts {
+                    classes.place(part, whole, start);
+                    start += container_bytes(graph, part)?;
+                }
             }
         }
-        Classes { root }
+        Ok(classes)
+    }
+
+    /// Puts a container, and all that lie in it, to a place in another one.
+    fn place(&mut self, inner: ContainerId, outer: ContainerId, start: usize) {
+        let (old, root) = (self.root[inner.idx()], self.root[outer.idx()]);
+        let start = self.start[outer.idx()] + start;
+        for (own, at) in self.root.iter_mut().zip(&mut self.start) {
+            if *own == old {
+                (*own, *at) = (root, *at + start);
+            }
+        }
     }
 
     fn root_of(&self, buffer: Buffer) -> Buffer {
@@ -215,6 +241,18 @@ impl Classes {
             Buffer::Workspace(_) => buffer,
         }
     }
+
+    fn start_of(&self, buffer: Buffer) -> usize {
+        match buffer {
+            Buffer::Container(id) => self.start[id.idx()],
+            Buffer::Workspace(_) => 0,
+        }
+    }
+}
+
+/// Whether a node of the graph takes no kernel: its result is its inputs' bytes.
+pub fn is_alias(graph: &Graph, node: &Node) -> bool {
+    alias(node).is_some() || concatenation(graph, node).is_some()
 }
 
 /// A reshape's input and output.
@@ -224,6 +262,38 @@ pub fn alias(node: &Node) -> Option<(ContainerId, ContainerId)> {
             Some((l.inputs.first().copied()??, l.outputs.first().copied()??))
         }
         _ => None,
+    }
+}
+
+/// A concatenation along the slowest dimension, of parts in the order of the whole: its inputs, which follow one
+/// another in memory, and its output.
+fn concatenation(graph: &Graph, node: &Node) -> Option<(Vec<ContainerId>, ContainerId)> {
+    let NodeKind::Library(l) = &node.kind else {
+        return None;
+    };
+    let axis = match l.attrs.get("axis")? {
+        Attr::Int(axis) => usize::try_from(*axis).ok()?,
+        _ => return None,
+    };
+    let whole = l.outputs.first().copied()??;
+    let layout = &graph.container(whole).layout;
+    let shape = &graph.container(whole).shape;
+    let mut order = layout.order().iter();
+    let slowest = order.find(|d| shape[**d].as_const() != Some(1));
+    let parts: Vec<ContainerId> = l.inputs.iter().copied().collect::<Option<_>>()?;
+    let in_order = |id: &ContainerId| graph.container(*id).layout == *layout;
+    let is_one = l.op == "concat" && slowest == Some(&axis) && parts.iter().all(in_order);
+    is_one.then_some((parts, whole))
+}
+
+fn boundary_of_a_part(graph: &Graph, classes: &Classes, buffer: Buffer) -> PlanError {
+    let name = |buffer: Buffer| match buffer {
+        Buffer::Container(id) => graph.container(id).name.clone(),
+        Buffer::Workspace(_) => String::new(),
+    };
+    PlanError::SharedBoundary {
+        one: name(buffer),
+        other: name(classes.root_of(buffer)),
     }
 }
 

@@ -32,8 +32,9 @@ class Decision:
       ``epilogue``: element-wise work joins the kernel of a product, at its end. ``prologue``:
       products compute an operand while they read it. ``chain``: on a GPU, two products and the
       work between them share a kernel. ``call``: on a GPU, an operator that PyTorch computes reads
-      its operand in place. ``layout``: a value gets another order of dimensions than row-major.
-      ``blocking``: how a contraction is cut into blocks.
+      its operand in place. ``join``: the parts of a concatenation are written to their places in
+      it. ``layout``: a value gets another order of dimensions than row-major. ``blocking``: how a
+      contraction is cut into blocks.
     - ``stage``: ``forward`` or ``backward``. ``node``, ``module``: the operator and the path of its
       module. ``container``: the value. ``other``: if two kernels are joined, a value that the first
       one writes. ``source``: the line in the model's code.
