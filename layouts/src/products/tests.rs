@@ -4,6 +4,11 @@ use graph::parse;
 
 /// The order that `%t` gets in a state of these nodes.
 fn order(containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
+    order_of("t", containers, nodes, outputs)
+}
+
+/// The order that a container gets in a state of these nodes.
+fn order_of(name: &str, containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
     let inputs = containers.lines().filter(|l| l.contains(" input"));
     let names: Vec<&str> = inputs.filter_map(|l| l.trim().split(':').next()).collect();
     let inputs = names.join(", ");
@@ -14,8 +19,8 @@ fn order(containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
     graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
     crate::assign(&mut graph, &graph::Recipe::default());
     graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
-    let t = graph.find("t").expect("a container t");
-    graph.container(t).layout.order().to_vec()
+    let found = graph.find(name).expect("a container of that name");
+    graph.container(found).layout.order().to_vec()
 }
 
 /// Gradients of queries, keys and values `[3, batch, head, position, feature]`, and what a linear layer before them
@@ -72,4 +77,38 @@ fn what_follows_a_product_element_by_element_keeps_its_order() {
     assert_eq!(order(containers, &nodes, "%y"), [0, 1, 2, 3]);
     let copied = nodes.replace("from %p[b, h, n, d]", "from %p[b, h, 4 - n, d]");
     assert_eq!(order(containers, &copied, "%y"), [0, 2, 1, 3]);
+}
+
+#[test]
+fn a_stack_of_products_has_its_axis_slowest_and_so_have_its_parts() {
+    let containers = "%a: f32[2, 4, 5, 6] input
+  %w: f32[3, 4, 8, 6] input
+  %g: f32[2, 4, 6, 8] input
+  %p: f32[2, 4, 5, 8]
+  %q: f32[2, 4, 5, 8]
+  %t: f32[2, 2, 4, 5, 8]
+  %y: f32[2, 5, 6]";
+    let part = |name: &str| {
+        format!(
+            "map [b < 2, h < 4, n < 5, d < 8, c < 6] {{
+               tasklet %{name}[b, h, n, d] (sum) = $0 * $1 from %a[b, h, n, c], %g[b, h, c, d]
+             }}"
+        )
+    };
+    let copy = |at: usize, name: &str| {
+        format!(
+            "map [b < 2, h < 4, n < 5, d < 8] {{
+               tasklet %t[{at}, b, h, n, d] = $0 from %{name}[b, h, n, d]
+             }}"
+        )
+    };
+    let stack = format!("map [] {{ {} {} }}", copy(0, "p"), copy(1, "q"));
+    let reader = "map [b < 2, n < 5, c < 6, j < 2, h < 4, d < 8] {
+      tasklet %y[b, n, c] (sum) = $0 * $1 from %t[j, b, h, n, d], %w[j, h, d, c]
+    }";
+    let nodes = [&part("p"), &part("q"), &stack, reader].map(|s| s.to_string());
+    let nodes = nodes.join("\n");
+    // Without the rule the positions of all three would come before the axis.
+    assert_eq!(order(containers, &nodes, "%y"), [0, 1, 3, 2, 4]);
+    assert_eq!(order_of("p", containers, &nodes, "%y"), [0, 2, 1, 3]);
 }
