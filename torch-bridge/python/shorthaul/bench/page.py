@@ -6,6 +6,7 @@ Owns the drawing, in SVG; needs no script and no network.
 from __future__ import annotations
 
 import html
+import statistics
 from pathlib import Path
 
 from .limits import sentence
@@ -29,7 +30,8 @@ tr { border-top: 1px solid #ddd; } svg { max-width: 100%; height: auto; }
 text { font: 12px system-ui, sans-serif; fill: #222; } code { background: #f3f3f3; }
 """
 
-_WIDTH, _LEFT, _BAR = 860, 250, 16
+#: Width of the drawing, of what stands left and right of its bars, and height of a bar.
+_WIDTH, _LEFT, _RIGHT, _BAR = 860, 200, 130, 16
 
 
 def write(path: Path, results: list[dict]) -> None:
@@ -41,24 +43,19 @@ def page(results: list[dict]) -> str:
     """The whole page."""
     about = machine()
     facts = ", ".join(f"{name} {value}" for name, value in about.items() if name != "command")
-    first = _bars(
-        [(r, {v: e["first_step_s"] for v, e in _timed(r) if "first_step_s" in e}) for r in results],
-        "s",
-    )
+    times = [(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results]
     parts = [
         "<h1>Training steps beside PyTorch</h1>",
         f"<p>{html.escape(facts)}<br><code>{html.escape(about['command'])}</code></p>",
         _legend(results),
         "<h2>Time of a step</h2>",
-        "<p>Median of interleaved rounds; the thin line shows the interquartile range.</p>",
-        _bars([(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results], "ms"),
-        "<h2>Memory against time</h2>",
-        "<p>Both relative to Shorthaul: a point to the right is slower, a point above needs more "
-        "memory.</p>",
-        _scatter(results),
-        "<h2>First step</h2>",
-        "<p>Each measured in a process of its own, with an empty cache of compiled kernels.</p>",
-        first,
+        _mean(results),
+        "<p>Median of interleaved rounds; the thin line shows the interquartile range. Behind a "
+        "peer's time: how many times as long as Shorthaul's its step took, as the median over the "
+        "rounds.</p>",
+        _bars(times, "ms"),
+        _memory(results),
+        _first_steps(results),
         _limits(results),
         "<h2>Numbers</h2>",
         _table(results),
@@ -91,35 +88,77 @@ def _legend(results: list[dict]) -> str:
     return f"<p>{' &nbsp; '.join(marks)}</p>"
 
 
+def _mean(results: list[dict]) -> str:
+    """How Shorthaul compares with the best peer of each measurement, all together."""
+    best = [min(r["median"] for r in of.values()) for of in _ratios(results) if of]
+    if not best:
+        return ""
+    mean = statistics.geometric_mean(best)
+    return (
+        f"<p>Shorthaul is {mean:.2f} times as fast as the fastest peer of each measurement "
+        f"(geometric mean of {len(best)}), at least {min(best):.2f} and at most {max(best):.2f} "
+        "times.</p>"
+    )
+
+
+def _ratios(results: list[dict]) -> list[dict]:
+    return [result.get("ratios", {}) for result in results]
+
+
+def _memory(results: list[dict]) -> str:
+    drawn = _scatter(results)
+    said = (
+        "<h2>Memory against time</h2>\n<p>Both relative to Shorthaul: a point to the right is "
+        "slower, a point above needs more memory.</p>\n"
+    )
+    return said + drawn if drawn else ""
+
+
+def _first_steps(results: list[dict]) -> str:
+    of = [(r, {v: e["first_step_s"] for v, e in _timed(r) if "first_step_s" in e}) for r in results]
+    said = (
+        "<h2>First step</h2>\n<p>Each measured in a process of its own, with an empty cache of "
+        "compiled kernels.</p>\n"
+    )
+    return said + _bars(of, "s") if any(values for _, values in of) else ""
+
+
+def _short(value: float) -> str:
+    """Three digits, all digits before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
     """A group of bars for each measurement, each group scaled by its longest bar."""
     rows = [(result, values) for result, values in rows if values]
-    if not rows:
-        return "<p>Nothing was measured.</p>"
     shapes, y = [], 8.0
     for result, values in rows:
-        longest = max(values.values()) or 1.0
+        in_ms = unit == "ms"
+        spreads = {v: result["variants"][v].get("iqr_ms", 0.0) if in_ms else 0.0 for v in values}
+        longest = max(value + spreads[v] / 2 for v, value in values.items()) or 1.0
         height = _BAR * len(values)
         shapes.append(
             f'<text x="{_LEFT - 10}" y="{y + height / 2 + 4:.1f}" text-anchor="end">'
             f"{html.escape(_title(result))}</text>"
         )
         for variant, value in values.items():
-            scale = (_WIDTH - _LEFT - 90) / longest
+            scale = (_WIDTH - _LEFT - _RIGHT) / longest
             shapes.append(
                 f'<rect x="{_LEFT}" y="{y:.1f}" width="{value * scale:.1f}" height="{_BAR - 3}" '
                 f'fill="{_colour(variant)}"><title>{html.escape(variant)}</title></rect>'
             )
-            spread = result["variants"][variant].get("iqr_ms", 0.0) if unit == "ms" else 0.0
+            spread = spreads[variant]
             if spread:
                 middle, end = y + (_BAR - 3) / 2, value * scale + _LEFT
                 half = spread * scale / 2
                 shapes.append(
                     f'<path d="M{end - half:.1f} {middle:.1f}H{end + half:.1f}" stroke="#000"/>'
                 )
+            ratio = result.get("ratios", {}).get(variant) if in_ms else None
+            behind = f" · {ratio['median']:.2f}×" if ratio else ""
             shapes.append(
                 f'<text x="{value * scale + _LEFT + 6 + spread * scale / 2:.1f}" '
-                f'y="{y + _BAR - 6:.1f}">{value:.3g} {unit}</text>'
+                f'y="{y + _BAR - 6:.1f}">{_short(value)} {unit}{behind}</text>'
             )
             y += _BAR
         y += 12
@@ -127,7 +166,10 @@ def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
 
 
 def _scatter(results: list[dict]) -> str:
-    """A mark for each peer of each measurement: time across, memory up, Shorthaul at 1 and 1."""
+    """A mark for each peer of each measurement: time across, memory up, Shorthaul at 1 and 1.
+
+    Nothing where no memory was measured.
+    """
     points = []
     for result in results:
         own = result["variants"].get("shorthaul", {})
@@ -139,7 +181,7 @@ def _scatter(results: list[dict]) -> str:
                 memory = entry["peak_bytes"] / own["peak_bytes"]
                 points.append((time, memory, variant, _title(result)))
     if not points:
-        return "<p>Memory was not measured.</p>"
+        return ""
     side = 420
     most = max(2.0, *(max(t, m) for t, m, _, _ in points)) * 1.1
     at = lambda value: 50 + (side - 70) * value / most  # noqa: E731
