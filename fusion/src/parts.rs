@@ -5,18 +5,21 @@
 //! Gradients of the slices of a tensor have this form: each is padded with zeros to the whole, and the results are
 //! added.
 //! Legal when along one parameter each part covers a range, the ranges cover all of it once, and no part reads zeros
-//! for another reason: then all terms of a sum but one are zero. Where only contractions read the whole, it has a
-//! kernel of its own in either form, and the copies read each element once, without asking where it lies. They also
-//! let the parts be written where they belong, see [`join`](crate::join).
+//! for another reason: then all terms of a sum but one are zero. Where only contractions and sums over most of it
+//! (the gradient of a bias) read the whole, it is stored in either form, and the copies read each element once, without
+//! asking where it lies. They also let the parts be written where they belong, see [`join`](crate::join).
 
-use crate::unit::{constant, is_contraction, unit};
+use crate::unit::{bytes, constant, is_contraction, unit};
 use graph::range::{Ranges, index_range};
 use graph::{
     Binary, ContainerId, Expr, Graph, Index, Map, Memlet, Node, NodeKind, Param, Schedule, SymExpr,
     Symbol, Tasklet,
 };
 
-/// Rewrites the sums that only contractions read; whether there was one.
+/// A reader that writes at most one byte for so many of the whole sums over most of it.
+const SUMMED: i64 = 16;
+
+/// Rewrites the sums that only contractions, and sums over most of them, read; whether there was one.
 pub(crate) fn separate(graph: &Graph, nodes: &mut [Node]) -> bool {
     let mut found = false;
     for at in 0..nodes.len() {
