@@ -15,8 +15,6 @@ mod decision;
 mod group;
 mod inline;
 mod recompute;
-#[cfg(test)]
-mod text_graph;
 mod traffic;
 mod unit;
 mod view;
