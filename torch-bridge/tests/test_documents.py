@@ -21,6 +21,8 @@ def _id(page):
     return page.relative_to(ROOT).as_posix()
 
 
+GUIDE = ROOT / "docs" / "src"
+OTHERS = [ROOT / n for n in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md")]
 WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 WITH_PROGRAM = [page for page in PAGES if commands(page, "shorthaul")]
 
@@ -111,7 +113,7 @@ def test_commands_of_the_bench_parse(line):
 def links():
     """Each relative link of each page, with the heading that it names."""
     pattern = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
-    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"):
+    for page in (*PAGES, *OTHERS):
         for target, heading in pattern.findall(page.read_text(encoding="utf-8")):
             if "://" not in target:
                 name = f"{_id(page)}: {target}#{heading}"
@@ -130,6 +132,25 @@ def test_links_lead_somewhere(page, target, heading):
     assert (page.parent / target).exists()
     if heading:
         assert heading in _anchors(page.parent / target)
+    if page.parent == GUIDE:
+        # A built book has the files of the guide only; other files are named by their path.
+        assert (page.parent / target).resolve().is_relative_to(GUIDE)
+
+
+def named_files():
+    """Paths of the repository that pages name in code, such as `bench/gpu/README.md`."""
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    folders -= {"target", "out", "dist"}
+    for page in (*PAGES, *OTHERS):
+        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for name in re.findall(r"`([\w.-]+/[\w./-]+)`", text):
+            if name.partition("/")[0] in folders:
+                yield pytest.param(name, id=f"{_id(page)}: {name}")
+
+
+@pytest.mark.parametrize("name", list(named_files()))
+def test_named_files_exist(name):
+    assert (ROOT / name).exists()
 
 
 def test_every_page_is_in_the_summary():
