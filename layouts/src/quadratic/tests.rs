@@ -176,17 +176,30 @@ fn of_equal_choices_the_first_ones_stay() {
 
 #[test]
 fn a_search_that_ends_early_is_never_worse_than_the_first_choices() {
-    let mut n_first = 0;
-    for seed in 0..500 {
-        let problem = random_below(4, seed, 9, 1);
-        let first = vec![0; 9];
+    for seed in 0..100 {
+        let mut numbers = Numbers(seed);
+        let mut problem = Quadratic::default();
+        for _ in 0..9 {
+            problem.add_variable(vec![0.0; 4]);
+        }
+        for b in 0..9 {
+            for a in 0..b {
+                // First choices are dear together; of all other pairs, half are forbidden.
+                let open: Vec<bool> = (0..16).map(|_| numbers.below(2) == 0).collect();
+                problem.add_edge(a, b, |i, j| match (i + j, open[4 * i + j]) {
+                    (0, _) => 1.0,
+                    (_, true) => 0.0,
+                    (_, false) => f64::INFINITY,
+                });
+            }
+        }
+        let first = problem.cost(&[0; 9]);
         for max_branches in [0, 1, 2] {
             let found = problem.solve(max_branches);
-            assert!(found.cost <= problem.cost(&first), "seed {seed}");
-            n_first += usize::from(found.choices == first);
+            assert!(found.cost <= first, "seed {seed}: {}", found.cost);
+            assert!(found.bound <= found.cost, "seed {seed}");
         }
     }
-    assert!(n_first > 0, "the first choices were never the better ones");
 }
 
 #[test]
