@@ -11,6 +11,7 @@ import warnings
 import pytest
 import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
+from shorthaul import _pytorch_version
 from shorthaul.bench.options import parse
 from shorthaul.models import EXAMPLES
 
@@ -231,6 +232,16 @@ def test_the_api_page_has_every_public_name():
     text = (ROOT / "docs/src/api.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^##+ `?(?:class )?(?:shorthaul\.)?(\w+)", text, re.MULTILINE))
     assert set(shorthaul.__all__) <= shown
+
+
+def test_an_old_pytorch_is_refused_with_a_sentence():
+    code = "import torch; torch.__version__ = '2.6.0+cpu'; import shorthaul"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    needed = ".".join(map(str, _pytorch_version.OLDEST))
+    assert f"Shorthaul needs PyTorch {needed} or newer, and this is 2.6.0+cpu" in done.stderr
+    project = (ROOT / "torch-bridge" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'dependencies = ["torch>={needed}"]' in project
 
 
 def test_the_package_is_typed():
