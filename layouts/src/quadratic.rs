@@ -120,8 +120,8 @@ impl Quadratic {
     /// What choices cost at some variables and at their edges.
     fn cost_at(&self, variables: &BTreeSet<usize>, choices: &[usize]) -> f64 {
         let own = variables.iter().map(|v| self.variables[v][choices[*v]]);
-        let touches = |(a, b): &(usize, usize)| variables.contains(a) || variables.contains(b);
-        let edges = self.edges.iter().filter(|(ends, _)| touches(ends));
+        let edges = self.edges.iter();
+        let edges = edges.filter(|((a, b), _)| variables.contains(a) || variables.contains(b));
         let edges = edges.map(|((a, b), m)| m.at(choices[*a], choices[*b]));
         own.sum::<f64>() + edges.sum::<f64>()
     }
