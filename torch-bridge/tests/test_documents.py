@@ -181,7 +181,8 @@ def test_the_guide_lists_the_networks_of_the_bench():
 def test_variables_of_the_guide_exist():
     text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"SHORTHAUL_[A-Z_]+", text))
-    sources = [*(ROOT / "kernels/src").rglob("*.rs"), *(ROOT / "onnx/src").rglob("*.rs")]
+    folders = ("kernels/src", "kernels/cuda/src", "onnx/src")
+    sources = [source for folder in folders for source in (ROOT / folder).rglob("*.rs")]
     sources += (ROOT / "torch-bridge/python/shorthaul").rglob("*.py")
     known = {v for s in sources for v in re.findall(r"SHORTHAUL_[A-Z_]+", s.read_text("utf-8"))}
     assert named and named <= known
