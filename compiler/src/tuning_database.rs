@@ -267,8 +267,8 @@ mod tests {
         let path = folder.path().join("tuning.json");
         let (n_writers, n_answers) = (8, 25);
         let write = |writer: usize| {
-            let (mut database, _) = Database::open(&path);
             for answer in 0..n_answers {
+                let (mut database, _) = Database::open(&path);
                 let new = [format!("{writer}.{answer}")];
                 database.learn(&keys(&["a"]), &new, 0.5).unwrap();
             }

@@ -176,9 +176,9 @@ def test_no_answer_of_processes_that_write_at_the_same_time_is_lost(database):
 import sys
 from pathlib import Path
 from shorthaul._tuning_database import Database
-database = Database(Path({str(database)!r}))
 sys.stdin.readline()
 for n in range(40):
+    database = Database(Path({str(database)!r}))
     database.learn(["a"], [f"{{sys.argv[1]}}.{{n}}"], 0.5)
     database.save()
 """
