@@ -61,7 +61,7 @@ pub struct Optimize {
     /// Compute in f16 or bf16; outputs may then differ by --tolerance, by default 1e-2 (f16) or 5e-2 (bf16)
     #[arg(long, value_name = "TYPE", value_enum, conflicts_with_all = ["measure", "no_verify"])]
     half: Option<Half>,
-    /// Operators or nodes that stay in f32 with --half, besides those that usually do; separated by commas
+    /// Operators or nodes that stay in f32 with --half, in addition to the usual ones; separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "half")]
     keep_f32: Vec<String>,
     /// Number of runs with finite made-up inputs; two more runs have NaN and infinities
@@ -77,19 +77,19 @@ pub struct Optimize {
     /// The most bytes that folding one node into a constant may add to the file
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     fold_limit: usize,
-    /// The only rules to use, separated by commas; `none` for no rule
+    /// The only rewrites to use, separated by commas; `none` for no rewrite
     #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = rule_or_none)]
     rules: Vec<String>,
     /// Rewrites not to use, separated by commas
     #[arg(long, visible_alias = "skip-rules", value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     without: Vec<String>,
-    /// Let outputs differ by that part of their largest element, whatever rounding explains: 1e-4, say
+    /// Accept this difference as a fraction of the output's largest element, in addition to rounding: such as 1e-4
     #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part, conflicts_with = "no_verify")]
     tolerance: f64,
-    /// Stop verifying after so many seconds; what is verified by then is written
+    /// Stop verifying after this many seconds; the file gets the rewrites that are verified by then
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "no_verify")]
     time_limit: Option<Duration>,
-    /// Take the part of the file that these values go into, instead of its inputs; separated by commas
+    /// Take only the part of the file that starts at these values; separated by commas
     #[arg(
         long,
         value_name = "VALUES",
@@ -97,7 +97,7 @@ pub struct Optimize {
         conflicts_with = "measure"
     )]
     from: Vec<String>,
-    /// Take the part of the file that gives these values, instead of its outputs; separated by commas
+    /// Take only the part of the file that ends at these values; separated by commas
     #[arg(
         long,
         value_name = "VALUES",
@@ -105,20 +105,20 @@ pub struct Optimize {
         conflicts_with = "measure"
     )]
     to: Vec<String>,
-    /// Bring the file to that newer or older version of the standard's operators, verified like everything else
+    /// Convert the file to this newer or older version of the standard's operators; this is verified too
     #[arg(long, value_name = "VERSION", conflicts_with = "measure", value_parser = clap::value_parser!(i64).range(7..))]
     opset: Option<i64>,
-    /// Leave out documentation, metadata, names of nodes and types of inner values
+    /// Remove documentation, metadata, names of nodes and types of inner values
     #[arg(long)]
     strip: bool,
-    /// Write down the types and sizes that are known of inner values
+    /// Write the known types and sizes of inner values into the file
     #[arg(long, conflicts_with = "strip")]
     infer_shapes: bool,
     /// List the rewrites and exit
     #[arg(long)]
     list_rules: bool,
-    /// Write nothing if file size (with external data), peak memory or bytes moved exceed this factor of
-    /// the original's
+    /// Write nothing if file size (with external data), peak memory or bytes moved exceed the original's by
+    /// more than this factor
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     max_growth: Option<f64>,
     /// Print the summary as JSON

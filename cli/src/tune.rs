@@ -47,7 +47,7 @@ pub struct Tune {
     /// Number of threads
     #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// How long kernels are timed; compiling comes on top
+    /// Seconds in which kernels are timed; compiling takes additional time
     #[arg(long, default_value_t = 60.0, value_parser = positive)]
     seconds: f64,
     /// A recipe to start from
@@ -64,8 +64,8 @@ Examples:
   shorthaul tune model.onnx --bind batch=8 --train -o better.toml --recipe recipe.toml --seconds 300
   shorthaul report model.onnx --bind batch=8 --train --recipe recipe.toml
 
-Ctrl-C ends the search; the recipe has what was found so far. What was learned is kept in the cache folder
-and serves every model with such kernels. Use a machine that does nothing else.";
+Ctrl-C ends the search; the recipe has what was found so far. The measured times are kept in the cache folder,
+and other models with the same kernels use them. Tune on a machine that does nothing else.";
 
 fn positive(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "it is not a number".to_string())?;
@@ -213,6 +213,7 @@ impl Session<'_> {
             sizes: &Bindings::new(),
             options: self.start.clone(),
             target: &self.compile.target,
+            toolchain: self.compile.toolchain.identity(),
             database,
             say: &mut |line| progress.stage(line),
         };

@@ -1,8 +1,8 @@
 //! Cut-outs: single kernels of a plan, compiled and timed in buffers of their own.
 //!
 //! A cut-out is a graph of one kernel whose reads are inputs and whose writes are outputs, so it takes the same way
-//! to C as the whole step. Its key is its text: two kernels with one key take the same time, in whatever network
-//! they are. Whole steps are timed in the same way. Decides nothing about what is faster.
+//! to C as the whole step. Its key is made of its text, its number of threads and its compiler with the flags: on one
+//! machine, kernels with one key take the same time, in whatever network they are. Whole steps are timed in the same way. Decides nothing about what is faster.
 
 use crate::error::CompileError;
 use crate::executable::Executable;
@@ -34,6 +34,7 @@ const STEP_ROUNDS: usize = 12;
 pub struct Cutouts {
     plan: Plan,
     target: CpuTarget,
+    toolchain: String,
     threads: usize,
     /// How each kernel of the whole step is made, with other ways to cut contractions.
     pub kernels: Vec<KernelInfo>,
@@ -44,19 +45,20 @@ pub struct Cutouts {
 pub struct Cutout {
     graph: Graph,
     lowered: Lowered,
-    /// What it is, whatever its names.
+    /// What it is, whatever its names: its text, its number of threads, and what compiles it.
     pub key: String,
 }
 
 impl Cutouts {
-    /// The kernels of a plan; of each contraction, `n_others` other ways to cut it.
+    /// The kernels of a plan, for a target and the identity of a compiler; of each contraction, `n_others` other ways
+    /// to cut it.
     ///
     /// # Errors
     /// As for lowering.
     pub fn new(
         plan: Plan,
         on: &On,
-        target: &CpuTarget,
+        (target, toolchain): (&CpuTarget, &str),
         n_others: usize,
     ) -> Result<Cutouts, CompileError> {
         let target = target.clone().with_machine(Some(on.machine));
@@ -69,6 +71,7 @@ impl Cutouts {
         Ok(Cutouts {
             plan,
             target,
+            toolchain: toolchain.to_string(),
             threads: on.threads,
             kernels,
         })
@@ -102,7 +105,7 @@ impl Cutouts {
             ..LoweringOptions::default()
         };
         let lowered = lower_as(&graph, &self.target, self.threads, &wanted)?;
-        let key = lowered.structure();
+        let key = lowered.structure(&[&self.toolchain, &self.target.cflags.join(" ")]);
         Ok((lowered.kernels.len() == 1).then_some(Cutout {
             graph,
             lowered,

@@ -64,8 +64,10 @@ pub struct Tuner<'a> {
     pub sizes: &'a Bindings,
     /// How it is planned, with the recipe to start from.
     pub options: PlanOptions,
-    /// What compiles its kernels.
+    /// What its kernels are compiled for.
     pub target: &'a CpuTarget,
+    /// The identity of the compiler, [`kernels::toolchain::Toolchain::identity`]: times hold for one compiler only.
+    pub toolchain: &'a str,
     /// What was learned before.
     pub database: &'a mut Database,
     /// Hears where the search is.
@@ -87,13 +89,14 @@ impl From<CompileError> for Stop {
     }
 }
 
-/// A database that cannot be written is told once, like a way that fails.
-fn kept(written: io::Result<()>, found: &mut Tuned) {
-    if let Err(error) = written {
-        let sentence = format!("what was learned is not kept: {error}");
-        if !found.failed.contains(&sentence) {
-            found.failed.push(sentence);
-        }
+/// Tells once, like a way that fails, what went wrong with the file of the database.
+fn tell(learned: io::Result<Option<String>>, found: &mut Tuned) {
+    let sentence = match learned {
+        Ok(warning) => warning,
+        Err(error) => Some(format!("what was learned is not kept: {error}")),
+    };
+    if let Some(sentence) = sentence.filter(|s| !found.failed.contains(s)) {
+        found.failed.push(sentence);
     }
 }
 
@@ -149,7 +152,7 @@ impl Tuner<'_> {
             machine: plan.machine.unwrap_or(self.target.machine),
             threads: self.options.threads.max(1),
         };
-        let cutouts = Cutouts::new(plan, &on, self.target, n_others)?;
+        let cutouts = Cutouts::new(plan, &on, (self.target, self.toolchain), n_others)?;
         let key = |at: usize| {
             let cutout = cutouts.cut(at, None);
             cutout.map(|cutout| cutout.map(|c| c.key))
@@ -233,12 +236,12 @@ impl Tuner<'_> {
                 unknown.into_iter().map(|(k, b, c)| ((k, b), c)).unzip();
             let all: Vec<Cutout> = first.into_iter().chain(cutouts).collect();
             let each_us = group.us / group.places.len() as f64;
-            match self.timed(&all, each_us, timer, found)? {
+            match self.timed((&all, names.len()), each_us, timer, found)? {
                 None => {}
                 Some(times) => {
                     for ((key, blocking), own_times) in names.into_iter().zip(&times[1..]) {
                         let ratio = ratio(&times[0], own_times);
-                        kept(self.database.learn(&own, &[key], ratio), found);
+                        tell(self.database.learn(&own, &[key], ratio), found);
                         ratios.push((ratio, blocking));
                     }
                 }
@@ -325,7 +328,7 @@ impl Tuner<'_> {
                 all.extend(cut.cutouts.cut(*at, None)?);
             }
         }
-        let Some(times) = self.timed(&all, 0.0, timer, found)? else {
+        let Some(times) = self.timed((&all, 1), 0.0, timer, found)? else {
             return Ok(None);
         };
         let n_rounds = times.iter().map(Vec::len).min().unwrap_or(0);
@@ -335,14 +338,14 @@ impl Tuner<'_> {
                 .collect()
         };
         let ratio = ratio(&sums(&times[..gone.len()]), &sums(&times[gone.len()..]));
-        kept(self.database.learn(&gone_keys, &added_keys, ratio), found);
+        tell(self.database.learn(&gone_keys, &added_keys, ratio), found);
         Ok(Some(ratio))
     }
 
-    /// Times of kernels in turns; `None` where one of them cannot be compiled or run.
+    /// Times of kernels in turns, which are so many ways; `None` if one of them cannot be compiled or run.
     fn timed(
         &mut self,
-        cutouts: &[Cutout],
+        (cutouts, n_ways): (&[Cutout], usize),
         each_us: f64,
         timer: &mut Timer<'_>,
         found: &mut Tuned,
@@ -350,7 +353,7 @@ impl Tuner<'_> {
         let wanted = 8.0 * each_us / 1e6 * cutouts.len() as f64;
         match timer(cutouts, wanted.clamp(SECONDS[0], SECONDS[1])).map_err(Stop::from) {
             Ok(times) => {
-                found.n_tried += cutouts.len() - 1;
+                found.n_tried += n_ways;
                 Ok(Some(times))
             }
             Err(Stop::Interrupted) => Err(Stop::Interrupted),

@@ -1,7 +1,8 @@
 //! What tuning has learned on this machine: how long one way to compute takes beside another.
 //!
 //! Owns the file in the cache folder, which the Python package reads and writes too (`_tuning_database.py`). An entry
-//! names two lists of kernels by their keys, so it holds for every network that has such kernels. Never times anything.
+//! names two lists of kernels by their keys, so it holds for every network that has such kernels. Processes that write
+//! take turns by a lock on a file beside it. Never times anything.
 
 use kernels::features::cpu_identity;
 use serde::{Deserialize, Serialize};
@@ -33,9 +34,14 @@ pub struct Database {
 }
 
 impl Database {
-    /// Reads a file, which may not exist yet. A damaged one is set aside; then there is a sentence about it.
+    /// Reads a file, which may not exist yet. If it cannot be read, there is a sentence about it; a damaged one is set
+    /// aside.
     pub fn open(path: &Path) -> (Database, Option<String>) {
-        let (before, warning) = read(path);
+        let (before, warning) = match read(path) {
+            Ok(Content::Ratios(ratios)) => (ratios, None),
+            Ok(Content::Damaged(_)) => read_or_set_aside(path),
+            Err(error) => (BTreeMap::new(), Some(unreadable(path, &error))),
+        };
         let database = Database {
             path: path.to_path_buf(),
             ratios: before.clone(),
@@ -59,21 +65,35 @@ impl Database {
         self.ratios.get(&name).copied()
     }
 
-    /// Adds an entry and writes the file, with what other processes have added meanwhile.
+    /// Adds an entry and writes the file, with what other processes have added meanwhile. If the file was damaged
+    /// meanwhile, it is set aside, and there is a sentence about it. A ratio that is no number teaches nothing.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn learn(&mut self, old: &[String], new: &[String], ratio: f64) -> io::Result<()> {
+    /// The file cannot be read, locked or written.
+    pub fn learn(
+        &mut self,
+        old: &[String],
+        new: &[String],
+        ratio: f64,
+    ) -> io::Result<Option<String>> {
+        if !ratio.is_finite() {
+            return Ok(None);
+        }
         let ratio = (ratio * 1e4).round() / 1e4;
         self.ratios.insert(name(old, new), ratio);
-        let (mut ratios, _) = read(&self.path);
+        let _turn = locked(&self.path)?;
+        let (mut ratios, warning) = match read(&self.path)? {
+            Content::Ratios(ratios) => (ratios, None),
+            Content::Damaged(why) => (BTreeMap::new(), Some(set_aside(&self.path, &why))),
+        };
         ratios.extend(self.ratios.clone());
         self.ratios.clone_from(&ratios);
         let file = File {
             format: FORMAT,
             ratios,
         };
-        write_whole(&self.path, &serde_json::to_string(&file)?)
+        write_whole(&self.path, &serde_json::to_string(&file)?)?;
+        Ok(warning)
     }
 }
 
@@ -123,20 +143,59 @@ fn hex(text: &str, n_bytes: usize) -> String {
         .collect()
 }
 
-fn read(path: &Path) -> (BTreeMap<String, f64>, Option<String>) {
+/// What a file holds.
+enum Content {
+    Ratios(BTreeMap<String, f64>),
+    /// It is no database, for this reason.
+    Damaged(String),
+}
+
+/// Reads a file; one that does not exist holds nothing yet.
+fn read(path: &Path) -> io::Result<Content> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return (BTreeMap::new(), None),
-        Err(error) => return (BTreeMap::new(), Some(set_aside(path, &error.to_string()))),
-    };
-    match serde_json::from_str::<File>(&text) {
-        Ok(file) if file.format == FORMAT => (file.ratios, None),
-        Ok(file) => {
-            let why = format!("format {}, not {FORMAT}", file.format);
-            (BTreeMap::new(), Some(set_aside(path, &why)))
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::NotFound => Ok(Content::Ratios(BTreeMap::new())),
+                io::ErrorKind::InvalidData => Ok(Content::Damaged(error.to_string())),
+                _ => Err(error),
+            };
         }
-        Err(error) => (BTreeMap::new(), Some(set_aside(path, &error.to_string()))),
+    };
+    Ok(match serde_json::from_str::<File>(&text) {
+        Ok(file) if file.format == FORMAT => Content::Ratios(file.ratios),
+        Ok(file) => Content::Damaged(format!("format {}, not {FORMAT}", file.format)),
+        Err(error) => Content::Damaged(error.to_string()),
+    })
+}
+
+/// Reads a file that was damaged when it was first read; sets it aside if no other process has done so meanwhile.
+fn read_or_set_aside(path: &Path) -> (BTreeMap<String, f64>, Option<String>) {
+    let under_lock = locked(path).and_then(|turn| Ok((turn, read(path)?)));
+    match under_lock {
+        Ok((_turn, Content::Ratios(ratios))) => (ratios, None),
+        Ok((_turn, Content::Damaged(why))) => (BTreeMap::new(), Some(set_aside(path, &why))),
+        Err(error) => (BTreeMap::new(), Some(unreadable(path, &error))),
     }
+}
+
+/// Waits until no other process writes the database. The lock ends when the file is dropped.
+fn locked(path: &Path) -> io::Result<fs::File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let lock = path.with_extension("lock");
+    // Appending makes the file if there is none, and changes nothing.
+    let lock = fs::File::options().create(true).append(true).open(lock)?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> String {
+    format!(
+        "{} cannot be read ({error}); tuning starts from nothing",
+        path.display()
+    )
 }
 
 /// Moves a damaged file out of the way; what to tell about it.
@@ -154,9 +213,6 @@ fn set_aside(path: &Path, why: &str) -> String {
 
 /// Writes a file so that a reader sees the old or the new text, never a part.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
     let staged = path.with_extension(format!("{}.new", std::process::id()));
     let written = fs::write(&staged, text).and_then(|()| fs::rename(&staged, path));
     if written.is_err() {
@@ -169,6 +225,8 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Database, file_of_this_machine};
+    use std::collections::BTreeSet;
+    use std::ffi::OsString;
     use std::fs;
 
     fn keys(names: &[&str]) -> Vec<String> {
@@ -197,8 +255,78 @@ mod tests {
         assert_eq!(third.ratio(&turned, &keys(&["c"])), Some(2.0));
         assert_eq!(third.ratio(&keys(&["a"]), &keys(&["d"])), Some(1.0));
         assert_eq!(third.n_used(), 2);
-        let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
-        assert_eq!(names.len(), 1, "no staged file is left");
+        let names = fs::read_dir(path.parent().unwrap()).unwrap();
+        let names: BTreeSet<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        let expected = ["tuning.json", "tuning.lock"].map(OsString::from);
+        assert_eq!(names, expected.into(), "no staged file is left");
+    }
+
+    #[test]
+    fn no_answer_of_writers_at_the_same_time_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tuning.json");
+        let (n_writers, n_answers) = (8, 25);
+        let write = |writer: usize| {
+            for answer in 0..n_answers {
+                let (mut database, _) = Database::open(&path);
+                let new = [format!("{writer}.{answer}")];
+                database.learn(&keys(&["a"]), &new, 0.5).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..n_writers).for_each(|writer| drop(scope.spawn(move || write(writer))));
+        });
+        let (mut database, warning) = Database::open(&path);
+        assert_eq!(warning, None);
+        for writer in 0..n_writers {
+            for answer in 0..n_answers {
+                let new = format!("{writer}.{answer}");
+                let known = database.ratio(&keys(&["a"]), std::slice::from_ref(&new));
+                assert_eq!(known, Some(0.5), "{new}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ratio_that_is_no_number_does_not_damage_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tuning.json");
+        let (mut database, _) = Database::open(&path);
+        database.learn(&keys(&["a"]), &keys(&["b"]), 0.5).unwrap();
+        for (new, ratio) in [("c", f64::INFINITY), ("d", f64::NAN)] {
+            database.learn(&keys(&["a"]), &keys(&[new]), ratio).unwrap();
+        }
+        let (mut again, warning) = Database::open(&path);
+        assert_eq!(warning, None);
+        assert_eq!(again.ratio(&keys(&["a"]), &keys(&["b"])), Some(0.5));
+        assert_eq!(again.ratio(&keys(&["a"]), &keys(&["c"])), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_stays_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        // A folder is no damaged file: reading it fails for another reason.
+        let path = folder.path().join("tuning.json");
+        fs::create_dir(&path).unwrap();
+        let (mut database, warning) = Database::open(&path);
+        let warning = warning.expect("a sentence");
+        assert!(warning.contains("cannot be read ("), "{warning}");
+        assert!(database.learn(&keys(&["a"]), &keys(&["b"]), 0.5).is_err());
+        assert!(path.is_dir() && !path.with_extension("damaged").exists());
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_during_a_run_is_told_and_loses_nothing_of_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tuning.json");
+        let (mut database, _) = Database::open(&path);
+        let learned = database.learn(&keys(&["a"]), &keys(&["b"]), 0.5);
+        assert_eq!(learned.unwrap(), None);
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        let warning = database.learn(&keys(&["a"]), &keys(&["c"]), 0.7).unwrap();
+        assert!(warning.expect("a sentence").contains("it now lies at"));
+        let (mut again, _) = Database::open(&path);
+        assert_eq!(again.ratio(&keys(&["a"]), &keys(&["b"])), Some(0.5));
     }
 
     #[test]

@@ -110,8 +110,8 @@ fn fill(graph: &Graph, id: ContainerId, reduction: Reduction, like: &Node) -> No
 #[cfg(test)]
 mod tests {
     use super::drop_empty;
-    use crate::text_graph::graph;
     use graph::{Bindings, Graph, NoLibrary, Precision, Tensor, interpret};
+    use models::text_graph as graph;
 
     fn results(graph: &Graph) -> Vec<Tensor> {
         let given: Vec<Tensor> = graph

@@ -18,8 +18,6 @@ mod inline;
 mod join;
 mod parts;
 mod recompute;
-#[cfg(test)]
-mod text_graph;
 mod traffic;
 mod unit;
 mod view;

@@ -27,11 +27,13 @@ pub(crate) fn separate(graph: &Graph, nodes: &mut [Node]) -> bool {
             continue;
         };
         let is_returned = graph.outputs.iter().any(|o| o.container == whole);
-        let mut readers = nodes
-            .iter()
-            .filter(|n| n.reads().contains(&whole))
-            .peekable();
-        if is_returned || readers.peek().is_none() || !readers.all(is_contraction) {
+        let sums = |n: &Node| {
+            let written: i64 = n.writes().into_iter().map(|id| bytes(graph, id)).sum();
+            written * SUMMED <= bytes(graph, whole)
+        };
+        let readers = || nodes.iter().filter(|n| n.reads().contains(&whole));
+        let multiplied = readers().any(is_contraction);
+        if is_returned || !multiplied || !readers().all(|n| is_contraction(n) || sums(n)) {
             continue;
         }
         nodes[at].kind = NodeKind::Map(Map {
@@ -186,8 +188,8 @@ fn copy(node: &Node, map: &Map, to: &Memlet, along: &Symbol, term: &Term) -> Nod
 #[cfg(test)]
 mod tests {
     use super::separate;
-    use crate::text_graph::graph;
     use graph::{Bindings, DType, Graph, Joined, NoLibrary, Node, Precision, Tensor, interpret};
+    use models::text_graph as graph;
 
     fn results(graph: &Graph) -> Vec<Tensor> {
         let given: Vec<Tensor> = graph
@@ -211,7 +213,8 @@ mod tests {
     fn separated(shapes: [&str; 3], sum: &str, reader: &str) -> bool {
         let [a, b, s] = shapes;
         let containers = format!(
-            "%a: f32[{a}] input\n%b: f32[{b}] input\n%w: f32[6, 5] input\n%s: f32[{s}]\n%y: f32[6, 5]"
+            "%a: f32[{a}] input\n%b: f32[{b}] input\n%w: f32[6, 5] input\n%s: f32[{s}]\n%y: f32[6, 5]\n\
+             %z: f32[1]"
         );
         let mut graph = graph(&containers, &format!("{sum}\n{reader}"), "%y");
         let before = results(&graph);
@@ -266,5 +269,17 @@ mod tests {
         let columns = sum_of("%a[i, k | 0.0]", "%b[i, k - 2 | 0.0]");
         let reader = "map [i < 6, j < 5] { tasklet %y[i, j] = $0 * $1 from %s[i, j], %w[i, j] }";
         assert!(!separated(["6, 2", "6, 4", "6, 6"], &columns, reader));
+        let total = "map [i < 6, k < 6] { tasklet %z[0] (sum) = $0 from %s[i, k] }";
+        let both = |reader: &str| format!("{reader}\n{total}");
+        assert!(!separated(
+            ["6, 2", "6, 4", "6, 6"],
+            &columns,
+            &both(reader)
+        ));
+        assert!(separated(
+            ["6, 2", "6, 4", "6, 6"],
+            &columns,
+            &both(PRODUCT)
+        ));
     }
 }

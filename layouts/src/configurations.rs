@@ -1,11 +1,13 @@
 //! The configuration problem: orders of all containers chosen together, by predicted time.
 //!
 //! Each container that may have another order is a variable, whose choices are a few orders. A contraction costs
-//! what it is predicted to take with its operands and its result in these orders. A loop that
-//! writes in one order and reads in another moves the smaller array once more, as a conversion would. The rule's
-//! orders are the first choice of every container, so nothing changes that is not predicted to be faster. "Data Movement Is All You Need" (arXiv 2007.00072)
-//! solves this problem as a shortest path, for operators in a chain; here it is solved for any graph
-//! ([`crate::quadratic`]). Predicts nothing itself: the room that can passes in [`Times`].
+//! what it is predicted to take with its operands and its result in these orders. A loop that writes in one order and
+//! reads in another moves the smaller array once more, as a conversion would. The rule's orders are the first choice of
+//! every container, so connected containers change only if they are predicted to be faster together. All costs are
+//! whole nanoseconds, so their sums are exact.
+//!
+//! "Data Movement Is All You Need" (arXiv 2007.00072) solves this problem as a shortest path, for operators in a chain;
+//! here it is solved for any graph ([`crate::quadratic`]). Predicts nothing itself: the caller passes in [`Times`].
 
 use crate::quadratic::Quadratic;
 use crate::{Assignment, alias_ends};
@@ -43,7 +45,7 @@ pub struct LayoutChoice {
     pub n_containers: usize,
     /// Contractions with a choice.
     pub n_contractions: usize,
-    /// Branches of the search; 0 where none was needed.
+    /// Branches of the search; 0 if none was needed.
     pub n_branches: usize,
 }
 
@@ -191,7 +193,7 @@ impl<'a> ConfigurationProblem<'a> {
     /// Adds what a node costs.
     fn add_node(&mut self, node: &Node, times: &mut dyn Times) {
         if let Some(now_ns) = times.contraction_ns(&self.graph, node) {
-            self.add_contraction(node, now_ns, times);
+            self.add_contraction(node, now_ns.ceil(), times);
             return;
         }
         // A reshape has no loops, and its ends have no choice.
@@ -263,7 +265,7 @@ impl<'a> ConfigurationProblem<'a> {
             self.graph.container_mut(*id).layout = self.orders[id][0].clone();
         }
         // What is a contraction is one in every order.
-        ns.unwrap_or(f64::INFINITY)
+        ns.map_or(f64::INFINITY, f64::ceil)
     }
 
     /// A loop between two arrays: a conversion where their fastest dimensions differ.
@@ -272,7 +274,7 @@ impl<'a> ConfigurationProblem<'a> {
             return;
         }
         let sizes = [written, read].map(|m| bytes(&self.graph, m.container));
-        let conversion_ns = times.moved_ns(2 * sizes[0].min(sizes[1]));
+        let conversion_ns = times.moved_ns(2 * sizes[0].min(sizes[1])).ceil();
         let own = |id: ContainerId| match self.orders.get(&id) {
             Some(orders) => orders.clone(),
             None => vec![self.graph.container(id).layout.clone()],

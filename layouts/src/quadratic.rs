@@ -6,7 +6,9 @@
 //! Irregular Architectures", LCTES 2002). A problem without cycles inside cycles, such as a chain, is solved so
 //! alone; on a chain this is the shortest path. Elsewhere the search branches on the variable with most neighbours, first
 //! on the choice with the least bound. It ends after so many branches, and then says how far the result may be from the
-//! best. The same problem always gets the same answer. Knows nothing of graphs and layouts.
+//! best. Variables keep their first choices unless others together cost less. Sums of whole numbers are exact, so with
+//! whole costs the bound of the best choice is its cost. The same problem always gets the same answer. Knows nothing of
+//! graphs and layouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,9 +40,9 @@ pub struct Solution {
     pub choices: Vec<usize>,
     /// What they cost together.
     pub cost: f64,
-    /// What every solution costs at least; `cost` where it is the best.
+    /// What every solution costs at least; `cost` if it is the best.
     pub bound: f64,
-    /// Branches of the search; 0 where eliminating variables was enough.
+    /// Branches of the search; 0 if eliminating variables was enough.
     pub n_branches: usize,
 }
 
@@ -80,14 +82,15 @@ impl Quadratic {
         self.constant + own.sum::<f64>() + pairs.sum::<f64>()
     }
 
-    /// The best choices, or the best that are found in so many branches.
+    /// The best choices, or the best that are found in so many branches. Never more expensive than all first choices.
     pub fn solve(&self, max_branches: usize) -> Solution {
         let mut search = Search {
             left: max_branches,
             n_branches: 0,
         };
         let found = search.solve(self.clone());
-        let choices: Vec<usize> = found.choices.into_values().collect();
+        let mut choices: Vec<usize> = found.choices.into_values().collect();
+        self.undo_idle_changes(&mut choices);
         // Sums in another order than the search's differ in the last digits.
         let cost = self.cost(&choices);
         Solution {
@@ -96,6 +99,31 @@ impl Quadratic {
             n_branches: search.n_branches,
             choices,
         }
+    }
+
+    /// Gives connected variables their first choices again if these cost no more: the search takes any of equal
+    /// choices, and one that ends early may take a worse one.
+    fn undo_idle_changes(&self, choices: &mut [usize]) {
+        let is_changed = |v: &&usize| choices[**v] != 0;
+        let changed: BTreeSet<usize> = self.variables.keys().filter(is_changed).copied().collect();
+        // Changes without an edge between them do not change each other's cost.
+        for group in self.connected(&changed) {
+            let before = self.cost_at(&group, choices);
+            let changed: Vec<(usize, usize)> = group.iter().map(|v| (*v, choices[*v])).collect();
+            group.iter().for_each(|v| choices[*v] = 0);
+            if self.cost_at(&group, choices) > before {
+                changed.iter().for_each(|(v, choice)| choices[*v] = *choice);
+            }
+        }
+    }
+
+    /// What choices cost at some variables and at their edges.
+    fn cost_at(&self, variables: &BTreeSet<usize>, choices: &[usize]) -> f64 {
+        let own = variables.iter().map(|v| self.variables[v][choices[*v]]);
+        let edges = self.edges.iter();
+        let edges = edges.filter(|((a, b), _)| variables.contains(a) || variables.contains(b));
+        let edges = edges.map(|((a, b), m)| m.at(choices[*a], choices[*b]));
+        own.sum::<f64>() + edges.sum::<f64>()
     }
 
     /// Adds a matrix to the edge between two variables.
@@ -213,34 +241,49 @@ impl Quadratic {
 
     /// Parts without an edge between them; the constant goes to the first.
     fn parts(self) -> Vec<Quadratic> {
-        let mut parts: Vec<Quadratic> = Vec::new();
-        let mut seen: BTreeSet<usize> = BTreeSet::new();
-        for v in self.variables.keys() {
+        let all: BTreeSet<usize> = self.variables.keys().copied().collect();
+        let part = |own: BTreeSet<usize>| {
+            let variables = own.iter().map(|v| (*v, self.variables[v].clone()));
+            let edges = self.edges.iter().filter(|((a, _), _)| own.contains(a));
+            Quadratic {
+                variables: variables.collect(),
+                edges: edges.map(|(key, m)| (*key, m.clone())).collect(),
+                constant: 0.0,
+            }
+        };
+        let mut parts: Vec<Quadratic> = self.connected(&all).into_iter().map(part).collect();
+        if let Some(first) = parts.first_mut() {
+            first.constant = self.constant;
+        }
+        parts
+    }
+
+    /// Some of the variables, grouped: those of different groups have no edge between them.
+    fn connected(&self, among: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
+        let mut neighbours: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (a, b) in self.edges.keys() {
+            if among.contains(a) && among.contains(b) {
+                neighbours.entry(*a).or_default().push(*b);
+                neighbours.entry(*b).or_default().push(*a);
+            }
+        }
+        let (mut groups, mut seen) = (Vec::new(), BTreeSet::new());
+        for v in among {
             if seen.contains(v) {
                 continue;
             }
             let (mut own, mut open) = (BTreeSet::from([*v]), vec![*v]);
             while let Some(at) = open.pop() {
-                for (a, b) in self.edges.keys().filter(|(a, b)| *a == at || *b == at) {
-                    let other = if *a == at { *b } else { *a };
-                    if own.insert(other) {
-                        open.push(other);
+                for other in neighbours.get(&at).into_iter().flatten() {
+                    if own.insert(*other) {
+                        open.push(*other);
                     }
                 }
             }
-            let variables = own.iter().map(|v| (*v, self.variables[v].clone()));
-            let edges = self.edges.iter().filter(|((a, _), _)| own.contains(a));
-            parts.push(Quadratic {
-                variables: variables.collect(),
-                edges: edges.map(|(key, m)| (*key, m.clone())).collect(),
-                constant: 0.0,
-            });
-            seen.extend(own);
+            seen.extend(own.iter().copied());
+            groups.push(own);
         }
-        if let Some(first) = parts.first_mut() {
-            first.constant = self.constant;
-        }
-        parts
+        groups
     }
 }
 

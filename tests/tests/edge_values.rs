@@ -29,7 +29,7 @@ fn cases() -> Vec<(String, Case)> {
 fn evaluated_files_give_what_onnx_runtime_gives() {
     let (mut wrong, mut n_kept) = (Vec::new(), 0);
     for (name, case) in cases() {
-        // Operators without a meaning there are kept, as docs/onnx-coverage.md lists them.
+        // Operators without a meaning there are kept, as docs/src/onnx-coverage.md lists them.
         let is_kept = |what: &String| {
             what.contains("does not know the operator") || what.contains("is not known")
         };

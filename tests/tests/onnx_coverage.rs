@@ -1,4 +1,4 @@
-//! A part of the standard's cases through everything: what `docs/onnx-coverage.md` does not name works.
+//! A part of the standard's cases through everything: what `docs/src/onnx-coverage.md` does not name works.
 //!
 //! `cargo xtask onnx-coverage` writes that page from all cases; `cargo xtask test` writes the cases and names their
 //! folder in `SHORTHAUL_NODE_CASES`.
@@ -13,7 +13,7 @@ const EVERY_COMPILED: usize = 99;
 
 /// Cases that the page names.
 fn named() -> BTreeSet<String> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/onnx-coverage.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/onnx-coverage.md");
     let text = std::fs::read_to_string(page).expect("the page");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| test_"));
     let name = |row: &str| row.split(' ').next().map(|name| format!("test_{name}"));

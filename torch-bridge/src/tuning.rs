@@ -65,7 +65,8 @@ impl Kernels {
             let options = options.map_err(|e| Failure::Compile(e.into()))?;
             let machine = plan.machine.unwrap_or(options.target.machine);
             let on = On { machine, threads };
-            let cutouts = Cutouts::new(plan, &on, &options.target, n_others);
+            let made_by = (&options.target, options.toolchain.identity());
+            let cutouts = Cutouts::new(plan, &on, made_by, n_others);
             Ok(Kernels {
                 cutouts: cutouts.map_err(Failure::Compile)?,
                 options,
@@ -110,7 +111,7 @@ impl Kernels {
         steering::json(&rows)
     }
 
-    /// The key of a kernel alone, cut as told: the same for kernels of the same text. `None` where it cannot be cut
+    /// The key of a kernel alone, cut as told: the same for kernels of the same text and compiler. `None` where it cannot be cut
     /// out.
     #[pyo3(signature = (kernel, blocking=None))]
     fn key(

@@ -11,6 +11,7 @@ import warnings
 import pytest
 import shorthaul
 from documents import PAGES, ROOT, blocks, commands, program
+from shorthaul import _pytorch_version
 from shorthaul.bench.options import parse
 from shorthaul.models import EXAMPLES
 
@@ -21,6 +22,8 @@ def _id(page):
     return page.relative_to(ROOT).as_posix()
 
 
+GUIDE = ROOT / "docs" / "src"
+OTHERS = [ROOT / n for n in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md")]
 WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 WITH_PROGRAM = [page for page in PAGES if commands(page, "shorthaul")]
 
@@ -111,7 +114,7 @@ def test_commands_of_the_bench_parse(line):
 def links():
     """Each relative link of each page, with the heading that it names."""
     pattern = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
-    for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"):
+    for page in (*PAGES, *OTHERS):
         for target, heading in pattern.findall(page.read_text(encoding="utf-8")):
             if "://" not in target:
                 name = f"{_id(page)}: {target}#{heading}"
@@ -130,6 +133,25 @@ def test_links_lead_somewhere(page, target, heading):
     assert (page.parent / target).exists()
     if heading:
         assert heading in _anchors(page.parent / target)
+    if page.parent == GUIDE:
+        # A built book has the files of the guide only; other files are named by their path.
+        assert (page.parent / target).resolve().is_relative_to(GUIDE)
+
+
+def named_files():
+    """Paths of the repository that pages name in code, such as `bench/gpu/README.md`."""
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    folders -= {"target", "out", "dist"}
+    for page in (*PAGES, *OTHERS):
+        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for name in re.findall(r"`([\w.-]+/[\w./-]+)`", text):
+            if name.partition("/")[0] in folders:
+                yield pytest.param(name, id=f"{_id(page)}: {name}")
+
+
+@pytest.mark.parametrize("name", list(named_files()))
+def test_named_files_exist(name):
+    assert (ROOT / name).exists()
 
 
 def test_every_page_is_in_the_summary():
@@ -159,7 +181,8 @@ def test_the_guide_lists_the_networks_of_the_bench():
 def test_variables_of_the_guide_exist():
     text = (ROOT / "docs/src/pytorch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"SHORTHAUL_[A-Z_]+", text))
-    sources = [*(ROOT / "kernels/src").rglob("*.rs"), *(ROOT / "onnx/src").rglob("*.rs")]
+    folders = ("kernels/src", "kernels/cuda/src", "onnx/src")
+    sources = [source for folder in folders for source in (ROOT / folder).rglob("*.rs")]
     sources += (ROOT / "torch-bridge/python/shorthaul").rglob("*.py")
     known = {v for s in sources for v in re.findall(r"SHORTHAUL_[A-Z_]+", s.read_text("utf-8"))}
     assert named and named <= known
@@ -210,6 +233,16 @@ def test_the_api_page_has_every_public_name():
     text = (ROOT / "docs/src/api.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^##+ `?(?:class )?(?:shorthaul\.)?(\w+)", text, re.MULTILINE))
     assert set(shorthaul.__all__) <= shown
+
+
+def test_an_old_pytorch_is_refused_with_a_sentence():
+    code = "import torch; torch.__version__ = '2.6.0+cpu'; import shorthaul"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    needed = ".".join(map(str, _pytorch_version.OLDEST))
+    assert f"Shorthaul needs PyTorch {needed} or newer, and this is 2.6.0+cpu" in done.stderr
+    project = (ROOT / "torch-bridge" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'dependencies = ["torch>={needed}"]' in project
 
 
 def test_the_package_is_typed():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -94,10 +97,39 @@ def test_an_interruption_keeps_what_was_learned(monkeypatch, clock, database):
         return real(items, seconds)
 
     monkeypatch.setattr(_tune._native, "time_kernels", staticmethod(interrupted))
-    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=5)
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=60)
     assert tuned.interrupted and len(tuned.kept) == 1
     assert "interrupted" in str(tuned)
     assert json.loads(database.read_text())["ratios"]
+
+
+def test_an_interruption_while_steps_are_measured_keeps_the_recipe(monkeypatch, clock):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_tune._profile, "steps", interrupted)
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=1)
+    assert tuned.interrupted and tuned.changes and tuned.ratio is None
+
+
+def test_a_kernel_that_does_not_compile_is_counted(monkeypatch, clock):
+    def broken(items, seconds):
+        raise _native.CompileFailure("no compiler takes it")
+
+    monkeypatch.setattr(_tune._native, "time_kernels", staticmethod(broken))
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=1, check=False)
+    assert tuned.failed > 0 and tuned.tried == 0 and not tuned.changes
+
+
+def test_a_decision_is_one_way_however_many_kernels_it_changes(monkeypatch, clock, database):
+    others_are_faster = _tune._native.time_kernels
+
+    def equal(items, seconds):
+        return [[1.0, 1.0, 1.0] for _ in others_are_faster(items, seconds)]
+
+    monkeypatch.setattr(_tune._native, "time_kernels", staticmethod(equal))
+    tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=5, check=False)
+    assert tuned.tried == len(json.loads(database.read_text())["ratios"])
 
 
 def test_a_recipe_that_is_not_faster_is_dropped(monkeypatch, clock):
@@ -118,6 +150,50 @@ def test_a_damaged_database_is_set_aside(database):
     other = Database(database)
     assert other.ratio(["a"], ["c", "b"]) == 0.5 and other.n_used == 1
     assert found.ratio(["a"], ["c", "b"]) == 0.5 and found.n_used == 0
+
+
+def test_a_file_that_cannot_be_read_stays_where_it_is(database):
+    database.mkdir()
+    with pytest.warns(UserWarning, match="cannot be read"):
+        found = Database(database)
+    found.learn(["a"], ["b"], 0.5)
+    with pytest.warns(UserWarning, match="what was tuned is not kept"):
+        found.save()
+    assert database.is_dir() and not database.with_suffix(".damaged").exists()
+
+
+def test_a_ratio_that_is_no_number_does_not_damage_the_file(database):
+    found = Database(database)
+    for ratio in (math.inf, math.nan):
+        found.learn(["a"], ["b"], ratio)
+    found.learn(["a"], ["c"], 0.5)
+    found.save()
+    assert json.loads(database.read_text())["ratios"] == {"a>c": 0.5}
+
+
+def test_no_answer_of_processes_that_write_at_the_same_time_is_lost(database):
+    code = f"""
+import sys
+from pathlib import Path
+from shorthaul._tuning_database import Database
+sys.stdin.readline()
+for n in range(40):
+    database = Database(Path({str(database)!r}))
+    database.learn(["a"], [f"{{sys.argv[1]}}.{{n}}"], 0.5)
+    database.save()
+"""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(n)], stdin=subprocess.PIPE, text=True)
+        for n in range(3)
+    ]
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    names = json.loads(database.read_text())["ratios"]
+    assert names.keys() == {f"a>{writer}.{n}" for writer in range(3) for n in range(40)}
 
 
 def test_kernels_are_really_timed():

@@ -28,7 +28,7 @@ cargo xtask notebook [ARGS...]         open the guided tuning notebook in Jupyte
 cargo xtask release                    build the wheel and a static program into dist, and try them
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
-cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/onnx-coverage.md
+cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/src/onnx-coverage.md
 
 ARGS are passed on: those of `demo` to `python -m shorthaul.demo`, of `notebook` to `jupyter lab`,
 of `snapshots` to `cargo test`.

@@ -38,7 +38,7 @@ pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         "--",
     ]);
     coverage.arg(&cases).arg(&models).arg("--compile");
-    let done = run_shown(coverage.arg(root.join("docs/onnx-coverage.md")))?;
+    let done = run_shown(coverage.arg(root.join("docs/src/onnx-coverage.md")))?;
     Ok(match done.success {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

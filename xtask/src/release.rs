@@ -65,6 +65,7 @@ import shorthaul
 package = Path(shorthaul.__file__).parent
 assert package.is_relative_to(sys.prefix), package
 assert (package / 'py.typed').is_file()
+assert any(file.name == 'LICENSE' for file in metadata.files('shorthaul'))
 assert metadata.version('shorthaul') == shorthaul.__version__
 assert 'shorthaul' in torch._dynamo.list_backends(), torch._dynamo.list_backends()
 assert (Path(sys.prefix) / 'bin/shorthaul-bench').is_file()

@@ -39,6 +39,16 @@ fn tuned(
     seconds: f64,
     timer: &mut dyn FnMut(&[Cutout]) -> Times,
 ) -> (Tuned, Step, usize) {
+    tuned_with(path, "gcc 14", seconds, timer)
+}
+
+/// The same for kernels that `toolchain` compiles.
+fn tuned_with(
+    path: &Path,
+    toolchain: &str,
+    seconds: f64,
+    timer: &mut dyn FnMut(&[Cutout]) -> Times,
+) -> (Tuned, Step, usize) {
     let step = Step::training(&model(), &[1, 2]).expect("differentiates");
     let (mut database, _) = Database::open(path);
     let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
@@ -51,6 +61,7 @@ fn tuned(
             ..PlanOptions::default()
         },
         target: &target,
+        toolchain,
         database: &mut database,
         say: &mut |_| {},
     };
@@ -88,6 +99,35 @@ fn what_is_faster_stays_and_is_known_the_next_time() {
     let (second, _, n_used) = tuned(&path, 60.0, &mut |_| panic!("everything is known"));
     assert_eq!((second.recipe, second.n_tried), (first.recipe, 0));
     assert!(n_used > 0);
+}
+
+#[test]
+fn times_hold_for_one_compiler() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tuning.json");
+    let (first, ..) = tuned_with(&path, "gcc 14", 60.0, &mut others_are_faster);
+    let (other, _, n_used) = tuned_with(&path, "clang 20", 60.0, &mut others_are_faster);
+    assert_eq!((other.n_tried, n_used), (first.n_tried, 0));
+    let (_, _, n_used) = tuned_with(&path, "gcc 14", 60.0, &mut others_are_faster);
+    assert!(n_used > 0);
+}
+
+#[test]
+fn a_decision_is_one_way_however_many_kernels_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tuning.json");
+    let mut asked: Vec<usize> = Vec::new();
+    let equal = &mut |cutouts: &[Cutout]| {
+        asked.push(cutouts.len());
+        Ok(vec![vec![1.0; 3]; cutouts.len()])
+    };
+    let (found, ..) = tuned(&path, 60.0, equal);
+    // Each way has one answer in the file.
+    let n_answers = std::fs::read_to_string(&path).unwrap().matches('>').count();
+    assert_eq!(
+        found.n_tried, n_answers,
+        "kernels timed together: {asked:?}"
+    );
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! What becomes a view and what stays a copy, each condition alone.
 
-use crate::text_graph::graph;
 use crate::{Target, expand, fuse};
 use graph::{
     Bindings, ContainerId, DType, Graph, Node, NodeKind, Operand, Precision, Recipe, Rewrite,
     Tensor, View, interpret,
 };
+use models::text_graph as graph;
 
 /// The rest of a graph with `%q` to be read by attention: containers and the node that makes it.
 struct Case {

@@ -2,8 +2,8 @@
 
 use super::chain;
 use crate::decision::Decision;
-use crate::text_graph::graph;
 use graph::{Bindings, DType, Graph, NoLibrary, Precision, Recipe, Storage, Tensor, interpret};
+use models::text_graph as graph;
 
 /// Operands of attention over `rows` and `columns` in `dtype`, and what lies between.
 fn containers(dtype: &str, rows: i64, columns: i64, width: i64) -> String {

@@ -3,9 +3,9 @@
 use super::{Group, Obstacle, group, merge};
 use crate::Target;
 use crate::decision::{Decision, Demand};
-use crate::text_graph::graph;
 use crate::unit::is_contraction;
 use graph::{Graph, Node, NodeKind, Recipe, Storage};
+use models::text_graph as graph;
 
 /// The loops two maps have in common when they are one kernel.
 fn merged(containers: &str, maps: &str, outputs: &str) -> Result<Vec<i64>, Obstacle> {

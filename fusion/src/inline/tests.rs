@@ -2,8 +2,8 @@
 
 use super::{Obstacle, inline, inlined_node};
 use crate::decision::{Decision, Demand};
-use crate::text_graph::graph;
 use graph::{Node, Place, Recipe, Rewrite};
+use models::text_graph as graph;
 
 /// The second map with the definition of `%t`, the first, in place of its reads: its tasklet.
 fn inlined(containers: &str, maps: &str) -> Result<String, Obstacle> {

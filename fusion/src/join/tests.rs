@@ -2,10 +2,10 @@
 
 use super::{Obstacle, join};
 use crate::decision::{Applied, Decision, Outcome, Refusal};
-use crate::text_graph::graph;
 use graph::{
     Bindings, Graph, Layout, Node, NodeKind, Place, Precision, Recipe, Rewrite, Tensor, interpret,
 };
+use models::text_graph as graph;
 
 fn results(graph: &Graph) -> Vec<Tensor> {
     let given: Vec<Tensor> = (0..graph.inputs.len() as u64)

@@ -1,12 +1,12 @@
 //! Recomputation keeps the meaning, does what recipes say, and chooses as well as trying every choice does.
 
 use super::{Choice, Problem, Speed, Unit, Value};
-use crate::text_graph::graph;
 use crate::{Decision, Fused};
 use graph::{
     Bindings, ContainerId, Graph, NoLibrary, Place, Precision, Recipe, Rewrite, Stage, Tensor,
     interpret,
 };
+use models::text_graph as graph;
 
 /// `t = exp(x)`, `u = t·t + x`, results `y = Σ u`, and in the backward pass `g = t·d`, `h = u·d`.
 const CONTAINERS: &str = "%x: f32[64] input

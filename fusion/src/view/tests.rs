@@ -1,8 +1,8 @@
 //! Which reshapes go and which stay, each condition alone.
 
 use super::{common_refinement, digits, drop_unit_params, merge_views, split_composite_dims};
-use crate::text_graph::graph;
 use graph::{Node, NodeKind, SymExpr, Symbol};
+use models::text_graph as graph;
 use std::collections::BTreeMap;
 
 #[test]

@@ -74,10 +74,15 @@ impl Lowering<'_> {
 }
 
 impl Lowered {
-    /// What its kernels are, whatever their names: equal for kernels of equal text on as many threads.
-    pub fn structure(&self) -> String {
+    /// What its kernels are, whatever their names: equal for kernels of equal text on as many threads, if `made_by`,
+    /// the compiler and its flags, is equal too.
+    pub fn structure(&self, made_by: &[&str]) -> String {
         let mut digest = Sha256::new();
         digest.update(self.threads.to_le_bytes());
+        for text in made_by {
+            digest.update((text.len() as u64).to_le_bytes());
+            digest.update(text);
+        }
         digest.update(super::head());
         for source in &self.sources {
             digest.update((source.text.len() as u64).to_le_bytes());

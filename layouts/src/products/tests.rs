@@ -1,6 +1,6 @@
 //! Orders that containers of products get, on graphs in text form.
 
-use graph::parse;
+use models::text_graph;
 
 /// The order that `%t` gets in a state of these nodes.
 fn order(containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
@@ -9,14 +9,7 @@ fn order(containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
 
 /// The order that a container gets in a state of these nodes.
 fn order_of(name: &str, containers: &str, nodes: &str, outputs: &str) -> Vec<usize> {
-    let inputs = containers.lines().filter(|l| l.contains(" input"));
-    let names: Vec<&str> = inputs.filter_map(|l| l.trim().split(':').next()).collect();
-    let inputs = names.join(", ");
-    let text = format!(
-        "graph \"g\" {{\n{containers}\ninputs {inputs}\nstate {{\n{nodes}\n}}\noutputs {outputs}\n}}"
-    );
-    let mut graph = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{text}"));
+    let mut graph = text_graph(containers, nodes, outputs);
     crate::assign(&mut graph, &graph::Recipe::default());
     graph::verify(&graph).unwrap_or_else(|e| panic!("{e:?}\n{graph}"));
     let found = graph.find(name).expect("a container of that name");

@@ -7,7 +7,8 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 
 import importlib
 
-from . import _accelerate, _threads, cache, cuda, optim, products
+# The version is checked before PyTorch's tracer is imported.
+from . import _accelerate, _pytorch_version, _threads, cache, cuda, optim, products  # noqa: F401
 from ._bisect import Bisection, bisect
 from ._decisions import recipe
 from ._errors import (

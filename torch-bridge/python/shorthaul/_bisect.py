@@ -28,13 +28,14 @@ _TIMES, _PART = 4.0, 1e-5
 
 @dataclass(frozen=True)
 class Bisection:
-    """What a search found; ``str()`` says it.
+    """What a search found; ``str()`` says it in words.
 
     - ``decision``: the first decision with which the numbers differ, or ``None``.
-    - ``differs``: whether the step as it is compiled differs; ``differs_without``: whether it still
-      does with every decision undone that may be.
-    - ``what``: the result or gradient that differs most, and ``error`` of it, beside eager's.
-    - ``runs``: how many recipes were compiled. ``recipe``: the model's, without the decision.
+    - ``differs``: whether the compiled step differs from eager's. ``differs_without``: whether it
+      still differs after all decisions that may be undone are undone.
+    - ``what``: the result or gradient that differs most. ``error``, ``eager_error``: Shorthaul's
+      and eager's error against float64, relative to the largest value.
+    - ``runs``: how many recipes were compiled. ``recipe``: the model's recipe without ``decision``.
     """
 
     decision: Decision | None
@@ -74,14 +75,15 @@ def bisect(
 ) -> Bisection:
     """Finds the first decision that makes results or gradients differ from eager's.
 
-    Runs the model's step under recipes in which fewer and fewer decisions are taken, each compiled
-    anew: about as many as the logarithm of the number of decisions. A number differs if it is four
-    times as far from the same model in float64 as eager's, and by more than ``tolerance`` of the
-    largest value besides. ``recipe``: what to begin with; without it, what the model was compiled
-    with. ``loss``: as for :func:`shorthaul.profile`.
+    A binary search compiles and runs the model's step with a part of its decisions: for n
+    decisions, about log₂ n times. A value differs if its error against the same model in float64
+    exceeds four times eager's error, and also ``tolerance`` times the largest value.
 
-    Parameters, buffers and PyTorch's random numbers are then as they were. Raises what a call of
-    :func:`shorthaul.module` raises, and ``ValueError`` for a model whose results are random.
+    - ``recipe``: decisions to start from; by default those with which the model was compiled.
+    - ``loss``: as for :func:`shorthaul.profile`.
+
+    Parameters, buffers and PyTorch's random numbers are restored. Raises what a call of a compiled
+    module raises, and ``ValueError`` for a model whose results are random.
     """
     compiled = compiled_of(model)
     if any(program.uses_seed for program in programs_of(compiled, inputs, kwargs)):

@@ -32,7 +32,7 @@ _SIDE = 256
 
 @dataclass(frozen=True)
 class Level:
-    """A level of memory: what it holds, and bytes per microsecond of one thread and of all."""
+    """A level of memory: its bytes, and the bytes per microsecond of one thread and of all."""
 
     bytes: int
     bytes_per_us: int
@@ -41,18 +41,21 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine can do, in f32. Equal machines give equal plans."""
+    """The limits from which the compiler predicts times, in f32. Equal limits give equal plans.
 
-    #: Of products: an addition and a multiplication are two.
+    Products and loops are given in operations per microsecond of one thread; an addition and a
+    multiplication count as two. ``launch_ns`` is the time from the end of a kernel to the start of
+    the next; ``barrier_ns`` comes on top if threads wait for each other. ``measured`` is false for
+    limits that the compiler assumes.
+    """
+
     product_operations_per_us: int
     loop_operations_per_us: int
     l2: Level
     l3: Level
     memory: Level
-    #: From the end of a launch to the start of the next, and more where threads meet.
     launch_ns: int
     barrier_ns: int
-    #: Whether it was measured here; else it is assumed.
     measured: bool = False
 
     @property
@@ -77,11 +80,11 @@ class Machine:
 
 
 def machine(again: bool = False) -> Machine:
-    """This machine's limits: as they are kept in the cache folder, else measured now and kept.
+    """Returns this machine's limits; measures them if the cache folder does not have them yet.
 
-    A measurement takes about five seconds; ``again=True`` replaces the
-    kept one. Programs that are compiled afterwards are planned with these limits; without any, the
-    compiler assumes some (``measured`` is false for those, see :func:`assumed`).
+    A measurement takes about five seconds and is kept in the cache folder; ``again=True`` measures
+    again. Programs that are compiled afterwards are planned with these limits. If none were
+    measured, the compiler assumes those of a server's core.
     """
     found = None if again else kept()
     if found is None:

@@ -223,7 +223,7 @@ def _look(spec: TensorSpec, place: Place) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
+def own_errors() -> Iterator[None]:
     """Errors of the native half as those of this package."""
     try:
         yield
@@ -246,7 +246,7 @@ def import_symbolic(captured: Captured) -> None:
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
-    with _own_errors():
+    with own_errors():
         _ = captured.symbolic.imported
 
 
@@ -277,7 +277,7 @@ def compile_program(
         w for spec, w in zip(captured.inputs, requires_grad, strict=True) if spec.kind != "constant"
     ]
     wrt = [i for i, wanted in enumerate(fed) if wanted]
-    with _own_errors():
+    with own_errors():
         if place.runs_cuda_text:
             native = _native.Program.compile_cuda(
                 captured.json,

@@ -12,6 +12,7 @@ from torch import nn
 
 from . import _machine, _native
 from ._decisions import recipe as recipe_of
+from ._program import own_errors
 from ._recipe import Recipe, check_budget, with_entries
 from ._report import compiled_of, programs_of
 
@@ -19,17 +20,16 @@ from ._report import compiled_of, programs_of
 class Searched(Recipe):
     """A recipe that prediction chose, for ``shorthaul.module(model, recipe=...)``.
 
-    - ``before_us``, ``after_us``: predicted microseconds of the step's kernels as the compiler
-      decides by itself, and with the recipe; never more.
-    - ``bound_us``: what the step takes at least on the machine. ``gap``: the part of ``after_us``
-      above it.
-    - ``layouts``: what orders of dimensions save, chosen for all values of a program together: the
-      predicted microseconds of contractions and conversions with all values in row-major order
-      (``row_major_us``), in the compiler's orders (``rule_us``) and in the chosen ones
-      (``chosen_us``); ``bound_us``, what any choice takes at least; and how many values have a
-      choice (``n_containers``) and would change (``n_changed``).
-    - ``tried``: each change of a group of like decisions, with its predicted time and whether it
-      stayed; ``n_untried``: groups for which no plan was left.
+    - ``before_us``, ``after_us``: predicted microseconds of the step's kernels with the compiler's
+      own decisions, and with the recipe. The second is never larger.
+    - ``bound_us``: microseconds that the step takes at least on the machine. ``gap``: the part of
+      ``after_us`` that exceeds it.
+    - ``layouts``: for each program, predicted microseconds of contractions and conversions: with
+      every value in row-major order (``row_major_us``), in the orders of the compiler's rule
+      (``rule_us``), and in the orders chosen together (``chosen_us``); ``bound_us`` is a lower
+      bound for any choice. ``n_containers`` values have a choice; ``n_changed`` would change.
+    - ``tried``: each change that was tried, with its predicted time and whether it stayed.
+      ``n_untried``: the number of changes for which no plan was left.
     """
 
     before_us: float = 0.0
@@ -77,13 +77,17 @@ def search(
     memory_budget: float | None = None,
     **kwargs: Any,
 ) -> Searched:
-    """Looks for decisions that are predicted to be faster together than the compiler's own.
+    """Looks for decisions that together are predicted to be faster than the compiler's own.
 
-    Layouts, inlining, fusion and recomputation are changed in groups of like decisions, and the
-    step is planned again after each; nothing is compiled or run. ``plans``: how many plans to try
-    for each program (8), whatever they take: the same call gives the same recipe. ``recipe``:
-    decisions to begin with. Predictions are by the limits that :func:`shorthaul.machine` keeps.
-    Raises what a call of :func:`shorthaul.module` raises.
+    The search changes decisions about layouts, inlining, fusion and recomputation in groups of
+    similar ones, and plans the step again after each change. It compiles and runs nothing. Times
+    are predicted from the limits that :func:`shorthaul.machine` keeps.
+
+    - ``plans``: how many plans to try for each program, by default 8. There is no time limit, so
+      the same call gives the same recipe.
+    - ``recipe``: decisions to start from. ``memory_budget``: as for :func:`shorthaul.module`.
+
+    Raises what a call of a compiled module raises.
     """
     check_budget(memory_budget)
     if plans is not None and plans < 0:
@@ -96,16 +100,17 @@ def search(
         if program.place.runs_cuda_text:
             raise ValueError("the search predicts kernels of the CPU; these are for a GPU")
         captured = program.captured
-        text = _native.search_program(
-            captured.json,
-            captured.constants,
-            program.wrt,
-            program.n_threads,
-            base.text,
-            memory_budget,
-            _machine.kept_text(),
-            plans,
-        )
+        with own_errors():
+            text = _native.search_program(
+                captured.json,
+                captured.constants,
+                program.wrt,
+                program.n_threads,
+                base.text,
+                memory_budget,
+                _machine.kept_text(),
+                plans,
+            )
         found.append(json.loads(text))
         if found[-1]["changes"]:
             whole = with_entries(whole, n, found[-1]["changes"])

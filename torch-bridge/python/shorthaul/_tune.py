@@ -24,7 +24,7 @@ from torch import nn
 from . import _machine, _native, _profile
 from ._decisions import recipe as recipe_of
 from ._errors import ShorthaulError
-from ._program import Program
+from ._program import Program, own_errors
 from ._recipe import Decision, Recipe, planned_again, replaced
 from ._report import compiled_of, programs_of
 from ._tuning_database import Database
@@ -49,12 +49,12 @@ _CHECKED_ROUNDS = 12
 class Tuned(Recipe):
     """A recipe that measurement chose.
 
-    - ``kept``: what was changed, in sentences; ``tried``: how many ways were timed; ``known``: how
-      many answers came from earlier runs; ``failed``: how many ways could not be planned or
-      compiled. The log names each of these.
-    - ``ratio``: what a whole step with the recipe takes, as a part of one without, measured in
-      turns; ``None`` if that was not measured. A recipe that is not faster changes nothing.
-    - ``interrupted``: whether Ctrl-C ended it.
+    - ``kept``: a sentence for each change. ``tried``: how many ways to compute kernels were timed.
+      ``known``: how many answers came from earlier runs. ``failed``: how many ways could not be
+      planned, compiled or run; the log names them.
+    - ``ratio``: the time of a whole step with the recipe, divided by that of a step without it;
+      ``None`` if it was not measured. A recipe that is not faster is dropped.
+    - ``interrupted``: whether Ctrl-C ended the search.
     """
 
     kept: tuple[str, ...] = ()
@@ -90,28 +90,34 @@ def tune(
     progress: Callable[[str], None] | None = None,
     **kwargs: Any,
 ) -> Tuned:
-    """Times other decisions for the kernels of ``model``'s step, and gives a recipe of the faster.
+    """Times other ways to compute the kernels of ``model``'s step; returns the faster as a recipe.
 
     - ``seconds``: how long kernels are timed; compiling the step and ``check`` come on top.
     - ``recipe``: decisions to start from. ``loss``: as for :func:`shorthaul.profile`.
-    - ``check``: measures whole steps with and without the result, and drops it if it is slower.
-    - ``progress``: called with a line; without it, a terminal shows the line.
+    - ``check``: whether to measure whole steps with and without the result, in turns, and to drop
+      the result if it is not faster.
+    - ``progress``: a function that is called with a line about the state of the search. Without
+      it, a terminal shows this line.
 
-    What is learned is kept in the cache folder by the text of kernels, and serves every network
-    that has the same. Ctrl-C ends the tries; the recipe has what was learned so far. Raises what
-    :func:`shorthaul.profile` raises.
+    The measured ratios are kept in the cache folder under the text and the compiler of the kernels,
+    so other networks with the same kernels use them. Ctrl-C ends the search; the recipe then has
+    what was found so far. Raises what :func:`shorthaul.profile` raises.
     """
     search = _Search(model, inputs, kwargs, seconds, loss, recipe, progress)
     interrupted = False
     try:
-        search.run()
+        with own_errors():
+            search.run()
     except KeyboardInterrupt:
         interrupted = True
     search.database.save()
     found = search.result()
     found.interrupted = interrupted
     if check and search.changes and not interrupted:
-        found = search.checked(found)
+        try:
+            found = search.checked(found)
+        except KeyboardInterrupt:
+            found.interrupted = True
     search.say("")
     log.info(
         "tuned %s: %d ways timed, %d entries of the database used",
@@ -249,11 +255,14 @@ class _Search:
         if unknown and may_time:
             items = [(group.kernels, group.position, None)]
             items += [(group.kernels, group.position, candidates[key]) for key in unknown]
-            first, *others = self._times(items, group.seconds / len(group.places))
-            for key, times in zip(unknown, others, strict=True):
-                known[key] = _ratio(first, times)
-                self.database.learn([group.key], [key], known[key])
-            self.database.save()
+            each_s = group.seconds / len(group.places)
+            measured = self._times(items, each_s, len(unknown))
+            if measured is not None:
+                first, *others = measured
+                for key, times in zip(unknown, others, strict=True):
+                    known[key] = _ratio(first, times)
+                    self.database.learn([group.key], [key], known[key])
+                self.database.save()
         ratios = [(ratio, key) for key, ratio in known.items() if ratio is not None]
         ratio, key = min(ratios, default=(1.0, ""))
         return (candidates[key], ratio) if ratio <= _FASTER else None
@@ -321,10 +330,8 @@ class _Search:
         if known is None:
             items = [(old[0], position, None) for _, position in gone]
             items += [(new[0], position, None) for _, position in added]
-            try:
-                times = self._times(items, 0.0)
-            except ShorthaulError as error:
-                self._failed("kernels cut out", error)
+            times = self._times(items, 0.0, 1)
+            if times is None:
                 return None
             before = [sum(one) for one in zip(*times[: len(gone)], strict=True)]
             after = [sum(one) for one in zip(*times[len(gone) :], strict=True)]
@@ -352,10 +359,17 @@ class _Search:
             n_others,
         )
 
-    def _times(self, items: list[tuple], kernel_s: float) -> list[list[float]]:
-        self.tried += len(items) - 1
+    def _times(self, items: list[tuple], kernel_s: float, ways: int) -> list[list[float]] | None:
+        """Times of kernels in turns, which are so many ways; ``None`` if one of them fails."""
         seconds = min(max(8 * kernel_s * len(items), _LEAST_S), _MOST_S)
-        return _native.time_kernels(items, seconds)
+        try:
+            with own_errors():
+                times = _native.time_kernels(items, seconds)
+        except ShorthaulError as error:
+            self._failed("kernels cut out", error)
+            return None
+        self.tried += ways
+        return times
 
     def _say_where(self, what: str) -> None:
         left = max(self.end - time.perf_counter(), 0.0)

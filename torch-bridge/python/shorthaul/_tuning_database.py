@@ -2,16 +2,19 @@
 
 Owns the file in the cache folder, which the program ``shorthaul tune`` reads and writes too. An
 entry names two lists of kernels by their keys, so it holds for every network that has such kernels.
-Never times anything.
+Processes that write take turns by a lock on a file beside it. Never times anything.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ._machine import file_of_this_machine, write_whole
@@ -30,7 +33,7 @@ class Database:
 
     def __init__(self, path: Path | None = None):
         self.path = file_of_this_machine("tuning") if path is None else path
-        self.before = _read(self.path)
+        self.before = _opened(self.path)
         self.ratios = dict(self.before)
         self.used: set[str] = set()
 
@@ -47,15 +50,17 @@ class Database:
         return self.ratios.get(name)
 
     def learn(self, old: Iterable[str], new: Iterable[str], ratio: float) -> None:
-        """Adds an entry; :meth:`save` keeps it."""
-        self.ratios[_name(old, new)] = round(ratio, 4)
+        """Adds an entry; :meth:`save` keeps it. A ratio that is no number teaches nothing."""
+        if math.isfinite(ratio):
+            self.ratios[_name(old, new)] = round(ratio, 4)
 
     def save(self) -> None:
         """Writes the file, with what other processes have added meanwhile."""
-        self.ratios = _read(self.path) | self.ratios
-        text = json.dumps({"format": _FORMAT, "ratios": self.ratios}, indent=0, sort_keys=True)
         try:
-            write_whole(self.path, text)
+            with _locked(self.path):
+                self.ratios = _read_or_set_aside(self.path) | self.ratios
+                data = {"format": _FORMAT, "ratios": self.ratios}
+                write_whole(self.path, json.dumps(data, indent=0, sort_keys=True))
         except OSError as error:
             warnings.warn(f"{self.path}: what was tuned is not kept: {error}", stacklevel=2)
 
@@ -69,7 +74,35 @@ def _short(text: str) -> str:
     return text if len(text) <= 24 else hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+class _DamagedError(Exception):
+    """A file is no database."""
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits until no other process writes the database."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _opened(path: Path) -> dict[str, float]:
+    """The entries of a file. A problem gives a warning; a damaged file is set aside."""
+    try:
+        try:
+            return _read(path)
+        except _DamagedError:
+            # Another process may set it aside at the same time.
+            with _locked(path):
+                return _read_or_set_aside(path)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be read ({error}); tuning starts from nothing", stacklevel=3)
+        return {}
+
+
 def _read(path: Path) -> dict[str, float]:
+    """The entries of a file; a missing file has none. Raises ``OSError`` and ``_DamagedError``."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != _FORMAT:
@@ -77,7 +110,14 @@ def _read(path: Path) -> dict[str, float]:
         return {str(name): float(ratio) for name, ratio in data["ratios"].items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _DamagedError(str(error)) from error
+
+
+def _read_or_set_aside(path: Path) -> dict[str, float]:
+    try:
+        return _read(path)
+    except _DamagedError as error:
         aside = path.with_suffix(".damaged")
         try:
             path.replace(aside)
@@ -86,7 +126,7 @@ def _read(path: Path) -> dict[str, float]:
             where = ""
         warnings.warn(
             f"{path} is not a tuning database ({error}){where}; tuning starts from nothing",
-            stacklevel=3,
+            stacklevel=4,
         )
         return {}
 

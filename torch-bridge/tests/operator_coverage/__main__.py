@@ -1,4 +1,4 @@
-"""``python -m operator_coverage``: runs every operator and writes ``docs/coverage.md``.
+"""``python -m operator_coverage``: runs every operator and writes ``docs/src/coverage.md``.
 
 Run it in ``torch-bridge/tests``. Verdicts go to a file at once, so that a run that was stopped goes
 on with ``--resume``. The exit status is 1 where an operator is different.

@@ -1,4 +1,4 @@
-"""Writes ``docs/coverage.md`` from verdicts. Never runs an operator."""
+"""Writes ``docs/src/coverage.md`` from verdicts. Never runs an operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from .judge import COUNTED, DIFFERENT, NATIVE, OUT, REFUSED, THROUGH_TORCH, VIEW, Verdict
 from .samples import N_SAMPLES
 
-PAGE = Path(__file__).parents[3] / "docs" / "coverage.md"
+PAGE = Path(__file__).parents[3] / "docs" / "src" / "coverage.md"
 
 _INTRODUCTION = """# Coverage of PyTorch's operators
 

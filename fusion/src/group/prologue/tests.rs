@@ -3,9 +3,9 @@
 use super::Obstacle;
 use crate::decision::{Applied, Decision, Outcome, Refusal};
 use crate::group::group;
-use crate::text_graph::graph;
 use crate::{Decision as AnyDecision, Target};
 use graph::{Graph, Recipe, Rewrite, Storage};
+use models::text_graph as graph;
 
 const CONTAINERS: &str = "%x: f32[640, 32] input
     %scale: f32[32] input

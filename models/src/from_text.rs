@@ -1,9 +1,12 @@
-//! Graphs for tests of fusion, from text.
+//! Small graphs for tests, from text.
 
 use graph::{Graph, parse};
 
 /// A graph with those containers, nodes of one state and results; inputs are listed as declared.
-pub fn graph(containers: &str, nodes: &str, outputs: &str) -> Graph {
+///
+/// # Panics
+/// If the text is no graph, or the graph is wrong: a mistake of the test.
+pub fn text_graph(containers: &str, nodes: &str, outputs: &str) -> Graph {
     let given: Vec<&str> = containers
         .lines()
         .filter(|l| l.ends_with(" input"))
