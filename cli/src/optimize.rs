@@ -357,7 +357,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(path)?;
-    let shapes = args.set_shape.iter().cloned().collect();
+    let shapes = sizes::each_once("--set-shape", &args.set_shape)?;
     let mut model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
     if !(args.from.is_empty() && args.to.is_empty()) {
         let part = edit::extract(&model.proto, &model.folder, &args.from, &args.to)?;
@@ -380,7 +380,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     if let Some(version) = args.opset {
         model = model.with(edit::lower(&model.proto, &model.folder, version)?);
     }
-    let (sizes, relations) = sizes::apart(&args.bind);
+    let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &args.bind)?);
     let verifying = verify::Options {
         n_seeds: usize::from(args.seeds),
         sizes,

@@ -238,7 +238,7 @@ mod tests {
         assert!(parse_names("x=3,_").is_err() && parse_names("=a").is_err());
         assert!(parse_names("x=?,_").is_err() && parse_names("x=infinity,_").is_ok());
         let model = trial.model();
-        let twice = [("x=a,_"), ("x=b,_")].map(|names| parse_names(names).expect("names"));
+        let twice = ["x=a,_", "x=b,_"].map(|names| parse_names(names).expect("names"));
         let twice = free(&model.proto, &model.folder, &twice).expect_err("one input");
         assert!(twice.to_string().contains("`x` is given names twice"));
     }
@@ -276,8 +276,9 @@ mod tests {
         let graph = freed.model.graph.clone().expect("a graph");
         assert_eq!(graph.output, [value("y", Element::F32, "batch 4")]);
         for body in crate::attributes::bodies(&graph.node[0]) {
-            assert_eq!(body.value_info, []);
+            assert!(body.value_info.is_empty());
         }
-        assert_eq!(crate::check::errors(&trial.model().with(freed.model)), []);
+        let problems = crate::check::errors(&trial.model().with(freed.model));
+        assert!(problems.is_empty(), "{problems:?}");
     }
 }
