@@ -131,8 +131,14 @@ mod tests {
     fn a_size_that_is_given_twice_is_an_error() {
         let given = ["batch=8", "seq=2", "batch=8"].map(|text| parse(text).expect("a size"));
         let error = each_once("--bind", &given).expect_err("twice");
-        assert_eq!(error.to_string(), "`--bind` gives `batch` twice; give it once");
-        assert_eq!(each_once("--bind", &given[..2]).expect("each once").len(), 2);
+        assert_eq!(
+            error.to_string(),
+            "`--bind` gives `batch` twice; give it once"
+        );
+        assert_eq!(
+            each_once("--bind", &given[..2]).expect("each once").len(),
+            2
+        );
     }
 
     #[test]

@@ -42,7 +42,11 @@ impl InHalf {
             Some(error) => format!("with an error of {error:.1e} of the largest element"),
             None => "with an unknown error, since no output has a finite element".to_string(),
         };
-        let kept: Vec<String> = self.kept.iter().map(|(op, n)| format!("{n} {op}")).collect();
+        let kept: Vec<String> = self
+            .kept
+            .iter()
+            .map(|(op, n)| format!("{n} {op}"))
+            .collect();
         let kept = match kept.is_empty() {
             true => String::new(),
             false => format!("; in f32 stay {}", kept.join(", ")),

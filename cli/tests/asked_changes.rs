@@ -106,7 +106,10 @@ fn the_measured_error_is_in_the_json_too() {
     assert!(said["half"].is_null());
     let misspelled = ["--half", "f16", "--keep-f32", "Rleu"];
     let refused = stderr(&asked.args(&asked.path, &misspelled));
-    assert!(refused.contains("no operator and no node `Rleu`"), "{refused}");
+    assert!(
+        refused.contains("no operator and no node `Rleu`"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -114,7 +117,10 @@ fn every_option_names_values_as_the_file_does() {
     let asked = Asked::new();
     let fixed = asked.folder.path().join("fixed.onnx");
     let set = ["--set-shape", "x=2,4"];
-    stdout(&[&["optimize", arg(&asked.path), "-o", arg(&fixed)], &set[..]].concat(), 0);
+    stdout(
+        &[&["optimize", arg(&asked.path), "-o", arg(&fixed)], &set[..]].concat(),
+        0,
+    );
     let both = ["--free-shape", "x=n,_", "--rename", "x=image"];
     let (_, made) = asked.done(&fixed, &both);
     let graph = made.proto.graph.as_ref().expect("a graph");

@@ -82,12 +82,7 @@ fn significand(x: &Tensor) -> Option<u32> {
     }
 }
 
-fn compare(
-    name: &str,
-    found: &Tensor,
-    expected: &Tensor,
-    widened: bool,
-) -> Result<(), String> {
+fn compare(name: &str, found: &Tensor, expected: &Tensor, widened: bool) -> Result<(), String> {
     if found.shape != expected.shape {
         return Err(format!(
             "`{name}` has sizes {:?}, not {:?}",

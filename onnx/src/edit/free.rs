@@ -173,11 +173,10 @@ impl Freed {
     /// [`FreeError::Inside`].
     pub fn works(&self, model: &Model, options: &verify::Options) -> Result<(), FreeError> {
         // A size of a file may be any number; one that is too large is refused where inputs are made up.
-        let others: [&dyn Fn(i64) -> i64; 3] = [
-            &|n| n.saturating_mul(2),
-            &|n| n.saturating_add(1),
-            &|n| n.saturating_add(32),
-        ];
+        let others: [&dyn Fn(i64) -> i64; 3] =
+            [&|n| n.saturating_mul(2), &|n| n.saturating_add(1), &|n| {
+                n.saturating_add(32)
+            }];
         let mut last = Ok(());
         for other in others {
             let mut options = options.clone();

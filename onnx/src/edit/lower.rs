@@ -225,10 +225,7 @@ impl Lowering<'_> {
             }
             "ScatterElements" | "ScatterND"
                 if is_before(18)
-                    && matches!(
-                        Attributes::new(node).text("reduction"),
-                        Some("min" | "max")
-                    ) =>
+                    && matches!(Attributes::new(node).text("reduction"), Some("min" | "max")) =>
             {
                 Err("has no such reduction")
             }
@@ -357,14 +354,20 @@ mod tests {
         let made = lowered_to(&trial.output("y", "2 3 4"), 12).expect("the last dimension");
         let node = &made.graph.as_ref().expect("a graph").node[0];
         assert_eq!(Attributes::new(node).int("axis"), Some(2));
+        // Operators without a meaning here cannot be verified.
+        let written = |trial: Trial, to: i64| {
+            let model = trial.model();
+            let made = lower(&model.proto, &model.folder, to).expect("it is lowered");
+            made.graph.expect("a graph").node.remove(0)
+        };
         // Before version 20 it is along axis 1.
         let trial = Trial::new(20).input("x", "2 3 4 1").node("y = DFT(x)");
-        lowered_to(&trial.output("y", "2 3 4 2"), 17).expect("the same axis");
+        let node = written(trial.output("y", "2 3 4 2"), 17);
+        assert_eq!(Attributes::new(&node).int("axis"), Some(-2));
         let trial = Trial::new(20).input("x", "1 1 3 3").input("g", "1 2 2 2");
         let trial = trial.with("y = GridSample(x, g)", vec![text("mode", "cubic")]);
-        let made = lowered_to(&trial.output("y", "1 1 2 2"), 16).expect("another name");
-        let node = &made.graph.as_ref().expect("a graph").node[0];
-        assert_eq!(Attributes::new(node).text("mode"), Some("bicubic"));
+        let node = written(trial.output("y", "1 1 2 2"), 16);
+        assert_eq!(Attributes::new(&node).text("mode"), Some("bicubic"));
         let trial = Trial::new(20).input("x", "2 3").ints("p", &[0, 1, 0, 0]);
         let trial = trial.with("y = Pad(x, p)", vec![text("mode", "wrap")]);
         let wraps = lowered_to(&trial.output("y", "2 4"), 18).expect_err("a newer mode");

@@ -133,7 +133,11 @@ mod tests {
 
     #[test]
     fn bodies_sparse_values_and_annotations_follow() {
-        let mut proto = Trial::new(17).input("c", "").input("x", "n 4").model().proto;
+        let mut proto = Trial::new(17)
+            .input("c", "")
+            .input("x", "n 4")
+            .model()
+            .proto;
         let branch = |name: &str, op: &str| AttributeProto {
             name: name.to_string(),
             g: Some(GraphProto {

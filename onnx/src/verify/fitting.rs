@@ -313,7 +313,10 @@ mod tests {
             let divisors = made_up(&trial.output("y", sizes), "b");
             assert!(divisors.iter().flatten().all(|n| *n != 0.0), "{divisors:?}");
             // Masks would be 0 and 1.
-            assert!(divisors.iter().flatten().any(|n| n.abs() > 1.0), "{divisors:?}");
+            assert!(
+                divisors.iter().flatten().any(|n| n.abs() > 1.0),
+                "{divisors:?}"
+            );
         }
     }
 

@@ -141,14 +141,12 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
         .max()
         .and_then(|n| usize::try_from(n.checked_add(1)?).ok());
     let is_usual = columns.iter().all(|n| (0..MOST_PAIRS).contains(n));
-    let width = width
-        .filter(|_| is_usual)
-        .ok_or_else(|| {
-            let most = MOST_PAIRS - 1;
-            Refusal(format!(
-                "its attribute `ngram_indexes` must hold columns, from 0 to {most}"
-            ))
-        })?;
+    let width = width.filter(|_| is_usual).ok_or_else(|| {
+        let most = MOST_PAIRS - 1;
+        Refusal(format!(
+            "its attribute `ngram_indexes` must hold columns, from 0 to {most}"
+        ))
+    })?;
     let x = cx.cast(x, DType::I64)?;
     let x = cx.reshape(x, vec![rows.clone(), size.into()])?;
     let mode = cx.text("mode", "")?;
