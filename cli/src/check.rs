@@ -46,10 +46,10 @@ impl Runs {
     /// As options of verification.
     ///
     /// # Errors
-    /// Inputs cannot be read.
+    /// Inputs cannot be read, or a size is given twice.
     pub fn options(&self, model: &Model) -> Result<verify::Options> {
         let mut options = verify::Options {
-            sizes: self.bind.iter().cloned().collect(),
+            sizes: sizes::each_once("--bind", &self.bind)?,
             ..Default::default()
         };
         for file in &self.inputs {

@@ -87,7 +87,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     let sources = Model::of_bytes(path, bytes.clone())?;
     refuse_unsound(&sources)?;
     let options = Options {
-        sizes: args.bind.iter().cloned().collect(),
+        sizes: sizes::each_once("--bind", &args.bind)?,
         mode: args.mode,
     };
     let model = File::decode(path, bytes)?.import(&options)?;

@@ -137,11 +137,11 @@ struct Model {
 }
 
 impl Model {
-    fn options(&self) -> Options {
-        Options {
-            sizes: self.bind.iter().cloned().collect(),
+    fn options(&self) -> Result<Options> {
+        Ok(Options {
+            sizes: sizes::each_once("--bind", &self.bind)?,
             mode: Mode::File,
-        }
+        })
     }
 }
 
@@ -200,7 +200,7 @@ fn run(cli: &Cli) -> Result<Answer> {
     let progress = || Progress::new(cli.quiet);
     match &cli.command {
         Command::Info(model) => {
-            info::run(&model.path, &model.options(), model.json, progress()).map(Answer::yes)
+            info::run(&model.path, &model.options()?, model.json, progress()).map(Answer::yes)
         }
         Command::Report {
             model,
@@ -209,7 +209,7 @@ fn run(cli: &Cli) -> Result<Answer> {
             recipe,
             html,
         } => {
-            let (path, options) = (&model.path, model.options());
+            let (path, options) = (&model.path, model.options()?);
             match html {
                 Some(out) => report::page(path, &options, *train, *threads, out, progress()),
                 None => {

@@ -5,6 +5,7 @@
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
+use crate::summary::InHalf;
 use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -13,6 +14,7 @@ use onnx::element::Element;
 use onnx::file::{self, Model};
 use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
+use onnx::verify::VerifyError;
 use onnx::{edit, near, optimize, set_shape, verify};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -61,7 +63,7 @@ pub struct Optimize {
     /// Compute in f16 or bf16; outputs may then differ by --tolerance, by default 1e-2 (f16) or 5e-2 (bf16)
     #[arg(long, value_name = "TYPE", value_enum, conflicts_with_all = ["measure", "no_verify"])]
     half: Option<Half>,
-    /// Operators or nodes that stay in f32 with --half, in addition to the usual ones; separated by commas
+    /// Operators or nodes that stay in f32 with --half, in addition to those that always do; separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "half")]
     keep_f32: Vec<String>,
     /// Number of runs with finite made-up inputs; two more runs have NaN and infinities
@@ -262,46 +264,41 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl Optimize {
-    /// The model in 16-bit floats, and a sentence with its measured error.
+    /// The model in 16-bit floats, and what is known of it.
     fn halved(
         &self,
         model: &Model,
         half: Half,
         verifying: &verify::Options,
-    ) -> Result<(Model, String)> {
-        let mut keep: BTreeSet<String> = self.keep_f32.iter().cloned().collect();
-        keep.extend(edit::USUALLY_KEPT.map(str::to_string));
-        let made = edit::halve(&model.proto, &model.folder, half.element(), &keep)?;
+    ) -> Result<(Model, InHalf)> {
+        let keep: BTreeSet<String> = self.keep_f32.iter().cloned().collect();
+        let element = half.element();
+        let made = edit::halve(&model.proto, &model.folder, element, &keep)?;
         let mut options = verifying.clone();
         if options.tolerance == 0.0 {
             options.tolerance = half.tolerance();
         }
+        let tolerance = options.tolerance;
         let other = model.with(made.model);
         let evidence = verify::Checker::new(model, &options)?.check_other(&other);
-        let evidence = evidence.with_context(|| {
-            format!(
-                "in {} the file differs by more than {} of the largest element; name operators with \
-                 --keep-f32, or allow more with --tolerance",
-                half.element(),
-                options.tolerance
-            )
+        let evidence = evidence.map_err(|error| {
+            let what = match error {
+                VerifyError::Differs { .. } => format!(
+                    "in {element} the file differs by more than {tolerance} of the largest element; \
+                     name operators with --keep-f32, or allow more with --tolerance"
+                ),
+                _ => format!("cannot compare the file with what it is in {element}"),
+            };
+            anyhow::Error::new(error).context(what)
         })?;
-        let kept: Vec<String> = made
-            .kept
-            .iter()
-            .map(|(op, n)| format!("{n} {op}"))
-            .collect();
-        let kept = match kept.is_empty() {
-            true => String::new(),
-            false => format!("; f32 stay {}", kept.join(", ")),
+        let about = InHalf {
+            element,
+            n_halved: made.n_halved,
+            kept: made.kept,
+            error: evidence.worst().map(|(_, after)| after),
+            tolerance,
         };
-        let error = evidence.worst().map_or(0.0, |(_, after)| after);
-        let note = format!(
-            "{} nodes compute in {}, with an error of {error:.1e} of the largest element{kept}\n",
-            made.n_halved,
-            half.element()
-        );
-        Ok((other, note))
+        Ok((other, about))
     }
 
     /// Rules that are not used.
@@ -360,7 +357,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
     let model = Model::read(path)?;
-    let shapes = args.set_shape.iter().cloned().collect();
+    let shapes = sizes::each_once("--set-shape", &args.set_shape)?;
     let mut model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
     if !(args.from.is_empty() && args.to.is_empty()) {
         let part = edit::extract(&model.proto, &model.folder, &args.from, &args.to)?;
@@ -370,19 +367,20 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     for file in &args.inputs {
         inputs.extend(crate::tensors::read(file, &model)?);
     }
+    // Every option names values as the file does, so that new names come last.
+    let freed = edit::free(&model.proto, &model.folder, &args.free_shape)?;
+    model = model.with(freed.model.clone());
     for (old, new) in &args.rename {
         if let Some(value) = inputs.remove(old) {
             inputs.insert(new.clone(), value);
         }
     }
     model = model.with(edit::rename(&model.proto, &args.rename)?);
-    let freed = edit::free(&model.proto, &model.folder, &args.free_shape)?;
-    model = model.with(freed.model.clone());
     let original = model.clone();
     if let Some(version) = args.opset {
         model = model.with(edit::lower(&model.proto, &model.folder, version)?);
     }
-    let (sizes, relations) = sizes::apart(&args.bind);
+    let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &args.bind)?);
     let verifying = verify::Options {
         n_seeds: usize::from(args.seeds),
         sizes,
@@ -402,12 +400,12 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         let same = checker.check_other(&model);
         same.context("the file in the other version does not give the same")?;
     }
-    let mut notes = Vec::new();
+    let mut in_half = None;
     if let Some(half) = args.half {
         progress.stage("verifying in 16-bit floats");
-        let (halved, note) = args.halved(&model, half, &verifying)?;
+        let (halved, about) = args.halved(&model, half, &verifying)?;
         model = halved;
-        notes.push(note);
+        in_half = Some(about);
     }
     let clock = args.measure.then(OnnxRuntime::find).transpose()?;
     let timed = clock.map(|clock| (clock, verifying.clone()));
@@ -438,8 +436,8 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     }
     drop(progress);
     let text = match args.json {
-        true => summary::json(path, out, summary)?,
-        false => notes.concat() + &summary::text(path, out, summary),
+        true => summary::json(path, out, summary, in_half.as_ref())?,
+        false => summary::text(path, out, summary, in_half.as_ref()),
     };
     Ok(Answer::with(text, staged))
 }

@@ -71,7 +71,7 @@ pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
     }
     if let Some(seed) = args.random {
         let options = verify::Options {
-            sizes: args.bind.iter().cloned().collect(),
+            sizes: sizes::each_once("--bind", &args.bind)?,
             inputs: feeds,
             ..Default::default()
         };

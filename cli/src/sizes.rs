@@ -1,6 +1,6 @@
 //! Values for dynamic sizes: those on the command line (`batch=8`, `total=past+new`), and those that are found.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use compiler::graph::SymExpr;
 use compiler::importer::onnx::File;
 use onnx::verify;
@@ -72,13 +72,29 @@ pub fn found(
     Ok(found)
 }
 
+/// What an option that may be repeated gives, by name.
+///
+/// # Errors
+/// A name is given twice, of which only one could count.
+pub fn each_once<T: Clone>(option: &str, given: &[(String, T)]) -> Result<BTreeMap<String, T>> {
+    let mut known = BTreeMap::new();
+    for (name, value) in given {
+        if known.insert(name.clone(), value.clone()).is_some() {
+            bail!("`{option}` gives `{name}` twice; give it once");
+        }
+    }
+    Ok(known)
+}
+
 /// Sizes that are numbers, and those that follow from others.
-pub fn apart(bound: &[(String, SymExpr)]) -> (BTreeMap<String, i64>, BTreeMap<String, SymExpr>) {
+pub fn apart(
+    bound: BTreeMap<String, SymExpr>,
+) -> (BTreeMap<String, i64>, BTreeMap<String, SymExpr>) {
     let (mut sizes, mut relations) = (BTreeMap::new(), BTreeMap::new());
     for (name, size) in bound {
         match size.as_const() {
-            Some(n) => drop(sizes.insert(name.clone(), n)),
-            None => drop(relations.insert(name.clone(), size.clone())),
+            Some(n) => drop(sizes.insert(name, n)),
+            None => drop(relations.insert(name, size)),
         }
     }
     (sizes, relations)
@@ -97,17 +113,32 @@ fn at_least(least: i64, text: &str) -> Result<(String, i64), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{apart, parse, parse_positive, parse_related};
+    use super::{apart, each_once, parse, parse_positive, parse_related};
 
     #[test]
     fn a_size_may_follow_from_others() {
         let bound = ["batch=8", "total=past+new"].map(|text| parse_related(text).expect("a size"));
-        let (sizes, relations) = apart(&bound);
+        let bound = each_once("--bind", &bound).expect("each once");
+        let (sizes, relations) = apart(bound);
         assert_eq!(sizes["batch"], 8);
         assert_eq!(relations["total"].symbols().len(), 2);
         for wrong in ["batch", "batch=", "batch=-1", "=3", "t=p+"] {
             assert!(parse_related(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_size_that_is_given_twice_is_an_error() {
+        let given = ["batch=8", "seq=2", "batch=8"].map(|text| parse(text).expect("a size"));
+        let error = each_once("--bind", &given).expect_err("twice");
+        assert_eq!(
+            error.to_string(),
+            "`--bind` gives `batch` twice; give it once"
+        );
+        assert_eq!(
+            each_once("--bind", &given[..2]).expect("each once").len(),
+            2
+        );
     }
 
     #[test]

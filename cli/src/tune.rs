@@ -85,7 +85,7 @@ pub fn run(args: &Tune, quiet: bool) -> Result<Answer> {
     progress.stage("reading");
     let given = args.recipe.as_deref().map(read_recipe).transpose()?;
     let options = Options {
-        sizes: args.bind.iter().cloned().collect(),
+        sizes: sizes::each_once("--bind", &args.bind)?,
         mode: Mode::File,
     };
     let read = read(&args.path, &options)?;

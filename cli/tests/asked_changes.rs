@@ -89,6 +89,45 @@ fn a_file_computes_in_16_bit_floats_with_a_measured_error() {
 }
 
 #[test]
+fn the_measured_error_is_in_the_json_too() {
+    let asked = Asked::new();
+    let half = ["--half", "f16", "--keep-f32", "Relu", "--json"];
+    let (said, _) = asked.done(&asked.path, &half);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let half = &said["half"];
+    assert_eq!(half["type"], "float16");
+    assert_eq!(half["tolerance"], 1e-2);
+    assert_eq!(half["kept_f32"]["Relu"], 1);
+    assert!(half["nodes"].as_u64().is_some_and(|n| n > 0), "{half}");
+    let error = half["error"].as_f64().expect("a measured error");
+    assert!(error > 1e-6 && error < 1e-2, "{error}");
+    let (said, _) = asked.done(&asked.path, &["--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert!(said["half"].is_null());
+    let misspelled = ["--half", "f16", "--keep-f32", "Rleu"];
+    let refused = stderr(&asked.args(&asked.path, &misspelled));
+    assert!(
+        refused.contains("no operator and no node `Rleu`"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn every_option_names_values_as_the_file_does() {
+    let asked = Asked::new();
+    let fixed = asked.folder.path().join("fixed.onnx");
+    let set = ["--set-shape", "x=2,4"];
+    stdout(
+        &[&["optimize", arg(&asked.path), "-o", arg(&fixed)], &set[..]].concat(),
+        0,
+    );
+    let both = ["--free-shape", "x=n,_", "--rename", "x=image"];
+    let (_, made) = asked.done(&fixed, &both);
+    let graph = made.proto.graph.as_ref().expect("a graph");
+    assert_eq!(graph.input[0].name, "image");
+}
+
+#[test]
 fn an_older_operator_set_and_no_rule() {
     let asked = Asked::new();
     let (_, made) = asked.done(&asked.path, &["--opset", "13", "--rules", "none"]);

@@ -6,44 +6,8 @@ use graph::{parse, verify};
 
 /// Texts with every kind of statement.
 const TEXTS: [&str; 2] = [
-    r#"graph "toy" {
-  symbols batch
-  %x: f32[batch, 8] input
-  %w: f32[4, 8] <1,0> parameter
-  %half: f32[] constant [0.5]
-  %zeros: f32[4, 1000] constant all 0.0
-  %y: f32[batch, 4]
-  %"odd name": i64[mod(batch, 3) + 1]
-  inputs %x, %w
-  state {
-    %y, - = linear(%x, %w, -) {bias=false, dims=[0, 1], dtype=bf16, eps=1e-5, expr=($0 + 1.0), mode="same", scales=floats[2.0], sizes=sizes[batch, 4]} @ "fc" in "model.fc" at "net.py:3"
-  }
-  loop t < batch - 1 {
-    branch %half {
-      state {
-        = debug.print(%y)
-      }
-    } else {
-    }
-  }
-  outputs %y -> %w
-}
-"#,
-    r#"graph "maps" {
-  symbols n
-  %x: f32[n, 8] input
-  %z: f32[n, 4] local
-  inputs %x
-  state {
-    map [n < n, k < 4] kernel {
-      map [] sequential @ "inner" !backward {
-        tasklet %z[n, k] (sum) = $0 * select($1 > 0.0, $1 - ($0 - 2.0), -inf) from %x[n, 2*k - 1 | 0.0], %z[n, $2], %x[floordiv(n, 2)] !optimizer
-      }
-    }
-  }
-  outputs %z
-}
-"#,
+    include_str!("texts/toy.graph"),
+    include_str!("texts/maps.graph"),
 ];
 
 /// Pieces that a parser goes wrong with.

@@ -127,7 +127,7 @@ pub struct GraphProto {
     /// Types of values inside.
     #[prost(message, repeated, tag = "13")]
     pub value_info: Vec<ValueInfoProto>,
-    /// Quantization parameters by tensor, not looked into.
+    /// Quantization parameters by tensor: each a [`TensorAnnotation`].
     #[prost(bytes = "bytes", repeated, tag = "14")]
     pub quantization_annotation: Vec<Bytes>,
     /// Metadata.
@@ -311,6 +311,17 @@ pub struct SparseTensorProto {
     /// Sizes of the whole.
     #[prost(int64, repeated, packed = "false", tag = "3")]
     pub dims: Vec<i64>,
+}
+
+/// `TensorAnnotation`: which tensors hold the quantization parameters of a tensor.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorAnnotation {
+    /// The tensor.
+    #[prost(string, tag = "1")]
+    pub tensor_name: String,
+    /// Tensors by the name of what they hold, such as `SCALE_TENSOR`.
+    #[prost(message, repeated, tag = "2")]
+    pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
 }
 
 /// `StringStringEntryProto`: a key and a value.

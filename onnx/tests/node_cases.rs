@@ -33,7 +33,6 @@ struct Case {
     model: ModelProto,
     inputs: Named,
     outputs: Vec<(String, Tensor)>,
-    is_rounded: bool,
 }
 
 /// A case's tensors, or the element type that is not computed with.
@@ -57,7 +56,6 @@ fn read(folder: &Path) -> Result<Case, Verdict> {
         model,
         inputs,
         outputs,
-        is_rounded: ROUNDED.iter().any(|name| folder.ends_with(name)),
     })
 }
 
@@ -84,13 +82,7 @@ fn significand(x: &Tensor) -> Option<u32> {
     }
 }
 
-fn compare(
-    name: &str,
-    found: &Tensor,
-    expected: &Tensor,
-    is_rounded: bool,
-    widened: bool,
-) -> Result<(), String> {
+fn compare(name: &str, found: &Tensor, expected: &Tensor, widened: bool) -> Result<(), String> {
     if found.shape != expected.shape {
         return Err(format!(
             "`{name}` has sizes {:?}, not {:?}",
@@ -114,7 +106,6 @@ fn compare(
             Err(format!("`{name}` is not the same"))
         };
     };
-    let bits = if is_rounded { bits.min(11) } else { bits };
     let (relative, absolute) = tolerance(bits);
     let (found, expected) = (found.to_f64().unwrap(), expected.to_f64().unwrap());
     for (n, (a, b)) in found.iter().zip(&expected).enumerate() {
@@ -125,12 +116,6 @@ fn compare(
     }
     Ok(())
 }
-
-/// Cases whose outputs are written down with four digits.
-const ROUNDED: [&str; 2] = [
-    "test_averagepool_2d_ceil_last_window_starts_on_pad",
-    "test_gridsample_bicubic",
-];
 
 /// Cases that round a value which lies halfway in `f32` only.
 const HALFWAY: [&str; 2] = [
@@ -145,14 +130,8 @@ fn evaluated(case: &Case, precision: Precision) -> Result<(), Verdict> {
         error => Verdict::Refused(error.to_string()),
     })?;
     for (found, (name, expected)) in outputs.iter().zip(&case.outputs) {
-        compare(
-            name,
-            found,
-            expected,
-            case.is_rounded,
-            precision == Precision::Float64,
-        )
-        .map_err(|what| Verdict::Wrong(format!("{precision:?}: {what}")))?;
+        compare(name, found, expected, precision == Precision::Float64)
+            .map_err(|what| Verdict::Wrong(format!("{precision:?}: {what}")))?;
     }
     Ok(())
 }
@@ -518,7 +497,6 @@ fn damaged_case(at: &Path) -> (usize, Option<OsString>) {
             model,
             inputs,
             outputs: Vec::new(),
-            is_rounded: false,
         };
         n += 1;
         let done = std::panic::catch_unwind(|| {

@@ -20,7 +20,6 @@ fn cases() -> Vec<(String, Case)> {
         model: ModelProto::decode(case.model.clone()).expect("a model"),
         inputs: tensors(&case.input),
         outputs: tensors(&case.output),
-        written_tolerance: 0.0,
     };
     stored.iter().map(|c| (c.name.clone(), read(c))).collect()
 }
@@ -135,6 +134,5 @@ fn together(sets: &[(String, i64)], cases: &[(String, Case)]) -> Case {
         },
         inputs,
         outputs,
-        written_tolerance: 0.0,
     }
 }

@@ -4,10 +4,11 @@
 //! constants too, and then it does not run with another one: [`Freed::works`] tries.
 
 use super::described;
+use crate::attributes::bodies_mut;
 use crate::file::Model;
 use crate::infer::known_values;
 use crate::operators::Unknowns;
-use crate::proto::{Dimension, DimensionProto, ModelProto, ValueInfoProto};
+use crate::proto::{Dimension, DimensionProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::verify::{self, VerifyError};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,6 +40,12 @@ pub enum FreeError {
         /// Another one.
         second: i64,
     },
+    /// One input twice.
+    #[error("input `{input}` is given names twice; give all of its names at once")]
+    Again {
+        /// The input.
+        input: String,
+    },
     /// The file does not run with another size.
     #[error("the file does not run with other sizes than those it has ({cause}), so they stay")]
     Inside {
@@ -66,8 +73,9 @@ pub fn parse_names(text: &str) -> Result<(String, Names), String> {
     let (input, names) = text.rsplit_once('=').ok_or(expected)?;
     let name = |text: &str| match text.trim() {
         "_" => Ok(None),
-        name if name.is_empty() || name.parse::<f64>().is_ok() => {
-            Err(format!("`{name}` is no name of a size; {expected}"))
+        name if name.is_empty() || name.starts_with(|c: char| !c.is_alphabetic() && c != '_') => {
+            let what = "is not a name of a size, which begins with a letter";
+            Err(format!("`{name}` {what}; {expected}"))
         }
         name => Ok(Some(name.to_string())),
     };
@@ -98,7 +106,12 @@ pub fn free(
         return Ok(Freed { model, sizes });
     };
     let known: Vec<String> = graph.input.iter().map(|i| i.name.clone()).collect();
-    for (input, names) in wanted {
+    for (at, (input, names)) in wanted.iter().enumerate() {
+        if wanted[..at].iter().any(|(before, _)| before == input) {
+            return Err(FreeError::Again {
+                input: input.clone(),
+            });
+        }
         let port = graph.input.iter_mut().find(|port| port.name == *input);
         let dims = port
             .and_then(dimensions)
@@ -124,6 +137,7 @@ pub fn free(
         }
     }
     graph.value_info.clear();
+    graph.node.iter_mut().for_each(forget_sizes);
     for dim in graph.output.iter_mut().filter_map(dimensions).flatten() {
         dim.value = None;
     }
@@ -137,13 +151,32 @@ pub fn free(
     Ok(Freed { model, sizes })
 }
 
+/// Forgets the sizes that the bodies of a node declare: they may be those that are dynamic now. The outputs of a loop's
+/// body keep theirs, which are the sizes of the result if the loop never runs.
+fn forget_sizes(node: &mut NodeProto) {
+    let is_loop = matches!(node.op_type.as_str(), "Loop" | "Scan");
+    for body in bodies_mut(node) {
+        body.value_info.clear();
+        let outputs = body.output.iter_mut().filter(|_| !is_loop);
+        let ports = body.input.iter_mut().chain(outputs);
+        for dim in ports.filter_map(dimensions).flatten() {
+            dim.value = None;
+        }
+        body.node.iter_mut().for_each(forget_sizes);
+    }
+}
+
 impl Freed {
     /// Runs the model with other sizes than it had.
     ///
     /// # Errors
     /// [`FreeError::Inside`].
     pub fn works(&self, model: &Model, options: &verify::Options) -> Result<(), FreeError> {
-        let others: [&dyn Fn(i64) -> i64; 3] = [&|n| 2 * n, &|n| n + 1, &|n| n + 32];
+        // A size of a file may be any number; one that is too large is refused where inputs are made up.
+        let others: [&dyn Fn(i64) -> i64; 3] =
+            [&|n| n.saturating_mul(2), &|n| n.saturating_add(1), &|n| {
+                n.saturating_add(32)
+            }];
         let mut last = Ok(());
         for other in others {
             let mut options = options.clone();
@@ -161,7 +194,9 @@ impl Freed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rewrite::trial::{Trial, reals};
+    use crate::element::Element;
+    use crate::proto::{AttributeProto, GraphProto, attribute_type};
+    use crate::rewrite::trial::{Trial, line, reals, value};
 
     fn freed(trial: &Trial, texts: &[&str]) -> Result<Freed, FreeError> {
         let model = trial.model();
@@ -200,5 +235,49 @@ mod tests {
         assert!(refused("x=a,a").contains("`a` would stand for 2 and for 4"));
         assert!(refused("x=a").contains("no input `x` of 1 dimensions"));
         assert!(parse_names("x=3,_").is_err() && parse_names("=a").is_err());
+        assert!(parse_names("x=?,_").is_err() && parse_names("x=infinity,_").is_ok());
+        let model = trial.model();
+        let twice = ["x=a,_", "x=b,_"].map(|names| parse_names(names).expect("names"));
+        let twice = free(&model.proto, &model.folder, &twice).expect_err("one input");
+        assert!(twice.to_string().contains("`x` is given names twice"));
+    }
+
+    #[test]
+    fn a_size_near_the_largest_number_is_an_error() {
+        let most = i64::MAX.to_string();
+        let trial = Trial::new(17).input("x", &most).node("y = Exp(x)");
+        let refused = freed(&trial.output("y", &most), &["x=n"]).expect_err("too large");
+        assert!(matches!(refused, FreeError::Inside { .. }), "{refused}");
+    }
+
+    #[test]
+    fn bodies_forget_sizes_that_are_dynamic_now() {
+        let branch = |name: &str, op: &str| AttributeProto {
+            name: name.to_string(),
+            r#type: attribute_type::GRAPH,
+            g: Some(GraphProto {
+                name: name.to_string(),
+                node: vec![
+                    line(&format!("{op}_a = {op}(x)"), Vec::new()),
+                    line(&format!("{op}_y = Neg({op}_a)"), Vec::new()),
+                ],
+                output: vec![value(&format!("{op}_y"), Element::F32, "2 4")],
+                value_info: vec![value(&format!("{op}_a"), Element::F32, "2 4")],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let trial = Trial::new(17).input_of("c", Element::Bool, "");
+        let branches = vec![branch("then_branch", "Exp"), branch("else_branch", "Abs")];
+        let trial = trial.input("x", "2 4").with("y = If(c)", branches);
+        let trial = trial.output("y", "2 4");
+        let freed = freed(&trial, &["x=batch,_"]).expect("it runs with others");
+        let graph = freed.model.graph.clone().expect("a graph");
+        assert_eq!(graph.output, [value("y", Element::F32, "batch 4")]);
+        for body in crate::attributes::bodies(&graph.node[0]) {
+            assert!(body.value_info.is_empty());
+        }
+        let problems = crate::check::errors(&trial.model().with(freed.model));
+        assert!(problems.is_empty(), "{problems:?}");
     }
 }

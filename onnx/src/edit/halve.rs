@@ -2,15 +2,18 @@
 //!
 //! Before → after: `y = MatMul(x, w)` in f32 → `h = Cast(x); k = MatMul(h, w16); y = Cast(k)`. Inputs and outputs of
 //! the model keep their types. A node stays in f32 if the standard's version of it takes no such floats, if it has
-//! bodies, if it draws at random, if it asks for a type by attribute, or if the caller says so; a stored value with
-//! elements beyond the largest 16-bit float stays too. How far results move is measured by verification, not here.
+//! bodies, if it draws at random, if the type of a result does not follow from its inputs, if the type of a value is
+//! not known, if it reads or gives a constant beyond the largest 16-bit float, or if the caller says so. How far
+//! results move is measured by verification, not here.
 
-use super::{RaiseError, names, version};
+use super::{names, version};
 use crate::attributes::{bodies, is_standard};
 use crate::check::schemas::{Port, Schema, Type, port, versions};
 use crate::element::Element;
 use crate::evaluate::captured;
+use crate::fact::Fact;
 use crate::infer::{Facts, is_random, known_values};
+use crate::near;
 use crate::operators::Unknowns;
 use crate::proto::{GraphProto, ModelProto, NodeProto};
 use crate::rewrite::patch::int;
@@ -20,8 +23,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Operators that stay in f32 unless the caller says otherwise: sums of many terms and of large ones.
-pub const USUALLY_KEPT: [&str; 3] = ["ReduceSumSquare", "ReduceL2", "CumSum"];
+/// Operators that always stay in f32: sums of many terms and of large ones.
+pub const ALWAYS_KEPT: [&str; 3] = ["ReduceSumSquare", "ReduceL2", "CumSum"];
+
+/// Why a model stays in f32.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HalveError {
+    /// The nodes of functions are not looked into.
+    #[error(
+        "the file has functions of its own, which are not halved; `shorthaul optimize` without --half inlines them first"
+    )]
+    Functions,
+    /// A name of `keep` that nothing has.
+    #[error("the file has no operator and no node `{name}` that could stay in f32{near}")]
+    Unknown {
+        /// What was given.
+        name: String,
+        /// Names like it, as the end of a sentence.
+        near: String,
+    },
+}
 
 /// A model that computes in 16-bit floats.
 #[derive(Clone, Debug)]
@@ -34,19 +55,21 @@ pub struct Halved {
     pub kept: BTreeMap<String, usize>,
 }
 
-/// The model with f32 replaced by `half` (f16 or bf16), but for nodes whose operator or name is in `keep`.
+/// The model with f32 replaced by `half` (f16 or bf16), but for nodes whose operator or name is in `keep` or
+/// [`ALWAYS_KEPT`].
 ///
 /// # Errors
-/// [`RaiseError::Functions`].
+/// See [`HalveError`].
 pub fn halve(
     model: &ModelProto,
     folder: &Arc<Path>,
     half: Element,
     keep: &BTreeSet<String>,
-) -> Result<Halved, RaiseError> {
+) -> Result<Halved, HalveError> {
     if !model.functions.is_empty() {
-        return Err(RaiseError::Functions);
+        return Err(HalveError::Functions);
     }
+    all_there(model, keep)?;
     let mut model = model.clone();
     let facts = known_values(&model, folder, &Unknowns::default());
     let opset = version(&model);
@@ -68,7 +91,9 @@ pub fn halve(
         };
         halving.weights(graph, folder);
         for node in std::mem::take(&mut graph.node) {
-            let is_kept = keep.contains(&node.op_type) || keep.contains(&node.name);
+            let is_kept = ALWAYS_KEPT.contains(&node.op_type.as_str())
+                || keep.contains(&node.op_type)
+                || keep.contains(&node.name);
             let ports = halving.ports(&node, opset).filter(|_| !is_kept);
             match ports {
                 Some(ports) => {
@@ -92,6 +117,22 @@ pub fn halve(
     Ok(made)
 }
 
+/// Whether every name is that of an operator or a node of the file.
+fn all_there(model: &ModelProto, keep: &BTreeSet<String>) -> Result<(), HalveError> {
+    let nodes = || model.graph.iter().flat_map(|graph| &graph.node);
+    let known: BTreeSet<&str> = nodes()
+        .flat_map(|node| [node.op_type.as_str(), node.name.as_str()])
+        .filter(|name| !name.is_empty())
+        .collect();
+    match keep.iter().find(|name| !known.contains(name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(HalveError::Unknown {
+            name: name.clone(),
+            near: near::suggestion(name, known),
+        }),
+    }
+}
+
 /// Which inputs and outputs of a node are in 16-bit floats.
 struct Ports {
     inputs: Vec<bool>,
@@ -110,14 +151,13 @@ struct Halving<'a> {
 }
 
 impl Halving<'_> {
-    fn is_float(&self, name: &str) -> bool {
-        let fact = self.facts.get(name);
-        fact.is_some_and(|fact| fact.element == Some(Element::F32))
+    fn element(&self, name: &str) -> Option<Element> {
+        self.facts.get(name)?.element
     }
 
     fn has_floats(&self, node: &NodeProto) -> bool {
         let mut all = node.input.iter().chain(&node.output);
-        all.any(|name| self.is_float(name))
+        all.any(|name| self.element(name) == Some(Element::F32))
     }
 
     /// Which values of a node may be halved; `None` if it stays as it is.
@@ -128,27 +168,27 @@ impl Halving<'_> {
             || bodies(node).next().is_some()
             || is_random(node)
             || attributes.any(|name| asks_for_a_type.contains(&name))
-            || node.input.iter().any(|name| self.too_large.contains(name));
+            || node.input.iter().any(|name| self.is_too_large(name))
+            || node.output.iter().any(|name| self.is_too_large(name));
         if stays {
             return None;
         }
         let schema = versions("", &node.op_type).iter().rev();
-        let schema: &Schema = schema
+        let schema: &'static Schema = schema
             .into_iter()
             .find(|s| s.since <= opset && !s.is_deprecated)?;
-        let takes = |element: &Type| {
-            let is_variable = matches!(element, Type::Variable(_));
-            let allowed = schema.allowed(element)?;
-            Some(is_variable && allowed.contains(&self.half))
-        };
         // A type variable that allows f32 but not the half keeps the node as it is.
+        let takes = |element: &Type| Some(schema.allowed(element)?.contains(&self.half));
         let floats = |names: &[String], ports: &[Port]| -> Option<Vec<bool>> {
-            let halved = |(at, name): (usize, &String)| match self.is_float(name) {
-                false => Some(false),
-                true => match &port(ports, at)?.element {
+            let halved = |(at, name): (usize, &String)| match self.element(name) {
+                _ if name.is_empty() => Some(false),
+                Some(Element::F32) => match &port(ports, at)?.element {
                     Type::One(_) => Some(false),
                     element => takes(element)?.then_some(true),
                 },
+                Some(_) => Some(false),
+                // It may be a float, unless the standard says that it is something else.
+                None => matches!(port(ports, at)?.element, Type::One(_)).then_some(false),
             };
             names.iter().enumerate().map(halved).collect()
         };
@@ -156,12 +196,21 @@ impl Halving<'_> {
             inputs: floats(&node.input, &schema.inputs)?,
             outputs: floats(&node.output, &schema.outputs)?,
         };
-        ports
-            .outputs
-            .iter()
-            .chain(&ports.inputs)
-            .any(|half| *half)
-            .then_some(ports)
+        let follows = types_follow(schema, &ports) || node.op_type == "DequantizeLinear";
+        let mut all = ports.outputs.iter().chain(&ports.inputs);
+        (follows && all.any(|half| *half)).then_some(ports)
+    }
+
+    /// Whether a value is a constant with elements beyond the largest 16-bit float.
+    fn is_too_large(&self, name: &str) -> bool {
+        if self.too_large.contains(name) {
+            return true;
+        }
+        if self.halves.contains_key(name) || self.element(name) != Some(Element::F32) {
+            return false;
+        }
+        let constant = self.facts.get(name).and_then(Fact::tensor);
+        constant.is_some_and(|tensor| self.tensor(&tensor).is_none())
     }
 
     /// Stored values, in 16-bit floats where they fit.
@@ -250,12 +299,33 @@ impl Halving<'_> {
     }
 }
 
+/// Whether every halved output has the type variable of a halved input. If not, an attribute or its default decides
+/// the type, as for ConstantOfShape, windows, or the statistics of LayerNormalization. (DequantizeLinear without such
+/// an attribute gives the type of its scale, though its variables differ.)
+fn types_follow(schema: &'static Schema, ports: &Ports) -> bool {
+    let variables = |halved: &[bool], of: &'static [Port]| -> BTreeSet<&'static str> {
+        let halved = halved.iter().enumerate().filter(|(_, half)| **half);
+        let elements = halved.filter_map(|(at, _)| Some(&port(of, at)?.element));
+        elements
+            .filter_map(|element| match element {
+                Type::Variable(name) => Some(*name),
+                _ => None,
+            })
+            .collect()
+    };
+    let given = variables(&ports.inputs, &schema.inputs);
+    variables(&ports.outputs, &schema.outputs).is_subset(&given)
+}
+
 /// Casts and stored values that nothing reads are left out.
 fn unread_goes(graph: &mut GraphProto) {
     let mut read: BTreeSet<String> = graph.output.iter().map(|o| o.name.clone()).collect();
     let mut nodes: Vec<NodeProto> = Vec::new();
     for node in std::mem::take(&mut graph.node).into_iter().rev() {
-        if node.op_type == "Cast" && !node.output.iter().any(|o| read.contains(o)) {
+        if node.op_type == "Cast"
+            && is_standard(&node)
+            && !node.output.iter().any(|o| read.contains(o))
+        {
             continue;
         }
         read.extend(node.input.iter().cloned());
@@ -274,7 +344,8 @@ fn unread_goes(graph: &mut GraphProto) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rewrite::trial::{Trial, reals};
+    use crate::proto::{AttributeProto, attribute_type};
+    use crate::rewrite::trial::{Trial, line, reals, value};
     use crate::tensor::Values;
     use crate::verify::{Checker, Options};
 
@@ -343,5 +414,122 @@ mod tests {
         );
         assert_eq!(operators(&made), ["Mul"]);
         assert_eq!((made.n_halved, made.kept["Mul"]), (0, 1));
+    }
+
+    #[test]
+    fn a_large_constant_inside_stays() {
+        let value = crate::rewrite::patch::float("value_float", 1e6);
+        let trial = Trial::new(17).input("x", "n");
+        let trial = trial.with("c = Constant()", vec![value]);
+        let trial = trial.node("y = Div(x, c)").output("y", "n");
+        assert_eq!(
+            operators(&halved(&trial, Element::F16, &[])),
+            ["Constant", "Div"]
+        );
+        let made = halved(&trial, Element::BF16, &[]);
+        assert_eq!(made.n_halved, 1, "{:?}", operators(&made));
+    }
+
+    /// The halved model gives what the original gives, within a twentieth; its operators.
+    fn is_near(trial: &Trial, half: Element) -> Vec<String> {
+        let made = halved(trial, half, &[]);
+        let model = trial.model();
+        let options = Options {
+            tolerance: 5e-2,
+            ..Options::default()
+        };
+        let checker = Checker::new(&model, &options).expect("it runs");
+        let other = model.with(made.model.clone());
+        let problems = crate::check::errors(&other);
+        assert!(problems.is_empty(), "{problems:?}");
+        checker.check_other(&other).expect("close enough");
+        operators(&made)
+    }
+
+    #[test]
+    fn results_whose_type_does_not_follow_from_inputs_stay() {
+        // Without an attribute, what is filled in is f32.
+        let trial = Trial::new(17).input("x", "2 4").node("s = Shape(x)");
+        let trial = trial.node("z = ConstantOfShape(s)").node("a = Exp(x)");
+        let trial = trial.node("y = Add(a, z)").output("y", "2 4");
+        assert_eq!(
+            is_near(&trial, Element::F16),
+            [
+                "Cast",
+                "Shape",
+                "ConstantOfShape",
+                "Exp",
+                "Cast",
+                "Add",
+                "Cast"
+            ]
+        );
+        let window = Trial::new(17).input("x", "8").constant("n", Tensor::int(8));
+        let window = window.node("w = HannWindow(n)").node("y = Mul(x, w)");
+        let made = halved(&window.output("y", "8"), Element::F16, &[]);
+        let mut nodes = made.model.graph.iter().flat_map(|graph| &graph.node);
+        assert!(nodes.any(|node| node.op_type == "HannWindow" && node.output == ["w"]));
+        // Its statistics are in f32 whatever it normalizes.
+        let norm = Trial::new(17).input("x", "4 8").constant("s", reals(&[8]));
+        let norm = norm.node("a, m = LayerNormalization(x, s)");
+        let norm = norm.node("y = Add(a, m)").output("y", "4 8");
+        let made = is_near(&norm, Element::BF16);
+        assert_eq!(made[0], "LayerNormalization");
+    }
+
+    #[test]
+    fn bodies_read_what_stands_around_them_in_f32() {
+        let body = |op: &str| crate::proto::GraphProto {
+            name: op.to_string(),
+            node: vec![line(&format!("{op}_y = {op}(a)"), Vec::new())],
+            output: vec![value(&format!("{op}_y"), Element::F32, "n 8")],
+            ..Default::default()
+        };
+        let branch = |name: &str, op: &str| AttributeProto {
+            name: name.to_string(),
+            r#type: attribute_type::GRAPH,
+            g: Some(body(op)),
+            ..Default::default()
+        };
+        let trial = Trial::new(17)
+            .input_of("c", Element::Bool, "")
+            .input("x", "n 8")
+            .constant("w", reals(&[8, 8]));
+        let trial = trial.node("a = MatMul(x, w)");
+        let branches = vec![branch("then_branch", "Relu"), branch("else_branch", "Neg")];
+        let trial = trial.with("b = If(c)", branches);
+        let trial = trial.node("y = MatMul(b, w)").output("y", "n 8");
+        let made = is_near(&trial, Element::F16);
+        assert_eq!(
+            made,
+            ["Cast", "MatMul", "Cast", "If", "Cast", "MatMul", "Cast"]
+        );
+    }
+
+    #[test]
+    fn a_value_of_unknown_type_keeps_its_readers() {
+        let trial = Trial::new(17).input("x", "n 4");
+        let trial = trial.node("a = com.example.Own(x)").node("y = Add(a, x)");
+        let made = halved(&trial.output("y", "n 4"), Element::F16, &[]);
+        assert_eq!(operators(&made), ["Own", "Add"]);
+    }
+
+    #[test]
+    fn names_that_nothing_has_and_functions_are_refused() {
+        let model = network().model();
+        let refused = |keep: &str| {
+            let keep = BTreeSet::from([keep.to_string()]);
+            let refused = halve(&model.proto, &model.folder, Element::F16, &keep);
+            refused.expect_err("no such name").to_string()
+        };
+        assert_eq!(
+            refused("Sofmax"),
+            "the file has no operator and no node `Sofmax` that could stay in f32; did you mean Softmax?"
+        );
+        assert!(refused("").contains("no node ``"));
+        let mut proto = model.proto.clone();
+        proto.functions.push(crate::proto::FunctionProto::default());
+        let functions = halve(&proto, &model.folder, Element::F16, &BTreeSet::new());
+        assert_eq!(functions.err(), Some(HalveError::Functions));
     }
 }

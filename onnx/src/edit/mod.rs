@@ -16,7 +16,7 @@ mod unroll;
 
 pub use extract::{ExtractError, extract};
 pub use free::{FreeError, Freed, Names, free, parse_names};
-pub use halve::{Halved, USUALLY_KEPT, halve};
+pub use halve::{ALWAYS_KEPT, HalveError, Halved, halve};
 pub use lower::lower;
 pub use raise::{RAISED_TO, RaiseError, in_known_version, raise, version};
 pub use rename::{RenameError, rename};
@@ -29,8 +29,11 @@ use std::collections::BTreeSet;
 
 /// Every name of a value in a graph and its bodies.
 fn names(graph: &GraphProto, taken: &mut BTreeSet<String>) {
-    taken.extend(graph.input.iter().map(|i| i.name.clone()));
-    taken.extend(graph.initializer.iter().map(|t| t.name.clone()));
+    let ports = graph.input.iter().chain(&graph.output);
+    taken.extend(ports.map(|port| port.name.clone()));
+    let sparse = graph.sparse_initializer.iter().flat_map(|t| &t.values);
+    let stored = graph.initializer.iter().chain(sparse);
+    taken.extend(stored.map(|tensor| tensor.name.clone()));
     for node in &graph.node {
         taken.extend(node.output.iter().cloned());
         taken.extend(node.input.iter().cloned());

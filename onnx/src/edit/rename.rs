@@ -3,7 +3,8 @@
 use super::names;
 use crate::attributes::bodies_mut;
 use crate::evaluate::captured;
-use crate::proto::{GraphProto, ModelProto};
+use crate::proto::{GraphProto, ModelProto, TensorAnnotation};
+use prost::Message;
 use std::collections::BTreeSet;
 
 /// Why names stay.
@@ -34,7 +35,7 @@ pub fn rename(model: &ModelProto, pairs: &[(String, String)]) -> Result<ModelPro
     let Some(graph) = &mut model.graph else {
         return Ok(model);
     };
-    for (old, new) in pairs {
+    for (old, new) in pairs.iter().filter(|(old, new)| old != new) {
         let ports: BTreeSet<&String> = graph
             .input
             .iter()
@@ -50,7 +51,6 @@ pub fn rename(model: &ModelProto, pairs: &[(String, String)]) -> Result<ModelPro
         }
         let mut taken = BTreeSet::new();
         names(graph, &mut taken);
-        taken.extend(graph.output.iter().map(|port| port.name.clone()));
         if new.is_empty() || taken.contains(new) {
             return Err(RenameError::Taken { name: new.clone() });
         }
@@ -78,6 +78,18 @@ fn within(graph: &mut GraphProto, old: &str, new: &str) {
     sparse
         .flat_map(|s| &mut s.values)
         .for_each(|tensor| change(&mut tensor.name));
+    for annotation in &mut graph.quantization_annotation {
+        // One that cannot be read means nothing to anybody, and stays.
+        if let Ok(mut known) = TensorAnnotation::decode(annotation.clone()) {
+            let before = known.clone();
+            change(&mut known.tensor_name);
+            let parameters = known.quant_parameter_tensor_names.iter_mut();
+            parameters.for_each(|entry| change(&mut entry.value));
+            if known != before {
+                *annotation = known.encode_to_vec().into();
+            }
+        }
+    }
     for node in &mut graph.node {
         node.input
             .iter_mut()
@@ -94,7 +106,9 @@ fn within(graph: &mut GraphProto, old: &str, new: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rewrite::trial::Trial;
+    use crate::element::Element;
+    use crate::proto::{AttributeProto, SparseTensorProto, StringStringEntryProto, TensorProto};
+    use crate::rewrite::trial::{Trial, line, value};
     use crate::verify::{Checker, Options};
 
     fn pair(old: &str, new: &str) -> (String, String) {
@@ -115,6 +129,52 @@ mod tests {
         let renamed = renamed.expect("free names");
         assert_eq!(renamed, made("image", "score").proto);
         assert!(Checker::new(&model.with(renamed), &Options::default()).is_ok());
+    }
+
+    #[test]
+    fn bodies_sparse_values_and_annotations_follow() {
+        let mut proto = Trial::new(17)
+            .input("c", "")
+            .input("x", "n 4")
+            .model()
+            .proto;
+        let branch = |name: &str, op: &str| AttributeProto {
+            name: name.to_string(),
+            g: Some(GraphProto {
+                node: vec![line(&format!("{op}_y = {op}(x)"), Vec::new())],
+                output: vec![value(&format!("{op}_y"), Element::F32, "n 4")],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let graph = proto.graph.get_or_insert_default();
+        let branches = vec![branch("then_branch", "Exp"), branch("else_branch", "Neg")];
+        graph.node.push(line("y = If(c)", branches));
+        graph.output.push(value("y", Element::F32, "n 4"));
+        graph.sparse_initializer.push(SparseTensorProto {
+            values: Some(TensorProto {
+                name: "stored".to_string(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        let annotation = |of: &str| TensorAnnotation {
+            tensor_name: of.to_string(),
+            quant_parameter_tensor_names: vec![StringStringEntryProto {
+                key: "SCALE_TENSOR".to_string(),
+                value: of.to_string(),
+            }],
+        };
+        graph.quantization_annotation = vec![annotation("x").encode_to_vec().into()];
+        let renamed = rename(&proto, &[pair("x", "image"), pair("y", "y")]).expect("free names");
+        let graph = renamed.graph.expect("a graph");
+        let found = TensorAnnotation::decode(graph.quantization_annotation[0].clone());
+        assert_eq!(found, Ok(annotation("image")));
+        for body in crate::attributes::bodies(&graph.node[0]) {
+            assert_eq!(body.node[0].input, ["image"]);
+        }
+        let taken = rename(&proto, &[pair("x", "stored")]).expect_err("a stored value has it");
+        assert!(taken.to_string().contains("`stored` is taken"));
     }
 
     #[test]

@@ -36,9 +36,12 @@ impl Fitting {
     pub fn new(graph: &GraphProto, facts: &Facts, name: &str, shape: &[SymExpr]) -> Option<Self> {
         let whole = Whole { graph, facts };
         let n = match shape {
-            [] => 1,
-            [n] => usize::try_from(n.as_const()?).ok()?,
-            _ => return whole.divisors(name),
+            [] => Some(1),
+            [n] => n.as_const().and_then(|n| usize::try_from(n).ok()),
+            _ => None,
+        };
+        let Some(n) = n else {
+            return whole.divisors(name);
         };
         let mut readers = graph.node.iter().filter(|node| is_standard(node));
         let found = readers.find_map(|node| {
@@ -303,12 +306,18 @@ mod tests {
 
     #[test]
     fn nothing_is_divided_by_zero() {
-        let trial = integers(integers(Trial::new(17), "a", "3 4"), "b", "3 4");
-        let trial = trial.node("q = Div(a, b)");
-        let trial = trial.with("y = Cast(q)", vec![int("to", 1)]);
-        let divisors = made_up(&trial.output("y", "3 4"), "b");
-        assert!(divisors.iter().flatten().all(|n| *n != 0.0), "{divisors:?}");
-        assert!(divisors.iter().flatten().any(|n| *n < 0.0), "{divisors:?}");
+        for sizes in ["3 4", "n"] {
+            let trial = integers(integers(Trial::new(17), "a", sizes), "b", sizes);
+            let trial = trial.node("q = Div(a, b)");
+            let trial = trial.with("y = Cast(q)", vec![int("to", 1)]);
+            let divisors = made_up(&trial.output("y", sizes), "b");
+            assert!(divisors.iter().flatten().all(|n| *n != 0.0), "{divisors:?}");
+            // Masks would be 0 and 1.
+            assert!(
+                divisors.iter().flatten().any(|n| n.abs() > 1.0),
+                "{divisors:?}"
+            );
+        }
     }
 
     #[test]

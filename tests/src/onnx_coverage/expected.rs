@@ -10,23 +10,6 @@ use onnx::proto::TensorProto;
 /// An output: elements and sizes.
 pub(super) type Output = (Vec<f64>, Vec<usize>);
 
-/// Cases whose expected outputs are written by hand with four decimals.
-const FOUR_DECIMALS: [&str; 4] = [
-    "test_averagepool_2d_ceil_last_window_starts_on_pad",
-    "test_gridsample_bicubic",
-    "test_roialign_aligned_false",
-    "test_roialign_aligned_true",
-];
-
-/// Relative difference that the standard's own suite allows (`onnx.backend.test.case.test_case`), for cases whose
-/// expected outputs are written by hand; 0 where they are computed.
-pub(super) fn written_tolerance(case: &str) -> f64 {
-    match FOUR_DECIMALS.contains(&case) {
-        true => 1e-3,
-        false => 0.0,
-    }
-}
-
 /// Relative and absolute difference allowed: outputs of the cases are computed in their own type, in another order.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
@@ -38,12 +21,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Whether numbers are the expected ones, with that relative difference where these are written by hand.
-pub(super) fn compare(
-    (found, shape): (&[f64], &[usize]),
-    expected: &TensorProto,
-    written_tolerance: f64,
-) -> Verdict {
+/// Whether numbers are the expected ones.
+pub(super) fn compare((found, shape): (&[f64], &[usize]), expected: &TensorProto) -> Verdict {
     let bytes = bytes::Bytes::from(prost::Message::encode_to_vec(expected));
     let expected = importer::onnx::decode_tensor(bytes)?;
     if shape != expected.shape {
@@ -56,8 +35,7 @@ pub(super) fn compare(
     }
     for (n, (a, b)) in found.iter().zip(expected).enumerate() {
         let same = *a == b || (a.is_nan() && b.is_nan());
-        let allowed = (tolerance * (b.abs() + 0.02)).max(written_tolerance * b.abs());
-        if !same && (a - b).abs() > allowed {
+        if !same && (a - b).abs() > tolerance * (b.abs() + 0.02) {
             return Err(format!("element {n} is {a} instead of {b}"));
         }
     }
@@ -171,7 +149,6 @@ mod tests {
             },
             inputs: vec![tensor.clone()],
             outputs: vec![tensor.clone(), tensor],
-            written_tolerance: 0.0,
         }
     }
 
@@ -199,12 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_by_hand_is_judged_as_by_the_standard() {
+    fn numbers_are_compared_to_four_digits_and_kinds_exactly() {
         let expected = case("Relu", 0.1511, 1).outputs.remove(0);
-        let found = |x: f64, of: f64| compare((&[x], &[1]), &expected, of);
-        assert!(found(0.151056, 0.0).is_err());
-        assert_eq!(found(0.151056, written_tolerance(FOUR_DECIMALS[0])), Ok(()));
-        assert!(found(0.1509, written_tolerance(FOUR_DECIMALS[0])).is_err());
-        assert_eq!(written_tolerance("test_relu"), 0.0);
+        let found = |x: f64| compare((&[x], &[1]), &expected);
+        assert_eq!(found(0.15111), Ok(()));
+        assert!(found(0.151056).is_err() && found(f64::NAN).is_err());
+        assert!(compare((&[0.1511], &[]), &expected).is_err());
+        let expected = case("Relu", f32::NAN, 1).outputs.remove(0);
+        assert_eq!(compare((&[f64::NAN], &[1]), &expected), Ok(()));
+        assert!(compare((&[0.0], &[1]), &expected).is_err());
     }
 }

@@ -13,7 +13,7 @@ pub use page::page;
 
 use compiler::Step;
 use compiler::internal_error::caught_deep;
-use expected::{Draw, Output, compare, written_tolerance};
+use expected::{Draw, Output, compare};
 use graph::{Bindings, DType, Precision, Tensor};
 use importer::onnx::{File, Model, Options};
 use onnx::evaluate::Program;
@@ -63,8 +63,6 @@ pub struct Case {
     pub inputs: Vec<TensorProto>,
     /// Its expected outputs, in order.
     pub outputs: Vec<TensorProto>,
-    /// Relative difference that is allowed because these are written by hand; 0 where they are computed.
-    pub written_tolerance: f64,
 }
 
 impl Case {
@@ -82,16 +80,13 @@ impl Case {
             model,
             inputs: tensors("input")?,
             outputs: tensors("output")?,
-            written_tolerance: folder
-                .file_name()
-                .map_or(0.0, |name| written_tolerance(&name.to_string_lossy())),
         })
     }
 
     /// Whether outputs are the expected ones.
     fn expects(&self, outputs: &[Output]) -> Verdict {
         for ((found, shape), expected) in outputs.iter().zip(&self.outputs) {
-            compare((found, shape), expected, self.written_tolerance)?;
+            compare((found, shape), expected)?;
         }
         Ok(())
     }
@@ -120,7 +115,6 @@ impl Case {
             model,
             inputs,
             outputs: self.outputs.clone(),
-            written_tolerance: self.written_tolerance,
         }
     }
 
@@ -129,7 +123,6 @@ impl Case {
             model: self.model.clone(),
             inputs: self.inputs.clone(),
             outputs: self.outputs.clone(),
-            written_tolerance: self.written_tolerance,
         }
     }
 
@@ -264,8 +257,7 @@ pub fn evaluated(case: &Case) -> Verdict {
     for (found, expected) in outputs.iter().zip(&case.outputs) {
         match found.to_f64() {
             Some(values) if dtype(expected).is_some() => {
-                let tolerance = case.written_tolerance;
-                compare((&values, &found.shape), expected, tolerance)?;
+                compare((&values, &found.shape), expected)?;
             }
             // Text, complex and packed numbers are compared in `onnx/tests/node_cases.rs`.
             _ => {}

@@ -116,7 +116,7 @@ fn runs(cx: &NodeCx, is_weighted: bool) -> Result<Vec<Runs>, Refusal> {
     Ok(all)
 }
 
-/// Numbers of runs, whether there are any, or one of these times weights: `[columns]`, or `[rows, columns]`.
+/// How often the runs of each column occur, or whether they do, times weights: `[columns]`, or `[rows, columns]`.
 fn vectorizer(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let shape = cx.shape(x);
@@ -129,7 +129,7 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
     let size = shape
         .last()
         .and_then(SymExpr::as_const)
-        .ok_or("its rows have a dynamic size, or none")?;
+        .ok_or("the length of its rows is dynamic, or its input has no dimension")?;
     let rows = match shape.as_slice() {
         [_] => SymExpr::constant(1),
         [rows, _] => rows.clone(),
@@ -141,9 +141,12 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
         .max()
         .and_then(|n| usize::try_from(n.checked_add(1)?).ok());
     let is_usual = columns.iter().all(|n| (0..MOST_PAIRS).contains(n));
-    let width = width
-        .filter(|_| is_usual)
-        .ok_or("its columns are not those of a result")?;
+    let width = width.filter(|_| is_usual).ok_or_else(|| {
+        let most = MOST_PAIRS - 1;
+        Refusal(format!(
+            "its attribute `ngram_indexes` must hold columns, from 0 to {most}"
+        ))
+    })?;
     let x = cx.cast(x, DType::I64)?;
     let x = cx.reshape(x, vec![rows.clone(), size.into()])?;
     let mode = cx.text("mode", "")?;
@@ -153,8 +156,9 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
         "IDF" => (true, true),
         other => return Err(Refusal(format!("its attribute `mode` is `{other}`"))),
     };
+    let runs = runs(cx, is_weighted)?;
     let mut total: Option<ContainerId> = None;
-    for runs in runs(cx, is_weighted)? {
+    for runs in &runs {
         let mut counts: Option<ContainerId> = None;
         // Single elements have no distance.
         let steps = if runs.length == 1 { 1 } else { skips + 1 };
@@ -164,22 +168,26 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
             };
             counts = Some(sum(cx, counts, own)?);
         }
-        let Some(mut counts) = counts else { continue };
-        if counts_once {
-            let is_there = Expr::In(0).gt(Expr::float(0.0)).cast(DType::F32);
-            counts = cx.elementwise(is_there, &[counts])?;
-        }
-        if runs.n().saturating_mul(width) as i64 > MOST_PAIRS {
-            return Err("it counts too many runs".into());
-        }
-        let mut places = vec![0.0; runs.n() * width];
+        let Some(counts) = counts else { continue };
+        let n_places = runs.n().checked_mul(width);
+        let n_places = n_places.filter(|n| *n as u64 <= MOST_PAIRS as u64);
+        let n_places = n_places.ok_or("it counts too many runs")?;
+        let mut places = vec![0.0; n_places];
         for (row, (column, weight)) in runs.columns.iter().zip(&runs.weights).enumerate() {
-            places[row * width + *column as usize] = *weight;
+            // Whether a column's runs occur at all is asked before they are weighted.
+            places[row * width + *column as usize] = if counts_once { 1.0 } else { *weight };
         }
         let places = Tensor::from_f64(DType::F32, &[runs.n(), width], places);
         let places = cx.constant(places);
         let placed = contract(cx, "rg,gc->rc".to_string(), &[counts, places])?;
         total = Some(sum(cx, total, placed)?);
+    }
+    if let (Some(found), true) = (total, counts_once) {
+        let weights = weights_of_columns(&runs, width)?;
+        let weights = cx.constant(Tensor::from_f64(DType::F32, &[width], weights));
+        let is_there = Expr::In(0).gt(Expr::float(0.0));
+        let weighted = Expr::select(is_there, Expr::In(1), Expr::float(0.0));
+        total = Some(cx.elementwise(weighted.cast(DType::F32), &[found, weights])?);
     }
     let counts = match total {
         Some(total) => total,
@@ -190,6 +198,21 @@ fn vectorizer(cx: &mut NodeCx) -> Values {
         to.insert(0, rows);
     }
     single(cx.reshape(counts, to)?)
+}
+
+/// The weight of each column, which all of its runs have.
+fn weights_of_columns(runs: &[Runs], width: usize) -> Result<Vec<f64>, Refusal> {
+    let mut weights: Vec<Option<f64>> = vec![None; width];
+    for (column, weight) in runs.iter().flat_map(|r| r.columns.iter().zip(&r.weights)) {
+        let known = &mut weights[*column as usize];
+        if known.is_some_and(|known| known != *weight) {
+            return Err(Refusal(format!(
+                "two runs of its column {column} have different weights, of which only one can count"
+            )));
+        }
+        *known = Some(*weight);
+    }
+    Ok(weights.into_iter().map(Option::unwrap_or_default).collect())
 }
 
 fn sum(

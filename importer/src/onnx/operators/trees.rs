@@ -109,13 +109,10 @@ impl Trees {
             .map_err(|_| "its input must have 2 dimensions")?;
         let n_features: Option<i64> = SymExpr::as_const(&n_features);
         let n_features = n_features.ok_or("its number of features is dynamic")?;
-        if self
-            .conditions
-            .iter()
-            .any(|c| !(0..n_features).contains(&c.feature))
-        {
+        let mut features = self.conditions.iter().map(|c| c.feature);
+        if let Some(feature) = features.find(|at| !(0..n_features).contains(at)) {
             return Err(Refusal(format!(
-                "its trees ask for features that its {n_features} are not"
+                "its trees read feature {feature}, but its input has {n_features} features"
             )));
         }
         let (n_conditions, n_leaves) = (self.conditions.len(), ways.len());
@@ -152,9 +149,13 @@ impl Trees {
                 false => cx.elementwise(Expr::In(0).mul(Expr::float(share)), &[y]),
             };
         }
+        let largest = match dtype {
+            DType::F64 => f64::MAX,
+            _ => f64::from(f32::MAX),
+        };
         let (kind, neutral) = match aggregate {
-            Aggregate::Min => ("min", f64::from(f32::MAX)),
-            _ => ("max", f64::from(f32::MIN)),
+            Aggregate::Min => ("min", largest),
+            _ => ("max", -largest),
         };
         let is_given = cx.constant(Tensor::from_f64(dtype, &shape, is_given));
         let mut column = cx.shape(reached);
@@ -335,15 +336,16 @@ fn ensemble(cx: &mut NodeCx) -> Values {
             ],
         });
     }
-    let targets = cx.int("n_targets", 0)?;
-    let targets = usize::try_from(targets)
-        .ok()
-        .filter(|n| (1..=MOST_ELEMENTS).contains(n));
-    let targets = targets.ok_or("its attribute `n_targets` is missing")?;
-    for (target, weight) in list(cx, "leaf_targetids")?
-        .iter()
-        .zip(numbers(cx, "leaf_weights")?)
-    {
+    let targets = n_targets(cx, 0)?;
+    let (ids, weights) = (list(cx, "leaf_targetids")?, numbers(cx, "leaf_weights")?);
+    if ids.len() != weights.len() {
+        return Err(Refusal(format!(
+            "its leaves have {} targets, but {} weights",
+            ids.len(),
+            weights.len()
+        )));
+    }
+    for (target, weight) in ids.iter().zip(weights) {
         trees.leaves.push(vec![(within(*target, targets)?, weight)]);
     }
     for root in list(cx, "tree_roots")? {
@@ -358,8 +360,23 @@ fn ensemble(cx: &mut NodeCx) -> Values {
             _ => root,
         });
     }
+    let given = cx.input(0)?;
     let x = features(cx)?;
-    single(trees.applied(cx, x, (targets, aggregate))?)
+    let y = trees.applied(cx, x, (targets, aggregate))?;
+    // The result has the type of the features.
+    single(cx.cast(y, cx.dtype(given))?)
+}
+
+/// How many numbers a row of the result has.
+fn n_targets(cx: &NodeCx, default: i64) -> Result<usize, Refusal> {
+    let n = cx.int("n_targets", default)?;
+    let known = usize::try_from(n).ok();
+    let known = known.filter(|n| (1..=MOST_ELEMENTS).contains(n));
+    known.ok_or_else(|| {
+        Refusal(format!(
+            "its attribute `n_targets` is {n}, not a number from 1 to {MOST_ELEMENTS}"
+        ))
+    })
 }
 
 fn within(target: i64, targets: usize) -> Result<usize, Refusal> {
@@ -411,11 +428,7 @@ fn regressor(cx: &mut NodeCx) -> Values {
             )));
         }
     };
-    let targets = cx.int("n_targets", 1)?;
-    let targets = usize::try_from(targets)
-        .ok()
-        .filter(|n| (1..=MOST_ELEMENTS).contains(n));
-    let targets = targets.ok_or("its attribute `n_targets` is not a number of targets")?;
+    let targets = n_targets(cx, 1)?;
     let trees = numbered(cx, "target", targets)?;
     let x = features(cx)?;
     let mut y = trees.applied(cx, x, (targets, aggregate))?;
@@ -567,7 +580,10 @@ fn numbered(cx: &NodeCx, kind: &str, targets: usize) -> Result<Trees, Refusal> {
         if known.insert(tree[at]) {
             trees.roots.push(way);
         }
-        places.insert((tree[at], number[at]), way);
+        if places.insert((tree[at], number[at]), way).is_some() {
+            let (tree, number) = (tree[at], number[at]);
+            return Err(Refusal(format!("tree {tree} has two nodes {number}")));
+        }
     }
     let way = |tree: i64, node: i64| {
         let found = places.get(&(tree, node)).copied();
