@@ -284,9 +284,11 @@ def _as_program_wants(
 ) -> torch.Tensor:
     if grad is None:
         return _empty(program, spec).zero_()
-    if grad.dtype is spec.dtype and grad.is_contiguous() and not program.runs_cuda_text:
+    # A lazy negation, as of the imaginary part of a conjugate, is not in memory yet.
+    is_as_wanted = grad.dtype is spec.dtype and grad.is_contiguous() and not grad.is_neg()
+    if is_as_wanted and not program.runs_cuda_text:
         return grad
-    return program.place.aligned(grad.to(spec.dtype))
+    return program.place.aligned(grad.to(spec.dtype).resolve_neg())
 
 
 def _call(native, *arguments) -> None:

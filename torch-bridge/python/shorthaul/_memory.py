@@ -16,6 +16,9 @@ import torch
 #: Below this many bytes PyTorch's own allocator has memory at hand.
 _SMALL = 1 << 20
 
+#: Said aloud, since the caller's default device may be another one.
+_CPU = torch.device("cpu")
+
 
 class Blocks:
     """Memory of one program: blocks lent as tensors, which return when their storage dies."""
@@ -26,7 +29,7 @@ class Blocks:
     def lend(self, n_bytes: int) -> torch.Tensor:
         """A ``uint8`` tensor of ``n_bytes`` with arbitrary contents, aligned to 64 bytes."""
         if n_bytes < _SMALL:
-            return torch.empty(n_bytes, dtype=torch.uint8)
+            return torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
         free = self._free.setdefault(n_bytes, [])
         block = free.pop() if free else _fresh(n_bytes)
         lease = (ctypes.c_uint8 * n_bytes).from_buffer(block)
