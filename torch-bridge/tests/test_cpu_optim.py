@@ -3,6 +3,7 @@
 import copy
 import io
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import shorthaul
@@ -282,3 +283,183 @@ def test_state_that_belongs_to_another_parameter_is_refused():
     with pytest.raises(ValueError, match="there is no kernel for amsgrad"):
         mine.param_groups[0]["amsgrad"] = True
         mine.step()
+
+
+def both_of(kind, make, **settings):
+    """Parameters with their optimizer, here and of PyTorch."""
+    own, theirs = make(), make()
+    return (own, getattr(optim, kind)(own, **settings)), (
+        theirs,
+        getattr(torch.optim, kind)(theirs, **settings),
+    )
+
+
+def test_settings_that_change_between_steps():
+    changes = [
+        {},
+        {"weight_decay": 0.1, "lr": 0.03},
+        {"weight_decay": 0, "maximize": 1, "eps": 1e-5},
+        {"betas": (0.5, 0.7), "maximize": False, "lr": torch.tensor(0.2).double()},
+        {"weight_decay": torch.tensor(0.2).double()},
+    ]
+    ours = both_of("AdamW", lambda: parameters(torch.float64), lr=0.1)
+    for step, change in enumerate(changes):
+        for some, optimizer in ours:
+            optimizer.param_groups[0] |= change
+            give_gradients(some, step)
+            optimizer.step()
+    (own, _), (theirs, _) = ours
+    # The logarithm of a power and PyTorch's own power differ in the last bits.
+    assert_close(own, theirs, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_state_dict_has_the_entries_of_pytorchs(case):
+    name, settings = CASES[case]
+    own, theirs = parameters(torch.float32), parameters(torch.float32)
+    mine, other = pair(name, own, theirs, **settings)
+    step_both((own, theirs), (mine, other), 0)
+    found, wanted = mine.state_dict(), other.state_dict()
+    assert found["param_groups"] == wanted["param_groups"]
+    keys = [{n: set(state) for n, state in some["state"].items()} for some in (found, wanted)]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("what", ["parameter", "gradient", "state", "shorter"])
+def test_storages_that_were_freed_are_refused(what):
+    own = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(100))]
+    mine = optim.SGD(own, lr=0.5, momentum=0.5)
+    for p in own:
+        p.grad = torch.ones_like(p)
+    mine.step()
+    p = own[1]
+    tensor = {"gradient": p.grad, "state": mine.state[p]["momentum_buffer"]}.get(what, p)
+    storage, kept = tensor.untyped_storage(), tensor.detach().clone()
+    storage.resize_(100 if what == "shorter" else 0)
+    named = {"gradient": "the gradient of ", "state": "the optimizer's state of "}.get(what, "")
+    for _ in range(2):
+        message = rf"storage of {named}a parameter of the sizes \[100\] was freed"
+        with pytest.raises(shorthaul.InputError, match=message):
+            mine.step()
+    assert torch.equal(own[0].detach(), torch.full((3,), 0.5))
+    storage.resize_(400)
+    with torch.no_grad():
+        tensor.copy_(kept)
+    mine.step()
+    assert torch.equal(p.detach(), torch.full((100,), 0.5 - 0.5 * 1.5))
+
+
+def test_parameters_that_come_to_share_memory():
+    flat = torch.zeros(40)
+    own = [nn.Parameter(flat[:20]), nn.Parameter(flat[20:])]
+    mine = optim.SGD(own, lr=1.0)
+    for p in own:
+        p.grad = torch.ones_like(p)
+    mine.step()
+    # The same addresses, and more elements than before.
+    own[0].grad = None
+    own[0].data = flat[:30]
+    own[0].grad = torch.ones(30)
+    with pytest.warns(shorthaul.FallbackWarning, match="shares memory"):
+        mine.step()
+    assert flat.tolist() == [-2.0] * 20 + [-3.0] * 10 + [-2.0] * 10
+    # The same places, and other parameters.
+    mine.param_groups[0]["params"] = others = [nn.Parameter(p.detach()) for p in own]
+    for p in others:
+        p.grad = torch.ones_like(p)
+    assert set(mine._cpu_steps.left_to_pytorch(mine.param_groups)) == {id(p) for p in others}
+
+
+def test_clipping_keeps_the_gradients_of_what_pytorch_updates():
+    both = both_of("AdamW", lambda: left_to_pytorch("gaps in memory"), lr=0.1)
+    (own, mine), (theirs, other) = both
+    mine._max_norm = 0.5
+    kept = [p.grad for p in own]
+    values = [grad.clone() for grad in kept]
+    torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    other.step()
+    with pytest.warns(shorthaul.FallbackWarning, match="gaps in memory"):
+        mine.step()
+    assert all(p.grad is grad for p, grad in zip(own, kept, strict=True))
+    assert all(torch.equal(p.grad, value) for p, value in zip(own, values, strict=True))
+    for p, q in zip(own, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_float64_is_clipped_in_float64():
+    own, theirs = parameters(torch.float64), parameters(torch.float64)
+    mine, other = optim.SGD(own, lr=0.1, max_norm=0.5), torch.optim.SGD(theirs, lr=0.1)
+    for some in (own, theirs):
+        give_gradients(some, 0)
+    torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    mine.step()
+    other.step()
+    assert_close(own, theirs, rtol=1e-13, atol=1e-14)
+
+
+def test_gradients_that_are_lazily_negated():
+    def make():
+        p = nn.Parameter(torch.tensor(2.0))
+        conjugate = torch.complex(torch.ones(()), p).conj()
+        (conjugate * conjugate).real.backward()
+        many = nn.Parameter(torch.ones(4))
+        many.grad = torch._neg_view(torch.arange(4.0))
+        return [p, many]
+
+    (own, mine), (theirs, other) = both_of("SGD", make, lr=0.25)
+    mine.step()
+    other.step()
+    for p, q in zip(own, theirs, strict=True):
+        assert torch.equal(p, q)
+    # Of the real part of (1 − 2i)².
+    assert own[0].item() == 3.0
+
+
+def test_a_step_inside_of_a_compiled_function():
+    x = torch.randn(5, 6)
+
+    def train(kind, compiled):
+        torch.manual_seed(0)
+        network = nn.Linear(6, 3)
+        optimizer = kind(network.parameters(), lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            network(x).square().mean().backward()
+            optimizer.step()
+
+        step = torch.compile(step, backend="eager") if compiled else step
+        for _ in range(3):
+            step()
+        return list(network.parameters())
+
+    torch._dynamo.reset()
+    own, theirs = train(optim.AdamW, True), train(torch.optim.AdamW, False)
+    assert_close(own, [q.double() for q in theirs], rtol=1e-5, atol=1e-6)
+
+
+def test_optimizers_in_threads():
+    def train(kind, seed):
+        some = parameters(torch.float32, seed)
+        optimizer = kind(some, lr=0.1)
+        for step in range(20):
+            give_gradients(some, step)
+            optimizer.step()
+        return some
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda seed: train(optim.AdamW, seed), range(4)))
+    for seed, own in enumerate(found):
+        theirs = train(torch.optim.AdamW, seed)
+        assert_close(own, [q.double() for q in theirs], rtol=1e-4, atol=1e-5)
+
+
+def test_a_default_device_elsewhere():
+    (own, mine), (theirs, other) = both_of("AdamW", lambda: parameters(torch.float32), lr=0.1)
+    step_both((own, theirs), (mine, other), 0)
+    for some in (own, theirs):
+        give_gradients(some, 1)
+    with torch.device("meta"):
+        mine.step()
+        other.step()
+    assert_close(own, [q.double() for q in theirs], rtol=1e-5, atol=1e-6)

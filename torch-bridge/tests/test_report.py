@@ -1,8 +1,11 @@
 """``shorthaul.report`` gives the compiler's numbers."""
 
+import warnings
+
 import pytest
 import shorthaul
 import torch
+from against_eager import assert_network_matches
 from torch import nn
 
 
@@ -76,3 +79,58 @@ def test_a_small_step_says_why_it_runs_on_one_thread():
     assert why["program"] == 0 and why["n_threads"] == 2
     assert why["saved_us"] <= why["waited_us"]
     assert large == []
+
+
+class Spoken(nn.Module):
+    """Rows of several lengths, a recurrent layer, and a loss over alignments."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.Linear(3, 8), nn.Linear(12, 5)
+        self.layer = nn.LSTM(8, 6, bidirectional=True)
+
+    def forward(self, x, lengths, targets, counts):
+        x = self.before(x).tanh()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])
+        scores = self.after(padded).log_softmax(-1)
+        return nn.functional.ctc_loss(scores, targets, lengths, counts)
+
+
+def spoken_inputs():
+    lengths, counts = torch.tensor([5, 7, 4]), torch.tensor([2, 3, 1])
+    return torch.randn(7, 3, 3), lengths, torch.randint(1, 5, (3, 3)), counts
+
+
+def test_what_runs_outside_of_the_kernels_is_listed_once():
+    compiled, inputs = shorthaul.module(Spoken()), spoken_inputs()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            compiled(*inputs).backward()
+        report = shorthaul.report(compiled, *inputs)
+    found = report.data["outside"]
+    assert len(set(found)) == len(found)
+    assert all(f"outside of the kernels: {sentence}" in str(report) for sentence in found)
+    for name in ("ctc_loss", "pack"):
+        assert sum(name in sentence for sentence in found) == 1, found
+    fallbacks = [str(w.message) for w in said if w.category is shorthaul.FallbackWarning]
+    assert len(set(fallbacks)) == len(fallbacks) and set(fallbacks) <= set(found)
+    # A layer without a compiled part before it breaks no graph that could say so.
+    alone = shorthaul.report(Last(), torch.randn(4, 2, 3)).data["outside"]
+    assert any("LSTM" in sentence for sentence in alone)
+
+
+class Last(nn.Module):
+    """A recurrent layer, and a linear one on its last step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][-1])
+
+
+def test_packed_sequences_and_alignments_train_as_in_eager():
+    assert_network_matches(Spoken(), *spoken_inputs())

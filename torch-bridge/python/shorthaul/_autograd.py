@@ -25,6 +25,7 @@ from ._program import GradientPlan, Program, TensorSpec
 
 _is_batched = torch._C._functorch.is_batchedtensor
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_has_transforms = torch._C._are_functorch_transforms_active
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
@@ -64,11 +65,12 @@ def run(
     """
     if not is_differentiable:
         outputs, state, _ = forward(program, inputs)
-    elif program.state_bytes:
-        *outputs, state = _Passes.apply(program, *inputs)
-    else:
-        outputs, state = _Passes.apply(program, *inputs), None
-    return outputs, state
+        return outputs, state
+    outputs = (_Passes.apply if _has_transforms() else _apply)(program, *inputs)
+    if program.state_bytes:
+        *outputs, state = outputs
+        return outputs, state
+    return outputs, None
 
 
 class _Passes(torch.autograd.Function):
@@ -118,6 +120,10 @@ class _Passes(torch.autograd.Function):
             for (_, at), grad in zip(plan.computed, once, strict=True):
                 result[at] = grad
         return tuple(result)
+
+
+#: ``_Passes.apply`` without what ``torch.autograd.Function`` does for transforms of functions.
+_apply = super(torch.autograd.Function, _Passes).apply
 
 
 def _fill(program: Program, plan: GradientPlan, grads, kept, result: list) -> list[torch.Tensor]:
@@ -185,10 +191,11 @@ def forward(program: Program, inputs: Sequence[torch.Tensor]):
     saved = program.lend(program.saved_bytes) if program.saved_bytes else None
     scratch = None
     if program.forward_scratch_bytes:
-        scratch = program.lend(program.forward_scratch_bytes)
+        scratch = program.lend_briefly(program.forward_scratch_bytes)
     blocks = saved.data_ptr() if saved is not None else 0, _address(scratch)
     if timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled:
         _call(program.native.forward, addresses, into, *blocks)
+        program.give_back(scratch)
         return outputs, state, saved
     _launch(
         program,
@@ -223,7 +230,7 @@ def backward(
     ]
     scratch = None
     if program.backward_scratch_bytes:
-        scratch = program.lend(program.backward_scratch_bytes)
+        scratch = program.lend_briefly(program.backward_scratch_bytes)
     arguments = (
         [grad.data_ptr() for grad in given],
         [tensor.data_ptr() for tensor in reads],
@@ -234,6 +241,7 @@ def backward(
     )
     if timings is None and not program.runs_cuda_text and not profiler._is_profiler_enabled:
         _call(program.native.backward, *arguments)
+        program.give_back(scratch)
         return grads
     _launch(
         program,
@@ -256,15 +264,19 @@ def _address(block: torch.Tensor | None) -> int:
 
 
 def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
-    """Where the inputs lie. Refuses tensors whose storage was given back."""
-    addresses = []
-    for tensor, (end, item) in zip(inputs, program.input_sizes, strict=True):
-        offset = tensor.storage_offset()
-        if offset:
-            end += offset * item
-        if tensor.untyped_storage().nbytes() < end:
-            _refuse_freed(program.inputs[len(addresses)])
-        addresses.append(tensor.data_ptr())
+    """Where the inputs lie. Refuses tensors whose storage was given back.
+
+    A storage that is freed or resized moves: inputs that lie where they lay have one.
+    """
+    addresses = [tensor.data_ptr() for tensor in inputs]
+    known = program.addresses
+    if addresses != known:
+        for i, (tensor, (end, item)) in enumerate(zip(inputs, program.input_sizes, strict=True)):
+            if not known or addresses[i] != known[i]:
+                end += tensor.storage_offset() * item
+                if tensor.untyped_storage().nbytes() < end:
+                    _refuse_freed(program.inputs[i])
+        program.addresses = addresses
     return addresses
 
 
@@ -284,9 +296,11 @@ def _as_program_wants(
 ) -> torch.Tensor:
     if grad is None:
         return _empty(program, spec).zero_()
-    if grad.dtype is spec.dtype and grad.is_contiguous() and not program.runs_cuda_text:
+    # A lazy negation, as of the imaginary part of a conjugate, is not in memory yet.
+    is_as_wanted = grad.dtype is spec.dtype and grad.is_contiguous() and not grad.is_neg()
+    if is_as_wanted and not program.runs_cuda_text:
         return grad
-    return program.place.aligned(grad.to(spec.dtype))
+    return program.place.aligned(grad.to(spec.dtype).resolve_neg())
 
 
 def _call(native, *arguments) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from . import _native
 from ._dynamo import _outside_level
-from ._errors import CompileError, FallbackWarning, ToolchainError
+from ._errors import CompileError, FallbackWarning, InputError, ToolchainError
 from ._program import progress
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -55,8 +55,10 @@ class CpuSteps:
     def __init__(self) -> None:
         self._compiled: dict[tuple, Any] = {}
         self._said: set[str] = set()
-        self._places: list[int] = []
+        self._places: list[tuple[int, int, int]] = []
         self._overlapping: set[int] = set()
+        #: Where the arrays of each cohort lay when their storages were last looked at.
+        self._addresses: dict[int, list[int]] = {}
 
     def left_to_pytorch(self, groups: list[dict]) -> dict[int, str]:
         """Ids of the parameters with a gradient that kernels cannot update, with the reason.
@@ -92,14 +94,10 @@ class CpuSteps:
 
     def _find_overlapping(self, parameters: list[torch.Tensor]) -> set[int]:
         """Ids of dense parameters that share memory: threads would update it at the same time."""
-        places = [p.data_ptr() for p in parameters]
+        places = [(p.data_ptr(), p.nbytes, id(p)) for p in parameters]
         if places == self._places:
             return self._overlapping
-        spans = sorted(
-            (start, start + p.numel() * p.element_size(), id(p))
-            for start, p in zip(places, parameters, strict=True)
-            if p.numel()
-        )
+        spans = sorted((start, start + n, name) for start, n, name in places if n)
         self._places, self._overlapping = places, set()
         last_end, last = 0, 0
         for start, end, name in spans:
@@ -121,10 +119,30 @@ class CpuSteps:
                 raise CompileError(str(error)) from None
         return self._compiled[rule, dtype]
 
-    @staticmethod
-    def run(compiled: Any, arrays: list[list[torch.Tensor]], numbers: list[float]) -> None:
-        """Updates each parameter and its state in place, and tells autograd."""
+    def addresses(self, cohort: int, arrays: list[list[torch.Tensor]]) -> list[int]:
+        """Where each parameter, its gradient and its state lie.
+
+        Raises ``InputError`` if the storage of one was freed or made smaller. A storage that is
+        resized moves, so only addresses that changed need a look.
+        """
         addresses = [tensor.data_ptr() for array in arrays for tensor in array]
+        if self._addresses.get(cohort) != addresses:
+            for array in arrays:
+                for n, tensor in enumerate(array):
+                    end = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+                    if tensor.nbytes and tensor.untyped_storage().nbytes() < end:
+                        raise InputError(_freed(array[0], n))
+            self._addresses[cohort] = addresses
+        return addresses
+
+    @staticmethod
+    def run(
+        compiled: Any,
+        arrays: list[list[torch.Tensor]],
+        addresses: list[int],
+        numbers: list[float],
+    ) -> None:
+        """Updates each parameter and its state in place, and tells autograd."""
         sizes = [array[0].numel() for array in arrays]
         try:
             compiled.run(addresses, sizes, numbers, torch.get_num_threads())
@@ -132,3 +150,12 @@ class CpuSteps:
             raise CompileError(str(error)) from None
         written = [t for array in arrays for n, t in enumerate(array) if n != 1]
         torch.autograd.graph.increment_version(written)
+
+
+def _freed(p: torch.Tensor, n: int) -> str:
+    """The message about the n-th array of a parameter: itself, its gradient, its state."""
+    what = {0: "", 1: "the gradient of "}.get(n, "the optimizer's state of ")
+    return (
+        f"the storage of {what}a parameter of the sizes {list(p.shape)} was freed or made "
+        f"smaller than the tensor; restore its memory before the step"
+    )

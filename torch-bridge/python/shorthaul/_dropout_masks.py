@@ -60,8 +60,8 @@ def places(document: dict) -> list[tuple[float, float]] | None:
 def uniform(key: int, n: int) -> torch.Tensor:
     """The first ``n`` uniform numbers in [0, 1) under a key, in float32."""
     # Products of 64 bits wrap around, which leaves their bits as they are.
-    zero = torch.zeros(-(-n // 4), dtype=torch.int64)
-    c0 = torch.arange(zero.numel(), dtype=torch.int64)
+    zero = torch.zeros(-(-n // 4), dtype=torch.int64, device="cpu")
+    c0 = torch.arange(zero.numel(), dtype=torch.int64, device="cpu")
     c1, c2, c3 = c0 >> 32, zero, zero
     c0 = c0 & _WORD
     k0, k1 = key & _WORD, (key >> 32) & _WORD

@@ -219,6 +219,8 @@ class GraphCompiler:
         self.options = options
         self.name = name
         self.said: set[str] = set()
+        #: What PyTorch or Python runs of the module, in sentences.
+        self.outside: dict[str, None] = {}
         #: How many programs were made for all its regions.
         self.n_programs = 0
         #: Whether Dynamo found anything to compile.
@@ -265,6 +267,12 @@ class GraphCompiler:
         else:
             self.say_falls_back(what)
 
+    def note_break(self, reason: str) -> None:
+        """Dynamo left something to Python, perhaps before it had a graph that could say so."""
+        kind = reason.split(" Explanation: ")[0]
+        if not any(kind in sentence for sentence in self.outside):
+            self.outside[f"Python runs a part of {self.name}: {reason}"] = None
+
     def say_runs_nothing(self) -> None:
         """Once: PyTorch runs everything."""
         self._say_or_refuse(
@@ -300,6 +308,7 @@ class GraphCompiler:
 
     def _say_or_refuse(self, message: str) -> None:
         """Something runs outside of programs. Raises ``CaptureError`` if the options say so."""
+        self.outside[message] = None
         if self.options.fallback == "error":
             raise CaptureError(f'{message}. This is an error because of `fallback="error"`')
         self._say(message, FallbackWarning)

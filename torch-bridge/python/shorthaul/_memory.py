@@ -16,17 +16,22 @@ import torch
 #: Below this many bytes PyTorch's own allocator has memory at hand.
 _SMALL = 1 << 20
 
+#: Said aloud, since the caller's default device may be another one.
+_CPU = torch.device("cpu")
+
 
 class Blocks:
     """Memory of one program: blocks lent as tensors, which return when their storage dies."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
+        #: Small blocks that passes are done with, by size.
+        self._spare: dict[int, list[torch.Tensor]] = {}
 
     def lend(self, n_bytes: int) -> torch.Tensor:
         """A ``uint8`` tensor of ``n_bytes`` with arbitrary contents, aligned to 64 bytes."""
         if n_bytes < _SMALL:
-            return torch.empty(n_bytes, dtype=torch.uint8)
+            return torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
         free = self._free.setdefault(n_bytes, [])
         block = free.pop() if free else _fresh(n_bytes)
         lease = (ctypes.c_uint8 * n_bytes).from_buffer(block)
@@ -34,6 +39,19 @@ class Blocks:
         # The storage holds the only lasting reference to the lease.
         weakref.finalize(lease, free.append, block).atexit = False
         return tensor
+
+    def lend_briefly(self, n_bytes: int) -> torch.Tensor:
+        """As :meth:`lend`; a small block that was given back comes first."""
+        try:
+            return self._spare[n_bytes].pop()
+        except (KeyError, IndexError):
+            return self.lend(n_bytes)
+
+    def give_back(self, block: torch.Tensor) -> None:
+        """Keeps a small block, which nobody uses any more, for the next pass."""
+        n_bytes = block.numel()
+        if n_bytes < _SMALL:
+            self._spare.setdefault(n_bytes, []).append(block)
 
 
 def _fresh(n_bytes: int) -> mmap.mmap:

@@ -90,6 +90,8 @@ class Program:
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
     blocks: Blocks = field(default_factory=Blocks)
+    #: Where the inputs of the last call lay.
+    addresses: list[int] = field(default_factory=list)
     backward_reads: list[int] = field(default_factory=list)
     #: Outputs that the backward pass reads: position, state offset, position among the user's.
     backward_output_reads: list[tuple[int, int | None, int | None]] = field(default_factory=list)
@@ -160,6 +162,15 @@ class Program:
         if self.is_on_device:
             return torch.empty(n_bytes, dtype=torch.uint8, device=self.place.device)
         return self.blocks.lend(n_bytes)
+
+    def lend_briefly(self, n_bytes: int) -> torch.Tensor:
+        """As :meth:`lend`, for one pass; see :meth:`give_back`."""
+        return self.lend(n_bytes) if self.is_on_device else self.blocks.lend_briefly(n_bytes)
+
+    def give_back(self, block: torch.Tensor | None) -> None:
+        """Lets the next pass on the CPU use a block that was lent briefly."""
+        if block is not None:
+            self.blocks.give_back(block)
 
     def gradients_of(self, are_given: Sequence[bool]) -> GradientPlan:
         """What to do when these outputs have a gradient.

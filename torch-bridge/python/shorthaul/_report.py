@@ -19,7 +19,7 @@ from ._call import recorded
 from ._errors import BudgetError
 from ._program import Program
 from ._recipe import check_budget
-from .module import module, original_of
+from .module import module, original_of, runner_of
 
 #: Of each decision of fusion: its identity as in a recipe, and what came of it.
 DECISION = (
@@ -73,6 +73,8 @@ class Report:
     - ``attentions``: what computes each attention, and why, if there was a choice.
     - ``warnings``: contractions without a fast kernel, with the reason and, on a CPU, predicted
       times.
+    - ``outside``: sentences about the operators and modules that PyTorch or Python runs between
+      the programs, with the reason; those of all inputs that the model has been compiled for.
     - ``memory_curve``, if memory budgets were given: for each budget and for none, ``budget``,
       ``peak_bytes``, ``bytes_moved``, ``operations`` and ``predicted_us``; or ``budget`` and
       ``refused``, the reason why the budget cannot be kept.
@@ -104,6 +106,7 @@ class Report:
             *map(_curve_line, data.get("memory_curve", ())),
             *(undone["sentence"] for undone in data.get("undone", ())),
             *(f"warning: {w['sentence']}" for w in data.get("warnings", ())),
+            *(f"outside of the kernels: {sentence}" for sentence in data.get("outside", ())),
         ]
         return "\n".join(lines)
 
@@ -165,8 +168,9 @@ def report(
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
     compiled for these inputs.
     """
-    programs = programs_of(model, inputs, kwargs)
-    data = data_of(programs)
+    compiled = compiled_of(model)
+    programs = programs_of(compiled, inputs, kwargs)
+    data = data_of(programs) | {"outside": list(runner_of(compiled).compiler.outside)}
     if memory_budgets:
         data["memory_curve"] = [_point(programs, budget) for budget in (None, *memory_budgets)]
     return Report(data)

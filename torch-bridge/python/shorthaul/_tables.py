@@ -88,6 +88,7 @@ def report(data: dict[str, Any]) -> str:
         f"{n_bytes(memory['backward_arena_bytes'])} in backward",
         *(undone["sentence"] for undone in data.get("undone", ())),
         *(f"warning: {warning['sentence']}" for warning in data.get("warnings", ())),
+        *(f"outside of the kernels: {sentence}" for sentence in data.get("outside", ())),
     ]
     refusals = _details("rewrites refused", data["refusals"])
     return _page(_paragraphs(sentences), table(kernels, columns, heats), refusals)

@@ -345,7 +345,7 @@ class Runner:
                 return self.forward(owner, *args, **kwargs)
         if kwargs and any(map(_is_subclass, kwargs.values())):
             return self.forward(owner, *args, **kwargs)
-        breaks = _breaks() if self.is_strict else None
+        breaks = _breaks() if self.is_strict or is_first else {}
         _calling.depth += 1
         try:
             result = self.optimized(owner, *args, **kwargs)
@@ -355,9 +355,12 @@ class Runner:
             raise
         finally:
             _calling.depth -= 1
-        if is_first and not self.compiler.has_graphs and any(True for _ in owner.parameters()):
-            self.compiler.say_runs_nothing()
-        if breaks is not None:
+        if is_first:
+            for reason in _new_breaks(breaks):
+                self.compiler.note_break(reason)
+            if not self.compiler.has_graphs and any(True for _ in owner.parameters()):
+                self.compiler.say_runs_nothing()
+        if self.is_strict:
             self._refuse_python(breaks)
         return result
 
@@ -365,14 +368,20 @@ class Runner:
         """Raises ``CaptureError`` if Python ran a part of this call that Dynamo could not trace."""
         if self.compiler.left_to_python:
             self.compiler.say_falls_back(self.compiler.left_to_python)
-        for reason, n in _breaks().items():
-            if n > before.get(reason, 0):
-                self.compiler.say_falls_back(f"Python runs it: {first_line(reason)}")
+        for reason in _new_breaks(before):
+            self.compiler.say_falls_back(f"Python runs it: {reason}")
 
 
 def _breaks() -> dict[str, int]:
     """How often Dynamo left something to Python, by reason."""
     return dict(counters["graph_break"])
+
+
+def _new_breaks(before: dict[str, int]) -> list[str]:
+    """Why Dynamo has left something to Python since :func:`_breaks` gave ``before``."""
+    new = [why for why, n in _breaks().items() if n > before.get(why, 0)]
+    # The kind of break, and the line that explains it.
+    return [" ".join([first_line(why), *map(str.strip, why.splitlines()[1:2])]) for why in new]
 
 
 def _is_subclass(value: Any) -> bool:

@@ -71,6 +71,9 @@ class _Launch:
 class _Pooled:
     """What the optimizers below share; mixed into those of ``torch.optim``."""
 
+    #: Whether PyTorch's state has the number of steps.
+    _counts_steps = True
+
     def _prepare(self, max_norm: float | None, backend: str) -> None:
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be above 0, not {max_norm}")
@@ -165,17 +168,20 @@ class _Pooled:
     def _step_on_cpu(self, cohorts: list[tuple], theirs: dict[int, str], factor: float) -> None:
         """Kernels for the cohorts; PyTorch updates the parameters whose ids are in `theirs`."""
         prepared = []
-        for _, group, rule, parameters in cohorts:
+        for n, (_, group, rule, parameters) in enumerate(cohorts):
             arrays = [self._array(p, rule) for p in parameters]
+            addresses = self._cpu_steps.addresses(n, arrays)
             numbers = [float(group["lr"]), *self._constants(group).values()]
             compiled = self._cpu_steps.compiled(rule, parameters[0].dtype)
-            prepared.append((compiled, arrays, numbers, self.state[parameters[0]]["step"]))
+            step = self.state[parameters[0]]["step"]
+            prepared.append((compiled, arrays, addresses, numbers, step))
         # Nothing is changed before everything is checked and compiled.
         if theirs:
             self._step_by_pytorch(theirs, factor)
-        for compiled, arrays, (rate, *constants), step in prepared:
+        for compiled, arrays, addresses, (rate, *constants), step in prepared:
             count = float(step) + 1.0
-            self._cpu_steps.run(compiled, arrays, [rate, count, factor, 0.0, *constants])
+            numbers = [rate, count, factor, 0.0, *constants]
+            self._cpu_steps.run(compiled, arrays, addresses, numbers)
             step.fill_(count)
 
     def _step_by_pytorch(self, theirs: dict[int, str], factor: float) -> None:
@@ -189,13 +195,19 @@ class _Pooled:
                 if "step" in self.state[p]:
                     # PyTorch counts every parameter's steps by themselves.
                     self.state[p]["step"] = self.state[p]["step"].clone()
-                if factor != 1.0:
-                    p.grad.mul_(factor)
         other = self._pytorchs(chosen, lr=0.0)
         other.state = self.state
         step = self._pytorchs.step
-        # Hooks of a step are called around ours already.
-        (step.__wrapped__ if getattr(step, "hooked", False) else step)(other)
+        scaled = [p for group in chosen for p in group["params"]] if factor != 1.0 else []
+        kept = [p.grad for p in scaled]
+        try:
+            for p in scaled:
+                p.grad = p.grad * factor
+            # Hooks of a step are called around ours already.
+            (step.__wrapped__ if getattr(step, "hooked", False) else step)(other)
+        finally:
+            for p, grad in zip(scaled, kept, strict=True):
+                p.grad = grad
 
     def _scales_gradients(self) -> bool:
         """Whether they may be multiplied with another number than 1, or the step left out."""
@@ -220,8 +232,9 @@ class _Pooled:
             single = [g for g in gradients if g.dtype != torch.float64]
             norms = torch._foreach_norm(single, 2.0, dtype=torch.float32) if single else ()
             double = [g for g in gradients if g.dtype == torch.float64]
-            norms = [*norms, *(torch.linalg.vector_norm(g).float() for g in double)]
-            norm = torch.linalg.vector_norm(torch.stack(norms)) * factor
+            norms = [*norms, *map(torch.linalg.vector_norm, double)]
+            wide = torch.float64 if double else torch.float32
+            norm = torch.linalg.vector_norm(torch.stack([n.to(wide) for n in norms])) * factor
             factor = factor * (self._max_norm / (norm + 1e-6)).clamp(max=1.0)
         if not isinstance(found, torch.Tensor):
             return factor, self._number(("zero",), 0.0, place)
@@ -309,10 +322,13 @@ class _Pooled:
     def state_dict(self) -> dict:
         """As in PyTorch, whose optimizers count each parameter's steps by themselves."""
         made = super().state_dict()
-        alone = {
-            n: state | {"step": state["step"].clone()} if "step" in state else state
-            for n, state in made["state"].items()
-        }
+        alone = {}
+        for n, known in made["state"].items():
+            state = {key: value for key, value in known.items() if key != "step"}
+            if "step" in known and self._counts_steps:
+                state["step"] = known["step"].clone()
+            if state:
+                alone[n] = state
         return made | {"state": alone}
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -374,7 +390,9 @@ def _check(name: str, p: torch.Tensor) -> None:
 def _is_laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> bool:
     """Whether the same elements lie at the same places, in the same type."""
     same = tensor.stride() == p.stride() and tensor.shape == p.shape
-    return same and tensor.dtype == p.dtype and tensor.device == p.device
+    # A lazy negation, as of the imaginary part of a conjugate, is not in memory yet.
+    same = same and tensor.dtype == p.dtype and tensor.device == p.device
+    return same and not tensor.is_neg()
 
 
 def _laid_out_as(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -405,6 +423,7 @@ class SGD(_Pooled, torch.optim.SGD):
     """``torch.optim.SGD`` without ``dampening``; see :class:`AdamW` for ``max_norm`` and more."""
 
     _pytorchs = torch.optim.SGD
+    _counts_steps = False
 
     def __init__(
         self,
@@ -438,10 +457,10 @@ class SGD(_Pooled, torch.optim.SGD):
         _refused(group, ("dampening", "differentiable"))
         return _Rule(
             "sgd",
-            momentum=group["momentum"] != 0,
-            nesterov=group["nesterov"],
-            decay=group["weight_decay"] != 0,
-            maximize=group["maximize"],
+            momentum=bool(group["momentum"] != 0),
+            nesterov=bool(group["nesterov"]),
+            decay=bool(group["weight_decay"] != 0),
+            maximize=bool(group["maximize"]),
         )
 
     def _constants(self, group: dict) -> dict[str, float]:
@@ -483,7 +502,8 @@ class Adam(_Pooled, torch.optim.Adam):
     def _rule(self, group: dict) -> _Rule:
         _refused(group, ("amsgrad", "differentiable"))
         kind = "adamw" if group.get("decoupled_weight_decay") else "adam"
-        return _Rule(kind, decay=group["weight_decay"] != 0, maximize=group["maximize"])
+        decay, maximize = bool(group["weight_decay"] != 0), bool(group["maximize"])
+        return _Rule(kind, decay=decay, maximize=maximize)
 
     def _constants(self, group: dict) -> dict[str, float]:
         made = {"decay": group["weight_decay"], "eps": group["eps"]}

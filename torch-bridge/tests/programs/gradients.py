@@ -432,6 +432,16 @@ def output_without_loss_is_freed(wrap):
 
 
 @program
+def gradient_that_is_lazily_negated(wrap):
+    """The imaginary part of a conjugate: of one element, such a view is contiguous."""
+    model = nn.Linear(3, 1)
+    y = wrap(model)(randn(1, 3))
+    conjugate = torch.complex(torch.ones_like(y), y).conj()
+    (conjugate * conjugate).real.sum().backward()
+    return gradients(model)
+
+
+@program
 def backward_in_another_thread(wrap):
     import threading
 

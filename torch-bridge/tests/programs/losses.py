@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .facts import raises, randn, step
+from .facts import raises, randn, step, training
 from .registry import program
 
 
@@ -105,6 +105,43 @@ _loss(
     ),
     lambda: randn(5, 2, 4),
 )
+
+
+def _connectionist(name, *, flat=False, as_tensors=True, too_short=False, **options):
+    """Two rows of 6 and 5 steps; ``too_short``: the labels of the second have no alignment."""
+
+    @program(name=f"connectionist_{name}")
+    def loss(wrap):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scores = nn.Linear(3, 4)
+
+            def forward(self, x, targets, steps, labels):
+                scores = self.scores(x).log_softmax(-1)
+                return functional.ctc_loss(scores, targets, steps, labels, **options)
+
+        rows = [[1, 2, 2], [2, 3, 0]] if "blank" not in options else [[0, 1, 1], [2, 0, 3]]
+        lengths = [[6, 2 if too_short else 5], [3, 2]]
+        if too_short:
+            rows[1], lengths[1][1] = rows[0], 3
+        kept = [label for row, n in zip(rows, lengths[1], strict=True) for label in row[:n]]
+        targets = torch.tensor(kept if flat else rows)
+        steps, labels = map(torch.tensor if as_tensors else tuple, lengths)
+        model = Model()
+        m = wrap(model)
+        return [raises(training, model, m, randn(6, 2, 3), targets, steps, labels) for _ in "ab"]
+
+
+_connectionist("of_rows")
+_connectionist("of_labels_in_one_row", flat=True)
+_connectionist("with_lengths_as_tuples", flat=True, as_tensors=False)
+_connectionist("each", reduction="none")
+_connectionist("sum", reduction="sum", flat=True)
+_connectionist("with_another_blank", blank=3)
+_connectionist("without_an_alignment", too_short=True, reduction="none")
+_connectionist("with_infinity_as_zero", too_short=True, zero_infinity=True)
+_connectionist("each_with_infinity_as_zero", too_short=True, zero_infinity=True, reduction="none")
 
 
 @program

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .facts import observe, raises, randn, step, training, weighted
+from .facts import gradients, observe, raises, randn, step, training, weighted
 from .registry import HALF, program
 
 
@@ -427,3 +427,19 @@ def dispatch_mode_around_call(wrap):
     with Doubled():
         second = observe(m(x))
     return [first, second, m(x)]
+
+
+@program
+def call_under_another_default_device(wrap):
+    model, seen = _mlp(), []
+    m = wrap(model)
+    for x in (randn(3, 4), randn(3, 4)):
+        model.zero_grad()
+        with torch.device("meta"):
+            out = m(x)
+            out.sum().backward()
+        seen.append([out, gradients(model)])
+        # Traced once under it, and once before.
+        m = wrap(model)
+        seen.append(training(model, m, randn(3, 4)))
+    return seen

@@ -64,6 +64,62 @@ def packed_sequence_as_input(wrap):
     return [out.data, out.batch_sizes, h, gradients(model)]
 
 
+class _Packed(nn.Module):
+    """Rows of several lengths through a recurrent layer between two linear ones."""
+
+    def __init__(self, layer, width):
+        super().__init__()
+        self.before, self.layer, self.after = nn.Linear(3, 4), layer, nn.Linear(width, 2)
+
+    def forward(self, x, lengths, state=None, is_sorted=False):
+        first = self.layer.batch_first
+        x = self.before(x).tanh()
+        packed = rnn.pack_padded_sequence(x, lengths, first, enforce_sorted=is_sorted)
+        out, state = self.layer(packed, state)
+        padded, counted = rnn.pad_packed_sequence(out, first, padding_value=0.5)
+        return self.after(padded), counted, out.batch_sizes, state
+
+
+def _packed(name, kind, width, state=(), **options):
+    @program(name=f"packed_{name}", slack=3)
+    def packed(wrap):
+        model = _Packed(kind(4, 5, **options), width)
+        m, seen = wrap(model), []
+        for lengths in ([5, 3, 1], [2, 5, 4], [4, 4, 4]):
+            rows = (3, 5) if options.get("batch_first") else (5, 3)
+            given = tuple(randn(*sizes) for sizes in state) or None
+            given = given[0] if given and len(given) == 1 else given
+            ordered = lengths == sorted(lengths, reverse=True)
+            args = randn(*rows, 3), torch.tensor(lengths), given, ordered
+            seen.append(training(model, m, *args))
+        return seen
+
+
+_packed("lstm", nn.LSTM, 5)
+_packed("lstm_batch_first", nn.LSTM, 5, batch_first=True)
+_packed("lstm_of_two_layers_both_ways", nn.LSTM, 10, num_layers=2, bidirectional=True)
+_packed("lstm_projected", nn.LSTM, 2, ((1, 3, 2), (1, 3, 5)), proj_size=2)
+_packed("lstm_with_state", nn.LSTM, 10, 2 * ((4, 3, 5),), num_layers=2, bidirectional=True)
+_packed("gru_both_ways", nn.GRU, 10, bidirectional=True, bias=False)
+_packed("gru_with_state", nn.GRU, 5, ((2, 3, 5),), num_layers=2)
+_packed("rnn", nn.RNN, 5, nonlinearity="relu")
+_packed("rnn_with_state", nn.RNN, 5, ((1, 3, 5),), batch_first=True)
+
+
+@program(slack=3)
+def packed_lstm_with_dropout_between_layers(wrap):
+    model = _Packed(nn.LSTM(4, 20, 2, dropout=0.5), 20)
+    m, x, lengths = wrap(model), torch.randn(4, 2, 3), torch.tensor([4, 2])
+    seen = []
+    for _ in range(2):
+        # PyTorch draws the masks of its own layer, here and in eager.
+        torch.manual_seed(5)
+        seen.append(training(model, m, x, lengths))
+    differ = not torch.equal(m(x, lengths)[0], m(x, lengths)[0])
+    model.eval()
+    return [seen, differ, m(x, lengths)[0]]
+
+
 @program(slack=3)
 def cells_in_a_python_loop(wrap):
     class Model(nn.Module):
