@@ -274,7 +274,7 @@ fn agrees(fact: &Fact, expected: &Tensor, bound: &Bound) -> Result<usize, String
         }
     }
     if let Some(constant) = fact.tensor() {
-        compare("", &constant, expected, true)?;
+        compare("", &constant, expected, false)?;
     }
     Ok(open)
 }
