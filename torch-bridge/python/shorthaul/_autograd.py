@@ -264,19 +264,15 @@ def _address(block: torch.Tensor | None) -> int:
 
 
 def _addresses(program: Program, inputs: Sequence[torch.Tensor]) -> list[int]:
-    """Where the inputs lie. Refuses tensors whose storage was given back.
-
-    A storage that is freed or resized moves: inputs that lie where they lay have one.
-    """
-    addresses = [tensor.data_ptr() for tensor in inputs]
-    known = program.addresses
-    if addresses != known:
-        for i, (tensor, (end, item)) in enumerate(zip(inputs, program.input_sizes, strict=True)):
-            if not known or addresses[i] != known[i]:
-                end += tensor.storage_offset() * item
-                if tensor.untyped_storage().nbytes() < end:
-                    _refuse_freed(program.inputs[i])
-        program.addresses = addresses
+    """Where the inputs lie. Refuses tensors whose storage was given back."""
+    addresses = []
+    for tensor, (end, item) in zip(inputs, program.input_sizes, strict=True):
+        offset = tensor.storage_offset()
+        if offset:
+            end += offset * item
+        if tensor.untyped_storage().nbytes() < end:
+            _refuse_freed(program.inputs[len(addresses)])
+        addresses.append(tensor.data_ptr())
     return addresses
 
 

@@ -57,8 +57,6 @@ class CpuSteps:
         self._said: set[str] = set()
         self._places: list[tuple[int, int, int]] = []
         self._overlapping: set[int] = set()
-        #: Where the arrays of each cohort lay when their storages were last looked at.
-        self._addresses: dict[int, list[int]] = {}
 
     def left_to_pytorch(self, groups: list[dict]) -> dict[int, str]:
         """Ids of the parameters with a gradient that kernels cannot update, with the reason.
@@ -119,21 +117,18 @@ class CpuSteps:
                 raise CompileError(str(error)) from None
         return self._compiled[rule, dtype]
 
-    def addresses(self, cohort: int, arrays: list[list[torch.Tensor]]) -> list[int]:
+    @staticmethod
+    def addresses(arrays: list[list[torch.Tensor]]) -> list[int]:
         """Where each parameter, its gradient and its state lie.
 
-        Raises ``InputError`` if the storage of one was freed or made smaller. A storage that is
-        resized moves, so only addresses that changed need a look.
+        Raises ``InputError`` if the storage of one was freed or made smaller.
         """
-        addresses = [tensor.data_ptr() for array in arrays for tensor in array]
-        if self._addresses.get(cohort) != addresses:
-            for array in arrays:
-                for n, tensor in enumerate(array):
-                    end = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
-                    if tensor.nbytes and tensor.untyped_storage().nbytes() < end:
-                        raise InputError(_freed(array[0], n))
-            self._addresses[cohort] = addresses
-        return addresses
+        for array in arrays:
+            for n, tensor in enumerate(array):
+                end = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+                if tensor.nbytes and tensor.untyped_storage().nbytes() < end:
+                    raise InputError(_freed(array[0], n))
+        return [tensor.data_ptr() for array in arrays for tensor in array]
 
     @staticmethod
     def run(

@@ -90,8 +90,6 @@ class Program:
     state_offsets: list[int | None] = field(default_factory=list)
     state_bytes: int = 0
     blocks: Blocks = field(default_factory=Blocks)
-    #: Where the inputs of the last call lay.
-    addresses: list[int] = field(default_factory=list)
     backward_reads: list[int] = field(default_factory=list)
     #: Outputs that the backward pass reads: position, state offset, position among the user's.
     backward_output_reads: list[tuple[int, int | None, int | None]] = field(default_factory=list)

@@ -168,9 +168,9 @@ class _Pooled:
     def _step_on_cpu(self, cohorts: list[tuple], theirs: dict[int, str], factor: float) -> None:
         """Kernels for the cohorts; PyTorch updates the parameters whose ids are in `theirs`."""
         prepared = []
-        for n, (_, group, rule, parameters) in enumerate(cohorts):
+        for _, group, rule, parameters in cohorts:
             arrays = [self._array(p, rule) for p in parameters]
-            addresses = self._cpu_steps.addresses(n, arrays)
+            addresses = self._cpu_steps.addresses(arrays)
             numbers = [float(group["lr"]), *self._constants(group).values()]
             compiled = self._cpu_steps.compiled(rule, parameters[0].dtype)
             step = self.state[parameters[0]]["step"]
