@@ -35,7 +35,9 @@ pub(super) fn compare((found, shape): (&[f64], &[usize]), expected: &TensorProto
     }
     for (n, (a, b)) in found.iter().zip(expected).enumerate() {
         let same = *a == b || (a.is_nan() && b.is_nan());
-        if !same && (a - b).abs() > tolerance * (b.abs() + 0.02) {
+        // Not so for NaN.
+        let close = (a - b).abs() <= tolerance * (b.abs() + 0.02);
+        if !same && !close {
             return Err(format!("element {n} is {a} instead of {b}"));
         }
     }
