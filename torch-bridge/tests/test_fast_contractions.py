@@ -359,3 +359,32 @@ def test_gradients_in_float64_are_those_of_differences():
     model[1].track_running_stats = False
     model[1].running_mean = model[1].running_var = None
     assert torch.autograd.gradcheck(shorthaul.module(model.train()), (x,))
+
+
+class Stacked(nn.Module):
+    """Attention on queries, keys and values that one layer makes, as in vision transformers."""
+
+    def __init__(self, width: int = 32, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        found = F.scaled_dot_product_attention(q, k, v)
+        return self.out(found.transpose(1, 2).reshape(batch, length, width))
+
+
+def test_gradients_of_stacked_projections_are_written_where_they_belong():
+    torch.manual_seed(0)
+    model, x = Stacked(), torch.randn(2, 12, 32, requires_grad=True)
+    assert_network_matches(model, x)
+    recipe = shorthaul.recipe(model, x)
+    joined = [d for d in recipe.decisions if d.kind == "join"]
+    assert [(d.applied, d.bytes) for d in joined] == [(True, 2 * 4 * 3 * x.numel())]
+    # Copied instead, on request, the gradients are the same.
+    copied = recipe.without(joined[0])
+    assert [d.applied for d in copied.decisions if d.kind == "join"] == [False]
+    assert_network_matches(model, x, wrap=lambda m: shorthaul.module(m, recipe=copied))
