@@ -142,3 +142,49 @@ fn a_recipe_may_forbid_it() {
     let forbidden = Outcome::Refused(Refusal::PartsCopied(Obstacle::ByRecipe));
     assert_eq!(decisions[0].outcome, forbidden);
 }
+
+/// A graph of parts of 3 by `width` elements, one stack of them for each of `wholes`.
+fn stacks(width: usize, wholes: &[&str]) -> Graph {
+    let mut containers = format!(
+        "%x: f32[4, 16] input
+         %z: f32[4, 16] input
+         %p: f32[3, {width}]
+         %q: f32[3, {width}]"
+    );
+    let map = format!("map [i < 3, j < {width}]");
+    let mut nodes = format!(
+        "{map} {{ tasklet %p[i, j] = $0 * 2.0 from %x[i, j] }}
+         {map} {{ tasklet %q[i, j] = $0 * 3.0 from %z[i, j] }}"
+    );
+    let mut outputs = Vec::new();
+    for s in wholes {
+        containers += &format!("\n%{s}: f32[2, 3, {width}]\n%of_{s}: f32[2, 3, {width}]");
+        nodes += &format!(
+            "\nmap [] {{
+               {map} {{ tasklet %{s}[0, i, j] = $0 from %p[i, j] }}
+               {map} {{ tasklet %{s}[1, i, j] = $0 from %q[i, j] }}
+             }}
+             map [a < 2, i < 3, j < {width}] {{
+               tasklet %of_{s}[a, i, j] = $0 + 1.0 from %{s}[a, i, j]
+             }}"
+        );
+        outputs.push(format!("%of_{s}"));
+    }
+    graph(&containers, &nodes, &outputs.join(", "))
+}
+
+#[test]
+fn parts_that_begin_inside_a_cache_line_are_copied() {
+    assert_eq!(refusal(stacks(4, &["s"])), Obstacle::Order);
+    let (_, decisions) = decided(stacks(16, &["s"]), &Recipe::default());
+    assert!(decisions.len() == 1 && decisions[0].is_applied());
+}
+
+#[test]
+fn parts_are_in_place_in_one_of_two_wholes() {
+    let (_, decisions) = decided(stacks(16, &["s", "t"]), &Recipe::default());
+    let applied: Vec<bool> = decisions.iter().map(Decision::is_applied).collect();
+    assert_eq!(applied, [true, false]);
+    let placed = Outcome::Refused(Refusal::PartsCopied(Obstacle::Placed));
+    assert_eq!(decisions[1].outcome, placed);
+}
