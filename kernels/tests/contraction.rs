@@ -198,6 +198,61 @@ fn large_operands_that_lie_across_the_others() {
     check_all("across", 16, cases, false);
 }
 
+/// The windows of a transposed convolution are the innermost columns, of which there are two: the channels fill the
+/// vectors in their place.
+#[test]
+fn channels_fill_the_vectors_of_transposed_convolutions() {
+    let (inputs, height, width, outputs) = (32, 16, 15, 24);
+    let [c, y, x, k, ky, kx] = [0, 1, 2, 3, 4, 5];
+    let image = vec![
+        plain(c, inputs, height * width),
+        plain(y, height, width),
+        plain(x, width, 1),
+    ];
+    let weight = vec![
+        plain(c, inputs, outputs * 4),
+        plain(k, outputs, 4),
+        plain(ky, 2, 2),
+        plain(kx, 2, 1),
+    ];
+    let result = vec![
+        plain(k, outputs, 4 * height * width),
+        plain(y, height, 4 * width),
+        plain(ky, 2, 2 * width),
+        plain(x, width, 2),
+        plain(kx, 2, 1),
+    ];
+    let operand = |axes: &Vec<Axis>| Operand {
+        axes: axes.clone(),
+        base: 0,
+    };
+    let of = |a, b, out| Contraction {
+        element: Element::F32,
+        dims: vec![inputs, height, width, outputs, 2, 2],
+        a: operand(a),
+        b: operand(b),
+        out: operand(out),
+    };
+    let forward = of(&image, &weight, &result);
+    let weights = of(&image, &result, &weight);
+    for vector_width in [16, 8, 4] {
+        for contraction in [&forward, &weights] {
+            let target = target(vector_width);
+            let emitted = emit("k", contraction, &Hooks::default(), &target).expect("supported");
+            let summary = (emitted.source.lines())
+                .find(|line| line.starts_with("/* batch"))
+                .expect("the plan in one line");
+            assert!(summary.contains("n 2x2x24 "), "{summary}");
+        }
+        let cases = vec![
+            ("forward".to_string(), forward.clone()),
+            ("data gradient".to_string(), of(&result, &weight, &image)),
+            ("weight gradient".to_string(), weights.clone()),
+        ];
+        check_all("transposed", vector_width, cases, false);
+    }
+}
+
 /// One chain of all terms would be wrong by ten times as much.
 #[test]
 fn long_sums_are_blocked() {

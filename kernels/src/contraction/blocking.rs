@@ -237,6 +237,7 @@ const MOST_COMPUTED_TERMS: i64 = 1152;
 pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
+    all.extend(wide(s, w));
     let lane = s.n[s.n.len() - 1].b;
     // For open sizes the same orders are there whatever the size.
     let is_small = product(&s.n) * product(&s.k) < LARGE && w.open.is_empty();
@@ -256,6 +257,21 @@ pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
         all.push(turned);
     }
     all
+}
+
+/// Where the innermost columns do not fill a vector, such as the window of a transposed convolution: the shape with
+/// the longest dim of the columns innermost. Its results go through scratch, which an epilogue does not read.
+fn wide(s: &Shape, w: &Wishes) -> Option<Shape> {
+    let (inner, outer) = s.n.split_last()?;
+    let longest = outer.iter().max_by_key(|d| d.size)?;
+    let gains = inner.size < w.vector.lanes && longest.size >= 2 * inner.size;
+    if !gains || w.epilogue || s.diagonal.is_some() || w.open.roles(s).columns {
+        return None;
+    }
+    let mut turned = s.clone();
+    turned.n.retain(|d| d.id != longest.id);
+    turned.n.push(longest.clone());
+    Some(turned)
 }
 
 /// Gives all plans to `take`; with tiles of those lengths, where `tiles` says it.
