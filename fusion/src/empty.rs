@@ -110,31 +110,8 @@ fn fill(graph: &Graph, id: ContainerId, reduction: Reduction, like: &Node) -> No
 #[cfg(test)]
 mod tests {
     use super::drop_empty;
-    use graph::{Bindings, Graph, NoLibrary, Precision, Tensor, interpret};
-    use models::text_graph as graph;
-
-    fn results(graph: &Graph) -> Vec<Tensor> {
-        let given: Vec<Tensor> = graph
-            .inputs
-            .iter()
-            .map(|id| {
-                let container = graph.container(*id);
-                let sizes = container.shape.iter().filter_map(|s| s.as_const());
-                let shape: Vec<usize> = sizes.map(|s| s as usize).collect();
-                let n_elements: usize = shape.iter().product();
-                let values = (0..n_elements).map(|i| i as f64 + 1.0).collect();
-                Tensor::from_f64(container.dtype, &shape, values)
-            })
-            .collect();
-        let all = interpret(
-            graph,
-            &given,
-            &Bindings::new(),
-            &NoLibrary,
-            Precision::Double,
-        );
-        all.unwrap_or_else(|e| panic!("{e}\n{graph}"))
-    }
+    use graph::Graph;
+    use models::{results, text_graph as graph};
 
     /// The graph without empty loops, whose result `%y` is the same as before.
     fn dropped(containers: &str, nodes: &str) -> Graph {

@@ -71,6 +71,11 @@ fn copies(graph: &Graph, node: &Node) -> Option<(ContainerId, Vec<Node>)> {
         .iter()
         .map(|memlet| term(graph, memlet, &ranges).filter(|_| dtype(memlet) == dtype(to)))
         .collect::<Option<_>>()?;
+    // A part without elements adds zeros alone, and no later pass expects loops without points.
+    terms.retain(|(_, term)| term.extent > 0);
+    if terms.len() < 2 {
+        return None;
+    }
     terms.sort_by_key(|(_, term)| term.start);
     let along = terms[0].0.clone();
     let mut next = 0;
@@ -188,26 +193,8 @@ fn copy(node: &Node, map: &Map, to: &Memlet, along: &Symbol, term: &Term) -> Nod
 #[cfg(test)]
 mod tests {
     use super::separate;
-    use graph::{Bindings, DType, Graph, Joined, NoLibrary, Node, Precision, Tensor, interpret};
-    use models::text_graph as graph;
-
-    fn results(graph: &Graph) -> Vec<Tensor> {
-        let given: Vec<Tensor> = graph
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(n, id)| {
-                let sizes = graph.container(*id).shape.iter();
-                let shape: Vec<usize> = sizes.map(|s| super::constant(s) as usize).collect();
-                let data = 0..shape.iter().product::<usize>() as u64;
-                let data = data.map(|i| f64::from(graph::philox::uniform(n as u64, i)));
-                Tensor::from_f64(DType::F32, &shape, data.collect())
-            })
-            .collect();
-        let none = Bindings::new();
-        let all = interpret(graph, &given, &none, &NoLibrary, Precision::Double);
-        all.unwrap_or_else(|e| panic!("{e}\n{graph}"))
-    }
+    use graph::{Joined, Node};
+    use models::{results, text_graph as graph};
 
     /// Whether the sum of two padded parts `%a` and `%b`, which a product reads, becomes copies of them.
     fn separated(shapes: [&str; 3], sum: &str, reader: &str) -> bool {
@@ -252,6 +239,23 @@ mod tests {
         // Of one part, rows are missing besides.
         let both = sum_of("%a[i, k | 0.0]", "%b[i - 1, k - 2 | 0.0]");
         assert!(!separated(["6, 2", "5, 4", "6, 6"], &both, PRODUCT));
+    }
+
+    #[test]
+    fn a_part_without_elements_is_not_copied() {
+        let between = sum_of("%a[i, k | 0.0]", "%e[i, k - 2 | 0.0], %b[i, k - 2 | 0.0]")
+            .replace("$0 + $1", "$0 + $1 + $2");
+        let containers = "%a: f32[6, 2] input\n%b: f32[6, 4] input\n%e: f32[6, 0] input\n\
+             %w: f32[6, 5] input\n%s: f32[6, 6]\n%y: f32[6, 5]";
+        let mut graph = graph(containers, &format!("{between}\n{PRODUCT}"), "%y");
+        let before = results(&graph);
+        let mut nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
+        assert!(separate(&graph, &mut nodes));
+        let joined = Joined::of(&graph, &nodes[0]).expect("a concatenation");
+        assert_eq!(joined.parts.len(), 2);
+        graph.last_state().nodes = nodes;
+        assert!(!graph.to_string().contains("< 0"), "{graph}");
+        assert_eq!(before, results(&graph), "{graph}");
     }
 
     #[test]

@@ -7,4 +7,4 @@ mod from_text;
 pub mod net;
 pub mod transformer;
 
-pub use from_text::text_graph;
+pub use from_text::{results, text_graph};

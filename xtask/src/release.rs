@@ -1,5 +1,5 @@
 //! `cargo xtask release`: what a release consists of, in `dist`: the wheel of the Python package and the program
-//! `shorthaul` as one static file. Both are tried out: the wheel in an empty environment.
+//! `shorthaul` as one static file. Both are tried out: the wheel in an empty environment, the program on a small file.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
 use crate::python::{self, Venv};
@@ -18,12 +18,21 @@ pub fn run(root: &Path) -> Result<ExitCode> {
     let wheel = build_wheel(&venv, &dist)?;
     try_wheel(&venv, &wheel)?;
     let program = build_program(root, &dist)?;
-    println!("\nThe release:");
-    for file in [wheel, program] {
-        let bytes = fs::metadata(&file)?.len();
-        println!("  {} ({} KiB)", file.display(), bytes / 1024);
-    }
+    let sizes = [fs::metadata(&wheel)?.len(), fs::metadata(&program)?.len()];
+    println!("\n{}", summary([&wheel, &program], sizes));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was made, how large it is, and how to install it.
+fn summary([wheel, program]: [&Path; 2], bytes: [u64; 2]) -> String {
+    let [of_wheel, of_program] = bytes.map(|n| format!("{:.1} MiB", n as f64 / f64::from(1 << 20)));
+    let (wheel, program) = (wheel.display(), program.display());
+    format!(
+        "Made the Python package, {of_wheel}. Install it beside PyTorch:\n  \
+         pip install {wheel}\n\
+         Made the ONNX program, {of_program}, which needs no other file. Install it for this user:\n  \
+         install -D {program} ~/.local/bin/shorthaul"
+    )
 }
 
 /// Builds the wheel, in a folder that has no other wheel afterwards.
@@ -160,8 +169,22 @@ fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
     if let Some(loader) = interpreter(&fs::read(&program)?) {
         bail!("the program is not static: it asks for {loader}");
     }
-    succeed(Command::new(&program).arg("--version"))?;
+    try_program(root, &program)?;
     Ok(program)
+}
+
+/// Optimizes a small file, which the program verifies.
+fn try_program(root: &Path, program: &Path) -> Result<()> {
+    succeed(Command::new(program).arg("--version"))?;
+    let folder = std::env::temp_dir().join(format!("shorthaul-program-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut optimize = Command::new(program);
+    optimize.current_dir(&folder).arg("optimize");
+    optimize.arg(root.join("cli/tests/data/mlp.onnx"));
+    let tried = succeed(optimize.args(["-o", "smaller.onnx"]));
+    // What is left of it does no harm.
+    let _ = fs::remove_dir_all(&folder);
+    tried
 }
 
 /// Whether the toolchain can compile for a target.
@@ -209,6 +232,19 @@ fn succeed(command: &mut Command) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_summary_says_what_to_run() {
+        let files = [Path::new("/d/s.whl"), Path::new("/d/shorthaul-linux")];
+        let lines = summary(files, [3 << 20, 20_447_232]);
+        let lines: Vec<&str> = lines.lines().collect();
+        assert!(lines[0].contains("3.0 MiB") && lines[2].contains("19.5 MiB"));
+        assert_eq!(lines[1], "  pip install /d/s.whl");
+        assert_eq!(
+            lines[3],
+            "  install -D /d/shorthaul-linux ~/.local/bin/shorthaul"
+        );
+    }
 
     #[test]
     fn a_program_with_a_loader_is_not_static() {

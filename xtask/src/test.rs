@@ -7,7 +7,7 @@ use crate::command::{Finished, display, run_shown};
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
 use anyhow::{Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -173,10 +173,32 @@ fn run_python(root: &Path, steps: &mut Steps) {
     });
     if built {
         steps.run("pytest", || {
-            let done = run_shown(venv.module("pytest").args(["-q", "torch-bridge/tests"]))?;
+            let program = onnx_program(root)?;
+            let mut pytest = venv.module("pytest");
+            pytest.args(["-q", "torch-bridge/tests"]);
+            // The tests of a file share what they set up, so one process runs them all.
+            pytest.args(["--dist", "loadfile", "--numprocesses"]);
+            pytest.arg(test_processes().to_string());
+            let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
             Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
         });
     }
+}
+
+/// How many processes run pytest: one for each core, up to four, since each holds PyTorch and a network.
+fn test_processes() -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    n_cores.min(4)
+}
+
+/// The program `shorthaul` as the tests of its room built it, brought up to date.
+fn onnx_program(root: &Path) -> Result<PathBuf> {
+    let mut build = cargo(root);
+    // Cargo builds the program of a room whose tests it builds.
+    build.args(WHOLE).args(["--no-run", "--test", "bad_input"]);
+    check(&mut build)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Ok(root.join(target).join("debug/shorthaul"))
 }
 
 /// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all

@@ -2,22 +2,8 @@
 
 use super::{Obstacle, join};
 use crate::decision::{Applied, Decision, Outcome, Refusal};
-use graph::{
-    Bindings, Graph, Layout, Node, NodeKind, Place, Precision, Recipe, Rewrite, Tensor, interpret,
-};
-use models::text_graph as graph;
-
-fn results(graph: &Graph) -> Vec<Tensor> {
-    let given: Vec<Tensor> = (0..graph.inputs.len() as u64)
-        .map(|n| {
-            let data = (0..64).map(|i| f64::from(graph::philox::uniform(n, i)));
-            Tensor::from_f64(graph::DType::F32, &[4, 16], data.collect())
-        })
-        .collect();
-    let none = Bindings::new();
-    let all = interpret(graph, &given, &none, &ops::Meaning, Precision::Double);
-    all.unwrap_or_else(|e| panic!("{e}\n{graph}"))
-}
+use graph::{Graph, Layout, Node, NodeKind, Place, Recipe, Rewrite};
+use models::{results, text_graph as graph};
 
 /// Joins the parts of `graph`, which means the same afterwards: what was decided.
 fn decided(mut graph: Graph, recipe: &Recipe) -> (Graph, Vec<Decision>) {

@@ -2,11 +2,8 @@
 
 use super::{Choice, Problem, Speed, Unit, Value};
 use crate::{Decision, Fused};
-use graph::{
-    Bindings, ContainerId, Graph, NoLibrary, Place, Precision, Recipe, Rewrite, Stage, Tensor,
-    interpret,
-};
-use models::text_graph as graph;
+use graph::{ContainerId, Graph, Place, Recipe, Rewrite, Stage};
+use models::{results, text_graph as graph};
 
 /// `t = exp(x)`, `u = t·t + x`, results `y = Σ u`, and in the backward pass `g = t·d`, `h = u·d`.
 const CONTAINERS: &str = "%x: f32[64] input
@@ -32,28 +29,6 @@ fn expanded() -> Fused {
 fn place(graph: &Graph, node: usize, container: &str) -> Place {
     let node = &graph.single_state().expect("one state").nodes[node];
     Place::new(Rewrite::Recompute, node, container)
-}
-
-fn results(graph: &Graph) -> Vec<Vec<f64>> {
-    let given: Vec<Tensor> = (0..2)
-        .map(|n| {
-            let data = (0..64)
-                .map(|i| f64::from(graph::philox::uniform(n, i)))
-                .collect();
-            Tensor::from_f64(graph::DType::F32, &[64], data)
-        })
-        .collect();
-    let all = interpret(
-        graph,
-        &given,
-        &Bindings::new(),
-        &NoLibrary,
-        Precision::Double,
-    );
-    all.unwrap_or_else(|e| panic!("{e}\n{graph}"))
-        .iter()
-        .map(Tensor::to_f64)
-        .collect()
 }
 
 /// Names of what the forward pass writes and the backward pass reads.
