@@ -7,7 +7,9 @@ mod contraction_cases;
 mod contraction_checks;
 
 use contraction_cases::{Conv, extent, matmul, plain};
-use contraction_checks::{Number, Random, check_all, check_all_of, compile, reference, run};
+use contraction_checks::{
+    Number, Random, check_all, check_all_of, compile, reference, run, target,
+};
 use kernels::contraction::{Axis, Contraction, ContractionTarget, Element, Hooks, Operand, emit};
 
 fn random_conv(r: &mut Random) -> Conv {
