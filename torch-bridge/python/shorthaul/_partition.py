@@ -144,6 +144,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
+    if (reason := _recurrent_reason(node)) is not None:
+        return reason
     if node.target is torch.autograd.grad:
         return "`torch.autograd.grad` inside forward"
     if node.kwargs.get("generator") is not None:
@@ -160,6 +162,29 @@ def torch_reason(node: fx.Node) -> str | None:
     for tensor in (*values, *(t for arg in node.all_input_nodes for t in _tensors(value_of(arg)))):
         if (problem := tensor_reason(tensor)) is not None:
             return problem
+    return None
+
+
+def _recurrent_reason(node: fx.Node) -> str | None:
+    """Why PyTorch runs a recurrent layer; ``None`` for other operators and a plain LSTM."""
+    name = name_of(node)
+    if name in ("gru", "rnn_relu", "rnn_tanh"):
+        return f"recurrent layer `{name}`"
+    if name != "lstm" or isinstance(node.target, str):
+        return None
+    # lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
+    # of a packed sequence, the lengths come second.
+    if len(node.args) != 9 or not isinstance(node.args[1], (list, tuple)):
+        return "recurrent layer `lstm` over a packed sequence"
+    _, _, params, has_biases, n_layers, dropout, train, both, _ = node.args
+    if len(params) != n_layers * (1 + both) * (4 if has_biases else 2):
+        return "recurrent layer `lstm` with projections"
+    if n_layers > 1 and train and dropout > 0:
+        return "recurrent layer `lstm` with dropout between its layers"
+    tensors = [t for arg in node.all_input_nodes for t in _tensors(value_of(arg))]
+    is_float = all(t.dtype in (torch.float32, torch.float64) for t in tensors)
+    if not is_float or any(t.device.type != "cpu" for t in tensors):
+        return "recurrent layer `lstm` of 16 bits or on a GPU"
     return None
 
 

@@ -10,6 +10,7 @@ mod loss;
 mod movement;
 mod normalization;
 mod pooling;
+mod recurrent;
 mod reduction;
 
 use super::site::{Results, Site};
@@ -33,6 +34,7 @@ const FAMILIES: &[Table] = &[
     movement::RULES,
     normalization::RULES,
     pooling::RULES,
+    recurrent::RULES,
     reduction::RULES,
 ];
 
