@@ -124,7 +124,7 @@ def test_what_runs_outside_of_the_kernels_is_listed_once():
 def test_an_lstm_is_two_loops_over_time_and_nothing_runs_outside():
     found = shorthaul.report(Last(nn.LSTM), torch.randn(4, 2, 3)).data
     assert found["outside"] == []
-    loops = [k["stage"] for k in found["kernels"] if k["made_by"] == "loop over time"]
+    loops = [k["stage"] for k in found["kernels"] if k["path"] == "loop over time"]
     assert sorted(loops) == ["backward", "forward"]
 
 
