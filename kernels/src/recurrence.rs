@@ -57,8 +57,9 @@ impl Recurrence {
         let n = self
             .threads
             .min(self.rows)
-            .max((self.rows + MAX_ROWS - 1) / MAX_ROWS);
-        let rows = (self.rows + n - 1) / n;
+            .max((self.rows + MAX_ROWS - 1) / MAX_ROWS)
+            .max(1);
+        let rows = ((self.rows + n - 1) / n).max(1);
         ((self.rows + rows - 1) / rows, rows)
     }
 

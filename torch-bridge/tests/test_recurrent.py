@@ -14,6 +14,7 @@ CASES = {
     "plain": ((5, 4, 7), {}),
     "one_step": ((1, 3, 7), {}),
     "one_row": ((4, 1, 7), {}),
+    "no_rows": ((4, 0, 7), {}),
     "many_rows": ((3, 19, 7), {}),
     "batch_first": ((4, 5, 7), {"batch_first": True}),
     "no_bias": ((3, 4, 7), {"bias": False}),
@@ -72,3 +73,33 @@ def test_pytorch_runs_an_lstm_with_dropout_between_its_layers():
     model = shorthaul.module(nn.Sequential(nn.Linear(7, 7), nn.LSTM(7, 5, 2, dropout=0.5)))
     with pytest.warns(shorthaul.FallbackWarning, match="dropout between"):
         model(torch.randn(3, 2, 7))
+
+
+class _Within(nn.Module):
+    """An LSTM in a region of ``torch.autocast`` between two linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.lstm, self.after = nn.Linear(7, 7), nn.LSTM(7, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        """Results of the LSTM and of the linear layer behind it."""
+        x = self.before(x)
+        with torch.autocast("cpu"):
+            y = self.lstm(x)[0]
+        return y, self.after(y.float())
+
+
+@pytest.mark.parametrize("is_around", [False, True])
+def test_pytorch_runs_an_lstm_within_autocast(is_around):
+    torch.manual_seed(0)
+    eager = _Within()
+    ours = shorthaul.module(copy.deepcopy(eager))
+    x = torch.randn(3, 2, 7)
+    with torch.autocast("cpu", enabled=is_around):
+        expected = eager(x)
+        with pytest.warns(shorthaul.FallbackWarning, match="within torch.autocast"):
+            found = ours(x)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

@@ -188,6 +188,16 @@ def _recurrent_reason(node: fx.Node) -> str | None:
     return None
 
 
+def _recurrent_in_autocast(node: fx.Node, ambient: Ambient) -> str | None:
+    """Why PyTorch runs a layer within ``torch.autocast``: it casts states and weights too."""
+    if name_of(node) != "lstm":
+        return None
+    is_on = torch.is_autocast_enabled("cpu")
+    if ambient.autocasts:
+        is_on = ambient.autocasts[-1][2]
+    return "recurrent layer `lstm` within torch.autocast" if is_on else None
+
+
 def tensor_reason(tensor: torch.Tensor) -> str | None:
     """Why kernels cannot use a tensor; ``None`` if they can."""
     from torch._subclasses import FakeTensor
@@ -318,7 +328,7 @@ class Split:
                 ambient = _autocast_after(ambient, node)
                 reason = "a torch.autocast region begins or ends"
             elif reason is None:
-                reason = torch_reason(node)
+                reason = torch_reason(node) or _recurrent_in_autocast(node, ambient)
                 if reason == _NO_VALUE:
                     # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
                     depth += 1
