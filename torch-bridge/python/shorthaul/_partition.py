@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import _recurrent
+
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
     {
@@ -144,7 +146,7 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
-    if (reason := _recurrent_reason(node)) is not None:
+    if (reason := _recurrent.reason(name_of(node), node, value_of)) is not None:
         return reason
     if node.target is torch.autograd.grad:
         return "`torch.autograd.grad` inside forward"
@@ -163,39 +165,6 @@ def torch_reason(node: fx.Node) -> str | None:
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
-
-
-def _recurrent_reason(node: fx.Node) -> str | None:
-    """Why PyTorch runs a recurrent layer; ``None`` for other operators and a plain LSTM."""
-    name = name_of(node)
-    if name in ("gru", "rnn_relu", "rnn_tanh"):
-        return f"recurrent layer `{name}`"
-    if name != "lstm" or isinstance(node.target, str):
-        return None
-    # lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
-    # of a packed sequence, the lengths come second.
-    if len(node.args) != 9 or not isinstance(node.args[1], (list, tuple)):
-        return "recurrent layer `lstm` over a packed sequence"
-    _, _, params, has_biases, n_layers, dropout, train, both, _ = node.args
-    if len(params) != n_layers * (1 + both) * (4 if has_biases else 2):
-        return "recurrent layer `lstm` with projections"
-    if n_layers > 1 and train and dropout > 0:
-        return "recurrent layer `lstm` with dropout between its layers"
-    tensors = [t for arg in node.all_input_nodes for t in _tensors(value_of(arg))]
-    is_float = all(t.dtype in (torch.float32, torch.float64) for t in tensors)
-    if not is_float or any(t.device.type != "cpu" for t in tensors):
-        return "recurrent layer `lstm` of 16 bits or on a GPU"
-    return None
-
-
-def _recurrent_in_autocast(node: fx.Node, ambient: Ambient) -> str | None:
-    """Why PyTorch runs a layer within ``torch.autocast``: it casts states and weights too."""
-    if name_of(node) != "lstm":
-        return None
-    is_on = torch.is_autocast_enabled("cpu")
-    if ambient.autocasts:
-        is_on = ambient.autocasts[-1][2]
-    return "recurrent layer `lstm` within torch.autocast" if is_on else None
 
 
 def tensor_reason(tensor: torch.Tensor) -> str | None:
@@ -328,7 +297,9 @@ class Split:
                 ambient = _autocast_after(ambient, node)
                 reason = "a torch.autocast region begins or ends"
             elif reason is None:
-                reason = torch_reason(node) or _recurrent_in_autocast(node, ambient)
+                reason = torch_reason(node) or _recurrent.in_autocast(
+                    name_of(node), ambient.autocasts
+                )
                 if reason == _NO_VALUE:
                     # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
                     depth += 1
