@@ -241,8 +241,10 @@ impl MicroKernel {
                 distance + n_rows - 1
             ));
         }
-        let is_long = level.runtime || !self.unrolls || level.extent >= LONG_LOOP;
-        if row > line && level.a == 1 && is_long {
+        // The text for a reduction of any length does not depend on the length.
+        let is_open = !self.unrolls;
+        let is_long = is_open || level.runtime || level.extent >= LONG_LOOP;
+        if (is_open || row > line) && level.a == 1 && is_long {
             // Each step fetches the line after the next of one row.
             for first in (0..n_rows).step_by(line as usize) {
                 t.line(format!(
