@@ -45,8 +45,6 @@
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
 //! | `attention_with_lse` → y, lse | q, k, v, mask? | `scale`?, `causal`? |
 //! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse | as `attention_with_lse` |
-//! | `lstm_recurrence` → h, c, gates | x, w, h0, c0 | – |
-//! | `lstm_recurrence_gradient` → dz, dh0, dc0 | dh, dc?, w, c0, c, gates | – |
 //! | `binary_cross_entropy` | x, target | |
 //! | `cross_entropy` → loss, total, lse | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
 //! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
@@ -58,7 +56,7 @@ use crate::op::{Op, OpError};
 use crate::{
     adaptive_pool, arg_reduce, attention, attention_lse, average_pool, binary_loss, contraction,
     convolution, creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool,
-    random, recurrence, reduce, slicing, softmax, stop_gradient, topk,
+    random, reduce, slicing, softmax, stop_gradient, topk,
 };
 
 /// Every operator, ordered by family.
@@ -110,8 +108,6 @@ pub static ALL: &[&dyn Op] = &[
     &attention::Attention,
     &attention_lse::AttentionWithLse,
     &attention_lse::AttentionGradient,
-    &recurrence::LstmRecurrence,
-    &recurrence::LstmRecurrenceGradient,
     &binary_loss::BinaryCrossEntropy,
     &loss::CROSS_ENTROPY,
     &loss::CROSS_ENTROPY_GRADIENT,

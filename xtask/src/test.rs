@@ -176,19 +176,10 @@ fn run_python(root: &Path, steps: &mut Steps) {
             let program = onnx_program(root)?;
             let mut pytest = venv.module("pytest");
             pytest.args(["-q", "torch-bridge/tests"]);
-            // The tests of a file share what they set up, so one process runs them all.
-            pytest.args(["--dist", "loadfile", "--numprocesses"]);
-            pytest.arg(test_processes().to_string());
             let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
             Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
         });
     }
-}
-
-/// How many processes run pytest: one for each core, up to four, since each holds PyTorch and a network.
-fn test_processes() -> usize {
-    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-    n_cores.min(4)
 }
 
 /// The program `shorthaul` as the tests of its room built it, brought up to date.

@@ -277,7 +277,7 @@ class GraphCompiler:
         """Once: PyTorch runs everything."""
         self._say_or_refuse(
             f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
-            f"`nn.GRU` and `nn.RNN`"
+            f"recurrent layers of torch.nn"
         )
 
     def may_compile(self) -> bool:

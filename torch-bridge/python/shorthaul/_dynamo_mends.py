@@ -35,7 +35,6 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
         _guard_identity,
-        _trace_lstm_layers,
     )
     for mend in mends:
         try:
@@ -157,19 +156,6 @@ def _guard_identity(is_ours) -> None:
         return result
 
     builtin.vt_identity_compare = object_protocol.vt_identity_compare = vt_identity_compare
-
-
-def _trace_lstm_layers(is_ours) -> None:
-    """A layer of ``nn.LSTM`` is one node of the graph, where Dynamo would break the graph."""
-    original = builder.VariableBuilder._wrap
-
-    def wrap(self, value):
-        if isinstance(value, torch.nn.LSTM) and value.proj_size == 0 and _is_capturing(is_ours):
-            with torch._dynamo.config.patch(allow_rnn=True):
-                return original(self, value)
-        return original(self, value)
-
-    builder.VariableBuilder._wrap = wrap
 
 
 __all__ = ["apply"]

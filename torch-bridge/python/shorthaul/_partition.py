@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _recurrent
-
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
     {
@@ -146,8 +144,6 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
-    if (reason := _recurrent.reason(name_of(node), node, value_of)) is not None:
-        return reason
     if node.target is torch.autograd.grad:
         return "`torch.autograd.grad` inside forward"
     if node.kwargs.get("generator") is not None:
@@ -297,9 +293,7 @@ class Split:
                 ambient = _autocast_after(ambient, node)
                 reason = "a torch.autocast region begins or ends"
             elif reason is None:
-                reason = torch_reason(node) or _recurrent.in_autocast(
-                    name_of(node), ambient.autocasts
-                )
+                reason = torch_reason(node)
                 if reason == _NO_VALUE:
                     # A state of PyTorch's that is unknown here begins: what follows is PyTorch's.
                     depth += 1

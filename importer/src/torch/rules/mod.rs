@@ -10,7 +10,6 @@ mod loss;
 mod movement;
 mod normalization;
 mod pooling;
-mod recurrent;
 mod reduction;
 
 use super::site::{Results, Site};
@@ -34,7 +33,6 @@ const FAMILIES: &[Table] = &[
     movement::RULES,
     normalization::RULES,
     pooling::RULES,
-    recurrent::RULES,
     reduction::RULES,
 ];
 
