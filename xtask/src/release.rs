@@ -3,7 +3,7 @@
 
 use crate::command::{Finished, display, run_quiet, run_shown};
 use crate::python::{self, Venv};
-use crate::test::cargo;
+use crate::test::{cargo, target_folder};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,11 +95,17 @@ print('shorthaul', shorthaul.__version__, 'beside PyTorch', torch.__version__)
 /// # Errors
 /// A wheel that does not install, or misses a part.
 pub fn try_wheel(venv: &Venv, wheel: &Path) -> Result<()> {
-    let folder = std::env::temp_dir().join(format!("shorthaul-wheel-{}", std::process::id()));
-    let tried = try_in(venv, wheel, &folder);
+    within_folder("wheel", |folder| try_in(venv, wheel, folder))
+}
+
+/// Tries something in a temporary folder, which is gone afterwards.
+fn within_folder(name: &str, tried: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("shorthaul-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let result = tried(&folder);
     // What is left of it does no harm.
     let _ = fs::remove_dir_all(&folder);
-    tried
+    result
 }
 
 fn try_in(venv: &Venv, wheel: &Path, folder: &Path) -> Result<()> {
@@ -159,11 +165,7 @@ fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
         "shorthaul-cli",
     ]);
     succeed(build.args(["--target", &target]))?;
-    let built = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => root.join(folder),
-        None => root.join("target"),
-    };
-    let built = built.join(&target).join("release/shorthaul");
+    let built = target_folder(root).join(&target).join("release/shorthaul");
     let program = dist.join(format!("shorthaul-{arch}-linux"));
     fs::copy(&built, &program).with_context(|| format!("cannot copy {}", built.display()))?;
     if let Some(loader) = interpreter(&fs::read(&program)?) {
@@ -176,15 +178,12 @@ fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
 /// Optimizes a small file, which the program verifies.
 fn try_program(root: &Path, program: &Path) -> Result<()> {
     succeed(Command::new(program).arg("--version"))?;
-    let folder = std::env::temp_dir().join(format!("shorthaul-program-{}", std::process::id()));
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut optimize = Command::new(program);
-    optimize.current_dir(&folder).arg("optimize");
-    optimize.arg(root.join("cli/tests/data/mlp.onnx"));
-    let tried = succeed(optimize.args(["-o", "smaller.onnx"]));
-    // What is left of it does no harm.
-    let _ = fs::remove_dir_all(&folder);
-    tried
+    within_folder("program", |folder| {
+        let mut optimize = Command::new(program);
+        optimize.current_dir(folder).arg("optimize");
+        optimize.arg(root.join("cli/tests/data/mlp.onnx"));
+        succeed(optimize.args(["-o", "smaller.onnx"]))
+    })
 }
 
 /// Whether the toolchain can compile for a target.

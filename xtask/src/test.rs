@@ -188,8 +188,7 @@ fn onnx_program(root: &Path) -> Result<PathBuf> {
     // Cargo builds the program of a room whose tests it builds.
     build.args(WHOLE).args(["--no-run", "--test", "bad_input"]);
     check(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    Ok(root.join(target).join("debug/shorthaul"))
+    Ok(target_folder(root).join("debug/shorthaul"))
 }
 
 /// What `cargo test` tests here. A part of the workspace alone would be built anew: it asks less of the crates that all
@@ -210,6 +209,11 @@ pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
     command
+}
+
+/// Where `cargo` puts what it builds.
+pub fn target_folder(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// A command that counts as one check: it holds where the command succeeds.
