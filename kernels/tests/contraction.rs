@@ -171,6 +171,21 @@ fn groups_of_few_channels_share_panels() {
 }
 
 /// A linear layer behind an image that is flattened channels first but lies channels last.
+fn with_axes(dims: &[i64], operands: [&Vec<Axis>; 3]) -> Contraction {
+    let [a, b, out] = operands.map(|axes| Operand {
+        axes: axes.clone(),
+        base: 0,
+    });
+    let dims = dims.to_vec();
+    Contraction {
+        element: Element::F32,
+        dims,
+        a,
+        b,
+        out,
+    }
+}
+
 #[test]
 fn large_operands_that_lie_across_the_others() {
     let (m, n, c, places) = (8, 350, 64, 49);
@@ -181,17 +196,7 @@ fn large_operands_that_lie_across_the_others() {
         plain(3, places, 1),
     ];
     let rows = vec![plain(0, m, n), plain(1, n, 1)];
-    let operand = |axes: &Vec<Axis>| Operand {
-        axes: axes.clone(),
-        base: 0,
-    };
-    let of = |a, b, out| Contraction {
-        element: Element::F32,
-        dims: vec![m, n, c, places],
-        a: operand(a),
-        b: operand(b),
-        out: operand(out),
-    };
+    let of = |a, b, out| with_axes(&[m, n, c, places], [a, b, out]);
     let cases = vec![
         ("forward".to_string(), of(&image, &weight, &rows)),
         ("data gradient".to_string(), of(&rows, &weight, &image)),
@@ -224,17 +229,7 @@ fn channels_fill_the_vectors_of_transposed_convolutions() {
         plain(x, width, 2),
         plain(kx, 2, 1),
     ];
-    let operand = |axes: &Vec<Axis>| Operand {
-        axes: axes.clone(),
-        base: 0,
-    };
-    let of = |a, b, out| Contraction {
-        element: Element::F32,
-        dims: vec![inputs, height, width, outputs, 2, 2],
-        a: operand(a),
-        b: operand(b),
-        out: operand(out),
-    };
+    let of = |a, b, out| with_axes(&[inputs, height, width, outputs, 2, 2], [a, b, out]);
     let forward = of(&image, &weight, &result);
     let weights = of(&image, &result, &weight);
     for vector_width in [16, 8, 4] {
@@ -253,6 +248,19 @@ fn channels_fill_the_vectors_of_transposed_convolutions() {
         ];
         check_all("transposed", vector_width, cases, false);
     }
+}
+
+/// Each step of a sum fetches what later steps read: of columns those of a step ahead, of rows one after the other.
+#[test]
+fn what_later_steps_read_is_fetched() {
+    let fetches = |a: &str| {
+        let product = matmul([1, 56, 64, 256], a, "kn", "mn");
+        let emitted = emit("k", &product, &Hooks::default(), &target(16)).expect("supported");
+        ["bp + 256", "ap + 512", "ap + (k0 % 16L)*"]
+            .map(|place| (emitted.source).contains(&format!("__builtin_prefetch({place}")))
+    };
+    assert_eq!(fetches("km"), [true, true, false]);
+    assert_eq!(fetches("mk"), [true, false, true]);
 }
 
 /// One chain of all terms would be wrong by ten times as much.

@@ -232,12 +232,19 @@ const MOST_TERMS: i64 = 4608;
 /// chains cost little.
 const MOST_COMPUTED_TERMS: i64 = 1152;
 
+/// The orders of a shape's dims that plans are made for, the given one first.
+pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
+    let mut all = in_lines(s, w);
+    // The last, so that recipes keep the numbers of the others.
+    all.extend(wide(s, w));
+    all
+}
+
 /// The shape itself and, where a large vector operand is contiguous along a dim that the others do not
 /// walk innermost, with that dim innermost: packing then reads whole cache lines.
-pub(super) fn orders(s: &Shape, w: &Wishes) -> Vec<Shape> {
+fn in_lines(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
-    all.extend(wide(s, w));
     let lane = s.n[s.n.len() - 1].b;
     // For open sizes the same orders are there whatever the size.
     let is_small = product(&s.n) * product(&s.k) < LARGE && w.open.is_empty();
@@ -265,7 +272,9 @@ fn wide(s: &Shape, w: &Wishes) -> Option<Shape> {
     let (inner, outer) = s.n.split_last()?;
     let longest = outer.iter().max_by_key(|d| d.size)?;
     let gains = inner.size < w.vector.lanes && longest.size >= 2 * inner.size;
-    if !gains || w.epilogue || s.diagonal.is_some() || w.open.roles(s).columns {
+    // For open sizes the same orders are there whatever the size.
+    let is_open = s.n.iter().any(|d| w.open.has(d));
+    if !gains || w.epilogue || s.diagonal.is_some() || is_open {
         return None;
     }
     let mut turned = s.clone();

@@ -213,10 +213,8 @@ impl MicroKernel {
         t.close(self.nest.len());
     }
 
-    /// Fetches into the first-level cache what the next steps read. The processor's own prefetchers follow neither
-    /// the tile's rows, which are more streams than they track, nor columns that are pages apart. One thread of a
-    /// processor with AVX-512, part of the peak: a tile of 14 rows reads columns at 0.78 to 0.82 with it and at 0.50
-    /// to 0.68 without, rows at 0.74 to 0.83 and at 0.66 to 0.79.
+    /// Fetches into the first-level cache what the next steps read: without it, steps wait for the second-level cache,
+    /// most of all where columns are read that lie pages apart. `bench/kernels/contractions.py` times products.
     fn fetch_soon(&self, t: &mut CText) {
         let Some((at, level)) = self.nest.iter().enumerate().next_back() else {
             return;
