@@ -250,14 +250,15 @@ fn channels_fill_the_vectors_of_transposed_convolutions() {
     }
 }
 
-/// Each step of a sum fetches what later steps read: of columns those of a step ahead, of rows one after the other.
+/// Each step of a sum fetches what is read eight steps later in columns (64 and 56 numbers apart), and of rows (256
+/// numbers long) the line after the next of one row.
 #[test]
 fn what_later_steps_read_is_fetched() {
     let fetches = |a: &str| {
         let product = matmul([1, 56, 64, 256], a, "kn", "mn");
         let emitted = emit("k", &product, &Hooks::default(), &target(16)).expect("supported");
-        ["bp + 256", "ap + 512", "ap + (k0 % 16L)*"]
-            .map(|place| (emitted.source).contains(&format!("__builtin_prefetch({place}")))
+        ["bp + 512", "ap + 448", "ap + (k0 % 16L)*255L + 32"]
+            .map(|place| (emitted.source).contains(&format!("__builtin_prefetch({place});")))
     };
     assert_eq!(fetches("km"), [true, true, false]);
     assert_eq!(fetches("mk"), [true, false, true]);
