@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 cargo xtask test [--rust | --python]   check the house rules and run every test, or one half
+cargo xtask test --torch VERSION       test the Python package with another PyTorch, in target/torch-VERSION
 cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
 cargo xtask release                    build the wheel and a static program into dist, and try them

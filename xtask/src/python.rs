@@ -5,6 +5,7 @@
 //! room.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
+use crate::test::target_folder;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,11 +80,34 @@ pub fn prepare(root: &Path) -> Result<Venv> {
         Some(folder) => root.join(folder),
         None => root.join(".venv"),
     };
+    let wanted = requirements(root)?;
+    prepare_in(root, folder, &wanted, |venv| {
+        install_large(venv, &wanted)?;
+        install(venv, "requirements.txt")
+    })
+}
+
+/// The same with another PyTorch, in an environment of its own.
+pub fn prepare_with_torch(root: &Path, version: &str) -> Result<Venv> {
+    let folder = target_folder(root).join(format!("torch-{version}"));
+    let wanted = with_torch(&requirements(root)?, version);
+    prepare_in(root, folder, &wanted, |venv| {
+        let list = venv.folder.join("requirements.txt");
+        fs::write(&list, &wanted).with_context(|| format!("cannot write {}", list.display()))?;
+        run_explained(pip_install(venv).arg("-r").arg(&list))
+    })
+}
+
+fn prepare_in(
+    root: &Path,
+    folder: PathBuf,
+    wanted: &str,
+    install: impl Fn(&Venv) -> Result<()>,
+) -> Result<Venv> {
     let venv = Venv {
         root: root.to_path_buf(),
         folder,
     };
-    let wanted = requirements(root)?;
     let stamp = venv.folder.join(STAMP);
     // pip is the last thing that `venv` writes: without it the environment was left half made, and
     // a Python that was removed since leaves a dangling link.
@@ -97,10 +121,29 @@ pub fn prepare(root: &Path) -> Result<Venv> {
         create(&venv)?;
     }
     println!("Installing the pinned Python packages (about 6 GB on disk the first time) ...");
-    install_large(&venv, &wanted)?;
-    install(&venv, "requirements.txt")?;
+    install(&venv)?;
     fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(venv)
+}
+
+/// The pinned packages with another PyTorch, which chooses the versions of what belongs to it.
+fn with_torch(pinned: &str, version: &str) -> String {
+    const OF_PYTORCH: [&str; 6] = [
+        "-c ",
+        "torch",
+        "triton==",
+        "nvidia-",
+        "cuda-",
+        "setuptools==",
+    ];
+    let kept = pinned.lines().filter(|line| {
+        line.starts_with("torchmetrics") || !OF_PYTORCH.iter().any(|name| line.starts_with(name))
+    });
+    let own = [format!("torch=={version}"), "torchvision".to_owned()];
+    own.into_iter()
+        .chain(kept.map(str::to_owned))
+        .map(|line| line + "\n")
+        .collect()
 }
 
 /// Installs the packages that fill the disk one by one. Asked for all of them at once, pip has every archive on disk
@@ -307,6 +350,16 @@ mod tests {
         assert_eq!(
             large_packages(pinned),
             ["torch==2.15.0", "nvidia-cublas==13.4.1.3"]
+        );
+    }
+
+    #[test]
+    fn another_pytorch_chooses_its_own_libraries() {
+        let pinned = "-c constraints.txt\ntorch==2.15.0\ntorchvision==0.29.2\nnumpy==2.4.6\ntorchmetrics==1.9.0\n\
+                      nvidia-cublas==13.4.1.3\ntriton==3.9.0\nsetuptools==84.2.1\n";
+        assert_eq!(
+            with_torch(pinned, "2.12.1"),
+            "torch==2.12.1\ntorchvision\nnumpy==2.4.6\ntorchmetrics==1.9.0\n"
         );
     }
 

@@ -4,6 +4,7 @@
 //! printed is `N passed, N failed` over all steps; a step without a runner of its own counts as one.
 
 use crate::command::{Finished, display, run_shown};
+use crate::python::Venv;
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
 use anyhow::{Result, bail};
@@ -11,11 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// Which half of the checks to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of the checks to run.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     rust: bool,
     python: bool,
+    /// The tests of the Python package alone, with this version of PyTorch.
+    torch: Option<String>,
 }
 
 impl Parts {
@@ -30,17 +33,22 @@ impl Parts {
             [] => Ok(Parts {
                 rust: true,
                 python: true,
+                ..Parts::default()
             }),
             ["--rust"] => Ok(Parts {
                 rust: true,
-                python: false,
+                ..Parts::default()
             }),
             ["--python"] => Ok(Parts {
-                rust: false,
                 python: true,
+                ..Parts::default()
+            }),
+            ["--torch", version] => Ok(Parts {
+                torch: Some(version.to_string()),
+                ..Parts::default()
             }),
             other => bail!(
-                "`cargo xtask test` takes --rust or --python, not {}",
+                "`cargo xtask test` takes --rust, --python or --torch VERSION, not {}",
                 other.join(" ")
             ),
         }
@@ -67,6 +75,9 @@ pub fn run(root: &Path, parts: Parts) -> Result<ExitCode> {
     }
     if parts.python {
         run_python(root, &mut steps);
+    }
+    if let Some(version) = &parts.torch {
+        run_with_torch(root, version, &mut steps);
     }
     Ok(steps.report())
 }
@@ -172,14 +183,31 @@ fn run_python(root: &Path, steps: &mut Steps) {
         Ok(Tally::one(true))
     });
     if built {
-        steps.run("pytest", || {
-            let program = onnx_program(root)?;
-            let mut pytest = venv.module("pytest");
-            pytest.args(["-q", "torch-bridge/tests"]);
-            let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
-            Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
-        });
+        run_pytest(root, &venv, steps);
     }
+}
+
+fn run_with_torch(root: &Path, version: &str, steps: &mut Steps) {
+    let mut venv = None;
+    steps.run("python package", || {
+        let prepared = python::prepare_with_torch(root, version)?;
+        python::build_package(root, &prepared)?;
+        venv = Some(prepared);
+        Ok(Tally::one(true))
+    });
+    if let Some(venv) = venv {
+        run_pytest(root, &venv, steps);
+    }
+}
+
+fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
+    steps.run("pytest", || {
+        let program = onnx_program(root)?;
+        let mut pytest = venv.module("pytest");
+        pytest.args(["-q", "torch-bridge/tests"]);
+        let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
+        Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
+    });
 }
 
 /// The program `shorthaul` as the tests of its room built it, brought up to date.
@@ -333,7 +361,15 @@ mod tests {
             parse(&["--rust"]).ok(),
             Some(Parts {
                 rust: true,
-                python: false
+                ..Parts::default()
+            })
+        );
+        assert!(parse(&["--torch"]).is_err());
+        assert_eq!(
+            parse(&["--torch", "2.12.1"]).ok(),
+            Some(Parts {
+                torch: Some("2.12.1".to_owned()),
+                ..Parts::default()
             })
         );
     }

@@ -56,6 +56,7 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
+from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
 from ._sizes import expression
@@ -192,6 +193,16 @@ def make_guards_complete() -> None:
 
 
 shorthaul._dynamo_backend_init = make_guards_complete
+
+
+@contextlib.contextmanager
+def _with_complete_guards() -> Iterator[None]:
+    make_guards_complete()
+    yield
+
+
+if VERSION < (2, 15):  # There Dynamo does not call `_dynamo_backend_init`.
+    shorthaul.backend_ctx_ctor = _with_complete_guards
 
 
 def _is_ours(compiler) -> bool:

@@ -17,13 +17,16 @@ import torch
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import builder, builtin, misc, object_protocol
+from torch._dynamo.variables import builder, builtin, misc, object_protocol, user_defined
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from ._errors import FallbackWarning
+from ._pytorch_version import VERSION
 
 #: Functions of ``random.Random`` whose results Dynamo would bake into the graph.
 _BAKED = ("shuffle", "sample", "getstate", "setstate", "seed")
+if VERSION < (2, 15):  # There a generator of the model's own draws the same number each time.
+    _BAKED += ("random", "randint", "randrange", "uniform")
 
 
 @functools.cache
@@ -36,6 +39,8 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
     )
+    if VERSION < (2, 15):
+        mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
         try:
             mend(is_ours)
@@ -65,22 +70,38 @@ def _stop(what: str, why: str) -> None:
     unimplemented(gb_type=what, context="", explanation=f"Python runs it: {why}", hints=[])
 
 
-def _replace_method(methods: dict, name: str, is_ours, what: str, why: str) -> None:
-    traced = methods[name]
+def _break_at_method(variable: type, name: str, is_ours, what: str, why: str) -> None:
+    """The graph breaks in front of a call of ``name`` on what ``variable`` stands for."""
+
+    def stop(tx):
+        if _is_capturing(is_ours, tx) and not tx.one_graph:
+            _stop(what, why)
+
+    # One function for all methods: every class in PyTorch 2.12 and 2.13, some in 2.14. Else a table.
+    if "tp_methods" not in vars(variable):
+        call_any = vars(variable)["call_method"]
+
+        def call_method(self, tx, called, args, kwargs):
+            if called == name:
+                stop(tx)
+            return call_any(self, tx, called, args, kwargs)
+
+        variable.call_method = call_method
+        return
+    traced = variable.tp_methods[name]
     original = traced.handler
 
     def handler(self, tx, args, kwargs):
-        if _is_capturing(is_ours, tx) and not tx.one_graph:
-            _stop(what, why)
+        stop(tx)
         return original(self, tx, args, kwargs)
 
-    methods[name] = type(traced)(handler)
+    variable.tp_methods[name] = type(traced)(handler)
 
 
 def _break_at_autograd_functions(is_ours) -> None:
     """Gradients that are ``None``, second derivatives and errors of such functions are eager's."""
-    _replace_method(
-        misc.AutogradFunctionVariable.tp_methods,
+    _break_at_method(
+        misc.AutogradFunctionVariable,
         "apply",
         is_ours,
         "custom autograd.Function",
@@ -91,12 +112,22 @@ def _break_at_autograd_functions(is_ours) -> None:
 def _break_at_baked_random_numbers(is_ours) -> None:
     for name in _BAKED:
         what = f"random.{name}"
-        if name not in misc.RandomVariable.tp_methods:
+        try:
+            _break_at_method(misc.RandomVariable, name, is_ours, what, "a graph would repeat it")
+        except KeyError:
             say_cannot_apply(f"a graph break at {what}", "its tracer has no such method")
-            continue
-        _replace_method(
-            misc.RandomVariable.tp_methods, name, is_ours, what, "a graph would repeat it"
-        )
+
+
+def _break_at_drawn_random_numbers(is_ours) -> None:
+    """PyTorch before 2.15 says that such a number is a float32, and passes a float64."""
+    original = user_defined.call_random_fn
+
+    def call_random_fn(tx, fn, args, kwargs):
+        if _is_capturing(is_ours, tx):
+            _stop("random number", "the graph would read it as another type")
+        return original(tx, fn, args, kwargs)
+
+    misc.call_random_fn = user_defined.call_random_fn = call_random_fn
 
 
 def _break_at_values_that_are_not_put_back(is_ours) -> None:
@@ -121,7 +152,8 @@ def _guard_inlined_functions(is_ours) -> None:
 
     def build_inline_tracer(parent, func, *more, **kwargs):
         inner = getattr(func, "im_func", func)
-        source = getattr(inner, "source", None)
+        # A method of PyTorch 2.12 is no variable of its own around the function's, but knows both sources.
+        source = getattr(func, "source_fn", None) or getattr(inner, "source", None)
         if source is not None and _is_capturing(is_ours, parent):
             function = _function_of(inner)
             own = isinstance(function, types.FunctionType)
@@ -142,7 +174,7 @@ def _function_of(inner) -> types.FunctionType | None:
 
 def _guard_identity(is_ours) -> None:
     """What ``a is b`` decides holds for these two objects."""
-    original = builtin.vt_identity_compare
+    original = object_protocol.vt_identity_compare
 
     def vt_identity_compare(left, right):
         result = original(left, right)
@@ -155,7 +187,10 @@ def _guard_identity(is_ours) -> None:
                     install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
         return result
 
-    builtin.vt_identity_compare = object_protocol.vt_identity_compare = vt_identity_compare
+    object_protocol.vt_identity_compare = vt_identity_compare
+    # PyTorch 2.12 imports it where it calls it.
+    if hasattr(builtin, "vt_identity_compare"):
+        builtin.vt_identity_compare = vt_identity_compare
 
 
 __all__ = ["apply"]
