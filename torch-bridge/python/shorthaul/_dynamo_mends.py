@@ -77,7 +77,7 @@ def _break_at_method(variable: type, name: str, is_ours, what: str, why: str) ->
         if _is_capturing(is_ours, tx) and not tx.one_graph:
             _stop(what, why)
 
-    # One function for all methods: every class in PyTorch 2.12 and 2.13, some in 2.14. Else a table.
+    # In PyTorch 2.14 some classes have one function for all methods, in 2.15 each has a table.
     if "tp_methods" not in vars(variable):
         call_any = vars(variable)["call_method"]
 
@@ -152,7 +152,7 @@ def _guard_inlined_functions(is_ours) -> None:
 
     def build_inline_tracer(parent, func, *more, **kwargs):
         inner = getattr(func, "im_func", func)
-        # A method of PyTorch 2.12 is no variable of its own around the function's, but knows both sources.
+        # In PyTorch 2.15 a method holds its function, in 2.14 the source of its function.
         source = getattr(func, "source_fn", None) or getattr(inner, "source", None)
         if source is not None and _is_capturing(is_ours, parent):
             function = _function_of(inner)
@@ -174,7 +174,7 @@ def _function_of(inner) -> types.FunctionType | None:
 
 def _guard_identity(is_ours) -> None:
     """What ``a is b`` decides holds for these two objects."""
-    original = object_protocol.vt_identity_compare
+    original = builtin.vt_identity_compare
 
     def vt_identity_compare(left, right):
         result = original(left, right)
@@ -187,10 +187,7 @@ def _guard_identity(is_ours) -> None:
                     install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
         return result
 
-    object_protocol.vt_identity_compare = vt_identity_compare
-    # PyTorch 2.12 imports it where it calls it.
-    if hasattr(builtin, "vt_identity_compare"):
-        builtin.vt_identity_compare = vt_identity_compare
+    builtin.vt_identity_compare = object_protocol.vt_identity_compare = vt_identity_compare
 
 
 __all__ = ["apply"]
