@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import shorthaul
 import torch
+from shorthaul._pytorch_version import VERSION
 from torch import nn
 from torch.utils import _pytree as pytree
+
+#: For tests of what is compiled around a recurrent layer.
+breaks_at_recurrent_layers = pytest.mark.skipif(
+    VERSION < (2, 15), reason="PyTorch 2.14 leaves a whole function with such a layer to Python"
+)
 
 
 def assert_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> None:

@@ -1,12 +1,14 @@
 """A program is used again only while what Python gave it at capture still holds."""
 
 import gc
+import random
 import warnings
 import weakref
 
 import pytest
 import shorthaul
 import torch
+from shorthaul._pytorch_version import VERSION
 from shorthaul.module import runner_of
 from torch import nn
 
@@ -138,3 +140,23 @@ def test_a_module_that_nobody_holds_is_freed():
     del module
     gc.collect()
     assert alive() is None and parameter() is None
+
+
+class Shrunk(nn.Module):
+    """Draws a number in Python."""
+
+    def forward(self, x):
+        return x * random.random()
+
+
+def test_a_whole_graph_with_a_random_number_is_right_or_an_error():
+    compiled, x = shorthaul.module(Shrunk(), fullgraph=True), torch.ones(3)
+    if VERSION < (2, 15):  # Its tracer gives the number another type than the call.
+        with pytest.raises(Exception, match="the graph would read it as another type"):
+            compiled(x)
+        return
+    random.seed(1)
+    found = [compiled(x) for _ in range(3)]
+    random.seed(1)
+    for result in found:
+        torch.testing.assert_close(result, x * random.random())

@@ -5,6 +5,7 @@ import json
 import pytest
 import shorthaul
 import torch
+from against_eager import breaks_at_recurrent_layers
 from shorthaul import _autograd, _limits
 from torch import nn
 from torch.profiler import ProfilerActivity
@@ -120,6 +121,7 @@ def test_trace_is_json_with_launches_in_order(encoder, tmp_path):
     assert regions == [f"forward: {title}", f"backward: {title}"]
 
 
+@breaks_at_recurrent_layers
 def test_pytorchs_part_lies_outside_the_kernels():
     with pytest.warns(shorthaul.FallbackWarning):
         found = shorthaul.profile(
