@@ -66,6 +66,20 @@ def test_faster_ways_are_taken_and_mean_the_same(clock):
         assert_matches(network(), inputs, wrap=wrap)
 
 
+def test_it_starts_from_a_recipe_with_other_kernels(clock):
+    inputs = torch.randn(128, 64)
+    plain = shorthaul.recipe(network(), inputs)
+    applied = [d for d in plain.decisions if d.kind != "blocking" and d.applied and d.may_change]
+    starts = [plain.without(decision) for decision in applied]
+    more = [s for s in starts if s.programs[0].n_kernels > plain.programs[0].n_kernels]
+    assert more, "no decision saves a kernel"
+    start = more[0]
+    tuned = shorthaul.tune(network(), inputs, seconds=5, check=False, recipe=start)
+    assert tuned.kept
+    kept = {decision.key for decision in tuned.changes}
+    assert {decision.key for decision in start.changes} <= kept
+
+
 def test_contractions_are_cut_in_faster_ways(clock, monkeypatch):
     monkeypatch.setattr(_tune._Search, "_worth", lambda search: [])
     tuned = shorthaul.tune(network(), torch.randn(128, 64), seconds=5, check=False)
