@@ -160,9 +160,13 @@ class _Search:
 
     def run(self) -> None:
         """Contractions first, then other decisions, each until its part of the time is over."""
+        start = self.compiled
+        if self.base.changes:
+            # Its kernels are not those of the compiled model.
+            start = module(original_of(self.compiled), recipe=self.base)
         with torch.no_grad() if not torch.is_grad_enabled() else contextlib.nullcontext():
             measured = _profile.profile(
-                self._with(self.base),
+                start,
                 *self.inputs,
                 rounds=2,
                 warmup=1,
@@ -194,8 +198,7 @@ class _Search:
         """Measures whole steps in turns; a recipe that is not faster is dropped."""
         self.say("tuning: measuring whole steps")
         original = original_of(self.compiled)
-        without = module(original) if not self.base.changes else self._with(self.base)
-        both = [without, module(original, recipe=found)]
+        both = [module(original, recipe=recipe) for recipe in (self.base, found)]
         before, after = _profile.steps(both, self.inputs, self.kwargs, _CHECKED_ROUNDS, self.loss)
         ratio = statistics.median(b / a for a, b in zip(before, after, strict=True))
         if ratio >= 1:
@@ -207,12 +210,6 @@ class _Search:
             return unchanged
         found.ratio = ratio
         return found
-
-    def _with(self, recipe: Recipe) -> nn.Module:
-        """The model with the decisions of a recipe, which has kernels of its own."""
-        if not recipe.changes:
-            return self.compiled
-        return module(original_of(self.compiled), recipe=recipe)
 
     # ---- contractions ----
 
