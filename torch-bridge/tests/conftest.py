@@ -1,6 +1,9 @@
 """Where the tests get their native half: the real one, or the interpreter of the document.
 
 ``SHORTHAUL_NATIVE=interpreter`` runs the wrapper's tests without a compiler.
+
+The tests keep kernels in a cache folder of their own: the user's may hold measured limits of the
+machine, from which the compiler would make other plans.
 """
 
 import importlib.util
@@ -11,6 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+_CACHE = Path(__file__).resolve().parents[2] / "target" / "test-cache"
+os.environ.setdefault("SHORTHAUL_CACHE_DIR", str(_CACHE))
 
 if importlib.util.find_spec("shorthaul") is None or os.environ.get("SHORTHAUL_NATIVE"):
     sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
