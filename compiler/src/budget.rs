@@ -1,21 +1,18 @@
 //! Memory budgets: what to keep for the backward pass and what to compute again, so that a step's planned memory
 //! stays under a limit.
 //!
-//! Which values those are is [`RecomputeProblem`]'s choice under a limit of kept bytes. Here the choice is held
-//! against the memory plan of the whole step, whose arenas depend on it, and taken again with another limit until
-//! the plan fits. Nothing is run.
+//! Which values those are is [`RecomputeProblem::within`]'s choice under a limit of estimated memory. Here the
+//! choice is held against the memory plan of the whole fused step, and taken again with the difference between
+//! plan and estimate until the plan fits. Nothing is run.
 
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
-use crate::report::{Memory, bytes};
-use fusion::{Choice, Copies, Fused, RecomputeProblem, Target};
-use graph::{ContainerId, Graph, Lifetime, Node, Stage};
+use crate::report::Memory;
+use fusion::{Choice, Fused, PlannedRecomputation, RecomputeProblem, Target};
+use graph::Graph;
 use kernels::features;
 use kernels::lowering::lower;
-use kernels::plan::touched;
 use serde::Serialize;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans tried for one budget.
 const MAX_PLANS: usize = 6;
@@ -83,38 +80,6 @@ fn memory(graph: &Graph, target: Target, limit: &Limit) -> Result<Memory, Compil
     }
 }
 
-/// What the backward pass uses while its memory is fullest: values kept, and values that `copies` says are
-/// computed again.
-fn busy(graph: &Graph, copies: &Copies) -> BTreeSet<ContainerId> {
-    let results: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
-    let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
-    let is_owned = |id: &ContainerId| {
-        graph.container(*id).lifetime == Lifetime::Transient && !results.contains(id)
-    };
-    let is_forward = |n: &&Node| n.stage == Stage::Forward;
-    let kept: BTreeSet<ContainerId> = nodes
-        .iter()
-        .filter(is_forward)
-        .flat_map(Node::writes)
-        .collect();
-    // First and last kernel of the backward pass that uses each.
-    let mut lives: BTreeMap<ContainerId, (usize, usize)> = BTreeMap::new();
-    for (at, node) in nodes.iter().enumerate().filter(|(_, n)| !is_forward(n)) {
-        for id in touched(graph, node).into_iter().filter(is_owned) {
-            lives.entry(id).or_insert((at, at)).1 = at;
-        }
-    }
-    let live = |at: usize| lives.iter().filter(move |(_, l)| l.0 <= at && at <= l.1);
-    let arena = |at: usize| -> i64 {
-        let own = live(at).map(|(id, _)| id).filter(|id| !kept.contains(id));
-        bytes(graph, own)
-    };
-    let fullest = (0..nodes.len()).max_by_key(|at| (arena(*at), Reverse(*at)));
-    let used = fullest.into_iter().flat_map(live).map(|(id, _)| *id);
-    used.map(|id| copies.get(&id).copied().unwrap_or(id))
-        .collect()
-}
-
 /// Finishes an expanded step so that its planned memory keeps the limit.
 ///
 /// # Errors
@@ -125,12 +90,10 @@ pub(crate) fn fit(
     options: &PlanOptions,
     limit: &Limit,
 ) -> Result<Plan, CompileError> {
-    let mut problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
+    let problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
     let pinned = problem.pinned();
-    let trial = |problem: &RecomputeProblem, choice: &Choice| {
-        Trial::new(expanded, finish, (options, limit), problem, choice)
-    };
-    let first = trial(&problem, &pinned)?;
+    let trial = |choice: &Choice| Trial::new(expanded, finish, (options, limit), &problem, choice);
+    let first = trial(&pinned)?;
     let default_bytes = first.peak_bytes;
     let budget_bytes = match limit.budget {
         MemoryBudget::Bytes(bytes) => bytes,
@@ -149,92 +112,65 @@ pub(crate) fn fit(
     if default_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
         return Ok(kept(first, 0.0, 0.0));
     }
-    let mut least_bytes = default_bytes;
-    let mut best: Option<(Trial, f64, f64)> = None;
-    // What was in use when a plan's memory was fullest, for each plan that was too large.
-    let mut fullest = vec![first.busy];
-    discount(&mut problem, &fullest);
-    let mut over = default_bytes as i64 - budget_bytes as i64;
-    let mut next = problem.cost(&pinned).kept_bytes - over;
-    let mut enough: Option<i64> = None;
+    let bound = |us: f64, choice: &Choice| {
+        let kept_bytes = problem.cost(choice).kept_bytes;
+        problem.solve(kept_bytes).map_or(us, |s| s.bound_us.min(us))
+    };
+    // How much more a plan takes than was estimated before fusion.
+    let mut offset = default_bytes as i64 - problem.peak_bytes(&pinned);
+    let mut best: Option<(Trial, PlannedRecomputation)> = None;
+    let mut seen: Vec<Choice> = Vec::new();
     for _ in 0..MAX_PLANS {
-        let choice = match problem.solve(next) {
-            Ok(solution) => Ok(solution),
-            Err(infeasible) if enough.is_none() => Err(infeasible.least),
-            Err(_) => break,
-        };
-        let chosen = choice.as_ref().map_or_else(|least| least, |s| &s.choice);
-        let cost = problem.cost(chosen);
-        let new = trial(&problem, chosen)?;
-        least_bytes = least_bytes.min(new.peak_bytes);
-        over = new.peak_bytes as i64 - budget_bytes as i64;
-        if over <= 0 {
-            enough = Some(next);
-            let bound = choice.as_ref().map_or(0.0, |s| s.bound_us);
-            if best.as_ref().is_none_or(|b| cost.us < b.1) {
-                best = Some((new, cost.us, bound));
-            }
-            if (-over as f64) < GOOD_ENOUGH * budget_bytes as f64 {
-                break;
-            }
-            next = cost.kept_bytes - over;
-        } else {
-            let is_new = !fullest.contains(&new.busy);
-            if is_new {
-                fullest.push(new.busy);
-                discount(&mut problem, &fullest);
-                enough = None;
-                next = problem.cost(chosen).kept_bytes - over;
-            } else {
-                if choice.is_err() {
-                    break;
-                }
-                next = enough.map_or(next.min(cost.kept_bytes) - over, |e| (e + next) / 2);
-            }
+        let planned = problem.within(budget_bytes as i64 - offset);
+        if seen.contains(&planned.choice) {
+            break;
+        }
+        seen.push(planned.choice.clone());
+        let new = trial(&planned.choice)?;
+        offset = new.peak_bytes as i64 - planned.peak_bytes;
+        let spare = budget_bytes as f64 - new.peak_bytes as f64;
+        if spare < 0.0 {
+            continue;
+        }
+        if best.as_ref().is_none_or(|b| planned.cost.us < b.1.cost.us) {
+            best = Some((new, planned));
+        }
+        if spare < GOOD_ENOUGH * budget_bytes as f64 {
+            break;
         }
     }
     if best.is_none() {
-        // Less kept is not always less memory: what is computed again lives on in the arena.
-        let (most, least) = (
-            problem.cost(&pinned).kept_bytes,
-            problem.cost(&problem.least()).kept_bytes,
-        );
-        for step in 1..=SCANNED_PLANS {
-            let limit = most - (most - least) * step / SCANNED_PLANS;
-            let Ok(solution) = problem.solve(limit) else {
-                break;
-            };
-            let new = trial(&problem, &solution.choice)?;
+        // The same limits for every budget: the least memory that an error names is found again.
+        let most = problem.peak_bytes(&pinned);
+        let mut least_bytes = default_bytes;
+        for step in (0..SCANNED_PLANS).rev() {
+            let planned = problem.within(most * step / SCANNED_PLANS);
+            let new = trial(&planned.choice)?;
             least_bytes = least_bytes.min(new.peak_bytes);
             if new.peak_bytes <= budget_bytes {
-                best = Some((new, solution.cost.us, solution.bound_us));
+                best = Some((new, planned));
                 break;
             }
         }
+        if best.is_none() {
+            return Err(CompileError::Budget {
+                budget_bytes,
+                default_bytes,
+                least_bytes,
+            });
+        }
     }
-    match best {
-        Some((trial, us, bound)) => Ok(kept(trial, us, bound.min(us))),
-        None => Err(CompileError::Budget {
-            budget_bytes,
-            default_bytes,
-            least_bytes,
-        }),
-    }
-}
-
-/// Counts values less, the more often they are in use when memory is fullest.
-fn discount(problem: &mut RecomputeProblem, fullest: &[BTreeSet<ContainerId>]) {
-    problem.discount(|id| {
-        let idle = fullest.iter().filter(|used| !used.contains(&id)).count();
-        idle as f64 / fullest.len() as f64
-    });
+    let Some((trial, planned)) = best else {
+        return Ok(kept(first, 0.0, 0.0));
+    };
+    let us = planned.cost.us;
+    Ok(kept(trial, us, bound(us, &planned.choice)))
 }
 
 /// A choice with its plan.
 struct Trial {
     plan: Plan,
     peak_bytes: usize,
-    busy: BTreeSet<ContainerId>,
 }
 
 impl Trial {
@@ -245,14 +181,13 @@ impl Trial {
         problem: &RecomputeProblem,
         choice: &Choice,
     ) -> Result<Trial, CompileError> {
-        let (chosen, copies) = problem.apply(expanded.clone(), choice);
+        let chosen = problem.apply(expanded.clone(), choice);
         let mut plan = finish.plan(chosen)?;
         for (place, take) in problem.recipe(expanded, choice) {
             plan.recipe.tell(place, take);
         }
         Ok(Trial {
             peak_bytes: memory(&plan.graph, options.target, limit)?.peak_bytes(),
-            busy: busy(&plan.graph, &copies),
             plan,
         })
     }

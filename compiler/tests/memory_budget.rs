@@ -41,6 +41,26 @@ fn convolutions() -> Graph {
     net.finish(&[y])
 }
 
+/// Convolutions with normalizations, one after the other: every second result can be computed again from the one
+/// before it, and no two of them are needed at a time.
+fn chain(depth: usize) -> Graph {
+    let mut net = Net::new("chain");
+    let size = |n: i64| SymExpr::constant(n);
+    let x = net.input("x", DType::F32, &[size(2), size(6), size(8), size(8)]);
+    let build = |net: &mut Net| {
+        let mut y = x;
+        for k in 0..depth {
+            y = net.conv(&format!("conv{k}"), y, 6, Window::new(3, 1, 1))?;
+            y = net.batch_norm(&format!("bn{k}"), y)?;
+            y = net.relu(&format!("relu{k}"), y)?;
+        }
+        let flat = net.reshape("flatten", y, &[size(2), size(384)])?;
+        net.linear("fc", flat, 5)
+    };
+    let y = build(&mut net).expect("builds");
+    net.finish(&[y])
+}
+
 fn encoder() -> Graph {
     let e = Encoder {
         batch: 2,
@@ -113,6 +133,21 @@ fn budgets_are_kept_and_change_no_result() {
             let again = step.plan_with(&Bindings::new(), &options).expect("plans");
             assert_eq!(again.graph.to_string(), plan.graph.to_string());
             assert!(again.unmet.is_empty(), "{:?}", again.unmet);
+        }
+    }
+}
+
+#[test]
+fn deep_chains_keep_small_budgets() {
+    for (depth, parts) in [(6, [0.95, 0.85, 0.8]), (12, [0.9, 0.75, 0.6])] {
+        let step = training(&chain(depth));
+        for part in parts {
+            let plan = with_budget(&step, MemoryBudget::Fraction(part))
+                .unwrap_or_else(|e| panic!("{depth} convolutions, {part}: {e}"));
+            let kept = plan.budget.expect("a budget");
+            assert_eq!(kept.peak_bytes, peak(&plan));
+            assert!(kept.peak_bytes <= kept.budget_bytes, "{kept:?}");
+            check(&plan);
         }
     }
 }

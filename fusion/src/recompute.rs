@@ -10,15 +10,18 @@
 mod apply;
 mod obstacle;
 mod solve;
+mod timeline;
 
 pub use obstacle::Obstacle;
 pub use solve::{Infeasible, Solution};
+pub use timeline::Planned;
 
 use crate::Fused;
 use crate::decision::{Applied, Decision, Refusal};
 use crate::unit::{bytes, is_contraction, points, unit};
 use graph::{ContainerId, Graph, Lifetime, Machine, Node, NodeKind, Place, Recipe, Rewrite, Stage};
 use std::collections::{BTreeMap, BTreeSet};
+use timeline::Later;
 
 /// What the machine does in a microsecond.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,8 +84,6 @@ struct Value {
     unit: usize,
     /// Bytes that keeping it takes: none of a result of the step, which the caller owns.
     bytes: i64,
-    /// Bytes that count as kept: see [`Problem::discount`].
-    counted: i64,
     /// Whether the backward pass reads it.
     crosses: bool,
     /// Microseconds of storing it, where no kernel stores it for others.
@@ -96,6 +97,8 @@ struct Value {
 pub struct Problem {
     units: Vec<Unit>,
     values: Vec<Value>,
+    /// The nodes of the backward pass in order.
+    later: Vec<Later>,
 }
 
 /// Values that the backward pass computes again, and values kept that were not kept before.
@@ -112,13 +115,10 @@ impl Choice {
     }
 }
 
-/// Containers of the backward pass with those of the forward pass that they are copies of.
-pub type Copies = BTreeMap<ContainerId, ContainerId>;
-
 /// What a choice costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Bytes kept from the forward to the backward pass, as far as they count.
+    /// Bytes kept from the forward to the backward pass.
     pub kept_bytes: i64,
     /// Microseconds added.
     pub us: f64,
@@ -139,6 +139,7 @@ impl Problem {
         let mut problem = Problem {
             units: Vec::new(),
             values: Vec::new(),
+            later: Vec::new(),
         };
         let mut numbers: BTreeMap<ContainerId, usize> = BTreeMap::new();
         for (at, node) in nodes.iter().enumerate().filter(|(_, n)| is_forward(n)) {
@@ -157,7 +158,6 @@ impl Problem {
                     id,
                     unit: problem.units.len(),
                     bytes: if results.contains(&id) { 0 } else { size },
-                    counted: if results.contains(&id) { 0 } else { size },
                     crosses,
                     store_us: match crosses || results.contains(&id) {
                         true => 0.0,
@@ -181,6 +181,7 @@ impl Problem {
                 is_ours: is_view || matches!(node.kind, NodeKind::Map(_)),
             });
         }
+        problem.later = timeline::later(graph, nodes, &numbers, &results);
         problem
     }
 
@@ -204,23 +205,6 @@ impl Problem {
         choice
     }
 
-    /// Counts values as kept only in part. What the backward pass uses while its memory is fullest is in memory
-    /// then, kept or computed again: computing it again frees nothing. `part` is how much of its bytes counts.
-    pub fn discount(&mut self, part: impl Fn(ContainerId) -> f64) {
-        for value in &mut self.values {
-            value.counted = (value.bytes as f64 * part(value.id)).round() as i64;
-        }
-    }
-
-    /// Everything computed again that the recipe allows and that can be: it keeps fewest bytes, as far as a price
-    /// on bytes finds them.
-    pub fn least(&self) -> Choice {
-        match self.solve(i64::MIN) {
-            Ok(solution) => solution.choice,
-            Err(infeasible) => infeasible.least,
-        }
-    }
-
     /// What a choice costs, units that nobody needs left out.
     pub fn cost(&self, choice: &Choice) -> Cost {
         let needed = self.needed(choice);
@@ -234,7 +218,7 @@ impl Problem {
                 cost.us += outputs.next().map_or(0.0, |_| unit.us);
             } else {
                 for v in outputs {
-                    cost.kept_bytes += self.values[v].counted;
+                    cost.kept_bytes += self.values[v].bytes;
                     cost.us += self.values[v].store_us;
                 }
             }
@@ -264,18 +248,16 @@ impl Problem {
         first..last
     }
 
-    /// The expanded step with a choice carried out and a decision about each value, and for each container that
-    /// was made for that the one it is a copy of.
-    pub fn apply(&self, expanded: Fused, choice: &Choice) -> (Fused, Copies) {
+    /// The expanded step with a choice carried out, and a decision about each value.
+    pub fn apply(&self, expanded: Fused, choice: &Choice) -> Fused {
         let decisions = self.decisions(&expanded, choice);
         let mut fused = expanded;
         let copied: BTreeSet<usize> = choice.copied.iter().map(|n| self.units[*n].at).collect();
-        let copies = match copied.is_empty() {
-            true => Copies::new(),
-            false => apply::copy_units(&mut fused.graph, &copied),
-        };
+        if !copied.is_empty() {
+            apply::copy_units(&mut fused.graph, &copied);
+        }
         fused.decisions.extend(decisions);
-        (fused, copies)
+        fused
     }
 
     fn decisions(&self, expanded: &Fused, choice: &Choice) -> Vec<Decision> {

@@ -29,10 +29,10 @@ class Attention(nn.Module):
         return x + self.dropout(self.inner(x))
 
 
-def convolutions() -> nn.Module:
-    """Its products compute the normalized activations, so little is left to compute again."""
+def convolutions(depth: int = 3) -> nn.Module:
+    """Its products compute the normalized activations, so what is left to compute again are products."""
     layers = [nn.Conv2d(3, 8, 3, padding=1)]
-    for _ in range(3):
+    for _ in range(depth):
         layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 144, 5))
 
@@ -42,12 +42,12 @@ def _report(model, inputs, budget):
     return shorthaul.recipe(compiled, inputs).programs[0]
 
 
-@pytest.mark.parametrize("budget", [0.97, 0.93])
-def test_convolutions_keep_a_budget(budget):
+@pytest.mark.parametrize(("depth", "budget"), [(3, 0.97), (3, 0.93), (9, 0.8), (12, 0.65)])
+def test_convolutions_keep_a_budget(depth, budget):
     torch.manual_seed(0)
-    model, inputs = convolutions(), torch.randn(4, 3, 12, 12)
+    model, inputs = convolutions(depth), torch.randn(4, 3, 12, 12)
     program = _report(model, inputs, budget)
-    default = shorthaul.recipe(convolutions(), inputs).programs[0]
+    default = shorthaul.recipe(convolutions(depth), inputs).programs[0]
     assert program.budget["default_bytes"] == default.peak_bytes
     assert program.peak_bytes <= budget * default.peak_bytes
     memory = program.memory
@@ -59,7 +59,7 @@ def test_convolutions_keep_a_budget(budget):
     assert sum(d.memory_bytes for d in again) > 0
     assert 0 < program.budget["least_us"] <= program.budget["added_us"]
     wrap = functools.partial(shorthaul.module, memory_budget=budget)
-    assert_network_matches(convolutions(), inputs, wrap=wrap)
+    assert_network_matches(convolutions(depth), inputs, wrap=wrap)
 
 
 def test_attention_keeps_a_budget():

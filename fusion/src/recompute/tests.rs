@@ -1,6 +1,6 @@
 //! Recomputation keeps the meaning, does what recipes say, and chooses as well as trying every choice does.
 
-use super::{Choice, Problem, Speed, Unit, Value};
+use super::{Choice, Later, Problem, Speed, Unit, Value};
 use crate::{Decision, Fused};
 use graph::{ContainerId, Graph, Place, Recipe, Rewrite, Stage};
 use models::{results, text_graph as graph};
@@ -51,7 +51,7 @@ fn kept(graph: &Graph) -> Vec<String> {
 fn pinned(recipe: &Recipe) -> (Graph, Vec<Decision>) {
     let before = expanded();
     let problem = Problem::new(&before, recipe, &Speed::default());
-    let (after, _) = problem.apply(before.clone(), &problem.pinned());
+    let after = problem.apply(before.clone(), &problem.pinned());
     graph::verify(&after.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", after.graph));
     assert_eq!(results(&before.graph), results(&after.graph));
     (after.graph, after.decisions)
@@ -85,7 +85,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
     for limit in [256, 0] {
         let solution = problem.solve(limit).expect("fits");
         assert!(solution.cost.kept_bytes <= limit && solution.cost.us > 0.0);
-        let (after, _) = problem.apply(before.clone(), &solution.choice);
+        let after = problem.apply(before.clone(), &solution.choice);
         assert_eq!(results(&before.graph), results(&after.graph));
         let mut recipe = Recipe::default();
         for (place, take) in problem.recipe(&before, &solution.choice) {
@@ -94,7 +94,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
         let again = Problem::new(&before, &recipe, &Speed::default());
         assert_eq!(again.pinned(), solution.choice);
         assert_eq!(
-            again.apply(before.clone(), &again.pinned()).0.graph,
+            again.apply(before.clone(), &again.pinned()).graph,
             after.graph
         );
     }
@@ -104,7 +104,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
     assert_eq!(infeasible.least_bytes, 0);
 }
 
-/// A problem of some units in which each reads some of the values before it.
+/// A problem of some units in which each reads some of the values before it. Its backward pass reads them in turn.
 fn random_problem(seed: u64) -> Problem {
     let mut n = 0;
     let mut next = |below: u64| {
@@ -115,6 +115,7 @@ fn random_problem(seed: u64) -> Problem {
     let mut problem = Problem {
         units: Vec::new(),
         values: Vec::new(),
+        later: Vec::new(),
     };
     for at in 0..n_units {
         let n_values = problem.values.len();
@@ -134,32 +135,44 @@ fn random_problem(seed: u64) -> Problem {
                 id: ContainerId(problem.values.len() as u32),
                 unit: at,
                 bytes,
-                counted: bytes,
                 crosses,
                 store_us: if crosses { 0.0 } else { next(4) as f64 },
                 pinned: None,
             });
         }
     }
+    for (v, value) in problem.values.iter().enumerate().rev() {
+        if value.crosses {
+            let own_bytes = (next(10) * 16) as i64;
+            problem.later.push(Later {
+                reads: vec![v],
+                own_bytes,
+                carried_bytes: own_bytes / 2,
+            });
+        }
+    }
     problem
+}
+
+/// Every choice of a small problem.
+fn choices(problem: &Problem) -> Vec<Choice> {
+    let ours: Vec<usize> = (0..problem.units.len())
+        .filter(|n| problem.units[*n].is_ours)
+        .collect();
+    let of_bits = |bits: u32| Choice {
+        copied: (0..ours.len())
+            .filter(|k| bits >> k & 1 == 1)
+            .map(|k| ours[k])
+            .collect(),
+    };
+    (0..1 << ours.len()).map(of_bits).collect()
 }
 
 #[test]
 fn no_other_choice_of_a_small_problem_takes_less_time() {
     for seed in 0..60 {
         let problem = random_problem(seed);
-        let ours: Vec<usize> = (0..problem.units.len())
-            .filter(|n| problem.units[*n].is_ours)
-            .collect();
-        let choices = (0..1u32 << ours.len()).map(|bits| Choice {
-            copied: ours
-                .iter()
-                .enumerate()
-                .filter(|(k, _)| bits >> k & 1 == 1)
-                .map(|(_, n)| *n)
-                .collect(),
-        });
-        let all: Vec<_> = choices.map(|c| problem.cost(&c)).collect();
+        let all: Vec<_> = choices(&problem).iter().map(|c| problem.cost(c)).collect();
         let most = problem.cost(&Choice::default()).kept_bytes;
         for limit in [most, most * 7 / 10, most / 2, most / 4] {
             let fits = all.iter().filter(|c| c.kept_bytes <= limit).map(|c| c.us);
@@ -181,5 +194,121 @@ fn no_other_choice_of_a_small_problem_takes_less_time() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_limit_of_memory_is_kept_nearly_as_cheaply_as_trying_every_choice_does() {
+    let (mut possible, mut kept, mut best) = (0, 0, 0);
+    for seed in 0..60 {
+        let problem = random_problem(seed);
+        let all: Vec<_> = choices(&problem)
+            .iter()
+            .map(|c| (problem.peak_bytes(c), problem.cost(c).us))
+            .collect();
+        let most = problem.peak_bytes(&Choice::default());
+        for limit in [most, most * 9 / 10, most * 7 / 10, most / 2] {
+            let planned = problem.within(limit);
+            assert_eq!(planned.peak_bytes, problem.peak_bytes(&planned.choice));
+            let fits = all.iter().filter(|(bytes, _)| *bytes <= limit).map(|c| c.1);
+            let Some(least) = fits.reduce(f64::min) else {
+                assert!(planned.peak_bytes > limit);
+                continue;
+            };
+            possible += 1;
+            if planned.peak_bytes <= limit {
+                assert!(planned.cost.us >= least - 1e-6);
+                kept += 1;
+                best += usize::from(planned.cost.us <= least + 1e-6);
+            }
+        }
+    }
+    println!("{possible} limits that a choice keeps: {kept} kept, {best} in least time");
+    assert!(kept * 100 >= possible * 97 && best * 100 >= possible * 85);
+}
+
+/// Most bytes of transient containers in memory at one time: those that the backward pass reads of the forward
+/// pass all the time, the others from their first to their last node.
+fn peak_of(graph: &Graph) -> i64 {
+    let nodes = &graph.single_state().expect("one state").nodes;
+    let results: Vec<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
+    let mut most = [0, 0];
+    let mut kept_bytes = 0;
+    let ids = (0..graph.containers.len() as u32).map(ContainerId);
+    let lives: Vec<(i64, Vec<usize>)> = ids
+        .filter(|id| graph.container(*id).lifetime == graph::Lifetime::Transient)
+        .filter(|id| !results.contains(id))
+        .map(|id| {
+            let uses =
+                |at: &usize| nodes[*at].reads().contains(&id) || nodes[*at].writes().contains(&id);
+            (
+                crate::unit::bytes(graph, id),
+                (0..nodes.len()).filter(uses).collect(),
+            )
+        })
+        .collect();
+    for (at, node) in nodes.iter().enumerate() {
+        let mut arena = 0;
+        for (size, uses) in &lives {
+            let (Some(first), Some(last)) = (uses.first(), uses.last()) else {
+                continue;
+            };
+            let is_kept = nodes[*first].stage != nodes[*last].stage;
+            arena += if !is_kept && *first <= at && at <= *last {
+                *size
+            } else {
+                0
+            };
+            kept_bytes += if is_kept && at == 0 { *size } else { 0 };
+        }
+        let pass = usize::from(node.stage != Stage::Forward);
+        most[pass] = most[pass].max(arena);
+    }
+    kept_bytes + most[0].max(most[1])
+}
+
+/// A chain of products whose results the backward pass reads in turn, last first.
+fn chain(n: usize) -> Fused {
+    let mut containers = "%x: f32[64] input\n%d0: f32[64] input\n".to_string();
+    let (mut forward, mut backward) = (String::new(), String::new());
+    for k in 0..n {
+        let before = if k == 0 {
+            "x".to_string()
+        } else {
+            format!("t{}", k - 1)
+        };
+        containers += &format!("%t{k}: f32[64]\n%d{}: f32[64]\n", k + 1);
+        forward += &format!("map [i < 64] {{ tasklet %t{k}[i] = exp($0) from %{before}[i] }}\n");
+        let at = n - 1 - k;
+        backward += &format!(
+            "map [i < 64] !backward {{ tasklet %d{}[i] = $0 * $1 from %t{at}[i], %d{k}[i] !backward }}\n",
+            k + 1
+        );
+    }
+    Fused {
+        graph: graph(&containers, &(forward + &backward), &format!("%d{n}")),
+        decisions: Vec::new(),
+    }
+}
+
+#[test]
+fn the_estimate_is_the_memory_of_the_step_that_apply_makes() {
+    let before = chain(9);
+    let problem = Problem::new(&before, &Recipe::default(), &Speed::default());
+    assert_eq!(
+        problem.peak_bytes(&Choice::default()),
+        peak_of(&before.graph)
+    );
+    let most = peak_of(&before.graph);
+    for limit in [most * 9 / 10, most * 8 / 10, most * 65 / 100] {
+        let planned = problem.within(limit);
+        let after = problem.apply(before.clone(), &planned.choice);
+        assert_eq!(planned.peak_bytes, peak_of(&after.graph), "{limit}");
+        assert!(
+            planned.peak_bytes <= limit,
+            "{limit}: {}",
+            planned.peak_bytes
+        );
+        assert_eq!(results(&before.graph), results(&after.graph));
     }
 }
