@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 def convolutions(depth: int = 3) -> nn.Module:
-    """Its products compute the normalized activations, so what is left to compute again are products."""
+    """Its products compute the normalized activations: what can be computed again are products."""
     layers = [nn.Conv2d(3, 8, 3, padding=1)]
     for _ in range(depth):
         layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
