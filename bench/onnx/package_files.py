@@ -85,7 +85,10 @@ def main() -> None:
     args = _arguments()
     if args.rows:
         rows = [row for path in args.rows for row in json.loads(path.read_text())]
-        args.out.write_text(table(sorted(rows, key=lambda row: row["package"]), []))
+        rows = list({row["sha256"]: row for row in reversed(rows)}.values())
+        rows.sort(key=lambda row: (row["package"], row["file"]))
+        args.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+        args.out.write_text(table(rows, []))
         print(summary(rows))
         return
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -143,6 +146,7 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
     """What every command says of a file; an empty text where one did its work."""
     out, train = path.with_suffix(".optimized"), path.with_suffix(".train")
     row = {"package": package, "file": path.name, "bytes": path.stat().st_size}
+    row |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     row |= {"check": _run([shorthaul, "check", path])[0]}
     error, said = _run([shorthaul, "info", path, "--json"])
     row["info"] = error

@@ -25,7 +25,7 @@ const MOST_CHANGED: f64 = 0.0625;
 /// How long the original is run with other roundings, over all comparisons.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes of outputs of a run, at most, so that runs with other roundings are made and kept.
-const MOST_BYTES: usize = 16 << 20;
+const MOST_BYTES: usize = 32 << 20;
 
 /// An output that rounding alone moves farther than a rewritten model may be off elsewhere.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -134,10 +134,11 @@ impl Checker<'_> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let run = &self.runs[at];
+        let n_bytes: usize = run.stored.iter().map(Tensor::n_bytes).sum();
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         while known.outputs.get(&at).map_or(0, Vec::len) < n_samples
             && known.spent < LONGEST
-            && run.n_bytes() <= MOST_BYTES
+            && n_bytes <= MOST_BYTES
             && !self.is_late()
         {
             let started = Instant::now();

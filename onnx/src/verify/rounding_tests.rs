@@ -46,19 +46,19 @@ fn a_tie_may_be_decided_otherwise_and_another_position_is_wrong() {
 
 /// Sums rounded to whole numbers far above 1, so that the last places of the sums decide them.
 fn rounded(weights: Vec<f32>) -> Trial {
-    let trial = Trial::new(17).input("x", "n 32").output("y", "n 64");
-    let trial = trial.constant("w", floats(&[32, 64], weights));
-    let trial = trial.constant("s", Tensor::new(&[], Elements::F32(vec![3e4])));
+    let trial = Trial::new(17).input("x", "n 32").output("y", "n 256");
+    let trial = trial.constant("w", floats(&[32, 256], weights));
+    let trial = trial.constant("s", Tensor::new(&[], Elements::F32(vec![1e4])));
     let trial = trial.node("p = MatMul(x, w)").node("q = Mul(p, s)");
     let trial = trial.with("i = Cast(q)", vec![int("to", 6)]);
     trial
-        .output_of("i", Element::I32, "n 64")
+        .output_of("i", Element::I32, "n 256")
         .node("y = Round(q)")
 }
 
 fn weights() -> Vec<f32> {
-    let weight = |n: usize| ((n * 37 % 101) as f32 - 50.0) / 64.0 + n as f32 / 7e3;
-    (0..32 * 64).map(weight).collect()
+    let weight = |n: usize| ((n * 37 % 101) as f32 - 50.0) / 64.0 + n as f32 / 3e4;
+    (0..32 * 256).map(weight).collect()
 }
 
 #[test]
