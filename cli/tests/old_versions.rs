@@ -99,20 +99,3 @@ fn what_cannot_be_brought_up_is_said() {
     let text = stdout(&["check", arg(&path)], 3);
     assert!(text.contains("version 6 of the operators"), "{text}");
 }
-
-#[test]
-fn a_size_that_is_written_as_minus_1_is_dynamic() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut unknown = program::small();
-    for port in unknown.graph.iter_mut().flat_map(|g| &mut g.input) {
-        let kind = port.r#type.as_mut();
-        let tensor = kind.and_then(|kind| kind.tensor_type.as_mut());
-        let shape = tensor.and_then(|tensor| tensor.shape.as_mut());
-        shape.expect("a shape").dim[0].value = Some(onnx::proto::Dimension::DimValue(-1));
-    }
-    let path = save(&unknown, folder.path(), "unknown.onnx");
-    let text = stdout(&["report", arg(&path)], 0);
-    assert!(text.contains("x_dim0="), "{text}");
-    stdout(&["report", arg(&path), "--bind", "x_dim0=3"], 0);
-    stdout(&["check", arg(&path)], 0);
-}
