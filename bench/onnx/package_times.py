@@ -31,9 +31,9 @@ TARGETS = {"shorthaul": "standard", "shorthaul ort-cpu": "ort-cpu"}
 def main() -> None:
     """Times every file and writes the table."""
     args = _arguments()
-    rows = []
+    rows, seen = [], set()
     for package in args.packages or PACKAGES:
-        for name, path in networks(package, args.folder):
+        for name, path in networks(package, args.folder, seen):
             with tempfile.TemporaryDirectory() as folder:
                 row = {"package": name, "file": path.name}
                 row |= _timed(args, path, Path(folder))

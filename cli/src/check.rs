@@ -194,6 +194,9 @@ fn as_text(
                 style.good("the results are the same"),
                 evidence.runs.len()
             ));
+            for unsettled in &evidence.unsettled {
+                line(style.warn(&crate::summary::unsettled_line(unsettled)));
+            }
         }
         Some(Err(difference)) => {
             line(format!("{}: {difference}", style.bad("the results differ")));
@@ -220,6 +223,8 @@ fn as_json(
             value["cuts"] = json!(evidence.cuts);
             value["blind"] = json!(evidence.blind);
             value["untried"] = json!(evidence.untried);
+            value["left_out"] = json!(evidence.left_out);
+            value["unsettled"] = json!(evidence.unsettled);
         }
         Some(Err(difference)) => {
             value["same"] = json!(false);

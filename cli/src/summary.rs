@@ -6,6 +6,7 @@ use anyhow::Result;
 use onnx::edit;
 use onnx::element::Element;
 use onnx::optimize::{Figures, Summary};
+use onnx::verify::Unsettled;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -147,6 +148,14 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
             format!("branches that no run took, so not compared: {branches} (try --inputs)");
         line(style.warn(&sentence));
     }
+    for left_out in &summary.left_out {
+        line(style.dim(&format!(
+            "left out, since the original does not run there: {left_out}"
+        )));
+    }
+    for unsettled in &summary.unsettled {
+        line(style.warn(&unsettled_line(unsettled)));
+    }
     if !summary.blind.is_empty() {
         let blind = summary.blind.join(", ");
         let sentence = format!(
@@ -161,6 +170,19 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
         line(style.dim(&sizes));
     }
     text
+}
+
+/// A sentence on an output that rounding alone moves far.
+pub fn unsettled_line(found: &Unsettled) -> String {
+    let Unsettled {
+        output,
+        n_runs,
+        moved,
+    } = found;
+    format!(
+        "`{output}`: in {n_runs} runs, other roundings alone move the original's output by up to {moved:.1e} of it; the \
+         difference there is within that"
+    )
 }
 
 fn dim(style: Style, runs: &[String]) -> String {

@@ -184,3 +184,54 @@ fn the_page_needs_nothing_from_elsewhere() {
         ["a.html", "a.onnx", "b.html", "b.onnx"]
     );
 }
+
+#[test]
+fn what_rounding_alone_decides_is_told_and_an_altered_weight_differs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Sums far above 1, rounded to whole numbers: the last place decides some of them.
+    let rounded = |factor: f32, altered: f32| {
+        let mut weights = floats("w", &[32, 256], 0.1);
+        let values = (0..32 * 256).map(|n: i32| {
+            let value = ((n * 37 % 101) as f32 - 50.0) / 64.0 + n as f32 / 3e4;
+            if n == 700 { value * altered } else { value }
+        });
+        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        weights.raw_data = Some(bytes.into());
+        let mut scale = floats("s", &[], 1e4 * factor);
+        scale.dims.clear();
+        let mut cast = node("Cast", &["q"], "y");
+        cast.attribute.push(AttributeProto {
+            name: "to".to_string(),
+            r#type: attribute_type::INT,
+            i: Some(6),
+            ..Default::default()
+        });
+        let nodes = vec![
+            node("MatMul", &["x", "w"], "p"),
+            node("Mul", &["p", "s"], "q"),
+            cast,
+        ];
+        let mut model = model(nodes, vec![weights, scale], 32);
+        if let Some(graph) = &mut model.graph {
+            graph.output[0] = program::port("y", 256);
+            let kind = graph.output[0].r#type.as_mut();
+            let tensor = kind.and_then(|kind| kind.tensor_type.as_mut());
+            tensor.expect("a tensor").elem_type = 6;
+        }
+        model
+    };
+    let a = save(&rounded(1.0, 1.0), folder.path(), "a.onnx");
+    let b = save(&rounded(1.0 + f32::EPSILON, 1.0), folder.path(), "b.onnx");
+    let text = stdout(&["check", arg(&a), arg(&b)], 0);
+    assert!(
+        text.contains("`y`: in ") && text.contains("other roundings alone"),
+        "{text}"
+    );
+    let json = stdout(&["check", arg(&a), arg(&b), "--json"], 0);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["unsettled"][0]["output"], "y");
+    assert_eq!(json["left_out"], serde_json::json!([]));
+    let c = save(&rounded(1.0, 1.001), folder.path(), "c.onnx");
+    let text = stdout(&["check", arg(&a), arg(&c)], 3);
+    assert!(text.contains("`y` differs"), "{text}");
+}

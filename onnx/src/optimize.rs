@@ -14,7 +14,7 @@ use crate::operators;
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto};
 use crate::rewrite::{self, Rewritten, TARGET_KEY, Target};
 use crate::stored::External;
-use crate::verify::{self, Evidence, ProveError, Stopped, VerifyError};
+use crate::verify::{self, Evidence, ProveError, Stopped, Unsettled, VerifyError};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -163,6 +163,10 @@ pub struct Summary {
     pub blind: Vec<String>,
     /// Branches that no run took.
     pub untried: Vec<String>,
+    /// Runs that were left out, since the original does not run there: which, and why.
+    pub left_out: Vec<String>,
+    /// Outputs that rounding alone moves far, which were compared with what it does.
+    pub unsettled: Vec<Unsettled>,
     /// Runs in which the models were compared; empty if not verified.
     pub runs: Vec<String>,
     /// Sizes of the inputs at which was counted, by name.
@@ -456,6 +460,8 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         cuts: evidence.cuts.clone(),
         blind: evidence.blind.clone(),
         untried: evidence.untried.clone(),
+        left_out: evidence.left_out.clone(),
+        unsettled: evidence.unsettled.clone(),
         runs: evidence.runs.clone(),
         before: figures(
             before,

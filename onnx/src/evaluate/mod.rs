@@ -8,9 +8,11 @@
 
 mod control;
 mod lanes;
+mod perturbed;
 
 pub use control::is_control;
 pub use lanes::{Lane, Outcome, run_in_step};
+pub use perturbed::Perturbed;
 
 use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
@@ -77,6 +79,8 @@ pub struct Program<'m> {
     folder: &'m Path,
     opsets: Opsets,
     precision: Precision,
+    /// Where roundings are not the usual ones.
+    perturbed: Option<Perturbed>,
     /// Initializers of the graph that were read, where all of them may be kept.
     kept: Option<Vec<OnceLock<Tensor>>>,
     /// Trips after which a loop is given up.
@@ -139,6 +143,7 @@ impl<'m> Program<'m> {
             folder,
             opsets,
             precision,
+            perturbed: None,
             kept: None,
             most_trips: control::MAX_TRIPS,
             steps: AtomicI64::new(0),
@@ -154,6 +159,15 @@ impl<'m> Program<'m> {
     pub fn within(self, trips: i64) -> Program<'m> {
         Program {
             most_trips: trips,
+            ..self
+        }
+    }
+
+    /// The same with other roundings.
+    #[must_use]
+    pub fn perturbed(self, perturbed: Perturbed) -> Program<'m> {
+        Program {
+            perturbed: Some(perturbed),
             ..self
         }
     }
@@ -350,7 +364,11 @@ impl<'m> Program<'m> {
             node: label(node),
             what,
         })?;
-        Ok(outputs.into_iter().map(|t| self.widened(t)).collect())
+        let outputs: Vec<Tensor> = outputs.into_iter().map(|t| self.widened(t)).collect();
+        Ok(match &self.perturbed {
+            Some(perturbed) => perturbed.moved(node, operator, outputs),
+            None => outputs,
+        })
     }
 
     /// Refuses values of a body that together take more memory than there should be use for.

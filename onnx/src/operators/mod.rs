@@ -12,6 +12,7 @@ pub(crate) mod bounds;
 mod cast;
 mod convolution;
 mod einsum;
+mod features;
 mod fused;
 mod fused_attention;
 mod gather;
@@ -132,6 +133,7 @@ const FAMILIES: &[&[Operator]] = &[
     attention::ROWS,
     convolution::ROWS,
     einsum::ROWS,
+    features::ROWS,
     fused::ROWS,
     fused_attention::ROWS,
     losses::ROWS,

@@ -63,10 +63,7 @@ impl Attempt {
         if self.integers == Integers::Ones {
             text.push_str(", masks all 1");
         }
-        match planted {
-            Planted::Nothing => text,
-            Planted::Nan => format!("{text}, with NaN"),
-            Planted::Infinity => format!("{text}, with infinities"),
-        }
+        text.push_str(planted.described());
+        text
     }
 }

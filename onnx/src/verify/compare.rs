@@ -193,6 +193,11 @@ impl ShortSlices {
         }
     }
 
+    /// Forgets what was added for a value.
+    pub(super) fn forget(&mut self, n: usize) {
+        self.sums.retain(|(value, _), _| *value != n);
+    }
+
     /// The position of a value with a slice whose error is larger than chance explains, and a sentence.
     pub(super) fn worst(&self, tolerance: f64) -> Option<(usize, String)> {
         let known = self.sums.iter();

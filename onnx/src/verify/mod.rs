@@ -19,7 +19,9 @@ mod fitting;
 mod given;
 mod gradient;
 mod masks;
+mod numbers;
 mod random;
+mod rounding;
 mod runs;
 mod samples;
 
@@ -33,8 +35,9 @@ pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
     check_same_step,
 };
+pub use rounding::Unsettled;
 
-use crate::evaluate::{EvaluateError, Precision, Program, Values, label};
+use crate::evaluate::{EvaluateError, Outcome, Precision, Program, Values, label};
 use crate::file::Model;
 use crate::proto::ModelProto;
 use crate::tensor::Tensor;
@@ -224,6 +227,10 @@ pub struct Evidence {
     pub blind: Vec<String>,
     /// Branches that no run took: nothing is known of what they give.
     pub untried: Vec<String>,
+    /// Runs that were left out because the original does not run there: which, and why.
+    pub left_out: Vec<String>,
+    /// Outputs that rounding alone moves far, so that they were compared with what it does.
+    pub unsettled: Vec<Unsettled>,
     /// Sizes of the inputs in the first run, by name.
     pub shapes: BTreeMap<String, Vec<usize>>,
 }
@@ -244,6 +251,9 @@ pub struct Checker<'m> {
     original: &'m Model,
     cuts: Cuts<'m>,
     runs: Vec<Run>,
+    left_out: Vec<String>,
+    /// Runs of the original with other roundings.
+    samples: rounding::Samples,
     untried: Vec<String>,
     witness: Option<Witness>,
     tolerance: f64,
@@ -276,10 +286,13 @@ impl<'m> Checker<'m> {
         let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
         sampler.settle(&attempt);
         let is_large = first.n_bytes() > MOST_OF_SEVERAL_RUNS;
-        let mut runs = vec![first];
+        let (mut runs, mut left_out) = (vec![first], Vec::new());
         if !is_large {
             match programs.others(&sampler, &wanted, &others) {
-                Ok(others) => runs.extend(others),
+                Ok(others) => {
+                    runs.extend(others.runs);
+                    left_out = others.left_out;
+                }
                 // One run of the original tells something too.
                 Err(VerifyError::Late { .. }) => {}
                 Err(error) => return Err(error),
@@ -289,6 +302,8 @@ impl<'m> Checker<'m> {
             original,
             cuts,
             runs,
+            left_out,
+            samples: rounding::Samples::default(),
             untried: programs.stored.untried(),
             witness: None,
             tolerance: options.tolerance,
@@ -347,12 +362,13 @@ impl<'m> Checker<'m> {
         let found = self.ask(&witness.oracle, &model)?;
         let compared = self.cuts.wanted(&self.original.proto);
         let names: Vec<&String> = graph_outputs(&self.original.proto).collect();
-        let finite = self.runs.iter().filter(|run| run.exact.is_some());
+        let runs = self.runs.iter().enumerate();
+        let finite = runs.filter(|(_, run)| run.exact.is_some());
         let random = self
             .cuts
             .after(&self.original.proto, &|node| self.cuts.draws(node));
         let behind = self.cuts.after(&self.original.proto, &|_| true);
-        for (n, run) in finite.enumerate() {
+        for (n, (place, run)) in finite.enumerate() {
             for (k, name) in names.iter().copied().enumerate() {
                 // Each draws numbers of its own.
                 if random.contains(name.as_str()) {
@@ -367,6 +383,13 @@ impl<'m> Checker<'m> {
                     continue;
                 };
                 let error = compare::errors(name, before, after, exact, self.tolerance);
+                let error = error.or_else(|what| {
+                    let at = at.filter(|_| exact.is_some()).ok_or(what.clone())?;
+                    let pair = [before, after];
+                    let again = self.compare_rounded((place, at), &compared, pair, what)?;
+                    rounding::note(&mut evidence.unsettled, name, again.1);
+                    Ok(again.0)
+                });
                 let error = error.map_err(|what| VerifyError::Differs {
                     output: name.clone(),
                     run: format!("{}, {}", witness.oracle.name(), run.described),
@@ -431,29 +454,53 @@ impl<'m> Checker<'m> {
             shapes: self.runs.first().map(Run::shapes).unwrap_or_default(),
             blind: self.blind(&names),
             untried: self.untried.clone(),
+            left_out: self.left_out.clone(),
             ..Evidence::default()
         };
         let values: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
-        let found = match unchanged {
+        let found: Vec<Outcome> = match unchanged {
             true => self.runs.iter().map(|run| Ok(run.stored.clone())).collect(),
             false => {
                 let feeds = self.runs.iter().map(|run| run.feeds_of(&compared.renamed));
                 runs::all(&program, &feeds.collect::<Vec<_>>(), &values)
             }
         };
+        self.compare_runs(&names, &found, &mut evidence)?;
+        self.compare_witness(rewritten, folder, &mut evidence)?;
+        Ok(evidence)
+    }
+}
+
+impl Checker<'_> {
+    /// Compares what the rewritten model gives in every run.
+    fn compare_runs(
+        &self,
+        names: &[String],
+        found: &[Outcome],
+        evidence: &mut Evidence,
+    ) -> Result<(), VerifyError> {
+        let failed = |cause: &EvaluateError| VerifyError::Rewritten {
+            cause: cause.clone(),
+        };
         let mut short = compare::ShortSlices::default();
-        for (run, found) in self.runs.iter().zip(found) {
-            for (n, after) in found.map_err(failed)?.iter().enumerate() {
+        for (at, (run, found)) in self.runs.iter().zip(found).enumerate() {
+            let found = found.as_ref().map_err(failed)?;
+            for (n, after) in found.iter().enumerate() {
                 let exact = run.exact.as_ref().map(|e| &e[n]);
+                let before = &run.stored[n];
                 if let Some(exact) = exact {
-                    short.add(n, [&run.stored[n], after, exact]);
+                    short.add(n, [before, after, exact]);
                 }
-                let stored = &run.stored[n];
-                let error = compare::errors(&names[n], stored, after, exact, self.tolerance);
-                let error = error.map_err(|what| VerifyError::Differs {
-                    output: names[n].clone(),
-                    run: run.described.clone(),
-                    what,
+                let error = compare::errors(&names[n], before, after, exact, self.tolerance);
+                let error = error.or_else(|what| {
+                    let again = self.compare_rounded((at, n), names, [before, after], what);
+                    let (error, moved) = again.map_err(|what| VerifyError::Differs {
+                        output: names[n].clone(),
+                        run: run.described.clone(),
+                        what,
+                    })?;
+                    rounding::note(&mut evidence.unsettled, &names[n], moved);
+                    Ok(error)
                 })?;
                 if run.exact.is_some() {
                     compare::merge(&mut evidence.errors, error);
@@ -461,19 +508,31 @@ impl<'m> Checker<'m> {
             }
             evidence.runs.push(run.described.clone());
         }
-        if let Some((n, what)) = short.worst(self.tolerance) {
-            return Err(VerifyError::Differs {
-                output: names[n].clone(),
-                run: "all runs together".to_string(),
-                what,
-            });
+        let mut again = BTreeSet::new();
+        while let Some((n, what)) = short.worst(self.tolerance) {
+            if !again.insert(n) {
+                return Err(VerifyError::Differs {
+                    output: names[n].clone(),
+                    run: "all runs together".to_string(),
+                    what,
+                });
+            }
+            short.forget(n);
+            for (at, (run, found)) in self.runs.iter().zip(found).enumerate() {
+                let (Some(exact), Ok(found)) = (&run.exact, found) else {
+                    continue;
+                };
+                let yardstick = self.known_yardstick((at, n), names, &found[n]);
+                let before = yardstick.as_ref().map_or(&run.stored[n], |y| &y.tensor);
+                short.add(n, [before, &found[n], &exact[n]]);
+                if let Some(yardstick) = &yardstick {
+                    rounding::note(&mut evidence.unsettled, &names[n], yardstick.moved);
+                }
+            }
         }
-        self.compare_witness(rewritten, folder, &mut evidence)?;
-        Ok(evidence)
+        Ok(())
     }
-}
 
-impl Checker<'_> {
     /// Which of the compared values never have a finite element.
     fn blind(&self, names: &[String]) -> Vec<String> {
         let finite = || self.runs.iter().filter(|run| run.exact.is_some());
@@ -526,6 +585,8 @@ pub fn made_up(model: &Model, seed: usize, options: &Options) -> Result<Values, 
         .collect())
 }
 
+#[cfg(test)]
+mod rounding_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -82,6 +82,40 @@ const MOST_SIDE_BY_SIDE: usize = 128 << 20;
 
 /// How long sizes and numbers are looked for with which a model runs.
 const LONGEST_TRYING: Duration = Duration::from_secs(30);
+/// How often numbers are drawn anew where the model runs on none of those drawn before, and how far apart the seeds of
+/// these draws are.
+const DRAWS: usize = 3;
+const NEXT_DRAW: usize = 96;
+
+/// The runs after the first.
+#[derive(Default)]
+pub(super) struct Others {
+    pub runs: Vec<Run>,
+    /// Runs that there are not, since the original does not run: which, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Others {
+    /// Adds a run, or why there is none.
+    ///
+    /// # Errors
+    /// The time is over, or the fault is not the model's.
+    fn add(
+        &mut self,
+        (seed, planted): (usize, Planted),
+        run: Result<(Run, Attempt), VerifyError>,
+    ) -> Result<(), VerifyError> {
+        match run {
+            Ok((run, _)) => self.runs.push(run),
+            Err(VerifyError::Original { cause }) => {
+                let with = planted.described();
+                self.left_out.push(format!("seed {seed}{with}: {cause}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
 
 /// One run that is to be made.
 struct PlannedRun {
@@ -139,32 +173,35 @@ impl<'m> Programs<'m> {
         }
     }
 
-    /// The runs after the first: with each of `others`, and with each size 0 with which the original runs.
+    /// The runs after the first: with each of `others` and with each size 0, where the original runs.
     ///
     /// # Errors
-    /// As [`Programs::run`].
+    /// [`VerifyError::Late`], [`VerifyError::Given`], [`VerifyError::Cut`].
     pub fn others(
         &self,
         sampler: &Sampler,
         wanted: &[String],
         others: &[(usize, Planted)],
-    ) -> Result<Vec<Run>, VerifyError> {
+    ) -> Result<Others, VerifyError> {
         if !self.stored.keeps() {
             return self.others_in_step(sampler, wanted, others);
         }
         let held = self.stored.most_held().max(self.exact.most_held());
         let side_by_side = held <= MOST_SIDE_BY_SIDE;
         let runs = threads::map_if(side_by_side, others.to_vec(), |(seed, planted)| {
-            self.run(sampler, wanted, seed, planted).map(|(run, _)| run)
+            self.run(sampler, wanted, seed, planted)
         });
-        let mut runs: Vec<Run> = runs.into_iter().collect::<Result<_, _>>()?;
+        let mut made = Others::default();
+        for (plan, run) in others.iter().zip(runs) {
+            made.add(*plan, run)?;
+        }
         let empties = threads::map_if(side_by_side, sampler.empties(), |attempt| {
             self.run_empty(sampler, wanted, attempt)
         });
         for empty in empties {
-            runs.extend(empty?);
+            made.runs.extend(empty?);
         }
-        Ok(runs)
+        Ok(made)
     }
 
     /// The same runs, in step.
@@ -173,7 +210,7 @@ impl<'m> Programs<'m> {
         sampler: &Sampler,
         wanted: &[String],
         others: &[(usize, Planted)],
-    ) -> Result<Vec<Run>, VerifyError> {
+    ) -> Result<Others, VerifyError> {
         let mut plans = Vec::new();
         for (seed, planted) in others {
             plans.push(self.first(sampler, (*seed, *planted))?);
@@ -192,7 +229,7 @@ impl<'m> Programs<'m> {
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         let all: Vec<&PlannedRun> = plans.iter().flatten().collect();
         let mut found = self.in_step(&all, &names).into_iter();
-        let mut runs = Vec::new();
+        let mut made = Others::default();
         for (n, plan) in plans.into_iter().enumerate() {
             let others = others.get(n);
             let found = plan.and_then(|plan| {
@@ -202,16 +239,16 @@ impl<'m> Programs<'m> {
                 (may_be_blind || !run.stored.iter().any(is_blind)).then_some(run)
             });
             match (found, others) {
-                (Some(run), _) => runs.push(run),
+                (Some(run), _) => made.runs.push(run),
                 // Other sizes may do.
-                (None, Some((seed, planted))) => {
-                    runs.push(self.run(sampler, wanted, *seed, *planted)?.0);
+                (None, Some(plan)) => {
+                    made.add(*plan, self.run(sampler, wanted, plan.0, plan.1))?;
                 }
                 // It does not run with that size 0, so that it need not afterwards.
                 (None, None) => {}
             }
         }
-        Ok(runs)
+        Ok(made)
     }
 
     /// What the original gives for each plan, in its own types and exactly; the latter not where NaN or
@@ -262,7 +299,7 @@ impl<'m> Programs<'m> {
         }))
     }
 
-    /// Runs the original; sizes are tried until it runs, and are told.
+    /// Runs the original; sizes and numbers are tried until it runs, and are told.
     ///
     /// # Errors
     /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
@@ -273,53 +310,28 @@ impl<'m> Programs<'m> {
         seed: usize,
         planted: Planted,
     ) -> Result<(Run, Attempt), VerifyError> {
-        let failed = |cause| match cause {
-            EvaluateError::Late { node } => VerifyError::Late { node },
-            cause => VerifyError::Original { cause },
-        };
         let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
         let mut last = None;
         let started = Instant::now();
-        for attempt in sampler.attempts(seed, planted) {
+        let draws = (0..DRAWS).map(|n| seed + n * NEXT_DRAW);
+        let attempts = sampler.attempts(seed, planted);
+        let tried = draws.flat_map(|seed| attempts.iter().map(move |attempt| (seed, attempt)));
+        for (seed, attempt) in tried {
             // What it failed with so far is told.
             if last.is_some() && started.elapsed() > LONGEST_TRYING {
                 break;
             }
-            let Some(feeds) = self.feeds(sampler, (seed, planted), &attempt)? else {
+            let Some(feeds) = self.feeds(sampler, (seed, planted), attempt)? else {
                 continue;
             };
             let plan = PlannedRun {
                 seed,
                 planted,
-                attempt,
+                attempt: attempt.clone(),
                 feeds,
             };
-            let (stored, mut exact) = match self.stored.keeps() {
-                true => (self.stored.run(&plan.feeds, &names), None),
-                false => self.in_step(&[&plan], &names).remove(0),
-            };
-            match stored {
-                Ok(outputs) => {
-                    // Where every element is NaN or infinite nothing is compared: other inputs may do.
-                    let blind = planted == Planted::Nothing && outputs.iter().any(is_blind);
-                    if blind && !plan.attempt.is_positive() {
-                        last = Some(EvaluateError::Value {
-                            name: blind_name(&names, &outputs),
-                            what: "has no finite element".to_string(),
-                        });
-                        continue;
-                    }
-                    if planted == Planted::Nothing && exact.is_none() {
-                        exact = Some(self.exact.run(&plan.feeds, &names));
-                    }
-                    let run = Run {
-                        described: plan.attempt.describe(seed, planted),
-                        feeds: plan.feeds,
-                        stored: outputs,
-                        exact: exact.transpose().map_err(failed)?,
-                    };
-                    return Ok((run, plan.attempt));
-                }
+            match self.try_run(plan, &names) {
+                Ok(done) => return Ok(done),
                 Err(EvaluateError::Late { node }) => return Err(VerifyError::Late { node }),
                 Err(cause) => last = Some(cause),
             }
@@ -331,6 +343,33 @@ impl<'m> Programs<'m> {
         Err(VerifyError::Original {
             cause: last.unwrap_or(none),
         })
+    }
+
+    /// Runs the original as planned, in its own types and as the reference.
+    fn try_run(&self, plan: PlannedRun, names: &[&str]) -> Result<(Run, Attempt), EvaluateError> {
+        let (stored, mut exact) = match self.stored.keeps() {
+            true => (self.stored.run(&plan.feeds, names), None),
+            false => self.in_step(&[&plan], names).remove(0),
+        };
+        let stored = stored?;
+        let is_finite = plan.planted == Planted::Nothing;
+        // Where every element is NaN or infinite nothing is compared: other inputs may do.
+        if is_finite && stored.iter().any(is_blind) && !plan.attempt.is_positive() {
+            return Err(EvaluateError::Value {
+                name: blind_name(names, &stored),
+                what: "has no finite element".to_string(),
+            });
+        }
+        if is_finite && exact.is_none() {
+            exact = Some(self.exact.run(&plan.feeds, names));
+        }
+        let run = Run {
+            described: plan.attempt.describe(plan.seed, plan.planted),
+            feeds: plan.feeds,
+            stored,
+            exact: exact.transpose()?,
+        };
+        Ok((run, plan.attempt))
     }
 
     /// The first inputs that can be made up.
@@ -401,7 +440,7 @@ mod tests {
             (3, Planted::Infinity),
         ];
         let others = programs.others(&sampler, &wanted, &others);
-        let runs = [first].into_iter().chain(others.expect("they run"));
+        let runs = [first].into_iter().chain(others.expect("they run").runs);
         let shown = |run: Run| {
             let Run { feeds, stored, .. } = &run;
             format!("{} {feeds:?} {stored:?} {:?}", run.described, run.exact)

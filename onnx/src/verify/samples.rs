@@ -8,6 +8,7 @@
 use super::attempts::{Attempt, Integers};
 use super::cuts::Cuts;
 use super::fitting::Fitting;
+use super::numbers::{magnitudes, plant};
 use super::random::Random;
 use super::{Options, VerifyError, given};
 use crate::attributes::Attributes;
@@ -19,7 +20,6 @@ use crate::infer::{Facts, declared, is_unknown, known_values};
 use crate::operators::{Unknowns, axis};
 use crate::proto::{GraphProto, NodeProto};
 use crate::tensor::{Tensor, Values as Elements};
-use bytes::Bytes;
 use graph::{Bindings, SymExpr, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +35,17 @@ pub enum Planted {
     Nan,
     /// Both infinities.
     Infinity,
+}
+
+impl Planted {
+    /// For people, to be added to what else is known of a run.
+    pub fn described(self) -> &'static str {
+        match self {
+            Planted::Nothing => "",
+            Planted::Nan => ", with NaN",
+            Planted::Infinity => ", with infinities",
+        }
+    }
 }
 
 /// A value to make up.
@@ -73,10 +84,10 @@ pub struct Sampler {
 
 /// Values that are tried for dynamic sizes: small ones first, then what convolutional networks need.
 const TRIED: [i64; 9] = [5, 8, 16, 32, 1, 2, 64, 128, 224];
+/// And at last what sound needs: windows of hundreds of samples.
+const TRIED_LAST: [i64; 3] = [640, 2048, 16000];
 /// Dynamic sizes that are tried with 0, at most.
 const MOST_EMPTIES: usize = 4;
-/// Integers of both signs are at most that far from 0.
-const MOST_SIGNED: i64 = 9;
 
 impl Sampler {
     /// For the inputs of a model and what `cuts` give.
@@ -234,6 +245,9 @@ impl Sampler {
                     let tried = TRIED.iter();
                     attempts.extend(tried.flat_map(|n| self.uniform(batch, *n, integers)));
                 }
+                let last = TRIED_LAST.iter();
+                let masks = Integers::Masks;
+                attempts.extend(last.flat_map(|n| self.uniform(batch, *n, masks)));
             }
         }
         if !self.positive {
@@ -521,74 +535,4 @@ const MOST_ELEMENTS: usize = 3 << 23;
 fn tensor_sizes(sizes: &[i64]) -> Option<Vec<usize>> {
     let (shape, n) = crate::tensor::sizes(sizes).ok()?;
     (n <= MOST_ELEMENTS).then_some(shape)
-}
-
-fn magnitudes(tensor: Tensor) -> Tensor {
-    match tensor.to_f64() {
-        Some(values) if tensor.element().is_float() => {
-            let values: Vec<f64> = values.iter().map(|v| v.abs()).collect();
-            Tensor::floats(tensor.element(), &tensor.shape, &values).unwrap_or(tensor)
-        }
-        _ => tensor,
-    }
-}
-
-fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {
-    let values = match planted {
-        Planted::Nothing => return tensor,
-        Planted::Nan => vec![f64::NAN],
-        Planted::Infinity => vec![f64::INFINITY, f64::NEG_INFINITY],
-    };
-    let Some(mut elements) = tensor
-        .to_f64()
-        .filter(|v| tensor.element().is_float() && !v.is_empty())
-    else {
-        return tensor;
-    };
-    for value in values {
-        let at = random.below(elements.len() as u64) as usize;
-        elements[at] = value;
-    }
-    Tensor::floats(tensor.element(), &tensor.shape, &elements).unwrap_or(tensor)
-}
-
-impl Random {
-    fn tensor(
-        &mut self,
-        element: Element,
-        shape: &[usize],
-        bound: Option<i64>,
-        integers: Integers,
-    ) -> Tensor {
-        let n = shape.iter().product();
-        if element.is_float() {
-            let values: Vec<f64> = (0..n).map(|_| self.normal()).collect();
-            if let Some(tensor) = Tensor::floats(element, shape, &values) {
-                return tensor;
-            }
-        }
-        if element == Element::String {
-            let text = (0..n).map(|_| Bytes::from(format!("text {}", self.below(3))));
-            return Tensor::new(shape, Elements::String(text.collect()));
-        }
-        // 8-bit integers are usually quantized values: all of them.
-        let (from, end) = match (integers, bound, element) {
-            (Integers::Zeros, ..) => (0, 1),
-            (_, Some(bound), _) => (0, bound.max(1)),
-            (Integers::Ones, None, _) => (1, 2),
-            (_, None, Element::U8 | Element::I8) => (0, 256),
-            (Integers::Signed, None, Element::I16 | Element::I32 | Element::I64) => {
-                (-MOST_SIGNED, MOST_SIGNED + 1)
-            }
-            (Integers::Signed, None, Element::U16 | Element::U32 | Element::U64) => {
-                (0, MOST_SIGNED + 1)
-            }
-            _ => (0, 2),
-        };
-        let values: Vec<i64> = (0..n)
-            .map(|_| from + self.below((end - from) as u64) as i64)
-            .collect();
-        Tensor::of_ints(element, shape, &values)
-            .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))
-    }
 }

@@ -1,0 +1,120 @@
+//! Operators on features of the standard's domain for classical machine learning: Scaler, OneHotEncoder.
+
+use super::real::{Real, in_real};
+use super::{Call, Inference, Operator};
+use crate::element::Element;
+use crate::fact::Fact;
+use crate::tensor::{Tensor, Values};
+use graph::SymExpr;
+
+const DOMAIN: &str = "ai.onnx.ml";
+
+pub const ROWS: &[Operator] = &[
+    Operator::new("OneHotEncoder", infer_one_hot, one_hot).domain(DOMAIN),
+    Operator::new("Scaler", infer_scaled, scaled).domain(DOMAIN),
+];
+
+fn infer_scaled(cx: &Inference) -> Option<Vec<Fact>> {
+    let shape = cx.shape(0).map(<[_]>::to_vec);
+    Some(vec![Fact::new(Some(Element::F32), shape)])
+}
+
+/// `(x − offset)·scale`, one number or one for each element of the last dimension, in `f32`.
+fn scaled(call: &Call) -> Result<Vec<Tensor>, String> {
+    let x = call.input(0)?;
+    let element = call.element(Element::F32);
+    let values = x.to_f64().ok_or("it is not of numbers")?;
+    let x = match x.element().is_float() {
+        true => x.clone(),
+        false => Tensor::floats(element, &x.shape, &values).ok_or("it is not of numbers")?,
+    };
+    let size = x.shape.last().copied().unwrap_or(1);
+    let given = |name: &str, default: f32| match call.attributes.floats(name) {
+        None | Some([]) => Ok(vec![default]),
+        Some(given) if given.len() == 1 || given.len() == size => Ok(given.to_vec()),
+        Some(given) => Err(format!(
+            "its attribute `{name}` has {} numbers, but the last dimension has {size}",
+            given.len()
+        )),
+    };
+    let (offset, scale) = (given("offset", 0.0)?, given("scale", 1.0)?);
+    in_real!(x.element(), R => {
+        let at = |list: &[f32], n: usize| R::of(f64::from(list[n % size % list.len()]));
+        let one = |(n, x): (usize, &R)| (*x - at(&offset, n)) * at(&scale, n);
+        let y = R::read(&x)?.iter().enumerate().map(one).collect();
+        R::tensor(element, &x.shape, y).map(|y| vec![y])
+    })
+}
+
+/// The categories: integers, or text.
+enum Categories<'a> {
+    Integers(&'a [i64]),
+    Text(Vec<&'a [u8]>),
+}
+
+fn categories<'a>(attributes: &super::Attributes<'a>) -> Option<Categories<'a>> {
+    match attributes.ints("cats_int64s") {
+        Some(integers) if !integers.is_empty() => Some(Categories::Integers(integers)),
+        _ => {
+            let text = &attributes.get("cats_strings")?.strings;
+            let text = text.iter().map(AsRef::as_ref).collect();
+            Some(Categories::Text(text))
+        }
+    }
+}
+
+impl Categories<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Categories::Integers(list) => list.len(),
+            Categories::Text(list) => list.len(),
+        }
+    }
+}
+
+fn infer_one_hot(cx: &Inference) -> Option<Vec<Fact>> {
+    let n = categories(&cx.attributes)?.len();
+    let mut shape = cx.shape(0).map(<[_]>::to_vec);
+    if let Some(shape) = &mut shape {
+        shape.push(SymExpr::constant(n as i64));
+    }
+    Some(vec![Fact::new(Some(Element::F32), shape)])
+}
+
+/// 1 at the position of each element's category, 0 elsewhere; all 0 for another one, where `zeros` allows it.
+fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
+    let x = call.input(0)?;
+    let categories = categories(&call.attributes).ok_or("it has no categories")?;
+    let places: Vec<Option<usize>> = match (&categories, &*x.values) {
+        (Categories::Text(list), Values::String(v)) => {
+            let place = |x: &bytes::Bytes| list.iter().position(|c| *c == x.as_ref());
+            v.iter().map(place).collect()
+        }
+        (Categories::Integers(list), _) => {
+            let v = x
+                .to_f64()
+                .ok_or("its categories are numbers, its input is text")?;
+            // Floats are cut to whole numbers, as ONNX Runtime does.
+            let place = |x: &f64| list.iter().position(|c| *c == *x as i64);
+            v.iter().map(place).collect()
+        }
+        (Categories::Text(_), _) => {
+            return Err("its categories are text, its input is of numbers".to_string());
+        }
+    };
+    let allows = call.attributes.int("zeros").unwrap_or(1) != 0;
+    if !allows && places.contains(&None) {
+        return Err("an element is none of its categories".to_string());
+    }
+    let n = categories.len();
+    let mut y = vec![0.0; places.len() * n];
+    for (at, place) in places.iter().enumerate() {
+        if let Some(place) = place {
+            y[at * n + place] = 1.0;
+        }
+    }
+    let mut shape = x.shape.clone();
+    shape.push(n);
+    let y = Tensor::floats(call.element(Element::F32), &shape, &y);
+    y.map(|y| vec![y]).ok_or_else(String::new)
+}

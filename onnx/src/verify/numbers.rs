@@ -1,0 +1,91 @@
+//! Numbers made up for one tensor, by its element type and by what reads it.
+//!
+//! Owns what is drawn for an element type, and what is planted; which tensors and sizes are made up is for
+//! `samples.rs`.
+
+use super::attempts::Integers;
+use super::random::Random;
+use super::samples::Planted;
+use crate::element::Element;
+use crate::tensor::{Tensor, Values as Elements};
+use bytes::Bytes;
+
+/// Integers of both signs are at most that far from 0.
+const MOST_SIGNED: i64 = 9;
+
+pub(super) fn magnitudes(tensor: Tensor) -> Tensor {
+    match tensor.to_f64() {
+        Some(values) if tensor.element().is_float() => {
+            let values: Vec<f64> = values.iter().map(|v| v.abs()).collect();
+            Tensor::floats(tensor.element(), &tensor.shape, &values).unwrap_or(tensor)
+        }
+        _ => tensor,
+    }
+}
+
+pub(super) fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Tensor {
+    let values = match planted {
+        Planted::Nothing => return tensor,
+        Planted::Nan => vec![f64::NAN],
+        Planted::Infinity => vec![f64::INFINITY, f64::NEG_INFINITY],
+    };
+    let Some(mut elements) = tensor
+        .to_f64()
+        .filter(|v| tensor.element().is_float() && !v.is_empty())
+    else {
+        return tensor;
+    };
+    for value in values {
+        let at = random.below(elements.len() as u64) as usize;
+        elements[at] = value;
+    }
+    Tensor::floats(tensor.element(), &tensor.shape, &elements).unwrap_or(tensor)
+}
+
+impl Random {
+    /// A tensor of made-up numbers. Where they look something up, all are below `bound`.
+    pub(super) fn tensor(
+        &mut self,
+        element: Element,
+        shape: &[usize],
+        bound: Option<i64>,
+        integers: Integers,
+    ) -> Tensor {
+        let n = shape.iter().product();
+        if element.is_float() {
+            // Positions may be given as floats, which the model casts.
+            let one = |random: &mut Random| match (bound, integers) {
+                (Some(_), Integers::Zeros) => 0.0,
+                (Some(bound), _) => random.below(bound.max(1) as u64) as f64,
+                (None, _) => random.normal(),
+            };
+            let values: Vec<f64> = (0..n).map(|_| one(self)).collect();
+            if let Some(tensor) = Tensor::floats(element, shape, &values) {
+                return tensor;
+            }
+        }
+        if element == Element::String {
+            let text = (0..n).map(|_| Bytes::from(format!("text {}", self.below(3))));
+            return Tensor::new(shape, Elements::String(text.collect()));
+        }
+        // 8-bit integers are usually quantized values: all of them.
+        let (from, end) = match (integers, bound, element) {
+            (Integers::Zeros, ..) => (0, 1),
+            (_, Some(bound), _) => (0, bound.max(1)),
+            (Integers::Ones, None, _) => (1, 2),
+            (_, None, Element::U8 | Element::I8) => (0, 256),
+            (Integers::Signed, None, Element::I16 | Element::I32 | Element::I64) => {
+                (-MOST_SIGNED, MOST_SIGNED + 1)
+            }
+            (Integers::Signed, None, Element::U16 | Element::U32 | Element::U64) => {
+                (0, MOST_SIGNED + 1)
+            }
+            _ => (0, 2),
+        };
+        let values: Vec<i64> = (0..n)
+            .map(|_| from + self.below((end - from) as u64) as i64)
+            .collect();
+        Tensor::of_ints(element, shape, &values)
+            .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))
+    }
+}

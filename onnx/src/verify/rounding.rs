@@ -1,0 +1,277 @@
+//! How far rounding alone moves the outputs of the original.
+//!
+//! Rounding to integers, the position of the largest number, and thresholds make much of little: an original and a
+//! right rewrite of it, both rounded as usual, may differ by a step. So where a comparison fails, the original is run
+//! again with other roundings ([`Perturbed`]), each as much larger as a rewritten model's error may be ([`SLACK`]).
+//! The rewritten model may be as far from the reference as the farthest of these runs, element by element. Where such
+//! runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`]), this counts for nothing.
+
+use super::runs::Run;
+use super::{Checker, SLACK, VerifyError, compare, program};
+use crate::element::Element;
+use crate::evaluate::{Perturbed, Precision};
+use crate::tensor::Tensor;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Runs with other roundings, at most; a comparison is tried again after each doubling.
+const MOST_SAMPLES: usize = 16;
+/// A part of an output's largest element: outputs that rounding alone moves farther are not excused by it.
+const MOST_MOVED: f64 = 0.125;
+/// The same for whole numbers: the part of the elements that rounding alone changes; one always may.
+const MOST_CHANGED: f64 = 0.0625;
+/// How long the original is run with other roundings, over all comparisons.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Bytes of outputs of a run, at most, so that runs with other roundings are made and kept.
+const MOST_BYTES: usize = 32 << 20;
+
+/// An output that rounding alone moves farther than a rewritten model may be off elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unsettled {
+    /// The output, or an input of a node where the models are cut.
+    pub output: String,
+    /// Runs in which it was compared with what rounding does.
+    pub n_runs: usize,
+    /// How far rounding moves it: the largest difference over the largest element; of whole numbers, the part of the
+    /// elements that change.
+    pub moved: f64,
+}
+
+/// Adds what was found in one run.
+pub(super) fn note(all: &mut Vec<Unsettled>, output: &str, moved: f64) {
+    match all.iter_mut().find(|known| known.output == output) {
+        Some(known) => {
+            known.n_runs += 1;
+            known.moved = known.moved.max(moved);
+        }
+        None => all.push(Unsettled {
+            output: output.to_string(),
+            n_runs: 1,
+            moved,
+        }),
+    }
+}
+
+/// Runs with other roundings, by the position of the run that they repeat.
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    outputs: BTreeMap<usize, Vec<Vec<Tensor>>>,
+    spent: Duration,
+}
+
+/// What stands for an output of the original, and how far rounding moves it.
+pub(super) struct Yardstick {
+    pub tensor: Tensor,
+    pub moved: f64,
+}
+
+impl Checker<'_> {
+    /// Compares value `n` of run `at` again, with what rounding alone does to the original; the error of the first
+    /// comparison if that does not explain it. `wanted` are the names of the values in the original.
+    pub(super) fn compare_rounded(
+        &self,
+        (at, n): (usize, usize),
+        wanted: &[String],
+        [before, after]: [&Tensor; 2],
+        refused: String,
+    ) -> Result<(compare::OutputError, f64), String> {
+        let run = &self.runs[at];
+        let exact = run.exact.as_ref().map(|exact| &exact[n]);
+        let mut n_samples = 2;
+        while n_samples <= MOST_SAMPLES {
+            let known = self.samples(at, wanted, n_samples);
+            let Some(all) = known.outputs.get(&at).filter(|all| all.len() >= n_samples) else {
+                break;
+            };
+            let samples: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(n)).collect();
+            if let Some(yardstick) = yardstick([before, after], exact, &samples) {
+                let reference = exact.unwrap_or(before);
+                let error = compare::errors(
+                    &wanted[n],
+                    &yardstick.tensor,
+                    after,
+                    Some(reference),
+                    self.tolerance,
+                );
+                if let Ok(mut error) = error {
+                    let own = compare::errors(&wanted[n], before, before, exact, 0.0);
+                    error.before = own.map_or(0.0, |own| own.before);
+                    return Ok((error, yardstick.moved));
+                }
+            }
+            n_samples *= 2;
+        }
+        Err(refused)
+    }
+
+    /// The yardstick of value `n` of run `at` from the runs that there are.
+    pub(super) fn known_yardstick(
+        &self,
+        (at, n): (usize, usize),
+        wanted: &[String],
+        after: &Tensor,
+    ) -> Option<Yardstick> {
+        let run = &self.runs[at];
+        let known = self.samples(at, wanted, MOST_SAMPLES);
+        let all = known.outputs.get(&at)?;
+        let samples: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(n)).collect();
+        let exact = run.exact.as_ref().map(|exact| &exact[n]);
+        yardstick([&run.stored[n], after], exact, &samples)
+    }
+
+    /// Runs the original until there are so many runs with other roundings, or there is no time or room for more.
+    fn samples(&self, at: usize, wanted: &[String], n_samples: usize) -> MutexGuard<'_, Known> {
+        let mut known = self
+            .samples
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let run = &self.runs[at];
+        let n_bytes: usize = run.stored.iter().map(Tensor::n_bytes).sum();
+        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        while known.outputs.get(&at).map_or(0, Vec::len) < n_samples
+            && known.spent < LONGEST
+            && n_bytes <= MOST_BYTES
+            && !self.is_late()
+        {
+            let started = Instant::now();
+            let seed = known.outputs.get(&at).map_or(0, Vec::len) as u64;
+            let outputs = self.perturbed(run, seed, &names);
+            known.spent += started.elapsed();
+            let Ok(outputs) = outputs else { break };
+            known.outputs.entry(at).or_default().push(outputs);
+        }
+        known
+    }
+
+    fn perturbed(&self, run: &Run, seed: u64, names: &[&str]) -> Result<Vec<Tensor>, VerifyError> {
+        let failed = |cause| VerifyError::Original { cause };
+        let original = self.original;
+        let program = program(
+            &original.proto,
+            &original.folder,
+            Precision::AsStored,
+            self.deadline,
+        );
+        let perturbed = Perturbed {
+            seed,
+            roundings: SLACK,
+        };
+        let program = program.map_err(failed)?.perturbed(perturbed);
+        program.run(&run.feeds, names).map_err(failed)
+    }
+}
+
+/// What the original gives under some rounding, as near to `after` as was seen; `None` if rounding moves it too far to
+/// compare anything, or not at all.
+fn yardstick(
+    [before, after]: [&Tensor; 2],
+    exact: Option<&Tensor>,
+    samples: &[&Tensor],
+) -> Option<Yardstick> {
+    if before.element() != after.element() {
+        return None;
+    }
+    // Sizes that depend on data: one of the runs must have these.
+    if before.shape != after.shape {
+        let alike = samples.iter().find(|sample| sample.shape == after.shape)?;
+        return Some(Yardstick {
+            tensor: (*alike).clone(),
+            moved: 1.0,
+        });
+    }
+    let samples: Vec<&Tensor> = samples
+        .iter()
+        .copied()
+        .filter(|sample| sample.shape == before.shape)
+        .collect();
+    match before.element().is_float() {
+        true => floats([before, after], exact.unwrap_or(before), &samples),
+        false => whole([before, after], exact, &samples),
+    }
+}
+
+/// Of each element, what is farthest from the reference: the original, or a run with other roundings, whose distance
+/// is that of [`SLACK`] roundings already.
+fn floats(
+    [before, after]: [&Tensor; 2],
+    reference: &Tensor,
+    samples: &[&Tensor],
+) -> Option<Yardstick> {
+    let (old, new, exact) = (before.to_f64()?, after.to_f64()?, reference.to_f64()?);
+    if exact.len() != old.len() {
+        return None;
+    }
+    let samples: Vec<Vec<f64>> = samples.iter().filter_map(|s| s.to_f64()).collect();
+    let kind = |v: f64| (v.is_nan(), v.is_infinite(), v.is_finite() || v > 0.0);
+    let (mut values, mut moved, mut largest) = (old.clone(), 0.0f64, 0.0f64);
+    for (n, value) in values.iter_mut().enumerate() {
+        if kind(*value) != kind(new[n]) {
+            let seen = samples.iter().any(|sample| kind(sample[n]) == kind(new[n]));
+            if seen {
+                *value = new[n];
+            }
+            continue;
+        }
+        if !value.is_finite() || !exact[n].is_finite() {
+            continue;
+        }
+        largest = largest.max(exact[n].abs());
+        let mut farthest = (*value - exact[n]).abs();
+        for sample in samples.iter().filter(|sample| sample[n].is_finite()) {
+            let distance = (sample[n] - exact[n]).abs();
+            moved = moved.max(distance);
+            farthest = farthest.max(distance / SLACK);
+        }
+        let up = *value >= exact[n];
+        *value = if up {
+            exact[n] + farthest
+        } else {
+            exact[n] - farthest
+        };
+    }
+    let moved = moved / if largest > 0.0 { largest } else { 1.0 };
+    let tensor = Tensor::floats(before.element(), &before.shape, &values)?;
+    (moved > 0.0 && moved <= MOST_MOVED).then_some(Yardstick { tensor, moved })
+}
+
+/// Each element of `after` that the original, the reference or a run with other roundings has at that place too. Of
+/// 8 and 16 bits, which stand for floats, also what is between these.
+fn whole(
+    [before, after]: [&Tensor; 2],
+    exact: Option<&Tensor>,
+    samples: &[&Tensor],
+) -> Option<Yardstick> {
+    let (old, new) = (before.to_i64()?, after.to_i64()?);
+    let exact = exact.filter(|exact| exact.shape == before.shape);
+    let others = samples.iter().copied().chain(exact);
+    let seen: Vec<Vec<i64>> = others.filter_map(Tensor::to_i64).collect();
+    let is_narrow = matches!(
+        before.element(),
+        Element::U8 | Element::I8 | Element::U16 | Element::I16
+    );
+    let (mut values, mut n_changed) = (old.clone(), 0usize);
+    for (n, value) in values.iter_mut().enumerate() {
+        let at_place = || seen.iter().map(|seen| seen[n]).chain([old[n]]);
+        let (low, high) = (at_place().min()?, at_place().max()?);
+        n_changed += usize::from(low != high);
+        let fits = match is_narrow {
+            true => (low..=high).contains(&new[n]),
+            false => at_place().any(|seen| seen == new[n]),
+        };
+        if fits {
+            *value = new[n];
+        }
+    }
+    let moved = n_changed as f64 / old.len().max(1) as f64;
+    let tensor = Tensor::of_ints(before.element(), &before.shape, &values)?;
+    let is_few = n_changed <= 1 || moved <= MOST_CHANGED;
+    (n_changed > 0 && is_few).then_some(Yardstick { tensor, moved })
+}
