@@ -2,24 +2,30 @@
 //! stays under a limit.
 //!
 //! Which values those are is [`RecomputeProblem::within`]'s choice under a limit of estimated memory. Here the
-//! choice is held against the memory plan of the whole fused step, and taken again with the difference between
-//! plan and estimate until the plan fits. Nothing is run.
+//! choice is held against the memory plan of the whole fused step, and taken again with another limit. The search is
+//! made with estimates that learn from the plans, which are good for large budgets, and, where its result may not be
+//! the best, with estimates that do not. Nothing is run.
 
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
 use crate::report::Memory;
-use fusion::{Choice, Fused, PlannedRecomputation, RecomputeProblem, Target};
+use fusion::{Choice, Copies, Fused, PlannedRecomputation, RecomputeProblem, Target};
 use graph::Graph;
 use kernels::features;
 use kernels::lowering::lower;
 use serde::Serialize;
 
-/// Plans tried for one budget.
-const MAX_PLANS: usize = 6;
+/// Plans tried for one budget with each kind of estimate.
+const MAX_PLANS: usize = 8;
+/// Limits that lie closer together than this part of the budget are not told apart.
+const CLOSE_PARTS: i64 = 32;
 /// Plans tried from the largest memory to the smallest where none of those is small enough.
 const SCANNED_PLANS: i64 = 12;
 /// A plan that leaves less than this part of the budget unused is not improved.
 const GOOD_ENOUGH: f64 = 0.02;
+
+/// A plan that adds less than so many times the bound's time is not improved by another search.
+const GOOD_TIME: f64 = 1.25;
 
 /// How much memory a step's intermediate results may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,8 +98,8 @@ pub(crate) fn fit(
 ) -> Result<Plan, CompileError> {
     let problem = RecomputeProblem::new(expanded, &options.recipe, &options.speed());
     let pinned = problem.pinned();
-    let trial = |choice: &Choice| Trial::new(expanded, finish, (options, limit), &problem, choice);
-    let first = trial(&pinned)?;
+    let settings = (options, limit);
+    let first = Trial::new(expanded, finish, settings, &problem, &pinned)?;
     let default_bytes = first.peak_bytes;
     let budget_bytes = match limit.budget {
         MemoryBudget::Bytes(bytes) => bytes,
@@ -112,65 +118,126 @@ pub(crate) fn fit(
     if default_bytes <= budget_bytes || first.plan.step.gradient_inputs.is_empty() {
         return Ok(kept(first, 0.0, 0.0));
     }
-    let bound = |us: f64, choice: &Choice| {
-        let kept_bytes = problem.cost(choice).kept_bytes;
-        problem.solve(kept_bytes).map_or(us, |s| s.bound_us.min(us))
+    let least_us = |choice: &Choice| {
+        let as_few = problem.solve(problem.cost(choice).kept_bytes);
+        as_few.map_or(f64::INFINITY, |s| s.bound_us)
     };
-    // How much more a plan takes than was estimated before fusion.
-    let mut offset = default_bytes as i64 - problem.peak_bytes(&pinned);
-    let mut best: Option<(Trial, PlannedRecomputation)> = None;
-    let mut seen: Vec<Choice> = Vec::new();
-    for _ in 0..MAX_PLANS {
-        let planned = problem.within(budget_bytes as i64 - offset);
-        if seen.contains(&planned.choice) {
-            break;
-        }
-        seen.push(planned.choice.clone());
-        let new = trial(&planned.choice)?;
-        offset = new.peak_bytes as i64 - planned.peak_bytes;
-        let spare = budget_bytes as f64 - new.peak_bytes as f64;
-        if spare < 0.0 {
-            continue;
-        }
-        if best.as_ref().is_none_or(|b| planned.cost.us < b.1.cost.us) {
-            best = Some((new, planned));
-        }
-        if spare < GOOD_ENOUGH * budget_bytes as f64 {
-            break;
-        }
+    let mut search = Search {
+        expanded,
+        trial: &|choice| Trial::new(expanded, finish, settings, &problem, choice),
+        budget_bytes,
+        best: None,
+        least_bytes: default_bytes,
+    };
+    let mut learning = problem.clone();
+    learning.learn(expanded, &first.plan.graph, &first.copies);
+    search.close_in(learning, first.peak_bytes, true)?;
+    if search
+        .best
+        .as_ref()
+        .is_none_or(|b| b.1.cost.us > GOOD_TIME * least_us(&b.1.choice))
+    {
+        search.close_in(problem.clone(), first.peak_bytes, false)?;
     }
-    if best.is_none() {
-        // The same limits for every budget: the least memory that an error names is found again.
-        let most = problem.peak_bytes(&pinned);
-        let mut least_bytes = default_bytes;
+    if search.best.is_none() {
+        search.scan(&problem)?;
+    }
+    let Some((trial, planned)) = search.best else {
+        return Err(CompileError::Budget {
+            budget_bytes,
+            default_bytes,
+            least_bytes: search.least_bytes,
+        });
+    };
+    let least_us = least_us(&planned.choice).min(planned.cost.us);
+    Ok(kept(trial, planned.cost.us, least_us))
+}
+
+/// Plans for limits of estimated memory.
+struct Search<'a> {
+    expanded: &'a Fused,
+    trial: &'a dyn Fn(&Choice) -> Result<Trial, CompileError>,
+    budget_bytes: usize,
+    /// Of the plans that keep the budget, the one that adds least time.
+    best: Option<(Trial, PlannedRecomputation)>,
+    /// Least memory of a plan of the scan.
+    least_bytes: usize,
+}
+
+impl Search<'_> {
+    /// Looks for the largest limit whose plan keeps the budget: first as far below the budget as the last plan is
+    /// below its estimate, then farther and farther below, then between what was too much and what fits.
+    /// `learns`: the estimates become better with each plan.
+    fn close_in(
+        &mut self,
+        mut problem: RecomputeProblem,
+        default_bytes: usize,
+        learns: bool,
+    ) -> Result<(), CompileError> {
+        let budget = self.budget_bytes as i64;
+        let mut limit = budget - default_bytes as i64 + problem.peak_bytes(&problem.pinned());
+        let (mut fits, mut too_much): (Option<i64>, Option<i64>) = (None, None);
+        let mut factor = 1;
+        let mut seen: Vec<Choice> = Vec::new();
+        for _ in 0..MAX_PLANS {
+            let planned = problem.within(limit);
+            if seen.contains(&planned.choice) {
+                break;
+            }
+            seen.push(planned.choice.clone());
+            let new = (self.trial)(&planned.choice)?;
+            let over = new.peak_bytes as i64 - budget;
+            if learns && problem.learn(self.expanded, &new.plan.graph, &new.copies) {
+                (fits, too_much, factor) = (None, None, 1);
+            } else if over <= 0 {
+                fits = fits.max(Some(limit));
+            } else {
+                too_much = Some(too_much.map_or(limit, |t| t.min(limit)));
+            }
+            let estimate = problem.peak_bytes(&planned.choice);
+            self.take(new, planned);
+            let is_close = |too_much: i64| too_much - limit < budget / CLOSE_PARTS;
+            let is_full = over <= 0 && (-over as f64) < GOOD_ENOUGH * budget as f64;
+            if is_full && too_much.is_none_or(is_close) {
+                break;
+            }
+            limit = match (fits, too_much) {
+                (Some(fits), Some(too_much)) => fits + (too_much - fits) / 2,
+                _ => estimate - over * factor,
+            };
+            factor *= 2;
+        }
+        Ok(())
+    }
+
+    /// The same limits for every budget, so that the least memory that an error names is found again.
+    fn scan(&mut self, problem: &RecomputeProblem) -> Result<(), CompileError> {
+        let most = problem.peak_bytes(&problem.pinned());
         for step in (0..SCANNED_PLANS).rev() {
             let planned = problem.within(most * step / SCANNED_PLANS);
-            let new = trial(&planned.choice)?;
-            least_bytes = least_bytes.min(new.peak_bytes);
-            if new.peak_bytes <= budget_bytes {
-                best = Some((new, planned));
+            let new = (self.trial)(&planned.choice)?;
+            self.least_bytes = self.least_bytes.min(new.peak_bytes);
+            self.take(new, planned);
+            if self.best.is_some() {
                 break;
             }
         }
-        if best.is_none() {
-            return Err(CompileError::Budget {
-                budget_bytes,
-                default_bytes,
-                least_bytes,
-            });
+        Ok(())
+    }
+
+    fn take(&mut self, trial: Trial, planned: PlannedRecomputation) {
+        let is_cheaper = |b: &(Trial, PlannedRecomputation)| planned.cost.us < b.1.cost.us;
+        if trial.peak_bytes <= self.budget_bytes && self.best.as_ref().is_none_or(is_cheaper) {
+            self.best = Some((trial, planned));
         }
     }
-    let Some((trial, planned)) = best else {
-        return Ok(kept(first, 0.0, 0.0));
-    };
-    let us = planned.cost.us;
-    Ok(kept(trial, us, bound(us, &planned.choice)))
 }
 
 /// A choice with its plan.
 struct Trial {
     plan: Plan,
     peak_bytes: usize,
+    copies: Copies,
 }
 
 impl Trial {
@@ -181,7 +248,7 @@ impl Trial {
         problem: &RecomputeProblem,
         choice: &Choice,
     ) -> Result<Trial, CompileError> {
-        let chosen = problem.apply(expanded.clone(), choice);
+        let (chosen, copies) = problem.apply(expanded.clone(), choice);
         let mut plan = finish.plan(chosen)?;
         for (place, take) in problem.recipe(expanded, choice) {
             plan.recipe.tell(place, take);
@@ -189,6 +256,7 @@ impl Trial {
         Ok(Trial {
             peak_bytes: memory(&plan.graph, options.target, limit)?.peak_bytes(),
             plan,
+            copies,
         })
     }
 }

@@ -127,7 +127,7 @@ impl Step {
         let expanded = expand(&self.graph.bind(bindings), recipe)?;
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
         let pinned = problem.pinned();
-        let mut graph = problem.apply(expanded, &pinned).graph;
+        let mut graph = problem.apply(expanded, &pinned).0.graph;
         let assignment = layouts::assign(&mut graph, recipe);
         check("lay out", &graph)?;
         Ok((graph, assignment))
@@ -155,7 +155,7 @@ impl Step {
         }
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
         let pinned = problem.pinned();
-        finish.plan(problem.apply(expanded, &pinned))
+        finish.plan(problem.apply(expanded, &pinned).0)
     }
 }
 

@@ -31,8 +31,8 @@ pub use group::PrologueObstacle;
 pub use inline::Obstacle as InlineObstacle;
 pub use join::Obstacle as JoinObstacle;
 pub use recompute::{
-    Choice, Cost, Infeasible, Obstacle as RecomputeObstacle, Planned as PlannedRecomputation,
-    Problem as RecomputeProblem, Solution, Speed,
+    Choice, Copies, Cost, Infeasible, Obstacle as RecomputeObstacle,
+    Planned as PlannedRecomputation, Problem as RecomputeProblem, Solution, Speed,
 };
 pub use traffic::lower_bound;
 

@@ -19,7 +19,9 @@ pub use timeline::Planned;
 use crate::Fused;
 use crate::decision::{Applied, Decision, Refusal};
 use crate::unit::{bytes, is_contraction, points, unit};
-use graph::{ContainerId, Graph, Lifetime, Machine, Node, NodeKind, Place, Recipe, Rewrite, Stage};
+use graph::{
+    ContainerId, Graph, Lifetime, Machine, Node, NodeKind, Place, Recipe, Rewrite, Stage, Storage,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use timeline::Later;
 
@@ -84,6 +86,10 @@ struct Value {
     unit: usize,
     /// Bytes that keeping it takes: none of a result of the step, which the caller owns.
     bytes: i64,
+    /// The same, as far as is known of the fused step: none of what the readers compute themselves.
+    kept_bytes: i64,
+    /// Bytes that it takes from its kernel to its last reader where it is not kept.
+    passing_bytes: i64,
     /// Whether the backward pass reads it.
     crosses: bool,
     /// Microseconds of storing it, where no kernel stores it for others.
@@ -99,6 +105,10 @@ pub struct Problem {
     values: Vec<Value>,
     /// The nodes of the backward pass in order.
     later: Vec<Later>,
+    /// Containers that were in memory in the plans so far.
+    in_memory: BTreeSet<ContainerId>,
+    /// Containers whose copies were.
+    copies_in_memory: BTreeSet<ContainerId>,
 }
 
 /// Values that the backward pass computes again, and values kept that were not kept before.
@@ -114,6 +124,9 @@ impl Choice {
         self.copied.is_empty()
     }
 }
+
+/// Containers of the backward pass with those of the forward pass that they are copies of.
+pub type Copies = BTreeMap<ContainerId, ContainerId>;
 
 /// What a choice costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,6 +153,8 @@ impl Problem {
             units: Vec::new(),
             values: Vec::new(),
             later: Vec::new(),
+            in_memory: BTreeSet::new(),
+            copies_in_memory: BTreeSet::new(),
         };
         let mut numbers: BTreeMap<ContainerId, usize> = BTreeMap::new();
         for (at, node) in nodes.iter().enumerate().filter(|(_, n)| is_forward(n)) {
@@ -158,6 +173,8 @@ impl Problem {
                     id,
                     unit: problem.units.len(),
                     bytes: if results.contains(&id) { 0 } else { size },
+                    kept_bytes: if results.contains(&id) { 0 } else { size },
+                    passing_bytes: if results.contains(&id) { 0 } else { size },
                     crosses,
                     store_us: match crosses || results.contains(&id) {
                         true => 0.0,
@@ -181,8 +198,48 @@ impl Problem {
                 is_ours: is_view || matches!(node.kind, NodeKind::Map(_)),
             });
         }
-        problem.later = timeline::later(graph, nodes, &numbers, &results);
+        problem.later = timeline::later(graph, &numbers, |_| true);
         problem
+    }
+
+    /// Takes from a fused plan of the step which containers, and which copies, take memory. The others stay inside
+    /// a kernel, or their readers compute them. Whether something was in memory that was in no plan before.
+    pub fn learn(&mut self, expanded: &Fused, planned: &Graph, copies: &Copies) -> bool {
+        let nodes = planned.single_state().map_or(&[][..], |s| &s.nodes);
+        let n_known = expanded.graph.containers.len();
+        let n_before = self.in_memory.len() + self.copies_in_memory.len();
+        for id in nodes
+            .iter()
+            .flat_map(|n| n.reads().into_iter().chain(n.writes()))
+        {
+            if planned.container(id).storage == Storage::Local {
+                continue;
+            }
+            match copies.get(&id) {
+                Some(original) => _ = self.copies_in_memory.insert(*original),
+                None if (id.0 as usize) < n_known => _ = self.in_memory.insert(id),
+                None => {}
+            }
+        }
+        let (in_memory, copied) = (&self.in_memory, &self.copies_in_memory);
+        for value in &mut self.values {
+            let is_in_memory = in_memory.contains(&value.id);
+            let passes = is_in_memory || copied.contains(&value.id);
+            value.passing_bytes = if passes { value.bytes } else { 0 };
+            value.kept_bytes = if is_in_memory || !value.crosses {
+                value.bytes
+            } else {
+                0
+            };
+        }
+        let numbers = self
+            .values
+            .iter()
+            .enumerate()
+            .map(|(v, value)| (value.id, v));
+        let numbers: BTreeMap<ContainerId, usize> = numbers.collect();
+        self.later = timeline::later(&expanded.graph, &numbers, |id| in_memory.contains(&id));
+        in_memory.len() + copied.len() > n_before
     }
 
     /// What only the recipe asks for: its values are computed again from values that are kept anyway, or from
@@ -218,7 +275,7 @@ impl Problem {
                 cost.us += outputs.next().map_or(0.0, |_| unit.us);
             } else {
                 for v in outputs {
-                    cost.kept_bytes += self.values[v].bytes;
+                    cost.kept_bytes += self.values[v].kept_bytes;
                     cost.us += self.values[v].store_us;
                 }
             }
@@ -248,16 +305,18 @@ impl Problem {
         first..last
     }
 
-    /// The expanded step with a choice carried out, and a decision about each value.
-    pub fn apply(&self, expanded: Fused, choice: &Choice) -> Fused {
+    /// The expanded step with a choice carried out and a decision about each value, and for each container that
+    /// was made for that the one it is a copy of.
+    pub fn apply(&self, expanded: Fused, choice: &Choice) -> (Fused, Copies) {
         let decisions = self.decisions(&expanded, choice);
         let mut fused = expanded;
         let copied: BTreeSet<usize> = choice.copied.iter().map(|n| self.units[*n].at).collect();
-        if !copied.is_empty() {
-            apply::copy_units(&mut fused.graph, &copied);
-        }
+        let copies = match copied.is_empty() {
+            true => Copies::new(),
+            false => apply::copy_units(&mut fused.graph, &copied),
+        };
         fused.decisions.extend(decisions);
-        fused
+        (fused, copies)
     }
 
     fn decisions(&self, expanded: &Fused, choice: &Choice) -> Vec<Decision> {

@@ -1,10 +1,12 @@
 //! Puts copies of forward units into the backward pass, each right before the first node that needs it.
 
+use super::Copies;
 use graph::{ContainerId, Graph, Memlet, Node, NodeKind, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Copies the units at these positions: the backward pass reads what the copies write.
-pub(super) fn copy_units(graph: &mut Graph, units: &BTreeSet<usize>) {
+/// Copies the units at these positions: the backward pass reads what the copies write. The copied container of
+/// each new one.
+pub(super) fn copy_units(graph: &mut Graph, units: &BTreeSet<usize>) -> Copies {
     let nodes = std::mem::take(&mut graph.last_state().nodes);
     let makers: BTreeMap<ContainerId, usize> = units
         .iter()
@@ -23,9 +25,11 @@ pub(super) fn copy_units(graph: &mut Graph, units: &BTreeSet<usize>) {
             _ => copier.push(node.clone()),
         }
     }
+    let copies = copier.names.iter().map(|(id, copy)| (*copy, *id)).collect();
     let mut done = copier.done;
     remove_dead(graph, &mut done);
     graph.last_state().nodes = done;
+    copies
 }
 
 struct Copier<'a> {

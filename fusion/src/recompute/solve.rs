@@ -128,7 +128,7 @@ impl Problem {
             if value.crosses {
                 network.add_edge(source, needs[v], INFINITE);
             }
-            let keep = whole(price * value.bytes as f64 + value.store_us);
+            let keep = whole(price * value.kept_bytes as f64 + value.store_us);
             let is_ours = self.units[value.unit].is_ours;
             match pinned[v] {
                 Some(true) if is_ours => network.add_edge(needs[v], runs[value.unit], INFINITE),
@@ -215,7 +215,7 @@ impl Search<'_> {
             pinned[*v].is_none() && over.0.copied.contains(&unit) != under.0.copied.contains(&unit)
         };
         let mut open: Vec<usize> = (0..pinned.len()).filter(differ).collect();
-        open.sort_by_key(|v| (-self.problem.values[*v].bytes, *v));
+        open.sort_by_key(|v| (-self.problem.values[*v].kept_bytes, *v));
         let (choice, cost) = self.filled(under.0, &pinned);
         self.take(choice, cost);
         Some(Subproblem {

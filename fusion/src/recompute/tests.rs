@@ -4,6 +4,7 @@ use super::{Choice, Later, Problem, Speed, Unit, Value};
 use crate::{Decision, Fused};
 use graph::{ContainerId, Graph, Place, Recipe, Rewrite, Stage};
 use models::{results, text_graph as graph};
+use std::collections::BTreeSet;
 
 /// `t = exp(x)`, `u = t·t + x`, results `y = Σ u`, and in the backward pass `g = t·d`, `h = u·d`.
 const CONTAINERS: &str = "%x: f32[64] input
@@ -51,7 +52,7 @@ fn kept(graph: &Graph) -> Vec<String> {
 fn pinned(recipe: &Recipe) -> (Graph, Vec<Decision>) {
     let before = expanded();
     let problem = Problem::new(&before, recipe, &Speed::default());
-    let after = problem.apply(before.clone(), &problem.pinned());
+    let (after, _) = problem.apply(before.clone(), &problem.pinned());
     graph::verify(&after.graph).unwrap_or_else(|e| panic!("{e:?}\n{}", after.graph));
     assert_eq!(results(&before.graph), results(&after.graph));
     (after.graph, after.decisions)
@@ -85,7 +86,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
     for limit in [256, 0] {
         let solution = problem.solve(limit).expect("fits");
         assert!(solution.cost.kept_bytes <= limit && solution.cost.us > 0.0);
-        let after = problem.apply(before.clone(), &solution.choice);
+        let (after, _) = problem.apply(before.clone(), &solution.choice);
         assert_eq!(results(&before.graph), results(&after.graph));
         let mut recipe = Recipe::default();
         for (place, take) in problem.recipe(&before, &solution.choice) {
@@ -94,7 +95,7 @@ fn a_limit_is_kept_and_the_choice_is_a_recipe() {
         let again = Problem::new(&before, &recipe, &Speed::default());
         assert_eq!(again.pinned(), solution.choice);
         assert_eq!(
-            again.apply(before.clone(), &again.pinned()).graph,
+            again.apply(before.clone(), &again.pinned()).0.graph,
             after.graph
         );
     }
@@ -116,6 +117,8 @@ fn random_problem(seed: u64) -> Problem {
         units: Vec::new(),
         values: Vec::new(),
         later: Vec::new(),
+        in_memory: BTreeSet::new(),
+        copies_in_memory: BTreeSet::new(),
     };
     for at in 0..n_units {
         let n_values = problem.values.len();
@@ -135,6 +138,8 @@ fn random_problem(seed: u64) -> Problem {
                 id: ContainerId(problem.values.len() as u32),
                 unit: at,
                 bytes,
+                kept_bytes: bytes,
+                passing_bytes: bytes,
                 crosses,
                 store_us: if crosses { 0.0 } else { next(4) as f64 },
                 pinned: None,
@@ -302,7 +307,7 @@ fn the_estimate_is_the_memory_of_the_step_that_apply_makes() {
     let most = peak_of(&before.graph);
     for limit in [most * 9 / 10, most * 8 / 10, most * 65 / 100] {
         let planned = problem.within(limit);
-        let after = problem.apply(before.clone(), &planned.choice);
+        let (after, _) = problem.apply(before.clone(), &planned.choice);
         assert_eq!(planned.peak_bytes, peak_of(&after.graph), "{limit}");
         assert!(
             planned.peak_bytes <= limit,

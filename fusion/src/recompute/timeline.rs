@@ -7,7 +7,8 @@
 //! the limit away for the time that it adds, until nothing is above it; then it takes back what was not needed.
 //! The same is done from the minimum cut's choice, and the one that adds less time is taken.
 //!
-//! The memory here is an estimate: fusion afterwards removes containers between nodes, and a layout adds some.
+//! The memory here is an estimate. Fusion afterwards removes containers between nodes, and readers compute normalized
+//! values themselves: [`Problem::learn`] takes from a plan which those are.
 
 use super::{Choice, Cost, Problem};
 use graph::{ContainerId, Graph, Lifetime, Node, Stage};
@@ -41,20 +42,22 @@ pub struct Planned {
     pub peak_bytes: i64,
 }
 
-/// The nodes of the backward pass, with what each has in memory.
+/// The nodes of the backward pass, with what each has in memory. `numbers` are those of the forward pass's values.
 pub(super) fn later(
     graph: &Graph,
-    nodes: &[Node],
     numbers: &BTreeMap<ContainerId, usize>,
-    results: &BTreeSet<ContainerId>,
+    is_in_memory: impl Fn(ContainerId) -> bool,
 ) -> Vec<Later> {
+    let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
+    let results: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let backward: Vec<&Node> = nodes.iter().filter(|n| n.stage != Stage::Forward).collect();
     let mut lives: BTreeMap<ContainerId, (usize, usize)> = BTreeMap::new();
     for (at, node) in backward.iter().enumerate() {
         for id in node.reads().into_iter().chain(node.writes()) {
             let is_own = graph.container(id).lifetime == Lifetime::Transient
                 && !numbers.contains_key(&id)
-                && !results.contains(&id);
+                && !results.contains(&id)
+                && is_in_memory(id);
             if is_own {
                 lives.entry(id).or_insert((at, at)).1 = at;
             }
@@ -96,7 +99,7 @@ impl Problem {
         let is_kept = |v: usize| needed[v] && !choice.copied.contains(&self.values[v].unit);
         let kept: i64 = (0..self.values.len())
             .filter(|v| is_kept(*v))
-            .map(|v| self.values[v].bytes)
+            .map(|v| self.values[v].kept_bytes)
             .sum();
         let mut copier = Copier {
             problem: self,
@@ -114,8 +117,8 @@ impl Problem {
         let mut changes = vec![0; events.len() + 1];
         for (v, life) in lives.iter().enumerate() {
             if let Some((first, last)) = life {
-                changes[*first] += self.values[v].bytes;
-                changes[last + 1] -= self.values[v].bytes;
+                changes[*first] += self.values[v].passing_bytes;
+                changes[last + 1] -= self.values[v].passing_bytes;
             }
         }
         let mut most = vec![0; self.later.len() + 1];
@@ -137,8 +140,8 @@ impl Problem {
         }
         let mut changes = vec![0; self.units.len() + 1];
         for (v, value) in self.values.iter().enumerate().filter(|(v, _)| !is_kept(*v)) {
-            changes[value.unit] += value.bytes;
-            changes[last[v] + 1] -= value.bytes;
+            changes[value.unit] += value.passing_bytes;
+            changes[last[v] + 1] -= value.passing_bytes;
         }
         let sums = changes.iter().scan(0, |bytes, change| {
             *bytes += change;
