@@ -2,9 +2,9 @@
 //! stays under a limit.
 //!
 //! Which values those are is [`RecomputeProblem::within`]'s choice under a limit of estimated memory. Here the
-//! choice is held against the memory plan of the whole fused step, and taken again with another limit. The search is
-//! made with estimates that learn from the plans, which are good for large budgets, and, where its result may not be
-//! the best, with estimates that do not. Nothing is run.
+//! choice is held against the memory plan of the whole fused step, and taken again with another limit. First the
+//! estimates learn from these plans ([`Estimates`]). If the result may be far from the best, the search is made again
+//! with estimates that do not learn, and the cheaper plan is taken. Nothing is run.
 
 use crate::error::CompileError;
 use crate::plan::{Finish, Plan, PlanOptions};
@@ -131,13 +131,13 @@ pub(crate) fn fit(
     };
     let mut learning = problem.clone();
     learning.learn(expanded, &first.plan.graph, &first.copies);
-    search.close_in(learning, first.peak_bytes, true)?;
+    search.close_in(learning, first.peak_bytes, Estimates::FromPlans)?;
     if search
         .best
         .as_ref()
         .is_none_or(|b| b.1.cost.us > GOOD_TIME * least_us(&b.1.choice))
     {
-        search.close_in(problem.clone(), first.peak_bytes, false)?;
+        search.close_in(problem.clone(), first.peak_bytes, Estimates::BeforeFusion)?;
     }
     if search.best.is_none() {
         search.scan(&problem)?;
@@ -153,6 +153,15 @@ pub(crate) fn fit(
     Ok(kept(trial, planned.cost.us, least_us))
 }
 
+/// What the memory of a choice is estimated from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Estimates {
+    /// The step before fusion.
+    BeforeFusion,
+    /// Also the plans so far, which say what fusion keeps inside a kernel.
+    FromPlans,
+}
+
 /// Plans for limits of estimated memory.
 struct Search<'a> {
     expanded: &'a Fused,
@@ -160,19 +169,18 @@ struct Search<'a> {
     budget_bytes: usize,
     /// Of the plans that keep the budget, the one that adds least time.
     best: Option<(Trial, PlannedRecomputation)>,
-    /// Least memory of a plan of the scan.
+    /// Least memory of the plan without choices and those of the scan.
     least_bytes: usize,
 }
 
 impl Search<'_> {
     /// Looks for the largest limit whose plan keeps the budget: first as far below the budget as the last plan is
     /// below its estimate, then farther and farther below, then between what was too much and what fits.
-    /// `learns`: the estimates become better with each plan.
     fn close_in(
         &mut self,
         mut problem: RecomputeProblem,
         default_bytes: usize,
-        learns: bool,
+        estimates: Estimates,
     ) -> Result<(), CompileError> {
         let budget = self.budget_bytes as i64;
         let mut limit = budget - default_bytes as i64 + problem.peak_bytes(&problem.pinned());
@@ -187,7 +195,9 @@ impl Search<'_> {
             seen.push(planned.choice.clone());
             let new = (self.trial)(&planned.choice)?;
             let over = new.peak_bytes as i64 - budget;
-            if learns && problem.learn(self.expanded, &new.plan.graph, &new.copies) {
+            let is_news = estimates == Estimates::FromPlans
+                && problem.learn(self.expanded, &new.plan.graph, &new.copies);
+            if is_news {
                 (fits, too_much, factor) = (None, None, 1);
             } else if over <= 0 {
                 fits = fits.max(Some(limit));

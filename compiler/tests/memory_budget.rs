@@ -147,6 +147,7 @@ fn deep_chains_keep_small_budgets() {
             let kept = plan.budget.expect("a budget");
             assert_eq!(kept.peak_bytes, peak(&plan));
             assert!(kept.peak_bytes <= kept.budget_bytes, "{kept:?}");
+            assert!(kept.added_us <= 2.0 * kept.least_us, "{kept:?}");
             check(&plan);
         }
     }

@@ -5,7 +5,8 @@
 //! computed again.
 //! Legal because every transient container is written once, by values that do not change afterwards, and random
 //! numbers are functions of seed and position. Frees the bytes of `t` between the passes; costs the unit's
-//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes.
+//! time again. [`Problem`] is the choice of what to keep: `solve` answers it under a limit of kept bytes, `within` under
+//! a limit of memory at every moment.
 
 mod apply;
 mod obstacle;
@@ -23,7 +24,7 @@ use graph::{
     ContainerId, Graph, Lifetime, Machine, Node, NodeKind, Place, Recipe, Rewrite, Stage, Storage,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use timeline::Later;
+use timeline::BackwardNode;
 
 /// What the machine does in a microsecond.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,7 +105,7 @@ pub struct Problem {
     units: Vec<Unit>,
     values: Vec<Value>,
     /// The nodes of the backward pass in order.
-    later: Vec<Later>,
+    backward: Vec<BackwardNode>,
     /// Containers that were in memory in the plans so far.
     in_memory: BTreeSet<ContainerId>,
     /// Containers whose copies were.
@@ -152,7 +153,7 @@ impl Problem {
         let mut problem = Problem {
             units: Vec::new(),
             values: Vec::new(),
-            later: Vec::new(),
+            backward: Vec::new(),
             in_memory: BTreeSet::new(),
             copies_in_memory: BTreeSet::new(),
         };
@@ -198,7 +199,7 @@ impl Problem {
                 is_ours: is_view || matches!(node.kind, NodeKind::Map(_)),
             });
         }
-        problem.later = timeline::later(graph, &numbers, |_| true);
+        problem.backward = timeline::backward_nodes(graph, &numbers, |_| true);
         problem
     }
 
@@ -238,7 +239,8 @@ impl Problem {
             .enumerate()
             .map(|(v, value)| (value.id, v));
         let numbers: BTreeMap<ContainerId, usize> = numbers.collect();
-        self.later = timeline::later(&expanded.graph, &numbers, |id| in_memory.contains(&id));
+        self.backward =
+            timeline::backward_nodes(&expanded.graph, &numbers, |id| in_memory.contains(&id));
         in_memory.len() + copied.len() > n_before
     }
 

@@ -52,26 +52,33 @@ impl Copier<'_> {
         self.done.push(node);
     }
 
+    /// Appends the copy of the unit that makes a container, after the copies that it reads.
     fn copy(&mut self, id: ContainerId) {
-        let Some(at) = self.makers.get(&id).copied() else {
-            return;
-        };
-        if self.names.contains_key(&id) {
-            return;
+        // Containers to copy; the second time, what their units read is there.
+        let mut open = vec![(id, false)];
+        while let Some((id, is_ready)) = open.pop() {
+            let Some(at) = self.makers.get(&id).copied() else {
+                continue;
+            };
+            if self.names.contains_key(&id) {
+                continue;
+            }
+            let mut node = self.nodes[at].clone();
+            if !is_ready {
+                open.push((id, true));
+                open.extend(node.reads().into_iter().rev().map(|read| (read, false)));
+                continue;
+            }
+            set_stage(&mut node);
+            for written in node.writes() {
+                let c = self.graph.container(written);
+                let (name, dtype, shape) = (format!("{}.again", c.name), c.dtype, c.shape.clone());
+                let copy = self.graph.add_transient(&name, dtype, shape);
+                self.names.insert(written, copy);
+            }
+            rename(&mut node, &self.names);
+            self.done.push(node);
         }
-        let mut node = self.nodes[at].clone();
-        set_stage(&mut node);
-        for read in node.reads() {
-            self.copy(read);
-        }
-        for written in node.writes() {
-            let c = self.graph.container(written);
-            let (name, dtype, shape) = (format!("{}.again", c.name), c.dtype, c.shape.clone());
-            let copy = self.graph.add_transient(&name, dtype, shape);
-            self.names.insert(written, copy);
-        }
-        rename(&mut node, &self.names);
-        self.done.push(node);
     }
 }
 

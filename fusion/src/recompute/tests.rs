@@ -1,6 +1,6 @@
 //! Recomputation keeps the meaning, does what recipes say, and chooses as well as trying every choice does.
 
-use super::{Choice, Later, Problem, Speed, Unit, Value};
+use super::{BackwardNode, Choice, Copies, Problem, Speed, Unit, Value};
 use crate::{Decision, Fused};
 use graph::{ContainerId, Graph, Place, Recipe, Rewrite, Stage};
 use models::{results, text_graph as graph};
@@ -116,7 +116,7 @@ fn random_problem(seed: u64) -> Problem {
     let mut problem = Problem {
         units: Vec::new(),
         values: Vec::new(),
-        later: Vec::new(),
+        backward: Vec::new(),
         in_memory: BTreeSet::new(),
         copies_in_memory: BTreeSet::new(),
     };
@@ -149,7 +149,7 @@ fn random_problem(seed: u64) -> Problem {
     for (v, value) in problem.values.iter().enumerate().rev() {
         if value.crosses {
             let own_bytes = (next(10) * 16) as i64;
-            problem.later.push(Later {
+            problem.backward.push(BackwardNode {
                 reads: vec![v],
                 own_bytes,
                 carried_bytes: own_bytes / 2,
@@ -272,7 +272,7 @@ fn peak_of(graph: &Graph) -> i64 {
     kept_bytes + most[0].max(most[1])
 }
 
-/// A chain of products whose results the backward pass reads in turn, last first.
+/// A chain of exponentials whose results the backward pass reads in turn, last first.
 fn chain(n: usize) -> Fused {
     let mut containers = "%x: f32[64] input\n%d0: f32[64] input\n".to_string();
     let (mut forward, mut backward) = (String::new(), String::new());
@@ -316,4 +316,22 @@ fn the_estimate_is_the_memory_of_the_step_that_apply_makes() {
         );
         assert_eq!(results(&before.graph), results(&after.graph));
     }
+}
+
+#[test]
+fn what_a_plan_keeps_inside_a_kernel_takes_no_memory() {
+    let before = chain(3);
+    let mut problem = Problem::new(&before, &Recipe::default(), &Speed::default());
+    let none = Choice::default();
+    let kept = problem.cost(&none).kept_bytes;
+    let mut planned = before.graph.clone();
+    let t1 = planned.containers.iter().position(|c| c.name == "t1");
+    let t1 = ContainerId(t1.expect("a container") as u32);
+    planned.container_mut(t1).storage = graph::Storage::Local;
+    assert!(problem.learn(&before, &planned, &Copies::new()));
+    assert_eq!(problem.cost(&none).kept_bytes, kept - 256);
+    assert!(!problem.learn(&before, &planned, &Copies::new()));
+    // Another plan has it in memory.
+    assert!(problem.learn(&before, &before.graph, &Copies::new()));
+    assert_eq!(problem.cost(&none).kept_bytes, kept);
 }

@@ -3,9 +3,10 @@
 //! A value that is kept takes its bytes during the whole backward pass. A value that is computed again takes them
 //! from its copy's kernel to the last reader; its copy also needs what it reads at that moment. So two copies
 //! that live at the same time free less than two that follow each other, which a price on kept bytes cannot see
-//! ([`Problem::solve`]). [`Problem::within`] therefore chooses step by step: the unit that takes most memory above
-//! the limit away for the time that it adds, until nothing is above it; then it takes back what was not needed.
-//! The same is done from the minimum cut's choice, and the one that adds less time is taken.
+//! ([`Problem::solve`]). [`Problem::within`] therefore chooses step by step: the unit, alone or with those that it
+//! needs, that takes most memory above the limit away for the time that it adds, until nothing is above the limit.
+//! Then it takes back what was not needed. The same is done from the choices of some minimum cuts; the result that
+//! adds least time is taken.
 //!
 //! The memory here is an estimate. Fusion afterwards removes containers between nodes, and readers compute normalized
 //! values themselves: [`Problem::learn`] takes from a plan which those are.
@@ -22,7 +23,7 @@ const FREED_QUARTERS: std::ops::RangeInclusive<i64> = 4..=6;
 
 /// A node of the backward pass.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Later {
+pub(super) struct BackwardNode {
     /// Values of the forward pass that it reads, by number.
     pub reads: Vec<usize>,
     /// Bytes of the backward pass's own values that are in memory while it runs.
@@ -43,11 +44,11 @@ pub struct Planned {
 }
 
 /// The nodes of the backward pass, with what each has in memory. `numbers` are those of the forward pass's values.
-pub(super) fn later(
+pub(super) fn backward_nodes(
     graph: &Graph,
     numbers: &BTreeMap<ContainerId, usize>,
     is_in_memory: impl Fn(ContainerId) -> bool,
-) -> Vec<Later> {
+) -> Vec<BackwardNode> {
     let nodes = graph.single_state().map_or(&[][..], |s| &s.nodes);
     let results: BTreeSet<ContainerId> = graph.outputs.iter().map(|o| o.container).collect();
     let backward: Vec<&Node> = nodes.iter().filter(|n| n.stage != Stage::Forward).collect();
@@ -69,21 +70,21 @@ pub(super) fn later(
             .filter_map(|id| numbers.get(id).copied())
             .collect()
     };
-    let mut later: Vec<Later> = backward
+    let mut result: Vec<BackwardNode> = backward
         .iter()
-        .map(|node| Later {
+        .map(|node| BackwardNode {
             reads: reads(node),
-            ..Later::default()
+            ..BackwardNode::default()
         })
         .collect();
     for (id, (first, last)) in lives {
         let size = crate::unit::bytes(graph, id);
-        for (at, node) in later.iter_mut().enumerate().take(last + 1).skip(first) {
+        for (at, node) in result.iter_mut().enumerate().take(last + 1).skip(first) {
             node.own_bytes += size;
             node.carried_bytes += if at > first { size } else { 0 };
         }
     }
-    later
+    result
 }
 
 impl Problem {
@@ -107,7 +108,7 @@ impl Problem {
             events: Vec::new(),
             lives: vec![None; self.values.len()],
         };
-        for (at, node) in self.later.iter().enumerate() {
+        for (at, node) in self.backward.iter().enumerate() {
             node.reads.iter().for_each(|v| copier.copy(*v, at));
             copier.events.push((at, node.own_bytes));
             node.reads.iter().for_each(|v| copier.touch(*v));
@@ -121,7 +122,7 @@ impl Problem {
                 changes[last + 1] -= self.values[v].passing_bytes;
             }
         }
-        let mut most = vec![0; self.later.len() + 1];
+        let mut most = vec![0; self.backward.len() + 1];
         most[0] = self.forward_bytes(is_kept);
         let mut copies = 0;
         for ((at, own), change) in events.iter().zip(&changes) {
@@ -151,7 +152,7 @@ impl Problem {
     }
 
     /// The choice that adds least time among those found whose memory stays within `limit` at every moment. Where
-    /// none does, the one that is above it least, summed over the nodes of the backward pass.
+    /// none does, the one that is above it least, summed over the forward pass and the nodes of the backward pass.
     pub fn within(&self, limit: i64) -> Planned {
         let pinned = self.pinned();
         let over = self.peak_bytes(&pinned) - limit;
@@ -169,7 +170,6 @@ impl Problem {
             profiles: 0,
         };
         let found = starts.into_iter().map(|start| {
-            search.profiles = 0;
             let choice = search.descend(start);
             let (above, us) = search.above(&choice);
             (above, us, choice)
@@ -204,20 +204,29 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
+    /// Runs the copies of a value's unit and of those whose values it reads, before the node at `at`.
     fn copy(&mut self, v: usize, at: usize) {
-        let problem = self.problem;
-        let n = problem.values[v].unit;
-        if self.lives[v].is_some() || !self.copied.contains(&n) {
-            return;
+        // Values to copy; the second time, what they read is there.
+        let mut open = vec![(v, false)];
+        while let Some((v, is_ready)) = open.pop() {
+            let problem = self.problem;
+            let n = problem.values[v].unit;
+            if self.lives[v].is_some() || !self.copied.contains(&n) {
+                continue;
+            }
+            let reads = &problem.units[n].reads;
+            if !is_ready {
+                open.push((v, true));
+                open.extend(reads.iter().rev().map(|r| (*r, false)));
+                continue;
+            }
+            let event = self.events.len();
+            self.events.push((at, problem.backward[at].carried_bytes));
+            for o in problem.outputs(n) {
+                self.lives[o] = Some((event, event));
+            }
+            reads.iter().for_each(|r| self.touch(*r));
         }
-        let reads = &problem.units[n].reads;
-        reads.iter().for_each(|r| self.copy(*r, at));
-        let event = self.events.len();
-        self.events.push((at, problem.later[at].carried_bytes));
-        problem
-            .outputs(n)
-            .for_each(|o| self.lives[o] = Some((event, event)));
-        reads.iter().for_each(|r| self.touch(*r));
     }
 
     /// The newest event reads a value.
@@ -347,6 +356,9 @@ impl Search<'_> {
         let us = |n: &usize| self.problem.units[*n].us;
         units.sort_by(|a, b| us(b).total_cmp(&us(a)).then(a.cmp(b)));
         for unit in units {
+            if self.profiles > MAX_PROFILES {
+                break;
+            }
             let mut less = choice.clone();
             less.copied.remove(&unit);
             let new = self.above(&less);
