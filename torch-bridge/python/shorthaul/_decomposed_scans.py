@@ -120,9 +120,8 @@ def _median_rules(ignores_nan: bool):
             return found
         # Equal elements share the gradient, as those of the largest element do.
         value = found[0].detach()
-        is_equal = x == value
-        shared = torch.where(is_equal, x, -math.inf).max()
-        return torch.where(value.isnan(), found[0], shared)
+        is_equal = (x == value) | (x.isnan() & value.isnan())
+        return torch.where(is_equal, x, -math.inf).max()
 
     return along, whole
 

@@ -45,6 +45,7 @@ kinks(
         sum=lambda x: x.sum(1),
         mean=lambda x: x.mean(1),
         nansum=lambda x: x.nansum(1),
+        logsumexp=lambda x: x.logsumexp(1),
         softmax=lambda x: x.softmax(1),
         log_softmax=lambda x: x.log_softmax(1),
         softmin=lambda x: functional.softmin(x, 1),
@@ -73,15 +74,19 @@ kinks(
     each(
         ALL,
         var=lambda x: x.var(1),
+        std=lambda x: x.std(1),
         var_biased=lambda x: x.var(1, unbiased=False),
+        std_biased=lambda x: x.std(1, unbiased=False),
         std_of_one=lambda x: x[:, :1].std(1),
         var_of_one=lambda x: x[:, :1].var(1),
+        std_of_one_biased=lambda x: x[:, :1].std(1, unbiased=False),
     )
     | each(
         FINITE + NANS,
         var_mean=lambda x: torch.var_mean(x, 1),
+        std_mean=lambda x: torch.std_mean(x, 1),
     )
-    | each_row(CONSTANTS, var_of_all=torch.var),
+    | each_row(CONSTANTS, std_of_all=torch.std, var_of_all=torch.var),
 )
 kinks(
     "extremes",
@@ -91,12 +96,15 @@ kinks(
         min=first(lambda x: x.min(1)),
         max_at=lambda x: x.max(1)[1],
         min_at=lambda x: x.min(1)[1],
+        amax=lambda x: x.amax(1),
+        amin=lambda x: x.amin(1),
+        aminmax=lambda x: torch.aminmax(x, dim=1),
         argmax=lambda x: x.argmax(1),
         argmin=lambda x: x.argmin(1),
         cummax=lambda x: x.cummax(1),
         cummin=lambda x: x.cummin(1),
     )
-    | each_row(TIES, max_of_all=torch.max, min_of_all=torch.min),
+    | each_row(TIES + NANS, max_of_all=torch.max, min_of_all=torch.min),
 )
 kinks(
     "orders",
@@ -118,15 +126,18 @@ kinks(
     )
     | each(NANS[:3] + TIES, nanmedian=first(lambda x: x.nanmedian(1)))
     | each(CONSTANTS + TIES + ZEROS + INFINITIES, mode=first(lambda x: x.mode(1)))
-    | each_row(TIES, median_of_all=torch.median),
+    | each_row(TIES + NANS, median_of_all=torch.median),
 )
 kinks(
     "norms",
     each(
         ALL,
+        one=lambda x: x.norm(1, 1),
         two=lambda x: x.norm(2, 1),
         zero=lambda x: x.norm(0, 1),
+        largest=lambda x: x.norm(INF, 1),
         vector_norm=lambda x: torch.linalg.vector_norm(x, 2, 1),
+        vector_norm_largest=lambda x: torch.linalg.vector_norm(x, INF, 1),
     )
     | each(
         FINITE,
@@ -155,6 +166,9 @@ kinks(
         name: (f, [ALL, OTHERS])
         for name, f in {
             "cosine": lambda x, y: functional.cosine_similarity(x, y, 1),
+            "pairwise": functional.pairwise_distance,
+            "pairwise_one": lambda x, y: functional.pairwise_distance(x, y, 1.0),
+            "pairwise_largest": lambda x, y: functional.pairwise_distance(x, y, INF),
             "pairwise_exact": lambda x, y: functional.pairwise_distance(x, y, eps=0.0),
         }.items()
     }
@@ -272,5 +286,26 @@ kinks(
         for mode in ("bilinear",)
         for padding in ("zeros", "border", "reflection")
         for corners in (False, True)
+    },
+)
+kinks(
+    "resized_images",
+    {
+        f"{mode}_{kind}": (f, [TIED_IMAGE])
+        for mode in ("nearest", "bilinear", "bicubic")
+        for kind, f in {
+            "larger": lambda x, mode=mode: functional.interpolate(x, scale_factor=2, mode=mode),
+            "smaller": lambda x, mode=mode: functional.interpolate(x, size=(3, 3), mode=mode),
+        }.items()
+    }
+    | {
+        "bilinear_corners": (
+            lambda x: functional.interpolate(x, size=(8, 5), mode="bilinear", align_corners=True),
+            [TIED_IMAGE],
+        ),
+        "bilinear_of_one": (
+            lambda x: functional.interpolate(x, size=(1, 1), mode="bilinear", align_corners=True),
+            [TIED_IMAGE],
+        ),
     },
 )
