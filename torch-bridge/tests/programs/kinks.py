@@ -287,6 +287,7 @@ kinks(
         for padding in ("zeros", "border", "reflection")
         for corners in (False, True)
     },
+    dtypes=(torch.float32,),
 )
 kinks(
     "resized_images",
@@ -308,4 +309,5 @@ kinks(
             [TIED_IMAGE],
         ),
     },
+    dtypes=(torch.float32,),
 )

@@ -1,7 +1,7 @@
 """Functions of elements at special points: kinks, ties, ends of domains, zeros, infinities, NaN.
 
-A program runs a table of functions in float32 and float64. Each function has inputs of its own, so
-that the NaN of one hides nothing of another.
+A program runs a table of functions, most in float32 and float64. Each has inputs of its own,
+so that the NaN of one hides nothing of another.
 """
 
 import math
@@ -36,7 +36,7 @@ def at_pairs(**named):
     return {name: (f, [first, second]) for name, f in named.items()}
 
 
-def kinks(name, rows):
+def kinks(name, rows, dtypes=(torch.float32, torch.float64)):
     """A program of a table: a function and the values of its inputs by name."""
 
     def forward(inputs):
@@ -45,7 +45,7 @@ def kinks(name, rows):
     def run(wrap):
         model = wrap(forward)
         seen = []
-        for dtype in (torch.float32, torch.float64):
+        for dtype in dtypes:
             inputs = {
                 key: [torch.tensor(v, dtype=dtype, requires_grad=True) for v in values]
                 for key, (_, values) in rows.items()
