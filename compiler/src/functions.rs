@@ -7,6 +7,7 @@
 //! than its derivative as an expression. Used for training graphs as files only.
 
 use graph::{Attr, Binary, ContainerId, Expr, Graph, Library, Lifetime, NodeKind, Unary};
+use ops::elementwise::gradient_attr;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parts of an expression at most: a longer one starts anew.
@@ -76,7 +77,11 @@ fn function(
     let (container, Attr::Expr(expr)) = (graph.container(out), library.attrs.get("expr")?) else {
         return None;
     };
+    let has_gradient = library.attrs.contains_key(&*gradient_attr(0));
     if library.op != "elementwise" || !container.dtype.is_float() || !is_smooth(expr) {
+        return None;
+    }
+    if has_gradient {
         return None;
     }
     let (mut of, mut is_composed, mut operands) = (None, false, Vec::new());

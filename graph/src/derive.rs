@@ -6,7 +6,7 @@
 //! This file never decides what to differentiate; that is the `autodiff` room.
 //!
 //! # Conventions where a function has no derivative (as PyTorch)
-//! - `abs'(0) = 0`; `sign`, `floor`, `ceil`, `round`, `trunc`, `floordiv`, comparisons, logic,
+//! - `abs'` is 0 at 0 and at NaN; `sign`, `floor`, `ceil`, `round`, `trunc`, `floordiv`, comparisons, logic,
 //!   conversions to integers and truth values, and random numbers have derivative 0.
 //! - `max(a, b)` of two values: the larger one gets 1, at a tie both get 0.5 (`torch.maximum`).
 //!   With a constant operand the other one gets 0 at the tie (`relu`, `relu6`, `hardtanh`); an
@@ -14,6 +14,7 @@
 //!   NaN passes the gradient, as in PyTorch's `threshold_backward` and `maximum`.
 //! - `pow(a, b)`: with respect to `a`, 0 where `b = 0`, else `b·a^(b−1)`; with respect to `b`,
 //!   0 where `a = 0` and `b ≥ 0`, else `aᵇ·ln a`.
+//! - `atan2(0, 0)`: 0 with respect to both.
 //! - `mod(a, b)`: 1 with respect to `a`, `−⌊a/b⌋` with respect to `b`.
 //! - A conversion to a floating-point type passes the derivative on.
 
@@ -71,6 +72,13 @@ impl Expr {
         }
     }
 
+    /// −1, 0 or 1, and 0 of NaN, unlike [`Expr::sign`].
+    pub fn slope_of_abs(self) -> Expr {
+        let zero = || Expr::float(0.0);
+        let below = Expr::select(self.clone().lt(zero()), Expr::float(-1.0), zero());
+        Expr::select(self.gt(zero()), Expr::float(1.0), below)
+    }
+
     /// The expression with every `In(i)` replaced by `replace(i)`.
     pub fn substitute_inputs(&self, replace: &dyn Fn(usize) -> Expr) -> Expr {
         self.map_leaves(&|leaf| match leaf {
@@ -101,7 +109,7 @@ fn unary(f: Unary, a: &Arc<Expr>, da: Expr) -> Option<Expr> {
     let one_minus_square = || Expr::float(1.0).sub(square(x()));
     Some(match f {
         Neg => negated(da),
-        Abs => times(da, x().sign()),
+        Abs => times(da, x().slope_of_abs()),
         Exp => times(da, value()),
         Log => over(da, x()),
         Expm1 => times(da, x().exp()),
@@ -127,14 +135,12 @@ fn unary(f: Unary, a: &Arc<Expr>, da: Expr) -> Option<Expr> {
         Sinh => times(da, Expr::unary(Cosh, x())),
         Cosh => times(da, Expr::unary(Sinh, x())),
         Asinh => times(da, one_plus_square().rsqrt()),
-        // Two factors, because the square of a large x overflows.
-        Acosh => times(
-            da,
-            times(
-                x().sub(Expr::float(1.0)).rsqrt(),
-                x().add(Expr::float(1.0)).rsqrt(),
-            ),
-        ),
+        // Not x² − 1, which loses digits near 1.
+        Acosh => {
+            let size = || x().abs();
+            let (less, more) = (size().sub(Expr::float(1.0)), size().add(Expr::float(1.0)));
+            times(da, times(less, more).rsqrt())
+        }
         Atanh => over(da, one_minus_square()),
         Sign | Floor | Ceil | Round | Trunc | Not | IsNan => return None,
     })
@@ -168,10 +174,11 @@ fn binary(
         Binary::Min => extremum(|p, q| p.gt(q), |p, q| p.ge(q), (a, b), (da, db)),
         Binary::Atan2 => {
             let norm = || times(x(), x()).add(times(y(), y()));
-            sum(
+            let slopes = sum(
                 da.map(|d| times(d, over(y(), norm()))),
                 db.map(|d| negated(times(d, over(x(), norm())))),
-            )
+            );
+            choose(norm().eq_(Expr::float(0.0)), None, slopes)
         }
         _ => None,
     }
@@ -184,7 +191,11 @@ fn power_by_base(a: Expr, b: Expr, d: Expr) -> Option<Expr> {
         Some(1.0) => Some(d),
         Some(2.0) => Some(times(d, times(Expr::float(2.0), a))),
         Some(n) => {
-            let slope = times(Expr::float(n), a.pow(Expr::float(n - 1.0)));
+            let power = match n - 1.0 {
+                0.5 => a.sqrt(),
+                lower => a.pow(Expr::float(lower)),
+            };
+            let slope = times(Expr::float(n), power);
             Some(times(d, slope))
         }
         None => {
@@ -427,6 +438,15 @@ mod tests {
         assert_eq!(d(&maximum, &[1.0, 2.0]), 0.0);
         let abs = Expr::unary(Unary::Abs, Expr::In(0));
         assert_eq!(d(&abs, &[0.0]), 0.0);
+        assert_eq!(d(&abs, &[f64::NAN]), 0.0);
+        let angle = Expr::binary(Binary::Atan2, Expr::In(0), Expr::In(1));
+        assert_eq!(d(&angle, &[0.0, 0.0]), 0.0);
+        assert_eq!(value(&angle.derivative(1), &[0.0, 0.0]), 0.0);
+        let acosh = Expr::unary(Unary::Acosh, Expr::In(0));
+        assert_eq!(d(&acosh, &[1.0]), f64::INFINITY);
+        assert_eq!(d(&acosh, &[-1.0]), f64::INFINITY);
+        let power = Expr::In(0).pow(Expr::float(1.5));
+        assert!(d(&power, &[f64::NEG_INFINITY]).is_nan());
         let power = Expr::In(0).pow(Expr::In(1));
         assert_eq!(d(&power, &[0.0, 0.0]), 0.0);
         assert_eq!(value(&power.derivative(1), &[0.0, 2.0]), 0.0);

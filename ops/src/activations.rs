@@ -24,12 +24,21 @@ pub fn hardtanh(x: Expr, low: f64, high: f64) -> Expr {
 /// `min(max(alpha·x + beta, 0), 1)`; gradient 0 at both ends. `torch.nn.functional.hardsigmoid` has
 /// alpha 1/6 and beta 1/2, ONNX HardSigmoid-6 alpha 0.2.
 pub fn hardsigmoid(x: Expr, alpha: f64, beta: f64) -> Expr {
-    hardtanh(x.mul(number(alpha)).add(number(beta)), 0.0, 1.0)
+    let line = x.clone().mul(number(alpha)).add(number(beta));
+    if alpha <= 0.0 {
+        return hardtanh(line, 0.0, 1.0);
+    }
+    // Compared before the line is rounded, so that both ends are exact.
+    let (low, high) = (-beta / alpha, (1.0 - beta) / alpha);
+    let above = Expr::select(x.clone().ge(number(high)), number(1.0), line);
+    Expr::select(x.le(number(low)), number(0.0), above)
 }
 
-/// `x · hardsigmoid(x)`. Source: ONNX HardSwish-14, arXiv 1905.02244.
+/// `x · hardsigmoid(x)`; gradient 0 at −3 and 1 at 3. Source: ONNX HardSwish-14, arXiv 1905.02244.
 pub fn hardswish(x: Expr) -> Expr {
-    x.clone().mul(hardsigmoid(x, 1.0 / 6.0, 0.5))
+    let line = x.clone().mul(number(1.0 / 6.0)).add(number(0.5));
+    let above = Expr::select(x.clone().ge(number(3.0)), x.clone(), x.clone().mul(line));
+    Expr::select(x.clone().le(number(-3.0)), x.mul(number(0.0)), above)
 }
 
 /// x above 0, `slope·x` elsewhere. Source: ONNX LeakyRelu-16, PRelu-16.
@@ -160,6 +169,17 @@ mod tests {
             // PyTorch holds the 1/6 of hardsigmoid's gradient in single precision.
             close(at(&f.derivative(0), 0.0), slope, 1e-8, "slope at 0");
         }
+    }
+
+    #[test]
+    fn ends_of_pieces_are_exact() {
+        let x = || Expr::In(0);
+        let slope = |f: &Expr, x: f64| at(&f.derivative(0), x);
+        let (sigmoid, swish) = (hardsigmoid(x(), 1.0 / 6.0, 0.5), hardswish(x()));
+        assert_eq!((slope(&sigmoid, -3.0), slope(&sigmoid, 3.0)), (0.0, 0.0));
+        assert_eq!((slope(&swish, -3.0), slope(&swish, 3.0)), (0.0, 1.0));
+        assert_eq!((at(&sigmoid, -3.0), at(&sigmoid, 3.0)), (0.0, 1.0));
+        assert_eq!((at(&swish, -3.0), at(&swish, 3.0)), (0.0, 3.0));
     }
 
     #[test]

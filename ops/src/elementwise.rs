@@ -3,16 +3,23 @@
 //! One operator covers all of it: activations, arithmetic, comparisons, casts and dropout masks are
 //! [`graph::Expr`]s. Inputs are broadcast as in NumPy (aligned at the last dimension, size 1
 //! stretches). The gradient for an input is the symbolic derivative of the expression times the
-//! incoming gradient, summed over the dimensions along which that input was broadcast.
+//! incoming gradient, summed over the dimensions along which that input was broadcast. A call may give
+//! the gradient itself, where the derivative of the formula is another one at special points.
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{broadcast_offset, constant_shape, unravel};
 use crate::shape_rules::{broadcast, broadcast_memlet, display, sum_to};
 use graph::{Attr, Binary, Builder, DType, Expr, SymExpr, Tensor, Unary};
 
-/// `elementwise`: attribute `expr`, and optionally `dtype` of the result.
+/// `elementwise`: attribute `expr`, and optionally `dtype` of the result and [`gradient_attr`] of inputs.
 #[derive(Debug)]
 pub struct Elementwise;
+
+/// The attribute with the gradient of input `position`: an expression of the inputs and, after them, of
+/// the incoming gradient. Without it, the gradient is the derivative of `expr`.
+pub fn gradient_attr(position: usize) -> String {
+    format!("gradient_{position}")
+}
 
 impl Op for Elementwise {
     fn name(&self) -> &'static str {
@@ -92,7 +99,11 @@ impl Op for Elementwise {
         let incoming = Expr::In(g.call.inputs.len());
         let mut result = Vec::new();
         for position in 0..g.call.inputs.len() {
-            let slope = expr.pullback(position, &incoming);
+            let given = gradient_attr(position);
+            let slope = match g.call.library.attrs.contains_key(given.as_str()) {
+                true => Some(g.call.expr(&given)?),
+                false => expr.pullback(position, &incoming),
+            };
             let Some(slope) = slope.filter(|_| g.wants(position)) else {
                 result.push(None);
                 continue;

@@ -36,6 +36,7 @@ pub mod slicing;
 pub mod softmax;
 pub mod stop_gradient;
 pub mod topk;
+pub mod variance;
 pub mod window;
 
 pub use expand::expand_all;

@@ -1,6 +1,7 @@
-//! Reductions along axes: `reduce` and `variance`.
+//! Reductions along axes: `reduce`.
 //!
-//! Positions of extremes are in [`crate::arg_reduce`], running sums in [`crate::cumsum`].
+//! Positions of extremes are in [`crate::arg_reduce`], running sums in [`crate::cumsum`], variances in
+//! [`crate::variance`].
 
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{constant_shape, ravel, required, unravel};
@@ -13,7 +14,9 @@ use graph::{
 /// `reduce`: one value from all elements along axes.
 ///
 /// Attributes `kind: Str`, `axes: Ints` (absent or empty: all), `keep: Bool` (false; reduced
-/// dimensions stay with size 1). Kinds, with gradient for incoming `g`:
+/// dimensions stay with size 1). `at_nan: Str` says which elements get the gradient of a `max` or
+/// `min` that is NaN: `none` (the default), `nan` (those that are NaN share it, as `torch.max`) or
+/// `all` (NaN for each, as `torch.amax`). Kinds, with gradient for incoming `g`:
 ///
 /// | kind | value | gradient |
 /// |---|---|---|
@@ -23,7 +26,7 @@ use graph::{
 /// | `max`, `min` | extreme; NaN if there is one | g shared evenly among the extremes, as `torch.amax` |
 /// | `any`, `all` | whether one is / all are not zero | none |
 /// | `logsumexp` | ln Σeˣ, shifted by the maximum | g · e^(x − y) |
-/// | `l1` | Σ∣x∣ | g · sign x |
+/// | `l1` | Σ∣x∣ | g · sign x, 0 where x is NaN |
 /// | `l2` | √Σx² | g · x / y, 0 where y is 0 |
 /// | `sumsq` | Σx² | 2 · g · x |
 ///
@@ -285,7 +288,9 @@ impl Op for Reduce {
                 let scaled = builder.elementwise(Expr::In(0).mul(reciprocal(&plan.n)), &[dy])?;
                 expand_to(builder, scaled, &shape)?
             }
-            Kind::L1 => builder.elementwise(Expr::In(0).mul(Expr::In(1).sign()), &[dy, x])?,
+            Kind::L1 => {
+                builder.elementwise(Expr::In(0).mul(Expr::In(1).slope_of_abs()), &[dy, x])?
+            }
             Kind::SumSquares => {
                 let twice = Expr::In(0).mul(Expr::float(2.0)).mul(Expr::In(1));
                 builder.elementwise(twice, &[dy, x])?
@@ -293,7 +298,13 @@ impl Op for Reduce {
             Kind::Prod => product_gradient(builder, dy, x, &plan.axes)?,
             _ => {
                 let y = reshape(builder, g.output(0)?, &kept)?;
-                gradient_from_output(builder, plan.kind, [dy, x, y], &plan.axes)?
+                match plan.kind {
+                    Kind::Max | Kind::Min => {
+                        let at_nan = AtNan::new(&g.call)?;
+                        extreme_gradient(builder, at_nan, [dy, x, y], &plan.axes)?
+                    }
+                    kind => gradient_from_output(builder, kind, [dy, x, y])?,
+                }
             }
         };
         Ok(g.only(0, dx))
@@ -388,30 +399,70 @@ fn gradient_from_output(
     builder: &mut Builder,
     kind: Kind,
     [dy, x, y]: [ContainerId; 3],
-    axes: &[usize],
 ) -> Result<ContainerId, OpError> {
     let (e_dy, e_x, e_y) = (Expr::In(0), Expr::In(1), Expr::In(2));
-    let dtype = builder.dtype(x);
     match kind {
         Kind::LogSumExp => {
-            // e^(−∞ − −∞) would be NaN where every element is −∞.
-            let same = e_x.clone().eq_(e_y.clone());
-            let weight = Expr::select(same, Expr::float(1.0), e_x.sub(e_y).exp());
-            builder.elementwise(e_dy.mul(weight), &[dy, x, y])
+            // NaN where every element is −∞, as in PyTorch.
+            builder.elementwise(e_dy.mul(e_x.sub(e_y).exp()), &[dy, x, y])
         }
-        Kind::L2 => {
+        _ => {
             let zero = e_y.clone().eq_(Expr::float(0.0));
             let ratio = Expr::select(zero, Expr::float(0.0), e_x.div(e_y));
             builder.elementwise(e_dy.mul(ratio), &[dy, x, y])
         }
-        _ => {
-            let hit = Expr::In(0).eq_(Expr::In(1)).cast(dtype);
-            let hits = builder.elementwise(hit, &[x, y])?;
-            let count = reduce_kept(builder, "sum", hits, axes)?;
-            let share = Expr::select(e_x.eq_(e_y), e_dy.div(Expr::In(3)), Expr::float(0.0));
-            builder.elementwise(share, &[dy, x, y, count])
+    }
+}
+
+/// Which elements get the gradient of an extreme that is NaN.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtNan {
+    None,
+    Nan,
+    All,
+}
+
+impl AtNan {
+    fn new(call: &Call) -> Result<AtNan, OpError> {
+        if !call.library.attrs.contains_key("at_nan") {
+            return Ok(AtNan::None);
+        }
+        match call.str("at_nan")?.as_str() {
+            "none" => Ok(AtNan::None),
+            "nan" => Ok(AtNan::Nan),
+            "all" => Ok(AtNan::All),
+            other => Err(call.unsupported(format!("at_nan `{other}`"))),
         }
     }
+}
+
+/// `dy` shared evenly among the elements that equal the extreme.
+fn extreme_gradient(
+    builder: &mut Builder,
+    at_nan: AtNan,
+    [dy, x, y]: [ContainerId; 3],
+    axes: &[usize],
+) -> Result<ContainerId, OpError> {
+    let dtype = builder.dtype(x);
+    let is_hit = |x: Expr, y: Expr| {
+        let equal = x.clone().eq_(y.clone());
+        match at_nan {
+            AtNan::Nan => equal.or(x.is_nan().and(y.is_nan())),
+            AtNan::None | AtNan::All => equal,
+        }
+    };
+    let hit = is_hit(Expr::In(0), Expr::In(1)).cast(dtype);
+    let hits = builder.elementwise(hit, &[x, y])?;
+    let count = reduce_kept(builder, "sum", hits, axes)?;
+    let (e_dy, e_count) = (Expr::In(0), Expr::In(3));
+    let is_hit = is_hit(Expr::In(1), Expr::In(2));
+    let zero = Expr::float(0.0);
+    let share = match at_nan {
+        // Nothing equals a NaN, so that the count is 0, and 0 / 0 is NaN.
+        AtNan::All => Expr::select(is_hit, e_dy, zero).div(e_count),
+        AtNan::None | AtNan::Nan => Expr::select(is_hit, e_dy.div(e_count), zero),
+    };
+    builder.elementwise(share, &[dy, x, y, count])
 }
 
 /// `dy · Π of the other elements`: with no zero among them `y / x`; with one zero only that
@@ -438,112 +489,4 @@ fn product_gradient(
         Expr::select(one, others, Expr::float(0.0)),
     );
     builder.elementwise(e_dy.mul(rest), &[dy, x, zeros, product])
-}
-
-/// `variance`: `Σ(x − mean)² / max(0, n − correction)` along axes, in two passes.
-///
-/// Attributes `axes: Ints` (absent or empty: all), `keep: Bool` (false), `correction: Float` (1).
-/// Gradient: `2 · g · (x − mean) / (n − correction)`. Source: `torch.var`.
-#[derive(Debug)]
-pub struct Variance;
-
-/// `1 / max(0, n − correction)`.
-fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
-    let correction = call.float_or("correction", 1.0)?;
-    Ok(match n.as_const() {
-        Some(n) => Expr::float(1.0 / (n as f64 - correction).max(0.0)),
-        None => {
-            let left = Expr::Index(n.clone())
-                .cast(DType::F64)
-                .sub(Expr::float(correction));
-            Expr::float(1.0).div(left.max(Expr::float(0.0)))
-        }
-    })
-}
-
-impl Op for Variance {
-    fn name(&self) -> &'static str {
-        "variance"
-    }
-
-    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, OpError> {
-        let x = call.input(0)?;
-        if !x.dtype.is_float() {
-            return Err(call.unsupported(format!("{}; convert it to a float first", x.dtype)));
-        }
-        let axes = axes(call, x.rank())?;
-        let shape = reduced(&x.shape, &axes, call.bool_or("keep", false)?);
-        Ok(vec![TensorType::new(x.dtype, shape)])
-    }
-
-    fn evaluate(&self, call: &Call, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
-        let x = required(call, inputs, 0)?;
-        let ty = &self.infer(call)?[0];
-        let shape = constant_shape(call, &ty.shape)?;
-        let correction = call.float_or("correction", 1.0)?;
-        let variance = |values: &Vec<f64>| {
-            let n = values.len() as f64;
-            let mean = values.iter().sum::<f64>() / n;
-            let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
-            squares / (n - correction).max(0.0)
-        };
-        let groups = gather_groups(x, &axes(call, x.shape.len())?);
-        let values = groups.iter().map(variance).collect();
-        Ok(vec![Tensor::from_f64(ty.dtype, &shape, values)])
-    }
-
-    fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
-        let x = call.input_id(0)?;
-        let Some(out) = call.output_id(0) else {
-            return Ok(());
-        };
-        let (shape, dtype) = (builder.shape(x), builder.dtype(x));
-        let axes = axes(call, shape.len())?;
-        let n = extent(&shape, &axes);
-        let kept = reduced(&shape, &axes, true);
-        let mean = builder.transient("mean", dtype, &kept);
-        let term = (Reduction::Sum, Expr::In(0).mul(reciprocal(&n)));
-        builder.reduce_over(&shape, (&axes, true), mean, term, |i| {
-            vec![Memlet::new(x, i.iter().cloned())]
-        });
-        let off = Expr::In(0).sub(Expr::In(1));
-        let square = off.clone().mul(off).mul(variance_scale(call, &n)?);
-        let dims = (axes.as_slice(), call.bool_or("keep", false)?);
-        builder.reduce_over(&shape, dims, out, (Reduction::Sum, square), |i| {
-            let group = Memlet::new(mean, kept_index(i, &axes));
-            vec![Memlet::new(x, i.iter().cloned()), group]
-        });
-        Ok(())
-    }
-
-    fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {
-        let Some(dy) = g.dy(0).filter(|_| g.wants(0)) else {
-            return Ok(g.nothing());
-        };
-        let x = g.call.input_id(0)?;
-        let shape = builder.shape(x);
-        let axes = axes(&g.call, shape.len())?;
-        let dy = reshape(builder, dy, &reduced(&shape, &axes, true))?;
-        let mean = reduce_kept(builder, "mean", x, &axes)?;
-        let scale = variance_scale(&g.call, &extent(&shape, &axes))?;
-        let slope = Expr::In(1)
-            .sub(Expr::In(2))
-            .mul(scale.mul(Expr::float(2.0)));
-        let dx = builder.elementwise(Expr::In(0).mul(slope), &[dy, x, mean])?;
-        Ok(g.only(0, dx))
-    }
-
-    fn samples(&self) -> Vec<Sample> {
-        let by = |axes: &[i64], keep, correction| {
-            attrs([
-                ("axes", Attr::Ints(axes.to_vec())),
-                ("keep", Attr::Bool(keep)),
-                ("correction", Attr::Float(correction)),
-            ])
-        };
-        vec![
-            Sample::new("last, unbiased", &[&[3, 5]], by(&[-1], false, 1.0)),
-            Sample::new("two, biased", &[&[2, 3, 4]], by(&[0, 2], true, 0.0)),
-        ]
-    }
 }

@@ -2,7 +2,7 @@
 //!
 //! | operator | inputs | attributes |
 //! |---|---|---|
-//! | `elementwise` | any, broadcast | `expr`, `dtype`? |
+//! | `elementwise` | any, broadcast | `expr`, `dtype`?, `gradient_N`? |
 //! | `reshape` | x | `shape: Sizes` (one may be −1) |
 //! | `permute` | x | `order: Ints` |
 //! | `expand` | x | `shape: Sizes` |
@@ -11,7 +11,7 @@
 //! | `slice` | x | `axis: Int`, `start`, `stop: Sizes[1]`, `step: Int`? |
 //! | `concat` | x… | `axis: Int` |
 //! | `pad` | x | `low`, `high: Sizes`, `mode: constant, reflect, replicate, wrap`?, `value: Float`? |
-//! | `reduce` | x | `kind`, `axes: Ints`?, `keep: Bool`? |
+//! | `reduce` | x | `kind`, `axes: Ints`?, `keep: Bool`?, `at_nan: Str`? |
 //! | `variance` | x | `axes: Ints`?, `keep: Bool`?, `correction: Float`? |
 //! | `arg_reduce` | x | `kind: argmax, argmin`, `axis: Int`, `keep: Bool`? |
 //! | `cumsum` | x | `axis: Int`, `reverse: Bool`? |
@@ -56,7 +56,7 @@ use crate::op::{Op, OpError};
 use crate::{
     adaptive_pool, arg_reduce, attention, attention_lse, average_pool, binary_loss, contraction,
     convolution, creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool,
-    random, reduce, slicing, softmax, stop_gradient, topk,
+    random, reduce, slicing, softmax, stop_gradient, topk, variance,
 };
 
 /// Every operator, ordered by family.
@@ -72,7 +72,7 @@ pub static ALL: &[&dyn Op] = &[
     &slicing::Concat,
     &slicing::Pad,
     &reduce::Reduce,
-    &reduce::Variance,
+    &variance::Variance,
     &arg_reduce::ArgReduce,
     &cumsum::Cumsum,
     &topk::TopK,

@@ -17,10 +17,15 @@ aten = torch.ops.aten
 def with_slope(value: torch.Tensor, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """``value``, whose derivative with respect to ``x`` is ``slope``.
 
-    The term that is added is zero: gradients are all that pass it.
+    The terms that are added are zero: gradients are all that pass them. An infinite slope is that
+    of a root at zero, and one that is no number is zero times that.
     """
-    ghost = slope.detach() * (x - x.detach())
-    return value.detach() + torch.where(ghost == 0, ghost, 0.0)
+    slope, moved = slope.detach(), x - x.detach()
+    is_steep = (slope - slope != 0) & (moved == 0)
+    ghost = torch.where(is_steep, 0.0, slope) * moved
+    root = torch.where(is_steep, moved, 1.0).sqrt()
+    sign = torch.where(is_steep, torch.where(slope.isnan(), 0.0, slope.sign()), 0.0)
+    return value.detach() + torch.where(ghost == 0, ghost, 0.0) + sign * root
 
 
 def with_zero_slope(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -56,12 +61,16 @@ def copysign(x, sign):
     return value + torch.where(ghost == 0, ghost, 0.0)
 
 
-def fmax(a, b):
-    return torch.where((a >= b) | b.isnan(), a, b)
+def _of_numbers(extreme):
+    """The extreme of two values but NaN; at a tie, both get half the gradient."""
+
+    def rule(a, b):
+        return torch.where(b.isnan(), a, torch.where(a.isnan(), b, extreme(a, b)))
+
+    return rule
 
 
-def fmin(a, b):
-    return torch.where((a <= b) | b.isnan(), a, b)
+fmax, fmin = _of_numbers(torch.maximum), _of_numbers(torch.minimum)
 
 
 def angle(x):
@@ -464,11 +473,14 @@ def _distance(difference, p: float):
     """The p-norm along the last dimension, with the gradient 0 where it is 0."""
     size = difference.abs()
     if p == 0:
-        return (size != 0).to(size.dtype).sum(-1).detach()
+        return with_zero_slope((size != 0).to(size.dtype), difference).sum(-1)
     if p == 1:
         return size.sum(-1)
     if math.isinf(p):
-        return size.amax(-1)
+        # Each of several largest differences gets the whole gradient.
+        largest = size.detach().amax(-1, keepdim=True)
+        moved = torch.where(size == largest, size - size.detach(), 0.0)
+        return largest.squeeze(-1) + moved.sum(-1)
     is_zero = size == 0
     powers = difference * difference if p == 2 else torch.where(is_zero, 1.0, size) ** p
     total = torch.where(is_zero, 0.0, powers).sum(-1)

@@ -116,7 +116,12 @@ def _median_rules(ignores_nan: bool):
 
     def whole(x):
         found = along(x.reshape(-1), 0)
-        return found if found is NotImplemented else found[0]
+        if found is NotImplemented:
+            return found
+        # Equal elements share the gradient, as those of the largest element do.
+        value = found[0].detach()
+        is_equal = (x == value) | (x.isnan() & value.isnan())
+        return torch.where(is_equal, x, -math.inf).max()
 
     return along, whole
 

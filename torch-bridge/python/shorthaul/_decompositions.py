@@ -123,17 +123,30 @@ def _vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):  # noqa: A00
         return found.reshape(())
     size = x.to(dtype or x.dtype).abs()
     is_zero = size == 0
-    powers = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, size) ** ord)
     dims = list(range(x.dim())) if dim is None else dim
+    if ord == 0:
+        return (~is_zero).detach().to(size.dtype).sum(dims, keepdim)
+    if ord == -math.inf:
+        return size.amin(dims, keepdim)
+    if ord < 0:
+        total = (torch.where(is_zero, 1.0, size) ** ord).sum(dims, keepdim)
+        return torch.where(is_zero.any(dims, keepdim), 0.0, total ** (1 / ord))
+    powers = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, size) ** ord)
     total = powers.sum(dims, keepdim)
     nothing = total == 0
     root = torch.where(nothing, 1.0, total) ** (1 / ord)
     return torch.where(nothing, 0.0, root)
 
 
+def _std_mean(x, dim=None, *, correction=None, keepdim=False):
+    """Both on their own: the deviation then has the gradient 0 where it is 0."""
+    std = aten.std.correction(x, dim, correction=correction, keepdim=keepdim)
+    return std, x.mean(list(range(x.dim())) if not dim else dim, keepdim)
+
+
 def _is_unusual_norm(arguments: Mapping[str, Any]) -> bool:
     order = arguments.get("ord", 2)
-    return _is_scalar(arguments) or (order > 0 and order not in (1, 2, math.inf))
+    return _is_scalar(arguments) or order not in (1, 2, math.inf)
 
 
 def _attention_with_sums(
@@ -246,6 +259,7 @@ def _table() -> dict[Any, Callable]:
     table |= {op: rule for op, rule in decomposition_table.items() if str(op) in _BY_TORCH}
     table |= _EMPTY
     table[aten.native_group_norm.default] = _native_group_norm
+    table[aten.std_mean.correction] = _std_mean
     table[aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_with_sums
     for family in _FAMILIES:
         table |= family.RULES

@@ -35,6 +35,7 @@ THEMES = (
     "operators",
     "indexing",
     "losses",
+    "kinks",
     "training",
     "composition",
     "processes",
@@ -62,15 +63,23 @@ HALF = 800.0
 _programs: dict[str, Program] = {}
 
 
-def program(function=None, /, *, slack: float = 1.0, alone: bool = False, name: str | None = None):
-    """Registers ``function(wrap)`` under its own name and its file's.
+def program(
+    function=None,
+    /,
+    *,
+    slack: float = 1.0,
+    alone: bool = False,
+    name: str | None = None,
+    theme: str | None = None,
+):
+    """Registers ``function(wrap)`` under its own name and its file's, or those given.
 
     ``slack``: how much more rounding its numbers may show, for long or badly conditioned sums.
     ``alone``: starts processes or threads, so that it always gets a process of its own.
     """
     if function is None:
-        return lambda function: program(function, slack=slack, alone=alone, name=name)
-    theme = function.__module__.rsplit(".", 1)[-1]
+        return lambda function: program(function, slack=slack, alone=alone, name=name, theme=theme)
+    theme = theme or function.__module__.rsplit(".", 1)[-1]
     made = Program(theme, name or function.__name__, function, slack, alone)
     if made.full_name in _programs:
         raise ValueError(f"two programs are called {made.full_name}")

@@ -19,9 +19,11 @@ pub static RULES: Rules = &[
     ("Gelu", gelu),
     ("HardSigmoid", |cx| {
         let (alpha, beta) = (cx.float("alpha", 0.2)?, cx.float("beta", 0.5)?);
-        apply(cx, |x| f::hardsigmoid(x, alpha, beta))
+        apply(cx, |x| bounded_line(x, alpha, beta))
     }),
-    ("HardSwish", |cx| apply(cx, f::hardswish)),
+    ("HardSwish", |cx| {
+        apply(cx, |x| x.clone().mul(bounded_line(x, 1.0 / 6.0, 0.5)))
+    }),
     ("LeakyRelu", |cx| {
         let alpha = cx.float("alpha", 0.01)?;
         apply(cx, |x| f::leaky_relu(x, Expr::float(alpha)))
@@ -55,6 +57,12 @@ pub static RULES: Rules = &[
         })
     }),
 ];
+
+/// `min(max(alpha·x + beta, 0), 1)`, in the form that training files store as `Clip`.
+fn bounded_line(x: Expr, alpha: f64, beta: f64) -> Expr {
+    let line = x.mul(Expr::float(alpha)).add(Expr::float(beta));
+    f::hardtanh(line, 0.0, 1.0)
+}
 
 fn apply(cx: &mut NodeCx, f: impl FnOnce(Expr) -> Expr) -> Values {
     let x = cx.input(0)?;

@@ -57,7 +57,8 @@ pub(super) const RULES: Table = &[
     ("aten.silu.default", |s| of(s, act::silu(x()))),
     ("aten.mish.default", |s| of(s, act::mish(x()))),
     ("aten.hardsigmoid.default", |s| {
-        of(s, act::hardsigmoid(x(), 1.0 / 6.0, 0.5))
+        let expr = act::hardsigmoid(x(), 1.0 / 6.0, 0.5);
+        of(s, without_gradient_of_nan(expr))
     }),
     ("aten.hardswish.default", |s| of(s, act::hardswish(x()))),
     ("aten.log_sigmoid.default", |s| of(s, act::log_sigmoid(x()))),
@@ -179,18 +180,33 @@ fn threshold(s: &mut Site) -> Results {
     of(s, Expr::select(below, value, x()))
 }
 
-/// Gradient 0 at the bounds.
+/// Gradient 0 at the bounds and of NaN. If the bounds cross, all values are the upper one.
 fn clamp(s: &mut Site) -> Results {
+    let bound = |s: &Site, name: &str| s.has(name).then(|| s.scalar(name)).transpose();
+    let (min, max) = (bound(s, "min")?, bound(s, "max")?);
+    let number = |e: &Option<Expr>| e.as_ref().and_then(Expr::as_number);
     let mut expr = x();
-    if s.has("max") {
-        let max = s.scalar("max")?;
+    if let Some(max) = max.clone() {
         expr = Expr::select(Expr::binary(Binary::Ge, x(), max.clone()), max, expr);
     }
-    if s.has("min") {
-        let min = s.scalar("min")?;
+    if let Some(min) = min.clone() {
         expr = Expr::select(Expr::binary(Binary::Le, x(), min.clone()), min, expr);
     }
-    of(s, expr)
+    match (number(&min), number(&max)) {
+        (Some(low), _) if low.is_nan() => expr = Expr::float(low),
+        (_, Some(high)) if high.is_nan() => expr = Expr::float(high),
+        (Some(low), Some(high)) if low > high => expr = max.unwrap_or(expr),
+        _ => {}
+    }
+    if !s.out_dtype(0).is_float() {
+        return of(s, expr);
+    }
+    of(s, without_gradient_of_nan(expr))
+}
+
+/// `expr` of `x`, NaN where `x` is, but without a gradient there: `floor` keeps NaN and has none.
+fn without_gradient_of_nan(expr: Expr) -> Expr {
+    Expr::select(x().is_nan(), x().floor(), expr)
 }
 
 fn prelu(s: &mut Site) -> Results {

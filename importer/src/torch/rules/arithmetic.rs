@@ -6,7 +6,9 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Binary, ContainerId, DType, Expr, Unary};
+use graph::{Attr, Binary, ContainerId, DType, Expr, Unary};
+use ops::attrs;
+use ops::elementwise::gradient_attr;
 
 pub(super) const RULES: Table = &[
     ("aten.add.Tensor", |s| scaled(s, Binary::Add)),
@@ -22,12 +24,12 @@ pub(super) const RULES: Table = &[
     ("aten.div.Tensor_mode", div_mode),
     ("aten.div.Scalar_mode", div_mode),
     ("aten.true_divide.Tensor", |s| binary(s, Binary::Div)),
-    ("aten.floor_divide.default", |s| binary(s, Binary::FloorDiv)),
-    ("aten.remainder.Tensor", |s| binary(s, Binary::Mod)),
-    ("aten.remainder.Scalar", |s| binary(s, Binary::Mod)),
+    ("aten.floor_divide.default", floor_divide),
+    ("aten.remainder.Tensor", remainder),
+    ("aten.remainder.Scalar", remainder),
+    ("aten.remainder.Scalar_Tensor", remainder),
     ("aten.fmod.Tensor", rest_of_division),
     ("aten.fmod.Scalar", rest_of_division),
-    ("aten.hypot.default", hypotenuse),
     ("aten.clamp.Tensor", clamp_between),
     ("aten.clamp_min.Tensor", clamp_between),
     ("aten.clamp_max.Tensor", clamp_between),
@@ -97,7 +99,7 @@ pub(super) const RULES: Table = &[
 ];
 
 /// Operands of an element-wise call: tensors by position, each named argument an expression.
-struct Operands<'s, 'a, 'g> {
+pub(super) struct Operands<'s, 'a, 'g> {
     site: &'s mut Site<'a, 'g>,
     inputs: Vec<ContainerId>,
     /// The type operands are converted to before computing.
@@ -106,7 +108,7 @@ struct Operands<'s, 'a, 'g> {
 
 impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
     /// For a call that computes in `compute`.
-    fn new(site: &'s mut Site<'a, 'g>, compute: DType) -> Self {
+    pub(super) fn new(site: &'s mut Site<'a, 'g>, compute: DType) -> Self {
         Operands {
             site,
             inputs: Vec::new(),
@@ -115,7 +117,7 @@ impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
     }
 
     /// An argument, a tensor or a number, as an expression of the computing type.
-    fn get(&mut self, name: &str) -> Result<Expr, RuleError> {
+    pub(super) fn get(&mut self, name: &str) -> Result<Expr, RuleError> {
         if !self.site.is_tensor(name) {
             return self.site.scalar(name);
         }
@@ -138,11 +140,37 @@ impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
         }))
     }
 
-    fn finish(self, expr: Expr) -> Results {
+    pub(super) fn finish(self, expr: Expr) -> Results {
         let dtype = self.site.out_dtype(0);
         let made = self.site.elementwise(expr, &self.inputs, dtype)?;
         // A single result shape may be wider than its operands' (a condition of lower rank).
         Ok(vec![Some(made)])
+    }
+
+    /// The incoming gradient in the gradients of [`Operands::finish_with`], once all operands are known.
+    pub(super) fn incoming(&self) -> Expr {
+        Expr::In(self.inputs.len())
+    }
+
+    /// `expr`, with a gradient for each operand as [`Operands::get`] gave it.
+    pub(super) fn finish_with(
+        self,
+        expr: Expr,
+        gradients: impl IntoIterator<Item = (Expr, Expr)>,
+    ) -> Results {
+        let dtype = self.site.out_dtype(0);
+        let gradients: Vec<(Expr, Expr)> = gradients.into_iter().collect();
+        let mut a = attrs([("expr", Attr::Expr(expr)), ("dtype", Attr::DType(dtype))]);
+        if dtype.is_float() {
+            for position in 0..self.inputs.len() {
+                // A tensor may be both operands.
+                let parts = gradients.iter().filter(|(e, _)| e.inputs() == [position]);
+                if let Some(gradient) = parts.map(|(_, g)| g.clone()).reduce(Expr::add) {
+                    a.insert(gradient_attr(position), Attr::Expr(gradient));
+                }
+            }
+        }
+        Ok(vec![Some(self.site.op1("elementwise", &self.inputs, a)?)])
     }
 }
 
@@ -219,7 +247,7 @@ fn reversed_sub(s: &mut Site) -> Results {
 
 fn div_mode(s: &mut Site) -> Results {
     match s.text_or("rounding_mode", "")?.as_str() {
-        "floor" => binary(s, Binary::FloorDiv),
+        "floor" => floor_divide(s),
         "trunc" => {
             let dtype = s.out_dtype(0);
             let mut operands = Operands::new(s, dtype);
@@ -272,36 +300,104 @@ fn truth(s: &mut Site, f: Binary) -> Results {
     }
 }
 
-/// `x − y·trunc(x / y)`: the sign is that of `x`.
+/// The remainder with the sign of `x`: exact, which `x − y·trunc(x / y)` is not.
+fn rest_of(a: Expr, b: Expr, dtype: DType) -> Expr {
+    let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
+    let negative = a.lt(Expr::int(0).cast(dtype));
+    Expr::select(negative, size.clone().neg(), size)
+}
+
+/// `⌊a / b⌋` of the exact quotient, which the floor of the rounded one is not: 1 // 0.1 is 9.
+fn floor_of_quotient(a: Expr, b: Expr, dtype: DType) -> Expr {
+    if !dtype.is_float() {
+        return Expr::binary(Binary::FloorDiv, a, b);
+    }
+    let zero = || Expr::float(0.0);
+    let rest = rest_of(a.clone(), b.clone(), dtype);
+    let whole = a.clone().sub(rest.clone()).div(b.clone());
+    let differ = Expr::binary(Binary::Xor, rest.clone().lt(zero()), b.clone().lt(zero()));
+    let is_below = Expr::binary(Binary::Ne, rest, zero()).and(differ);
+    let less = Expr::select(is_below, Expr::float(1.0), zero());
+    let floor = Expr::unary(Unary::Round, whole.sub(less));
+    Expr::select(
+        b.clone().eq_(zero()),
+        Expr::unary(Unary::Round, a.div(b)),
+        floor,
+    )
+}
+
+fn floor_divide(s: &mut Site) -> Results {
+    let dtype = common_type(s, &["self", "other"]);
+    let mut operands = Operands::new(s, dtype);
+    let (a, b) = (operands.get("self")?, operands.get("other")?);
+    operands.finish(floor_of_quotient(a, b, dtype))
+}
+
+/// Sign of `x`; gradients 1 and `−trunc(x / y)`.
 fn rest_of_division(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
-    // The remainder of sizes is exact, which x − y·trunc(x / y) is not.
-    let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
-    let negative = a.lt(Expr::int(0).cast(dtype));
-    operands.finish(Expr::select(negative, size.clone().neg(), size))
+    let value = rest_of(a.clone(), b.clone(), dtype);
+    let dy = operands.incoming();
+    let quotient = Expr::unary(Unary::Trunc, a.clone().div(b.clone()));
+    let gradients = [(a, dy.clone()), (b, dy.mul(quotient).neg())];
+    operands.finish_with(value, gradients)
 }
 
-fn hypotenuse(s: &mut Site) -> Results {
+/// Sign of `y`; gradients 1 and `−⌊x / y⌋`.
+fn remainder(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
-    operands.finish(a.clone().mul(a).add(b.clone().mul(b)).sqrt())
+    let value = Expr::binary(Binary::Mod, a.clone(), b.clone());
+    let dy = operands.incoming();
+    let quotient = floor_of_quotient(a.clone(), b.clone(), dtype);
+    let gradients = [(a, dy.clone()), (b, dy.mul(quotient).neg())];
+    operands.finish_with(value, gradients)
 }
 
 /// Between tensors, either of which may be missing.
 fn clamp_between(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
-    let mut value = operands.get("self")?;
-    if operands.site.has("min") {
-        value = Expr::binary(Binary::Max, value, operands.get("min")?);
-    }
-    if operands.site.has("max") {
-        value = Expr::binary(Binary::Min, value, operands.get("max")?);
-    }
+    let value = operands.get("self")?;
+    let (has_min, has_max) = (operands.site.has("min"), operands.site.has("max"));
+    let value = match (has_min, has_max) {
+        (true, true) => {
+            let bounds = (operands.get("min")?, operands.get("max")?);
+            return clamp_between_both(operands, value, bounds);
+        }
+        (true, false) => Expr::binary(Binary::Max, value, operands.get("min")?),
+        (false, true) => Expr::binary(Binary::Min, value, operands.get("max")?),
+        (false, false) => value,
+    };
     operands.finish(value)
+}
+
+/// `min(max(x, low), high)`. The gradient goes to `high` if `x` lies above it or the bounds cross, to
+/// `low` if `x` lies below it, else to `x`, which shares it evenly with a bound that it equals.
+fn clamp_between_both(operands: Operands, x: Expr, (low, high): (Expr, Expr)) -> Results {
+    let dy = operands.incoming();
+    let test = |f, a: &Expr, b: &Expr| Expr::binary(f, a.clone(), b.clone());
+    let choose = |test, a: &Expr, b: &Expr| Expr::select(test, a.clone(), b.clone());
+    let (half, zero) = (dy.clone().mul(Expr::float(0.5)), Expr::float(0.0));
+    let (below, above) = (test(Binary::Lt, &x, &low), test(Binary::Gt, &x, &high));
+    let is_apart = test(Binary::Lt, &low, &high);
+    let is_low = test(Binary::Eq, &x, &low).and(is_apart.clone());
+    let is_high = test(Binary::Eq, &x, &high).and(is_apart);
+    // False, as every comparison, where a bound is NaN.
+    let is_ordered = test(Binary::Le, &low, &high);
+    let is_crossing = test(Binary::Gt, &low, &high);
+    let takes_low = below.clone().and(is_ordered.clone());
+    let takes_high = above.clone().and(is_ordered).or(is_crossing);
+    let by_low = choose(takes_low, &dy, &choose(is_low.clone(), &half, &zero));
+    let by_high = choose(takes_high, &dy, &choose(is_high.clone(), &half, &zero));
+    let shared = choose(is_low.or(is_high), &half, &dy);
+    let by_x = choose(below.or(above), &zero, &shared);
+    let at_least = Expr::binary(Binary::Max, x.clone(), low.clone());
+    let value = Expr::binary(Binary::Min, at_least, high.clone());
+    operands.finish_with(value, [(x, by_x), (low, by_low), (high, by_high)])
 }
 
 fn choose(s: &mut Site) -> Results {
@@ -322,12 +418,21 @@ fn masked_fill(s: &mut Site) -> Results {
     operands.finish(Expr::select(mask, value, x))
 }
 
+/// From the nearer end, as PyTorch: infinite ends give NaN in other places otherwise.
 fn lerp(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("end")?);
     let weight = operands.get("weight")?;
-    operands.finish(a.clone().add(weight.mul(b.sub(a))))
+    let way = b.clone().sub(a.clone());
+    let from_start = a.add(weight.clone().mul(way.clone()));
+    let from_end = b.sub(way.mul(Expr::float(1.0).sub(weight.clone())));
+    let half = Expr::float(0.5);
+    operands.finish(match weight.as_number() {
+        Some(number) if number.abs() < 0.5 => from_start,
+        Some(_) => from_end,
+        None => Expr::select(weight.abs().lt(half), from_start, from_end),
+    })
 }
 
 /// `self + value · (tensor1 ∘ tensor2)`.

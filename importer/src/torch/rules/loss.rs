@@ -4,6 +4,7 @@ use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
 use graph::{Attr, Binary, ContainerId, DType, Expr};
+use ops::elementwise::gradient_attr;
 use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
@@ -81,7 +82,23 @@ fn smooth(s: &mut Site, bound: &str) -> Results {
     };
     let square = difference().mul(difference()).mul(Expr::float(quadratic));
     let line = d.sub(Expr::float(0.5 * b)).mul(Expr::float(linear));
-    let values = terms(s, Expr::select(near, square, line))?;
+    let value = Expr::select(near.clone(), square, line);
+    // NaN of NaN, unlike the slope of an absolute value.
+    let slope = Expr::select(
+        near,
+        difference().mul(Expr::float(2.0 * quadratic)),
+        difference().sign().mul(Expr::float(linear)),
+    );
+    let by_x = Expr::In(2).mul(slope);
+    let dtype = s.out_dtype(0);
+    let list = attrs([
+        ("expr", Attr::Expr(value)),
+        ("dtype", Attr::DType(dtype)),
+        (&gradient_attr(0), Attr::Expr(by_x.clone())),
+        (&gradient_attr(1), Attr::Expr(by_x.neg())),
+    ]);
+    let inputs = [s.subject()?, s.tensor("target")?];
+    let values = s.op1("elementwise", &inputs, list)?;
     combined(s, values)
 }
 

@@ -11,6 +11,7 @@ mod movement;
 mod normalization;
 mod pooling;
 mod reduction;
+mod special;
 
 use super::site::{Results, Site};
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ const FAMILIES: &[Table] = &[
     normalization::RULES,
     pooling::RULES,
     reduction::RULES,
+    special::RULES,
 ];
 
 /// The rule for a target.

@@ -13,10 +13,10 @@ pub(super) const RULES: Table = &[
     ("aten.mean.dim", |s| reduce(s, "mean")),
     ("aten.prod.default", |s| reduce(s, "prod")),
     ("aten.prod.dim_int", |s| reduce(s, "prod")),
-    ("aten.amax.default", |s| reduce(s, "max")),
-    ("aten.amin.default", |s| reduce(s, "min")),
-    ("aten.max.default", |s| reduce(s, "max")),
-    ("aten.min.default", |s| reduce(s, "min")),
+    ("aten.amax.default", |s| extremes(s, "max", "all")),
+    ("aten.amin.default", |s| extremes(s, "min", "all")),
+    ("aten.max.default", |s| extremes(s, "max", "nan")),
+    ("aten.min.default", |s| extremes(s, "min", "nan")),
     ("aten.any.default", |s| reduce(s, "any")),
     ("aten.any.dim", |s| reduce(s, "any")),
     ("aten.any.dims", |s| reduce(s, "any")),
@@ -52,6 +52,24 @@ fn reduce(s: &mut Site, kind: &str) -> Results {
     let axes = dims(s, s.rank(x))?;
     let keep = s.flag("keepdim")?;
     Ok(vec![Some(s.reduce(kind, x, &axes, keep)?)])
+}
+
+/// The largest or smallest elements; `at_nan` says where the gradient of a NaN goes.
+fn extremes(s: &mut Site, kind: &str, at_nan: &str) -> Results {
+    let x = s.subject()?;
+    let axes = dims(s, s.rank(x))?;
+    if axes.is_empty() {
+        return Ok(vec![Some(x)]);
+    }
+    let mut a = attrs([
+        ("kind", Attr::Str(kind.into())),
+        ("axes", Attr::Ints(axes.iter().map(|a| *a as i64).collect())),
+        ("keep", Attr::Bool(s.flag("keepdim")?)),
+    ]);
+    if s.builder.dtype(x).is_float() {
+        a.insert("at_nan".into(), Attr::Str(at_nan.into()));
+    }
+    Ok(vec![Some(s.op1("reduce", &[x], a)?)])
 }
 
 fn vector_norm(s: &mut Site) -> Results {
@@ -99,9 +117,15 @@ fn variance(s: &mut Site, root: bool) -> Results {
     let (var, _) = spread(s)?;
     let dtype = s.builder.dtype(var);
     Ok(vec![Some(match root {
-        true => s.elementwise(Expr::In(0).sqrt(), &[var], dtype)?,
+        true => s.elementwise(deviation(), &[var], dtype)?,
         false => var,
     })])
+}
+
+/// The root of a variance, with the gradient 0 where it is 0.
+fn deviation() -> Expr {
+    let x = || Expr::In(0);
+    Expr::select(x().eq_(Expr::float(0.0)), Expr::float(0.0), x().sqrt())
 }
 
 fn variance_and_mean(s: &mut Site) -> Results {
