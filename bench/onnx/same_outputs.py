@@ -3,7 +3,7 @@
 Owns how the inputs are made up and how outputs are compared. Runs without optimizations of ONNX
 Runtime's own, so that the two files are what is compared. Where outputs are as small as roundings
 of what they are made of, the yardstick is what ONNX Runtime's own optimizations change, the basic
-ones or all.
+ones or all; this has a verdict of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,20 @@ from feeds import DTYPES, WORDS
 #: round; the program itself holds either against float64.
 SAME = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 2e-3, np.dtype(np.float64): 1e-9}
 
-#: A difference that is called the same, over what ONNX Runtime's own optimizations change.
+#: A difference that is called like theirs, over what ONNX Runtime's own optimizations change.
 OF_THEIRS = 4
+
+#: Verdicts: the same up to rounding; up to :data:`OF_THEIRS` times what they change; neither.
+THE_SAME = "same"
+LIKE_THEIRS = "within what ONNX Runtime's own optimizations change"
+DIFFERENT = "different"
+
+
+def verdict(largest: float, is_same: bool, theirs: float) -> str:
+    """What a difference is called beside ``theirs``, what ONNX Runtime's optimizations change."""
+    if is_same:
+        return THE_SAME
+    return LIKE_THEIRS if largest <= OF_THEIRS * theirs < float("inf") else DIFFERENT
 
 
 @dataclass
@@ -55,17 +67,17 @@ def same_outputs(path: Path, other: Path | None, sizes: dict[str, list[int]]) ->
         return found
     distances = [_distance(a, b) for a, b in zip(expected, given, strict=True)]
     found.largest = max((d for d, _ in distances), default=0.0)
-    if all(same for _, same in distances):
-        found.verdict = "same"
+    is_same = all(same for _, same in distances)
+    if is_same:
+        found.verdict = THE_SAME
         return found
     levels = onnxruntime.GraphOptimizationLevel
     changed = 0.0
     for level in (levels.ORT_ENABLE_BASIC, levels.ORT_ENABLE_ALL):
         theirs = _session(path, level).run(None, feeds)
         pairs = zip(expected, theirs, strict=True)
-        changed = max(changed, *(_distance(a, b)[0] for a, b in pairs))
-    near = found.largest <= OF_THEIRS * changed < float("inf")
-    found.verdict = "same" if near else "different"
+        changed = max(changed, max((_distance(a, b)[0] for a, b in pairs), default=0.0))
+    found.verdict = verdict(found.largest, is_same, changed)
     return found
 
 

@@ -194,6 +194,9 @@ fn as_text(
                 style.good("the results are the same"),
                 evidence.runs.len()
             ));
+            for left_out in &evidence.left_out {
+                line(style.dim(&crate::summary::left_out_line(left_out)));
+            }
             for unsettled in &evidence.unsettled {
                 line(style.warn(&crate::summary::unsettled_line(unsettled)));
             }

@@ -149,9 +149,7 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
         line(style.warn(&sentence));
     }
     for left_out in &summary.left_out {
-        line(style.dim(&format!(
-            "left out, since the original does not run there: {left_out}"
-        )));
+        line(style.dim(&left_out_line(left_out)));
     }
     for unsettled in &summary.unsettled {
         line(style.warn(&unsettled_line(unsettled)));
@@ -178,11 +176,23 @@ pub fn unsettled_line(found: &Unsettled) -> String {
         output,
         n_runs,
         moved,
+        is_share,
     } = found;
+    let effect = match is_share {
+        true => format!(
+            "change up to {:.2} % of the elements of the original's output",
+            100.0 * moved
+        ),
+        false => format!("move the original's output by up to {moved:.1e} of its largest element"),
+    };
     format!(
-        "`{output}`: in {n_runs} runs, other roundings alone move the original's output by up to {moved:.1e} of it; the \
-         difference there is within that"
+        "`{output}`: in {n_runs} runs, other roundings alone {effect}; the difference there is within that"
     )
+}
+
+/// A sentence on a run that there is not.
+pub fn left_out_line(left_out: &str) -> String {
+    format!("left out, since the original does not run there: {left_out}")
 }
 
 fn dim(style: Style, runs: &[String]) -> String {

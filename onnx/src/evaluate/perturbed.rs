@@ -20,30 +20,47 @@ pub struct Perturbed {
     pub roundings: f64,
 }
 
-/// Operators that choose among the numbers they read, or give whole ones.
+/// Operators that choose among the numbers they read, or give whole ones; besides those that only move elements
+/// ([`Symbolic::Moves`]).
 const EXACT: &[&str] = &[
     "Abs",
+    "Bernoulli",
     "Ceil",
+    "CenterCropPad",
     "Clip",
     "Constant",
     "ConstantOfShape",
+    "DepthToSpace",
     "Dropout",
+    "EyeLike",
     "Floor",
     "GlobalMaxPool",
+    "Hardmax",
     "Max",
     "MaxPool",
     "Min",
     "Neg",
     "OneHot",
+    "OneHotEncoder",
+    "Optional",
+    "OptionalGetElement",
+    "Pad",
     "Range",
     "ReduceMax",
     "ReduceMin",
     "Relu",
+    "ReverseSequence",
     "Round",
     "ScatterElements",
     "ScatterND",
     "Sign",
+    "SpaceToDepth",
+    "Split",
+    "TensorScatter",
+    "ThresholdedRelu",
     "TopK",
+    "Trilu",
+    "Unique",
     "Where",
 ];
 
@@ -52,12 +69,15 @@ const SUMS: &[&str] = &[
     "AveragePool",
     "Conv",
     "ConvTranspose",
+    "CumSum",
     "Einsum",
     "Gemm",
     "GlobalAveragePool",
     "MatMul",
+    "ReduceL1",
     "ReduceMean",
     "ReduceSum",
+    "ReduceSumSquare",
 ];
 
 impl Perturbed {
@@ -68,8 +88,7 @@ impl Perturbed {
         operator: &Operator,
         outputs: Vec<Tensor>,
     ) -> Vec<Tensor> {
-        let moves = matches!(operator.symbolic, Symbolic::Moves(_));
-        if moves || EXACT.contains(&operator.name) {
+        if is_exact(operator) {
             return outputs;
         }
         let mut hasher = DefaultHasher::new();
@@ -82,7 +101,8 @@ impl Perturbed {
 
     fn tensor(&self, tensor: &Tensor, is_sum: bool, state: &mut u64) -> Option<Tensor> {
         let element = tensor.element();
-        let unit = unit(element)?;
+        let n_bits = n_bits(element)?;
+        let (unit, smallest) = (2f64.powi(-n_bits), 2f64.powi(n_bits / 2));
         let mut values = tensor.to_f64()?;
         let finite = values.iter().filter(|v| v.is_finite());
         let (sum, n) = finite.fold((0.0, 0usize), |(sum, n), v| (sum + v * v, n + 1));
@@ -91,8 +111,10 @@ impl Perturbed {
             false => 0.0,
         };
         for value in &mut values {
-            // Small whole numbers come of masks and counts, which are exact.
-            if value.is_finite() && *value != value.trunc() {
+            // Small whole numbers come of masks, counts and their products, which are exact. Of large numbers many
+            // are whole only since the type has no room for a fraction.
+            let is_small_whole = *value == value.trunc() && value.abs() < smallest;
+            if value.is_finite() && !is_small_whole {
                 *value += self.roundings * unit * least.max(value.abs()) * next(state);
             }
         }
@@ -100,13 +122,19 @@ impl Perturbed {
     }
 }
 
-/// Half a unit in the last place of 1; `None` if it is no float.
-fn unit(element: Element) -> Option<f64> {
+/// Whether it gives numbers without rounding.
+fn is_exact(operator: &Operator) -> bool {
+    matches!(operator.symbolic, Symbolic::Moves(_)) || EXACT.contains(&operator.name)
+}
+
+/// Bits of the significand, so that half a unit in the last place of 1 is 2 to the power of minus that; `None` if it is
+/// no float.
+fn n_bits(element: Element) -> Option<i32> {
     match element {
-        Element::F64 => Some(f64::EPSILON / 2.0),
-        Element::F32 => Some(f64::from(f32::EPSILON) / 2.0),
-        Element::F16 => Some(2f64.powi(-11)),
-        Element::BF16 => Some(2f64.powi(-8)),
+        Element::F64 => Some(53),
+        Element::F32 => Some(24),
+        Element::F16 => Some(11),
+        Element::BF16 => Some(8),
         _ => None,
     }
 }
@@ -120,4 +148,58 @@ fn next(state: &mut u64) -> f64 {
     *state = x;
     let bits = x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11;
     bits as f64 / (1u64 << 52) as f64 - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operators;
+
+    #[test]
+    fn every_operator_named_has_a_row() {
+        let rows = operators::names();
+        for name in EXACT.iter().chain(SUMS) {
+            assert!(rows.contains(name), "{name} is no operator");
+        }
+        assert!(EXACT.is_sorted() && SUMS.is_sorted());
+    }
+
+    #[test]
+    fn operators_that_move_elements_are_exact() {
+        let is_exact_of = |name: &str| {
+            let node = NodeProto {
+                op_type: name.to_string(),
+                ..Default::default()
+            };
+            is_exact(operators::find(&node).expect("a row"))
+        };
+        for name in ["Compress", "Expand", "Identity", "Split", "Tile", "Trilu"] {
+            assert!(is_exact_of(name), "{name}");
+        }
+        assert!(!is_exact_of("MatMul") && !is_exact_of("Exp"));
+    }
+
+    #[test]
+    fn only_small_whole_numbers_stay() {
+        let perturbed = Perturbed {
+            seed: 1,
+            roundings: 4.0,
+        };
+        let sizes = [
+            (Element::F64, 26),
+            (Element::F32, 12),
+            (Element::F16, 5),
+            (Element::BF16, 4),
+        ];
+        for (element, power) in sizes {
+            let first = 2f64.powi(power);
+            for (value, stays) in [(first - 1.0, true), (first, false), (0.0, true)] {
+                let tensor = Tensor::floats(element, &[32], &[value; 32]).expect("floats");
+                let mut state = 77;
+                let moved = perturbed.tensor(&tensor, false, &mut state);
+                let is_same = moved.expect("floats").same_bits(&tensor);
+                assert_eq!(is_same, stays, "{element} {value}");
+            }
+        }
+    }
 }

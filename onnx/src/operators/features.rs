@@ -1,4 +1,5 @@
-//! Operators on features of the standard's domain for classical machine learning: Scaler, OneHotEncoder.
+//! Operators on features of the standard's domain for classical machine learning, ai.onnx.ml: Scaler and OneHotEncoder,
+//! both of its version 1.
 
 use super::real::{Real, in_real};
 use super::{Call, Inference, Operator};
@@ -19,7 +20,8 @@ fn infer_scaled(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(Some(Element::F32), shape)])
 }
 
-/// `(x − offset)·scale`, one number or one for each element of the last dimension, in `f32`.
+/// `Scaler` of ai.onnx.ml, version 1: `(x − offset)·scale`, one number or one for each element of the last dimension, in
+/// `f32`.
 fn scaled(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let element = call.element(Element::F32);
@@ -81,7 +83,8 @@ fn infer_one_hot(cx: &Inference) -> Option<Vec<Fact>> {
     Some(vec![Fact::new(Some(Element::F32), shape)])
 }
 
-/// 1 at the position of each element's category, 0 elsewhere; all 0 for another one, where `zeros` allows it.
+/// `OneHotEncoder` of ai.onnx.ml, version 1: 1 at the position of each element's category, 0 elsewhere; all 0 for another
+/// one, where `zeros` allows it.
 fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
     let x = call.input(0)?;
     let categories = categories(&call.attributes).ok_or("it has no categories")?;
@@ -91,12 +94,14 @@ fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
             v.iter().map(place).collect()
         }
         (Categories::Integers(list), _) => {
-            let v = x
-                .to_f64()
-                .ok_or("its categories are numbers, its input is text")?;
-            // Floats are cut to whole numbers, as ONNX Runtime does.
-            let place = |x: &f64| list.iter().position(|c| *c == *x as i64);
-            v.iter().map(place).collect()
+            let whole = match x.element().is_float() {
+                // Floats are cut to whole numbers, as ONNX Runtime does.
+                true => x.to_f64().map(|v| v.iter().map(|x| *x as i64).collect()),
+                false => x.to_i64(),
+            };
+            let whole: Vec<i64> = whole.ok_or("its categories are numbers, its input is text")?;
+            let place = |x: &i64| list.iter().position(|c| c == x);
+            whole.iter().map(place).collect()
         }
         (Categories::Text(_), _) => {
             return Err("its categories are text, its input is of numbers".to_string());
@@ -115,6 +120,8 @@ fn one_hot(call: &Call) -> Result<Vec<Tensor>, String> {
     }
     let mut shape = x.shape.clone();
     shape.push(n);
-    let y = Tensor::floats(call.element(Element::F32), &shape, &y);
-    y.map(|y| vec![y]).ok_or_else(String::new)
+    let element = call.element(Element::F32);
+    let y = Tensor::floats(element, &shape, &y);
+    y.map(|y| vec![y])
+        .ok_or_else(|| format!("its result cannot be of type {element}"))
 }

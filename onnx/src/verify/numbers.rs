@@ -43,7 +43,8 @@ pub(super) fn plant(tensor: Tensor, planted: Planted, random: &mut Random) -> Te
 }
 
 impl Random {
-    /// A tensor of made-up numbers. Where they look something up, all are below `bound`.
+    /// A tensor of made-up numbers. Where they look something up, all are below `bound`: integers, and floats that
+    /// the model casts to positions.
     pub(super) fn tensor(
         &mut self,
         element: Element,
@@ -53,10 +54,14 @@ impl Random {
     ) -> Tensor {
         let n = shape.iter().product();
         if element.is_float() {
-            // Positions may be given as floats, which the model casts.
+            // Positions may be given as floats, which the model casts: that cuts off the fraction, which other
+            // readers see.
             let one = |random: &mut Random| match (bound, integers) {
                 (Some(_), Integers::Zeros) => 0.0,
-                (Some(bound), _) => random.below(bound.max(1) as u64) as f64,
+                (Some(bound), _) => {
+                    let whole = random.below(bound.max(1) as u64) as f64;
+                    whole + random.below(1 << 9) as f64 / 1024.0
+                }
                 (None, _) => random.normal(),
             };
             let values: Vec<f64> = (0..n).map(|_| one(self)).collect();
@@ -87,5 +92,24 @@ impl Random {
             .collect();
         Tensor::of_ints(element, shape, &values)
             .unwrap_or_else(|| Tensor::new(&[0], Elements::I64(Vec::new())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_that_look_something_up_have_fractions_that_a_cast_cuts_off() {
+        for element in [Element::F32, Element::F16, Element::BF16] {
+            let drawn = Random::new(7).tensor(element, &[400], Some(5), Integers::Masks);
+            let drawn = drawn.to_f64().expect("floats");
+            let whole: Vec<f64> = drawn.iter().map(|v| v.trunc()).collect();
+            assert!((0..5).all(|n| whole.contains(&f64::from(n))), "{whole:?}");
+            assert!(whole.iter().all(|v| (0.0..5.0).contains(v)), "{whole:?}");
+            assert!(drawn.iter().any(|v| v.fract() > 0.25), "{element}");
+            let zeros = Random::new(7).tensor(element, &[9], Some(5), Integers::Zeros);
+            assert_eq!(zeros.to_f64(), Some(vec![0.0; 9]));
+        }
     }
 }

@@ -3,8 +3,10 @@
 //! Rounding to integers, the position of the largest number, and thresholds make much of little: an original and a
 //! right rewrite of it, both rounded as usual, may differ by a step. So where a comparison fails, the original is run
 //! again with other roundings ([`Perturbed`]), each as much larger as a rewritten model's error may be ([`SLACK`]).
-//! The rewritten model may be as far from the reference as the farthest of these runs, element by element. Where such
-//! runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`]), this counts for nothing.
+//! Of floats, the largest error of the rewritten model may be that of the farthest of these runs: one maximum over the
+//! tensor, and the mean square error of every slice. Of whole numbers, each element must be one that was seen at its
+//! place. Where such runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`], [`MOST_CHANGED`]),
+//! this counts for nothing.
 
 use super::runs::Run;
 use super::{Checker, SLACK, VerifyError, compare, program};
@@ -18,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Runs with other roundings, at most; a comparison is tried again after each doubling.
 const MOST_SAMPLES: usize = 16;
+/// Seeds that are tried for these, at most: with some roundings a model may not run.
+const MOST_SEEDS: u64 = 32;
 /// A part of an output's largest element: outputs that rounding alone moves farther are not excused by it.
 const MOST_MOVED: f64 = 0.125;
 /// The same for whole numbers: the part of the elements that rounding alone changes; one always may.
@@ -26,6 +30,10 @@ const MOST_CHANGED: f64 = 0.0625;
 const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes of outputs of a run, at most, so that runs with other roundings are made and kept.
 const MOST_BYTES: usize = 32 << 20;
+/// Bytes of outputs that are kept of all such runs together, at most.
+const MOST_KEPT: usize = 256 << 20;
+/// Whole numbers of 8 and 16 bits, which stand for floats, may lie between those seen where these are so near.
+const WIDEST: i64 = 2;
 
 /// An output that rounding alone moves farther than a rewritten model may be off elsewhere.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,22 +42,32 @@ pub struct Unsettled {
     pub output: String,
     /// Runs in which it was compared with what rounding does.
     pub n_runs: usize,
-    /// How far rounding moves it: the largest difference over the largest element; of whole numbers, the part of the
-    /// elements that change.
+    /// How far rounding moves it: the largest difference over the largest element, or the part of the elements that
+    /// change.
     pub moved: f64,
+    /// Whether `moved` is the part of the elements that change, as of whole numbers.
+    pub is_share: bool,
+}
+
+/// How far rounding moves a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Moved {
+    by: f64,
+    is_share: bool,
 }
 
 /// Adds what was found in one run.
-pub(super) fn note(all: &mut Vec<Unsettled>, output: &str, moved: f64) {
+pub(super) fn note(all: &mut Vec<Unsettled>, output: &str, moved: Moved) {
     match all.iter_mut().find(|known| known.output == output) {
         Some(known) => {
             known.n_runs += 1;
-            known.moved = known.moved.max(moved);
+            known.moved = known.moved.max(moved.by);
         }
         None => all.push(Unsettled {
             output: output.to_string(),
             n_runs: 1,
-            moved,
+            moved: moved.by,
+            is_share: moved.is_share,
         }),
     }
 }
@@ -63,13 +81,16 @@ pub(super) struct Samples {
 #[derive(Debug, Default)]
 struct Known {
     outputs: BTreeMap<usize, Vec<Vec<Tensor>>>,
+    /// Seeds tried for each, those included with which the original did not run.
+    n_seeds: BTreeMap<usize, u64>,
+    n_bytes: usize,
     spent: Duration,
 }
 
 /// What stands for an output of the original, and how far rounding moves it.
 pub(super) struct Yardstick {
     pub tensor: Tensor,
-    pub moved: f64,
+    pub moved: Moved,
 }
 
 impl Checker<'_> {
@@ -81,7 +102,7 @@ impl Checker<'_> {
         wanted: &[String],
         [before, after]: [&Tensor; 2],
         refused: String,
-    ) -> Result<(compare::OutputError, f64), String> {
+    ) -> Result<(compare::OutputError, Moved), String> {
         let run = &self.runs[at];
         let exact = run.exact.as_ref().map(|exact| &exact[n]);
         let mut n_samples = 2;
@@ -91,20 +112,9 @@ impl Checker<'_> {
                 break;
             };
             let samples: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(n)).collect();
-            if let Some(yardstick) = yardstick([before, after], exact, &samples) {
-                let reference = exact.unwrap_or(before);
-                let error = compare::errors(
-                    &wanted[n],
-                    &yardstick.tensor,
-                    after,
-                    Some(reference),
-                    self.tolerance,
-                );
-                if let Ok(mut error) = error {
-                    let own = compare::errors(&wanted[n], before, before, exact, 0.0);
-                    error.before = own.map_or(0.0, |own| own.before);
-                    return Ok((error, yardstick.moved));
-                }
+            let pair = [before, after];
+            if let Some(found) = explained(&wanted[n], pair, exact, &samples, self.tolerance) {
+                return Ok(found);
             }
             n_samples *= 2;
         }
@@ -139,14 +149,21 @@ impl Checker<'_> {
         while known.outputs.get(&at).map_or(0, Vec::len) < n_samples
             && known.spent < LONGEST
             && n_bytes <= MOST_BYTES
+            && known.n_bytes + n_bytes <= MOST_KEPT
             && !self.is_late()
         {
             let started = Instant::now();
-            let seed = known.outputs.get(&at).map_or(0, Vec::len) as u64;
+            let seed = known.n_seeds.get(&at).copied().unwrap_or(0);
+            if seed >= MOST_SEEDS {
+                break;
+            }
+            known.n_seeds.insert(at, seed + 1);
             let outputs = self.perturbed(run, seed, &names);
             known.spent += started.elapsed();
-            let Ok(outputs) = outputs else { break };
-            known.outputs.entry(at).or_default().push(outputs);
+            if let Ok(outputs) = outputs {
+                known.n_bytes += outputs.iter().map(Tensor::n_bytes).sum::<usize>();
+                known.outputs.entry(at).or_default().push(outputs);
+            }
         }
         known
     }
@@ -169,6 +186,22 @@ impl Checker<'_> {
     }
 }
 
+/// The errors of both, and how far rounding moves the original, where that explains what differs.
+fn explained(
+    name: &str,
+    [before, after]: [&Tensor; 2],
+    exact: Option<&Tensor>,
+    samples: &[&Tensor],
+    tolerance: f64,
+) -> Option<(compare::OutputError, Moved)> {
+    let Yardstick { tensor, moved } = yardstick([before, after], exact, samples)?;
+    let reference = Some(exact.unwrap_or(before));
+    let mut error = compare::errors(name, &tensor, after, reference, tolerance).ok()?;
+    let own = compare::errors(name, before, before, exact, 0.0);
+    error.before = own.map_or(0.0, |own| own.before);
+    Some((error, moved))
+}
+
 /// What the original gives under some rounding, as near to `after` as was seen; `None` if rounding moves it too far to
 /// compare anything, or not at all.
 fn yardstick(
@@ -184,7 +217,10 @@ fn yardstick(
         let alike = samples.iter().find(|sample| sample.shape == after.shape)?;
         return Some(Yardstick {
             tensor: (*alike).clone(),
-            moved: 1.0,
+            moved: Moved {
+                by: 1.0,
+                is_share: true,
+            },
         });
     }
     let samples: Vec<&Tensor> = samples
@@ -199,7 +235,8 @@ fn yardstick(
 }
 
 /// Of each element, what is farthest from the reference: the original, or a run with other roundings, whose distance
-/// is that of [`SLACK`] roundings already.
+/// is that of [`SLACK`] roundings already. Where the original is finite and the rewritten model is not, or the other way
+/// round, what a run with other roundings has there; the original, so that the comparison refuses, if there is none.
 fn floats(
     [before, after]: [&Tensor; 2],
     reference: &Tensor,
@@ -214,9 +251,13 @@ fn floats(
     let (mut values, mut moved, mut largest) = (old.clone(), 0.0f64, 0.0f64);
     for (n, value) in values.iter_mut().enumerate() {
         if kind(*value) != kind(new[n]) {
-            let seen = samples.iter().any(|sample| kind(sample[n]) == kind(new[n]));
-            if seen {
-                *value = new[n];
+            let seen = samples.iter().map(|sample| sample[n]);
+            if let Some(seen) = nearest(new[n], seen.filter(|v| kind(*v) == kind(new[n]))) {
+                *value = seen;
+                if seen.is_finite() && exact[n].is_finite() {
+                    largest = largest.max(exact[n].abs());
+                    moved = moved.max((seen - exact[n]).abs());
+                }
             }
             continue;
         }
@@ -239,11 +280,31 @@ fn floats(
     }
     let moved = moved / if largest > 0.0 { largest } else { 1.0 };
     let tensor = Tensor::floats(before.element(), &before.shape, &values)?;
-    (moved > 0.0 && moved <= MOST_MOVED).then_some(Yardstick { tensor, moved })
+    let is_near = moved > 0.0 && moved <= MOST_MOVED;
+    let moved = Moved {
+        by: moved,
+        is_share: false,
+    };
+    is_near.then_some(Yardstick { tensor, moved })
+}
+
+/// Of values seen, all of the kind of `new`, the nearest to it; `None` if they do not reach around it.
+fn nearest(new: f64, seen: impl Iterator<Item = f64>) -> Option<f64> {
+    let seen: Vec<f64> = seen.collect();
+    if !new.is_finite() {
+        return seen.first().copied();
+    }
+    let low = seen.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let distance = |v: &f64| (v - new).abs();
+    let nearest = seen
+        .into_iter()
+        .min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    nearest.filter(|_| low <= new && new <= high)
 }
 
 /// Each element of `after` that the original, the reference or a run with other roundings has at that place too. Of
-/// 8 and 16 bits, which stand for floats, also what is between these.
+/// 8 and 16 bits, which stand for floats, also what is between these where they are no farther apart than [`WIDEST`].
 fn whole(
     [before, after]: [&Tensor; 2],
     exact: Option<&Tensor>,
@@ -262,7 +323,7 @@ fn whole(
         let at_place = || seen.iter().map(|seen| seen[n]).chain([old[n]]);
         let (low, high) = (at_place().min()?, at_place().max()?);
         n_changed += usize::from(low != high);
-        let fits = match is_narrow {
+        let fits = match is_narrow && high.saturating_sub(low) <= WIDEST {
             true => (low..=high).contains(&new[n]),
             false => at_place().any(|seen| seen == new[n]),
         };
@@ -273,5 +334,13 @@ fn whole(
     let moved = n_changed as f64 / old.len().max(1) as f64;
     let tensor = Tensor::of_ints(before.element(), &before.shape, &values)?;
     let is_few = n_changed <= 1 || moved <= MOST_CHANGED;
+    let moved = Moved {
+        by: moved,
+        is_share: true,
+    };
     (n_changed > 0 && is_few).then_some(Yardstick { tensor, moved })
 }
+
+#[cfg(test)]
+#[path = "yardstick_tests.rs"]
+mod tests;

@@ -82,9 +82,10 @@ const MOST_SIDE_BY_SIDE: usize = 128 << 20;
 
 /// How long sizes and numbers are looked for with which a model runs.
 const LONGEST_TRYING: Duration = Duration::from_secs(30);
-/// How often numbers are drawn anew where the model runs on none of those drawn before, and how far apart the seeds of
-/// these draws are.
+/// How often numbers are drawn, the first time included: again only where the model runs on none of those drawn before.
 const DRAWS: usize = 3;
+/// How far apart the seeds of these draws are: more than the seeds of other runs, so that none is drawn twice, and a
+/// multiple of 2 and 3, so that the batch and whatever else a seed decides by its remainder stay.
 const NEXT_DRAW: usize = 96;
 
 /// The runs after the first.

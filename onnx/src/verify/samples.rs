@@ -52,7 +52,7 @@ impl Planted {
 struct Given {
     name: String,
     fact: Fact,
-    /// For integers: all are below it.
+    /// All numbers are below it, where they look something up: integers, and floats that are cast to positions.
     bound: Option<i64>,
     /// What fits, where it decides sizes.
     fitting: Option<Fitting>,
@@ -245,11 +245,28 @@ impl Sampler {
                     let tried = TRIED.iter();
                     attempts.extend(tried.flat_map(|n| self.uniform(batch, *n, integers)));
                 }
-                let last = TRIED_LAST.iter();
-                let masks = Integers::Masks;
-                attempts.extend(last.flat_map(|n| self.uniform(batch, *n, masks)));
             }
         }
+        self.add_variants(&mut attempts);
+        if self.settled.is_none() {
+            let tried = TRIED_LAST.iter();
+            let mut last = tried
+                .flat_map(|n| self.uniform(batch, *n, Integers::Masks))
+                .collect();
+            self.add_variants(&mut last);
+            attempts.extend(last);
+        }
+        let mut known = Vec::new();
+        attempts.retain(|attempt| {
+            let is_new = !known.contains(attempt);
+            known.push(attempt.clone());
+            is_new
+        });
+        attempts
+    }
+
+    /// Adds the same with floats above zero, then all of them without what fits, or with it.
+    fn add_variants(&self, attempts: &mut Vec<Attempt>) {
         if !self.positive {
             let all = attempts.clone().into_iter();
             attempts.extend(all.map(|attempt| Attempt {
@@ -264,13 +281,6 @@ impl Sampler {
                 ..attempt
             }));
         }
-        let mut known = Vec::new();
-        attempts.retain(|attempt| {
-            let is_new = !known.contains(attempt);
-            known.push(attempt.clone());
-            is_new
-        });
-        attempts
     }
 
     /// What worked, with one dynamic size after the other 0: many models run on nothing, and a decoder
@@ -496,7 +506,7 @@ fn guessed(graph: &GraphProto, facts: &Facts, node: &NodeProto, fact: Fact) -> F
     )
 }
 
-/// What integers of `name` must be below, where they look something up.
+/// What numbers of `name` must be below, where they look something up.
 fn bound(graph: &GraphProto, facts: &Facts, name: &str, depth: usize) -> Option<i64> {
     let mut least: Option<i64> = None;
     for node in graph
