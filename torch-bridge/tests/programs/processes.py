@@ -121,23 +121,19 @@ def forked_child_compiles(wrap):
         return [_in_fork(lambda: m(torch.ones(3, 4))), m(torch.ones(3, 4))]
 
 
-def _side_by_side(m, x):
-    """What forked children and their parent compute in turns."""
-    results = []
-    with torch.no_grad():
-        m(x)
-        for k in range(3):
-            results.append(_in_fork(lambda k=k: sum(m(x * k).sum(0) for _ in range(20))))
-            results.append(observe(m(x * k).sum(0)))
-    return results
-
-
 @program(alone=True)
 def forked_children_side_by_side_with_parent(wrap):
     # OpenMP's threads do not survive a fork: on some machines a product of PyTorch's own that the
     # parent ran with several threads never ends in its children.
     torch.set_num_threads(1)
-    return _side_by_side(wrap(_net()), torch.ones(200, 4))
+    m, results = wrap(_net()), []
+    with torch.no_grad():
+        x = torch.ones(200, 4)
+        m(x)
+        for k in range(3):
+            results.append(_in_fork(lambda k=k: sum(m(x * k).sum(0) for _ in range(20))))
+            results.append(observe(m(x * k).sum(0)))
+    return results
 
 
 class _Rows(Dataset):
