@@ -92,6 +92,25 @@ def test_what_is_no_defect_is_in_the_log_alone(monkeypatch, caplog):
     assert "traced by itself: `x` has the sizes [8]" in caplog.text
 
 
+def test_a_second_module_of_the_same_functions_is_compiled_for_the_first_time():
+    def broken(x):
+        x = x.relu()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return broken(x) * 2
+
+    x = torch.randn(3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            network = Twice()
+            assert torch.equal(shorthaul.module(network)(x), network(x))
+    assert {w.category for w in said} == {shorthaul.FallbackWarning}
+
+
 def test_a_panic_of_the_native_half_is_an_internal_error():
     x, y = ({"name": name, "shape": [2], "dtype": "float32"} for name in "xy")
     sine = {"name": "y", "target": "aten.sin.default", "args": {"self": {"ref": "x"}}}

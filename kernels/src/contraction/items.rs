@@ -329,6 +329,10 @@ impl GatherPart<'_> {
         t.line(format!("const long m1 = m0 + msn{cut}*{}L;", inner(cut)));
         let n_at = |panel: &str| {
             let (ip, size) = (p.inner_panels(), p.n_inner().size);
+            if size == ip * p.nr() {
+                // The compiler sees that only whole vectors are asked for.
+                return format!("{panel}*{}L", p.nr());
+            }
             format!(
                 "{panel}/{ip}L*{size}L + shl_min({panel}%{ip}L*{}L, {size}L)",
                 p.nr()

@@ -315,6 +315,9 @@ class GraphCompiler:
     def say_compiles_again(self, failure) -> None:
         """Each time: what changed since the last call, as Dynamo's guards saw it."""
         reason = first_line(failure.reason)
+        if "BACKEND_MATCH" in reason:
+            # The program is another module's: this one compiles the function for the first time.
+            return
         self._say(f"{self.name} is compiled again, because {reason}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:
