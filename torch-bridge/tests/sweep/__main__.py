@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("pattern", nargs="*", help="names like llama* or *vit*; default all")
     parser.add_argument("--json", help="write one line for each outcome to this file")
     parser.add_argument("--limit", type=int, default=120, help="seconds a network may take")
+    parser.add_argument("--steps", type=int, help="run only the first ones of the three steps")
     parser.add_argument("--most", type=int, help="stop after this many networks")
     parser.add_argument("--skip", help="leave out the networks that this file of --json has")
     parser.add_argument("--here", action="store_true", help="in this process, for a debugger")
@@ -69,7 +70,10 @@ def main() -> int:
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
     ended = []
-    running = map(run_here, chosen) if arguments.here else outcomes(chosen, arguments.limit)
+    if arguments.here:
+        running = (run_here(one, arguments.steps) for one in chosen)
+    else:
+        running = outcomes(chosen, arguments.limit, arguments.steps)
     for outcome in running:
         ended.append(outcome)
         _print(outcome)

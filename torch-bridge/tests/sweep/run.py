@@ -79,7 +79,11 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run_here(network: Network, say: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:
+def run_here(
+    network: Network,
+    n_steps: int | None = None,
+    say: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
     """Runs ``network`` in this process. ``say`` gets the outcome so far before each stage."""
     outcome = Outcome(network.name)
     torch.set_num_threads(1)
@@ -96,7 +100,7 @@ def run_here(network: Network, say: Callable[[Outcome], None] = lambda outcome: 
             outcome.kind, outcome.reasons = NOT_MADE, [_line(error)]
             return outcome
         with contextlib.suppress(_Ended):
-            _run_steps(model, steps, outcome, say)
+            _run_steps(model, steps[:n_steps], outcome, say)
     return outcome
 
 
@@ -107,6 +111,9 @@ class _Ended(Exception):
 def _run_steps(model: nn.Module, steps: list[Step], outcome: Outcome, say) -> None:
     without_dropout(model)
     eager, double, original = copy.deepcopy(model), copy.deepcopy(model).double(), model
+    if hasattr(double, "set_experts_implementation"):
+        # Grouped products have no float64.
+        double.set_experts_implementation("eager")
     compiled = shorthaul.module(copy.deepcopy(model))
     outside = runner_of(compiled).compiler.outside
     for step in steps:
@@ -203,7 +210,7 @@ def _where(error: BaseException) -> str:
     return " < ".join(f"{os.path.basename(f.filename)}:{f.lineno}" for f in reversed(frames[-6:]))
 
 
-def run_in_child(network: Network, limit: int) -> Outcome:
+def run_in_child(network: Network, limit: int, n_steps: int | None = None) -> Outcome:
     """Runs ``network`` in a forked process, which is ended after ``limit`` seconds."""
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -218,7 +225,7 @@ def run_in_child(network: Network, limit: int) -> Outcome:
             os.write(writer, json.dumps(asdict(outcome)).encode() + b"\n")
 
         try:
-            say(run_here(network, say))
+            say(run_here(network, n_steps, say))
         finally:
             os._exit(0)
     os.close(writer)
@@ -253,7 +260,7 @@ def _received(pipe: int, until: float) -> list[bytes]:
     return received.split(b"\n")
 
 
-def outcomes(networks: list[Network], limit: int) -> Iterator[Outcome]:
+def outcomes(networks: list[Network], limit: int, n_steps: int | None) -> Iterator[Outcome]:
     """The outcome of each network, one process at a time."""
     for network in networks:
-        yield run_in_child(network, limit)
+        yield run_in_child(network, limit, n_steps)

@@ -21,6 +21,7 @@ class Kind:
     images: bool = True
     text: bool = True
     size: int = 1
+    cache: bool = True
 
 
 #: What is tried, the fullest first.
@@ -31,6 +32,8 @@ KINDS = (
     Kind(labels=False, images=False),
     Kind(labels=False, text=False),
     Kind(labels=False, size=2),
+    Kind(labels=True, images=False, cache=False),
+    Kind(labels=False, images=False, cache=False),
 )
 
 
@@ -88,6 +91,8 @@ def inputs(model: nn.Module, batch: int, length: int, kind: Kind) -> dict[str, A
         if not labels:
             raise ValueError("no labels")
         given |= labels
+    if not kind.cache and "use_cache" in parameters:
+        given["use_cache"] = False
     _place_images(model, sizes, given)
     return given
 

@@ -95,7 +95,7 @@ def _make(model_type: str, name: str) -> tuple[nn.Module, list[Step]]:
                 problems.append(_line(error))
                 continue
             return model, steps
-    raise NotMade("; ".join(dict.fromkeys(problems[-3:])))
+    raise NotMade("; ".join(list(dict.fromkeys(problems))[:4]))
 
 
 def _steps(model: nn.Module, kind: inputs_of.Kind) -> list[Step]:
