@@ -237,10 +237,11 @@ def run_in_child(network: Network, limit: int, n_steps: int | None = None) -> Ou
     _, status = os.waitpid(pid, 0)
     outcome = Outcome(**json.loads(lines[-1])) if lines else Outcome(network.name)
     outcome.seconds = time.monotonic() - began
-    if late:
+    if late and outcome.kind in (CRASHED, DIFFERS):
         making = outcome.stage == "making it" or not outcome.stage.endswith("compiled")
         outcome.kind = NOT_MADE if making and not outcome.steps_done else SLOW
         if outcome.reasons:
+            # An earlier step differed.
             outcome.kind = DIFFERS
         outcome.reasons.append(f"{outcome.stage} was not done after {limit} s")
     elif outcome.kind == CRASHED:
