@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._vmap import is_transform
+
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
     {
@@ -128,8 +130,7 @@ def whole_graph_reason(graph: fx.Graph) -> str | None:
             continue
         if name_of(node) in _METADATA_WRITES:
             return f"`{name_of(node)}` changes a tensor's metadata"
-        module = getattr(node.target, "__module__", "") or ""
-        if "functorch" in module or name_of(node).startswith("_vmap_"):
+        if is_transform(node):
             return "it uses a torch.func transform"
     return None
 

@@ -93,6 +93,40 @@ def vmap_inside(wrap):
     return raises(step, m, randn(4, 3), randn(4, 3))
 
 
+class _Scan(nn.Module):
+    """Two steps of a scan and a nested map, as state-space models and masks have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = self.linear(x)
+        steps = vmap(lambda a, b: (a * b).softmax(0) + torch.dot(a, b), in_dims=(0, 1))
+        found = steps(rows, x.t().contiguous())
+        pairs = vmap(vmap(lambda a, b: torch.where(a > b, a, b), (None, 0)), (0, None))
+        return pairs(found[0], found[1]) + found.sum()
+
+
+@program
+def maps_inside_of_a_model(wrap):
+    m = wrap(_Scan())
+    return [step(m, randn(3, 4)), step(m, randn(5, 4)), step(m, randn(3, 4))]
+
+
+@program
+def map_that_writes_and_views(wrap):
+    def forward(x):
+        y = x * 2
+        view = vmap(lambda r: r.view(2, 2))(y)
+        view += 1
+        written = vmap(lambda r: r.add_(1))(y)
+        return y, view, written, vmap(torch.Tensor.sum)(x)
+
+    m = wrap(forward)
+    return [m(torch.arange(12.0).reshape(3, 4)), m(torch.ones(5, 4))]
+
+
 @program
 def vmap_with_randomness(wrap):
     m = wrap(lambda x: vmap(lambda r: r + torch.rand(3), randomness="different")(x))

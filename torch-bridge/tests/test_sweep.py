@@ -1,0 +1,54 @@
+"""Tests of the sweep: it passes networks that are right, and its rule sees results that are not."""
+
+import pytest
+import torch
+from sweep import run
+from sweep.compare import judge
+from sweep.transformers_networks import networks
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "vit"])
+def test_a_tiny_network_is_the_same(model_type):
+    (network,) = [one for one in networks() if one.name.startswith(f"{model_type}/")]
+    outcome = run.run_in_child(network, limit=300, n_steps=1)
+    assert outcome.kind == run.SAME, outcome
+    assert outcome.n_judged > 20 and outcome.steps_done == 1
+
+
+def test_a_network_that_does_not_end_is_too_slow():
+    network = run.Network("endless", lambda: _wait_for_ever())
+    assert run.run_in_child(network, limit=1).kind == run.NOT_MADE
+
+
+def _wait_for_ever():
+    while True:
+        pass
+
+
+_EXACT = torch.linspace(-1, 1, 100, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_seen"),
+    [
+        (lambda t: t, False),
+        (lambda t: t * (1 + 1e-7), False),
+        (lambda t: t * (1 + 1e-5), True),
+        (lambda t: t.where(t < 1, torch.nan), True),
+        (lambda t: t.half(), True),
+        (lambda t: t[1:], True),
+        (lambda t: None, True),
+    ],
+)
+def test_the_rule_sees_what_is_more_than_rounding(change, is_seen):
+    eager = {"output": _EXACT.float()}
+    found = {"output": change(_EXACT.float())}
+    verdict = judge(found, eager, {"output": _EXACT}, again=lambda: [eager])
+    assert bool(verdict.differences) == is_seen
+
+
+def test_a_tensor_that_eager_misses_is_not_judged():
+    eager = {"output": _EXACT.float() + 0.1}
+    found = {"output": _EXACT.float() - 1}
+    verdict = judge(found, eager, {"output": _EXACT}, again=list)
+    assert (verdict.differences, verdict.n_unstable) == ([], 1)
