@@ -51,6 +51,7 @@ from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 from ._origins import module_path, source_node, source_of
+from ._pytorch_names import hints_of
 from ._sizes import expression, go_on_noting
 
 log = logging.getLogger("shorthaul")
@@ -541,7 +542,7 @@ class _Writer:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            hint = size.node.shape_env.backed_var_to_val.get(expr)
+            hint = hints_of(size.node.shape_env).get(expr)
             self.symbols[expr.name] = int(hint) if hint is not None else 0
             return expr.name
         ops = {

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.exc import ShortenTraceback
-from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.guards import install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
@@ -56,6 +55,7 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
+from ._pytorch_names import ALWAYS_SO, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
@@ -159,7 +159,7 @@ def _options_of(given: dict[str, Any], mode: str | None, more: dict[str, Any]) -
     return Options(**known)
 
 
-class _Passing(ShortenTraceback):
+class _Passing(PassingError):
     """An error that Dynamo lets through, with the words it had before Dynamo added some."""
 
     said = ""
@@ -187,7 +187,7 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
-        else:
+        elif name not in ALWAYS_SO:
             _dynamo_mends.say_cannot_apply(f"torch._dynamo.config.{name}", "there is none")
     _dynamo_mends.apply(_is_ours)
 
@@ -210,8 +210,7 @@ def _is_ours(compiler) -> bool:
     while compiler is not None and compiler is not shorthaul:
         if isinstance(compiler, GraphCompiler):
             return True
-        inner = getattr(compiler, "_torchdynamo_orig_backend", None)
-        compiler = inner or getattr(compiler, "compiler_fn", None)
+        compiler = wrapped_by(compiler)
     return compiler is shorthaul
 
 
@@ -220,7 +219,7 @@ def guard_global_hooks() -> None:
     translator = InstructionTranslator.current_tx()
     source = translator.import_source("torch.nn.modules.module")
     for name in _GLOBAL_HOOKS:
-        install_guard(AttrSource(source, name).make_guard(GuardBuilder.DICT_KEYS_MATCH))
+        install_guard(AttrSource(source, name).make_guard(dict_keys_guard))
 
 
 class GraphCompiler:

@@ -8,7 +8,7 @@ with ``VERSION``.
 import torch
 
 #: The oldest version whose tracer has all that Shorthaul uses.
-OLDEST = (2, 14)
+OLDEST = (2, 6)
 
 #: The version that runs.
 VERSION = tuple(int(number) for number in str(torch.__version__).split(".")[:2])
