@@ -55,7 +55,7 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
-from ._pytorch_names import ALWAYS_SO, PassingError, dict_keys_guard, wrapped_by
+from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
@@ -187,7 +187,7 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
-        elif name not in ALWAYS_SO:
+        elif name not in REPLACED:
             _dynamo_mends.say_cannot_apply(f"torch._dynamo.config.{name}", "there is none")
     _dynamo_mends.apply(_is_ours)
 

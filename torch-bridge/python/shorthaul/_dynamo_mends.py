@@ -21,7 +21,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from . import _older_tracers
 from ._errors import FallbackWarning
-from ._pytorch_names import IDENTITY_MODULES, WRAPS_ERRORS, unimplemented
+from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
 
 #: Functions of ``random.Random`` whose results Dynamo would bake into the graph.
@@ -40,15 +40,14 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
     )
-    if WRAPS_ERRORS:
-        mends += (_older_tracers.let_errors_pass,)
+    mends += _older_tracers.mends()
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
         try:
             mend(is_ours)
         except (AttributeError, KeyError, TypeError) as error:
-            say_cannot_apply(mend.__name__[1:], str(error))
+            say_cannot_apply(mend.__name__.lstrip("_"), str(error))
 
 
 @functools.cache

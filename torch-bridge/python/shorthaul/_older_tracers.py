@@ -12,16 +12,20 @@ import operator
 import types
 from collections.abc import Callable
 
+import torch
+from torch._dynamo import config
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, get_fake_value
 from torch._dynamo.variables import functions
 from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from ._pytorch_names import PassingError
+from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError
 
 IsOurs = Callable[[object], bool]
 
@@ -84,4 +88,86 @@ def guard_identity(is_ours: IsOurs) -> None:
     BuiltinVariable.call_function = call_function
 
 
-__all__ = ["guard_identity", "guard_inlined_functions", "let_errors_pass"]
+def follow_writes(is_ours: IsOurs) -> None:
+    """``y[i] = x`` is run on the tensors that Dynamo knows, so that it sees where gradients flow."""
+    original = TensorVariable.method___setitem__
+    original_flag = TensorVariable.method_attr_requires_grad
+
+    def method___setitem__(self, key, value):
+        tx = InstructionTranslator.current_tx()
+        result = original(self, key, value)
+        if is_ours(tx.output.compiler_fn):
+            node = next(iter(reversed(tx.output.graph.nodes)))
+            with _disable_saved_tensors_hooks_during_tracing():
+                get_fake_value(node, tx)
+        return result
+
+    def method_attr_requires_grad(self, tx):
+        if is_ours(tx.output.compiler_fn):
+            self.requires_grad = self.as_proxy().node.meta["example_value"].requires_grad
+        return original_flag(self, tx)
+
+    TensorVariable.method___setitem__ = method___setitem__
+    TensorVariable.method_attr_requires_grad = method_attr_requires_grad
+
+
+def check_tensors_each_time(is_ours: IsOurs) -> None:
+    """Tensors are looked at in each call, even if the dictionary that holds them did not change.
+
+    before  guards on a tensor are skipped where its dictionary has the same version as before
+    after   Dynamo's guards take no example for a tensor, and so not for unchangeable either
+    """
+    original = GuardBuilder.get_guard_manager_from_source
+
+    def get_guard_manager_from_source(self, source):
+        graph = self.check_fn_manager.output_graph
+        if graph is None or "get" in vars(self) or not is_ours(graph.compiler_fn):
+            return original(self, source)
+        get = self.get
+
+        def get_without_tensors(*args):
+            value = get(*args)
+            return _TENSOR if isinstance(value, torch.Tensor) else value
+
+        self.get = get_without_tensors
+        try:
+            return original(self, source)
+        finally:
+            del self.get
+
+    GuardBuilder.get_guard_manager_from_source = get_guard_manager_from_source
+    for name in ("guard_on_dict_keys_and_order", "guard_on_dict_keys_and_ignore_order"):
+        setattr(GuardBuilder, name, _without_tensors(getattr(GuardBuilder, name), is_ours))
+
+
+def _without_tensors(original: Callable, is_ours: IsOurs) -> Callable:
+    """``original`` of a guard builder, whose example is a dictionary, with no tensor in it."""
+
+    @functools.wraps(original)
+    def guard_keys(self, value, guard):
+        graph = self.check_fn_manager.output_graph
+        if graph is not None and is_ours(graph.compiler_fn):
+            items = value.items()
+            value = {k: _TENSOR if isinstance(v, torch.Tensor) else v for k, v in items}
+        return original(self, value, guard)
+
+    return guard_keys
+
+
+#: Stands for a tensor where Dynamo asks what kind of object it guards.
+_TENSOR = object()
+
+
+def mends() -> tuple[Callable[[IsOurs], None], ...]:
+    """Those that this version needs and that ``_dynamo_mends`` has no other form of."""
+    found: list[Callable[[IsOurs], None]] = []
+    if WRAPS_ERRORS:
+        found.append(let_errors_pass)
+    if not hasattr(TensorVariable, "_sync_if_inplace_mutation"):
+        found.append(follow_writes)
+    if not all(hasattr(config, name) for name in REPLACED):
+        found.append(check_tensors_each_time)
+    return tuple(found)
+
+
+__all__ = ["guard_identity", "guard_inlined_functions", "mends"]

@@ -38,19 +38,17 @@ dict_keys_guard = getattr(GuardBuilder, "DICT_KEYS_MATCH", None) or GuardBuilder
 #: Under which names wrappers of a backend hold what they wrap.
 WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
-#: Settings of Dynamo's that some versions lack because they always do what Shorthaul asks for.
-ALWAYS_SO: frozenset[str] = frozenset()
-if not hasattr(torch._dynamo.config, "recompile_limit"):
-    ALWAYS_SO = frozenset({"skip_tensor_guards_with_matching_dict_tags"})
+#: Settings of Dynamo's that ``_older_tracers`` replaces where a version lacks them.
+REPLACED = frozenset({"skip_tensor_guards_with_matching_dict_tags"})
 
 #: Whether Dynamo wraps every error of a backend.
 WRAPS_ERRORS = PassingError is exc.BackendCompilerFailed
 
 #: The setting of how many graphs Dynamo holds for one piece of Python, where its functions do not
 #: take it.
-GRAPH_LIMIT = (
-    "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-)
+GRAPH_LIMIT = "recompile_limit"
+if not hasattr(torch._dynamo.config, GRAPH_LIMIT):
+    GRAPH_LIMIT = "cache_size_limit"
 
 
 def unimplemented(what: str, why: str) -> NoReturn:
@@ -111,9 +109,9 @@ else:
 
 
 __all__ = [
-    "ALWAYS_SO",
     "GRAPH_LIMIT",
     "IDENTITY_MODULES",
+    "REPLACED",
     "WRAPPED",
     "WRAPS_ERRORS",
     "PassingError",
