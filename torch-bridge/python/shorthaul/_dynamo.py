@@ -42,6 +42,7 @@ from ._errors import (
     first_line,
 )
 from ._errors import Refused as RefusedNodes
+from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
     AUTOCAST,
@@ -256,6 +257,7 @@ class GraphCompiler:
         if reason is not None:
             self.say_falls_back(reason)
             return graph_module.forward
+        drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 

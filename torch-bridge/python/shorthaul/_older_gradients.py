@@ -7,12 +7,16 @@ runs. Which of them it needs is found by computing a gradient once, not by the v
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 aten = torch.ops.aten
+
+#: Functions with a rule for operands that are numbers.
+_BY_NUMBERS = frozenset({"clamp", "clip", "clamp_min", "clamp_max"})
 
 Rule = tuple[Callable[[Mapping[str, Any]], bool], Callable]
 
@@ -35,44 +39,58 @@ def _clamp_max(x, max):  # noqa: A002  (schema)
     return _clamp(x, None, max)
 
 
-def _clamp_by_tensors(x, min=None, max=None):  # noqa: A002  (schema)
-    """The same by tensors, to which the gradient goes where ``x`` is outside."""
-    inside, value = True, x
-    if min is not None:
-        inside, value = x >= min, torch.maximum(value, min)
-    if max is not None:
-        inside, value = (x <= max) & inside, torch.minimum(value, max)
-    found = value.detach()
-    if min is not None:
-        is_low = x < min if max is None else (x < min) & (min < max)
-        found = torch.where(is_low, min, found)
-    if max is not None:
-        is_high = x > max if min is None else (x > max) | (max < min)
-        found = torch.where(is_high, max, found)
-    return torch.where(inside, x, found)
-
-
 def _hardswish(x):
-    """A knot has the gradient of the parabola."""
-    return torch.where(x < -3, 0.0, torch.where(x <= 3, x * (x + 3) / 6, x))
+    """A knot has the gradient of the parabola; what lies outside does not reach it."""
+    within = torch.where((x >= -3) & (x <= 3), x, 0.0)
+    rest = torch.where(x < -3, (x * 0.0).detach(), x)
+    return torch.where((x >= -3) & (x <= 3), within * (within + 3) / 6, rest)
 
 
 def _is_real(arguments: Mapping[str, Any]) -> bool:
-    """Whether a gradient may flow, and all bounds are numbers or tensors of the same type."""
+    """Whether a gradient may flow, and all bounds are numbers."""
     x, *bounds = arguments.values()
-    if not x.is_floating_point():
-        return False
-    return all(
-        bound is None or (bound.dtype == x.dtype if isinstance(bound, torch.Tensor) else bound == bound)
-        for bound in bounds
-    )
+    is_nan = any(isinstance(bound, float) and math.isnan(bound) for bound in bounds)
+    return x.is_floating_point() and not is_nan
 
 
-def _gradient_at(function: Callable, at: float) -> float:
+def _gradient_at(function: Callable, at: float) -> float | None:
+    """The gradient, where PyTorch has one."""
     with torch.enable_grad(), torch.inference_mode(False):
         x = torch.tensor([at], dtype=torch.float32, device="cpu", requires_grad=True)
-        (gradient,) = torch.autograd.grad(function(x).sum(), x)
+        try:
+            (gradient,) = torch.autograd.grad(function(x).sum(), x)
+        except (NotImplementedError, RuntimeError):
+            return None
     return float(gradient)
+
+
+@functools.cache
+def _left_to_pytorch() -> frozenset[str]:
+    """Functions whose gradient is another one than kernels compute, or that have none."""
+    zero = torch.zeros(1)
+    # Of each function, where to ask and what the gradient there is for kernels.
+    asked = {
+        "aminmax": (lambda x: x.aminmax()[0], 1.0, 1.0),
+        "atan2 arctan2": (lambda x: x.atan2(zero), 0.0, 0.0),
+        "clamp clip clamp_min clamp_max": (lambda x: x.clamp(zero), 0.0, 0.5),
+        "fmax": (lambda x: x.fmax(zero), 0.0, 0.5),
+        "fmin": (lambda x: x.fmin(zero), 0.0, 0.5),
+        "i1e special_i1e": (torch.special.i1e, 0.0, 0.5),
+        "nextafter": (lambda x: x.nextafter(zero), 1.0, 1.0),
+    }
+    found: set[str] = set()
+    for names, (function, at, expected) in asked.items():
+        if _gradient_at(function, at) != expected:
+            found |= set(names.split())
+    return frozenset(found)
+
+
+def has_own_gradient(name: str, n_operands: int) -> bool:
+    """Whether PyTorch must run a function of so many tensors, since its gradient is its own.
+
+    Clamping by numbers has a rule here.
+    """
+    return name in _left_to_pytorch() and (n_operands > 1 or name not in _BY_NUMBERS)
 
 
 @functools.cache
@@ -83,20 +101,9 @@ def rules() -> dict[Any, Rule]:
         found[aten.clamp.default] = (_is_real, _clamp)
         found[aten.clamp_min.default] = (_is_real, _clamp_min)
         found[aten.clamp_max.default] = (_is_real, _clamp_max)
-        found[aten.clamp.Tensor] = (_is_real, _clamp_by_tensors)
-        found[aten.clamp_min.Tensor] = (_is_real, _clamp_min_by_tensor)
-        found[aten.clamp_max.Tensor] = (_is_real, _clamp_max_by_tensor)
     if _gradient_at(torch.nn.functional.hardswish, 3.0) == 1.5:
         found[aten.hardswish.default] = (_is_real, _hardswish)
     return found
 
 
-def _clamp_min_by_tensor(x, min):  # noqa: A002  (schema)
-    return _clamp_by_tensors(x, min)
-
-
-def _clamp_max_by_tensor(x, max):  # noqa: A002  (schema)
-    return _clamp_by_tensors(x, None, max)
-
-
-__all__ = ["rules"]
+__all__ = ["has_own_gradient", "rules"]

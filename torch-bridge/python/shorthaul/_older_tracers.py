@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 
 import torch
+from torch import fx
 from torch._dynamo import config
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -25,6 +26,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
+from ._partition import storage_of
 from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError
 
 IsOurs = Callable[[object], bool]
@@ -89,7 +91,7 @@ def guard_identity(is_ours: IsOurs) -> None:
 
 
 def follow_writes(is_ours: IsOurs) -> None:
-    """``y[i] = x`` is run on the tensors that Dynamo knows, so that it sees where gradients flow."""
+    """``y[i] = x`` is run on Dynamo's tensors, so that it sees where gradients flow."""
     original = TensorVariable.method___setitem__
     original_flag = TensorVariable.method_attr_requires_grad
 
@@ -158,6 +160,24 @@ def _without_tensors(original: Callable, is_ours: IsOurs) -> Callable:
 _TENSOR = object()
 
 
+def drop_idle_dropouts(graph: fx.Graph) -> None:
+    """before  dropout(x, training=False)   after  x, as eager gives
+
+    Some versions of Dynamo take the result for a copy.
+    """
+    for node in list(graph.nodes):
+        if node.target not in (torch.nn.functional.dropout, torch.dropout) or not node.args:
+            continue
+        names = ("x", "p", "training", "inplace")
+        given = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False))}
+        given |= node.kwargs
+        operand = node.args[0]
+        is_idle = given["training"] is False or (type(given["p"]) is float and given["p"] == 0.0)
+        if is_idle and storage_of(node) != storage_of(operand):
+            node.replace_all_uses_with(operand)
+            graph.erase_node(node)
+
+
 def mends() -> tuple[Callable[[IsOurs], None], ...]:
     """Those that this version needs and that ``_dynamo_mends`` has no other form of."""
     found: list[Callable[[IsOurs], None]] = []
@@ -170,4 +190,4 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
     return tuple(found)
 
 
-__all__ = ["guard_identity", "guard_inlined_functions", "mends"]
+__all__ = ["drop_idle_dropouts", "guard_identity", "guard_inlined_functions", "mends"]

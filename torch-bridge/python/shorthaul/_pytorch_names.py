@@ -44,6 +44,11 @@ REPLACED = frozenset({"skip_tensor_guards_with_matching_dict_tags"})
 #: Whether Dynamo wraps every error of a backend.
 WRAPS_ERRORS = PassingError is exc.BackendCompilerFailed
 
+#: Errors of Dynamo's own, for which a frame runs in eager. Older versions let an assertion out.
+TRACER_ERRORS = (exc.TorchRuntimeError, exc.InternalTorchDynamoError)
+if WRAPS_ERRORS:
+    TRACER_ERRORS += (AssertionError,)
+
 #: The setting of how many graphs Dynamo holds for one piece of Python, where its functions do not
 #: take it.
 GRAPH_LIMIT = "recompile_limit"
@@ -112,6 +117,7 @@ __all__ = [
     "GRAPH_LIMIT",
     "IDENTITY_MODULES",
     "REPLACED",
+    "TRACER_ERRORS",
     "WRAPPED",
     "WRAPS_ERRORS",
     "PassingError",

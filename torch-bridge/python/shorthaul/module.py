@@ -26,18 +26,14 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    InternalTorchDynamoError,
-    TorchRuntimeError,
-)
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError, first_line
-from ._pytorch_names import GRAPH_LIMIT, WRAPPED, leave_frame
+from ._pytorch_names import GRAPH_LIMIT, TRACER_ERRORS, WRAPPED, leave_frame
 from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
@@ -417,7 +413,7 @@ class FrameCompiler:
         try:
             with self.limit():
                 return self.convert(*frame)
-        except (TorchRuntimeError, InternalTorchDynamoError) as failure:
+        except TRACER_ERRORS as failure:
             reason = first_line(failure)
         self.compiler.say_tracer_failed(reason)
         return leave_frame()
