@@ -50,6 +50,7 @@ from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
+from ._older_gradients import spell_out
 from ._origins import module_path, source_node, source_of
 from ._pytorch_names import hints_of
 from ._sizes import expression, go_on_noting
@@ -178,6 +179,7 @@ def capture(
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
     inline_regions(exported.graph_module)
     keep_origins(exported.graph_module)
+    spell_out(exported.graph)
     export_seconds = time.perf_counter() - start
     if traced is not None:
         traced.append(exported)

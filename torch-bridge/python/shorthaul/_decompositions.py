@@ -27,7 +27,6 @@ from . import (
     _decomposed_polynomials,
     _decomposed_random,
     _decomposed_scans,
-    _older_gradients,
 )
 from ._functionalize import FunctionalNode, Ref
 
@@ -250,7 +249,7 @@ def _guarded() -> dict[Any, tuple[Guard, Callable]]:
     rules[aten.linalg_vector_norm.default] = (_is_unusual_norm, _vector_norm)
     rules[aten.prelu.default] = (_is_scalar, _prelu)
     rules[aten._native_batch_norm_legit_functional.default] = (_is_in_eval, _batch_norm_in_eval)
-    return rules | _decomposed_indexing.GUARDED | _older_gradients.rules()
+    return rules | _decomposed_indexing.GUARDED
 
 
 @functools.cache

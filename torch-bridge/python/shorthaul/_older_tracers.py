@@ -23,11 +23,12 @@ from torch._dynamo.symbolic_convert import InliningInstructionTranslator, Instru
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, get_fake_value
 from torch._dynamo.variables import functions
 from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.dicts import DefaultDictVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from ._partition import storage_of
-from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError
+from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError, unimplemented
 
 IsOurs = Callable[[object], bool]
 
@@ -178,6 +179,18 @@ def drop_idle_dropouts(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def break_at_default_dictionaries(is_ours: IsOurs) -> None:
+    """A dictionary with defaults that a function returns stays one: Python runs the function."""
+    original = DefaultDictVariable.reconstruct
+
+    def reconstruct(self, codegen):
+        if is_ours(codegen.tx.output.compiler_fn):
+            unimplemented("defaultdict", "Python runs it: a graph would give a plain dictionary")
+        return original(self, codegen)
+
+    DefaultDictVariable.reconstruct = reconstruct
+
+
 def mends() -> tuple[Callable[[IsOurs], None], ...]:
     """Those that this version needs and that ``_dynamo_mends`` has no other form of."""
     found: list[Callable[[IsOurs], None]] = []
@@ -187,6 +200,8 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
         found.append(follow_writes)
     if not all(hasattr(config, name) for name in REPLACED):
         found.append(check_tensors_each_time)
+    if "reconstruct" not in vars(DefaultDictVariable):
+        found.append(break_at_default_dictionaries)
     return tuple(found)
 
 
