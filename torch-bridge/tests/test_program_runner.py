@@ -12,6 +12,7 @@ from programs.perturb import PERTURBED
 from programs.registry import Program, programs
 from programs.run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, run_here, run_in_children
 from shorthaul import OutOfRange, ShorthaulError
+from shorthaul._pytorch_version import VERSION
 
 
 def _program(run, **kwargs):
