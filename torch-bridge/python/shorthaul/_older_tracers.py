@@ -21,9 +21,8 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing, get_fake_value
-from torch._dynamo.variables import functions
+from torch._dynamo.variables import dicts, functions
 from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._dynamo.variables.dicts import DefaultDictVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
@@ -96,9 +95,9 @@ def follow_writes(is_ours: IsOurs) -> None:
     original = TensorVariable.method___setitem__
     original_flag = TensorVariable.method_attr_requires_grad
 
-    def method___setitem__(self, key, value):
+    def method___setitem__(self, *args):
         tx = InstructionTranslator.current_tx()
-        result = original(self, key, value)
+        result = original(self, *args)
         if is_ours(tx.output.compiler_fn):
             node = next(iter(reversed(tx.output.graph.nodes)))
             with _disable_saved_tensors_hooks_during_tracing():
@@ -181,14 +180,14 @@ def drop_idle_dropouts(graph: fx.Graph) -> None:
 
 def break_at_default_dictionaries(is_ours: IsOurs) -> None:
     """A dictionary with defaults that a function returns stays one: Python runs the function."""
-    original = DefaultDictVariable.reconstruct
+    original = dicts.DefaultDictVariable.reconstruct
 
     def reconstruct(self, codegen):
         if is_ours(codegen.tx.output.compiler_fn):
             unimplemented("defaultdict", "Python runs it: a graph would give a plain dictionary")
         return original(self, codegen)
 
-    DefaultDictVariable.reconstruct = reconstruct
+    dicts.DefaultDictVariable.reconstruct = reconstruct
 
 
 def mends() -> tuple[Callable[[IsOurs], None], ...]:
@@ -196,11 +195,12 @@ def mends() -> tuple[Callable[[IsOurs], None], ...]:
     found: list[Callable[[IsOurs], None]] = []
     if WRAPS_ERRORS:
         found.append(let_errors_pass)
-    if not hasattr(TensorVariable, "_sync_if_inplace_mutation"):
+    if "get_fake_value" not in TensorVariable.method___setitem__.__code__.co_names:
         found.append(follow_writes)
     if not all(hasattr(config, name) for name in REPLACED):
         found.append(check_tensors_each_time)
-    if "reconstruct" not in vars(DefaultDictVariable):
+    with_defaults = getattr(dicts, "DefaultDictVariable", None)
+    if with_defaults is not None and "reconstruct" not in vars(with_defaults):
         found.append(break_at_default_dictionaries)
     return tuple(found)
 

@@ -400,7 +400,7 @@ class FrameCompiler:
     An error of the model's own is then raised by eager, and an error of the tracer's not at all.
     """
 
-    def __init__(self, convert, compiler: GraphCompiler, limit):
+    def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):
         functools.wraps(convert)(self)
         for name in WRAPPED:
             if hasattr(convert, name):
