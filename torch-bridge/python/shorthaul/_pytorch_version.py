@@ -21,5 +21,5 @@ if VERSION < OLDEST or EXCLUDED[0] <= VERSION <= EXCLUDED[1]:
     _oldest, _newer = "{}.{}".format(*OLDEST), f"{EXCLUDED[1][0]}.{EXCLUDED[1][1] + 1}"
     raise ImportError(
         f"Shorthaul works with PyTorch {_oldest}, and with {_newer} or newer, and this is "
-        f"{torch.__version__}: `pip install 'torch>={_newer}'` or `pip install 'torch=={_oldest}.*'`"
+        f"{torch.__version__}: `pip install 'torch>={_newer}'`, or 'torch=={_oldest}.*'"
     )
