@@ -1,4 +1,4 @@
-"""Refuses a PyTorch that Shorthaul does not work with, by a sentence that names those it does.
+"""Refuses a PyTorch that Shorthaul is not known to work with, by a sentence that names the others.
 
 ``shorthaul`` imports this module before those that use PyTorch's tracer. Owns the versions, which
 ``pyproject.toml`` repeats as a requirement. Where PyTorch's versions differ, others look for what a
@@ -10,8 +10,8 @@ import torch
 #: The oldest version that works.
 OLDEST = (2, 6)
 
-#: The first and the last version of those in between that do not: there the tracer and the
-#: exporter have neither the old form nor the new one of what Shorthaul changes.
+#: The first and the last version of those in between that the tests have not run with: where a
+#: tracer differs, results may differ without a word.
 EXCLUDED = ((2, 7), (2, 13))
 
 #: The version that runs.
