@@ -20,6 +20,11 @@ breaks_at_recurrent_layers = pytest.mark.skipif(
     VERSION < (2, 15), reason="PyTorch 2.14 leaves a whole function with such a layer to Python"
 )
 
+#: For tests of how few traces serve many sizes; with other traces the results are the same.
+needs_open_numbers = pytest.mark.skipif(
+    VERSION < (2, 14), reason="the exporter of PyTorch 2.6 takes no number without its value"
+)
+
 
 def assert_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> None:
     """One forward and backward of ``model`` compiled by ``wrap``, eager, and eager in float64."""

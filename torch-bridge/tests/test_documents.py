@@ -235,14 +235,21 @@ def test_the_api_page_has_every_public_name():
     assert set(shorthaul.__all__) <= shown
 
 
-def test_an_old_pytorch_is_refused_with_a_sentence():
-    code = "import torch; torch.__version__ = '2.6.0+cpu'; import shorthaul"
+@pytest.mark.parametrize("version", ["2.5.1+cpu", "2.7.0", "2.13.1+cpu"])
+def test_another_pytorch_is_refused_with_a_sentence(version):
+    code = f"import torch; torch.__version__ = '{version}'; import shorthaul"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    needed = ".".join(map(str, _pytorch_version.OLDEST))
-    assert f"Shorthaul needs PyTorch {needed} or newer, and this is 2.6.0+cpu" in done.stderr
+    known = "Shorthaul works with PyTorch 2.6, and with 2.14 or newer"
+    assert f"{known}, and this is {version}: `pip install" in done.stderr
+
+
+def test_the_package_requires_a_pytorch_that_works():
+    (_, first), (_, last) = _pytorch_version.EXCLUDED
+    excluded = ",".join(f"!=2.{minor}.*" for minor in range(first, last + 1))
+    oldest = ".".join(map(str, _pytorch_version.OLDEST))
     project = (ROOT / "torch-bridge" / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'dependencies = ["torch>={needed}"]' in project
+    assert f'dependencies = ["torch>={oldest},{excluded}"]' in project
 
 
 def test_the_package_is_typed():

@@ -8,7 +8,7 @@ import logging
 import pytest
 import shorthaul
 import torch
-from against_eager import assert_close, step
+from against_eager import assert_close, needs_open_numbers, step
 from shorthaul import _region
 from shorthaul._sizes import Outside
 from shorthaul._symbolic import capture_symbolic
@@ -107,6 +107,7 @@ def _check(model, network, inputs) -> None:
         assert_close(what, found[what], near[what], want[what])
 
 
+@needs_open_numbers
 @pytest.mark.parametrize(
     ("kind", "sizes", "n_traces"),
     [(Text, (9, 14, 2, 33), 3), (Image, (13, 17, 20, 15), 2), (Rows, (4, 7, 9, 1, 0), 3)],
@@ -210,6 +211,7 @@ class _Branch(nn.Module):
         return x * n if x.shape[0] > 5 else x + n
 
 
+@needs_open_numbers
 def test_a_trace_says_for_which_sizes_it_holds():
     traced = capture_symbolic(_Branch(), (torch.randn(8, 3), 8), [(True, False), True])
     held = traced.at((torch.randn(6, 3), 4))

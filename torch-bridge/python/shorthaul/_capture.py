@@ -50,7 +50,9 @@ from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused, first_line
 from ._functionalize import Functional, FunctionalNode, Ref, functionalize
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
+from ._older_gradients import spell_out
 from ._origins import module_path, source_node, source_of
+from ._pytorch_names import hints_of
 from ._sizes import expression, go_on_noting
 
 log = logging.getLogger("shorthaul")
@@ -177,6 +179,7 @@ def capture(
     exported = _export(module, args, kwargs or {}, dynamic_shapes)
     inline_regions(exported.graph_module)
     keep_origins(exported.graph_module)
+    spell_out(exported.graph)
     export_seconds = time.perf_counter() - start
     if traced is not None:
         traced.append(exported)
@@ -541,7 +544,7 @@ class _Writer:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            hint = size.node.shape_env.backed_var_to_val.get(expr)
+            hint = hints_of(size.node.shape_env).get(expr)
             self.symbols[expr.name] = int(hint) if hint is not None else 0
             return expr.name
         ops = {

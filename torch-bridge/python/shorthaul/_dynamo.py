@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.exc import ShortenTraceback
-from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.guards import install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
@@ -43,6 +42,7 @@ from ._errors import (
     first_line,
 )
 from ._errors import Refused as RefusedNodes
+from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
     AUTOCAST,
@@ -56,6 +56,7 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
+from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
@@ -160,7 +161,7 @@ def _options_of(given: dict[str, Any], mode: str | None, more: dict[str, Any]) -
     return Options(**known)
 
 
-class _Passing(ShortenTraceback):
+class _Passing(PassingError):
     """An error that Dynamo lets through, with the words it had before Dynamo added some."""
 
     said = ""
@@ -188,7 +189,7 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
-        else:
+        elif name not in REPLACED:
             _dynamo_mends.say_cannot_apply(f"torch._dynamo.config.{name}", "there is none")
     _dynamo_mends.apply(_is_ours)
 
@@ -211,8 +212,7 @@ def _is_ours(compiler) -> bool:
     while compiler is not None and compiler is not shorthaul:
         if isinstance(compiler, GraphCompiler):
             return True
-        inner = getattr(compiler, "_torchdynamo_orig_backend", None)
-        compiler = inner or getattr(compiler, "compiler_fn", None)
+        compiler = wrapped_by(compiler)
     return compiler is shorthaul
 
 
@@ -221,7 +221,7 @@ def guard_global_hooks() -> None:
     translator = InstructionTranslator.current_tx()
     source = translator.import_source("torch.nn.modules.module")
     for name in _GLOBAL_HOOKS:
-        install_guard(AttrSource(source, name).make_guard(GuardBuilder.DICT_KEYS_MATCH))
+        install_guard(AttrSource(source, name).make_guard(dict_keys_guard))
 
 
 class GraphCompiler:
@@ -259,6 +259,7 @@ class GraphCompiler:
         if reason is not None:
             self.say_falls_back(reason)
             return graph_module.forward
+        drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 

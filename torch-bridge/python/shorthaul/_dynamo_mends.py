@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import builder, builtin, misc, object_protocol, user_defined
+from torch._dynamo.variables import builder, misc, user_defined
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
+from . import _older_tracers
 from ._errors import FallbackWarning
+from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
 
 #: Functions of ``random.Random`` whose results Dynamo would bake into the graph.
@@ -39,13 +40,14 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
     )
+    mends += _older_tracers.mends()
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
         try:
             mend(is_ours)
         except (AttributeError, KeyError, TypeError) as error:
-            say_cannot_apply(mend.__name__[1:], str(error))
+            say_cannot_apply(mend.__name__.lstrip("_"), str(error))
 
 
 @functools.cache
@@ -67,7 +69,7 @@ def _is_capturing(is_ours, translator=None) -> bool:
 
 
 def _stop(what: str, why: str) -> None:
-    unimplemented(gb_type=what, context="", explanation=f"Python runs it: {why}", hints=[])
+    unimplemented(what, f"Python runs it: {why}")
 
 
 def _break_at_method(variable: type, name: str, is_ours, what: str, why: str) -> None:
@@ -148,6 +150,9 @@ def _break_at_values_that_are_not_put_back(is_ours) -> None:
 
 def _guard_inlined_functions(is_ours) -> None:
     """A function or method that is replaced by another one is another graph."""
+    if not hasattr(InliningInstructionTranslator, "build_inline_tracer"):
+        _older_tracers.guard_inlined_functions(is_ours)
+        return
     original = InliningInstructionTranslator.build_inline_tracer
 
     def build_inline_tracer(parent, func, *more, **kwargs):
@@ -174,7 +179,10 @@ def _function_of(inner) -> types.FunctionType | None:
 
 def _guard_identity(is_ours) -> None:
     """What ``a is b`` decides holds for these two objects."""
-    original = builtin.vt_identity_compare
+    if not IDENTITY_MODULES:
+        _older_tracers.guard_identity(is_ours)
+        return
+    original = IDENTITY_MODULES[0].vt_identity_compare
 
     def vt_identity_compare(left, right):
         result = original(left, right)
@@ -187,7 +195,8 @@ def _guard_identity(is_ours) -> None:
                     install_guard(side.source.make_guard(GuardBuilder.ID_MATCH))
         return result
 
-    builtin.vt_identity_compare = object_protocol.vt_identity_compare = vt_identity_compare
+    for module in IDENTITY_MODULES:
+        module.vt_identity_compare = vt_identity_compare
 
 
 __all__ = ["apply"]

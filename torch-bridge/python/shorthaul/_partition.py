@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._older_gradients import has_own_gradient
 from ._vmap import is_transform
 
 #: Types of elements that kernels hold.
@@ -151,6 +152,9 @@ def torch_reason(node: fx.Node) -> str | None:
         return "it draws random numbers from a `generator`"
     if "out" in node.kwargs:
         return "it writes to `out=`"
+    operands = node.all_input_nodes
+    if has_own_gradient(name_of(node), len(operands)) and any(map(_needs_gradient, operands)):
+        return "this version of PyTorch has a gradient of its own for it"
     if name_of(node) in _HALF_DIFFERENTIABLE and any(
         map(_needs_gradient, node.all_input_nodes[:1])
     ):
@@ -215,7 +219,8 @@ def drop_empty_operands(graph: fx.Graph) -> None:
             node.args = (kept, *node.args[1:])
 
 
-def _storage(node: fx.Node) -> int | None:
+def storage_of(node: fx.Node) -> int | None:
+    """The memory that a node's tensor lies in."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
@@ -255,7 +260,7 @@ class Split:
         self.graph = graph
         self.refused = refused
         #: Storages of which some tensor needs a gradient.
-        self.with_history = {_storage(node) for node in graph.nodes if _needs_gradient(node)}
+        self.with_history = {storage_of(node) for node in graph.nodes if _needs_gradient(node)}
         #: Nodes that PyTorch runs, with the reason.
         self.torch_nodes: dict[fx.Node, str] = {}
         self.parts: list[fx.Node | RegionPlan] = []
@@ -323,7 +328,7 @@ class Split:
         """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
         operand = node.all_input_nodes[0] if node.all_input_nodes else None
         writes = _is_in_place(node) or name_of(node) in ("setitem", "copy_")
-        if operand is None or not writes or _storage(operand) not in self.with_history:
+        if operand is None or not writes or storage_of(operand) not in self.with_history:
             return False
         return ambient.grad is False or not _needs_gradient(operand)
 
@@ -378,9 +383,9 @@ class Split:
         written = set()
         for node in self.graph.nodes:
             if behind and (_is_in_place(node) or name_of(node) == "setitem"):
-                written |= {_storage(operand) for operand in node.all_input_nodes[:1]}
+                written |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
             behind = behind or node is last
-        return [node for node in region.inputs if _storage(node) in written - {None}]
+        return [node for node in region.inputs if storage_of(node) in written - {None}]
 
 
 def _needs_gradient(node: fx.Node) -> bool:
@@ -443,7 +448,7 @@ class _Exposed:
         self.inside = set(region.nodes)
         self.by_storage: dict[int, fx.Node] = {}
         for node in (*region.inputs, *region.nodes):
-            key = _storage(node)
+            key = storage_of(node)
             if key is not None:
                 self.by_storage.setdefault(key, node)
         self.seen = [
@@ -477,8 +482,8 @@ class _Exposed:
 
     def is_only_name(self, node: fx.Node) -> bool:
         """Whether no other value outside shares the storage of ``node``."""
-        key = _storage(node)
-        return not any(other is not node and _storage(other) == key for other in self.seen)
+        key = storage_of(node)
+        return not any(other is not node and storage_of(other) == key for other in self.seen)
 
 
 def step_outside(node: fx.Node, exposed: _Exposed) -> str:
@@ -492,7 +497,7 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
         if is_view(node):
             return "view"
         raise NotSplit({node.name: "its result is a list of tensors that is used elsewhere"})
-    first = exposed.by_storage[_storage(node)]
+    first = exposed.by_storage[storage_of(node)]
     if first is node:
         return "output"
     if is_view(node):
@@ -509,7 +514,7 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
         )
         return "output" if is_whole and exposed.is_only_name(node) else "view"
     operand = node.all_input_nodes[0] if node.all_input_nodes else None
-    if operand is not None and _storage(operand) == _storage(node):
+    if operand is not None and storage_of(operand) == storage_of(node):
         same = value_of(operand)
         if _is_in_place(node) or (
             same.shape == value.shape

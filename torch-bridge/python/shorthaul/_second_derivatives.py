@@ -18,11 +18,11 @@ from torch import fx
 from . import _autocast, _dropout_masks
 from ._capture import Captured
 from ._errors import ShorthaulError
+from ._pytorch_names import has_saved_tensors_hooks
 
 if TYPE_CHECKING:
     from ._program import Program
 
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 #: Operands that an operator of statistics writes, and reads only outside of training.
@@ -94,7 +94,7 @@ class Rerun:
             return
         unread = [inputs[i] for i in self.unread]
         # Whoever handles saved tensors (a checkpoint) wants the memory of results back.
-        if _saved_tensors_hooks(False) is not None and not all(x.is_leaf for x in unread):
+        if has_saved_tensors_hooks() and not all(x.is_leaf for x in unread):
             return
         try:
             ctx.unread = [(x, x._version) for x in unread]

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._errors import CaptureError
+from ._pytorch_names import has_unbacked
 
 
 class Outside(CaptureError):
@@ -65,7 +66,7 @@ class Conditions:
         for env in _envs_of(values):
             if env.frozen or env.counter["ignored_backward_guard"]:
                 raise Outside("PyTorch stopped to note what the trace depends on")
-            if env.deferred_runtime_asserts or env.unbacked_symint_counter:
+            if env.deferred_runtime_asserts or has_unbacked(env):
                 raise Outside("a size follows from values of tensors")
             # A symbol that equals another stands for it among the inputs as well.
             guards += [env.replace(guard.expr) for guard in env.guards]

@@ -11,6 +11,7 @@ and whose graph breaks leave to Python what no graph can hold; ``_dynamo`` compi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -25,18 +26,14 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    InternalTorchDynamoError,
-    TorchRuntimeError,
-)
-from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError, first_line
+from ._pytorch_names import GRAPH_LIMIT, TRACER_ERRORS, WRAPPED, leave_frame
 from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
@@ -403,19 +400,23 @@ class FrameCompiler:
     An error of the model's own is then raised by eager, and an error of the tracer's not at all.
     """
 
-    def __init__(self, convert, compiler: GraphCompiler):
+    def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):
         functools.wraps(convert)(self)
-        self._torchdynamo_orig_backend = convert._torchdynamo_orig_backend
+        for name in WRAPPED:
+            if hasattr(convert, name):
+                setattr(self, name, getattr(convert, name))
         self.convert = convert
+        self.limit = limit
         self.compiler = compiler
 
     def __call__(self, *frame):
         try:
-            return self.convert(*frame)
-        except (TorchRuntimeError, InternalTorchDynamoError) as failure:
+            with self.limit():
+                return self.convert(*frame)
+        except TRACER_ERRORS as failure:
             reason = first_line(failure)
         self.compiler.say_tracer_failed(reason)
-        return ConvertFrameReturn(apply_to_code=False)
+        return leave_frame()
 
 
 def _with_own_code(forward):
@@ -462,7 +463,10 @@ def _optimized(forward, compiler: GraphCompiler):
         **more,
     )
     if not options.fullgraph:
-        optimize.callback = FrameCompiler(optimize.callback, compiler)
+        limit = contextlib.nullcontext
+        if "recompile_limit" not in known:
+            limit = functools.partial(_dynamo.config.patch, {GRAPH_LIMIT: _MAX_GRAPHS})
+        optimize.callback = FrameCompiler(optimize.callback, compiler, limit)
     return optimize(forward)
 
 

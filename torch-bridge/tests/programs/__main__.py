@@ -18,7 +18,7 @@ import conftest  # noqa: F401  (finds Shorthaul where it is not installed)
 import torch._dynamo  # before any fork, so that children share it
 
 from .registry import THEMES, Program, programs
-from .run import CRASHED, DIFFERS, HUNG, REFUSED, SAME, Outcome, run_here, run_in_children
+from .run import CRASHED, DIFFERS, HUNG, NEWER, REFUSED, SAME, Outcome, run_here, run_in_children
 from .wraps import WRAPS
 
 
@@ -66,7 +66,7 @@ def _print_summary(ended: list[Outcome], arguments: argparse.Namespace) -> None:
     by_theme = collections.defaultdict(collections.Counter)
     for outcome in ended:
         by_theme[outcome.program.split(".")[0]][outcome.kind] += 1
-    kinds = (SAME, REFUSED, DIFFERS, CRASHED, HUNG)
+    kinds = (SAME, REFUSED, NEWER, DIFFERS, CRASHED, HUNG)
     print(f"\n{'theme':<14}" + "".join(f"{kind:>9}" for kind in kinds))
     for theme in THEMES:
         if theme in by_theme:

@@ -51,7 +51,7 @@ def true_division_by_zero(wrap):
     return m(torch.tensor([4, 0, -3, 7]), torch.tensor([0, 0, 0, 2]))
 
 
-@program
+@program(since=(2, 14))
 def smallest_integer_divided_by_minus_one(wrap):
     m = wrap(lambda a, b: (a // b, a % b, -a, a.abs(), a * b, a - 1))
     return m(torch.tensor([INT_MIN, INT_MIN + 1, -1]), torch.tensor([-1, -1, -1]))

@@ -98,7 +98,6 @@ kinks(
         min_at=lambda x: x.min(1)[1],
         amax=lambda x: x.amax(1),
         amin=lambda x: x.amin(1),
-        aminmax=lambda x: torch.aminmax(x, dim=1),
         argmax=lambda x: x.argmax(1),
         argmin=lambda x: x.argmin(1),
         cummax=lambda x: x.cummax(1),
@@ -106,6 +105,7 @@ kinks(
     )
     | each_row(TIES + NANS, max_of_all=torch.max, min_of_all=torch.min),
 )
+kinks("both_extremes", each(ALL, aminmax=lambda x: torch.aminmax(x, dim=1)), since=(2, 14))
 kinks(
     "orders",
     each(

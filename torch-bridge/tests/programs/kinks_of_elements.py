@@ -7,6 +7,7 @@ so that the NaN of one hides nothing of another.
 import math
 
 import torch
+from shorthaul._pytorch_version import OLDEST
 from torch.nn import functional
 
 from .facts import observe, step
@@ -36,7 +37,7 @@ def at_pairs(**named):
     return {name: (f, [first, second]) for name, f in named.items()}
 
 
-def kinks(name, rows, dtypes=(torch.float32, torch.float64)):
+def kinks(name, rows, dtypes=(torch.float32, torch.float64), since=OLDEST):
     """A program of a table: a function and the values of its inputs by name."""
 
     def forward(inputs):
@@ -55,7 +56,7 @@ def kinks(name, rows, dtypes=(torch.float32, torch.float64)):
             seen.append([out, gradients])
         return seen
 
-    program(run, name=name, theme="kinks")
+    program(run, name=name, theme="kinks", since=since)
 
 
 kinks(

@@ -40,7 +40,7 @@ def elementwise_special_functions(wrap):
     return step(wrap(forward), randn(5))
 
 
-@program
+@program(since=(2, 14))
 def reductions(wrap):
     def forward(x):
         return (

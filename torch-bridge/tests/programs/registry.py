@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shorthaul._pytorch_version import OLDEST
+
 THEMES = (
     "functions",
     "hooks",
@@ -51,6 +53,8 @@ class Program:
     run: Callable
     slack: float = 1.0
     alone: bool = False
+    #: The oldest PyTorch that can run it in eager.
+    since: tuple[int, int] = OLDEST
 
     @property
     def full_name(self) -> str:
@@ -69,18 +73,22 @@ def program(
     *,
     slack: float = 1.0,
     alone: bool = False,
+    since: tuple[int, int] = OLDEST,
     name: str | None = None,
     theme: str | None = None,
 ):
     """Registers ``function(wrap)`` under its own name and its file's, or those given.
 
     ``slack``: how much more rounding its numbers may show, for long or badly conditioned sums.
+    ``since``: the version of PyTorch that added what it uses.
     ``alone``: starts processes or threads, so that it always gets a process of its own.
     """
     if function is None:
-        return lambda function: program(function, slack=slack, alone=alone, name=name, theme=theme)
+        return lambda function: program(
+            function, slack=slack, alone=alone, since=since, name=name, theme=theme
+        )
     theme = theme or function.__module__.rsplit(".", 1)[-1]
-    made = Program(theme, name or function.__name__, function, slack, alone)
+    made = Program(theme, name or function.__name__, function, slack, alone, since)
     if made.full_name in _programs:
         raise ValueError(f"two programs are called {made.full_name}")
     _programs[made.full_name] = made

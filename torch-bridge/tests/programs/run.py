@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import shorthaul
 import torch
+from shorthaul._pytorch_version import VERSION
 from torch.nn.modules import module as nn_module
 
 from .compare import Refused, differences, is_own
@@ -32,6 +33,8 @@ from .registry import Program
 from .wraps import WRAPS, eager
 
 SAME, REFUSED, DIFFERS, CRASHED, HUNG = "same", "refused", "differs", "crashed", "hung"
+#: What a program uses came to PyTorch later.
+NEWER = "newer"
 
 _GLOBAL_HOOKS = [name for name in vars(nn_module) if name.startswith("_global_")]
 
@@ -106,6 +109,8 @@ def run_here(program: Program, wrap_name: str, seconds: int = 120) -> Outcome:
     def ended(kind: str, *reasons: str) -> Outcome:
         return Outcome(program.full_name, kind, reasons, time.monotonic() - began)
 
+    if program.since > VERSION:
+        return ended(NEWER, "it needs PyTorch {}.{}".format(*program.since))
     try:
         expected = observed(program, eager)
     except Exception:

@@ -1,0 +1,131 @@
+"""Names of PyTorch's internals that differ between the versions that Shorthaul works with.
+
+Owns the one place where such a name is looked up. Each is found by what a version has, not by its
+number. Never changes PyTorch: ``_dynamo_mends`` and ``_older_tracers`` do.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+from torch._dynamo import exc
+from torch._dynamo.guards import GuardBuilder
+
+try:
+    #: What Dynamo lets through unchanged where a backend raises it.
+    from torch._dynamo.exc import ShortenTraceback as PassingError
+except ImportError:  # PyTorch 2.6: `_older_tracers` lets it through
+    from torch._dynamo.exc import BackendCompilerFailed as PassingError
+
+try:
+    from torch._dynamo.types import ConvertFrameReturn
+except ImportError:
+    ConvertFrameReturn = None
+
+try:
+    #: The modules that look up how Dynamo compares objects by identity.
+    from torch._dynamo.variables import builtin, object_protocol
+
+    IDENTITY_MODULES: tuple = (builtin, object_protocol)
+except ImportError:
+    IDENTITY_MODULES = ()
+
+#: The guard on the keys of a dictionary.
+dict_keys_guard = getattr(GuardBuilder, "DICT_KEYS_MATCH", None) or GuardBuilder.DICT_KEYS
+
+#: Under which names wrappers of a backend hold what they wrap.
+WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+
+#: Settings of Dynamo's that ``_older_tracers`` replaces where a version lacks them.
+REPLACED = frozenset({"skip_tensor_guards_with_matching_dict_tags"})
+
+#: Whether Dynamo wraps every error of a backend.
+WRAPS_ERRORS = PassingError is exc.BackendCompilerFailed
+
+#: Errors of Dynamo's own, for which a frame runs in eager. Older versions let an assertion out.
+TRACER_ERRORS = (exc.TorchRuntimeError, exc.InternalTorchDynamoError)
+if WRAPS_ERRORS:
+    TRACER_ERRORS += (AssertionError,)
+
+#: The setting of how many graphs Dynamo holds for one piece of Python, where its functions do not
+#: take it.
+GRAPH_LIMIT = "recompile_limit"
+if not hasattr(torch._dynamo.config, GRAPH_LIMIT):
+    GRAPH_LIMIT = "cache_size_limit"
+
+
+def unimplemented(what: str, why: str) -> NoReturn:
+    """Dynamo breaks the graph here."""
+    structured = getattr(exc, "unimplemented_v2", exc.unimplemented)
+    if "gb_type" in structured.__code__.co_varnames:
+        structured(gb_type=what, context="", explanation=why, hints=[])
+    exc.unimplemented(f"{what} Explanation: {why}")
+
+
+def leave_frame() -> Any:
+    """What a compiler of frames answers where Python shall run this one."""
+    return None if ConvertFrameReturn is None else ConvertFrameReturn(apply_to_code=False)
+
+
+def wrapped_by(compiler: Any) -> Any:
+    """What a wrapper of a backend wraps; ``None`` if it is no wrapper."""
+    for name in (*WRAPPED, "compiler_fn"):
+        found = getattr(compiler, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def hints_of(env: Any) -> Any:
+    """The numbers of the example behind the symbols of a ``ShapeEnv``."""
+    found = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if found is None else found
+
+
+def has_unbacked(env: Any) -> bool:
+    """Whether a ``ShapeEnv`` made symbols for what follows from values of tensors."""
+    counter = env.unbacked_symint_counter
+    return bool(counter if isinstance(counter, int) else next(copy.copy(counter)))
+
+
+if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+    _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+    def has_saved_tensors_hooks() -> bool:
+        """Whether somebody handles the tensors that are saved for a backward pass."""
+        return _top_hooks(False) is not None
+else:
+
+    def has_saved_tensors_hooks() -> bool:
+        """Whether somebody handles the tensors that are saved for a backward pass."""
+        autograd = torch._C._autograd
+        if autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+            return False
+        try:
+            # Autograd refuses to forbid what is in use.
+            autograd._saved_tensors_hooks_disable("asked whether there are any")
+        except RuntimeError:
+            return True
+        finally:
+            autograd._saved_tensors_hooks_enable()
+        return False
+
+
+__all__ = [
+    "GRAPH_LIMIT",
+    "IDENTITY_MODULES",
+    "REPLACED",
+    "TRACER_ERRORS",
+    "WRAPPED",
+    "WRAPS_ERRORS",
+    "PassingError",
+    "dict_keys_guard",
+    "has_saved_tensors_hooks",
+    "has_unbacked",
+    "hints_of",
+    "leave_frame",
+    "unimplemented",
+    "wrapped_by",
+]
