@@ -329,7 +329,7 @@ impl GatherPart<'_> {
         t.line(format!("const long m1 = m0 + msn{cut}*{}L;", inner(cut)));
         let n_at = |panel: &str| {
             let (ip, size) = (p.inner_panels(), p.n_inner().size);
-            if size == ip * p.nr() {
+            if size == ip * p.nr() && !p.open.columns {
                 // The compiler sees that only whole vectors are asked for.
                 return format!("{panel}*{}L", p.nr());
             }
