@@ -18,7 +18,6 @@ import torch
 from torch import fx
 
 from ._older_gradients import has_own_gradient
-from ._vmap import is_transform
 
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
@@ -131,7 +130,8 @@ def whole_graph_reason(graph: fx.Graph) -> str | None:
             continue
         if name_of(node) in _METADATA_WRITES:
             return f"`{name_of(node)}` changes a tensor's metadata"
-        if is_transform(node):
+        module = getattr(node.target, "__module__", "") or ""
+        if "functorch" in module or name_of(node).startswith("_vmap_"):
             return "it uses a torch.func transform"
     return None
 
