@@ -484,12 +484,9 @@ fn print_merge(
     t.open(&format!(
         "for (long g = {groups} * tid / nt; g < {groups} * (tid + 1) / nt; ++g)"
     ));
-    let n = if len % COLUMNS == 0 {
-        COLUMNS.to_string()
-    } else {
-        format!("ix_min({COLUMNS}, {len} - from)")
-    };
-    t.line(&format!("const long from = g * {COLUMNS}, n = {n};"));
+    t.line(&format!(
+        "const long from = g * {COLUMNS}, n = ix_min({COLUMNS}, {len} - from);"
+    ));
     t.line(&format!("double sum[{COLUMNS}] = {{0}};"));
     let Some((factor, _)) = sum.moment else {
         t.open(&format!("for (long slot = 0; slot < {slots}; ++slot)"));

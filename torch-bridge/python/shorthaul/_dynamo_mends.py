@@ -40,7 +40,8 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
     )
-    mends += _older_tracers.mends()
+    if VERSION < (2, 14):
+        mends += _older_tracers.mends()
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:

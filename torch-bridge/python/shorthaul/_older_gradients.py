@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import set_detect_anomaly
 
 aten = torch.ops.aten
 
@@ -94,7 +95,7 @@ def _is_real(node: fx.Node) -> bool:
 
 def _gradient_at(function: Callable, at: float) -> float | None:
     """The gradient, where PyTorch has one."""
-    with torch.enable_grad(), torch.inference_mode(False):
+    with torch.enable_grad(), torch.inference_mode(False), set_detect_anomaly(False):
         x = torch.tensor([at], dtype=torch.float32, device="cpu", requires_grad=True)
         try:
             (gradient,) = torch.autograd.grad(function(x).sum(), x)
@@ -106,7 +107,8 @@ def _gradient_at(function: Callable, at: float) -> float | None:
 @functools.cache
 def _left_to_pytorch() -> frozenset[str]:
     """Functions whose gradient is another one than kernels compute, or that have none."""
-    zero = torch.zeros(1)
+    with torch.inference_mode(False):
+        zero = torch.zeros(1, device="cpu")
     # Of each function, where to ask and what the gradient there is for kernels.
     asked = {
         "aminmax": (lambda x: x.aminmax()[0], 1.0, 1.0),

@@ -127,6 +127,49 @@ def map_that_writes_and_views(wrap):
     return [m(torch.arange(12.0).reshape(3, 4)), m(torch.ones(5, 4))]
 
 
+class _Detached(nn.Module):
+    """Values inside of maps through which no gradient flows."""
+
+    def forward(self, x):
+        rounded = vmap(lambda r: r + (r.round() - r).detach())(x)
+
+        def without(r):
+            with torch.no_grad():
+                sine = r.sin()
+            return sine * r
+
+        return rounded * vmap(lambda r: r.detach().sin())(x) + vmap(without)(x)
+
+
+@program
+def map_that_detaches(wrap):
+    m = wrap(_Detached())
+    return step(m, randn(3, 4))
+
+
+@program
+def map_in_autocast_of_the_model(wrap):
+    def forward(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return vmap(lambda r: torch.dot(r, r).float())(x)
+
+    return wrap(forward)(randn(3, 4))
+
+
+@program
+def map_of_two_views_written_by_the_caller(wrap):
+    def forward(x):
+        def two(r):
+            twice = r * 2
+            return twice[1:], twice[2:]
+
+        return vmap(two)(x)
+
+    first, second = wrap(forward)(randn(3, 4))
+    second.add_(100)
+    return first, second
+
+
 @program
 def vmap_with_randomness(wrap):
     m = wrap(lambda x: vmap(lambda r: r + torch.rand(3), randomness="different")(x))
