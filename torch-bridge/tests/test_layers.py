@@ -1,6 +1,7 @@
 """Products, convolutions, normalizations, pooling, losses, attention, compiled, against eager."""
 
 import pytest
+import shorthaul
 import torch
 import torch.nn.functional as F
 from against_eager import assert_matches
@@ -464,3 +465,20 @@ def test_attention():
             ),
         }
     )
+
+
+def test_a_product_whose_operand_is_one_number_is_compiled():
+    class Sums(nn.Module):
+        def forward(self, x):
+            y = x.reshape(4, 2, 3)
+            return torch.matmul(y, y.mT).sum((1, 2)).float() * 2
+
+    # Whole numbers: all sums are exact, whatever the order of their terms.
+    eager, compiled = (torch.arange(-12.0, 12).reshape(4, 6).requires_grad_() for _ in range(2))
+    model = shorthaul.module(Sums(), fallback="error")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = Sums()(eager), model(compiled)
+    assert torch.equal(found, expected)
+    expected.sum().backward()
+    found.sum().backward()
+    assert torch.equal(compiled.grad, eager.grad)

@@ -94,18 +94,26 @@ impl Staging {
         prologue: Option<(&str, Option<&str>)>,
     ) {
         let number = self.element.c_type();
-        let args: Vec<String> = (0..self.coords.len())
-            .map(|i| format!("long lo{i}, long n{i}"))
+        let args: String = (0..self.coords.len())
+            .map(|i| format!(", long lo{i}, long n{i}"))
             .collect();
         let keep = match prologue {
-            Some((_, Some(_))) => "int keep, ",
+            Some((_, Some(_))) => ", int keep",
             _ => "",
         };
         t.line(format!(
-            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *dst, {keep}{}) {{",
-            args.join(", ")
+            "static __attribute__((noinline)) void {name}(void *const *buf, long src, {number} *dst{keep}{args}) {{"
         ));
         t.line(format!("const {number} *A = buf[{buffer}]; (void)A;"));
+        if self.coords.is_empty() {
+            // One number serves the whole block.
+            t.line(format!(
+                "const long s = src, p = 0, q = 1; {number} *d = dst;"
+            ));
+            copy(t, 1, 1, prologue);
+            t.close(1);
+            return;
+        }
         let n_loops = self.coords.len() - self.run();
         for i in 0..n_loops {
             self.outer_loop(t, i);
@@ -165,23 +173,28 @@ impl Staging {
         } else {
             t.line(format!("const long p = 0, q = n{i};"));
         }
-        match prologue {
-            Some((f, keep)) => {
-                let args = format!(
-                    "(buf, d + p*{unit}L, s + p*{}L, {step}L, (q - p)*{unit}L);",
-                    unit * step
-                );
-                t.line(match keep {
-                    Some(keep) => format!("if (q > p) {{ if (keep) {keep}{args} else {f}{args} }}"),
-                    None => format!("if (q > p) {f}{args}"),
-                });
-            }
-            None if step == 1 => t.line(format!(
-                "for (long x = p*{unit}L; x < q*{unit}L; x++) d[x] = A[s + x];"
-            )),
-            None => t.line(format!(
-                "for (long x = p; x < q; x++) d[x] = A[s + x*{step}L];"
-            )),
+        copy(t, unit, step, prologue);
+    }
+}
+
+/// Copies positions `p..q` of `unit` numbers each from `A` at `s` to `d`.
+fn copy(t: &mut CText, unit: i64, step: i64, prologue: Option<(&str, Option<&str>)>) {
+    match prologue {
+        Some((f, keep)) => {
+            let args = format!(
+                "(buf, d + p*{unit}L, s + p*{}L, {step}L, (q - p)*{unit}L);",
+                unit * step
+            );
+            t.line(match keep {
+                Some(keep) => format!("if (q > p) {{ if (keep) {keep}{args} else {f}{args} }}"),
+                None => format!("if (q > p) {f}{args}"),
+            });
         }
+        None if step == 1 => t.line(format!(
+            "for (long x = p*{unit}L; x < q*{unit}L; x++) d[x] = A[s + x];"
+        )),
+        None => t.line(format!(
+            "for (long x = p; x < q; x++) d[x] = A[s + x*{step}L];"
+        )),
     }
 }
