@@ -21,6 +21,7 @@ from typing import Any
 
 import shorthaul
 import torch
+from shorthaul.models import without_dropout
 from shorthaul.module import runner_of
 from torch import nn
 
@@ -109,7 +110,7 @@ class _Ended(Exception):
 
 
 def _run_steps(model: nn.Module, steps: list[Step], outcome: Outcome, say) -> None:
-    without_dropout(model)
+    _drop_nothing(model)
     eager, double, original = copy.deepcopy(model), copy.deepcopy(model).double(), model
     if hasattr(double, "set_experts_implementation"):
         # Grouped products have no float64.
@@ -187,13 +188,12 @@ def _warm_ratio(compiled: nn.Module, eager: nn.Module, step: Step) -> float:
     return min(times[id(compiled)]) / min(times[id(eager)])
 
 
-def without_dropout(model: nn.Module) -> None:
+def _drop_nothing(model: nn.Module) -> None:
     """Sets every probability of dropping something to 0, in modules and configurations."""
+    without_dropout(model)
     holders = [*model.modules()]
     holders += [m.config for m in model.modules() if hasattr(m, "config")]
     for holder in holders:
-        if isinstance(holder, nn.modules.dropout._DropoutNd):
-            holder.p = 0.0
         for name, value in list(vars(holder).items()):
             if "drop" in name and isinstance(value, float) and not name.startswith("_"):
                 with contextlib.suppress(Exception):
