@@ -18,6 +18,7 @@ use crate::recognize::{Recognized, recognize};
 use graph::{Graph, Node, NodeKind, Recipe, Stage, Storage};
 use std::collections::BTreeMap;
 
+mod files;
 mod halves;
 mod info;
 mod members;
@@ -41,8 +42,6 @@ pub use work::KernelCost;
 pub use work::operations;
 use work::work;
 
-/// C text of one file that compiles in a second or two.
-const UNIT_BYTES: usize = 60_000;
 /// Stands for a kernel's name in its text, so that equal kernels have equal text.
 const PLACEHOLDER: &str = "SH_KERNEL_NAME";
 
@@ -190,12 +189,6 @@ struct Source {
     /// The text with [`PLACEHOLDER`] for the name.
     text: String,
     symbols: Vec<String>,
-}
-
-impl Source {
-    fn named_text(&self) -> String {
-        self.comment.clone() + &self.text.replace(PLACEHOLDER, &self.name)
-    }
 }
 
 impl Lowering<'_> {
@@ -420,7 +413,7 @@ impl Lowering<'_> {
     }
 
     fn finish(self) -> Result<Lowered, LowerError> {
-        let (units, unit_of) = batches(&self.sources);
+        let (units, unit_of) = files::files(&self.sources);
         let launches: Vec<LoweredLaunch> = self
             .launches
             .into_iter()
@@ -468,27 +461,4 @@ fn identifier(name: &str) -> String {
 /// What stands above the kernels of a file.
 fn head() -> String {
     format!("{}{}{}", prelude::ALL, emit::INTEGER_SUPPORT, REDUCTIONS)
-}
-
-/// Sources as files of similar length, and each source's file.
-fn batches(sources: &[Source]) -> (Vec<SourceUnit>, Vec<usize>) {
-    let mut units: Vec<SourceUnit> = Vec::new();
-    let mut unit_of = Vec::new();
-    for source in sources {
-        let full = units.last().is_none_or(|u| u.source.len() > UNIT_BYTES);
-        if full {
-            units.push(SourceUnit {
-                name: source.name.clone(),
-                source: head(),
-                symbols: Vec::new(),
-            });
-        }
-        if let Some(unit) = units.last_mut() {
-            unit.source.push_str(&source.named_text());
-            unit.source.push('\n');
-            unit.symbols.extend(source.symbols.iter().cloned());
-        }
-        unit_of.push(units.len() - 1);
-    }
-    (units, unit_of)
 }

@@ -26,6 +26,8 @@ use std::collections::BTreeSet;
 const ROWS: i64 = 64;
 /// Columns that the last launch adds up at a time.
 const COLUMNS: i64 = 16;
+/// Columns of a sum that are few.
+const NARROW: i64 = 64;
 
 /// The functions of a kernel's column sums.
 #[derive(Clone, Debug, PartialEq)]
@@ -343,8 +345,11 @@ fn print(
         leaf.accumulations = of.collect();
     }
     let mut t = CText::default();
+    // A compiler that sees how few columns there are needs no loop over them.
+    let is_narrow = sums.iter().any(|sum| array(sum).0 <= NARROW);
+    let inline = if is_narrow { "inline " } else { "" };
     t.open(&format!(
-        "static inline void {NAME}(void *const *buf, long tid, long sh_slot, long sh_batch, \
+        "static {inline}void {NAME}(void *const *buf, long tid, long sh_slot, long sh_batch, \
          long sh_m0, long sh_m1, long sh_n0, long sh_n1)"
     ));
     t.line("(void)tid; (void)sh_batch;");

@@ -8,9 +8,11 @@
 //! shared kernel computes what its own would. Only numbers that C lets be anything become values
 //! (`scan`); a text that differs elsewhere is compiled for itself.
 //!
-//! The first program's kernels keep their numbers: who uses one size pays nothing. Sizes that are only
-//! foreseen show, before anything is compiled for a second size, which numbers will differ.
+//! The first program's kernels keep their numbers, except in functions that several of its kernels share (see
+//! [`functions`]): who uses one size pays nothing. Sizes that are only foreseen show, before anything is
+//! compiled for a second size, which numbers will differ.
 
+pub(crate) mod functions;
 mod scan;
 
 use crate::compile::SourceUnit;

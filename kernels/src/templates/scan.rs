@@ -3,7 +3,6 @@
 //! Knows the C that this room emits, not all of C: no character constants, no line continuations
 //! outside of the prelude, one declaration of an array per statement.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What a number may become when kernels of several sizes share their text.
@@ -34,6 +33,10 @@ pub(super) struct Number {
     pub(super) usage: Use,
     /// The function around it, as a position in [`Scan::bodies`].
     pub(super) body: Option<usize>,
+    /// Whether something is divided by it.
+    pub(super) is_divisor: bool,
+    /// Whether a loop ends before it.
+    pub(super) is_bound: bool,
 }
 
 /// A text as its shape, in which numbers are left open and names of micro-kernels are counted, and its
@@ -44,6 +47,10 @@ pub(super) struct Scan {
     pub(super) numbers: Vec<Number>,
     /// The first position inside each function.
     pub(super) bodies: Vec<usize>,
+    /// The position behind each function's last brace.
+    pub(super) ends: Vec<usize>,
+    /// Names of micro-kernels, in the order of their first appearance.
+    pub(super) hashed: Vec<String>,
 }
 
 /// Names that end in a hash of what they name.
@@ -106,8 +113,11 @@ impl Scan {
             reader.constants = constant_arguments(name);
             let lower = name.to_ascii_lowercase();
             if lower.starts_with(HASHED) {
-                let n = reader.hashed.len();
-                let n = *reader.hashed.entry(lower).or_insert(n);
+                let known = self.hashed.iter().position(|hashed| *hashed == lower);
+                let n = known.unwrap_or(self.hashed.len());
+                if known.is_none() {
+                    self.hashed.push(lower);
+                }
                 self.push(&format!("@{n}"));
             } else {
                 self.push(name);
@@ -144,7 +154,12 @@ impl Scan {
                 }
                 reader.depth += 1;
             }
-            '}' => reader.depth = reader.depth.saturating_sub(1),
+            '}' => {
+                reader.depth = reader.depth.saturating_sub(1);
+                if reader.depth == 0 && self.ends.len() < self.bodies.len() {
+                    self.ends.push(at + 1);
+                }
+            }
             _ => {}
         }
         reader.constants = None;
@@ -154,6 +169,7 @@ impl Scan {
     }
 
     fn number(&mut self, text: &str, at: Range<usize>, reader: &Reader) {
+        let at_end = at.end;
         let literal = &text[at.clone()];
         let fixed = reader.line_is_fixed
             || reader.depth == 0
@@ -164,6 +180,7 @@ impl Scan {
         let usage = match type_of(literal) {
             _ if fixed => Use::Fixed,
             Some(Type::Int) if is_length(text, at.end) => Use::Length,
+            _ if is_declared(text, at.start) => Use::Fixed,
             Some(c_type) => Use::Value(c_type),
             None => Use::Fixed,
         };
@@ -180,6 +197,8 @@ impl Scan {
             at,
             usage,
             body: self.bodies.len().checked_sub(1),
+            is_divisor: matches!(reader.last, '/' | '%'),
+            is_bound: reader.last == '<' && text[at_end..].starts_with(';'),
         });
     }
 
@@ -199,7 +218,6 @@ struct Reader {
     constants: Option<usize>,
     /// Open parentheses: from which argument on they ask for constants, and the argument they are at.
     calls: Vec<(Option<usize>, usize)>,
-    hashed: BTreeMap<String, usize>,
     /// The last sign.
     last: char,
 }
@@ -257,6 +275,20 @@ fn is_length(text: &str, end: usize) -> bool {
     let rest = text[end..].trim_start_matches(')');
     rest.strip_prefix(']')
         .is_some_and(|rest| rest.trim_start().starts_with("__attribute__"))
+}
+
+/// Whether a number is the length of an array that is declared there, with a value.
+fn is_declared(text: &str, start: usize) -> bool {
+    let Some(before) = text[..start].strip_suffix('[') else {
+        return false;
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let before = before.trim_end_matches(is_name);
+    let Some(c_type) = before.strip_suffix(' ') else {
+        return false;
+    };
+    let c_type = &c_type[c_type.trim_end_matches(is_name).len()..];
+    !c_type.is_empty() && c_type != "return"
 }
 
 #[cfg(test)]
@@ -323,10 +355,21 @@ mod tests {
     }
 
     #[test]
+    fn the_length_of_an_array_with_a_value_is_fixed() {
+        let text =
+            "void k(void) {\n  double sum[16] = {0}, z = x[17] + 1 / y[18];\n  return x[19];\n}\n";
+        let fixed = uses(text)
+            .into_iter()
+            .filter(|(_, usage)| *usage == Use::Fixed);
+        assert_eq!(fixed.map(|(n, _)| n).collect::<Vec<_>>(), ["16"]);
+    }
+
+    #[test]
     fn each_number_knows_its_function() {
         let scan = Scan::new("static void f(void) { g(1); }\nvoid k(void) { if (1) { f(2); } }");
         let bodies: Vec<_> = scan.numbers.iter().map(|n| n.body).collect();
         assert_eq!(bodies, [Some(0), Some(1), Some(1)]);
         assert_eq!(scan.bodies.len(), 2);
+        assert_eq!(scan.ends.len(), 2);
     }
 }
