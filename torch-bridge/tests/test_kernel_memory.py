@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 class Parts(nn.Module):
-    # The gradient of each part is 0 outside of it. Blocks of 64 channels end before the others begin.
+    # The gradient of each part is 0 outside of it. A block of 64 channels ends before others begin.
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(96, 96, 4, padding=3, groups=96)
