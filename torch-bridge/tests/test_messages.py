@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import logging
 import warnings
@@ -13,7 +15,7 @@ import torch
 from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
 from shorthaul._errors import InternalError, first_line
 from shorthaul._pytorch_version import VERSION
-from shorthaul.module import FrameCompiler
+from shorthaul.module import FrameCompiler, runner_of
 from torch import nn
 from torch._dynamo.exc import InternalTorchDynamoError
 
@@ -139,6 +141,32 @@ def test_the_last_trace_with_open_sizes_is_said_in_the_log(monkeypatch, caplog):
     assert "none of 0 traces with open sizes holds for them, and no more are made" in caplog.text
 
 
+def test_a_message_that_is_logged_once_needs_no_graph_break():
+    @functools.lru_cache(None)
+    def warning_once(logger, *args):
+        logger.warning(*args)
+
+    class Logger(logging.Logger):
+        pass
+
+    Logger.warning_once = warning_once
+    log, text = Logger("once"), io.StringIO()
+    log.addHandler(logging.StreamHandler(text))
+
+    class Model(nn.Module):
+        def forward(self, x):
+            y = torch.sin(x)
+            log.warning_once(f"slow for {x.ndim} dimensions")
+            return y * 2
+
+    model = shorthaul.module(Model())
+    for n in (3, 3, 5):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(model(x), torch.sin(x) * 2)
+    assert text.getvalue() == "slow for 2 dimensions\n"
+    assert not runner_of(model).compiler.outside
+
+
 def _never(compiler) -> bool:
     return False
 
@@ -156,7 +184,8 @@ def test_a_mend_that_this_pytorch_has_no_place_for_is_said(monkeypatch, forgotte
         raise AttributeError("module 'builtin' has no attribute 'vt_identity_compare'")
 
     fails.__name__ = "_guard_identity"
-    for name in [name for name in vars(_dynamo_mends) if name.startswith(("_break_", "_guard_"))]:
+    mends = ("_break_", "_guard_", "_log_once")
+    for name in [name for name in vars(_dynamo_mends) if name.startswith(mends)]:
         monkeypatch.setattr(_dynamo_mends, name, lambda is_ours: None)
     monkeypatch.setattr(_dynamo_mends, "_guard_identity", fails)
     with pytest.warns(shorthaul.FallbackWarning, match="cannot apply guard_identity to PyTorch"):

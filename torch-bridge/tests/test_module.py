@@ -10,6 +10,7 @@ import shorthaul
 import torch
 import torch.nn.functional as F
 from against_eager import assert_matches
+from shorthaul._call import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -340,3 +341,25 @@ def test_torch_compile_backend():
     error = (model.conv1.weight.grad - expected.conv1.weight.grad).abs().max()
     assert error < 1e-5 * scale
     torch.testing.assert_close(model.bn1.running_mean, twin.bn1.running_mean)
+
+
+class Combining(nn.Module):
+    """A map of products and sums between two layers, as scans of state-space models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = torch.vmap(lambda a, b: a * b + b)(self.first(x)[::2], x[1::2])
+        return self.second(rows)
+
+
+def test_a_map_of_elements_is_compiled_with_what_is_around_it():
+    with recorded() as calls:
+        assert_matches(
+            Combining(),
+            torch.randn(6, 4, requires_grad=True),
+            wrap=lambda model: shorthaul.module(model, fallback="error"),
+        )
+    assert len(calls) == 1

@@ -271,6 +271,8 @@ impl Leaf<'_> {
         for g in range_of {
             self.narrow(v, g, t);
         }
+        // A guard may begin to hold behind the end, as where a block is in another part of a concatenation.
+        t.line(&format!("if ({0}_lo > {to}) {0}_lo = {to};", v.var));
         t.line(&format!("if ({0}_hi < {0}_lo) {0}_hi = {0}_lo;", v.var));
         if !guards.is_empty() {
             // Skipped iterations do nothing in the border either: their guards are tested there.

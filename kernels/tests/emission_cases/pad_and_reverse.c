@@ -10,6 +10,7 @@ void k__1(void *const *buf, void *scratch, long tid, long nt) {
       j_lo = ix_max(j_lo, 4);
       j_hi = ix_min(j_hi, 24);
       if (!((unsigned long)(i - 1) < 6UL)) j_hi = j_lo;
+      if (j_lo > 31) j_lo = 31;
       if (j_hi < j_lo) j_hi = j_lo;
       for (int side = 0; side < 2; ++side) {
         const long j_s = side ? j_hi : 0, j_t = side ? 31 : j_lo;
@@ -39,6 +40,7 @@ void k__2(void *const *buf, void *scratch, long tid, long nt) {
       long j_lo = 0, j_hi = 20;
       j_lo = ix_max(j_lo, ix_floordiv((-18), 1) + 1);
       j_hi = ix_min(j_hi, ix_floordiv(2, 1) + 1);
+      if (j_lo > 20) j_lo = 20;
       if (j_hi < j_lo) j_hi = j_lo;
       for (int side = 0; side < 2; ++side) {
         const long j_s = side ? j_hi : 0, j_t = side ? 20 : j_lo;

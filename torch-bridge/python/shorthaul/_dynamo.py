@@ -61,6 +61,7 @@ from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
 from ._sizes import expression
+from ._vmap import unmap
 
 log = logging.getLogger("shorthaul")
 
@@ -253,6 +254,7 @@ class GraphCompiler:
 
     def compile(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs."""
+        unmap(graph_module.graph)
         reason = whole_graph_reason(graph_module.graph)
         if reason is not None:
             self.say_falls_back(reason)

@@ -1,8 +1,9 @@
 """What Dynamo traces without seeing all that eager sees, and how graphs of Shorthaul's avoid it.
 
-Owns changes of Dynamo's own classes, each for one construct: the graph breaks in front of it, or a
-guard is added. They act only while a graph of Shorthaul's is captured; other compilers' graphs stay
-as they are. A version of PyTorch without the place that a mend changes is named in a warning.
+Owns changes of Dynamo's own classes, each for one construct: the graph breaks in front of it, a
+guard is added, or a call that has no effect in later steps is made during capture. They act only
+while a graph of Shorthaul's is captured; other compilers' graphs stay as they are. A version of
+PyTorch without the place that a mend changes is named in a warning.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import builder, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, builder, misc, user_defined
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from . import _older_tracers
@@ -39,6 +40,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
         _guard_identity,
+        _log_once,
     )
     if VERSION < (2, 14):
         mends += _older_tracers.mends()
@@ -198,6 +200,29 @@ def _guard_identity(is_ours) -> None:
 
     for module in IDENTITY_MODULES:
         module.vt_identity_compare = vt_identity_compare
+
+
+def _log_once(is_ours) -> None:
+    """Methods of loggers with a cache, as `warning_once` of transformers, are called right away.
+
+    Their cache makes every later call with the same constants do nothing, so the graph leaves the
+    call out, and the message appears once, as in eager.
+    """
+    original = misc.LoggingLoggerVariable.call_method
+
+    def call_method(self, tx, name, args, kwargs):
+        method = getattr(self.value, name, None)
+        limits = getattr(getattr(method, "__func__", None), "cache_parameters", dict)()
+        keeps_all = limits.get("maxsize", 0) is None
+        values = (*args, *kwargs.values())
+        if keeps_all and _is_capturing(is_ours, tx):
+            if all(value.is_python_constant() for value in values):
+                named = {key: value.as_python_constant() for key, value in kwargs.items()}
+                if method(*(value.as_python_constant() for value in args), **named) is None:
+                    return ConstantVariable.create(None)
+        return original(self, tx, name, args, kwargs)
+
+    misc.LoggingLoggerVariable.call_method = call_method
 
 
 __all__ = ["apply"]

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ._older_gradients import has_own_gradient
+from ._vmap import is_transform
 
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
@@ -39,7 +40,7 @@ DTYPES = frozenset(
 _VIEWS = frozenset(
     "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
     "float double half bfloat16 to type type_as "
-    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select "
+    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select slice "
     "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
     "unfold unsqueeze view view_as vsplit".split()
 )
@@ -130,8 +131,7 @@ def whole_graph_reason(graph: fx.Graph) -> str | None:
             continue
         if name_of(node) in _METADATA_WRITES:
             return f"`{name_of(node)}` changes a tensor's metadata"
-        module = getattr(node.target, "__module__", "") or ""
-        if "functorch" in module or name_of(node).startswith("_vmap_"):
+        if is_transform(node):
             return "it uses a torch.func transform"
     return None
 

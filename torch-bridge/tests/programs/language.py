@@ -427,6 +427,34 @@ def log_messages(wrap):
 
 
 @program
+def log_messages_with_a_cache(wrap):
+    """The cache is the wrapper's: a message of this rank appears once, another one once more."""
+    log, text = logging.getLogger("small.programs.once"), io.StringIO()
+    handler = logging.StreamHandler(text)
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    log.propagate = False
+    class_of_log = type("Once", (type(log),), {})
+    log.__class__ = class_of_log
+    class_of_log.warning_once = functools.lru_cache(None)(lambda log, text: log.warning(text))
+
+    def forward(x):
+        y = x * 2
+        log.warning_once(f"rank {x.ndim}")
+        return y + 1
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    try:
+        m = wrap(forward)
+        seen = [step(m, randn(*sizes)) for sizes in ((2,), (3,), (2, 2), (2,), (2, 2))]
+    finally:
+        logging.disable(disabled)
+        log.removeHandler(handler)
+    return [seen, text.getvalue()]
+
+
+@program
 def global_function_replaced(wrap):
     before = globals()["_activation"]
     m = wrap(lambda x: _activation(x))

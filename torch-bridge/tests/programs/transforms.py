@@ -156,6 +156,78 @@ def map_in_autocast_of_the_model(wrap):
     return wrap(forward)(randn(3, 4))
 
 
+class _Combined(nn.Module):
+    """A scan that combines steps in maps of products and sums, beside a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        factor = self.linear(x).sigmoid()
+        while factor.shape[0] > 1:
+            left, right = (factor[0::2], y[0::2]), (factor[1::2], y[1::2])
+            factor, y = vmap(lambda a, b: (a[0] * b[0], b[0].mul(a[1]) + b[1]))(left, right)
+        return y
+
+
+@program
+def scan_with_maps_of_elements(wrap):
+    m = wrap(_Combined())
+    return [step(m, randn(n, 3, 4), randn(n, 3, 4)) for n in (8, 4, 8)]
+
+
+@program
+def maps_of_elements_over_other_dimensions(wrap):
+    def forward(x, y):
+        columns = vmap(lambda a, b: a * b - 2, in_dims=(1, 0))(x, y)
+        return columns, vmap(lambda a, b: a / (b + 3), out_dims=1)(x, y)
+
+    return step(wrap(forward), randn(4, 4), randn(4, 4))
+
+
+@program
+def maps_of_elements_of_several_ranks_and_types(wrap):
+    scale = torch.tensor([2.0, 3.0, 5.0])
+
+    def forward(x, y):
+        ranks = vmap(lambda a, b: a * b)(x, y)
+        types = vmap(lambda a, b: a.double() * b + a.half())(x, x)
+        return ranks, types, vmap(lambda a: a * scale)(x), vmap(lambda a: a * 2 + 1)(y)
+
+    return step(wrap(forward), randn(3, 3), randn(3))
+
+
+@program
+def map_of_elements_that_gives_a_value_twice(wrap):
+    def forward(x, y):
+        def both(a, b):
+            product = a * b
+            return product, product, a
+
+        first, second, own = vmap(both)(x, y)
+        first.add_(1)
+        return first, second, own
+
+    x = torch.arange(12.0).reshape(3, 4)
+    results = wrap(forward)(x, torch.ones(3, 4))
+    results[2].mul_(2)
+    return results, x
+
+
+@program
+def map_of_elements_between_writes(wrap):
+    def forward(x, y):
+        z = x * 2
+        found = vmap(lambda a, b: a + b)(z, y)
+        z += 1
+        again = vmap(lambda a, b: a - b)(z, y)
+        found[0] = 7
+        return found, again, z
+
+    return step(wrap(forward), randn(3, 4), randn(3, 4))
+
+
 @program
 def map_of_two_views_written_by_the_caller(wrap):
     def forward(x):

@@ -7,6 +7,8 @@ runs.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -14,6 +16,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 
 from . import transformers_inputs as inputs_of
+from .named_configurations import NAMED
 from .run import Network, NotMade, Step
 from .tiny_configurations import configurations
 
@@ -73,7 +76,7 @@ def _make(model_type: str, name: str) -> tuple[nn.Module, list[Step]]:
     if config_class is None:
         config_class = transformers.CONFIG_MAPPING[model_type]
     problems = []
-    for config in configurations(config_class):
+    for config in _configurations(config_class, model_type):
         if isinstance(config, Exception):
             problems.append(_line(config))
             continue
@@ -85,6 +88,10 @@ def _make(model_type: str, name: str) -> tuple[nn.Module, list[Step]]:
                 continue
             torch.manual_seed(0)
             model = model_class(config).float()
+            for module in model.modules():
+                if getattr(module, "_requires_grad", False):
+                    # Encoders of sound set a flag of their input that the inputs of steps have.
+                    module._requires_grad = False
         except Exception as error:
             problems.append(_line(error))
             continue
@@ -96,6 +103,16 @@ def _make(model_type: str, name: str) -> tuple[nn.Module, list[Step]]:
                 continue
             return model, steps
     raise NotMade("; ".join(list(dict.fromkeys(problems))[:4]))
+
+
+def _configurations(config_class: type, model_type: str) -> Iterator[Any]:
+    """The tiny configuration by name, then those that rules make."""
+    if model_type in NAMED:
+        try:
+            yield config_class(**NAMED[model_type])
+        except Exception as error:
+            yield error
+    yield from configurations(config_class)
 
 
 def _steps(model: nn.Module, kind: inputs_of.Kind) -> list[Step]:
