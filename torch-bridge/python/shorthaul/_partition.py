@@ -585,9 +585,10 @@ def _emit_region(graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Nod
 def _emit_exposed(graph, node: fx.Node, exposed: _Exposed, made: dict[fx.Node, fx.Node]) -> None:
     if node in made:
         return
-    for operand in node.all_input_nodes:
-        _emit_exposed(graph, operand, exposed, made)
     step = step_outside(node, exposed)
+    # A value that was written in place is its first operand: what was written is the region's work.
+    for operand in node.all_input_nodes[: 1 if step == "same" else None]:
+        _emit_exposed(graph, operand, exposed, made)
     if step == "same":
         made[node] = made[node.all_input_nodes[0]]
     else:

@@ -561,3 +561,22 @@ def gradient_read_in_forward(wrap):
 
     m, x = wrap(forward), randn(3)
     return [step(m, x), step(m, x), step(m, x)]
+
+
+class _LossInPlace(nn.Module):
+    """A sum in place whose other summand comes from a layer with a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, y):
+        loss = (x * 2).mean()
+        loss += 0.4 * self.norm(y).square().mean()
+        return loss
+
+
+@program
+def loss_summed_in_place_beside_a_norm(wrap):
+    m = wrap(_LossInPlace())
+    return [step(m, randn(3, 4), randn(3, 4)), m.norm.running_mean, m.norm.running_var]

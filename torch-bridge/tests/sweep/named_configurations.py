@@ -253,4 +253,3 @@ NAMED: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"text_config": _VISION_TEXT, "vision_config": {"depth": 1, "embed_dim": 32}},
     "qwen2_5_vl": {"text_config": _VISION_TEXT, "vision_config": {"depth": 1, "hidden_size": 32}},
 }
-
