@@ -206,14 +206,16 @@ fn share(
     let role = first.name[placeholder.len()..].trim_start_matches('_');
     let role = if role.is_empty() { "kernel" } else { role };
     let name = format!("shc_{role}_{}", shared.len());
-    let text = first.renamed(&name);
-    let scan = Scan::new(&text);
     let scans: Vec<(String, Scan)> = members
         .iter()
         .map(|i| functions[*i].renamed(&name))
-        .map(|text| (text.clone(), Scan::new(&text)))
+        .map(|text| {
+            let scan = Scan::new(&text);
+            (text, scan)
+        })
         .collect();
-    // Numbers that are equal in each function are one value.
+    let (text, scan) = &scans[0];
+    // Numbers that have equal values, whichever of the functions is called, are one parameter.
     let mut values: BTreeMap<(Vec<&str>, &str), usize> = BTreeMap::new();
     let mut columns: Vec<Vec<&str>> = Vec::new();
     let mut parameters = String::new();
@@ -251,7 +253,7 @@ fn share(
             literals.collect()
         })
         .collect();
-    let Some(text) = shared_text(&text, &scan, &edits, &parameters) else {
+    let Some(text) = shared_text(text, scan, &edits, &parameters) else {
         return;
     };
     let id = shared.len();

@@ -403,37 +403,41 @@ def generator_sent_to(wrap):
     return step(wrap(forward), randn(3))
 
 
-@program
-def log_messages(wrap):
-    log, text = logging.getLogger("small.programs"), io.StringIO()
+@contextlib.contextmanager
+def _logged(log):
+    """What is written to a logger meanwhile, as text."""
+    text = io.StringIO()
     handler = logging.StreamHandler(text)
     log.addHandler(handler)
     log.setLevel(logging.WARNING)
     log.propagate = False
+    disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    try:
+        yield text
+    finally:
+        logging.disable(disabled)
+        log.removeHandler(handler)
+
+
+@program
+def log_messages(wrap):
+    log = logging.getLogger("small.programs")
 
     def forward(x):
         log.warning("rows %d", x.shape[0])
         return x * 2
 
-    disabled = logging.root.manager.disable
-    logging.disable(logging.NOTSET)
-    try:
+    with _logged(log) as text:
         m = wrap(forward)
         seen = [step(m, randn(n)) for n in (2, 3, 2)]
-    finally:
-        logging.disable(disabled)
-        log.removeHandler(handler)
     return [seen, text.getvalue()]
 
 
 @program
 def log_messages_with_a_cache(wrap):
     """The cache is the wrapper's: a message of this rank appears once, another one once more."""
-    log, text = logging.getLogger("small.programs.once"), io.StringIO()
-    handler = logging.StreamHandler(text)
-    log.addHandler(handler)
-    log.setLevel(logging.WARNING)
-    log.propagate = False
+    log = logging.getLogger("small.programs.once")
     class_of_log = type("Once", (type(log),), {})
     log.__class__ = class_of_log
     class_of_log.warning_once = functools.lru_cache(None)(lambda log, text: log.warning(text))
@@ -443,14 +447,9 @@ def log_messages_with_a_cache(wrap):
         log.warning_once(f"rank {x.ndim}")
         return y + 1
 
-    disabled = logging.root.manager.disable
-    logging.disable(logging.NOTSET)
-    try:
+    with _logged(log) as text:
         m = wrap(forward)
         seen = [step(m, randn(*sizes)) for sizes in ((2,), (3,), (2, 2), (2,), (2, 2))]
-    finally:
-        logging.disable(disabled)
-        log.removeHandler(handler)
     return [seen, text.getvalue()]
 
 

@@ -102,6 +102,13 @@ _HORIZON = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
 }
+_PATCHES = {
+    "context_length": 16,
+    "patch_length": 4,
+    "patch_stride": 4,
+    "d_model": 16,
+    "num_input_channels": 3,
+}
 _ROTARY = {
     "vocab_size": 128,
     "n_positions": 64,
@@ -209,23 +216,8 @@ NAMED: dict[str, dict[str, Any]] = {
     "rt_detr_v2": _RT_DETR | {"decoder_n_levels": 3},
     "informer": _HORIZON,
     "time_series_transformer": _HORIZON,
-    "patchtst": {
-        "context_length": 16,
-        "patch_length": 4,
-        "patch_stride": 4,
-        "d_model": 16,
-        "ffn_dim": 32,
-        "num_hidden_layers": 2,
-        "num_input_channels": 3,
-    },
-    "patchtsmixer": {
-        "context_length": 16,
-        "patch_length": 4,
-        "patch_stride": 4,
-        "d_model": 16,
-        "num_layers": 2,
-        "num_input_channels": 3,
-    },
+    "patchtst": _PATCHES | {"ffn_dim": 32, "num_hidden_layers": 2},
+    "patchtsmixer": _PATCHES | {"num_layers": 2},
     "codegen": _ROTARY,
     "gptj": _ROTARY,
     "mamba2": {
