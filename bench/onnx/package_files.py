@@ -152,6 +152,7 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
     row |= {"check": _run([shorthaul, "check", path])[0]}
     error, said = _run([shorthaul, "info", path, "--json"])
     row["info"] = error
+    outputs = [] if error else [output["name"] for output in json.loads(said)["outputs"]]
     started = time.monotonic()
     command = [shorthaul, "optimize", path, "-o", out, "-q", "--json"]
     error, said = _run(command)
@@ -168,7 +169,8 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
         row["diff"] = _run([shorthaul, "diff", path, out], also=(3,))[0]
     row["runtime"] = _held(row, path, out if not error else None, sizes)
     row["report"] = _run([shorthaul, "report", path, "-q"])[0]
-    row["grad"] = _run([shorthaul, "grad", path, "-o", train, "-q", "--loss", "mse"])[0]
+    grad = [shorthaul, "grad", path, "-o", train, "-q", "--loss", "mse"]
+    row["grad"] = _run(grad + (["--output", outputs[0]] if len(outputs) > 1 else []))[0]
     for made in (out, train):
         made.unlink(missing_ok=True)
         Path(f"{made}.data").unlink(missing_ok=True)

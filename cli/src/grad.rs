@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
+use compiler::training_input::{TrainingInput, training_input};
 use compiler::training_proof::{Proof, prove};
 use onnx::file::{self, Model};
 use serde_json::json;
@@ -26,10 +27,14 @@ pub struct Grad {
     /// The loss to minimize: cross-entropy, mse, or the name of an output with one element
     #[arg(long)]
     loss: Loss,
+    /// The output that cross-entropy or mse is of, where the model has several
+    #[arg(long, value_name = "NAME")]
+    output: Option<String>,
     /// The optimizer to include: sgd, momentum, adam or adamw (default: none, gradients only)
     #[arg(long)]
     optimizer: Option<Optimizer>,
-    /// Initializers or inputs to differentiate by, separated by commas (default: every trainable initializer)
+    /// Initializers, constants or inputs to differentiate by, separated by commas (default: every trainable
+    /// initializer; if there is none, every constant of more than one real number)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
     /// With an optimizer: leave out the outputs NAME.grad, which take time to write
@@ -42,7 +47,8 @@ pub struct Grad {
     /// the batch, values dropped), eval (running statistics, nothing dropped)
     #[arg(long, default_value = "file")]
     mode: Mode,
-    /// A value for a dynamic size; repeat it for several
+    /// A value for a dynamic size; repeat it for several (default: it stays dynamic, or if the graph needs a number,
+    /// one with which the model runs)
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
     bind: Vec<(String, i64)>,
     /// Write the file without verifying its gradients
@@ -90,23 +96,26 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         sizes: sizes::each_once("--bind", &args.bind)?,
         mode: args.mode,
     };
-    let model = File::decode(path, bytes)?.import(&options)?;
+    let file = File::decode(path, bytes)?;
+    let input = training_input(&file, &sources, &options, args.wrt.as_deref())?;
+    let model = &input.model;
     progress.stage("differentiating");
     let training = TrainingOptions {
         loss: args.loss.clone(),
+        output: args.output.clone(),
         optimizer: args.optimizer,
         wrt: args.wrt.clone(),
         gradients: !args.no_gradients,
         label_smoothing: args.label_smoothing,
     };
-    let bytes = training_graph(&model, &training)
+    let bytes = training_graph(model, &training)
         .with_context(|| format!("cannot make a training graph of {}", path.display()))?;
     let made = Model::of_bytes(&args.out, bytes.clone().into())?;
     let proof = match args.no_verify {
         true => None,
         false => {
             progress.stage("verifying");
-            let found = prove((&sources, &model), &made, &training, args.mode);
+            let found = prove((&sources, model), &made, &training, args.mode);
             Some(found.with_context(|| {
                 format!(
                     "the training graph of {} is wrong, so nothing is written; please report it \
@@ -125,19 +134,28 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         _ => &[],
     };
     let text = match args.json {
-        true => as_json(args, &made, frozen, proof.as_ref()),
-        false => text(args, &made, frozen.len(), proof.as_ref()),
+        true => as_json(args, &made, &input, frozen, proof.as_ref()),
+        false => text(args, &made, &input, frozen.len(), proof.as_ref()),
     };
     Ok(Answer::with(text, staged))
 }
 
-fn text(args: &Grad, made: &Model, n_frozen: usize, proof: Option<&Proof>) -> String {
+fn text(
+    args: &Grad,
+    made: &Model,
+    input: &TrainingInput,
+    n_frozen: usize,
+    proof: Option<&Proof>,
+) -> String {
     let mut said = format!(
         "{}: {}, a training graph of {}\n",
         args.out.display(),
         crate::units::bytes(made.n_bytes as i64),
         args.path.display()
     );
+    for note in input.notes("--bind", "--wrt") {
+        said.push_str(&format!("{note}\n"));
+    }
     if n_frozen > 0 {
         said.push_str(&format!(
             "{n_frozen} BatchNormalization nodes use their running statistics, as in the file; --mode train uses \
@@ -167,7 +185,13 @@ fn text(args: &Grad, made: &Model, n_frozen: usize, proof: Option<&Proof>) -> St
     said
 }
 
-fn as_json(args: &Grad, made: &Model, frozen: &[String], proof: Option<&Proof>) -> String {
+fn as_json(
+    args: &Grad,
+    made: &Model,
+    input: &TrainingInput,
+    frozen: &[String],
+    proof: Option<&Proof>,
+) -> String {
     let graph = made.proto.graph.iter();
     let names = |ports: &[onnx::proto::ValueInfoProto]| -> Vec<String> {
         ports.iter().map(|port| port.name.clone()).collect()
@@ -178,6 +202,8 @@ fn as_json(args: &Grad, made: &Model, frozen: &[String], proof: Option<&Proof>) 
         "file_bytes": made.n_bytes,
         "inputs": graph.clone().flat_map(|g| names(&g.input)).collect::<Vec<_>>(),
         "outputs": graph.flat_map(|g| names(&g.output)).collect::<Vec<_>>(),
+        "found_sizes": input.sizes,
+        "constants": input.constants,
         "keep_running_statistics": frozen,
         "verified": match proof {
             Some(Proof::Found(found)) => json!({

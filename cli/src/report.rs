@@ -2,7 +2,6 @@
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
-use crate::sizes;
 use crate::units::{bytes, count, table};
 use anyhow::{Context, Result, anyhow, bail};
 use compiler::graph::{Bindings, DType, Symbol};
@@ -10,6 +9,7 @@ use compiler::importer::onnx::{File, Model, Options};
 use compiler::recipe::RecipeFile;
 use compiler::report::{KernelReport, Report};
 use compiler::steering::{Choices, planned};
+use compiler::training_input::found_sizes;
 use compiler::{Plan, Step, Target};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,14 +181,14 @@ impl Found {
 
 /// The options with values for the sizes that are not given, and these values; as they are where none is found.
 fn with_found(model: &onnx::file::Model, file: &File, options: &Options) -> (Options, Found) {
-    let found = match sizes::found(model, file, &options.sizes) {
+    let found = match found_sizes(model, file, &options.sizes) {
         Ok(sizes) => Found {
             sizes,
             obstacle: None,
         },
         Err(obstacle) => Found {
             sizes: BTreeMap::new(),
-            obstacle: Some(obstacle),
+            obstacle: Some(obstacle.into()),
         },
     };
     let mut options = options.clone();

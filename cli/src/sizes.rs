@@ -1,9 +1,7 @@
-//! Values for dynamic sizes: those on the command line (`batch=8`, `total=past+new`), and those that are found.
+//! Values for dynamic sizes: those on the command line (`batch=8`, `total=past+new`).
 
 use anyhow::{Result, bail};
 use compiler::graph::SymExpr;
-use compiler::importer::onnx::File;
-use onnx::verify;
 use std::collections::BTreeMap;
 
 /// `NAME=SIZE`, the size at least 0.
@@ -32,44 +30,6 @@ pub fn parse_related(text: &str) -> Result<(String, SymExpr), String> {
         .filter(|(name, _)| !name.is_empty())
         .ok_or("expected NAME=SIZE, such as batch=8, or NAME=SUM, such as total=past+new")?;
     Ok((name.to_string(), onnx::verify::relation(size)?))
-}
-
-/// Values for the dynamic sizes of a model that are not given: ones with which it runs, as `optimize` finds them.
-///
-/// # Errors
-/// There are none, or what is given does not fit.
-pub fn found(
-    model: &onnx::file::Model,
-    file: &File,
-    given: &BTreeMap<String, i64>,
-) -> Result<BTreeMap<String, i64>> {
-    let dynamic = file.dynamic_sizes();
-    let open = dynamic
-        .iter()
-        .filter(|size| !given.contains_key(&size.name));
-    let open: Vec<_> = open.collect();
-    if open.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    // Verification has names of its own for sizes that the file does not name.
-    let own = |(name, n): (&String, &i64)| {
-        let unnamed = dynamic.iter().find(|s| !s.is_named && s.name == *name);
-        let own = unnamed.map(|s| format!("{}.{}", s.input, s.dimension));
-        (own.unwrap_or_else(|| name.clone()), *n)
-    };
-    let options = verify::Options {
-        sizes: given.iter().map(own).collect(),
-        ..Default::default()
-    };
-    let feeds = verify::made_up(model, 0, &options)?;
-    let mut found = BTreeMap::new();
-    for size in open {
-        let shape = feeds.get(&size.input).map(|tensor| &tensor.shape);
-        if let Some(n) = shape.and_then(|shape| shape.get(size.dimension)) {
-            found.insert(size.name.clone(), i64::try_from(*n)?);
-        }
-    }
-    Ok(found)
 }
 
 /// What an option that may be repeated gives, by name.

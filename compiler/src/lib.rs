@@ -21,6 +21,7 @@ pub mod search;
 pub mod steering;
 pub mod torch;
 pub mod training_graph;
+pub mod training_input;
 pub mod training_proof;
 pub mod tuning;
 pub mod tuning_database;

@@ -12,7 +12,7 @@ use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
     SymExpr, Tensor,
 };
-use importer::onnx::{Model, Names, OnnxError, WriteError, write};
+use importer::onnx::{Model, Names, OnnxError, Port, WriteError, write};
 use ops::slicing::slice_attrs;
 use ops::{OpBuilder, attrs};
 use std::collections::BTreeSet;
@@ -22,9 +22,9 @@ use std::sync::Arc;
 /// What is minimized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Mean cross-entropy of the model's output `[N, C, …]` with an input `labels`, i64 `[N, …]`.
+    /// Mean cross-entropy of an output `[N, C, …]` of the model with an input `labels`, i64 `[N, …]`.
     CrossEntropy,
-    /// Mean squared difference of the model's output and an input `target` of its shape.
+    /// Mean squared difference of an output of the model and an input `target` of its shape.
     MeanSquaredError,
     /// An output of the model, of one element.
     Output(String),
@@ -72,6 +72,8 @@ impl FromStr for Optimizer {
 pub struct TrainingOptions {
     /// What is minimized.
     pub loss: Loss,
+    /// The output that cross-entropy and the squared difference are of; `None`: the only one.
+    pub output: Option<String>,
     /// How parameters are updated; `None`: gradients only.
     pub optimizer: Option<Optimizer>,
     /// What is differentiated: names of initializers or inputs; `None`: every trainable initializer.
@@ -117,7 +119,7 @@ pub fn training_graph(
     }
     let mut made = Made::of(model)?;
     let wrt = made.differentiated(model, options.wrt.as_deref())?;
-    let loss = made.loss(model, &options.loss, options.label_smoothing)?;
+    let loss = made.loss(model, options)?;
     made.graph.outputs.clear();
     made.graph.add_output(loss);
     let mut outputs = vec!["loss".to_string()];
@@ -151,6 +153,32 @@ pub fn training_graph(
     made.names.outputs = outputs;
     made.drop_seeds();
     Ok(write(&made.graph, &made.names)?)
+}
+
+/// The output that a loss is of.
+fn only_output<'m>(model: &'m Model, wanted: Option<&str>) -> Result<&'m Port, TrainingGraphError> {
+    let found = match (wanted, model.outputs.as_slice()) {
+        (None, [port]) => Some(port),
+        (None, _) => None,
+        (Some(name), ports) => ports.iter().find(|port| port.name == name),
+    };
+    found.ok_or_else(|| {
+        let name = |port: &Port| {
+            let shape = &model.graph.container(port.container).shape;
+            let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
+            format!("`{}` [{}]", port.name, sizes.join(", "))
+        };
+        let names: Vec<String> = model.outputs.iter().map(name).collect();
+        let names = names.join(", ");
+        TrainingGraphError::Request(match wanted {
+            Some(wanted) => format!("the model has no output `{wanted}`; it has {names}"),
+            None => format!(
+                "the model has {} outputs: {names}; name the one that the loss is of with --output, or a loss \
+                 among them with --loss",
+                model.outputs.len()
+            ),
+        })
+    })
 }
 
 /// The graph under construction.
@@ -267,9 +295,9 @@ impl Made {
     fn loss(
         &mut self,
         model: &Model,
-        loss: &Loss,
-        smoothing: f64,
+        options: &TrainingOptions,
     ) -> Result<ContainerId, TrainingGraphError> {
+        let (loss, smoothing) = (&options.loss, options.label_smoothing);
         let request = |text: String| Err(TrainingGraphError::Request(text));
         if !(0.0..=1.0).contains(&smoothing) || smoothing > 0.0 && *loss != Loss::CrossEntropy {
             return request(format!(
@@ -277,6 +305,11 @@ impl Made {
             ));
         }
         if let Loss::Output(name) = loss {
+            if options.output.is_some() {
+                return request(format!(
+                    "the loss is the output `{name}` itself; leave out --output"
+                ));
+            }
             let Some(port) = model.outputs.iter().find(|p| p.name == *name) else {
                 let names: Vec<_> = model.outputs.iter().map(|p| p.name.as_str()).collect();
                 return request(format!(
@@ -295,12 +328,7 @@ impl Made {
                 b.op1("reshape", &[x], attrs([("shape", Attr::Sizes(Vec::new()))]))
             });
         }
-        let [port] = model.outputs.as_slice() else {
-            return request(format!(
-                "the model has {} outputs; name the loss among them with --loss OUTPUT",
-                model.outputs.len()
-            ));
-        };
+        let port = only_output(model, options.output.as_deref())?;
         let (x, c) = (port.container, self.graph.container(port.container).clone());
         if *loss == Loss::MeanSquaredError {
             let target = self.input("target", c.dtype, &c.shape)?;

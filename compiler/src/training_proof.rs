@@ -86,6 +86,7 @@ fn proven(
     let original = Original {
         model: formed.as_ref().unwrap_or(original),
         objective: &objective,
+        output: options.output.as_deref(),
         same_form: formed.is_some(),
     };
     told(check_gradients(made, Some(original), &Options::default()).map(Proof::Found))

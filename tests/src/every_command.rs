@@ -142,6 +142,7 @@ fn differentiated(file: &File) -> Option<()> {
         .iter()
         .map(|id| imported.graph.container(*id).name.clone());
     let options = TrainingOptions {
+        output: None,
         loss: Loss::MeanSquaredError,
         optimizer: None,
         wrt: Some(wrt.take(2).collect()),

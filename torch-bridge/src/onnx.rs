@@ -4,6 +4,7 @@ use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::internal_error::caught_deep;
 use compiler::training_graph::{self as training, Loss, Optimizer, TrainingOptions};
+use compiler::training_input::training_input;
 use compiler::training_proof::{Proof, prove};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
@@ -27,6 +28,7 @@ pub struct Request {
     bytes: Option<Vec<u8>>,
     out: Option<PathBuf>,
     loss: String,
+    output: Option<String>,
     optimizer: Option<String>,
     gradients: bool,
     wrt: Option<Vec<String>>,
@@ -36,18 +38,19 @@ pub struct Request {
     verify: bool,
 }
 
-/// The bytes of the training graph of a model, if it is not written, and why it was not verified, if it
-/// was to be and could not; see `compiler::training_graph`.
+/// The bytes of the training graph of a model, if it is not written, and warnings: what was settled that nobody asked
+/// for, and why it was not verified, if it was to be and could not; see `compiler::training_graph`.
 /// Runs without the interpreter's lock.
 #[pyfunction]
 pub fn training_graph(
     py: Python<'_>,
     request: Request,
-) -> PyResult<(Option<Bound<'_, PyBytes>>, Option<String>)> {
+) -> PyResult<(Option<Bound<'_, PyBytes>>, Vec<String>)> {
     let Ok(loss) = Loss::from_str(&request.loss);
     let optimizer = request.optimizer.as_deref().map(Optimizer::from_str);
     let options = TrainingOptions {
         loss,
+        output: request.output,
         optimizer: optimizer.transpose().map_err(PyValueError::new_err)?,
         wrt: request.wrt,
         gradients: request.gradients,
@@ -61,24 +64,23 @@ pub fn training_graph(
     let work = || {
         let made = made(path, bytes, &import, &options, verify)?;
         let Some(out) = out else {
-            return Ok((Some(made.bytes), made.untried));
+            return Ok((Some(made.bytes), made.warnings));
         };
         let sources: Vec<&Path> = made.sources.iter().map(PathBuf::as_path).collect();
         let staged = file::stage_bytes(&made.bytes, &out, &sources);
         let written = staged.and_then(file::Staged::place);
         let written = written.map_err(|error| error.to_string());
-        written.map(|_| (None, made.untried))
+        written.map(|_| (None, made.warnings))
     };
     let made = py.detach(|| caught_deep(work).unwrap_or_else(|error| Err(error.to_string())));
-    let (bytes, untried) = made.map_err(OnnxFailure::new_err)?;
-    Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), untried))
+    let (bytes, warnings) = made.map_err(OnnxFailure::new_err)?;
+    Ok((bytes.map(|bytes| PyBytes::new(py, &bytes)), warnings))
 }
 
 /// A training graph, and the files it was made from.
 struct Made {
     bytes: Vec<u8>,
-    /// Why it was not verified.
-    untried: Option<String>,
+    warnings: Vec<String>,
     sources: Vec<PathBuf>,
 }
 
@@ -97,16 +99,17 @@ fn made(
         None => ("the given model".into(), bytes.unwrap_or_default().into()),
     };
     let read = file::Model::of_bytes(&path, bytes.clone()).map_err(|error| error.to_string())?;
-    let model = File::decode(&path, bytes)
-        .and_then(|file| file.import(import))
+    let input = File::decode(&path, bytes)
+        .and_then(|file| training_input(&file, &read, import, options.wrt.as_deref()))
         .map_err(|error| error.to_string())?;
+    let model = &input.model;
     let sources = read.files().into_iter().map(Path::to_path_buf).collect();
-    let bytes = training::training_graph(&model, options).map_err(|error| error.to_string())?;
-    let mut untried = None;
+    let bytes = training::training_graph(model, options).map_err(|error| error.to_string())?;
+    let mut warnings = input.notes("sizes", "wrt");
     if verify {
         let made = file::Model::of_bytes(Path::new("train.onnx"), bytes.clone().into())
             .map_err(|error| error.to_string())?;
-        let proof = prove((&read, &model), &made, options, import.mode);
+        let proof = prove((&read, model), &made, options, import.mode);
         let wrong = |error| {
             format!(
                 "the training graph of {} is wrong; please report it (`verify=False` makes it anyway): {error}",
@@ -114,12 +117,12 @@ fn made(
             )
         };
         if let Proof::Untried(why) = proof.map_err(wrong)? {
-            untried = Some(why);
+            warnings.push(format!("the training graph is not verified: {why}"));
         }
     }
     Ok(Made {
         bytes,
-        untried,
+        warnings,
         sources,
     })
 }

@@ -5,7 +5,8 @@
 use super::error::{NEWEST_OPSET, OLDEST_OPSET, OnnxError};
 use super::names::unnamed_size;
 use super::proto::{
-    Dimension, DimensionProto, GraphProto, ModelProto, StringStringEntryProto, ValueInfoProto,
+    Dimension, DimensionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
+    TensorProto, ValueInfoProto,
 };
 use super::tensor::dtype_of;
 use bytes::Bytes;
@@ -72,7 +73,8 @@ impl File {
         let mut model = onnx::file::decode(&path, bytes)?;
         let folder = onnx::file::settle(&path, &mut model);
         let about = About::new(&model);
-        let graph = model.graph.take().unwrap_or_default();
+        let mut graph = model.graph.take().unwrap_or_default();
+        graph.input.iter_mut().for_each(open_negative_sizes);
         let opset = standard_version(&model);
         if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {
             return Err(OnnxError::OpsetVersion { path, found: opset });
@@ -193,6 +195,52 @@ impl File {
     /// What it says of itself.
     pub fn about(&self) -> &About {
         &self.about
+    }
+
+    /// The file with initializers in the place of those `Constant` nodes that give real numbers and are `wanted`, by
+    /// the name of what they give and its shape; and these names, in order.
+    pub fn with_constants_stored(
+        &self,
+        wanted: impl Fn(&str, &[i64]) -> bool,
+    ) -> (File, Vec<String>) {
+        let mut file = self.clone();
+        let mut names = Vec::new();
+        let nodes = std::mem::take(&mut file.graph.node);
+        for mut node in nodes {
+            let is_wanted = |tensor: &TensorProto| {
+                let is_float = dtype_of(tensor.data_type).is_ok_and(|dtype| dtype.is_float());
+                is_float && node.output.iter().any(|name| wanted(name, &tensor.dims))
+            };
+            let tensor = node.attribute.iter().find_map(|a| a.t.as_ref());
+            match tensor.is_some_and(is_wanted) && gives_one_tensor(&node) {
+                true => {
+                    let tensor = node.attribute.pop().and_then(|a| a.t);
+                    let name = node.output.pop().unwrap_or_default();
+                    names.push(name.clone());
+                    let named = |tensor| TensorProto { name, ..tensor };
+                    file.graph.initializer.extend(tensor.map(named));
+                }
+                false => file.graph.node.push(node),
+            }
+        }
+        (file, names)
+    }
+}
+
+/// Whether a node is a `Constant` with one tensor.
+fn gives_one_tensor(node: &NodeProto) -> bool {
+    let is_standard = matches!(node.domain.as_str(), "" | "ai.onnx");
+    is_standard && node.op_type == "Constant" && node.attribute.len() == 1 && node.output.len() == 1
+}
+
+/// A negative size says, as exporters mean it and runtimes read it, that the size is not known.
+fn open_negative_sizes(input: &mut ValueInfoProto) {
+    let tensor = input.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
+    let shape = tensor.and_then(|t| t.shape.as_mut());
+    for dim in shape.into_iter().flat_map(|s| &mut s.dim) {
+        if matches!(dim.value, Some(Dimension::DimValue(n)) if n < 0) {
+            dim.value = None;
+        }
     }
 }
 

@@ -56,6 +56,16 @@ pub enum EvaluateError {
         /// What does not fit.
         what: String,
     },
+    /// Values take more memory than there should be use for.
+    #[error("{node}: values up to here take {held} bytes, more than {most}")]
+    Large {
+        /// The node whose outputs are too many.
+        node: String,
+        /// Bytes of the values up to there.
+        held: usize,
+        /// What they may take.
+        most: usize,
+    },
     /// The time that was given is over.
     #[error("the time limit was reached at {node}")]
     Late {
@@ -377,12 +387,10 @@ impl<'m> Program<'m> {
         self.most_held.fetch_max(scope.held, Ordering::Relaxed);
         match scope.held > most {
             false => Ok(()),
-            true => Err(EvaluateError::Node {
+            true => Err(EvaluateError::Large {
                 node: label(node),
-                what: format!(
-                    "values up to here take {} bytes, more than {most}",
-                    scope.held
-                ),
+                held: scope.held,
+                most,
             }),
         }
     }

@@ -122,6 +122,8 @@ pub struct Original<'a> {
     pub model: &'a Model,
     /// What is minimized.
     pub objective: &'a Objective,
+    /// The output that it is of; `None`: the first.
+    pub output: Option<&'a str>,
     /// Whether the training graph runs it in the form of the file, so that both have one loss.
     pub same_form: bool,
 }
@@ -133,7 +135,10 @@ impl Original<'_> {
         let graph = model.proto.graph.as_ref()?;
         let wanted = match self.objective {
             Objective::Output(name) => name.as_str(),
-            _ => graph.output.first()?.name.as_str(),
+            _ => match self.output {
+                Some(name) => name,
+                None => graph.output.first()?.name.as_str(),
+            },
         };
         let is_input = |name: &&String| graph.input.iter().any(|i| i.name == **name);
         let feeds = feeds.iter().filter(|(name, _)| is_input(name));

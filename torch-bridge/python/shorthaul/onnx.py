@@ -28,6 +28,7 @@ def grad(
     model: Any,
     *,
     loss: str,
+    output: str | None = None,
     optimizer: str | None = None,
     gradients: bool = True,
     wrt: Sequence[str] | None = None,
@@ -43,17 +44,21 @@ def grad(
       external data is read from the current folder.
     - ``loss``: ``"cross-entropy"`` (adds an input ``labels``), ``"mse"`` (adds ``target``), or the
       name of an output with one element.
+    - ``output``: the output that cross-entropy or the squared difference is of, if the model has
+      several.
     - ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``. Adds the inputs ``lr``,
       the optimizer's state and, for Adam, ``step``.
     - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``. Writing them
       takes time.
-    - ``wrt``: names of the initializers and inputs to differentiate by; by default every trainable
-      initializer.
+    - ``wrt``: names of the initializers, constants and inputs to differentiate by; by default every
+      trainable initializer. If there is none, as in files of exporters that write weights as
+      ``Constant`` nodes, every constant of more than one real number.
     - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps the form of each node,
       ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
       exports BatchNormalization in evaluation form even from a model in training mode.
     - ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
-    - ``sizes``: values of dynamic sizes by name.
+    - ``sizes``: values of dynamic sizes by name. Others stay dynamic, unless shapes do not fit
+      together without a number; then one with which the model runs is used, and a warning says so.
     - ``out``: the path to write to; the function then returns ``None``, otherwise the bytes.
     - ``verify``: compute the loss again from the model's own outputs, and compare the gradients
       with finite differences of the loss, in float64. If that is not possible, a warning says why.
@@ -75,6 +80,7 @@ def grad(
         bytes=data,
         out=None if out is None else os.fspath(out),
         loss=loss,
+        output=output,
         optimizer=optimizer,
         gradients=gradients,
         wrt=None if wrt is None else list(wrt),
@@ -84,11 +90,11 @@ def grad(
         verify=verify,
     )
     try:
-        made, untried = _native.training_graph(request)
+        made, noted = _native.training_graph(request)
     except _native.OnnxFailure as error:
         raise OnnxError(str(error)) from None
-    if untried is not None:
-        warnings.warn(f"the training graph is not verified: {untried}", stacklevel=2)
+    for text in noted:
+        warnings.warn(text, stacklevel=2)
     return made
 
 
@@ -225,6 +231,7 @@ class _GradRequest:
     bytes: bytes | None
     out: str | None
     loss: str
+    output: str | None
     optimizer: str | None
     gradients: bool
     wrt: list[str] | None

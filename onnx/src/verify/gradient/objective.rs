@@ -3,7 +3,7 @@
 use crate::evaluate::Values;
 use crate::tensor::Tensor;
 
-/// A loss of a model's only output, as the training graph defines it.
+/// A loss of one of a model's outputs, as the training graph defines it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
     /// Mean cross-entropy with the input `labels`, that part of each spread over all classes.

@@ -49,6 +49,7 @@ fn of(model: &Model) -> Original<'_> {
     Original {
         model,
         objective: &MEAN,
+        output: None,
         same_form: true,
     }
 }

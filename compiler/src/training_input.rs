@@ -1,0 +1,153 @@
+//! An ONNX file as a model to train.
+//!
+//! Owns what training needs that running does not: values for sizes without which shapes do not fit together, and
+//! weights where an exporter wrote none as initializers. What the training graph is, `training_graph` decides.
+
+use importer::onnx::{File, Model, OnnxError, Options};
+use onnx::verify::{self, VerifyError};
+use std::collections::BTreeMap;
+
+/// A model to train, and what was settled for it.
+#[derive(Debug)]
+pub struct TrainingInput {
+    /// The model.
+    pub model: Model,
+    /// Values for sizes that nobody gave; without them the model has no graph.
+    pub sizes: BTreeMap<String, i64>,
+    /// What `Constant` nodes give and is trained, in the file's order.
+    pub constants: Vec<String>,
+    /// Whether nobody named these constants.
+    by_default: bool,
+}
+
+impl TrainingInput {
+    /// What was settled that nobody asked for, in sentences without a full stop. The options that would settle it are
+    /// called `sizes` and `wrt`.
+    pub fn notes(&self, sizes: &str, wrt: &str) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.sizes.is_empty() {
+            let known = self.sizes.iter().map(|(name, n)| format!("{name}={n}"));
+            let known: Vec<String> = known.collect();
+            notes.push(format!(
+                "the training graph is for {}: the model's shapes do not fit together for all sizes; {sizes} gives \
+                 other sizes",
+                known.join(", ")
+            ));
+        }
+        if self.by_default && !self.constants.is_empty() {
+            notes.push(format!(
+                "no initializer of the model is a weight, so the values of {} `Constant` nodes are trained; {wrt} \
+                 chooses among them",
+                self.constants.len()
+            ));
+        }
+        notes
+    }
+}
+
+/// Reads `file` to train it; `source` is the same file for the room `onnx`.
+///
+/// If the file cannot be imported with its dynamic sizes, it gets numbers for those that stand in the way:
+/// ones with which it runs, as `optimize` finds them. `wrt` is what to differentiate by, as
+/// in [`TrainingOptions`](crate::training_graph::TrainingOptions): a name may be that of a constant. Without names, all
+/// constants of more than one real number are weights if no initializer is.
+///
+/// # Errors
+/// As [`File::import`], with the sizes that were found.
+pub fn training_input(
+    file: &File,
+    source: &onnx::file::Model,
+    options: &Options,
+    wrt: Option<&[String]>,
+) -> Result<TrainingInput, OnnxError> {
+    let is_named = |name: &str| wrt.is_some_and(|names| names.iter().any(|n| n == name));
+    let (stored, constants) = file.with_constants_stored(|name, _| is_named(name));
+    let (model, sizes) = with_needed_sizes(&stored, source, options)?;
+    let is_weight = |p: &importer::onnx::Parameter| p.trainable;
+    if wrt.is_some() || model.parameters.iter().any(is_weight) {
+        return Ok(TrainingInput {
+            model,
+            sizes,
+            constants,
+            by_default: false,
+        });
+    }
+    let (stored, constants) = file.with_constants_stored(|_, shape| shape.iter().any(|n| *n > 1));
+    let mut options = options.clone();
+    options.sizes.extend(sizes.clone());
+    Ok(TrainingInput {
+        model: stored.import(&options)?,
+        sizes,
+        constants,
+        by_default: true,
+    })
+}
+
+/// The model, and numbers for those sizes without which it has none.
+fn with_needed_sizes(
+    file: &File,
+    source: &onnx::file::Model,
+    options: &Options,
+) -> Result<(Model, BTreeMap<String, i64>), OnnxError> {
+    let error = match file.import(options) {
+        Ok(model) => return Ok((model, BTreeMap::new())),
+        Err(error) => error,
+    };
+    let mut sizes = found_sizes(source, file, &options.sizes).unwrap_or_default();
+    if sizes.is_empty() {
+        return Err(error);
+    }
+    let at = |sizes: &BTreeMap<String, i64>| {
+        let mut options = options.clone();
+        options.sizes.extend(sizes.clone());
+        file.import(&options)
+    };
+    let mut model = at(&sizes)?;
+    let names: Vec<String> = sizes.keys().cloned().collect();
+    for name in names {
+        let mut fewer = sizes.clone();
+        fewer.remove(&name);
+        if let Ok(found) = at(&fewer) {
+            (model, sizes) = (found, fewer);
+        }
+    }
+    Ok((model, sizes))
+}
+
+/// Values for the dynamic sizes of a model that are not given: ones with which it runs, as `optimize` finds them.
+///
+/// # Errors
+/// There are none, or what is given does not fit.
+pub fn found_sizes(
+    model: &onnx::file::Model,
+    file: &File,
+    given: &BTreeMap<String, i64>,
+) -> Result<BTreeMap<String, i64>, VerifyError> {
+    let dynamic = file.dynamic_sizes();
+    let open = dynamic
+        .iter()
+        .filter(|size| !given.contains_key(&size.name));
+    let open: Vec<_> = open.collect();
+    if open.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    // Verification has names of its own for sizes that the file does not name.
+    let own = |(name, n): (&String, &i64)| {
+        let unnamed = dynamic.iter().find(|s| !s.is_named && s.name == *name);
+        let own = unnamed.map(|s| format!("{}.{}", s.input, s.dimension));
+        (own.unwrap_or_else(|| name.clone()), *n)
+    };
+    let options = verify::Options {
+        sizes: given.iter().map(own).collect(),
+        ..Default::default()
+    };
+    let feeds = verify::made_up(model, 0, &options)?;
+    let mut found = BTreeMap::new();
+    for size in open {
+        let shape = feeds.get(&size.input).map(|tensor| &tensor.shape);
+        if let Some(n) = shape.and_then(|shape| shape.get(size.dimension)) {
+            found.insert(size.name.clone(), i64::try_from(*n).unwrap_or(i64::MAX));
+        }
+    }
+    Ok(found)
+}
