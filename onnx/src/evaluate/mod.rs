@@ -266,6 +266,12 @@ impl<'m> Program<'m> {
         self.run(feeds, &wanted)
     }
 
+    /// Lets values that are alive at once take so many bytes, where the caller knows that they will not take more.
+    pub(crate) fn allow(&self, n_bytes: usize) {
+        let room = n_bytes / TIMES_HELD;
+        self.most_bytes.fetch_max(room, Ordering::Relaxed);
+    }
+
     /// Has room for what follows from these values.
     fn make_room(&self, feeds: &Values) {
         let given = feeds.values().map(Tensor::n_bytes);

@@ -196,6 +196,8 @@ pub fn check_gradients(
     let sampler = Sampler::new(training, &cuts, options).map_err(|e| untried(e.to_string()))?;
     let exact = program(&training.proto, &training.folder, Precision::Float64, None)
         .map_err(|e| untried(e.to_string()))?;
+    // Runs that take more are refused before they start.
+    exact.allow(usize::try_from(work::MOST_BYTES).unwrap_or(usize::MAX));
     let run = |unmasked: bool| -> Result<(Tried, Option<f64>, f64), GradientError> {
         let mut point = Point::find(training, (&sampler, &exact), original, unmasked)?;
         if held.is_some() {

@@ -1,7 +1,10 @@
 //! Right training graphs are found right, wrong ones named; what proves nothing is not called wrong.
 
 use super::super::Options;
-use super::{GradientError, MOST_ERROR, Objective, Original, check_gradients, check_same_step};
+use super::{
+    EvaluateError, GradientError, MOST_ERROR, Objective, Original, Precision, Values,
+    check_gradients, check_same_step, program,
+};
 use crate::element::Element;
 use crate::file::Model;
 use crate::rewrite::patch::int;
@@ -377,6 +380,27 @@ fn what_would_take_minutes_is_not_tried() {
             matches!(&found, Err(GradientError::Untried(why)) if why.contains("smaller batch"));
         assert!(untried, "{sizes}: {found:?}");
     }
+}
+
+#[test]
+fn values_that_were_counted_have_room() {
+    // Five values of 16 million numbers, 128 MiB each in float64, which are all read at the end.
+    let made = Trial::new(17).input("x", "1").ints("n", &[16 << 20]);
+    let made = made.node("a = Expand(x, n)").node("b = Neg(a)");
+    let made = made.node("c = Neg(b)").node("d = Neg(c)");
+    let made = made.node("loss = Sum(a, b, c, d)").output("loss", "");
+    let made = made.model();
+    let exact = program(&made.proto, &made.folder, Precision::Float64, None).expect("a graph");
+    let x = crate::tensor::Tensor::new(&[1], crate::tensor::Values::F64(vec![1.0]));
+    let feeds: Values = [("x".to_string(), x)].into_iter().collect();
+    let refused = exact.run(&feeds, &["loss"]);
+    assert!(
+        matches!(refused, Err(EvaluateError::Large { .. })),
+        "{refused:?}"
+    );
+    exact.allow(1 << 30);
+    let sum = exact.run(&feeds, &["loss"]).expect("room");
+    assert_eq!(sum[0].to_f64().expect("numbers")[0], 0.0);
 }
 
 #[test]

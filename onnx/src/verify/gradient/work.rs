@@ -15,7 +15,7 @@ const SUMMED_AS_ONE: u64 = 40;
 /// Runs of more elements are tried along one direction only.
 const MANY_ELEMENTS: u64 = 1 << 28;
 /// Bytes that are alive at once at most, in float64.
-const MOST_BYTES: u64 = 4 << 30;
+pub(super) const MOST_BYTES: u64 = 4 << 30;
 
 /// What a run takes.
 pub(super) struct RunCost {
