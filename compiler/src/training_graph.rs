@@ -72,7 +72,7 @@ impl FromStr for Optimizer {
 pub struct TrainingOptions {
     /// What is minimized.
     pub loss: Loss,
-    /// The output that cross-entropy and the squared difference are of; `None`: the only one.
+    /// The output that cross-entropy and the squared difference are of; `None`: the only one of real numbers.
     pub output: Option<String>,
     /// How parameters are updated; `None`: gradients only.
     pub optimizer: Option<Optimizer>,
@@ -155,27 +155,38 @@ pub fn training_graph(
     Ok(write(&made.graph, &made.names)?)
 }
 
-/// The output that a loss is of.
-fn only_output<'m>(model: &'m Model, wanted: Option<&str>) -> Result<&'m Port, TrainingGraphError> {
-    let found = match (wanted, model.outputs.as_slice()) {
-        (None, [port]) => Some(port),
+/// The output that a loss is of: the one that is wanted, or else the only one of real numbers.
+fn output_of_loss<'m>(
+    model: &'m Model,
+    wanted: Option<&str>,
+) -> Result<&'m Port, TrainingGraphError> {
+    let dtype = |port: &Port| model.graph.container(port.container).dtype;
+    let real = model.outputs.iter().filter(|port| dtype(port).is_float());
+    let real: Vec<&Port> = real.collect();
+    let found = match (wanted, real.as_slice()) {
+        (None, [port]) => Some(*port),
         (None, _) => None,
-        (Some(name), ports) => ports.iter().find(|port| port.name == name),
+        (Some(name), ports) => ports.iter().copied().find(|port| port.name == name),
     };
     found.ok_or_else(|| {
-        let name = |port: &Port| {
-            let shape = &model.graph.container(port.container).shape;
-            let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
-            format!("`{}` [{}]", port.name, sizes.join(", "))
+        let describe = |port: &Port| {
+            let container = model.graph.container(port.container);
+            let sizes: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
+            format!("`{}` {}[{}]", port.name, container.dtype, sizes.join(", "))
         };
-        let names: Vec<String> = model.outputs.iter().map(name).collect();
-        let names = names.join(", ");
+        let outputs: Vec<String> = model.outputs.iter().map(describe).collect();
+        let outputs = outputs.join(", ");
         TrainingGraphError::Request(match wanted {
-            Some(wanted) => format!("the model has no output `{wanted}`; it has {names}"),
+            Some(wanted) => {
+                format!("`{wanted}` is no output of real numbers of the model; its outputs are {outputs}")
+            }
+            None if real.is_empty() => {
+                format!("a loss is of real numbers, and the model's outputs are {outputs}")
+            }
             None => format!(
-                "the model has {} outputs: {names}; name the one that the loss is of with --output, or a loss \
-                 among them with --loss",
-                model.outputs.len()
+                "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of with \
+                 --output, or a loss among them with --loss",
+                real.len()
             ),
         })
     })
@@ -328,7 +339,7 @@ impl Made {
                 b.op1("reshape", &[x], attrs([("shape", Attr::Sizes(Vec::new()))]))
             });
         }
-        let port = only_output(model, options.output.as_deref())?;
+        let port = output_of_loss(model, options.output.as_deref())?;
         let (x, c) = (port.container, self.graph.container(port.container).clone());
         if *loss == Loss::MeanSquaredError {
             let target = self.input("target", c.dtype, &c.shape)?;
