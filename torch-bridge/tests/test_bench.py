@@ -355,6 +355,7 @@ def test_recipes_are_made_and_compared(tmp_path, capsys, monkeypatch):
     assert "of the time (95 % interval" in capsys.readouterr().out
     (compared,) = json.loads((tmp_path / "with.json").read_text())["results"]
     assert compared["ratio"]["low"] <= compared["ratio"]["median"] <= compared["ratio"]["high"]
+    assert compared["ratio_again"]["median"] > 0
 
 
 def test_tuning_needs_a_folder_for_recipes(capsys):

@@ -60,7 +60,11 @@ def make(setting: Setting, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def compare(setting: Setting, folder: Path, rounds: int) -> dict[str, Any]:
-    """Steps with the recipe and without, in turns. Raises ``FileNotFoundError`` without a file."""
+    """Steps with the recipe and without, in turns. Raises ``FileNotFoundError`` without a file.
+
+    A second module without the recipe runs along: its time differs from the first one's only by
+    where the modules' arrays lie in memory, and a recipe's gain means something beyond that.
+    """
     path = path_of(setting, folder)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; --tune SECONDS makes it")
@@ -71,7 +75,8 @@ def compare(setting: Setting, folder: Path, rounds: int) -> dict[str, Any]:
         f"\n{setting}, {rounds} rounds\n"
         f"without a recipe {found['without']['median_ms']:.1f} ms, with {path} "
         f"({len(recipe.changes)} changes) {found['with']['median_ms']:.1f} ms: "
-        f"{by['median']:.3f} of the time (95 % interval {by['low']:.3f} to {by['high']:.3f})",
+        f"{by['median']:.3f} of the time (95 % interval {by['low']:.3f} to {by['high']:.3f}); "
+        f"another module without a recipe: {found['ratio_again']['median']:.3f}",
         flush=True,
     )
     return {"setting": str(setting), "recipe": str(path), "changes": len(recipe.changes), **found}
@@ -94,9 +99,11 @@ def _compared(setting: Setting, recipe: shorthaul.Recipe, rounds: int) -> dict[s
         step()
         return step
 
-    times = interleaved({"without": stepper(), "with": stepper(recipe=recipe)}, rounds)
+    steps = {"without": stepper(), "with": stepper(recipe=recipe), "again": stepper()}
+    times = interleaved(steps, rounds)
     return {name: summary(taken) for name, taken in times.items()} | {
-        "ratio": ratio(times["with"], times["without"])
+        "ratio": ratio(times["with"], times["without"]),
+        "ratio_again": ratio(times["again"], times["without"]),
     }
 
 
