@@ -126,11 +126,11 @@ def test_the_same_guards_hold():
     compiled(torch.randn(4, 6)).sum().backward()
     with torch.no_grad():
         assert not compiled(torch.randn(4, 6)).requires_grad
-    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*expected 4, actual 2"):
+    with pytest.warns(shorthaul.RecompileWarning, match="again, because.* is 2 instead of 4"):
         assert compiled(torch.randn(2, 6)).shape == (2, 3)
     model.zero_grad()
     model[0].requires_grad_(False)
-    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*requires_grad"):
+    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*requires a gradient now"):
         compiled(torch.randn(4, 6)).sum().backward()
     assert model[0].weight.grad is None and model[2].weight.grad is not None
 

@@ -13,6 +13,7 @@ import pytest
 import shorthaul
 import torch
 from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
+from shorthaul._changes import what_changed
 from shorthaul._errors import InternalError, first_line
 from shorthaul._pytorch_version import VERSION
 from shorthaul.module import FrameCompiler, runner_of
@@ -36,6 +37,72 @@ def _check(model, network, rows: int) -> None:
     # A size that comes for the first time may run through PyTorch.
     for _ in range(2):
         torch.testing.assert_close(model(x), network(x))
+
+
+class Scaled(nn.Module):
+    """A layer whose result follows from an argument and an attribute as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def forward(self, x, shift=None):
+        y = self.inner(x) * self.scale
+        return y if shift is None else y + shift
+
+
+def _frozen(module):
+    module.inner.weight.requires_grad_(False)
+    return (torch.randn(3, 4),)
+
+
+def _scaled(module):
+    module.scale = 3.0
+    return (torch.randn(3, 4),)
+
+
+@pytest.mark.parametrize(
+    "change, clause",
+    [
+        (lambda _: (torch.randn(5, 4),), "size 0 of `x` is 5 instead of 3"),
+        (lambda _: (torch.randn(2, 3, 4),), "`x` has 3 dimensions instead of 2"),
+        (
+            lambda m: (m.double() and torch.randn(3, 4).double(),),
+            "the type Double instead of Float",
+        ),
+        (lambda _: (torch.randn(3, 4, requires_grad=True),), "`x` requires a gradient now"),
+        (_frozen, "`self.inner.weight` requires no gradient any more"),
+        (lambda _: (torch.randn(4, 3).t(),), "`x` has its elements in another order in memory"),
+        (lambda _: (torch.randn(3, 4),) * 2, "`shift is None` does not hold any more"),
+        (_scaled, "`self.scale == 2.0` does not hold any more"),
+    ],
+)
+def test_a_new_compilation_says_what_changed(change, clause):
+    module = Scaled()
+    model = shorthaul.module(module)
+    model(torch.randn(3, 4))
+    with pytest.warns(shorthaul.RecompileWarning) as said:
+        model(*change(module))
+    assert any(clause in str(w.message) for w in said)
+
+
+def test_a_new_compilation_says_which_mode_changed():
+    model = shorthaul.module(Scaled())
+    x = torch.randn(3, 4)
+    model(x)
+    with (
+        pytest.warns(shorthaul.RecompileWarning, match="gradients are switched off"),
+        torch.no_grad(),
+    ):
+        model(x)
+    with pytest.warns(shorthaul.RecompileWarning, match="autocast is switched on"):
+        with torch.autocast("cpu"):
+            model(x)
+
+
+def test_a_reason_of_a_form_that_is_not_known_is_passed_on():
+    assert what_changed("3/1: something new") == "something new"
 
 
 def test_a_defect_that_leaves_a_model_to_pytorch_is_said_as_one(monkeypatch):

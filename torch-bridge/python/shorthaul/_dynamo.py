@@ -27,6 +27,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
+from ._changes import what_changed
 from ._errors import (
     CaptureError,
     CompileError,
@@ -316,12 +317,13 @@ class GraphCompiler:
             self._say(f"{self.name}: {note}", RecipeWarning)
 
     def say_compiles_again(self, failure) -> None:
-        """Each time: what changed since the last call, as Dynamo's guards saw it."""
+        """Each time: what changed since the last call."""
         reason = first_line(failure.reason)
         if "BACKEND_MATCH" in reason:
             # The program is another module's: this one compiles the function for the first time.
             return
-        self._say(f"{self.name} is compiled again, because {reason}", RecompileWarning)
+        changed = what_changed(reason)
+        self._say(f"{self.name} is compiled again, because {changed}", RecompileWarning)
 
     def _say_or_refuse(self, message: str) -> None:
         """Something runs outside of programs. Raises ``CaptureError`` if the options say so."""
