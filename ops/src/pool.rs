@@ -4,8 +4,8 @@
 //! `MaxPool`.
 //!
 //! The gradient of the maximum needs only which position of its window won: one byte for each
-//! output in place of the inputs. Where several are equal the first wins, as in PyTorch; a window whose
-//! maximum is NaN has no winner.
+//! output in place of the inputs. Where several are equal the first wins, and of several NaN the last, as in
+//! PyTorch.
 
 use crate::index_space::{IndexSpace, Reads, combine, for_each_index};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType};
@@ -94,22 +94,52 @@ impl Pooling {
         attrs
     }
 
-    /// Appends `out = the least of value(position) where x is the maximum`.
+    /// Appends `out = value(position)` of the winner of each window; values are in `0..n`.
+    ///
+    /// One minimum finds it: the first maximum has the least value, and a NaN counts as `2n − 1 − value`,
+    /// which is least for the last one. What lies outside x equals no maximum and is not NaN.
     fn append_arg_max(
         &self,
         builder: &mut Builder,
         (x, y, out): (ContainerId, ContainerId, ContainerId),
+        n: &SymExpr,
         value: impl FnOnce(&Walk) -> SymExpr,
     ) {
         let (space, walk) = self.space();
-        let dtype = builder.dtype(out);
+        let dtype = match n.as_const() {
+            Some(0..=127) => DType::U8,
+            Some(n) if n <= i64::from(i32::MAX / 2) => DType::I32,
+            _ => DType::I64,
+        };
+        let rank = builder.transient("rank", dtype, &self.y);
+        let value = value(&walk);
+        let last = n.clone() * 2 - 1;
         let mut reads = Reads::default();
-        let here = reads.memlet(self.x_memlet(x, &walk, f64::NEG_INFINITY));
-        let is_max = here.eq_(reads.at(y, &walk.y));
+        let here = self.x_memlet(x, &walk, f64::NAN);
+        let is_guarded = here.fill.is_some();
+        let here = reads.memlet(here);
+        let is_max = here.clone().eq_(reads.at(y, &walk.y));
+        let is_nan = match is_guarded {
+            true => reads.memlet(self.x_memlet(x, &walk, 0.0)).is_nan(),
+            false => here.is_nan(),
+        };
         let none = Expr::Const(Reduction::Min.identity(dtype));
-        let found = Expr::select(is_max, Expr::Index(value(&walk)), none).cast(dtype);
-        let write = combine(Reduction::Min, out, &walk.y, found);
+        let of_nan = Expr::Index(last.clone() - value.clone());
+        let found = Expr::select(
+            is_max,
+            Expr::Index(value),
+            Expr::select(is_nan, of_nan, none),
+        )
+        .cast(dtype);
+        let write = combine(Reduction::Min, rank, &walk.y, found);
         space.append(builder, reads, vec![write]);
+        let value = Expr::In(0).cast(DType::I64);
+        let of_nan = Expr::Index(last).sub(value.clone());
+        let value = Expr::select(value.clone().lt(Expr::Index(n.clone())), value, of_nan);
+        let value = value.cast(builder.dtype(out));
+        builder.map_over(&self.y, out, value, |at| {
+            vec![Memlet::new(rank, at.iter().cloned())]
+        });
     }
 
     /// Calls `f(y offset, window position, x offset)` for every position inside x.
@@ -179,7 +209,7 @@ impl Op for MaxPool {
         let (mut index, mut winner) = (vec![0; n], vec![0; n]);
         let mut seen = vec![false; n];
         pooling.for_each_position(call, |out, tap, from| {
-            if !seen[out] || x[from] > y[out] {
+            if !seen[out] || x[from] > y[out] || x[from].is_nan() {
                 seen[out] = true;
                 y[out] = x[from];
                 index[out] = (from % plane) as i64;
@@ -205,7 +235,8 @@ impl Op for MaxPool {
         let write = combine(Reduction::Max, y, &walk.y, value);
         space.append(builder, reads, vec![write]);
         if let Some(index) = call.output_id(1) {
-            pooling.append_arg_max(builder, (x, y, index), |walk| {
+            let n = SymExpr::product(&pooling.x[2..]);
+            pooling.append_arg_max(builder, (x, y, index), &n, |walk| {
                 let plane = walk.x[2..].iter().zip(&pooling.x[2..]);
                 plane.fold(SymExpr::constant(0), |at, (i, n)| {
                     at * n.clone() + i.clone()
@@ -213,7 +244,8 @@ impl Op for MaxPool {
             });
         }
         if let Some(winner) = call.output_id(2) {
-            pooling.append_arg_max(builder, (x, y, winner), |walk| walk.position.clone());
+            let n = SymExpr::constant(pooling.window.kernel.iter().product());
+            pooling.append_arg_max(builder, (x, y, winner), &n, |walk| walk.position.clone());
         }
         Ok(())
     }
@@ -241,7 +273,21 @@ impl Op for MaxPool {
 
     fn samples(&self) -> Vec<Sample> {
         let case = |(name, x, attrs): Case| Sample::new(name, &[&x], attrs);
-        cases().into_iter().map(case).collect()
+        let mut samples: Vec<Sample> = cases().into_iter().map(case).collect();
+        samples.extend(cases().into_iter().map(|(name, x, attrs)| {
+            let shape: Vec<usize> = x.iter().map(|n| *n as usize).collect();
+            let numbers = [f64::NEG_INFINITY, 1.0, f64::NAN, f64::NEG_INFINITY, 1.0];
+            let number = |i: usize| numbers[if i % 7 < 3 { 0 } else { i % 5 }];
+            let x = Tensor::from_f64(
+                DType::F32,
+                &shape,
+                (0..shape.iter().product()).map(number).collect(),
+            );
+            Sample::new(&format!("{name}, of NaN and infinities"), &[], attrs)
+                .value(0, x)
+                .not_differentiable()
+        }));
+        samples
     }
 }
 
