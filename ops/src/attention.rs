@@ -96,9 +96,7 @@ impl AttentionShapes {
         let never = || Expr::float(f64::NEG_INFINITY);
         let mut value = match mask {
             // Added as PyTorch does: NaN or +∞ in a masked key makes the row NaN.
-            Some(DType::Bool) => {
-                scaled.add(Expr::select(Expr::In(1), Expr::float(0.0), never()))
-            }
+            Some(DType::Bool) => scaled.add(Expr::select(Expr::In(1), Expr::float(0.0), never())),
             Some(_) => scaled.add(Expr::In(1)),
             None => scaled,
         };

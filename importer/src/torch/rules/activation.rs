@@ -4,8 +4,8 @@ use super::Table;
 use crate::torch::site::{Results, Site};
 use graph::{Attr, Binary, Expr, Unary};
 use ops::activations as act;
-use ops::elementwise::gradient_attr;
 use ops::attrs;
+use ops::elementwise::gradient_attr;
 
 pub(super) const RULES: Table = &[
     ("aten.abs.default", |s| unary(s, Unary::Abs)),
