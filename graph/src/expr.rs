@@ -611,8 +611,9 @@ impl Binary {
             FloorDiv => (x / y).floor(),
             Mod => x - y * (x / y).floor(),
             Pow => x.powf(y),
-            Min => nan_or(x.min(y)),
-            Max => nan_or(x.max(y)),
+            // Of zeros with both signs, the first.
+            Min => nan_or(if y < x { y } else { x }),
+            Max => nan_or(if y > x { y } else { x }),
             Atan2 => x.atan2(y),
             Eq => return Scalar::Bool(x == y),
             Ne => return Scalar::Bool(x != y),

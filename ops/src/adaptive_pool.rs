@@ -18,7 +18,7 @@ pub struct AdaptiveAveragePool;
 /// within its `I…`), attribute `output: Ints`.
 ///
 /// The elements of every window are copied side by side, the last one again where a window is
-/// smaller than the largest; plain pooling does the rest. Of equal elements the first wins.
+/// smaller than the largest; plain pooling does the rest. Of equal elements the first wins, of NaN the last.
 #[derive(Debug)]
 pub struct AdaptiveMaxPool;
 
@@ -210,7 +210,11 @@ impl Op for AdaptiveMaxPool {
         let (mut y, mut index) = (Vec::new(), Vec::new());
         for_each_window(&shape, &x.shape, |positions| {
             let better = |best: usize, at: &usize| {
-                if data[*at] > data[best] { *at } else { best }
+                if data[*at] > data[best] || data[*at].is_nan() {
+                    *at
+                } else {
+                    best
+                }
             };
             let best = positions[1..].iter().fold(positions[0], better);
             y.push(data[best]);

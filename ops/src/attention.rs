@@ -95,7 +95,8 @@ impl AttentionShapes {
         let scaled = Expr::In(0).mul(self.scale.clone());
         let never = || Expr::float(f64::NEG_INFINITY);
         let mut value = match mask {
-            Some(DType::Bool) => Expr::select(Expr::In(1), scaled, never()),
+            // Added as PyTorch does: NaN or +∞ in a masked key makes the row NaN.
+            Some(DType::Bool) => scaled.add(Expr::select(Expr::In(1), Expr::float(0.0), never())),
             Some(_) => scaled.add(Expr::In(1)),
             None => scaled,
         };
@@ -136,7 +137,7 @@ impl AttentionShapes {
             if let Some(mask) = mask {
                 let m = mask.at(broadcast_offset(&mask.shape, index));
                 score = match mask.dtype {
-                    DType::Bool if !m.as_bool() => f64::NEG_INFINITY,
+                    DType::Bool if !m.as_bool() => score + f64::NEG_INFINITY,
                     DType::Bool => score,
                     _ => score + m.as_f64(),
                 };

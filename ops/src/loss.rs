@@ -1,26 +1,29 @@
 //! Losses over classes: cross entropy of logits, and negative log likelihood of log probabilities.
 //!
 //! With target t of a row of scores x, class weights w (1 if absent), smoothing s and C classes,
-//! cross entropy is `(1 − s)·w_t·(lse − x_t) + s/C·Σ_c w_c·(lse − x_c)` with `lse = ln Σ_c e^(x_c)`; negative
-//! log likelihood is `−w_t·x_t`. Rows whose target is `ignore_index` count nothing. The mean divides by the
-//! sum of `w_t` over the rows that count. Sources: ONNX `SoftmaxCrossEntropyLoss`,
-//! `NegativeLogLikelihoodLoss`; label smoothing as in PyTorch (arXiv 1512.00567).
+//! cross entropy is `−(1 − s)·w_t·l_t − s/C·Σ_c w_c·l_c` with `l_c = x_c − max − log_sum`,
+//! `log_sum = ln Σ_c e^(x_c − max)`; negative log likelihood is `−w_t·x_t`. Rows whose target is
+//! `ignore_index` count nothing. The mean divides by the sum of `w_t` over the rows that count. Sources:
+//! ONNX `SoftmaxCrossEntropyLoss`, `NegativeLogLikelihoodLoss`; label smoothing as in PyTorch
+//! (arXiv 1512.00567).
 //!
 //! Neither the probabilities nor their logarithms are stored: the gradient
-//! `dx_c = g·(A·e^(x_c − lse) − (1 − s)·w_t·[c = t] − s/C·w_c)`, `A = (1 − s)·w_t + s/C·Σ w`,
-//! is one pass over x from the stored `lse` of each row.
+//! `dx_c = g·(A·e^(l_c) − (1 − s)·w_t·[c = t] − s/C·w_c)`, `A = (1 − s)·w_t + s/C·Σ w`, is one pass over x
+//! from the stored `max` and `log_sum` of each row. These two are never added: beside a large maximum the
+//! sum would lose the logarithm.
 
 use crate::index_space::{IndexSpace, Reads, combine, for_each_index, write};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reference::{constant_shape, ravel, required};
 use crate::shape_rules::reciprocal;
 use graph::{
-    Attr, Binary, Builder, ContainerId, DType, Expr, Index, Library, Memlet, Reduction, SymExpr,
-    Tensor,
+    Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Index, Library, Memlet, Reduction,
+    SymExpr, Tensor,
 };
 
 /// `cross_entropy` or `nll_loss` (x `[N, C, …]` or `[C]`, target i64 `[N, …]` or, for cross entropy,
-/// probabilities of the shape of x, weight? `[C]`) → loss, total, and for cross entropy lse `[N, …]`.
+/// probabilities of the shape of x, weight? `[C]`) → loss, total, and for cross entropy max and log_sum
+/// `[N, …]`.
 ///
 /// Attributes `reduction` (`none`, `mean`, `sum`; absent: `mean`), `ignore_index` (−100),
 /// `label_smoothing` (0). `total` is what the mean divides by.
@@ -29,8 +32,10 @@ pub struct ClassLoss {
     of_logits: bool,
 }
 
-/// `cross_entropy_gradient` or `nll_loss_gradient` (dloss, x, target i64, weight?, total?, lse?) → dx;
-/// attributes as the loss. `total` is read for a mean only, `lse` for cross entropy only.
+/// `cross_entropy_gradient` or `nll_loss_gradient` (dloss, x, target i64, weight?, total?, max?, log_sum?)
+/// → dx; attributes as the loss. `total` is read for a mean only, `max` and `log_sum` for cross entropy
+/// only. A row that does not count has a gradient of 0, or NaN where its scores have no probabilities, as
+/// in PyTorch.
 #[derive(Debug)]
 pub struct ClassLossGradient {
     of_logits: bool,
@@ -139,24 +144,56 @@ impl LossShapes {
         index
     }
 
-    /// Appends `lse = ln Σ e^x` of each row.
-    fn append_lse(&self, builder: &mut Builder, x: ContainerId, lse: ContainerId) {
-        builder.library(Library {
-            op: "reduce".into(),
-            attrs: attrs([
-                ("kind", Attr::Str("logsumexp".into())),
-                ("axes", Attr::Ints(vec![self.axis as i64])),
-            ]),
-            inputs: vec![Some(x)],
-            outputs: vec![Some(lse)],
-        });
+    /// Appends maximum and log_sum of each row.
+    fn append_normalizer(
+        &self,
+        builder: &mut Builder,
+        x: ContainerId,
+        [max, log_sum]: [Option<ContainerId>; 2],
+    ) -> Normalizer {
+        let mut row = |name: &str, id: Option<ContainerId>| {
+            id.unwrap_or_else(|| builder.transient(name, self.x.dtype, &self.rows))
+        };
+        let (greatest, sum) = (row("greatest", None), row("sum", None));
+        let (max, log_sum) = (row("max", max), row("log_sum", log_sum));
+        let mut library = |op: &str, attrs: Attrs, from: ContainerId, to: ContainerId| {
+            builder.library(Library {
+                op: op.into(),
+                attrs,
+                inputs: vec![Some(from)],
+                outputs: vec![Some(to)],
+            });
+        };
+        let list = attrs([
+            ("kind", Attr::Str("max".into())),
+            ("axes", Attr::Ints(vec![self.axis as i64])),
+        ]);
+        library("reduce", list, x, greatest);
+        // Any shift gives the same loss, so its derivative is 0.
+        library("stop_gradient", Attrs::new(), greatest, max);
+        let space = IndexSpace::over(&self.x.shape);
+        let at = space.indices();
+        let row = without(&at, self.axis);
+        let mut reads = Reads::default();
+        let term = reads.at(x, &at).sub(reads.at(max, &row)).exp();
+        space.append(
+            builder,
+            reads,
+            vec![combine(Reduction::Sum, sum, &row, term)],
+        );
+        let space = IndexSpace::over(&self.rows);
+        let row = space.indices();
+        let mut reads = Reads::default();
+        let value = reads.at(sum, &row).log();
+        space.append(builder, reads, vec![write(log_sum, &row, value)]);
+        Normalizer { max, log_sum }
     }
 
-    /// Appends `out[row] += w_c·t_c·(lse − x_c)`, with `t` absent (1) for smoothing.
+    /// Appends `out[row] −= w_c·t_c·l_c`, with `t` absent (1) for smoothing.
     fn append_soft(
         &self,
         builder: &mut Builder,
-        (x, lse, weight): (ContainerId, ContainerId, Option<ContainerId>),
+        (x, normalizer, weight): (ContainerId, Normalizer, Option<ContainerId>),
         target: Option<ContainerId>,
         (out, factor): (ContainerId, Expr),
     ) {
@@ -164,7 +201,9 @@ impl LossShapes {
         let at = space.indices();
         let row = without(&at, self.axis);
         let mut reads = Reads::default();
-        let mut value = reads.at(lse, &row).sub(reads.at(x, &at)).mul(factor);
+        let score = reads.at(x, &at);
+        let log = normalizer.log_probability(&mut reads, score, &row);
+        let mut value = log.neg().mul(factor);
         if let Some(t) = target {
             let smoothed = reads.at(t, &at).mul(Expr::float(1.0 - self.smoothing));
             value = value.mul(match self.smoothing > 0.0 {
@@ -195,6 +234,21 @@ impl LossShapes {
     }
 }
 
+/// Containers of the parts of `ln Σ_c e^(x_c) = max + log_sum`, `[N, …]`.
+#[derive(Clone, Copy)]
+struct Normalizer {
+    max: ContainerId,
+    log_sum: ContainerId,
+}
+
+impl Normalizer {
+    /// `l_c = (x_c − max) − log_sum`, in this order.
+    fn log_probability(self, reads: &mut Reads, score: Expr, row: &[SymExpr]) -> Expr {
+        let (max, log_sum) = (reads.at(self.max, row), reads.at(self.log_sum, row));
+        score.sub(max).sub(log_sum)
+    }
+}
+
 /// Reads the weight of the class that `class` (an input of the tasklet) names; 1 without weights.
 fn weight_of(reads: &mut Reads, weight: Option<ContainerId>, class: &Expr) -> Option<Expr> {
     let (weight, Expr::In(class)) = (weight?, class) else {
@@ -215,7 +269,7 @@ impl ClassLoss {
         &self,
         (call, plan): (&Call, &LossShapes),
         builder: &mut Builder,
-        (lse, smooth): (Option<ContainerId>, Option<ContainerId>),
+        (normalizer, smooth): (Option<Normalizer>, Option<ContainerId>),
         (loss, total): (Option<ContainerId>, Option<ContainerId>),
     ) -> Result<(), OpError> {
         let space = IndexSpace::over(&plan.rows);
@@ -229,10 +283,11 @@ impl ClassLoss {
             let mut memlet = Memlet::new(call.input_id(0)?, []).or_fill(0.0);
             memlet.subset = plan.at_class(&row, 0);
             let score = reads.memlet(memlet);
-            let mut value = match lse {
-                Some(lse) => reads.at(lse, &row).sub(score),
-                None => score.neg(),
+            let log = match normalizer {
+                Some(normalizer) => normalizer.log_probability(&mut reads, score, &row),
+                None => score,
             };
+            let mut value = log.neg();
             if let Some(w) = weight.clone() {
                 value = value.mul(w);
             }
@@ -261,7 +316,7 @@ impl ClassLoss {
         &self,
         (call, plan): (&Call, &LossShapes),
         builder: &mut Builder,
-        lse: ContainerId,
+        normalizer: Normalizer,
     ) -> Result<(), OpError> {
         let n_rows = SymExpr::product(&plan.rows);
         if let Some(total) = call.output_id(1) {
@@ -274,7 +329,7 @@ impl ClassLoss {
                 Combine::Mean => reciprocal(&n_rows),
                 _ => Expr::float(1.0),
             };
-            let arrays = (call.input_id(0)?, lse, call.optional_id(2));
+            let arrays = (call.input_id(0)?, normalizer, call.optional_id(2));
             let target = Some(call.input_id(1)?);
             plan.append_soft(builder, arrays, target, (loss, factor));
         }
@@ -295,7 +350,7 @@ impl Op for ClassLoss {
         let of = |shape| TensorType::new(plan.x.dtype, shape);
         let mut types = vec![of(plan.loss_shape()), of(vec![])];
         if self.of_logits {
-            types.push(of(plan.rows.clone()));
+            types.extend([of(plan.rows.clone()), of(plan.rows.clone())]);
         }
         Ok(types)
     }
@@ -310,7 +365,8 @@ impl Op for ClassLoss {
         let rows = constant_shape(call, &plan.rows)?;
         let n_classes = x.shape[plan.axis];
         let (s, n) = (plan.smoothing, n_classes as f64);
-        let (mut losses, mut lses, mut total) = (vec![], vec![], 0.0);
+        let (mut losses, mut total) = (vec![], 0.0);
+        let (mut maxima, mut log_sums) = (vec![], vec![]);
         for_each_index(&rows, |row| {
             let position = |c: usize| {
                 let mut index = row.to_vec();
@@ -318,20 +374,25 @@ impl Op for ClassLoss {
                 ravel(&index, &x.shape)
             };
             let score = |c: usize| scores[position(c)];
-            let lse = match self.of_logits {
+            let (max, log_sum) = match self.of_logits {
                 true => {
                     let max = (0..n_classes).map(score).fold(f64::NEG_INFINITY, f64::max);
                     let sum: f64 = (0..n_classes).map(|c| (score(c) - max).exp()).sum();
-                    max + sum.ln()
+                    (max, sum.ln())
                 }
-                false => 0.0,
+                false => (0.0, 0.0),
             };
             let class = (!plan.soft).then(|| classes[losses.len()]);
             let hard = |c: usize| match class {
                 Some(t) => f64::from(u8::from(t == c as i64)),
                 None => soft[position(c)],
             };
-            let term = |c: usize| w(c) * (hard(c) * (1.0 - s) + s / n) * (lse - score(c));
+            let share = |c: usize| w(c) * (hard(c) * (1.0 - s) + s / n);
+            let term = |c: usize| match class {
+                // A class that has no share costs nothing, however improbable it is.
+                Some(_) if share(c) == 0.0 => 0.0,
+                _ => -share(c) * (score(c) - max - log_sum),
+            };
             let counts = class != Some(plan.ignored);
             losses.push(if counts {
                 (0..n_classes).map(term).sum()
@@ -343,7 +404,8 @@ impl Op for ClassLoss {
                 Some(t) => w(usize::try_from(t).unwrap_or(0)),
                 None => 1.0,
             };
-            lses.push(lse);
+            maxima.push(max);
+            log_sums.push(log_sum);
         });
         let sum = || losses.iter().sum::<f64>();
         let scalar = |v: f64| Tensor::from_f64(plan.x.dtype, &[], vec![v]);
@@ -354,7 +416,8 @@ impl Op for ClassLoss {
         };
         let mut out = vec![loss, scalar(total)];
         if self.of_logits {
-            out.push(Tensor::from_f64(plan.x.dtype, &rows, lses));
+            let rows = |values| Tensor::from_f64(plan.x.dtype, &rows, values);
+            out.extend([rows(maxima), rows(log_sums)]);
         }
         Ok(out)
     }
@@ -362,32 +425,30 @@ impl Op for ClassLoss {
     fn expand(&self, call: &Call, builder: &mut Builder) -> Result<(), OpError> {
         let plan = self.plan(call)?;
         let (x, dtype) = (call.input_id(0)?, plan.x.dtype);
-        let mut lse = None;
+        let mut normalizer = None;
         if self.of_logits {
-            let id = call
-                .output_id(2)
-                .unwrap_or_else(|| builder.transient("lse", dtype, &plan.rows));
-            plan.append_lse(builder, x, id);
-            lse = Some(id);
+            let outputs = [call.output_id(2), call.output_id(3)];
+            let made = plan.append_normalizer(builder, x, outputs);
+            normalizer = Some(made);
             if plan.soft {
-                return self.expand_soft((call, &plan), builder, id);
+                return self.expand_soft((call, &plan), builder, made);
             }
         }
         let mut smooth = None;
-        if let (Some(lse), true) = (lse, plan.smoothing > 0.0) {
+        if let (Some(normalizer), true) = (normalizer, plan.smoothing > 0.0) {
             let id = builder.transient("smooth", dtype, &plan.rows);
-            let arrays = (x, lse, call.optional_id(2));
+            let arrays = (x, normalizer, call.optional_id(2));
             plan.append_soft(builder, arrays, None, (id, plan.even()));
             smooth = Some(id);
         }
         let (loss, total) = (call.output_id(0), call.output_id(1));
         let (Some(mean), Combine::Mean) = (loss, plan.combine) else {
-            return self.append_rows((call, &plan), builder, (lse, smooth), (loss, total));
+            return self.append_rows((call, &plan), builder, (normalizer, smooth), (loss, total));
         };
         let sum = builder.transient("sum", dtype, &[]);
         let total = total.unwrap_or_else(|| builder.transient("total", dtype, &[]));
         let results = (Some(sum), Some(total));
-        self.append_rows((call, &plan), builder, (lse, smooth), results)?;
+        self.append_rows((call, &plan), builder, (normalizer, smooth), results)?;
         let mut reads = Reads::default();
         let value = reads.at(sum, &[]).div(reads.at(total, &[]));
         IndexSpace::over(&[]).append(builder, reads, vec![write(mean, &[], value)]);
@@ -400,7 +461,7 @@ impl Op for ClassLoss {
         let Some((Some(dloss), others)) = g.output_gradients.split_first() else {
             return Ok(Gradient::Derive);
         };
-        let (mut total, mut lse) = (call.output_id(1), call.output_id(2));
+        let outputs = [1, 2, 3].map(|n| call.output_id(n));
         let more_than_x = g.wanted.iter().skip(1).any(|w| *w) && {
             let wants = |n: usize| g.wanted.get(n) == Some(&true) && call.optional_id(n).is_some();
             plan.soft && wants(1) || wants(2)
@@ -408,11 +469,15 @@ impl Op for ClassLoss {
         if plan.soft || more_than_x || others.iter().any(Option::is_some) {
             return Ok(Gradient::Derive);
         }
-        let lacks = [
-            false,
-            total.is_none() && plan.combine == Combine::Mean,
-            lse.is_none() && self.of_logits,
+        let reads = [
+            plan.combine == Combine::Mean,
+            self.of_logits,
+            self.of_logits,
         ];
+        let mut saved = [0, 1, 2].map(|n| outputs[n].filter(|_| reads[n]));
+        let lacks: Vec<bool> = std::iter::once(false)
+            .chain((0..3).map(|n| reads[n] && saved[n].is_none()))
+            .collect();
         if lacks.contains(&true) {
             // What nobody asked for in the forward pass is computed here.
             let again = builder.op_for(
@@ -421,16 +486,19 @@ impl Op for ClassLoss {
                 call.library.attrs.clone(),
                 &lacks,
             )?;
-            total = total.or(again[1]);
-            lse = lse.or(again.get(2).copied().flatten());
+            for (n, id) in saved.iter_mut().enumerate() {
+                *id = id.or(again.get(n + 1).copied().flatten());
+            }
         }
+        let [total, max, log_sum] = saved;
         let inputs = [
             Some(*dloss),
             call.optional_id(0),
             call.optional_id(1),
             call.optional_id(2),
             total,
-            lse,
+            max,
+            log_sum,
         ];
         let name = format!("{}_gradient", self.name());
         let dx = builder.op(&name, &inputs, call.library.attrs.clone())?[0];
@@ -475,6 +543,7 @@ impl ClassLossGradient {
         }
         if self.of_logits {
             call.input(5)?;
+            call.input(6)?;
         }
         Ok(plan)
     }
@@ -517,7 +586,8 @@ impl Op for ClassLossGradient {
         let x = required(call, inputs, 1)?;
         let (scores, classes) = (x.to_f64(), required(call, inputs, 2)?.to_i64());
         let optional = |n: usize| inputs.get(n).copied().flatten().map(Tensor::to_f64);
-        let (weights, total, lse) = (optional(3), optional(4), optional(5));
+        let (weights, total) = (optional(3), optional(4));
+        let normalizer = optional(5).zip(optional(6));
         let w = |c: usize| weights.as_ref().map_or(1.0, |w| w[c]);
         let rows = constant_shape(call, &plan.rows)?;
         let n_classes = x.shape[plan.axis];
@@ -527,10 +597,8 @@ impl Op for ClassLossGradient {
         for_each_index(&rows, |row| {
             let (t, this) = (classes[at_row], at_row);
             at_row += 1;
-            if t == plan.ignored {
-                return;
-            }
             let g = match (plan.combine, &total) {
+                _ if t == plan.ignored => 0.0,
                 (Combine::No, _) => dloss[this],
                 (Combine::Mean, Some(total)) => dloss[0] / total[0],
                 _ => dloss[0],
@@ -545,9 +613,9 @@ impl Op for ClassLossGradient {
                 let mut index = row.to_vec();
                 index.insert(plan.axis, c);
                 let at = ravel(&index, &x.shape);
-                let p = lse
-                    .as_ref()
-                    .map_or(0.0, |lse| (scores[at] - lse[this]).exp());
+                let p = normalizer.as_ref().map_or(0.0, |(max, log_sum)| {
+                    (scores[at] - max[this] - log_sum[this]).exp()
+                });
                 dx[at] = g * (all * p - share(c));
             }
         });
@@ -576,17 +644,30 @@ impl Op for ClassLossGradient {
         let row = without(&at, plan.axis);
         let mut reads = Reads::default();
         let (class, counts) = plan.target(&mut reads, call.input_id(2)?, &row);
-        let of_class = weight_of(&mut reads, weight, &class).unwrap_or(Expr::float(1.0));
+        let zero = || Expr::float(0.0);
+        let of_class = weight_of(&mut reads, weight, &class)
+            .map(|w| Expr::select(counts.clone(), w, zero()))
+            .unwrap_or(Expr::float(1.0));
         let hard = of_class.mul(Expr::float(1.0 - plan.smoothing));
         let is_class = class.eq_(Expr::Index(at[plan.axis].clone()));
-        let mut value = Expr::select(is_class, hard.clone(), Expr::float(0.0)).neg();
+        let index = match plan.combine {
+            Combine::No => row.as_slice(),
+            _ => &[],
+        };
+        // Times 0, not replaced by it: NaN stays where a row that does not count has no probabilities.
+        let scale = Expr::select(counts, reads.at(scale, index), zero());
+        let mut value = Expr::select(is_class, hard.clone().neg(), zero());
         if self.of_logits {
             let all = match even_sum {
                 Some(even) => hard.add(reads.at(even, &[])),
                 None => hard.add(Expr::float(plan.smoothing)),
             };
             let x = reads.at(call.input_id(1)?, &at);
-            let p = x.sub(reads.at(call.input_id(5)?, &row)).exp();
+            let normalizer = Normalizer {
+                max: call.input_id(5)?,
+                log_sum: call.input_id(6)?,
+            };
+            let p = normalizer.log_probability(&mut reads, x, &row).exp();
             value = all.mul(p).add(value);
         }
         if smoothed {
@@ -596,12 +677,7 @@ impl Op for ClassLossGradient {
             };
             value = value.sub(even);
         }
-        let index = match plan.combine {
-            Combine::No => row.as_slice(),
-            _ => &[],
-        };
-        let value = value.mul(reads.at(scale, index));
-        let value = Expr::select(counts, value, Expr::float(0.0));
+        let value = value.mul(scale);
         space.append(builder, reads, vec![write(dx, &at, value)]);
         Ok(())
     }
@@ -616,10 +692,11 @@ impl Op for ClassLossGradient {
             let mut sample = Sample::new(case.name, &[&loss, &x], case.attrs());
             sample = sample.value(2, case.targets());
             sample = case.with_weight(sample, 3);
-            sample.inputs.resize(6, None);
+            sample.inputs.resize(7, None);
             sample = sample.value(4, Tensor::from_f64(DType::F32, &[], vec![2.5]));
             if self.of_logits {
                 sample.inputs[5] = Some(TensorType::fixed(DType::F32, &rows));
+                sample.inputs[6] = sample.inputs[5].clone();
             }
             sample
         };
@@ -657,7 +734,7 @@ impl Case {
         Tensor::from_i64(DType::I64, &shape, (0..n).map(class).collect())
     }
 
-    fn attrs(&self) -> graph::Attrs {
+    fn attrs(&self) -> Attrs {
         let mut list = attrs([
             ("reduction", Attr::Str(self.reduction.into())),
             ("label_smoothing", Attr::Float(self.smoothing)),

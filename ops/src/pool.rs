@@ -4,19 +4,21 @@
 //! `MaxPool`.
 //!
 //! The gradient of the maximum needs only which position of its window won: one byte for each
-//! output in place of the inputs. Where several are equal the first wins, as in PyTorch; a window whose
-//! maximum is NaN has no winner.
+//! output in place of the inputs. Where several are equal the first wins, and of several NaN the last, as in
+//! PyTorch. One minimum over a window finds both: with n positions, a maximum at position p has the number
+//! p, and a NaN there has `2n − 1 − p`. The winner is stored as this number.
 
-use crate::index_space::{IndexSpace, Reads, combine, for_each_index};
+use crate::index_space::{IndexSpace, Reads, combine, for_each_index, write};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType};
 use crate::reference::{constant_shape, ravel, required};
 use crate::window::Window;
 use graph::{
     Attr, Attrs, Builder, ContainerId, DType, Expr, Library, Memlet, Reduction, SymExpr, Tensor,
+    Unary,
 };
 
 /// `max_pool` (x `[N, C, I…]`) → y `[N, C, O…]`, index (i64: row-major position of the maximum within
-/// its `I…`), winner (row-major position within the window, `u8` where that suffices).
+/// its `I…`), winner (number of the position within the window, `u8` where that suffices).
 /// Attributes `kernel`, `stride`, `pad_low`, `pad_high`, `dilation`, `ceil`.
 #[derive(Debug)]
 pub struct MaxPool;
@@ -79,12 +81,22 @@ impl Pooling {
         }
     }
 
-    /// The narrowest type for positions in a window with a value to spare.
+    /// Positions of a window.
+    fn n_positions(&self) -> i64 {
+        self.window.kernel.iter().product()
+    }
+
+    /// The narrowest type for winners with a value to spare.
     fn winner_type(&self) -> DType {
-        match self.window.kernel.iter().product::<i64>() {
-            0..=255 => DType::U8,
+        match self.n_positions() {
+            0..=127 => DType::U8,
             _ => DType::I32,
         }
+    }
+
+    /// The number of a position where it holds NaN, from its number where it holds a maximum, or back.
+    fn of_nan(&self, number: Expr) -> Expr {
+        Expr::int(2 * self.n_positions() - 1).sub(number)
     }
 
     /// Attributes for another operator with this window.
@@ -94,22 +106,53 @@ impl Pooling {
         attrs
     }
 
-    /// Appends `out = the least of value(position) where x is the maximum`.
-    fn append_arg_max(
+    /// Appends the winner of each window. What lies outside x equals no maximum and is not NaN.
+    fn append_winner(
         &self,
         builder: &mut Builder,
-        (x, y, out): (ContainerId, ContainerId, ContainerId),
-        value: impl FnOnce(&Walk) -> SymExpr,
+        (x, y, winner): (ContainerId, ContainerId, ContainerId),
     ) {
         let (space, walk) = self.space();
-        let dtype = builder.dtype(out);
+        let dtype = builder.dtype(winner);
         let mut reads = Reads::default();
-        let here = reads.memlet(self.x_memlet(x, &walk, f64::NEG_INFINITY));
-        let is_max = here.eq_(reads.at(y, &walk.y));
+        let here = self.x_memlet(x, &walk, f64::NAN);
+        let is_guarded = here.fill.is_some();
+        let here = reads.memlet(here);
+        let is_max = here.clone().eq_(reads.at(y, &walk.y));
+        let is_nan = match is_guarded {
+            true => reads.memlet(self.x_memlet(x, &walk, 0.0)).is_nan(),
+            false => here.is_nan(),
+        };
+        let number = Expr::Index(walk.position.clone());
+        let of_nan = Expr::Index(-walk.position.clone() + (2 * self.n_positions() - 1));
         let none = Expr::Const(Reduction::Min.identity(dtype));
-        let found = Expr::select(is_max, Expr::Index(value(&walk)), none).cast(dtype);
-        let write = combine(Reduction::Min, out, &walk.y, found);
+        let of_nan = Expr::select(is_nan, of_nan, none);
+        let found = Expr::select(is_max, number, of_nan).cast(dtype);
+        let write = combine(Reduction::Min, winner, &walk.y, found);
         space.append(builder, reads, vec![write]);
+    }
+
+    /// Appends the row-major position in x of each winner.
+    fn append_index(&self, builder: &mut Builder, winner: ContainerId, index: ContainerId) {
+        let space = IndexSpace::over(&self.y);
+        let y = space.indices();
+        let mut reads = Reads::default();
+        let number = reads.at(winner, &y).cast(DType::I64);
+        let is_max = number.clone().lt(Expr::int(self.n_positions()));
+        let mut rest = Expr::select(is_max, number.clone(), self.of_nan(number));
+        let mut at = Expr::int(0);
+        let mut stride = SymExpr::constant(1);
+        for (d, k) in self.window.kernel.iter().enumerate().rev() {
+            let first = self.window.index(d, &y[2 + d], &SymExpr::constant(0));
+            let above = quotient(rest.clone(), *k);
+            let tap = rest.sub(above.clone().mul(Expr::int(*k)));
+            rest = above;
+            let step = tap.mul(Expr::int(self.window.dilation[d]));
+            let place = Expr::Index(first).add(step);
+            at = at.add(place.mul(Expr::Index(stride.clone())));
+            stride = stride * self.x[2 + d].clone();
+        }
+        space.append(builder, reads, vec![write(index, &y, at)]);
     }
 
     /// Calls `f(y offset, window position, x offset)` for every position inside x.
@@ -137,6 +180,13 @@ impl Pooling {
         });
         Ok(())
     }
+}
+
+/// `⌊number / by⌋` of a small number; unlike those of integers, loops with it are vectorized.
+fn quotient(number: Expr, by: i64) -> Expr {
+    let middle = number.cast(DType::F64).add(Expr::float(0.5));
+    let quotient = middle.mul(Expr::float(1.0 / by as f64));
+    Expr::unary(Unary::Floor, quotient).cast(DType::I64)
 }
 
 /// Indices of x and y, and the position in the window, at a point of the map.
@@ -178,12 +228,16 @@ impl Op for MaxPool {
         let mut y = vec![f64::NEG_INFINITY; n];
         let (mut index, mut winner) = (vec![0; n], vec![0; n]);
         let mut seen = vec![false; n];
+        let last = 2 * pooling.n_positions() - 1;
         pooling.for_each_position(call, |out, tap, from| {
-            if !seen[out] || x[from] > y[out] {
+            if !seen[out] || x[from] > y[out] || x[from].is_nan() {
                 seen[out] = true;
                 y[out] = x[from];
                 index[out] = (from % plane) as i64;
-                winner[out] = tap as i64;
+                winner[out] = match x[from].is_nan() {
+                    true => last - tap as i64,
+                    false => tap as i64,
+                };
             }
         })?;
         Ok(vec![
@@ -204,16 +258,15 @@ impl Op for MaxPool {
         let value = reads.memlet(pooling.x_memlet(x, &walk, f64::NEG_INFINITY));
         let write = combine(Reduction::Max, y, &walk.y, value);
         space.append(builder, reads, vec![write]);
-        if let Some(index) = call.output_id(1) {
-            pooling.append_arg_max(builder, (x, y, index), |walk| {
-                let plane = walk.x[2..].iter().zip(&pooling.x[2..]);
-                plane.fold(SymExpr::constant(0), |at, (i, n)| {
-                    at * n.clone() + i.clone()
-                })
-            });
+        let (index, winner) = (call.output_id(1), call.output_id(2));
+        if index.is_none() && winner.is_none() {
+            return Ok(());
         }
-        if let Some(winner) = call.output_id(2) {
-            pooling.append_arg_max(builder, (x, y, winner), |walk| walk.position.clone());
+        let winner = winner
+            .unwrap_or_else(|| builder.transient("winner", pooling.winner_type(), &pooling.y));
+        pooling.append_winner(builder, (x, y, winner));
+        if let Some(index) = index {
+            pooling.append_index(builder, winner, index);
         }
         Ok(())
     }
@@ -241,7 +294,21 @@ impl Op for MaxPool {
 
     fn samples(&self) -> Vec<Sample> {
         let case = |(name, x, attrs): Case| Sample::new(name, &[&x], attrs);
-        cases().into_iter().map(case).collect()
+        let mut samples: Vec<Sample> = cases().into_iter().map(case).collect();
+        samples.extend(cases().into_iter().map(|(name, x, attrs)| {
+            let shape: Vec<usize> = x.iter().map(|n| *n as usize).collect();
+            let numbers = [f64::NEG_INFINITY, 1.0, f64::NAN, f64::NEG_INFINITY, 1.0];
+            let number = |i: usize| numbers[if i % 7 < 3 { 0 } else { i % 5 }];
+            let x = Tensor::from_f64(
+                DType::F32,
+                &shape,
+                (0..shape.iter().product()).map(number).collect(),
+            );
+            Sample::new(&format!("{name}, of NaN and infinities"), &[], attrs)
+                .value(0, x)
+                .not_differentiable()
+        }));
+        samples
     }
 }
 
@@ -266,8 +333,9 @@ impl Op for MaxPoolGradient {
         let winner = required(call, inputs, 1)?.to_i64();
         let shape = constant_shape(call, &ty.shape)?;
         let mut dx = vec![0.0; shape.iter().product()];
+        let last = 2 * pooling.n_positions() - 1;
         pooling.for_each_position(call, |out, tap, from| {
-            if winner[out] == tap as i64 {
+            if [tap as i64, last - tap as i64].contains(&winner[out]) {
                 dx[from] += dy[out];
             }
         })?;
@@ -283,7 +351,9 @@ impl Op for MaxPoolGradient {
         let mut reads = Reads::default();
         let dy = reads.at(call.input_id(0)?, &walk.y);
         let winner = reads.at(call.input_id(1)?, &walk.y);
-        let won = winner.eq_(Expr::Index(walk.position.clone()));
+        let of_nan = Expr::Index(-walk.position.clone() + (2 * pooling.n_positions() - 1));
+        let is_max = winner.clone().eq_(Expr::Index(walk.position.clone()));
+        let won = is_max.or(winner.eq_(of_nan));
         let value = Expr::select(won, dy, Expr::float(0.0));
         let mut target = pooling.x_memlet(dx, &walk, 0.0);
         // Windows that tile the input write each element once.
@@ -306,7 +376,7 @@ impl Op for MaxPoolGradient {
             let pooling = Pooling::new(&call, &x).ok()?;
             let y: Vec<i64> = pooling.y.iter().filter_map(SymExpr::as_const).collect();
             let shape: Vec<usize> = y.iter().map(|n| *n as usize).collect();
-            let positions = pooling.window.kernel.iter().product::<i64>();
+            let positions = 2 * pooling.n_positions();
             let n = shape.iter().product::<usize>() as i64;
             let winner = (0..n).map(|i| (i * 7 + 3) % positions).collect();
             let winner = Tensor::from_i64(pooling.winner_type(), &shape, winner);

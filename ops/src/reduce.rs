@@ -240,9 +240,20 @@ impl Op for Reduce {
         let read = |i: &[SymExpr]| vec![Memlet::new(x, i.iter().cloned())];
         match plan.kind {
             Kind::L2 => {
-                let squares = builder.transient("sum_of_squares", dtype, &builder.shape(out));
-                builder.reduce_over(&shape, dims, squares, tasklet, read);
-                write(builder, out, Expr::In(0).sqrt(), &[squares]);
+                // The squares of 16-bit numbers may be infinite where the root is not.
+                let wide = match dtype {
+                    DType::F16 | DType::BF16 => DType::F32,
+                    _ => dtype,
+                };
+                let squares = builder.transient("sum_of_squares", wide, &builder.shape(out));
+                let (reduction, mut square) = tasklet;
+                let mut root = Expr::In(0).sqrt();
+                if wide != dtype {
+                    square = square.substitute_inputs(&|i| Expr::In(i).cast(wide));
+                    root = root.cast(dtype);
+                }
+                builder.reduce_over(&shape, dims, squares, (reduction, square), read);
+                write(builder, out, root, &[squares]);
             }
             Kind::LogSumExp => {
                 let kept = reduced(&shape, &plan.axes, plan.keep);

@@ -46,9 +46,9 @@
 //! | `attention_with_lse` → y, lse | q, k, v, mask? | `scale`?, `causal`? |
 //! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse | as `attention_with_lse` |
 //! | `binary_cross_entropy` | x, target | |
-//! | `cross_entropy` → loss, total, lse | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
+//! | `cross_entropy` → loss, total, max, log_sum | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
 //! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
-//! | `cross_entropy_gradient`, `nll_loss_gradient` | dloss, x, target, weight?, total?, lse? | as the loss |
+//! | `cross_entropy_gradient`, `nll_loss_gradient` | dloss, x, target, weight?, total?, max?, log_sum? | as the loss |
 //! | `softmax`, `log_softmax` | x | `axis: Int`, `safe: Bool`? |
 //! | `softmax_gradient`, `log_softmax_gradient` | dy, y | `axis: Int` |
 

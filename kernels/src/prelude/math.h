@@ -226,7 +226,8 @@ SH_FN float sh_pow(float x, float y) {
   return y == 0.0f ? 1.0f : r;
 }
 
-/* Simple ones. Minimum and maximum are NaN if either operand is, as in PyTorch. */
+/* Simple ones. Minimum and maximum are NaN if either operand is, as in PyTorch; of equal operands, such as
+   zeros with both signs, they are the first. */
 SH_FN float sh_sqrt(float x) { return __builtin_sqrtf(x); }
 SH_FN float sh_recip(float x) { return 1.0f / x; }
 SH_FN float sh_floor(float x) { return __builtin_floorf(x); }
@@ -235,9 +236,9 @@ SH_FN float sh_round(float x) { return __builtin_rintf(x); }
 SH_FN float sh_trunc(float x) { return __builtin_truncf(x); }
 SH_FN float sh_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
 /* Two selects rather than one on `a > b || a != a`: a condition with two parts becomes a branch that
-   keeps loops from being vectorized. If b is NaN, the comparison is false and b is taken. */
-SH_FN float sh_min(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }
-SH_FN float sh_max(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }
+   keeps loops from being vectorized. If a is NaN, the comparison is false and a is taken. */
+SH_FN float sh_min(float a, float b) { float m = b < a ? b : a; return b != b ? b : m; }
+SH_FN float sh_max(float a, float b) { float m = b > a ? b : a; return b != b ? b : m; }
 SH_FN float sh_floordiv(float a, float b) { return __builtin_floorf(a / b); }
 /* Remainder with the sign of b. */
 SH_FN float sh_mod(float a, float b) {
@@ -279,8 +280,8 @@ SH_FN double sh_ceil_f64(double x) { return __builtin_ceil(x); }
 SH_FN double sh_round_f64(double x) { return __builtin_rint(x); }
 SH_FN double sh_trunc_f64(double x) { return __builtin_trunc(x); }
 SH_FN double sh_sign_f64(double x) { return x > 0.0 ? 1.0 : (x < 0.0 ? -1.0 : x); }
-SH_FN double sh_min_f64(double a, double b) { double m = a < b ? a : b; return a != a ? a : m; }
-SH_FN double sh_max_f64(double a, double b) { double m = a > b ? a : b; return a != a ? a : m; }
+SH_FN double sh_min_f64(double a, double b) { double m = b < a ? b : a; return b != b ? b : m; }
+SH_FN double sh_max_f64(double a, double b) { double m = b > a ? b : a; return b != b ? b : m; }
 SH_FN double sh_floordiv_f64(double a, double b) { return __builtin_floor(a / b); }
 SH_FN double sh_mod_f64(double a, double b) {
   double r = __builtin_fmod(a, b);

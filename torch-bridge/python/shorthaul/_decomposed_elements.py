@@ -48,19 +48,6 @@ def signbit(x):
     return (x < 0) | ((x == 0) & (x.reciprocal() < 0))
 
 
-def copysign(x, sign):
-    dtype = torch.result_type(x, sign)
-    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-    negative = math.copysign(1.0, sign) < 0 if not isinstance(sign, torch.Tensor) else signbit(sign)
-    size = x.to(dtype).abs()
-    if isinstance(negative, bool):
-        return -size if negative else size
-    value = torch.where(negative, -size, size)
-    # The sign has the gradient zero, not none.
-    ghost = (sign - sign.detach()) * 0
-    return value + torch.where(ghost == 0, ghost, 0.0)
-
-
 def _of_numbers(extreme):
     """The extreme of two values but NaN; at a tie, both get half the gradient."""
 
@@ -506,8 +493,6 @@ def dist(a, b, p=2.0):
 
 RULES = {
     aten.signbit.default: signbit,
-    aten.copysign.Tensor: copysign,
-    aten.copysign.Scalar: copysign,
     aten.fmax.default: fmax,
     aten.fmin.default: fmin,
     aten.angle.default: angle,

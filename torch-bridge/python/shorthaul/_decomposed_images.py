@@ -9,6 +9,7 @@ import itertools
 import math
 
 import torch
+from torch._decomp import decomposition_table
 
 from ._decomposed_elements import with_zero_slope
 
@@ -90,7 +91,7 @@ def fractional_max_pool(x, kernel_size, output_size, samples):
 
 #: What lies outside of an image, and how values between positions are made, as ATen counts them.
 _ZEROS, _REFLECTION = 0, 2
-_NEAREST = 1
+_BILINEAR, _NEAREST = 0, 1
 
 
 def _coordinate(given, size: int, padding: int, align_corners: bool):
@@ -138,7 +139,22 @@ def grid_sampler_3d(x, grid, interpolation_mode, padding_mode, align_corners):
     return total
 
 
+def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
+    """PyTorch's rule, with eager's result at places that are no numbers."""
+    rule = decomposition_table[aten.grid_sampler_2d.default]
+    found = rule(x, grid, interpolation_mode, padding_mode, align_corners)
+    if interpolation_mode == _NEAREST:
+        # The places have the gradient zero, not none.
+        ghost = ((grid - grid.detach()) * 0).sum(-1)
+        return found + torch.where(ghost == 0, ghost, 0.0).unsqueeze(1)
+    if padding_mode != _ZEROS or interpolation_mode != _BILINEAR:
+        return found
+    # Zero, or no number where a place is none. PyTorch's rule takes such a place for one outside.
+    return found + (grid.detach().abs() * 0).sum(-1).unsqueeze(1)
+
+
 RULES = {
+    aten.grid_sampler_2d.default: grid_sampler_2d,
     aten.grid_sampler_3d.default: grid_sampler_3d,
     aten.fractional_max_pool2d.default: fractional_max_pool,
     aten.fractional_max_pool3d.default: fractional_max_pool,

@@ -38,6 +38,7 @@ THEMES = (
     "indexing",
     "losses",
     "kinks",
+    "special_values",
     "training",
     "composition",
     "processes",

@@ -79,14 +79,14 @@ impl Targets {
         n.number(Scalar::Float(value), like.dtype)
     }
 
-    /// `(1 − s)·loss + s/C·Σ_c w_c·(lse − x_c)`, 0 where a row does not count.
+    /// `(1 − s)·loss + s/C·Σ_c w_c·(log_sum − (x_c − max))`, 0 where a row does not count.
     fn smoothed(
         &self,
         n: &mut Nodes,
         x_type: &ops::TensorType,
-        (loss, lse, x): (&str, &str, &str),
+        (loss, log_sum, shifted): (&str, &str, &str),
     ) -> String {
-        let mut terms = n.of2("Sub", lse, x);
+        let mut terms = n.of2("Sub", log_sum, shifted);
         if let Some(weights) = &self.weights {
             terms = n.of2("Mul", &terms, weights);
         }
@@ -138,17 +138,19 @@ pub(super) fn class_loss(n: &mut Nodes, c: &Call) -> Written {
     let x = n.input(c, 0)?;
     let one = n.ints(&[1]);
     let class = n.of2("Unsqueeze", &t.class, &one);
-    let picked = n.node("GatherElements", &[&x, &class], vec![int("axis", 1)]);
     let of_logits = c.library.op == "cross_entropy";
-    let lse = of_logits.then(|| n.reduced("ReduceLogSumExp", &x, &[1], true));
-    let loss = match &lse {
-        Some(lse) => n.of2("Sub", lse, &picked),
+    let max = of_logits.then(|| n.reduced("ReduceMax", &x, &[1], true));
+    let shifted = max.as_ref().map_or(x.clone(), |max| n.of2("Sub", &x, max));
+    let log_sum = of_logits.then(|| n.reduced("ReduceLogSumExp", &shifted, &[1], true));
+    let picked = n.node("GatherElements", &[&shifted, &class], vec![int("axis", 1)]);
+    let loss = match &log_sum {
+        Some(log_sum) => n.of2("Sub", log_sum, &picked),
         None => n.node("Neg", &[&picked], Vec::new()),
     };
     let loss = n.of2("Squeeze", &loss, &one);
     let mut loss = n.of2("Mul", &loss, &t.weight);
-    if let (Some(lse), true) = (&lse, t.smoothing != 0.0) {
-        loss = t.smoothed(n, &x_type, (&loss, lse, &x));
+    if let (Some(log_sum), true) = (&log_sum, t.smoothing != 0.0) {
+        loss = t.smoothed(n, &x_type, (&loss, log_sum, &shifted));
     }
     let all: Vec<i64> = (0..c.input(1)?.rank() as i64).collect();
     let total = n.reduced("ReduceSum", &t.weight, &all, false);
@@ -162,9 +164,11 @@ pub(super) fn class_loss(n: &mut Nodes, c: &Call) -> Written {
     };
     n.output(c, 0, value);
     n.output(c, 1, total);
-    if let Some(lse) = lse.filter(|_| c.output_id(2).is_some()) {
-        let lse = n.of2("Squeeze", &lse, &one);
-        n.output(c, 2, lse);
+    for (position, part) in [(2, max), (3, log_sum)] {
+        if let Some(part) = part.filter(|_| c.output_id(position).is_some()) {
+            let part = n.of2("Squeeze", &part, &one);
+            n.output(c, position, part);
+        }
     }
     Ok(())
 }
@@ -188,10 +192,13 @@ pub(super) fn class_loss_gradient(n: &mut Nodes, c: &Call) -> Written {
     }
     let dx = match c.library.op == "cross_entropy_gradient" {
         true => {
-            let (x, lse) = (n.input(c, 1)?, n.input(c, 5)?);
-            let lse = n.of2("Unsqueeze", &lse, &one);
-            let shifted = n.of2("Sub", &x, &lse);
-            let p = n.node("Exp", &[&shifted], Vec::new());
+            let mut log = n.input(c, 1)?;
+            for position in [5, 6] {
+                let part = n.input(c, position)?;
+                let part = n.of2("Unsqueeze", &part, &one);
+                log = n.of2("Sub", &log, &part);
+            }
+            let p = n.node("Exp", &[&log], Vec::new());
             t.without_the_class(n, &x_type, (&p, &g, &hard))?
         }
         false => n.zeros(&x_type.shape, x_type.dtype)?,

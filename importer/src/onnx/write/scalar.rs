@@ -95,7 +95,7 @@ impl<'e> Bounded<'e> {
             return None;
         };
         match c.as_ref() {
-            Expr::Binary(Binary::Ge, y, high)
+            Expr::Binary(Binary::Ge | Binary::Gt, y, high)
                 if (y.as_ref(), inner.as_ref()) == (x, x)
                     && limit.as_number() == high.as_number() =>
             {
@@ -110,11 +110,13 @@ impl<'e> Bounded<'e> {
         (inside == x && low == 0.0).then_some(Bounded::Relu(x))
     }
 
-    /// `x ≤ low ? low : inside`
+    /// `x ≤ low ? low : inside`, or with `<`
     fn above(e: &'e Expr) -> Option<(&'e Expr, f64, &'e Expr)> {
         match e {
             Expr::Select(c, limit, inside) => match c.as_ref() {
-                Expr::Binary(Binary::Le, x, low) if low.as_number() == limit.as_number() => {
+                Expr::Binary(Binary::Le | Binary::Lt, x, low)
+                    if low.as_number() == limit.as_number() =>
+                {
                     Some((x, low.as_number()?, inside))
                 }
                 _ => None,

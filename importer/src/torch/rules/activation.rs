@@ -2,8 +2,10 @@
 
 use super::Table;
 use crate::torch::site::{Results, Site};
-use graph::{Binary, Expr, Unary};
+use graph::{Attr, Binary, Expr, Unary};
 use ops::activations as act;
+use ops::attrs;
+use ops::elementwise::gradient_attr;
 
 pub(super) const RULES: Table = &[
     ("aten.abs.default", |s| unary(s, Unary::Abs)),
@@ -50,10 +52,11 @@ pub(super) const RULES: Table = &[
     ("aten.log10.default", |s| {
         of(s, x().log().mul(Expr::float(std::f64::consts::LOG10_E)))
     }),
-    ("aten.relu.default", |s| of(s, act::relu(x()))),
-    ("aten.relu6.default", |s| {
-        of(s, act::hardtanh(x(), 0.0, 6.0))
+    ("aten.relu.default", |s| {
+        let value = Expr::select(x().lt(Expr::float(0.0)), Expr::float(0.0), x());
+        of_slope(s, value, act::relu(x()))
     }),
+    ("aten.relu6.default", |s| within(s, 0.0, 6.0)),
     ("aten.silu.default", |s| of(s, act::silu(x()))),
     ("aten.mish.default", |s| of(s, act::mish(x()))),
     ("aten.hardsigmoid.default", |s| {
@@ -104,6 +107,25 @@ fn of(s: &mut Site, expr: Expr) -> Results {
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])
 }
 
+/// `value` of the first argument with the gradient of `like`, which has the same values but may lose
+/// the sign of a zero that equals a bound.
+fn of_slope(s: &mut Site, value: Expr, like: Expr) -> Results {
+    let (input, dtype) = (s.subject()?, s.out_dtype(0));
+    if !dtype.is_float() || s.builder.dtype(input) != dtype {
+        return of(s, like);
+    }
+    let slope = like.pullback(0, &Expr::In(1));
+    let list = attrs([
+        ("expr", Attr::Expr(value)),
+        ("dtype", Attr::DType(dtype)),
+        (
+            &gradient_attr(0),
+            Attr::Expr(slope.unwrap_or(Expr::float(0.0))),
+        ),
+    ]);
+    Ok(vec![Some(s.op1("elementwise", &[input], list)?)])
+}
+
 /// −1, 0 or 1, and 0 for NaN.
 fn sign(s: &mut Site) -> Results {
     let (zero, is) = (
@@ -131,12 +153,16 @@ fn gelu(s: &mut Site) -> Results {
 }
 
 fn hardtanh(s: &mut Site) -> Results {
-    let expr = act::hardtanh(
-        x(),
-        s.float_or("min_val", -1.0)?,
-        s.float_or("max_val", 1.0)?,
-    );
-    of(s, expr)
+    let (low, high) = (s.float_or("min_val", -1.0)?, s.float_or("max_val", 1.0)?);
+    within(s, low, high)
+}
+
+/// `x` within `[low, high]`, with gradient 0 at both.
+fn within(s: &mut Site, low: f64, high: f64) -> Results {
+    let (below, above) = (x().lt(Expr::float(low)), x().gt(Expr::float(high)));
+    let value = Expr::select(above, Expr::float(high), x());
+    let value = Expr::select(below, Expr::float(low), value);
+    of_slope(s, value, act::hardtanh(x(), low, high))
 }
 
 fn leaky_relu(s: &mut Site) -> Results {
@@ -185,23 +211,33 @@ fn clamp(s: &mut Site) -> Results {
     let bound = |s: &Site, name: &str| s.has(name).then(|| s.scalar(name)).transpose();
     let (min, max) = (bound(s, "min")?, bound(s, "max")?);
     let number = |e: &Option<Expr>| e.as_ref().and_then(Expr::as_number);
-    let mut expr = x();
-    if let Some(max) = max.clone() {
-        expr = Expr::select(Expr::binary(Binary::Ge, x(), max.clone()), max, expr);
+    let bounded = |above: Binary, below: Binary| {
+        let mut expr = x();
+        if let Some(max) = max.clone() {
+            expr = Expr::select(Expr::binary(above, x(), max.clone()), max, expr);
+        }
+        if let Some(min) = min.clone() {
+            expr = Expr::select(Expr::binary(below, x(), min.clone()), min, expr);
+        }
+        expr
+    };
+    let constant = match (number(&min), number(&max)) {
+        (Some(low), _) if low.is_nan() => min,
+        (_, Some(high)) if high.is_nan() => max,
+        (Some(low), Some(high)) if low > high => max,
+        _ => {
+            let like = without_gradient_of_nan(bounded(Binary::Ge, Binary::Le));
+            return match s.out_dtype(0).is_float() {
+                true => of_slope(s, bounded(Binary::Gt, Binary::Lt), like),
+                false => of(s, bounded(Binary::Ge, Binary::Le)),
+            };
+        }
+    };
+    let constant = constant.unwrap_or_else(x);
+    match s.out_dtype(0).is_float() {
+        true => of(s, without_gradient_of_nan(constant)),
+        false => of(s, constant),
     }
-    if let Some(min) = min.clone() {
-        expr = Expr::select(Expr::binary(Binary::Le, x(), min.clone()), min, expr);
-    }
-    match (number(&min), number(&max)) {
-        (Some(low), _) if low.is_nan() => expr = Expr::float(low),
-        (_, Some(high)) if high.is_nan() => expr = Expr::float(high),
-        (Some(low), Some(high)) if low > high => expr = max.unwrap_or(expr),
-        _ => {}
-    }
-    if !s.out_dtype(0).is_float() {
-        return of(s, expr);
-    }
-    of(s, without_gradient_of_nan(expr))
 }
 
 /// `expr` of `x`, NaN where `x` is, but without a gradient there: `floor` keeps NaN and has none.

@@ -303,8 +303,17 @@ fn truth(s: &mut Site, f: Binary) -> Results {
 /// The remainder with the sign of `x`: exact, which `x − y·trunc(x / y)` is not.
 fn rest_of(a: Expr, b: Expr, dtype: DType) -> Expr {
     let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
-    let negative = a.lt(Expr::int(0).cast(dtype));
-    Expr::select(negative, size.clone().neg(), size)
+    let zero = || Expr::int(0).cast(dtype);
+    // The difference from a zero is that zero, with its sign, or NaN.
+    let positive = match dtype.is_float() {
+        true => Expr::select(
+            a.clone().eq_(zero()),
+            a.clone().sub(size.clone()),
+            size.clone(),
+        ),
+        false => size.clone(),
+    };
+    Expr::select(a.lt(zero()), size.neg(), positive)
 }
 
 /// `⌊a / b⌋` of the exact quotient, which the floor of the rounded one is not: 1 // 0.1 is 9.
@@ -319,6 +328,13 @@ fn floor_of_quotient(a: Expr, b: Expr, dtype: DType) -> Expr {
     let is_below = Expr::binary(Binary::Ne, rest, zero()).and(differ);
     let less = Expr::select(is_below, Expr::float(1.0), zero());
     let floor = Expr::unary(Unary::Round, whole.sub(less));
+    // A zero has the sign of the quotient, half of which is less than 1 here.
+    let zero_of_quotient = a.clone().div(b.clone()).mul(Expr::float(0.5));
+    let floor = Expr::select(
+        floor.clone().eq_(zero()),
+        Expr::unary(Unary::Trunc, zero_of_quotient),
+        floor,
+    );
     Expr::select(
         b.clone().eq_(zero()),
         Expr::unary(Unary::Round, a.div(b)),
@@ -445,13 +461,12 @@ fn add_combined(s: &mut Site, f: Binary) -> Results {
         operands.get("tensor2")?,
     );
     let value = operands.site.float_or("value", 1.0)?;
-    let product = Expr::binary(f, a, b);
-    let product = if value == 1.0 {
-        product
-    } else {
-        product.mul(Expr::float(value))
+    // In this order, so that it overflows where PyTorch's does.
+    let a = match value == 1.0 {
+        true => a,
+        false => Expr::float(value).mul(a),
     };
-    operands.finish(x.add(product))
+    operands.finish(x.add(Expr::binary(f, a, b)))
 }
 
 /// The value itself: memory formats and copies mean nothing here.

@@ -5,13 +5,15 @@
 use super::Table;
 use super::arithmetic::Operands;
 use crate::torch::site::{Results, Site};
-use graph::Expr;
+use graph::{Binary, Expr};
 
 pub(super) const RULES: Table = &[
     ("aten.sinc.default", sinc),
     ("aten.logit.default", logit),
     ("aten.special_entr.default", entropy),
     ("aten.hypot.default", hypotenuse),
+    ("aten.copysign.Tensor", with_sign),
+    ("aten.copysign.Scalar", with_sign),
     ("aten.xlogy.Tensor", |s| times_logarithm(s, false)),
     ("aten.xlogy.Scalar_Self", |s| times_logarithm(s, false)),
     ("aten.xlogy.Scalar_Other", |s| times_logarithm(s, false)),
@@ -28,14 +30,37 @@ fn number(value: f64) -> Expr {
     Expr::float(value)
 }
 
-/// `sin(πx) / (πx)`, and 1 at 0.
+/// `sin(πx) / (πx)`, and 1 at 0; gradient `(πx·cos(πx) − sin(πx)) / (πx²)`, and 0 where its divisor is.
 fn sinc(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let x = operands.get("self")?;
     let angle = x.clone().mul(number(std::f64::consts::PI));
-    let value = angle.clone().sin().div(angle);
-    operands.finish(Expr::select(x.eq_(number(0.0)), number(1.0), value))
+    let value = angle.clone().sin().div(angle.clone());
+    let value = Expr::select(x.clone().eq_(number(0.0)), number(1.0), value);
+    let divisor = x.clone().mul(angle.clone());
+    let rise = angle.clone().mul(angle.clone().cos()).sub(angle.sin());
+    let slope = operands.incoming().mul(rise.div(divisor.clone()));
+    let gradient = Expr::select(divisor.eq_(number(0.0)), number(0.0), slope);
+    operands.finish_with(value, [(x, gradient)])
+}
+
+/// The size of `x` with the sign of `y`, be that a zero's; gradients `result / x`, 0 where x is, and 0.
+fn with_sign(s: &mut Site) -> Results {
+    let dtype = s.out_dtype(0);
+    let mut operands = Operands::new(s, dtype);
+    let (x, y) = (operands.get("self")?, operands.get("other")?);
+    let dy = operands.incoming();
+    let zero = || number(0.0);
+    let of_zero = y.clone().eq_(zero()).and(y.clone().recip().lt(zero()));
+    let is_negative = y.clone().lt(zero()).or(of_zero);
+    let size = x.clone().abs();
+    let value = Expr::select(is_negative, size.clone().neg(), size);
+    let slope = dy.mul(value.clone().div(x.clone()));
+    let by_x = Expr::select(x.clone().eq_(zero()), zero(), slope);
+    // 0 for each element of y.
+    let by_y = y.clone().lt(zero()).and(y.clone().gt(zero())).cast(dtype);
+    operands.finish_with(value, [(x, by_x), (y, by_y)])
 }
 
 /// `ln(x / (1 − x))`, of `x` within `[eps, 1 − eps]`.
@@ -78,18 +103,19 @@ fn entropy(s: &mut Site) -> Results {
     operands.finish_with(value, [(x, gradient)])
 }
 
-/// `√(x² + y²)`, infinite where an operand is; gradients `x / result` and `y / result`.
+/// `√(x² + y²)` without overflow, infinite where an operand is; gradients `x / result` and `y / result`.
 fn hypotenuse(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
     let dy = operands.incoming();
     let infinity = || number(f64::INFINITY);
-    let root = a
-        .clone()
-        .mul(a.clone())
-        .add(b.clone().mul(b.clone()))
-        .sqrt();
+    let (p, q) = (a.clone().abs(), b.clone().abs());
+    let longer = Expr::binary(Binary::Max, p.clone(), q.clone());
+    let ratio = Expr::binary(Binary::Min, p, q).div(longer.clone());
+    let factor = number(1.0).add(ratio.clone().mul(ratio)).sqrt();
+    let is_zero = longer.clone().eq_(number(0.0));
+    let root = Expr::select(is_zero, longer.clone(), longer.mul(factor));
     let is_infinite = |e: &Expr| e.clone().abs().eq_(infinity());
     let value = Expr::select(is_infinite(&a).or(is_infinite(&b)), infinity(), root);
     let slope = |e: &Expr| dy.clone().mul(e.clone()).div(value.clone());

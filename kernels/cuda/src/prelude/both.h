@@ -44,10 +44,10 @@ SH_FN float sh_uniform(sh_u64 key, sh_u64 n) {
 struct sh_sum { template <class T> static SH_FN_MEMBER T of(T a, T b) { return a + b; } };
 struct sh_prod { template <class T> static SH_FN_MEMBER T of(T a, T b) { return a * b; } };
 struct sh_largest {
-  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }
+  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = b > a ? b : a; return b != b ? b : m; }
 };
 struct sh_smallest {
-  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
+  template <class T> static SH_FN_MEMBER T of(T a, T b) { T m = b < a ? b : a; return b != b ? b : m; }
 };
 /* Over each GROUP of neighbouring threads: a power of two up to 32, or whole warps. */
 template <class F, int GROUP, int THREADS, int K, class T> SH_FN void sh_group_reduce(T (&v)[K]) {

@@ -76,10 +76,10 @@ SH_FN float sh_sigmoid(float x) { float e = expf(-fabsf(x)); return (x < 0.0f ? 
 SH_FN double sh_sigmoid_f64(double x) { double e = exp(-fabs(x)); return (x < 0.0 ? e : 1.0) / (1.0 + e); }
 SH_FN float sh_sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
 SH_FN double sh_sign_f64(double x) { return x > 0.0 ? 1.0 : (x < 0.0 ? -1.0 : x); }
-SH_FN float sh_min(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }
-SH_FN float sh_max(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }
-SH_FN double sh_min_f64(double a, double b) { double m = a < b ? a : b; return a != a ? a : m; }
-SH_FN double sh_max_f64(double a, double b) { double m = a > b ? a : b; return a != a ? a : m; }
+SH_FN float sh_min(float a, float b) { float m = b < a ? b : a; return b != b ? b : m; }
+SH_FN float sh_max(float a, float b) { float m = b > a ? b : a; return b != b ? b : m; }
+SH_FN double sh_min_f64(double a, double b) { double m = b < a ? b : a; return b != b ? b : m; }
+SH_FN double sh_max_f64(double a, double b) { double m = b > a ? b : a; return b != b ? b : m; }
 SH_FN float sh_floordiv(float a, float b) { return floorf(a / b); }
 SH_FN double sh_floordiv_f64(double a, double b) { return floor(a / b); }
 SH_FN float sh_mod(float a, float b) {
