@@ -27,6 +27,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
+from ._autocast import AUTOCAST, drop_idle_regions
 from ._errors import (
     CaptureError,
     CompileError,
@@ -45,7 +46,6 @@ from ._errors import Refused as RefusedNodes
 from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
-    AUTOCAST,
     Ambient,
     NotSplit,
     RegionPlan,
@@ -261,6 +261,7 @@ class GraphCompiler:
             return graph_module.forward
         drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
+        drop_idle_regions(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 
     def say_falls_back(self, what: str) -> None:
