@@ -60,7 +60,7 @@ from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
-from ._sizes import expression
+from ._sizes import expression, write_out_sizes
 from ._vmap import unmap
 
 log = logging.getLogger("shorthaul")
@@ -262,6 +262,7 @@ class GraphCompiler:
         drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
         drop_idle_regions(graph_module.graph)
+        write_out_sizes(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 
     def say_falls_back(self, what: str) -> None:
