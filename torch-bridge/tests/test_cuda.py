@@ -130,7 +130,7 @@ def test_the_same_guards_hold():
         assert compiled(torch.randn(2, 6)).shape == (2, 3)
     model.zero_grad()
     model[0].requires_grad_(False)
-    with pytest.warns(shorthaul.RecompileWarning, match="again, because.*requires no gradient any more"):
+    with pytest.warns(shorthaul.RecompileWarning, match="because.*requires no gradient any more"):
         compiled(torch.randn(4, 6)).sum().backward()
     assert model[0].weight.grad is None and model[2].weight.grad is not None
 

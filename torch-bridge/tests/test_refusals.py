@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import shorthaul
 import torch
+from shorthaul.module import runner_of
 from torch import nn
 
 
@@ -151,7 +152,7 @@ class LookUps(nn.Module):
 @pytest.mark.parametrize(
     ("tokens", "labels", "message"),
     [
-        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:147\) takes 0 to 4"),
+        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:148\) takes 0 to 4"),
         ([-1, 4], [0, 1], r"`tokens` holds -1"),
         ([0, 4], [3, -100], r"`labels` holds 3, but .*cross_entropy.* takes 0 to 2 or -100"),
     ],
@@ -201,6 +202,29 @@ def test_autocast_casts_as_pytorch_does():
         found, expected = shorthaul.module(model)(x), model(x)
     assert found.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected)
+
+
+class Wide(nn.Module):
+    """Autocast, which is off, is switched off for a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.linear(x)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            x = self.linear(x.float())
+        return self.linear(x)
+
+
+def test_switching_off_autocast_that_is_off_ends_no_region():
+    model = shorthaul.module(Wide())
+    model(torch.randn(2, 4)).sum().backward()
+    assert not runner_of(model).compiler.outside
+    with torch.autocast("cpu", dtype=torch.bfloat16), ignored():
+        model(torch.randn(2, 4))
+    assert any("autocast" in sentence for sentence in runner_of(model).compiler.outside)
 
 
 def test_things_that_are_not_modules():

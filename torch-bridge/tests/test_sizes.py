@@ -119,3 +119,30 @@ def test_thirty_lengths_are_traced_twice(monkeypatch, tmp_path):
     # need others.
     n_compiled = sum(after > before for before, after in itertools.pairwise([0, *files]))
     assert n_compiled <= 3, files
+
+
+class Returned(nn.Module):
+    """As GPT-2 of transformers: a product by ``addmm``, viewed by a size, whose parts are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 24) / 3)
+        self.bias = nn.Parameter(torch.randn(24))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        size = x.size()[:-1] + (24,)
+        joined = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+        query, key, value = joined.split(8, -1)
+        return self.head(query * torch.tanh(key)), key, value
+
+
+def test_a_view_of_a_result_that_names_a_size_costs_no_region():
+    network = Returned()
+    model = shorthaul.module(network)
+    for batch, length in ((2, 12), (3, 9), (4, 7)):
+        x = torch.randn(batch, length, 8)
+        for found, expected in zip(model(x), network(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            assert found.stride() == expected.stride()
+    assert not runner_of(model).compiler.outside

@@ -1,5 +1,6 @@
 """Tests of the sweep: it passes networks that are right, and its rule sees results that are not."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from sweep import run
-from sweep.compare import judge
+from sweep.compare import Difference, judge
 
 FOLDER = Path(__file__).parent
 
@@ -63,3 +64,28 @@ def test_a_tensor_that_eager_misses_is_not_judged():
     found = {"output": _EXACT.float() - 1}
     verdict = judge(found, eager, {"output": _EXACT}, again=list)
     assert (verdict.differences, verdict.n_unstable) == ([], 1)
+
+
+class _Wrong(torch.nn.Linear):
+    """Its result is wrong by a part in a thousand, or only with the weights that it has now."""
+
+    def __init__(self, right, only_now):
+        super().__init__(3, 3)
+        self.load_state_dict(right.state_dict())
+        self.wrong = right.weight.detach().clone() if only_now else None
+
+    def forward(self, input):
+        wrong = self.wrong is None or torch.equal(self.weight, self.wrong)
+        return super().forward(input) * (1.001 if wrong else 1)
+
+
+@pytest.mark.parametrize("only_now", [True, False])
+def test_a_difference_counts_that_other_weights_have_too(only_now):
+    original = torch.nn.Linear(3, 3)
+    models = (_Wrong(original, only_now), *(copy.deepcopy(original) for _ in range(2)))
+    models[2].double()
+    step = run.Step("training", {"input": torch.randn(2, 3)})
+    differences = [Difference("output ", 0.001, 0.0), Difference("gradient of bias", 0.001, 0.0)]
+    left = run.with_other_weights(models, original, step, differences)
+    assert left == ([] if only_now else differences)
+    assert all(torch.equal(one.weight.float(), original.weight) for one in models)

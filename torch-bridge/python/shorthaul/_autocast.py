@@ -1,4 +1,4 @@
-"""What ``torch.autocast`` asks of a program.
+"""What ``torch.autocast`` asks of a program, and regions of it that change nothing.
 
 Owns the region that capture puts around a function: export ignores a region around the module, but
 keeps one inside, and PyTorch's decompositions turn it into casts of the graph. Parameters stay what
@@ -12,6 +12,12 @@ import functools
 from collections.abc import Iterator
 
 import torch
+from torch import fx
+
+#: What Dynamo's graphs call where a region begins and ends.
+ENTER = torch.amp.autocast_mode._enter_autocast
+EXIT = torch.amp.autocast_mode._exit_autocast
+AUTOCAST = (ENTER, EXIT)
 
 _KINDS = ("cpu", "cuda")
 
@@ -59,3 +65,30 @@ def within(function, arguments: tuple):
             return function(*inputs)
 
     return cast
+
+
+def drop_idle_regions(graph: fx.Graph) -> None:
+    """before  enter(kind, enabled=False), nodes, exit   after  nodes
+
+    Legal where autocast is off already for this kind of device, and no region is left inside, which
+    might take its type from this one. Dynamo guards whether it is off where the graph begins.
+    """
+    opened: list[fx.Node] = []
+    needed: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.target is ENTER:
+            opened.append(node)
+        elif node.target is EXIT and opened and node.args == (opened[-1],):
+            enter = opened.pop()
+            if enter not in needed and _changes_nothing(enter, opened):
+                graph.erase_node(node)
+                graph.erase_node(enter)
+            else:
+                needed.update(opened)
+
+
+def _changes_nothing(enter: fx.Node, around: list[fx.Node]) -> bool:
+    kind, _, enabled, _ = enter.args
+    if enabled is not False or torch.is_autocast_enabled(kind):
+        return False
+    return all(one.args[0] != kind or one.args[2] is False for one in around)

@@ -27,6 +27,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
+from ._autocast import AUTOCAST, drop_idle_regions
 from ._changes import what_changed
 from ._errors import (
     CaptureError,
@@ -46,7 +47,6 @@ from ._errors import Refused as RefusedNodes
 from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
-    AUTOCAST,
     Ambient,
     NotSplit,
     RegionPlan,
@@ -61,7 +61,7 @@ from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
-from ._sizes import expression
+from ._sizes import expression, write_out_sizes
 from ._vmap import unmap
 
 log = logging.getLogger("shorthaul")
@@ -262,6 +262,8 @@ class GraphCompiler:
             return graph_module.forward
         drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
+        drop_idle_regions(graph_module.graph)
+        write_out_sizes(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
 
     def say_falls_back(self, what: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._autocast import AUTOCAST, ENTER
 from ._older_gradients import has_own_gradient
 from ._vmap import is_transform
 
@@ -72,8 +73,6 @@ _CHECKS = ("_check", "_assert", "_foreach", "_log_api_usage", "sym_constrain")
 _NO_VALUE = "it returns no value"
 
 _SET_GRAD = torch._C._set_grad_enabled
-_ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
-AUTOCAST = (_ENTER_AUTOCAST, torch.amp.autocast_mode._exit_autocast)
 
 
 @dataclass(frozen=True)
@@ -434,7 +433,7 @@ def _is_item(node: fx.Node) -> bool:
 
 
 def _autocast_after(ambient: Ambient, node: fx.Node) -> Ambient:
-    if node.target is _ENTER_AUTOCAST:
+    if node.target is ENTER:
         entered = (*ambient.autocasts, tuple(node.args))
         return Ambient(entered, ambient.grad)
     return Ambient(ambient.autocasts[:-1], ambient.grad)

@@ -1,7 +1,8 @@
 """Sizes as symbols: numbers for them, and what PyTorch's tracer decided about them.
 
-Owns expressions of sizes and the conditions under which a trace holds. PyTorch notes each decision
-as a guard in its ``ShapeEnv``; a trace serves a call only if all guards hold for the call's sizes.
+Owns expressions of sizes, how Dynamo's graphs write them, and the conditions under which a trace
+holds. PyTorch notes each decision as a guard in its ``ShapeEnv``; a trace serves a call only if all
+guards hold for the call's sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ._errors import CaptureError
@@ -20,6 +22,30 @@ from ._pytorch_names import has_unbacked
 
 class Outside(CaptureError):
     """A trace does not hold for some sizes; the message says why."""
+
+
+def write_out_sizes(graph: fx.Graph) -> None:
+    """before  size = torch.Size([n, 3]); y = x.view(size)   after  y = x.view((n, 3))
+
+    A view of a region's result is made again outside of it, from numbers and tensors.
+    """
+    for node in list(graph.nodes):
+        if node.target is not torch.Size or not isinstance(node.args[0], (list, tuple)):
+            continue
+        items = tuple(node.args[0])
+        for user in list(node.users):
+            if isinstance(user.meta.get("example_value"), torch.Tensor):
+                _replace_operand(user, node, items)
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _replace_operand(user: fx.Node, operand: fx.Node, items: tuple) -> None:
+    def replaced(one):
+        return items if one is operand else one
+
+    user.args = fx.map_arg(user.args, replaced)
+    user.kwargs = fx.map_arg(user.kwargs, replaced)
 
 
 def expression(value: Any) -> Any:

@@ -241,6 +241,34 @@ def autocast_disabled_inside(wrap):
     return [out, model.a.weight.grad, model.b.weight.grad]
 
 
+@program(slack=HALF)
+def autocast_disabled_inside_where_it_is_off_and_on(wrap):
+    class Model(nn.Module):
+        def __init__(self, around):
+            super().__init__()
+            self.a, self.b, self.around = nn.Linear(4, 4), nn.Linear(4, 4), around
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.around):
+                y = self.a(x)
+                with torch.autocast("cpu", enabled=False):
+                    z = self.b(y.float())
+                    with torch.autocast("cuda", enabled=False):
+                        z = self.b(z)
+                return z, self.a(z)
+
+    seen = []
+    for around in (False, True):
+        model = Model(around)
+        m = wrap(model)
+        for mode in (False, True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode):
+                out = m(randn(3, 4))
+            weighted(out).backward()
+            seen += [out, model.a.weight.grad.clone(), model.b.weight.grad.clone()]
+    return seen
+
+
 @program
 def autocast_keeps_sensitive_operators_wide(wrap):
     def forward(x, w):

@@ -153,9 +153,14 @@ def _weights(tensor: torch.Tensor) -> torch.Tensor:
 
 def rounded_anew(model: nn.Module, seed: int) -> None:
     """Moves every weight by one rounding, up or down."""
+    moved(model, seed, torch.finfo(torch.float32).eps)
+
+
+def moved(model: nn.Module, seed: int, part: float) -> None:
+    """Moves every weight by ``part`` of itself, up or down."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dtype == torch.float32:
                 sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                parameter.mul_(1 + sign * torch.finfo(torch.float32).eps)
+                parameter.mul_(1 + sign * part)

@@ -1,11 +1,13 @@
-"""Networks of ``timm``: of each of its modules, the model with the fewest parameters.
+"""Networks of ``timm``: the smallest of each family of models.
 
-Owns the choice and the sizes of images.
+A family is a module of timm, or the models of a module whose names have the same first word. Owns
+the choice and the sizes of images.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import timm
@@ -19,13 +21,21 @@ _SIZES = (64, 96, 128, 160, 224)
 
 
 def networks() -> list[Network]:
-    """One network of each module of timm."""
+    """One network of each family."""
     made = []
     for module in timm.list_modules():
-        names = timm.list_models(module=module)
-        if names:
-            made.append(Network(f"{module}", functools.partial(_make, tuple(names))))
+        families: dict[str, list[str]] = {}
+        for name in timm.list_models(module=module):
+            families.setdefault(_first_word(name), []).append(name)
+        for word, names in families.items():
+            called = f"{module}/{word}" if len(families) > 1 else module
+            made.append(Network(called, functools.partial(_make, tuple(names))))
     return made
+
+
+def _first_word(name: str) -> str:
+    """``resnet`` of ``resnet18d``, ``convnextv2`` of ``test_convnextv2_atto``."""
+    return re.match(r"[a-z]+(v\d)?", name.removeprefix("test_")).group()
 
 
 def _make(names: tuple[str, ...]) -> tuple[nn.Module, list[Step]]:
