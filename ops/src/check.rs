@@ -143,7 +143,7 @@ impl Case {
         Ok(library)
     }
 
-    /// Random weights in [−1, 1] for every floating-point output: the loss is `Σ weight · output`.
+    /// Random weights in [−1, 1] for every floating-point output with a gradient: the loss is `Σ weight · output`.
     ///
     /// # Errors
     /// As [`Op::infer`].
@@ -151,7 +151,8 @@ impl Case {
         let call = self.call();
         let weight = |(n, ty): (usize, &TensorType)| {
             let random = || random_tensor(&call, ty, (-1.0, 1.0), 100 + n as u64);
-            ty.dtype.is_float().then(random).transpose()
+            let counts = ty.dtype.is_float() && self.op.has_gradient(n);
+            counts.then(random).transpose()
         };
         self.types()?.iter().enumerate().map(weight).collect()
     }

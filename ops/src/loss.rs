@@ -466,6 +466,11 @@ impl Op for ClassLoss {
             let wants = |n: usize| g.wanted.get(n) == Some(&true) && call.optional_id(n).is_some();
             plan.soft && wants(1) || wants(2)
         };
+        if others.iter().skip(1).any(Option::is_some) {
+            return Err(call.unsupported(
+                "gradients of `max` and `log_sum`, which only its own gradient reads",
+            ));
+        }
         if plan.soft || more_than_x || others.iter().any(Option::is_some) {
             return Ok(Gradient::Derive);
         }
@@ -503,6 +508,10 @@ impl Op for ClassLoss {
         let name = format!("{}_gradient", self.name());
         let dx = builder.op(&name, &inputs, call.library.attrs.clone())?[0];
         Ok(Gradient::Rule(vec![Some(dx), None, None]))
+    }
+
+    fn has_gradient(&self, output: usize) -> bool {
+        output < 2
     }
 
     fn samples(&self) -> Vec<Sample> {

@@ -348,6 +348,11 @@ pub trait Op: Sync {
         Ok(Gradient::Derive)
     }
 
+    /// Whether an output has a gradient. One that has none is there for the operator's own gradient only.
+    fn has_gradient(&self, _output: usize) -> bool {
+        true
+    }
+
     /// Whether two equal calls may give different results.
     fn is_random(&self) -> bool {
         false
