@@ -153,14 +153,23 @@ def _weights(tensor: torch.Tensor) -> torch.Tensor:
 
 def rounded_anew(model: nn.Module, seed: int) -> None:
     """Moves every weight by one rounding, up or down."""
-    moved(model, seed, torch.finfo(torch.float32).eps)
+    for parameter, sign in _signs(model, seed):
+        parameter.mul_(1 + sign * torch.finfo(torch.float32).eps)
 
 
 def moved(model: nn.Module, seed: int, part: float) -> None:
-    """Moves every weight by ``part`` of itself, up or down."""
+    """Moves every weight by ``part`` of itself, up or down, and those that are 0 by ``part``.
+
+    A router of experts may begin with zeros, so that all experts are equally good.
+    """
+    for parameter, sign in _signs(model, seed):
+        parameter.add_(torch.where(parameter == 0, 1, parameter) * sign * part)
+
+
+def _signs(model: nn.Module, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dtype == torch.float32:
                 sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                parameter.mul_(1 + sign * part)
+                yield parameter, sign

@@ -3,8 +3,9 @@
 Owns the order of the steps, the process, and the record. Never prints.
 
 Where an input of a ReLU is within rounding of 0, its gradient in float32 may be that of the other
-side. Such a step differs with these weights only. So a step that differs runs again with weights
-that are a little different, and differs only if one tensor does so each time.
+side; where a router's weights are 0, any expert may be chosen. Such a step differs with these
+weights only. So a step that differs runs again with weights that are a little different, and
+differs only if one tensor does so each time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def networks() -> list[Network]:
 
 def _first_word(name: str) -> str:
     """``resnet`` of ``resnet18d``, ``convnextv2`` of ``test_convnextv2_atto``."""
-    return re.match(r"[a-z]+(v\d)?", name.removeprefix("test_")).group()
+    return re.match(r"[a-z]+?(v\d|(?=[^a-z]|$))", name.removeprefix("test_")).group()
 
 
 def _make(names: tuple[str, ...]) -> tuple[nn.Module, list[Step]]:
