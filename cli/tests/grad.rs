@@ -448,12 +448,34 @@ fn a_loss_is_of_the_output_that_is_named() {
         let grad = ["grad", arg(&path), "-o", arg(&train)];
         stderr(&[&grad[..], more].concat())
     };
+    // An output of integers is none, wherever it stands.
+    for loss in ["mse", "cross-entropy"] {
+        let mut first = product("w");
+        let graph = first.graph.as_mut().expect("a graph");
+        let mut arg_max = node("ArgMax", &["y"], "label");
+        arg_max.attribute.push(AttributeProto {
+            name: "axis".to_string(),
+            i: Some(1),
+            r#type: attribute_type::INT,
+            ..AttributeProto::default()
+        });
+        graph.node.push(arg_max);
+        let mut label = port("label", 1);
+        let tensor = label.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
+        tensor.expect("a tensor").elem_type = 7;
+        graph.output.insert(0, label);
+        let path = save(&first, folder.path(), "first.onnx");
+        let grad = ["grad", arg(&path), "-o", arg(&train), "--loss", loss];
+        let said = stdout(&grad, 0);
+        assert!(said.contains("loss within"), "{said}");
+        fs::remove_file(&train).expect("removed");
+    }
     let text = refused(&["--loss", "mse"]);
     assert!(text.contains("`y` f32[batch, 4], `z` f32[batch, 4]; name the one that"));
     let text = refused(&["--loss", "mse", "--output", "w"]);
     assert!(text.contains("`w` is no output of real numbers"), "{text}");
     let text = refused(&["--loss", "y", "--output", "z"]);
-    assert!(text.contains("leave out --output"), "{text}");
+    assert!(text.contains("leave out the option `output`"), "{text}");
 }
 
 #[test]

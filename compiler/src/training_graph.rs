@@ -155,8 +155,12 @@ pub fn training_graph(
     Ok(write(&made.graph, &made.names)?)
 }
 
-/// The output that a loss is of: the one that is wanted, or else the only one of real numbers.
-fn output_of_loss<'m>(
+/// The output that cross-entropy or the squared difference is of: the one that is wanted, or else the only one of real
+/// numbers.
+///
+/// # Errors
+/// There is none, or which one is not said.
+pub(crate) fn output_of_loss<'m>(
     model: &'m Model,
     wanted: Option<&str>,
 ) -> Result<&'m Port, TrainingGraphError> {
@@ -184,8 +188,8 @@ fn output_of_loss<'m>(
                 format!("a loss is of real numbers, and the model's outputs are {outputs}")
             }
             None => format!(
-                "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of with \
-                 --output, or a loss among them with --loss",
+                "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of by the \
+                 option `output`, or a loss among them by `loss`",
                 real.len()
             ),
         })
@@ -251,7 +255,8 @@ impl Made {
                     self.graph.container(id).dtype
                 ))),
                 None => Err(TrainingGraphError::Request(format!(
-                    "the model has no initializer or input `{name}`; `shorthaul info --json` lists them"
+                    "the model has no input `{name}`, and neither an initializer nor a `Constant` with a tensor of real numbers of \
+                     that name"
                 ))),
             }
         });
@@ -318,7 +323,7 @@ impl Made {
         if let Loss::Output(name) = loss {
             if options.output.is_some() {
                 return request(format!(
-                    "the loss is the output `{name}` itself; leave out --output"
+                    "the loss is the output `{name}` itself; leave out the option `output`"
                 ));
             }
             let Some(port) = model.outputs.iter().find(|p| p.name == *name) else {

@@ -53,7 +53,7 @@ impl TrainingInput {
 /// constants of more than one real number are weights if no initializer is.
 ///
 /// # Errors
-/// As [`File::import`], with the sizes that were found.
+/// As [`File::import`] with the sizes that are given.
 pub fn training_input(
     file: &File,
     source: &onnx::file::Model,
@@ -72,11 +72,19 @@ pub fn training_input(
             by_default: false,
         });
     }
-    let (stored, constants) = file.with_constants_stored(|_, shape| shape.iter().any(|n| *n > 1));
+    let (stored, mut constants) =
+        file.with_constants_stored(|_, shape| shape.iter().product::<i64>() > 1);
     let mut options = options.clone();
     options.sizes.extend(sizes.clone());
+    let model = stored.import(&options)?;
+    // Not statistics of batch normalization, say, and not what decides sizes.
+    let is_trained = |name: &String| {
+        let mut parameters = model.parameters.iter();
+        parameters.any(|p| p.name == *name && p.trainable)
+    };
+    constants.retain(is_trained);
     Ok(TrainingInput {
-        model: stored.import(&options)?,
+        model,
         sizes,
         constants,
         by_default: true,
@@ -102,7 +110,9 @@ fn with_needed_sizes(
         options.sizes.extend(sizes.clone());
         file.import(&options)
     };
-    let mut model = at(&sizes)?;
+    let Ok(mut model) = at(&sizes) else {
+        return Err(error);
+    };
     let names: Vec<String> = sizes.keys().cloned().collect();
     for name in names {
         let mut fewer = sizes.clone();

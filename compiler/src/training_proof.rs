@@ -2,7 +2,7 @@
 //!
 //! Owns which loss of `onnx::verify` a request means; the proof is there. Never changes a graph.
 
-use crate::training_graph::{Loss, TrainingOptions, training_graph};
+use crate::training_graph::{Loss, TrainingOptions, output_of_loss, training_graph};
 use importer::onnx::{Mode, Model as Imported};
 use onnx::attributes::bodies;
 use onnx::file::Model;
@@ -34,7 +34,7 @@ pub fn prove(
     mode: Mode,
 ) -> Result<Proof, GradientError> {
     match options.gradients {
-        true => proven(original, made, options, mode),
+        true => proven((original, imported), made, options, mode),
         false => {
             let all = TrainingOptions {
                 gradients: true,
@@ -49,7 +49,7 @@ pub fn prove(
                 Ok(whole) => whole,
                 Err(why) => return Ok(Proof::Untried(why)),
             };
-            let found = match proven(original, &whole, &all, mode)? {
+            let found = match proven((original, imported), &whole, &all, mode)? {
                 Proof::Found(found) => found,
                 untried => return Ok(untried),
             };
@@ -72,7 +72,7 @@ fn told(found: Result<Proof, GradientError>) -> Result<Proof, GradientError> {
 }
 
 fn proven(
-    original: &Model,
+    (original, imported): (&Model, &Imported),
     made: &Model,
     options: &TrainingOptions,
     mode: Mode,
@@ -82,11 +82,13 @@ fn proven(
         Loss::MeanSquaredError => Objective::MeanSquaredError,
         Loss::Output(name) => Objective::Output(name.clone()),
     };
+    let output = output_of_loss(imported, options.output.as_deref());
     let formed = in_form(original, mode);
     let original = Original {
         model: formed.as_ref().unwrap_or(original),
         objective: &objective,
-        output: options.output.as_deref(),
+        // A loss that is an output itself needs none.
+        output: output.ok().map(|port| port.name.as_str()),
         same_form: formed.is_some(),
     };
     told(check_gradients(made, Some(original), &Options::default()).map(Proof::Found))

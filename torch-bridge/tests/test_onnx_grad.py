@@ -100,6 +100,48 @@ def test_only_what_is_asked_for_is_differentiated():
     assert found.keys() == {"loss", "1.bias.grad", "x0.grad"}
 
 
+class Two(nn.Module):
+    """Scores and what follows from them, a label first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.argmax(1), y, y.tanh()
+
+
+def test_a_loss_may_be_of_one_of_several_outputs():
+    model, x = Two(), torch.randn(5, 4)
+    data = exported(model, x)
+    last = onnx.load_model_from_string(data).graph.output[2].name
+    target = torch.randn(5, 3)
+    found = run(shorthaul.onnx.grad(data, loss="mse", output=last), {"x0": x, "target": target})
+    (expected,) = torch.autograd.grad(F.mse_loss(model(x)[2], target), [model.linear.weight])
+    np.testing.assert_allclose(found["linear.weight.grad"], expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(shorthaul.onnx.OnnxError, match="2 outputs of real numbers"):
+        shorthaul.onnx.grad(data, loss="mse")
+
+
+def test_weights_that_are_constants_are_trained_and_said():
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    stored = onnx.load_model_from_string(exported(model, x))
+    for tensor in stored.graph.initializer:
+        node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        stored.graph.node.insert(0, node)
+    del stored.graph.initializer[:]
+    target = torch.randn(5, 3)
+    with pytest.warns(UserWarning, match="`Constant` nodes are trained; wrt chooses"):
+        data = shorthaul.onnx.grad(stored, loss="mse")
+    found = run(data, {"x0": x, "target": target})
+    loss = F.mse_loss(model(x), target)
+    for name, expected in zip(
+        ("weight", "bias"), torch.autograd.grad(loss, [model.weight, model.bias]), strict=True
+    ):
+        np.testing.assert_allclose(found[f"{name}.grad"], expected, rtol=1e-4, atol=1e-6)
+
+
 def digits():
     from sklearn.datasets import load_digits
 

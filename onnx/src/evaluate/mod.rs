@@ -56,7 +56,7 @@ pub enum EvaluateError {
         /// What does not fit.
         what: String,
     },
-    /// Values take more memory than there should be use for.
+    /// Values take more memory than they may.
     #[error("{node}: values up to here take {held} bytes, more than {most}")]
     Large {
         /// The node whose outputs are too many.
@@ -266,10 +266,9 @@ impl<'m> Program<'m> {
         self.run(feeds, &wanted)
     }
 
-    /// Lets values that are alive at once take so many bytes, where the caller knows that they will not take more.
+    /// Lets a value take so many bytes, where the caller knows that all that are alive at once take no more.
     pub(crate) fn allow(&self, n_bytes: usize) {
-        let room = n_bytes / TIMES_HELD;
-        self.most_bytes.fetch_max(room, Ordering::Relaxed);
+        self.most_bytes.fetch_max(n_bytes, Ordering::Relaxed);
     }
 
     /// Has room for what follows from these values.

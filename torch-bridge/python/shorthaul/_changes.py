@@ -24,6 +24,7 @@ def what_changed(reason: str) -> str:
 
 def _readable(name: str) -> str:
     """The name of a value as its owner writes it: ``self.inner.weight``."""
+    name = re.sub(r"\bL\['(\w+)'\]", r"\1", name)
     name = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)
     return f"`{name}`"
 
@@ -59,8 +60,9 @@ def _state(found: re.Match) -> str:
     if "grad_mode" in state:
         now = "on" if torch.is_grad_enabled() else "off (`torch.no_grad`)"
         return f"gradients are switched {now}"
-    if "autocast" in state:
-        now = "on" if torch.is_autocast_enabled("cpu") else "off"
+    switched = re.search(r"autocast\((\w+)\)_enabled", state)
+    if switched is not None:
+        now = "on" if torch.is_autocast_enabled(switched[1]) else "off"
         return f"autocast is switched {now}"
     if "num_threads" in state:
         return f"PyTorch's number of threads is {torch.get_num_threads()} now"

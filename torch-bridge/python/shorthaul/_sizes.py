@@ -30,7 +30,9 @@ def write_out_sizes(graph: fx.Graph) -> None:
     A view of a region's result is made again outside of it, from numbers and tensors.
     """
     for node in list(graph.nodes):
-        if node.target is not torch.Size or not isinstance(node.args[0], (list, tuple)):
+        if node.target is not torch.Size or not (
+            node.args and isinstance(node.args[0], list | tuple)
+        ):
             continue
         items = tuple(node.args[0])
         for user in list(node.users):
