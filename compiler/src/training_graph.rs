@@ -255,7 +255,7 @@ impl Made {
                     self.graph.container(id).dtype
                 ))),
                 None => Err(TrainingGraphError::Request(format!(
-                    "the model has no input `{name}`, and neither an initializer nor a `Constant` with a tensor of real numbers of \
+                    "the model has no initializer or input `{name}`, and no `Constant` with a tensor of real numbers of \
                      that name"
                 ))),
             }

@@ -40,8 +40,8 @@ fn join(cases: &[Case]) -> Checked<(Step, Vec<Tensor>, Vec<String>)> {
             given.push(tensor);
             owners.push(case.name());
         }
-        for output in library.outputs.iter().flatten() {
-            graph.add_output(*output);
+        for output in case.differentiated_outputs(&library) {
+            graph.add_output(output);
             names.push(case.name());
         }
         let mut nodes = builder(&mut graph);

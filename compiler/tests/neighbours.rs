@@ -216,7 +216,7 @@ fn between(case: &Case, pair: (Neighbour, Neighbour)) -> Checked<(Graph, Vec<Ten
         };
         library.inputs[position] = Some(made);
     }
-    let outputs: Vec<ContainerId> = library.outputs.iter().flatten().copied().collect();
+    let outputs = case.differentiated_outputs(&library);
     let index = (pair.1 == Lookup).then(|| {
         let twice = Tensor::from_i64(DType::I64, &[2], vec![0, 0]);
         add_input(&mut graph, &mut given, twice)

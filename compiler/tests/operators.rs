@@ -47,8 +47,8 @@ fn join(cases: &[&Case]) -> Checked<Joined> {
             tensor.round_to_dtype();
             given.push(tensor);
         }
-        for output in library.outputs.iter().flatten() {
-            graph.add_output(*output);
+        for output in case.differentiated_outputs(&library) {
+            graph.add_output(output);
             names.push(case.name());
         }
         let mut nodes = builder(&mut graph);

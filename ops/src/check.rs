@@ -143,6 +143,13 @@ impl Case {
         Ok(library)
     }
 
+    /// Containers of the node's outputs that have a gradient; the others are read by the gradient itself.
+    pub fn differentiated_outputs(&self, library: &Library) -> Vec<ContainerId> {
+        let outputs = library.outputs.iter().enumerate();
+        let outputs = outputs.filter(|(n, _)| self.op.has_gradient(*n));
+        outputs.filter_map(|(_, output)| *output).collect()
+    }
+
     /// Random weights in [−1, 1] for every floating-point output with a gradient: the loss is `Σ weight · output`.
     ///
     /// # Errors
