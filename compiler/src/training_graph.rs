@@ -6,13 +6,14 @@
 use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
 use crate::functions::merge_functions;
+use crate::training_input::output_of_loss;
 use crate::update_groups::{Passes, update_groups};
 use autodiff::Request;
 use graph::{
     Attr, Builder, ContainerId, DType, Expr, Graph, Lifetime, NodeKind, Origin, Scalar, Stage,
     SymExpr, Tensor,
 };
-use importer::onnx::{Model, Names, OnnxError, Port, WriteError, write};
+use importer::onnx::{Model, Names, OnnxError, WriteError, write};
 use ops::slicing::slice_attrs;
 use ops::{OpBuilder, attrs};
 use std::collections::BTreeSet;
@@ -153,47 +154,6 @@ pub fn training_graph(
     made.names.outputs = outputs;
     made.drop_seeds();
     Ok(write(&made.graph, &made.names)?)
-}
-
-/// The output that cross-entropy or the squared difference is of: the one that is wanted, or else the only one of real
-/// numbers.
-///
-/// # Errors
-/// There is none, or which one is not said.
-pub(crate) fn output_of_loss<'m>(
-    model: &'m Model,
-    wanted: Option<&str>,
-) -> Result<&'m Port, TrainingGraphError> {
-    let dtype = |port: &Port| model.graph.container(port.container).dtype;
-    let real = model.outputs.iter().filter(|port| dtype(port).is_float());
-    let real: Vec<&Port> = real.collect();
-    let found = match (wanted, real.as_slice()) {
-        (None, [port]) => Some(*port),
-        (None, _) => None,
-        (Some(name), ports) => ports.iter().copied().find(|port| port.name == name),
-    };
-    found.ok_or_else(|| {
-        let describe = |port: &Port| {
-            let container = model.graph.container(port.container);
-            let sizes: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
-            format!("`{}` {}[{}]", port.name, container.dtype, sizes.join(", "))
-        };
-        let outputs: Vec<String> = model.outputs.iter().map(describe).collect();
-        let outputs = outputs.join(", ");
-        TrainingGraphError::Request(match wanted {
-            Some(wanted) => {
-                format!("`{wanted}` is no output of real numbers of the model; its outputs are {outputs}")
-            }
-            None if real.is_empty() => {
-                format!("a loss is of real numbers, and the model's outputs are {outputs}")
-            }
-            None => format!(
-                "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of by the \
-                 option `output`, or a loss among them by `loss`",
-                real.len()
-            ),
-        })
-    })
 }
 
 /// The graph under construction.

@@ -1,9 +1,11 @@
 //! An ONNX file as a model to train.
 //!
-//! Owns what training needs that running does not: values for sizes without which shapes do not fit together, and
-//! weights where an exporter wrote none as initializers. What the training graph is, `training_graph` decides.
+//! Owns what training needs that running does not: values for sizes without which shapes do not fit together, weights
+//! where an exporter wrote none as initializers, and the output that a loss is of. What the training graph is,
+//! `training_graph` decides.
 
-use importer::onnx::{File, Model, OnnxError, Options};
+use crate::training_graph::TrainingGraphError;
+use importer::onnx::{File, Model, OnnxError, Options, Port};
 use onnx::verify::{self, VerifyError};
 use std::collections::BTreeMap;
 
@@ -160,4 +162,45 @@ pub fn found_sizes(
         }
     }
     Ok(found)
+}
+
+/// The output that cross-entropy or the squared difference is of: the one that is wanted, or else the only one of real
+/// numbers.
+///
+/// # Errors
+/// There is none, or which one is not said.
+pub(crate) fn output_of_loss<'m>(
+    model: &'m Model,
+    wanted: Option<&str>,
+) -> Result<&'m Port, TrainingGraphError> {
+    let dtype = |port: &Port| model.graph.container(port.container).dtype;
+    let real = model.outputs.iter().filter(|port| dtype(port).is_float());
+    let real: Vec<&Port> = real.collect();
+    let found = match (wanted, real.as_slice()) {
+        (None, [port]) => Some(*port),
+        (None, _) => None,
+        (Some(name), ports) => ports.iter().copied().find(|port| port.name == name),
+    };
+    found.ok_or_else(|| {
+        let describe = |port: &Port| {
+            let container = model.graph.container(port.container);
+            let sizes: Vec<String> = container.shape.iter().map(ToString::to_string).collect();
+            format!("`{}` {}[{}]", port.name, container.dtype, sizes.join(", "))
+        };
+        let outputs: Vec<String> = model.outputs.iter().map(describe).collect();
+        let outputs = outputs.join(", ");
+        TrainingGraphError::Request(match wanted {
+            Some(wanted) => {
+                format!("`{wanted}` is no output of real numbers of the model; its outputs are {outputs}")
+            }
+            None if real.is_empty() => {
+                format!("a loss is of real numbers, and the model's outputs are {outputs}")
+            }
+            None => format!(
+                "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of by the \
+                 option `output`, or a loss among them by `loss`",
+                real.len()
+            ),
+        })
+    })
 }

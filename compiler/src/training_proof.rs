@@ -2,7 +2,8 @@
 //!
 //! Owns which loss of `onnx::verify` a request means; the proof is there. Never changes a graph.
 
-use crate::training_graph::{Loss, TrainingOptions, output_of_loss, training_graph};
+use crate::training_graph::{Loss, TrainingOptions, training_graph};
+use crate::training_input::output_of_loss;
 use importer::onnx::{Mode, Model as Imported};
 use onnx::attributes::bodies;
 use onnx::file::Model;
