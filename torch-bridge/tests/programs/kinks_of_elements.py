@@ -4,14 +4,13 @@ A program runs a table of functions, most in float32 and float64. Each has input
 so that the NaN of one hides nothing of another.
 """
 
+import functools
 import math
 
 import torch
-from shorthaul._pytorch_version import OLDEST
 from torch.nn import functional
 
-from .facts import observe, step
-from .registry import program
+from .tables import table
 
 INF, NAN = math.inf, math.nan
 
@@ -37,26 +36,7 @@ def at_pairs(**named):
     return {name: (f, [first, second]) for name, f in named.items()}
 
 
-def kinks(name, rows, dtypes=(torch.float32, torch.float64), since=OLDEST):
-    """A program of a table: a function and the values of its inputs by name."""
-
-    def forward(inputs):
-        return {key: f(*inputs[key]) for key, (f, _) in rows.items()}
-
-    def run(wrap):
-        model = wrap(forward)
-        seen = []
-        for dtype in dtypes:
-            inputs = {
-                key: [torch.tensor(v, dtype=dtype, requires_grad=True) for v in values]
-                for key, (_, values) in rows.items()
-            }
-            out, *_ = step(model, inputs)
-            gradients = {key: observe([t.grad for t in given]) for key, given in inputs.items()}
-            seen.append([out, gradients])
-        return seen
-
-    program(run, name=name, theme="kinks", since=since)
+kinks = functools.partial(table, "kinks")
 
 
 kinks(

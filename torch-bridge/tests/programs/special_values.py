@@ -4,36 +4,14 @@ Each row of a table has a tensor of its own, so that a large number hides no sma
 zeros count here, unlike in the other themes.
 """
 
+import functools
+
 import torch
 from torch.nn import functional
 
-from .facts import observe, step
 from .kinks_of_elements import INF, NAN
-from .registry import HALF, program
-
-
-def special(name, rows, dtypes=(torch.float32, torch.float64), grad=True, **options):
-    """A program of a table: a function and its inputs, tensors or values, by name."""
-
-    def given(value, dtype):
-        made = torch.as_tensor(value)
-        made = made.to(dtype) if made.is_floating_point() else made
-        return made.clone().requires_grad_(grad and made.is_floating_point())
-
-    def forward(inputs):
-        return {key: f(*inputs[key]) for key, (f, _) in rows.items()}
-
-    def run(wrap):
-        model = wrap(forward)
-        seen = []
-        for dtype in dtypes:
-            inputs = {key: [given(v, dtype) for v in values] for key, (_, values) in rows.items()}
-            out, *_ = step(model, inputs)
-            gradients = {key: observe([t.grad for t in ts]) for key, ts in inputs.items()}
-            seen.append([out, signs_of_zeros(out), gradients])
-        return seen
-
-    program(run, name=name, theme="special_values", **options)
+from .registry import HALF
+from .tables import floats_or_integers, table
 
 
 def signs_of_zeros(seen):
@@ -47,6 +25,10 @@ def signs_of_zeros(seen):
         return None
     return torch.where(values == 0, torch.copysign(torch.ones_like(values), values), 0.0).tolist()
 
+
+special = functools.partial(
+    table, "special_values", given=floats_or_integers, seen_too=signs_of_zeros
+)
 
 #: Rows of logits whose logarithm of the sum is small beside the maximum, or which have none.
 LOGITS = {
