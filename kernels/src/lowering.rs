@@ -293,6 +293,7 @@ impl Lowering<'_> {
         let buffers = emit::Buffers {
             product: 2,
             first: 4 + self.before.args.len(),
+            pitch: None,
         };
         let epilogue = emit::emit_epilogue(&self.graph, rest, found.out, !escapes, &dims, buffers)?;
         let epilogue = epilogue.ok_or(SplitReason::Elements)?;

@@ -48,13 +48,13 @@ pub(crate) fn vector_load(vw: i64, dtype: DType) -> String {
     )
 }
 
-/// An epilogue that rounds the product in `buf[2]` into buffer `to`, element for element, and then calls
-/// the epilogue `then`.
+/// An epilogue that rounds the product in `buf[2]`, or the block of it with `pitch` numbers between rows, into
+/// buffer `to`, element for element, and then calls the epilogue `then`.
 pub(crate) fn store(
     name: &str,
     dims: &ProductRoles,
-    dtype: DType,
-    to: usize,
+    pitch: Option<i64>,
+    (to, dtype): (usize, DType),
     then: Option<&str>,
 ) -> String {
     let mut t = CText::default();
@@ -78,7 +78,11 @@ pub(crate) fn store(
     t.line("for (long n = n0; n < n1; n++) {");
     let column = position(&mut t, &dims.n, "n", "z");
     let column = affine(&column, 0);
-    let rounded = cast(&format!("P[at + {column}]"), DType::F32, dtype);
+    let from = match pitch {
+        Some(pitch) => format!("r*{pitch}L + n"),
+        None => format!("at + {column}"),
+    };
+    let rounded = cast(&format!("P[{from}]"), DType::F32, dtype);
     t.line(format!("x[at + {column}] = {rounded};"));
     t.close(2);
     if let Some(then) = then {

@@ -144,6 +144,7 @@ pub fn emit(
             None => 0,
         },
         finishes_in_blocks: !parts[0].reduce,
+        pitch: None,
         roles: parts[0].roles(),
     }))
 }

@@ -155,6 +155,7 @@ pub fn emit(
             }
             _ => 0,
         },
+        pitch: None,
         finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
         roles: parts
             .first()

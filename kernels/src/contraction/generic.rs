@@ -71,6 +71,7 @@ pub fn emit(
         choices: Vec::new(),
         sum_slots: 0,
         finishes_in_blocks: false,
+        pitch: None,
         roles: Roles::default(),
     }
 }

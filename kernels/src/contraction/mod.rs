@@ -97,6 +97,8 @@ pub struct Hooks {
     /// indices, in the order of the output's strides, over the dims that out shares with both
     /// operands, with one operand, and with the other; [`EmittedContraction::roles`] tells which.
     pub epilogue: Option<String>,
+    /// Whether nothing but the epilogue reads the results, so that they need no place in memory.
+    pub consumes: bool,
     /// `static inline void S(void *const *buf, long tid, long slot, long batch, long m0, long m1, long n0, long n1)`:
     /// called after the epilogue on the same block, with the number of its range of `m`: the ranges cover
     /// `m` once, in order, and are the same for any number of threads at run time.
@@ -199,9 +201,15 @@ pub struct EmittedContraction {
     pub sum_slots: i64,
     /// Whether blocks of results are final one by one, not all in a last launch.
     pub finishes_in_blocks: bool,
+    /// Where results are in no buffer: floats between the rows of the block that the epilogue finds in `buf[2]`, at
+    /// `m * pitch + n` for the flat indices it is given. [`BUFFERS`] in the source stands for how many buffers there are.
+    pub pitch: Option<i64>,
     /// Dims by role, for writing an epilogue.
     pub roles: Roles,
 }
+
+/// See [`EmittedContraction::pitch`].
+pub(crate) const BUFFERS: &str = "SH_BUFFER_COUNT";
 
 /// Why a contraction cannot be emitted.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -317,6 +325,7 @@ fn specialized(
     let inner = if phased {
         Hooks {
             epilogue: None,
+            consumes: false,
             sums: None,
             ..hooks.clone()
         }

@@ -54,6 +54,8 @@ pub(crate) struct Buffers {
     pub(crate) product: usize,
     /// The first of its own.
     pub(crate) first: usize,
+    /// Where the product's buffer holds nothing but the block: floats between its rows.
+    pub(crate) pitch: Option<i64>,
 }
 
 /// Emits the map `node` as an epilogue of what computes `product`; `None` if it cannot be one. With
@@ -83,7 +85,10 @@ pub(crate) fn emit_epilogue(
     let Some([batch, m, n]) = roles(&read, loops, dims) else {
         return Ok(None);
     };
-    let in_place = replace
+    if let Some(pitch) = buffers.pitch {
+        read_from_block(&mut statements, product, flat(&m) * pitch + flat(&n));
+    }
+    let in_place = (replace && buffers.pitch.is_none())
         .then(|| replacement(&kernel, &statements, &read, product))
         .flatten();
     let extents = &mut kernel.extents;
@@ -150,6 +155,20 @@ fn product_offset(statements: &[Statement], product: ContainerId) -> Option<SymE
     }
     let written = writes.clone().any(|w| w.place.container == product);
     offset.filter(|_| !written)
+}
+
+/// The flat index over loops, the last one innermost.
+fn flat(loops: &[Loop]) -> SymExpr {
+    let of = |at: SymExpr, l: &Loop| at * l.size + SymExpr::from(&l.var);
+    loops.iter().fold(SymExpr::default(), of)
+}
+
+/// Reads the product at `offset` of its buffer.
+fn read_from_block(statements: &mut [Statement], product: ContainerId, offset: SymExpr) {
+    let reads = statements.iter_mut().flat_map(|s| &mut s.reads);
+    for read in reads.filter(|r| r.container == product) {
+        read.offset = offset.clone();
+    }
 }
 
 /// The loops as dimensions of the product, if they are in one-to-one correspondence.

@@ -88,7 +88,10 @@ impl Lowering<'_> {
         };
         let hooked = rest.is_some() || is_half(self.dtype(found.out));
         let hook = hooked.then(|| format!("{PLACEHOLDER}_block"));
-        match self.in_pairs(found, &hook).filter(|_| takes_hooks) {
+        // Its sums are rounded, or nothing but `rest` reads them.
+        let consumes = is_half(self.dtype(found.out)) || (rest.is_some() && !self.escapes(found));
+        let epilogue = (hook.clone(), consumes);
+        match self.in_pairs(found, epilogue).filter(|_| takes_hooks) {
             Some(Ok(emitted)) => {
                 if let Some(dims) = block_dims(c, &emitted).filter(|_| hooked) {
                     return self.half_in_blocks(node, found, rest, (emitted, dims), around);
@@ -96,7 +99,7 @@ impl Lowering<'_> {
                 if rest.is_some() {
                     return Err(SplitReason::Blocks.into());
                 }
-                match self.in_pairs(found, &None) {
+                match self.in_pairs(found, (None, false)) {
                     Some(Ok(emitted)) => {
                         return self.half_whole(node, found, emitted, around, false);
                     }
@@ -132,17 +135,24 @@ impl Lowering<'_> {
         self.half_whole(node, found, emitted, around, false)
     }
 
-    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` where the
+    /// Whether other kernels read the product.
+    fn escapes(&self, found: &Recognized) -> bool {
+        self.graph.container(found.out).storage != Storage::Local
+    }
+
+    /// The contraction by instructions for pairs of bf16 numbers, with an epilogue that may be all that reads
+    /// its sums, or why it does not fit them; `None` where the
     /// target has none, or the operands are not of bf16.
     fn in_pairs(
         &self,
         found: &Recognized,
-        epilogue: &Option<String>,
+        (epilogue, consumes): (Option<String>, bool),
     ) -> Option<Result<EmittedContraction, NoFastForm>> {
         let pairs = self.pairs?;
         let operands = [found.a, found.b].map(|id| self.dtype(id));
         let hooks = Hooks {
-            epilogue: epilogue.clone(),
+            epilogue,
+            consumes,
             ..Hooks::default()
         };
         let (c, target) = (&found.contraction, &self.target);
@@ -241,7 +251,7 @@ impl Lowering<'_> {
     ) -> Result<(), Stop> {
         let dtype = self.dtype(found.out);
         let rounds = is_half(dtype);
-        let escapes = self.graph.container(found.out).storage != Storage::Local;
+        let escapes = self.escapes(found);
         let name = format!("{PLACEHOLDER}_block");
         let stores = rounds && (escapes || rest.is_none());
         let own = if stores {
@@ -256,13 +266,14 @@ impl Lowering<'_> {
             let buffers = emit::Buffers {
                 product: 2,
                 first: FIRST + around.more.len(),
+                pitch: emitted.pitch,
             };
             let replace = !escapes && !rounds;
             let graph = &self.graph;
             let epilogue = emit::emit_epilogue(graph, rest, found.out, replace, &dims, buffers)?;
             let epilogue = epilogue.ok_or(SplitReason::Elements)?;
             in_place = epilogue.in_place;
-            if in_place.is_none() && !rounds {
+            if in_place.is_none() && !rounds && emitted.pitch.is_none() {
                 self.graph.container_mut(found.out).storage = Storage::Global;
             }
             let args = epilogue.args.iter();
@@ -273,13 +284,17 @@ impl Lowering<'_> {
         }
         if stores {
             let then = rest.map(|_| own.as_str());
-            around.before += &convert::store(&name, &dims, dtype, FIRST, then);
+            around.before += &convert::store(&name, &dims, emitted.pitch, (FIRST, dtype), then);
         }
-        let product = match in_place {
-            Some(id) => Buffer::Container(id),
-            None => self.product(found.out)?,
-        };
         let operands = [Buffer::Container(found.a), Buffer::Container(found.b)];
+        let product = match (in_place, emitted.pitch) {
+            (Some(id), _) => Buffer::Container(id),
+            // Nobody looks at it.
+            (None, Some(_)) => operands[0],
+            (None, None) => self.product(found.out)?,
+        };
+        let count = (FIRST + around.more.len()).to_string();
+        emitted.source = emitted.source.replace(contraction::BUFFERS, &count);
         emitted.flops += flops;
         self.push_half(node, emitted, (operands, product), around);
         Ok(())

@@ -133,6 +133,7 @@ impl Lowering<'_> {
             buffers: emit::Buffers {
                 product: 2,
                 first: FIRST + self.before.args.len() + epilogue_args.len(),
+                pitch: None,
             },
             slots: emitted.sum_slots,
         };
@@ -213,6 +214,7 @@ impl Lowering<'_> {
         let buffers = emit::Buffers {
             product: 2,
             first: FIRST + self.before.args.len(),
+            pitch: None,
         };
         let replace = !escapes && !read;
         let epilogue = emit::emit_epilogue(&self.graph, points, found.out, replace, dims, buffers)?;

@@ -36,15 +36,16 @@ SH_FN void sh_pairs_store(sh_u16 *d, const sh_pairs *v) {
   _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(sh_pairs *)(d + i * 32) = v[i];
 }
 
-/* c[32][32] (+)= the product of n blocks of a and b. */
+/* c[32][32] (+)= the product of n blocks of a and b; rows of c are pitch numbers apart. */
 static __attribute__((noinline, unused)) void sh_pairs_block(
-    const sh_u16 *a, const sh_u16 *b, float *c, long n, int adds) {
+    const sh_u16 *a, const sh_u16 *b, float *c, long pitch, long n, int adds) {
 #if defined(SH_PAIRS_TILES)
-  const long row = 64, c_row = 128;
+  const long row = 64, c_row = pitch * 4;
+  float *const c_low = c + pitch * 16;
   if (adds) {
     __asm__ volatile("tileloadd (%0,%4,1), %%tmm0\n\ttileloadd (%1,%4,1), %%tmm1\n\t"
                      "tileloadd (%2,%4,1), %%tmm2\n\ttileloadd (%3,%4,1), %%tmm3"
-                     : : "r"(c), "r"(c + 16), "r"(c + 512), "r"(c + 528), "r"(c_row) : "memory");
+                     : : "r"(c), "r"(c + 16), "r"(c_low), "r"(c_low + 16), "r"(c_row) : "memory");
   } else {
     __asm__ volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");
   }
@@ -57,14 +58,14 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
   }
   __asm__ volatile("tilestored %%tmm0, (%0,%4,1)\n\ttilestored %%tmm1, (%1,%4,1)\n\t"
                    "tilestored %%tmm2, (%2,%4,1)\n\ttilestored %%tmm3, (%3,%4,1)"
-                   : : "r"(c), "r"(c + 16), "r"(c + 512), "r"(c + 528), "r"(c_row) : "memory");
+                   : : "r"(c), "r"(c + 16), "r"(c_low), "r"(c_low + 16), "r"(c_row) : "memory");
 #else
   typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
   for (int tile = 0; tile < 2; tile++) for (int from = 0; from < 16; from += 8) {
-    float *at = c + (tile * 16 + from) * 32;
+    float *at = c + (tile * 16 + from) * pitch;
     vf s[8][2];
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) for (int j = 0; j < 2; j++)
-      s[i][j] = adds ? *(const vf *)(at + i * 32 + j * 16) : (vf){0};
+      s[i][j] = adds ? *(const vf *)(at + i * pitch + j * 16) : (vf){0};
     for (long k = 0; k < n * 16; k++) {
       const sh_u16 *rows = a + (k >> 4) * 1024 + tile * 512 + from * 32 + (k & 15) * 2;
       const sh_u16 *columns = b + (k >> 4) * 1024 + (k & 15) * 32;
@@ -88,7 +89,7 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
 #endif
     }
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) for (int j = 0; j < 2; j++)
-      *(vf *)(at + i * 32 + j * 16) = s[i][j];
+      *(vf *)(at + i * pitch + j * 16) = s[i][j];
   }
 #endif
 }

@@ -2,8 +2,9 @@
 //! single precision: both operands are packed into tiles of 16 by 32 numbers, and blocks of 32 rows by
 //! 32 columns of the result are computed at a time (`prelude/pairs.h`).
 //!
-//! Owns which operands can be packed so, the blocking, and the launches; `pack` writes the packing. The
-//! reduction is one flat index over its dims. Results are single precision in `buf[2]`, as everywhere.
+//! Owns which operands can be packed so, the blocking, and the launches; `pack` writes the packing, `store`
+//! what happens to sums. The reduction is one flat index over its dims. Sums are made in a thread's own
+//! memory, a group of panels at a time; where an epilogue reads them there, they never reach `buf[2]`.
 
 mod pack;
 mod store;
@@ -28,6 +29,14 @@ const ROW_BYTES: i64 = 1 << 20;
 const MOST_ROWS: i64 = 256;
 /// Most multiplications with padding for each one that counts.
 const MOST_PADDING: i64 = 3;
+/// Panels whose sums an epilogue is given together, where the whole reduction is packed.
+const GROUP: i64 = 4;
+/// Floats between a row's sums and the next row's, so that rows lie in different cache sets.
+const ROW_GAP: i64 = 16;
+/// Bytes of sums that wait for further pieces of the reduction.
+const SUM_BYTES: i64 = 1 << 20;
+/// What an item costs besides its rows (the other operand comes from the last cache once more), in rows.
+const ITEM_ROWS: i64 = 48;
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +63,10 @@ struct PairsPart<'a> {
     /// Chunks of the reduction that are packed at a time.
     k_chunks: i64,
     n_chunks: i64,
+    /// Panels whose sums are held at a time.
+    group: i64,
+    /// Whether the epilogue takes sums from where they are made.
+    local: bool,
     /// Pieces of the reduction that are summed by a last launch.
     parts: i64,
     /// Bytes before its region of the shared scratch.
@@ -89,7 +102,8 @@ pub(super) fn emit(
         true => "convolution, pairs",
         false => "gemm, pairs",
     };
-    let finishes_in_blocks = parts.iter().all(|p| p.parts == 1 && p.in_order);
+    let finishes_in_blocks = parts.iter().all(|p| p.in_order);
+    let pitch = first.local.then(|| first.pitch());
     let roles = roles(&form.parts[0], first.s.swapped);
     let mut t = CText::default();
     t.raw(&preamble(Vector::new(Element::F32, target.vector_width)));
@@ -114,6 +128,7 @@ pub(super) fn emit(
             choices: Vec::new(),
             sum_slots: 0,
             finishes_in_blocks,
+            pitch,
             roles,
         },
         late_epilogue,
@@ -211,6 +226,8 @@ impl<'a> PairsPart<'a> {
             rows: BLOCK,
             k_chunks: 1,
             n_chunks: 1,
+            group: 1,
+            local: hooks.epilogue.is_some() && hooks.consumes && in_order,
             parts: 1,
             shared_at: 0,
         };
@@ -223,20 +240,40 @@ impl<'a> PairsPart<'a> {
         Ok(part)
     }
 
-    /// Chooses blocks so that packed rows stay near and every thread has work.
+    /// Chooses blocks so that packed rows stay near and threads have equal work.
     fn block(&mut self, threads: i64) {
-        self.k_chunks = self.chunks().min(K_CHUNKS);
-        let near = ROW_BYTES / (self.k_chunks * BLOCK * 2) / BLOCK * BLOCK;
+        let chunks = self.chunks();
+        let near = |chunks: i64| ROW_BYTES / (chunks * BLOCK * 2) / BLOCK * BLOCK;
         let all = div_up(self.m_total(), BLOCK) * BLOCK;
-        self.rows = near.clamp(BLOCK, MOST_ROWS).min(all);
+        let whole = near(chunks) >= all.min(2 * BLOCK);
+        self.k_chunks = if whole { chunks } else { chunks.min(K_CHUNKS) };
+        let most = near(self.k_chunks).clamp(BLOCK, MOST_ROWS).min(all);
+        let cost = |rows: i64| {
+            let items = self.batches() * div_up(self.m_total(), rows);
+            div_up(items, threads) * (rows + ITEM_ROWS)
+        };
+        let sizes = (1..=most / BLOCK).rev().map(|n| n * BLOCK);
+        self.rows = sizes.min_by_key(|rows| cost(*rows)).unwrap_or(BLOCK);
         let items = |p: &Self| p.batches() * p.m_blocks() * p.n_chunks * p.parts;
-        while items(self) < 4 * threads && self.rows > BLOCK {
-            self.rows -= BLOCK;
+        self.n_chunks = div_up(threads, items(self)).min(self.panels());
+        if !whole {
+            let held = SUM_BYTES / (self.rows * BLOCK * 4);
+            self.n_chunks = self.n_chunks.max(div_up(self.panels(), held));
         }
         let wanted = div_up(threads, items(self));
-        self.n_chunks = wanted.min(self.panels());
-        let wanted = div_up(threads, items(self));
-        self.parts = wanted.min(div_up(self.chunks(), K_CHUNKS / 4));
+        self.parts = wanted.min(div_up(chunks, K_CHUNKS / 4));
+        let each = div_up(self.panels(), self.n_chunks);
+        self.group = if whole { each.min(GROUP) } else { each };
+    }
+
+    /// Whether a part of the reduction is packed at once.
+    fn packs_all(&self) -> bool {
+        div_up(self.chunks(), self.parts) <= self.k_chunks
+    }
+
+    /// Floats between the rows of sums.
+    fn pitch(&self) -> i64 {
+        self.group * BLOCK + ROW_GAP
     }
 
     fn batches(&self) -> i64 {
@@ -281,9 +318,16 @@ impl<'a> PairsPart<'a> {
         }
     }
 
-    /// Packed rows, then for each row its place in the operand, in the output, and its guards.
+    /// Packed rows, sums, then for each row its place in the operand, in the output, and its guards.
     fn thread_bytes(&self) -> i64 {
-        self.packed_row_bytes() + self.rows * 8 * (2 + self.guards().len() as i64)
+        let places = self.rows * 8 * (2 + self.guards().len() as i64);
+        self.packed_row_bytes() + self.sum_bytes() + places
+    }
+
+    /// Bytes of a block's sums; where parts are added, of a whole row.
+    fn sum_bytes(&self) -> i64 {
+        let row = div_up(self.n_total() * 4, 64) * 64;
+        (self.rows * self.pitch() * 4).max(row)
     }
 
     fn packed_row_bytes(&self) -> i64 {
@@ -319,11 +363,12 @@ impl<'a> PairsPart<'a> {
             self.prefix
         ));
         t.line(format!(
-            "sh_u16 *sa = scratch; long *at = (long *)((char *)scratch + {});",
-            self.packed_row_bytes()
+            "sh_u16 *sa = scratch; float *sums = (float *)((char *)scratch + {0}L); long *at = (long *)((char *)sums + {1}L);",
+            self.packed_row_bytes(),
+            self.sum_bytes()
         ));
         t.line(format!(
-            "long *to = at + {0}L, *range = to + {0}L; (void)range;",
+            "long *to = at + {0}L, *range = to + {0}L; (void)range; (void)to;",
             self.rows
         ));
         t.line(format!(
@@ -331,13 +376,13 @@ impl<'a> PairsPart<'a> {
             self.shared_at
         ));
         t.line(format!("const sh_u16 *A = buf[{}];", self.buffers().0));
-        t.line("float c[1024] __attribute__((aligned(64)));");
+        self.own_buffers(t);
         t.line("long packed = -1;");
         t.line("sh_pairs_begin();");
     }
 
     fn main_function(&self, t: &mut CText) {
-        let (s, g) = (&self.s, self.guards().len());
+        let g = self.guards().len();
         self.open_main(t);
         let (m_blocks, chunks) = (self.m_blocks(), self.chunks());
         let items = self.parts * self.batches() * m_blocks * self.n_chunks;
@@ -351,7 +396,7 @@ impl<'a> PairsPart<'a> {
             self.batches(),
             self.n_chunks * m_blocks * self.batches()
         ));
-        let batch = decode(t, &s.batch, "bt", "bt");
+        let batch = decode(t, &self.s.batch, "bt", "bt");
         t.line(format!(
             "const long m0 = mb*{0}L, m1 = shl_min(m0 + {0}L, {1}L);",
             self.rows,
@@ -368,30 +413,56 @@ impl<'a> PairsPart<'a> {
             "const long kc0 = {chunks}L*part/{0}L, kc1 = {chunks}L*(part + 1)/{0}L;",
             self.parts
         ));
-        t.line(format!(
-            "for (long kc = kc0; kc < kc1; kc += {}L) {{",
-            self.k_chunks
-        ));
-        t.line(format!(
-            "const long nk = shl_min(kc1 - kc, {}L);",
-            self.k_chunks
-        ));
+        if self.packs_all() {
+            t.line("const long kc = kc0, nk = kc1 - kc0;");
+            self.pack_rows(t, &batch);
+            t.line(format!(
+                "for (long g0 = p0; g0 < p1; g0 += {0}L) {{",
+                self.group
+            ));
+            t.line(format!(
+                "const long g1 = shl_min(g0 + {}L, p1);",
+                self.group
+            ));
+            self.blocks(t);
+            self.consume(t);
+            t.line("}");
+        } else {
+            t.line("const long g0 = p0, g1 = p1;");
+            t.line(format!(
+                "for (long kc = kc0; kc < kc1; kc += {}L) {{",
+                self.k_chunks
+            ));
+            t.line(format!(
+                "const long nk = shl_min(kc1 - kc, {}L);",
+                self.k_chunks
+            ));
+            self.pack_rows(t, &batch);
+            self.blocks(t);
+            t.line("}");
+            self.consume(t);
+        }
+        self.late_epilogue_call(t);
+        t.line("}");
+        t.line("sh_pairs_end();");
+        t.line("}");
+    }
+
+    /// Packs the item's rows of this piece of the reduction, unless they lie there already.
+    fn pack_rows(&self, t: &mut CText, batch: &[String]) {
+        let s = &self.s;
         let fixed: i64 = s.a.coords.iter().map(|c| c.offset * c.stride).sum();
-        let from = affine(&strided(&batch, &s.batch, |d| d.a), s.a.base + fixed);
+        let from = affine(&strided(batch, &s.batch, |d| d.a), s.a.base + fixed);
         t.line(format!(
-            "const long key = (bt*{m_blocks}L + mb)*{chunks}L + kc;"
+            "const long key = (bt*{}L + mb)*{}L + kc;",
+            self.m_blocks(),
+            self.chunks()
         ));
         t.line(format!(
             "if (packed != key) {}_rows(A + {from}, at, range, m1 - m0, kc, kc + nk, sa);",
             self.prefix
         ));
         t.line("packed = key;");
-        self.blocks(t);
-        t.line("}");
-        self.epilogue_call(t);
-        t.line("}");
-        t.line("sh_pairs_end();");
-        t.line("}");
     }
 
     /// Fills `at`, `to` and `range`: where each row of the block lies, and its part of every guard.
@@ -421,19 +492,34 @@ impl<'a> PairsPart<'a> {
         t.line("}");
     }
 
-    /// All blocks of 32 by 32 of the packed rows and the panels `p0..p1`.
+    /// All blocks of 32 by 32 of the packed rows and the panels `g0..g1`.
     fn blocks(&self, t: &mut CText) {
-        t.line("for (long p = p0; p < p1; p++) {");
-        self.decode_panel(t);
+        t.line("for (long p = g0; p < g1; p++) {");
         t.line(format!(
             "const sh_u16 *b = W + ((bt*{0}L + p)*{1}L + kc)*{CHUNK}L;",
             self.panels(),
             self.chunks()
         ));
-        t.line("for (long r = 0; r < m1 - m0; r += 32) {");
-        t.line("const long rows = shl_min(m1 - m0 - r, 32);");
-        self.tile(t);
-        t.close(2);
+        t.line(format!(
+            "float *c = sums + ({} - ({}));",
+            self.flat_column("p"),
+            self.flat_column("g0")
+        ));
+        t.line("for (long r = 0; r < m1 - m0; r += 32)");
+        t.line(format!(
+            "sh_pairs_block(sa + r*nk*32, b, c + r*{0}L, {0}L, nk, kc > kc0);",
+            self.pitch()
+        ));
+        t.line("}");
+    }
+
+    /// The first column of a panel, as the epilogue counts; for the panel after the last one, their number.
+    fn flat_column(&self, panel: &str) -> String {
+        let (inner, size) = (self.inner_panels(), last(&self.s.n).size);
+        if self.s.n.len() == 1 {
+            return format!("shl_min({panel}*32, {size}L)");
+        }
+        format!("{panel}/{inner}L*{size}L + shl_min({panel}%{inner}L*32, {size}L)")
     }
 
     /// Declares `pi`, `lanes`, and `column`: where the panel begins in the output.

@@ -1,13 +1,31 @@
 //! From blocks of sums to the output: where they go, the epilogue, and the launch that adds the parts of
 //! a divided reduction.
 
+use super::super::BUFFERS;
 use super::super::driver::{decode, strided};
 use super::super::text::{CText, affine};
 use super::{PairsPart, last};
 
 impl PairsPart<'_> {
+    /// Declares `own`: the buffers, for an epilogue that finds sums where they were made.
+    pub(super) fn own_buffers(&self, t: &mut CText) {
+        if self.local {
+            t.line(format!(
+                "void *own[{BUFFERS}]; memcpy(own, buf, sizeof own);"
+            ));
+        }
+    }
+
+    /// Whether the main function, not the one that adds parts, calls the epilogue on its sums.
+    fn consumes_here(&self) -> bool {
+        self.local && self.parts == 1
+    }
+
     /// Declares `O`: the output, or this part's place in shared scratch.
     pub(super) fn output(&self, t: &mut CText, batch: &[String]) {
+        if self.consumes_here() {
+            return;
+        }
         if self.parts > 1 {
             t.line(format!(
                 "float *O = (float *)((char *)buf[3] + {}L) + (part*{}L + bt)*{}L;",
@@ -25,45 +43,53 @@ impl PairsPart<'_> {
         if self.parts > 1 { 1 } else { last(&self.s.n).o }
     }
 
-    /// Computes one block; between pieces of the reduction its sums wait in the output.
-    pub(super) fn tile(&self, t: &mut CText) {
+    /// Hands the final sums of rows `m0..m1` and panels `g0..g1` to the epilogue, or stores them.
+    pub(super) fn consume(&self, t: &mut CText) {
+        if let Some(epilogue) = self
+            .hooks
+            .epilogue
+            .as_ref()
+            .filter(|_| self.consumes_here())
+        {
+            let [first, end] = ["g0", "g1"].map(|p| self.flat_column(p));
+            t.line(format!(
+                "const long n0 = {first}, n1 = {end}; own[2] = sums - (m0*{}L + n0);",
+                self.pitch()
+            ));
+            t.line(format!("{epilogue}(own, tid, bt, m0, m1, n0, n1);"));
+            return;
+        }
         let lane = self.lane();
-        t.line("if (kc > kc0) {");
-        t.line("for (long i = 0; i < rows; i++) {");
-        t.line("const float *o = O + to[r + i] + column;");
+        t.line("for (long p = g0; p < g1; p++) {");
+        self.decode_panel(t);
         t.line(format!(
-            "for (long j = 0; j < lanes; j++) c[i*32 + j] = o[j*{lane}L];"
+            "const float *c = sums + ({} - ({}));",
+            self.flat_column("p"),
+            self.flat_column("g0")
         ));
-        t.close(2);
-        t.line("sh_pairs_block(sa + r*nk*32, b, c, nk, kc > kc0);");
-        t.line("for (long i = 0; i < rows; i++) {");
-        t.line("float *o = O + to[r + i] + column;");
+        t.line("for (long i = 0; i < m1 - m0; i++) {");
+        t.line(format!(
+            "float *o = O + to[i] + column; const float *from = c + i*{}L;",
+            self.pitch()
+        ));
         if lane == 1 {
-            t.line("if (lanes == 32) memcpy(o, c + i*32, 128);");
-            t.line("else for (long j = 0; j < lanes; j++) o[j] = c[i*32 + j];");
+            t.line("if (lanes == 32) memcpy(o, from, 128);");
+            t.line("else for (long j = 0; j < lanes; j++) o[j] = from[j];");
         } else {
             t.line(format!(
-                "for (long j = 0; j < lanes; j++) o[j*{lane}L] = c[i*32 + j];"
+                "for (long j = 0; j < lanes; j++) o[j*{lane}L] = from[j];"
             ));
         }
-        t.line("}");
+        t.close(2);
     }
 
-    /// Calls the epilogue on the rows and columns of an item, which are final.
-    pub(super) fn epilogue_call(&self, t: &mut CText) {
-        let now = self.parts == 1 && self.in_order;
-        let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| now) else {
-            return;
-        };
-        let (inner, size) = (self.inner_panels(), last(&self.s.n).size);
-        let column = |panel: &str| {
-            format!("{panel}/{inner}L*{size}L + shl_min({panel}%{inner}L*32, {size}L)")
-        };
-        t.line(format!(
-            "{epilogue}(buf, tid, bt, m0, m1, {}, {});",
-            column("p0"),
-            column("p1")
-        ));
+    /// Calls the epilogue on the rows and columns of an item, which lie in the output.
+    pub(super) fn late_epilogue_call(&self, t: &mut CText) {
+        let now = self.parts == 1 && self.in_order && !self.local;
+        if let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| now) {
+            let [first, end] = ["p0", "p1"].map(|p| self.flat_column(p));
+            t.line(format!("{epilogue}(buf, tid, bt, m0, m1, {first}, {end});"));
+        }
     }
 
     /// Sums the parts of each row and moves them to the output.
@@ -74,6 +100,7 @@ impl PairsPart<'_> {
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
         ));
+        self.own_buffers(t);
         t.line(format!(
             "(void)scratch; const float *R = (const float *)((const char *)buf[3] + {}L);",
             self.shared_at + self.packed_bytes()
@@ -85,14 +112,16 @@ impl PairsPart<'_> {
             "const long l = u%{0}L, bt = u/{0}L;",
             self.m_total()
         ));
-        let batch = decode(t, &s.batch, "bt", "bt");
-        let digits = decode(t, &s.m, "l", "y");
-        let mut at = strided(&batch, &s.batch, |d| d.o);
-        at.extend(strided(&digits, &s.m, |d| d.o));
-        t.line(format!(
-            "float *o = (float *)buf[2] + {};",
-            affine(&at, s.o_base)
-        ));
+        if !self.local {
+            let batch = decode(t, &s.batch, "bt", "bt");
+            let digits = decode(t, &s.m, "l", "y");
+            let mut at = strided(&batch, &s.batch, |d| d.o);
+            at.extend(strided(&digits, &s.m, |d| d.o));
+            t.line(format!(
+                "float *o = (float *)buf[2] + {};",
+                affine(&at, s.o_base)
+            ));
+        }
         t.line(format!("const float *r = R + u*{n_total}L;"));
         let outer_dims = &s.n[..s.n.len() - 1];
         let n_outer: i64 = outer_dims.iter().map(|d| d.size).product();
@@ -103,15 +132,25 @@ impl PairsPart<'_> {
         let sum: Vec<String> = (0..self.parts)
             .map(|q| format!("r[po*{size}L + j + {}L]", q * rows * n_total))
             .collect();
+        let (to, lane) = match self.local {
+            true => (format!("((float *)scratch)[po*{size}L + "), 1),
+            false => (format!("o[{place} + "), last(&s.n).o),
+        };
         t.line(format!(
-            "for (long j = 0; j < {size}L; j++) o[{place} + j*{}L] = {};",
-            last(&s.n).o,
+            "for (long j = 0; j < {size}L; j++) {to}j*{lane}L] = {};",
             sum.join(" + ")
         ));
         t.line("}");
         if let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| self.in_order) {
+            let from = match self.local {
+                true => {
+                    t.line(format!("own[2] = (float *)scratch - l*{}L;", self.pitch()));
+                    "own"
+                }
+                false => "buf",
+            };
             t.line(format!(
-                "{epilogue}(buf, tid, bt, l, l + 1, 0, {n_total}L);"
+                "{epilogue}({from}, tid, bt, l, l + 1, 0, {n_total}L);"
             ));
         }
         t.close(2);
