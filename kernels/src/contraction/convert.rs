@@ -67,29 +67,59 @@ pub(crate) fn store(
         "{0} *restrict x = ({0} *)buf[{to}];",
         c_type(dtype)
     ));
-    let batch = position(&mut t, &dims.batch, "batch", "b");
+    let [batch, m, n] = [&dims.batch, &dims.m, &dims.n].map(|dims| joined(dims));
+    let batch = position(&mut t, &batch, "batch", "b");
     t.line("for (long r = m0; r < m1; r++) {");
-    let row = position(&mut t, &dims.m, "r", "y");
+    let row = position(&mut t, &m, "r", "y");
     let start = affine(&[batch, row].concat(), 0);
-    t.line(format!("const long at = {start};"));
-    if dims.n.len() <= 1 {
-        t.line("#pragma omp simd");
-    }
-    t.line("for (long n = n0; n < n1; n++) {");
-    let column = position(&mut t, &dims.n, "n", "z");
-    let column = affine(&column, 0);
+    // The elements of a row whose places differ by one stride.
+    let run = n.last().map_or(1, |d| d.size);
+    let stride = n.last().map_or(1, |d| d.stride);
+    let end = if n.len() > 1 {
+        format!("(n/{run}L + 1)*{run}L < n1 ? (n/{run}L + 1)*{run}L : n1")
+    } else {
+        "n1".to_string()
+    };
+    t.line("for (long n = n0, end; n < n1; n = end) {");
+    t.line(format!("end = {end};"));
+    let column = position(&mut t, &n, "n", "z");
+    t.line(format!(
+        "const long at = {};",
+        affine(&[vec![(start, 1)], column].concat(), 0)
+    ));
+    let place = format!("at + j*{stride}L");
     let from = match pitch {
-        Some(pitch) => format!("r*{pitch}L + n"),
-        None => format!("at + {column}"),
+        Some(pitch) => format!("r*{pitch}L + n + j"),
+        None => place.clone(),
     };
     let rounded = cast(&format!("P[{from}]"), DType::F32, dtype);
-    t.line(format!("x[at + {column}] = {rounded};"));
+    t.line("#pragma omp simd");
+    t.line(format!(
+        "for (long j = 0; j < end - n; j++) x[{place}] = {rounded};"
+    ));
     t.close(2);
     if let Some(then) = then {
         t.line(format!("{then}(buf, tid, batch, m0, m1, n0, n1);"));
     }
     t.line("}");
     t.finish()
+}
+
+/// Dimensions that together are walked by one stride, as one.
+fn joined(dims: &[ProductDim]) -> Vec<ProductDim> {
+    let mut all: Vec<ProductDim> = Vec::new();
+    for d in dims {
+        match all.last_mut() {
+            Some(outer) if outer.stride == d.stride * d.size => {
+                *outer = ProductDim {
+                    size: outer.size * d.size,
+                    stride: d.stride,
+                };
+            }
+            _ => all.push(*d),
+        }
+    }
+    all
 }
 
 /// Declares the index of each dimension from a flat index; returns the position's terms.

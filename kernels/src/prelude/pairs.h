@@ -36,6 +36,15 @@ SH_FN void sh_pairs_store(sh_u16 *d, const sh_pairs *v) {
   _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(sh_pairs *)(d + i * 32) = v[i];
 }
 
+/* 16 by 16 numbers of single precision from rows to columns. */
+static __attribute__((noinline, unused)) void sh_pairs_turn(
+    const float *s, long s_pitch, float *d, long d_pitch) {
+  sh_pairs v[16];
+  _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) v[i] = *(const sh_pairs *)(s + i * s_pitch);
+  sh_pairs_transpose(v);
+  _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(sh_pairs *)(d + i * d_pitch) = v[i];
+}
+
 /* c[32][32] (+)= the product of n blocks of a and b; rows of c are pitch numbers apart. */
 static __attribute__((noinline, unused)) void sh_pairs_block(
     const sh_u16 *a, const sh_u16 *b, float *c, long pitch, long n, int adds) {

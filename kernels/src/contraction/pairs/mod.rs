@@ -67,6 +67,8 @@ struct PairsPart<'a> {
     group: i64,
     /// Whether the epilogue takes sums from where they are made.
     local: bool,
+    /// Whether it takes them by columns, because the rows' elements are neighbours in the output.
+    across: bool,
     /// Pieces of the reduction that are summed by a last launch.
     parts: i64,
     /// Bytes before its region of the shared scratch.
@@ -103,8 +105,11 @@ pub(super) fn emit(
         false => "gemm, pairs",
     };
     let finishes_in_blocks = parts.iter().all(|p| p.in_order);
-    let pitch = first.local.then(|| first.pitch());
-    let roles = roles(&form.parts[0], first.s.swapped);
+    let pitch = first.local.then(|| first.given_pitch());
+    let mut roles = roles(&form.parts[0], first.s.swapped);
+    if first.across {
+        std::mem::swap(&mut roles.m, &mut roles.n);
+    }
     let mut t = CText::default();
     t.raw(&preamble(Vector::new(Element::F32, target.vector_width)));
     t.raw(&preparation(pairs));
@@ -216,6 +221,8 @@ impl<'a> PairsPart<'a> {
             (_, 1) if by_chunks => Order::Reduction,
             _ => Order::Scattered,
         };
+        let local = hooks.epilogue.is_some() && hooks.consumes && in_order;
+        let across = local && last(&s.m).o < last(&s.n).o;
         let mut part = PairsPart {
             s,
             prefix: String::new(),
@@ -227,7 +234,8 @@ impl<'a> PairsPart<'a> {
             k_chunks: 1,
             n_chunks: 1,
             group: 1,
-            local: hooks.epilogue.is_some() && hooks.consumes && in_order,
+            local,
+            across,
             parts: 1,
             shared_at: 0,
         };
@@ -274,6 +282,15 @@ impl<'a> PairsPart<'a> {
     /// Floats between the rows of sums.
     fn pitch(&self) -> i64 {
         self.group * BLOCK + ROW_GAP
+    }
+
+    /// Floats between the lines of sums that the epilogue is given.
+    fn given_pitch(&self) -> i64 {
+        if self.across {
+            self.rows + ROW_GAP
+        } else {
+            self.pitch()
+        }
     }
 
     fn batches(&self) -> i64 {
@@ -324,10 +341,32 @@ impl<'a> PairsPart<'a> {
         self.packed_row_bytes() + self.sum_bytes() + places
     }
 
-    /// Bytes of a block's sums; where parts are added, of a whole row.
+    /// Bytes of a block's sums, by rows and where needed by columns; where parts are added, of a whole row.
     fn sum_bytes(&self) -> i64 {
-        let row = div_up(self.n_total() * 4, 64) * 64;
-        (self.rows * self.pitch() * 4).max(row)
+        let (length, _) = self.lines();
+        let row = div_up(length * 4, 64) * 64;
+        (self.row_sum_bytes() + self.turned_bytes()).max(row)
+    }
+
+    fn row_sum_bytes(&self) -> i64 {
+        self.rows * self.pitch() * 4
+    }
+
+    fn turned_bytes(&self) -> i64 {
+        if self.across {
+            self.group * BLOCK * self.given_pitch() * 4
+        } else {
+            0
+        }
+    }
+
+    /// How long a line of the result is that the epilogue is given, and how many there are.
+    fn lines(&self) -> (i64, i64) {
+        if self.across {
+            (self.m_total(), self.n_total())
+        } else {
+            (self.n_total(), self.m_total())
+        }
     }
 
     fn packed_row_bytes(&self) -> i64 {

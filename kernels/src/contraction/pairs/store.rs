@@ -45,6 +45,9 @@ impl PairsPart<'_> {
 
     /// Hands the final sums of rows `m0..m1` and panels `g0..g1` to the epilogue, or stores them.
     pub(super) fn consume(&self, t: &mut CText) {
+        if self.across {
+            self.turn(t);
+        }
         if let Some(epilogue) = self
             .hooks
             .epilogue
@@ -52,11 +55,24 @@ impl PairsPart<'_> {
             .filter(|_| self.consumes_here())
         {
             let [first, end] = ["g0", "g1"].map(|p| self.flat_column(p));
+            t.line(format!("const long n0 = {first}, n1 = {end};"));
+            let (from, lines, line) = match self.across {
+                true => ("turned", "n0, n1, m0, m1", "n0*{}L + m0"),
+                false => ("sums", "m0, m1, n0, n1", "m0*{}L + n0"),
+            };
+            let place = line.replace("{}", &self.given_pitch().to_string());
+            t.line(format!("own[2] = {from} - ({place});"));
+            t.line(format!("{epilogue}(own, tid, bt, {lines});"));
+            return;
+        }
+        if self.across {
+            let length = self.m_total();
+            t.line("for (long j = 0; j < columns; j++)");
             t.line(format!(
-                "const long n0 = {first}, n1 = {end}; own[2] = sums - (m0*{}L + n0);",
-                self.pitch()
+                "memcpy(O + ({} + j)*{length}L + m0, turned + j*{}L, (m1 - m0)*4);",
+                self.flat_column("g0"),
+                self.given_pitch()
             ));
-            t.line(format!("{epilogue}(own, tid, bt, m0, m1, n0, n1);"));
             return;
         }
         let lane = self.lane();
@@ -83,6 +99,25 @@ impl PairsPart<'_> {
         t.close(2);
     }
 
+    /// Declares `turned`, the sums of the group by columns.
+    fn turn(&self, t: &mut CText) {
+        t.line(format!(
+            "float *turned = (float *)((char *)sums + {}L);",
+            self.row_sum_bytes()
+        ));
+        t.line(format!(
+            "const long columns = {} - ({});",
+            self.flat_column("g1"),
+            self.flat_column("g0")
+        ));
+        t.line("for (long i = 0; i < m1 - m0; i += 16) for (long j = 0; j < columns; j += 16)");
+        t.line(format!(
+            "sh_pairs_turn(sums + i*{0}L + j, {0}L, turned + j*{1}L + i, {1}L);",
+            self.pitch(),
+            self.given_pitch()
+        ));
+    }
+
     /// Calls the epilogue on the rows and columns of an item, which lie in the output.
     pub(super) fn late_epilogue_call(&self, t: &mut CText) {
         let now = self.parts == 1 && self.in_order && !self.local;
@@ -92,10 +127,11 @@ impl PairsPart<'_> {
         }
     }
 
-    /// Sums the parts of each row and moves them to the output.
+    /// Sums the parts of each line and gives them to the epilogue, or moves them to the output.
     pub(super) fn combine_function(&self, t: &mut CText) {
-        let (s, n_total) = (&self.s, self.n_total());
-        let rows = self.batches() * self.m_total();
+        let s = &self.s;
+        let (length, count) = self.lines();
+        let lines = self.batches() * count;
         t.line(format!(
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -106,13 +142,23 @@ impl PairsPart<'_> {
             self.shared_at + self.packed_bytes()
         ));
         t.line(format!(
-            "for (long u = {rows}L*tid/nt; u < {rows}L*(tid + 1)/nt; u++) {{"
+            "for (long u = {lines}L*tid/nt; u < {lines}L*(tid + 1)/nt; u++) {{"
         ));
-        t.line(format!(
-            "const long l = u%{0}L, bt = u/{0}L;",
-            self.m_total()
-        ));
-        if !self.local {
+        t.line(format!("const long l = u%{count}L, bt = u/{count}L;"));
+        t.line(format!("const float *r = R + u*{length}L;"));
+        let sum = |at: &str| -> String {
+            let part = |q| format!("r[{at} + {}L]", q * lines * length);
+            let all: Vec<String> = (0..self.parts).map(part).collect();
+            all.join(" + ")
+        };
+        if self.local {
+            t.line("float *line = scratch;");
+            t.line(format!(
+                "for (long j = 0; j < {length}L; j++) line[j] = {};",
+                sum("j")
+            ));
+            t.line(format!("own[2] = line - l*{}L;", self.given_pitch()));
+        } else {
             let batch = decode(t, &s.batch, "bt", "bt");
             let digits = decode(t, &s.m, "l", "y");
             let mut at = strided(&batch, &s.batch, |d| d.o);
@@ -121,36 +167,23 @@ impl PairsPart<'_> {
                 "float *o = (float *)buf[2] + {};",
                 affine(&at, s.o_base)
             ));
-        }
-        t.line(format!("const float *r = R + u*{n_total}L;"));
-        let outer_dims = &s.n[..s.n.len() - 1];
-        let n_outer: i64 = outer_dims.iter().map(|d| d.size).product();
-        t.line(format!("for (long po = 0; po < {n_outer}L; po++) {{"));
-        let outer = decode(t, outer_dims, "po", "po");
-        let place = affine(&strided(&outer, outer_dims, |d| d.o), 0);
-        let size = last(&s.n).size;
-        let sum: Vec<String> = (0..self.parts)
-            .map(|q| format!("r[po*{size}L + j + {}L]", q * rows * n_total))
-            .collect();
-        let (to, lane) = match self.local {
-            true => (format!("((float *)scratch)[po*{size}L + "), 1),
-            false => (format!("o[{place} + "), last(&s.n).o),
-        };
-        t.line(format!(
-            "for (long j = 0; j < {size}L; j++) {to}j*{lane}L] = {};",
-            sum.join(" + ")
-        ));
-        t.line("}");
-        if let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| self.in_order) {
-            let from = match self.local {
-                true => {
-                    t.line(format!("own[2] = (float *)scratch - l*{}L;", self.pitch()));
-                    "own"
-                }
-                false => "buf",
-            };
+            let outer_dims = &s.n[..s.n.len() - 1];
+            let n_outer: i64 = outer_dims.iter().map(|d| d.size).product();
+            t.line(format!("for (long po = 0; po < {n_outer}L; po++) {{"));
+            let outer = decode(t, outer_dims, "po", "po");
+            let place = affine(&strided(&outer, outer_dims, |d| d.o), 0);
+            let size = last(&s.n).size;
             t.line(format!(
-                "{epilogue}({from}, tid, bt, l, l + 1, 0, {n_total}L);"
+                "for (long j = 0; j < {size}L; j++) o[{place} + j*{}L] = {};",
+                last(&s.n).o,
+                sum(&format!("po*{size}L + j"))
+            ));
+            t.line("}");
+        }
+        if let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| self.in_order) {
+            let from = if self.local { "own" } else { "buf" };
+            t.line(format!(
+                "{epilogue}({from}, tid, bt, l, l + 1, 0, {length}L);"
             ));
         }
         t.close(2);
