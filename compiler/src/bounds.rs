@@ -9,7 +9,7 @@
 //! taken, B their rate and B̂ the memory's.
 
 use graph::{
-    ContainerId, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,
+    ContainerId, DType, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,
 };
 use kernels::contraction::Contraction;
 use kernels::recognize::{Recognized, recognize};
@@ -32,9 +32,13 @@ pub struct Bound {
 pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> Bound {
     let compulsory_bytes = touched(graph, node).values().sum();
     let product = product(graph, node);
+    let in_pairs = product.as_ref().is_some_and(|found| {
+        let operands = [found.a, found.b].map(|id| graph.container(id).dtype);
+        operands == [DType::BF16; 2]
+    });
     let product = product.map(|found| found.contraction);
     let operations = product.as_ref().map_or(0.0, |c| 2.0 * volume(c));
-    let rate = machine.product_operations_per_us.max(1) as f64 * threads.max(1) as f64;
+    let rate = machine.product_rate(in_pairs) as f64 * threads.max(1) as f64;
     let moving = compulsory_bytes as f64 / machine.memory.rate(threads);
     Bound {
         compulsory_bytes,

@@ -290,10 +290,11 @@ fn roofline_us(graph: &Graph, kernels: &[KernelInfo], on: &On) -> f64 {
     let machine = &on.machine;
     let threads = on.threads.max(1) as f64;
     let products = kernels.iter().filter(|k| k.path != "loops");
-    let operations = products.map(|k| k.flops as f64).sum::<f64>();
-    let rate = machine.product_operations_per_us.max(1) as f64 * threads;
+    let us =
+        |k: &KernelInfo| k.flops as f64 / machine.product_rate(k.path.ends_with("pairs")) as f64;
+    let multiplying = products.map(us).sum::<f64>() / threads;
     let moving = lower_bound(graph) as f64 / machine.memory.rate(on.threads);
-    moving.max(operations / rate)
+    moving.max(multiplying)
 }
 
 impl KernelReport {

@@ -25,6 +25,9 @@ pub struct Machine {
     /// Operations of a product of f32 matrices that one thread does in a microsecond; an addition and a
     /// multiplication are two.
     pub product_operations_per_us: u64,
+    /// The same of bf16 matrices, by instructions for pairs of numbers; 0 where there are none or nothing is known.
+    #[serde(default)]
+    pub pair_operations_per_us: u64,
     /// Operations of element-wise loops in f32 that one thread does in a microsecond.
     pub loop_operations_per_us: u64,
     /// The cache of a core.
@@ -45,6 +48,7 @@ impl Machine {
         let floats = floats.max(1) as u64;
         Machine {
             product_operations_per_us: 10_000 * floats,
+            pair_operations_per_us: 0,
             loop_operations_per_us: 5_000 * floats,
             l2: Level {
                 bytes: 2_000_000,
@@ -64,6 +68,16 @@ impl Machine {
             launch_ns: 200,
             barrier_ns: 1_500,
         }
+    }
+
+    /// Operations in a microsecond of products, in f32 or by instructions for pairs.
+    pub fn product_rate(&self, in_pairs: bool) -> u64 {
+        let pairs = if in_pairs {
+            self.pair_operations_per_us
+        } else {
+            0
+        };
+        self.product_operations_per_us.max(pairs).max(1)
     }
 
     /// The levels from the nearest on.

@@ -7,6 +7,8 @@ use crate::program::{CompileFailure, Failure, detached};
 use compiler::Target;
 use compiler::budget::MemoryBudget;
 use compiler::graph::Machine;
+use compiler::kernels::compile::CompileOptions;
+use compiler::kernels::progress::Silent;
 use compiler::recipe::RecipeFile;
 use compiler::report::{Report, planning_target};
 use compiler::search::{USUAL_PLANS, search};
@@ -58,7 +60,10 @@ fn machine_of(text: &str) -> PyResult<Machine> {
 /// The limits that are assumed of this machine where none were measured, as JSON.
 #[pyfunction]
 pub fn assumed_machine() -> PyResult<String> {
-    let target = planning_target().map_err(|e| CompileFailure::new_err(e.to_string()))?;
+    // Without a compiler nobody knows which instructions for bf16 run here.
+    let probed = CompileOptions::from_environment(&mut Silent).map(|options| options.target);
+    let target = probed.or_else(|_| planning_target());
+    let target = target.map_err(|e| CompileFailure::new_err(e.to_string()))?;
     json(&target.machine)
 }
 

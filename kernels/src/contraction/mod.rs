@@ -345,9 +345,8 @@ fn specialized(
     };
     done.flops = flops(c);
     if pairs.is_some() {
-        // As in single precision at its peak, which is what such instructions reach at least.
-        let rate = target.machine.product_operations_per_us * target.threads.max(1) as u64;
-        done.predicted_ns = done.flops.saturating_mul(1000) / rate.max(1);
+        let rate = target.machine.product_rate(true) * target.threads.max(1) as u64;
+        done.predicted_ns = done.flops.saturating_mul(1000) / rate;
     }
     done.finishes_in_blocks &= !phased;
     if phased {

@@ -48,6 +48,29 @@ def limits(
     }
 
 
+@functools.cache
+def pairs(threads: int, side: int = SIDE, seconds: float = 0.3) -> float:
+    """GFLOP/s of a product of bf16 matrices in kernels of our own, on the CPU.
+
+    PyTorch's are no measure: on machines whose CPUID hides tiles (AMX) they do not use them.
+    """
+    import shorthaul  # the package imports this module
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a, b = (torch.randn(side, side, dtype=torch.bfloat16) for _ in range(2))
+        product = shorthaul.module(_product)
+        product_s = _best(lambda: product(a, b), _nothing, seconds)
+    finally:
+        torch.set_num_threads(before)
+    return 2 * side**3 / product_s / 1e9
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
 def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
     """Bytes per second of a pass that reads one half of so many bytes and writes the other.
 
@@ -74,9 +97,17 @@ def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
     return n_bytes / max(sum(best) - call_s * len(pieces), 1e-9)
 
 
-def roofline_s(n_bytes: float, operations: float, machine: dict[str, float]) -> float:
-    """Seconds that the limits allow at best: of moving the bytes or of computing, the longer."""
-    return max(n_bytes / machine["copy_gb_s"] / 1e9, operations / machine["product_gflop_s"] / 1e9)
+def roofline_s(
+    n_bytes: float, operations: float, machine: dict[str, float], in_pairs: bool = False
+) -> float:
+    """Seconds that the limits allow at best: of moving the bytes or of computing, the longer.
+
+    ``in_pairs``: whether bf16 numbers are multiplied in pairs, which ``pair_gflop_s`` limits.
+    """
+    peak = machine["product_gflop_s"]
+    if in_pairs:
+        peak = max(peak, machine.get("pair_gflop_s", 0.0))
+    return max(n_bytes / machine["copy_gb_s"] / 1e9, operations / peak / 1e9)
 
 
 def _nothing() -> None:

@@ -44,7 +44,8 @@ class Machine:
     """The limits from which the compiler predicts times, in f32. Equal limits give equal plans.
 
     Products and loops are given in operations per microsecond of one thread; an addition and a
-    multiplication count as two. ``launch_ns`` is the time from the end of a kernel to the start of
+    multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 where the
+    CPU has tiles (AMX), else 0. ``launch_ns`` is the time from the end of a kernel to the start of
     the next; ``barrier_ns`` comes on top if threads wait for each other. ``measured`` is false for
     limits that the compiler assumes.
     """
@@ -56,6 +57,7 @@ class Machine:
     memory: Level
     launch_ns: int
     barrier_ns: int
+    pair_operations_per_us: int = 0
     measured: bool = False
 
     @property
@@ -71,6 +73,8 @@ class Machine:
             f"{self.product_operations_per_us / 1e3:.0f} GFLOP/s, loops "
             f"{self.loop_operations_per_us / 1e3:.0f} G operations/s, of one thread"
         ]
+        if self.pair_operations_per_us:
+            lines.append(f"products in bf16: {self.pair_operations_per_us / 1e3:.0f} GFLOP/s")
         for name, level in (("L2", self.l2), ("L3", self.l3), ("memory", self.memory)):
             holds = f"{level.bytes / 2**20:.1f} MiB, " if level.bytes < 1 << 50 else ""
             shared = level.shared_bytes_per_us
@@ -162,6 +166,7 @@ def _measured() -> Machine:
     before, n_threads = assumed(), torch.get_num_threads()
     ratio = before.loop_operations_per_us / before.product_operations_per_us
     product = _limits.limits(1, copied=1 << 20, side=_SIDE, seconds=1.5)["product_gflop_s"] * 1e3
+    pairs = _limits.pairs(1, seconds=0.5) * 1e3 if before.pair_operations_per_us else 0
     l2 = _copied(_L2_BYTES, 1)
     rates = [_copied(n, 1) for n in _SEARCHED_BYTES]
     holding = [n for n, rate in zip(_SEARCHED_BYTES, rates, strict=True) if rate > _HELD * rates[0]]
@@ -177,6 +182,7 @@ def _measured() -> Machine:
         memory=Level(before.memory.bytes, _rounded(memory), _rounded(together)),
         launch_ns=before.launch_ns,
         barrier_ns=before.barrier_ns,
+        pair_operations_per_us=_rounded(pairs),
         measured=True,
     )
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from . import _autograd, _limits, _tables, _trace
+from . import _autograd, _limits, _machine, _tables, _trace
 from ._autograd import TimedPass
 from ._program import Program
 from ._report import compiled_of, data_of, programs_of, unchanged
@@ -110,7 +110,8 @@ def sentences_of(data: dict[str, Any]) -> list[str]:
         f"{data['kernel_seconds'] * 1e3:.3f} ms, at best {bound * 1e3:.3f} ms{efficiency}",
         f"PyTorch and Python between the kernels take {data['outside_seconds'] * 1e3:.3f} ms",
         f"limits with {data['threads']} threads, f32: {machine['copy_gb_s']:.1f} GB/s copied, "
-        f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product",
+        f"{machine['product_gflop_s']:.0f} GFLOP/s in a large product"
+        + (f", {machine['pair_gflop_s']:.0f} in bf16" if "pair_gflop_s" in machine else ""),
     ]
 
 
@@ -131,8 +132,8 @@ def profile(
     afterwards.
 
     - ``rounds``, ``warmup``: the number of measured steps, and of steps that run before them.
-    - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine. If not given, they are
-      measured once in a process, in about a second.
+    - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine, and ``pair_gflop_s`` if it
+      multiplies in bf16 (AMX). If not given, they are measured once in a process, in about a second.
 
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
     compiled for these inputs, or if its kernels are emulated.
@@ -169,7 +170,9 @@ def together(
                 subject.taken.append(_timed(subject.step))
     threads = torch.get_num_threads()
     if limits is None:
-        limits = _limits.limits(threads, seconds=0.3, device=str(subjects[0].device))
+        limits = dict(_limits.limits(threads, seconds=0.3, device=str(subjects[0].device)))
+        if subjects[0].device.type == "cpu" and _machine.assumed().pair_operations_per_us:
+            limits["pair_gflop_s"] = _limits.pairs(threads)
     common = {"limits": dict(limits), "rounds": rounds, "threads": threads}
     return [subject.profile(common) for subject in subjects]
 
@@ -288,7 +291,8 @@ def _join(
         n_calls = calls[program]
         seconds = statistics.median(one.get(key, 0.0) for one in rounds)
         moved = kernel["bytes_read"] + kernel["bytes_written"] + kernel.get("bytes_copied", 0)
-        bound = n_calls * _limits.roofline_s(moved, kernel["operations"], machine)
+        in_pairs = kernel["path"].endswith("pairs")
+        bound = n_calls * _limits.roofline_s(moved, kernel["operations"], machine, in_pairs)
         kernel |= {
             "calls": n_calls,
             "seconds": seconds,

@@ -24,6 +24,7 @@ from .alone import first_step
 from .kernels import print_profile
 from .options import Setting, network, parse
 from .timing import measure
+from .variants import inputs_of, model_of, precision
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,10 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(setting: Setting, options) -> tuple[dict | None, bool]:
     """One setting: its result, if it has one, and whether Shorthaul did well."""
     if options.profile:
-        print_profile(setting, options.rounds, options.warmup)
+        with precision(setting.dtype):
+            print_profile(setting, options.rounds, options.warmup)
         return None, True
     if options.predicted:
-        return predicted.compare(setting, options.rounds, options.warmup), True
+        with precision(setting.dtype):
+            return predicted.compare(setting, options.rounds, options.warmup), True
     if options.tune is not None:
         return recipes.make(setting, options.recipes, options.tune), True
     if options.recipes is not None:
@@ -95,11 +98,17 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
             print(f"\n{setting}: skipped, {error}")
             return None, False
     if options.report:
-        model = setting.example.make().train()
-        print(shorthaul.report(model, *setting.example.inputs(setting.batch)))
+        with precision(setting.dtype):
+            print(shorthaul.report(model_of(setting), *inputs_of(setting)))
         return None, True
     if options.check:
-        checked = check(setting.example, setting.batch, smooth=options.smooth, seed=options.seed)
+        checked = check(
+            setting.example,
+            setting.batch,
+            dtype=setting.dtype,
+            smooth=options.smooth,
+            seed=options.seed,
+        )
         print_check(checked)
         return checked, not checked["beyond"]
     measured = measure(

@@ -1,4 +1,4 @@
-"""Errors of Shorthaul and of PyTorch's float32 against eager float64.
+"""Errors of Shorthaul and of eager PyTorch, in one type, against eager float64.
 
 Owns the comparison of ``--check``; takes no times.
 """
@@ -16,10 +16,16 @@ from torch.utils import _pytree as pytree
 import shorthaul
 
 from ..models import Example, without_dropout
+from .options import DTYPES
+from .variants import precision
 
 
-def check(example: Example, batch: int, *, smooth: bool = False, seed: int = 0) -> dict:
-    """Errors of Shorthaul and of eager float32 against eager float64.
+def check(
+    example: Example, batch: int, *, dtype: str = "f32", smooth: bool = False, seed: int = 0
+) -> dict:
+    """Errors of Shorthaul and of eager PyTorch in ``dtype`` against eager float64.
+
+    The model in float64 has the parameters and inputs of the other type, rounded to it.
 
     A tensor is beyond the bound if Shorthaul's largest error exceeds twice eager's own plus 1e-6 of
     the largest value. PyTorch itself, with another number of threads and for images in another
@@ -28,7 +34,10 @@ def check(example: Example, batch: int, *, smooth: bool = False, seed: int = 0) 
     SiLU replaces ReLU, which removes this effect.
     """
     torch.manual_seed(seed)
-    model, inputs = without_dropout(example.make().train()), example.inputs(batch)
+    model = without_dropout(example.make().train()).to(DTYPES[dtype])
+    inputs = tuple(
+        x.to(DTYPES[dtype]) if x.is_floating_point() else x for x in example.inputs(batch)
+    )
     if smooth:
         model = smoothed(model)
     n_threads = torch.get_num_threads()
@@ -38,7 +47,8 @@ def check(example: Example, batch: int, *, smooth: bool = False, seed: int = 0) 
     runs = {}
     for variant in ("shorthaul", "eager", "float64", *others):
         torch.set_num_threads(others.get(variant, n_threads))
-        runs[variant] = _results(example, variant, model, inputs)
+        with precision(None if variant == "float64" else dtype):
+            runs[variant] = _results(example, variant, model, inputs)
     torch.set_num_threads(n_threads)
     tensors = []
     for name, exact in runs["float64"].items():
@@ -63,6 +73,7 @@ def check(example: Example, batch: int, *, smooth: bool = False, seed: int = 0) 
     return {
         "name": example.name,
         "batch": batch,
+        "dtype": dtype,
         "tensors": tensors,
         "beyond": [t for t in tensors if not t["error"] <= t["bound"]],
         "others_beyond": {
@@ -92,7 +103,9 @@ def _results(example: Example, variant: str, model: nn.Module, inputs) -> dict[s
         fed = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
     called = shorthaul.module(own) if variant == "shorthaul" else own
     output = called(*fed)
-    example.loss(output).backward()
+    loss = example.loss(output)
+    with torch.autocast("cpu", enabled=False):
+        loss.backward()
     found = _outputs(output)
     found |= {f"gradient of {n}": p.grad for n, p in own.named_parameters()}
     return found | {f"buffer {n}": b for n, b in own.named_buffers()}
@@ -110,7 +123,7 @@ def print_check(checked: dict) -> None:
     tensors, beyond = checked["tensors"], checked["beyond"]
     ratios = [t["error"] / t["eager"] for t in tensors if t["eager"] > 0]
     print(
-        f"{checked['name']}, batch {checked['batch']}: {len(tensors)} tensors against float64, "
+        f"{checked['name']}, batch {checked['batch']}, {checked['dtype']}: {len(tensors)} tensors against float64, "
         f"median error {statistics.median(ratios):.2f} x eager's, largest {max(ratios):.2f} x; "
         f"{len(beyond)} beyond twice eager's plus 1e-6 of the largest value"
     )

@@ -38,8 +38,8 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
     jax = _jax()
     if setting.mode == "step":
         raise RuntimeError("the peer in JAX has no optimizers: use --mode train")
-    if setting.dtype == "f64":
-        raise RuntimeError("the peer in JAX computes in at most 32 bits")
+    if setting.dtype in ("f64", "autocast"):
+        raise RuntimeError("the peer in JAX computes in f32 or bf16")
     if setting.threads != (n_processors := len(os.sched_getaffinity(0))):
         raise RuntimeError(f"JAX takes one thread for each of the {n_processors} processors")
     is_training = setting.mode != "forward"

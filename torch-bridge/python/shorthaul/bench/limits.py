@@ -11,7 +11,7 @@ import shorthaul
 
 from .._limits import limits
 from .options import Setting
-from .variants import inputs_of, model_of
+from .variants import inputs_of, model_of, precision
 
 
 def used(setting: Setting, median_ms: float, machine: dict) -> dict:
@@ -21,7 +21,7 @@ def used(setting: Setting, median_ms: float, machine: dict) -> dict:
     """
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
-    with torch.set_grad_enabled(setting.mode != "forward"):
+    with torch.set_grad_enabled(setting.mode != "forward"), precision(setting.dtype):
         data = shorthaul.report(model_of(setting), *inputs_of(setting)).data
     seconds = median_ms / 1e3
     return {

@@ -28,7 +28,12 @@ VARIANTS = (
 #: What a step is: inference, forward and backward, or with the optimizer's update.
 MODES = ("forward", "train", "step")
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+    "autocast": torch.float32,
+}
 
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -96,6 +101,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if options.limits and options.mode == "step":
         parser.error("--limits does not count the optimizer: use --mode train or forward")
+    if options.recipes is not None and options.dtype == "autocast":
+        parser.error("--recipes takes no autocast: use --dtype bf16")
     if options.tune is not None and options.recipes is None:
         parser.error("--tune writes recipes: name their folder with --recipes")
     if options.recipes is not None and options.mode != "train":

@@ -5,6 +5,7 @@ Owns how a variant is made from a fresh copy of the model; takes no times.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
@@ -33,6 +34,13 @@ def model_of(setting: Setting) -> nn.Module:
     return model.train(setting.mode != "forward")
 
 
+def precision(dtype: str | None) -> contextlib.AbstractContextManager:
+    """Where model and loss are called: for ``autocast``, inside ``torch.autocast`` in bf16."""
+    if dtype == "autocast":
+        return torch.autocast("cpu", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
 def has_images(inputs: Inputs) -> bool:
     """Whether there is a memory format to choose."""
     return any(x.dim() == 4 and x.is_floating_point() for x in inputs)
@@ -50,14 +58,16 @@ def stepper(
         return _OTHERS[variant](setting, model, inputs)
     called = _called(variant, model)
     if setting.mode == "forward":
-        return lambda: _infer(called, inputs)
+        return lambda: _infer(called, inputs, setting)
     parameters, loss = list(model.parameters()), setting.example.loss
     optimizer = optimizer_of(setting, variant, parameters) if setting.mode == "step" else None
 
     def step() -> None:
         for parameter in parameters:
             parameter.grad = None
-        loss(called(*inputs)).backward()
+        with precision(setting.dtype):
+            result = loss(called(*inputs))
+        result.backward()
         if optimizer is not None:
             optimizer.step()
 
@@ -91,5 +101,6 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _infer(called: nn.Module, inputs: Inputs) -> object:
-    return called(*inputs)
+def _infer(called: nn.Module, inputs: Inputs, setting: Setting) -> object:
+    with precision(setting.dtype):
+        return called(*inputs)
