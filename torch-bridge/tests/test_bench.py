@@ -23,7 +23,7 @@ from shorthaul.bench import (
 )
 from shorthaul.bench.options import Setting, parse
 from shorthaul.bench.variants import inputs_of, model_of
-from shorthaul.models import without_dropout
+from shorthaul.models import EXAMPLES, without_dropout
 from torch import nn
 
 QUICK = ["--rounds", "2", "--warmup", "1"]
@@ -33,6 +33,16 @@ QUICK = ["--rounds", "2", "--warmup", "1"]
 def test_check_finds_no_difference(name, capsys):
     assert bench.main([name, "--check", "--batch", "16"]) == 0
     assert "0 beyond" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "autocast"])
+def test_checks_are_of_the_type_that_is_asked_for(dtype, capsys):
+    assert bench.main(["digits_cnn", "--check", "--batch", "16", "--dtype", dtype]) == 0
+    assert f"digits_cnn, batch 16, {dtype}: " in capsys.readouterr().out
+    checked = bench.check(EXAMPLES["digits_cnn"], 16, dtype=dtype)
+    errors = {t["name"]: t["eager"] / t["scale"] for t in checked["tensors"]}
+    # A rounding to bf16 is at most 2^-9 of a number, one to f32 at most 2^-24.
+    assert 1e-5 < errors["output"] < 0.1
 
 
 def test_check_fails_on_a_difference(monkeypatch, capsys):
@@ -78,7 +88,7 @@ def _without_names(text):
 
 
 @pytest.mark.parametrize("mode", ["forward", "step"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "autocast"])
 def test_modes_and_types(mode, dtype, tmp_path, capsys):
     path = tmp_path / "bench.json"
     arguments = ["digits_cnn", "--batch", "4,6", "--mode", mode, "--dtype", dtype, *QUICK]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 
 import pytest
@@ -19,6 +20,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setattr(_limits, "passed", lambda n_bytes, threads, passes: 2e10 * threads)
     product = {"copy_gb_s": 1.0, "product_gflop_s": 123.4}
     monkeypatch.setattr(_limits, "limits", lambda *given, **named: product)
+    monkeypatch.setattr(_limits, "pairs", lambda *given, **named: 1234.0)
     _machine._read.cache_clear()
     yield tmp_path
     _machine._read.cache_clear()
@@ -33,6 +35,31 @@ def test_limits_are_measured_once(folder, monkeypatch):
     assert shorthaul.machine() == found == _machine.kept()
     assert shorthaul.machine(again=True).memory.bytes_per_us == 10_000
     assert "measured" in str(found) and "assumed" in str(_machine.assumed())
+
+
+@pytest.mark.parametrize("assumed", [0, 960_000])
+def test_products_in_bf16_are_measured_where_there_are_instructions(folder, monkeypatch, assumed):
+    before = dataclasses.replace(_machine.assumed(), pair_operations_per_us=assumed)
+    monkeypatch.setattr(_machine, "assumed", lambda: before)
+    found = shorthaul.machine()
+    assert found.pair_operations_per_us == (1_200_000 if assumed else 0)
+    assert ("products in bf16: 1200 GFLOP/s" in str(found)) == bool(assumed)
+    assert _machine.kept() == found
+
+
+def test_limits_kept_before_there_was_one_for_bf16_are_read(folder):
+    numbers = json.loads(_machine.assumed().text)
+    del numbers["pair_operations_per_us"]
+    (folder / "machine.json").write_text(json.dumps(numbers))
+    assert _machine.kept().pair_operations_per_us == 0
+
+
+def test_a_product_in_pairs_has_a_limit_of_its_own():
+    machine = {"copy_gb_s": 1.0, "product_gflop_s": 100.0, "pair_gflop_s": 1000.0}
+    assert _limits.roofline_s(0, 1e12, machine) == 10.0
+    assert _limits.roofline_s(0, 1e12, machine, in_pairs=True) == 1.0
+    del machine["pair_gflop_s"]
+    assert _limits.roofline_s(0, 1e12, machine, in_pairs=True) == 10.0
 
 
 def test_a_damaged_file_is_named(folder):

@@ -94,8 +94,8 @@ const PROBE_BODY: &str = r#"
     b[i] = sh_to_bf16((float)((i * 5 + argc) % 11 - 5));
   }
   sh_pairs_begin();
-  sh_pairs_block(a, b, c, 32, 2, 0);
-  sh_pairs_block(a, b, c, 32, 1, 1);
+  sh_pairs_block(a, b, c, 32, 2, 0, b, 1);
+  sh_pairs_block(a, b, c, 32, 1, 1, b, 0);
   sh_pairs_end();
   for (int i = 0; i < 32; i++) for (int j = 0; j < 32; j++) {
     float sum = 0;

@@ -45,9 +45,10 @@ static __attribute__((noinline, unused)) void sh_pairs_turn(
   _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(sh_pairs *)(d + i * d_pitch) = v[i];
 }
 
-/* c[32][32] (+)= the product of n blocks of a and b; rows of c are pitch numbers apart. */
+/* c[32][32] (+)= the product of n blocks of a and b; rows of c are pitch numbers apart. Of what is read next,
+ * `lines` cache lines for each block are brought near. */
 static __attribute__((noinline, unused)) void sh_pairs_block(
-    const sh_u16 *a, const sh_u16 *b, float *c, long pitch, long n, int adds) {
+    const sh_u16 *a, const sh_u16 *b, float *c, long pitch, long n, int adds, const sh_u16 *next, long lines) {
 #if defined(SH_PAIRS_TILES)
   const long row = 64, c_row = pitch * 4;
   float *const c_low = c + pitch * 16;
@@ -59,6 +60,7 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
     __asm__ volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");
   }
   for (; n > 0; n--, a += 1024, b += 1024) {
+    for (long i = 0; i < lines; i++, next += 32) __builtin_prefetch(next, 0, 2);
     __asm__ volatile("tileloadd (%0,%4,1), %%tmm4\n\ttileloadd (%2,%4,1), %%tmm6\n\t"
                      "tileloadd (%3,%4,1), %%tmm7\n\ttdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\t"
                      "tileloadd (%1,%4,1), %%tmm5\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1\n\t"
@@ -69,6 +71,7 @@ static __attribute__((noinline, unused)) void sh_pairs_block(
                    "tilestored %%tmm2, (%2,%4,1)\n\ttilestored %%tmm3, (%3,%4,1)"
                    : : "r"(c), "r"(c + 16), "r"(c_low), "r"(c_low + 16), "r"(c_row) : "memory");
 #else
+  (void)next; (void)lines;
   typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
   for (int tile = 0; tile < 2; tile++) for (int from = 0; from < 16; from += 8) {
     float *at = c + (tile * 16 + from) * pitch;

@@ -75,7 +75,7 @@ fn conversions_of_halves_are_exact() {
 }
 
 /// Contractions of bf16 numbers: name, containers, map.
-const PAIRED: [(&str, &str, &str); 11] = [
+const PAIRED: [(&str, &str, &str); 16] = [
     (
         "rows by columns, terms left over",
         "%a: bf16[70, 45] input %b: bf16[45, 50] input %y: f32[70, 50]",
@@ -140,6 +140,42 @@ const PAIRED: [(&str, &str, &str); 11] = [
          %y: bf16[40, 32, 3, 3] <0,2,3,1>",
         "map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
            tasklet %y[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+         }",
+    ),
+    (
+        "weight gradient, rounded in the order of channels",
+        "%g: bf16[2, 40, 9, 7] <0,2,3,1> input %x: bf16[2, 32, 9, 7] <0,2,3,1> input %y: bf16[40, 32, 3, 3]",
+        "map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
+           tasklet %y[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+         }",
+    ),
+    (
+        "weight gradient, scaled",
+        "%g: bf16[2, 40, 9, 7] <0,2,3,1> input %x: bf16[2, 32, 9, 7] <0,2,3,1> input
+         %t: bf16[40, 32, 3, 3] <0,2,3,1> local %y: f32[40, 32, 3, 3] <0,2,3,1>",
+        "map [] kernel {
+           map [n < 2, k < 40, p < 9, q < 7, c < 32, r < 3, s < 3] {
+             tasklet %t[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r - 1, q + s - 1 | 0.0]
+           }
+           map [k < 40, c < 32, r < 3, s < 3] { tasklet %y[k, c, r, s] = $0 * 0.5 from %t[k, c, r, s] }
+         }",
+    ),
+    (
+        "more columns than sums are kept of",
+        "%a: bf16[70, 64] input %b: bf16[64, 200] input %y: bf16[70, 200]",
+        "map [i < 70, j < 200, k < 64] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
+    ),
+    (
+        "a long reduction, rounded",
+        "%a: bf16[2000, 48] input %b: bf16[2000, 40] input %y: bf16[48, 40]",
+        "map [i < 48, j < 40, k < 2000] { tasklet %y[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }",
+    ),
+    (
+        "a reduction that is packed in pieces",
+        "%a: bf16[16500, 20] input %b: bf16[16500, 21] input %t: bf16[20, 21] local %y: f32[20, 21]",
+        "map [] kernel {
+           map [i < 20, j < 21, k < 16500] { tasklet %t[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }
+           map [i < 20, j < 21] { tasklet %y[i, j] = $0 * 0.5 from %t[i, j] }
          }",
     ),
     (

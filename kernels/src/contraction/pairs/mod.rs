@@ -33,6 +33,8 @@ const MOST_PADDING: i64 = 3;
 const GROUP: i64 = 4;
 /// Floats between a row's sums and the next row's, so that rows lie in different cache sets.
 const ROW_GAP: i64 = 16;
+/// Most cache lines of the next panel that are brought near for each block of the present one.
+const MOST_LINES: i64 = 8;
 /// Bytes of sums that wait for further pieces of the reduction.
 const SUM_BYTES: i64 = 1 << 20;
 /// What an item costs besides its rows (the other operand comes from the last cache once more), in rows.
@@ -544,10 +546,18 @@ impl<'a> PairsPart<'a> {
             self.flat_column("p"),
             self.flat_column("g0")
         ));
+        // Panels that stay in the core's own cache are near already.
+        let far = self.panels() * self.chunks() * CHUNK * 2 > ROW_BYTES;
+        let lines = if far {
+            (BLOCK * BLOCK / self.rows).min(MOST_LINES)
+        } else {
+            0
+        };
         t.line("for (long r = 0; r < m1 - m0; r += 32)");
         t.line(format!(
-            "sh_pairs_block(sa + r*nk*32, b, c + r*{0}L, {0}L, nk, kc > kc0);",
-            self.pitch()
+            "sh_pairs_block(sa + r*nk*32, b, c + r*{0}L, {0}L, nk, kc > kc0, b + {1}L + r*nk*{lines}L, {lines}L);",
+            self.pitch(),
+            self.chunks() * CHUNK
         ));
         t.line("}");
     }

@@ -14,9 +14,11 @@ import torch
 from ..models import EXAMPLES, Example
 from ..models.libraries import MissingLibrary, example_of
 
-#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured.
+#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured. What another type
+#: gains shows beside ``shorthaul-f32``, the same network in f32.
 VARIANTS = (
     "shorthaul",
+    "shorthaul-f32",
     "eager",
     "channels_last",
     "compile",

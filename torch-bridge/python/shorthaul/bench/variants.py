@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -51,6 +52,9 @@ def stepper(
 ) -> Callable[[], object]:
     """One step of a variant, on a copy of the model of its own."""
     model = copy.deepcopy(model)
+    if variant == "shorthaul-f32":
+        setting, model = replace(setting, dtype="f32"), model.float()
+        inputs = tuple(x.float() if x.is_floating_point() else x for x in inputs)
     if variant == "channels_last":
         model = model.to(memory_format=torch.channels_last)
         inputs = tuple(_channels_last(x) for x in inputs)
@@ -79,7 +83,7 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """Shorthaul's own update, or PyTorch's fused one for its variants."""
     optimizers, settings = torch.optim, {"fused": True}
-    if variant == "shorthaul":
+    if variant.startswith("shorthaul"):
         optimizers, settings = shorthaul.optim, {}
     if setting.optimizer == "sgd":
         return optimizers.SGD(parameters, lr=1e-3, momentum=0.9, **settings)
@@ -87,7 +91,7 @@ def optimizer_of(
 
 
 def _called(variant: str, model: nn.Module) -> nn.Module:
-    if variant == "shorthaul":
+    if variant.startswith("shorthaul"):
         return shorthaul.module(model)
     if variant == "compile":
         return torch.compile(model)
