@@ -54,6 +54,10 @@ def test_limits_kept_before_there_was_one_for_bf16_are_read(folder):
     assert _machine.kept().pair_operations_per_us == 0
 
 
+def test_the_rate_of_bf16_products_is_measured_by_own_kernels():
+    assert 0.01 < _limits.pairs(1, side=256, seconds=0.01) < 1e5
+
+
 def test_a_product_in_pairs_has_a_limit_of_its_own():
     machine = {"copy_gb_s": 1.0, "product_gflop_s": 100.0, "pair_gflop_s": 1000.0}
     assert _limits.roofline_s(0, 1e12, machine) == 10.0

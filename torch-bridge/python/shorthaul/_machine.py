@@ -44,7 +44,7 @@ class Machine:
     """The limits from which the compiler predicts times, in f32. Equal limits give equal plans.
 
     Products and loops are given in operations per microsecond of one thread; an addition and a
-    multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 where the
+    multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 if the
     CPU has tiles (AMX), else 0. ``launch_ns`` is the time from the end of a kernel to the start of
     the next; ``barrier_ns`` comes on top if threads wait for each other. ``measured`` is false for
     limits that the compiler assumes.

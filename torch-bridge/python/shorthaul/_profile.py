@@ -133,7 +133,8 @@ def profile(
 
     - ``rounds``, ``warmup``: the number of measured steps, and of steps that run before them.
     - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine, and ``pair_gflop_s`` if it
-      multiplies in bf16 (AMX). If not given, they are measured once in a process, in about a second.
+      multiplies in bf16 (AMX). If not given, they are measured once in a process, in about a
+      second; the last one in two.
 
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
     compiled for these inputs, or if its kernels are emulated.

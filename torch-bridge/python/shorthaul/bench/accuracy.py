@@ -123,8 +123,9 @@ def print_check(checked: dict) -> None:
     tensors, beyond = checked["tensors"], checked["beyond"]
     ratios = [t["error"] / t["eager"] for t in tensors if t["eager"] > 0]
     print(
-        f"{checked['name']}, batch {checked['batch']}, {checked['dtype']}: {len(tensors)} tensors against float64, "
-        f"median error {statistics.median(ratios):.2f} x eager's, largest {max(ratios):.2f} x; "
+        f"{checked['name']}, batch {checked['batch']}, {checked['dtype']}: {len(tensors)} tensors "
+        f"against float64, median error {statistics.median(ratios):.2f} x eager's, "
+        f"largest {max(ratios):.2f} x; "
         f"{len(beyond)} beyond twice eager's plus 1e-6 of the largest value"
     )
     for variant, n_beyond in checked["others_beyond"].items():

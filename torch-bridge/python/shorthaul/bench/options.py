@@ -14,8 +14,8 @@ import torch
 from ..models import EXAMPLES, Example
 from ..models.libraries import MissingLibrary, example_of
 
-#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured. What another type
-#: gains shows beside ``shorthaul-f32``, the same network in f32.
+#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured. Beside
+#: ``shorthaul-f32``, the same network in f32, one sees what another type gains.
 VARIANTS = (
     "shorthaul",
     "shorthaul-f32",
