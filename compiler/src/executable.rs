@@ -6,7 +6,7 @@ use crate::predict::On;
 use crate::report::{bytes, notes};
 use crate::torch::locked;
 use crate::undone::undone;
-use graph::{Graph, Stage};
+use graph::{Graph, Machine, Stage};
 use kernels::assemble::assemble;
 use kernels::compile::{CompileOptions, compile};
 use kernels::contraction::PriorPlans;
@@ -82,7 +82,7 @@ impl Executable {
         Ok(Executable {
             launch_kernels: [kernels_of(false), kernels_of(true)],
             on: On {
-                machine: plan.machine.unwrap_or(options.target.machine),
+                machine: limits(&plan, options),
                 threads: lowered.threads,
             },
             plan,
@@ -91,6 +91,11 @@ impl Executable {
             kernels: lowered.kernels,
         })
     }
+}
+
+/// The limits of the machine that the plan was made for, or else that are assumed of this one.
+fn limits(plan: &Plan, options: &CompileOptions) -> Machine {
+    options.target.clone().with_machine(plan.machine).machine
 }
 
 /// Lowers a plan for a number of threads; contractions are planned as those of earlier sizes where that costs little.
@@ -104,7 +109,7 @@ fn lower_for(
 ) -> Result<(Lowered, Option<OneThread>), CompileError> {
     let shares = templates.is_some_and(|t| !locked(t).is_empty());
     let mut lowered = lower_varying(plan, options, threads, templates, false)?;
-    let machine = plan.machine.unwrap_or(options.target.machine);
+    let machine = limits(plan, options);
     let one_thread = one_thread(&plan.graph, &lowered.kernels, &On { machine, threads });
     match (one_thread, shares) {
         (None, _) => {}

@@ -175,7 +175,7 @@ const OPTIMIZE_WITH_GCC: &[&str] = &[
     "-fno-schedule-insns2",
 ];
 
-/// How many times as fast as in f32 products by tiles are assumed to be; measured on one CPU that has them.
+/// Assumed speed of products by tiles, as a multiple of that in f32. It was measured on one CPU that has them.
 const TILES_ARE_FASTER: u64 = 6;
 
 /// What kernels are compiled for.
@@ -227,7 +227,16 @@ impl CpuTarget {
     /// The same with measured limits, where there are any.
     pub fn with_machine(mut self, machine: Option<Machine>) -> CpuTarget {
         self.machine = machine.unwrap_or(self.machine);
+        self.assume_rate_of_tiles();
         self
+    }
+
+    /// A rate for tiles, if there are some whose rate nobody measured.
+    fn assume_rate_of_tiles(&mut self) {
+        let machine = &mut self.machine;
+        if self.pairs == Some(Pairs::Tiles) && machine.pair_operations_per_us == 0 {
+            machine.pair_operations_per_us = TILES_ARE_FASTER * machine.product_operations_per_us;
+        }
     }
 
     /// The same with instructions for pairs of bf16 numbers.
@@ -240,10 +249,7 @@ impl CpuTarget {
         self.cflags
             .extend(flags.iter().map(|flag| flag.to_string()));
         self.pairs = Some(pairs);
-        if pairs == Pairs::Tiles {
-            self.machine.pair_operations_per_us =
-                TILES_ARE_FASTER * self.machine.product_operations_per_us;
-        }
+        self.assume_rate_of_tiles();
         self
     }
 }

@@ -45,6 +45,12 @@ def test_checks_are_of_the_type_that_is_asked_for(dtype, capsys):
     assert 1e-5 < errors["output"] < 0.1
 
 
+def test_checks_in_float64_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse(["digits_cnn", "--check", "--dtype", "f64"])
+    assert "--check compares with f64" in capsys.readouterr().err
+
+
 def test_check_fails_on_a_difference(monkeypatch, capsys):
     found = bench.check
 

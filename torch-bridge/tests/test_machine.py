@@ -54,8 +54,23 @@ def test_limits_kept_before_there_was_one_for_bf16_are_read(folder):
     assert _machine.kept().pair_operations_per_us == 0
 
 
-def test_the_rate_of_bf16_products_is_measured_by_own_kernels():
-    assert 0.01 < _limits.pairs(1, side=256, seconds=0.01) < 1e5
+def test_the_rate_of_bf16_products_is_measured_by_own_kernels(monkeypatch):
+    made, module = [], shorthaul.module
+    monkeypatch.setattr(shorthaul, "module", lambda model: made.append(module(model)) or made[-1])
+    assert 0.01 < _limits.pairs(1, side=192, seconds=0.01) < 1e5
+    (report,) = [shorthaul.report(model, *[torch.ones(8, 8).bfloat16()] * 2) for model in made]
+    assert [kernel["path"] for kernel in report.data["kernels"]]
+
+
+def test_a_profile_says_the_limit_of_bf16_products(monkeypatch):
+    before = dataclasses.replace(_machine.assumed(), pair_operations_per_us=960_000)
+    monkeypatch.setattr(_machine, "assumed", lambda: before)
+    monkeypatch.setattr(_limits, "pairs", lambda threads: 1234.0)
+    monkeypatch.setattr(
+        _limits, "limits", lambda *given, **named: {"copy_gb_s": 1.0, "product_gflop_s": 10.0}
+    )
+    found = shorthaul.profile(nn.Linear(4, 4), torch.randn(2, 4), rounds=1, warmup=1)
+    assert "10 GFLOP/s in a large product, 1234 in bf16" in str(found)
 
 
 def test_a_product_in_pairs_has_a_limit_of_its_own():

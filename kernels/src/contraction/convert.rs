@@ -1,6 +1,6 @@
 //! C text around a contraction whose containers hold 16-bit numbers: its operands are widened while they
-//! are packed or staged, its sums stay in single precision in a workspace until a block is final, and
-//! each result is rounded once.
+//! are packed or staged, its sums stay in single precision until a block is final, and each result is
+//! rounded once.
 //!
 //! Owns that text; needs the prelude's `sh_from_*` and `sh_to_*`. What the workspace is and which buffers
 //! are which is the caller's.

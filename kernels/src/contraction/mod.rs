@@ -199,7 +199,7 @@ pub struct EmittedContraction {
     pub choices: Vec<PlanSignature>,
     /// Ranges of `m` that [`Hooks::sums`] is called for; 0 without it.
     pub sum_slots: i64,
-    /// Whether blocks of results are final one by one, not all in a last launch.
+    /// Whether each block of results goes to the epilogue in the order of the output's strides.
     pub finishes_in_blocks: bool,
     /// Where results are in no buffer: floats between the rows of the block that the epilogue finds in `buf[2]`, at
     /// `m * pitch + n` for the flat indices it is given. [`BUFFERS`] in the source stands for how many buffers there are.

@@ -116,6 +116,29 @@ mod tests {
     use crate::toolchain::{Search, find};
 
     #[test]
+    fn tiles_have_a_rate_that_is_measured_or_assumed() {
+        let target = CpuTarget::for_isa(Isa::Avx512, Family::Gcc);
+        let measured = |rate| {
+            let mut machine = target.machine;
+            machine.pair_operations_per_us = rate;
+            Some(machine)
+        };
+        let rate = |target: CpuTarget| target.machine.product_rate(true);
+        let product = target.machine.product_rate(false);
+        assert_eq!(rate(target.clone()), product);
+        let tiles = target.clone().with_pairs(Pairs::Tiles);
+        assert!(rate(tiles.clone()) > product);
+        assert_eq!(tiles.machine.product_rate(false), product);
+        // Limits that were measured without tiles in mind leave the assumption.
+        assert_eq!(
+            rate(tiles.clone().with_machine(measured(0))),
+            rate(tiles.clone())
+        );
+        assert_eq!(rate(tiles.with_machine(measured(7 * product))), 7 * product);
+        assert_eq!(rate(target.clone().with_machine(measured(0))), product);
+    }
+
+    #[test]
     fn what_traps_is_not_used_unless_asked_for_and_then_refused() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path(), 1 << 20).unwrap();

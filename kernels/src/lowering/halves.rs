@@ -1,7 +1,7 @@
 //! Lowering of contractions with 16-bit containers: the same generators as in single precision, with
 //! conversions around them.
 //!
-//! Operands are widened while they are packed or staged; a result's sums lie in a workspace until they
+//! Operands are widened while they are packed or staged; a result's sums lie in a thread's memory or in a workspace until they
 //! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
@@ -335,8 +335,8 @@ impl Lowering<'_> {
     }
 }
 
-/// The product's dimensions, where its blocks are final one by one. A result that a last launch completes
-/// is read again in the order it lies in memory, since that launch takes it in another.
+/// The product's dimensions, where its blocks come in the order of the output's strides. Any other result is
+/// read again in the order it lies in memory.
 fn block_dims(c: &Contraction, emitted: &EmittedContraction) -> Option<ProductRoles> {
     product_dims(c, &emitted.roles).filter(|_| emitted.finishes_in_blocks)
 }

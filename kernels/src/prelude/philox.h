@@ -61,8 +61,8 @@ SH_FN sh_philox_lanes sh_philox_times(sh_philox_lanes a, sh_philox_lanes b) {
   return product;
 }
 
-/* The 32 numbers of the counters from `start` on. A lane holds one word of one counter; counters are dealt to
- * lanes so that exchanging halves of neighbouring lanes puts the numbers in order. */
+/* The 32 numbers of the counters from `start` on. A lane holds one word of one counter. The order of the
+ * counters is such that interleaving two vectors puts the numbers in order. */
 SH_FN void sh_philox_fill_32(float *to, sh_u64 key, sh_u64 start) {
   const sh_philox_lanes at = start + (sh_philox_lanes){0, 4, 1, 5, 2, 6, 3, 7}, none = {0};
   const sh_philox_lanes low = none + 0xffffffffu, m0 = none + 0xd2511f53u, m1 = none + 0xcd9e8d57u;

@@ -75,7 +75,7 @@ fn conversions_of_halves_are_exact() {
 }
 
 /// Contractions of bf16 numbers: name, containers, map.
-const PAIRED: [(&str, &str, &str); 16] = [
+const PAIRED: [(&str, &str, &str); 19] = [
     (
         "rows by columns, terms left over",
         "%a: bf16[70, 45] input %b: bf16[45, 50] input %y: f32[70, 50]",
@@ -166,16 +166,36 @@ const PAIRED: [(&str, &str, &str); 16] = [
         "map [i < 70, j < 200, k < 64] { tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %b[k, j] }",
     ),
     (
-        "a long reduction, rounded",
-        "%a: bf16[2000, 48] input %b: bf16[2000, 40] input %y: bf16[48, 40]",
-        "map [i < 48, j < 40, k < 2000] { tasklet %y[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }",
+        "parts of a reduction",
+        "%a: bf16[2000, 32] input %b: bf16[2000, 32] input %y: f32[32, 32]",
+        "map [i < 32, j < 32, k < 2000] { tasklet %y[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }",
+    ),
+    (
+        "parts of a reduction, rounded",
+        "%a: bf16[2000, 32] input %b: bf16[2000, 32] input %y: bf16[32, 32]",
+        "map [i < 32, j < 32, k < 2000] { tasklet %y[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }",
+    ),
+    (
+        "parts of a weight gradient",
+        "%g: bf16[6, 32, 9, 7] <0,2,3,1> input %x: bf16[6, 32, 9, 7] <0,2,3,1> input
+         %y: bf16[32, 32, 1, 1] <0,2,3,1>",
+        "map [n < 6, k < 32, p < 9, q < 7, c < 32, r < 1, s < 1] {
+           tasklet %y[k, c, r, s] (sum) = $0 * $1 from %g[n, k, p, q], %x[n, c, p + r, q + s - 1 | 0.0]
+         }",
+    ),
+    (
+        "convolution with channels outside",
+        "%x: bf16[3, 32, 7, 7] input %w: bf16[40, 32] input %y: bf16[3, 40, 7, 7]",
+        "map [n < 3, k < 40, p < 7, q < 7, c < 32] {
+           tasklet %y[n, k, p, q] (sum) = $0 * $1 from %x[n, c, p, q], %w[k, c]
+         }",
     ),
     (
         "a reduction that is packed in pieces",
-        "%a: bf16[16500, 20] input %b: bf16[16500, 21] input %t: bf16[20, 21] local %y: f32[20, 21]",
+        "%a: bf16[16500, 17] input %b: bf16[16500, 41] input %t: bf16[17, 41] local %y: f32[17, 41]",
         "map [] kernel {
-           map [i < 20, j < 21, k < 16500] { tasklet %t[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }
-           map [i < 20, j < 21] { tasklet %y[i, j] = $0 * 0.5 from %t[i, j] }
+           map [i < 17, j < 41, k < 16500] { tasklet %t[i, j] (sum) = $0 * $1 from %a[k, i], %b[k, j] }
+           map [i < 17, j < 41] { tasklet %y[i, j] = $0 * 0.5 from %t[i, j] }
          }",
     ),
     (
@@ -242,6 +262,11 @@ fn products_of_pairs_agree_with_the_interpreter() {
                 "{name}: {paths:?}"
             );
         }
+        // Of products that are rounded, memory holds the packed operand and nothing of the sums.
+        let (_, rows) = cases.iter().find(|c| c.0 == "rows by rows").unwrap();
+        let lowered = lower(rows, &options.target, 2).unwrap();
+        let packed = 65usize.div_ceil(32) * 100usize.div_ceil(32) * 2048;
+        assert_eq!(lowered.memory.forward_arena_bytes, packed);
         isas = vec![options];
         agree_with_the_interpreter(&cases, &isas);
     }

@@ -1,7 +1,6 @@
 """What the machine can do at most: bytes copied per second, operations per second.
 
-Owns two measurements, each the best of many runs, since a limit is what is reached at best. Knows
-no model.
+Owns the measurements, each the best of many runs, since a limit is what is reached at best.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ def limits(
 def pairs(threads: int, side: int = SIDE, seconds: float = 0.3) -> float:
     """GFLOP/s of a product of bf16 matrices in kernels of our own, on the CPU.
 
-    PyTorch's are no measure: on machines whose CPUID hides tiles (AMX) they do not use them.
+    PyTorch's are no measure: on a virtual machine that hides the size of its tiles (AMX), they end
+    with an illegal instruction, or do without tiles.
     """
     import shorthaul  # the package imports this module
 
@@ -99,6 +99,12 @@ def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
     return n_bytes / max(sum(best) - call_s * len(pieces), 1e-9)
 
 
+def peak(machine: dict[str, float], in_pairs: bool) -> float:
+    """GFLOP/s of large products: in f32, or of bf16 numbers in pairs where that was measured."""
+    f32 = machine["product_gflop_s"]
+    return max(f32, machine.get("pair_gflop_s", 0.0)) if in_pairs else f32
+
+
 def roofline_s(
     n_bytes: float, operations: float, machine: dict[str, float], in_pairs: bool = False
 ) -> float:
@@ -106,10 +112,8 @@ def roofline_s(
 
     ``in_pairs``: whether bf16 numbers are multiplied in pairs, which ``pair_gflop_s`` limits.
     """
-    peak = machine["product_gflop_s"]
-    if in_pairs:
-        peak = max(peak, machine.get("pair_gflop_s", 0.0))
-    return max(n_bytes / machine["copy_gb_s"] / 1e9, operations / peak / 1e9)
+    computing = operations / peak(machine, in_pairs) / 1e9
+    return max(n_bytes / machine["copy_gb_s"] / 1e9, computing)
 
 
 def _nothing() -> None:

@@ -41,13 +41,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits from which the compiler predicts times, in f32. Equal limits give equal plans.
+    """The limits from which the compiler predicts times. Equal limits give equal plans.
 
-    Products and loops are given in operations per microsecond of one thread; an addition and a
-    multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 if the
-    CPU has tiles (AMX), else 0. ``launch_ns`` is the time from the end of a kernel to the start of
-    the next; ``barrier_ns`` comes on top if threads wait for each other. ``measured`` is false for
-    limits that the compiler assumes.
+    Products and loops in f32 are given in operations per microsecond of one thread; an addition
+    and a multiplication count as two. ``pair_operations_per_us`` is the rate of products in bf16 if
+    the CPU has tiles (AMX), else 0. ``launch_ns`` is the time from the end of a kernel to the start
+    of the next; ``barrier_ns`` comes on top if threads wait for each other. ``measured`` is false
+    for limits that the compiler assumes.
     """
 
     product_operations_per_us: int
@@ -95,6 +95,14 @@ def machine(again: bool = False) -> Machine:
         found = _measured()
         _keep(found)
         _read.cache_clear()
+    return found
+
+
+def limits(threads: int, seconds: float = 1.0, device: str = "cpu") -> dict[str, float]:
+    """Measured limits of all threads together, with those of bf16 if the CPU has tiles."""
+    found = dict(_limits.limits(threads, seconds=seconds, device=device))
+    if device == "cpu" and assumed().pair_operations_per_us:
+        found["pair_gflop_s"] = _limits.pairs(threads)
     return found
 
 

@@ -45,8 +45,8 @@ class Profile:
     - ``step_seconds``, ``kernel_seconds`` and ``outside_seconds``: the time of a step, of its
       kernels, and of the rest (PyTorch's operators between compiled regions, autograd, Python).
       Each is a separate median, so they need not add up.
-    - ``limits``: the measured ``copy_gb_s`` and ``product_gflop_s``; also ``rounds`` and
-      ``threads``.
+    - ``limits``: the measured ``copy_gb_s`` and ``product_gflop_s``, with AMX ``pair_gflop_s`` too;
+      also ``rounds`` and ``threads``.
     """
 
     def __init__(self, data: dict[str, Any], step: _trace.Step):
@@ -133,8 +133,8 @@ def profile(
 
     - ``rounds``, ``warmup``: the number of measured steps, and of steps that run before them.
     - ``limits``: ``copy_gb_s`` and ``product_gflop_s`` of the machine, and ``pair_gflop_s`` if it
-      multiplies in bf16 (AMX). If not given, they are measured once in a process, in about a
-      second; the last one in two.
+      multiplies in bf16 (AMX). If not given, they are measured once in a process, in one to three
+      seconds.
 
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
     compiled for these inputs, or if its kernels are emulated.
@@ -171,9 +171,7 @@ def together(
                 subject.taken.append(_timed(subject.step))
     threads = torch.get_num_threads()
     if limits is None:
-        limits = dict(_limits.limits(threads, seconds=0.3, device=str(subjects[0].device)))
-        if subjects[0].device.type == "cpu" and _machine.assumed().pair_operations_per_us:
-            limits["pair_gflop_s"] = _limits.pairs(threads)
+        limits = _machine.limits(threads, 0.3, str(subjects[0].device))
     common = {"limits": dict(limits), "rounds": rounds, "threads": threads}
     return [subject.profile(common) for subject in subjects]
 

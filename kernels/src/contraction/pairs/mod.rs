@@ -22,7 +22,7 @@ use crate::prelude;
 const BLOCK: i64 = 32;
 /// Numbers in a packed chunk of a block.
 const CHUNK: i64 = BLOCK * BLOCK;
-/// Chunks of the reduction that are packed at a time.
+/// Chunks that are packed at a time of a reduction that is too long to be packed whole.
 const K_CHUNKS: i64 = 64;
 /// Bytes of packed rows that stay in the second-level cache.
 const ROW_BYTES: i64 = 1 << 20;
@@ -247,6 +247,11 @@ impl<'a> PairsPart<'a> {
             return Err(NoFastForm::NoPairs);
         }
         part.block(threads);
+        // Blocks of such panels overlap: while sums wait for a next piece, zeros times infinity would reach them.
+        let overlap = part.s.n.len() > 1 && last(&part.s.n).size % BLOCK != 0;
+        if overlap && !part.packs_all() {
+            return Err(NoFastForm::NoPairs);
+        }
         Ok(part)
     }
 
@@ -279,20 +284,6 @@ impl<'a> PairsPart<'a> {
     /// Whether a part of the reduction is packed at once.
     fn packs_all(&self) -> bool {
         div_up(self.chunks(), self.parts) <= self.k_chunks
-    }
-
-    /// Floats between the rows of sums.
-    fn pitch(&self) -> i64 {
-        self.group * BLOCK + ROW_GAP
-    }
-
-    /// Floats between the lines of sums that the epilogue is given.
-    fn given_pitch(&self) -> i64 {
-        if self.across {
-            self.rows + ROW_GAP
-        } else {
-            self.pitch()
-        }
     }
 
     fn batches(&self) -> i64 {
@@ -341,34 +332,6 @@ impl<'a> PairsPart<'a> {
     fn thread_bytes(&self) -> i64 {
         let places = self.rows * 8 * (2 + self.guards().len() as i64);
         self.packed_row_bytes() + self.sum_bytes() + places
-    }
-
-    /// Bytes of a block's sums, by rows and where needed by columns; where parts are added, of a whole row.
-    fn sum_bytes(&self) -> i64 {
-        let (length, _) = self.lines();
-        let row = div_up(length * 4, 64) * 64;
-        (self.row_sum_bytes() + self.turned_bytes()).max(row)
-    }
-
-    fn row_sum_bytes(&self) -> i64 {
-        self.rows * self.pitch() * 4
-    }
-
-    fn turned_bytes(&self) -> i64 {
-        if self.across {
-            self.group * BLOCK * self.given_pitch() * 4
-        } else {
-            0
-        }
-    }
-
-    /// How long a line of the result is that the epilogue is given, and how many there are.
-    fn lines(&self) -> (i64, i64) {
-        if self.across {
-            (self.m_total(), self.n_total())
-        } else {
-            (self.n_total(), self.m_total())
-        }
     }
 
     fn packed_row_bytes(&self) -> i64 {
@@ -483,7 +446,7 @@ impl<'a> PairsPart<'a> {
             t.line("}");
             self.consume(t);
         }
-        self.late_epilogue_call(t);
+        self.epilogue_on_output(t);
         t.line("}");
         t.line("sh_pairs_end();");
         t.line("}");

@@ -4,9 +4,56 @@
 use super::super::BUFFERS;
 use super::super::driver::{decode, strided};
 use super::super::text::{CText, affine};
-use super::{PairsPart, last};
+use super::{BLOCK, PairsPart, ROW_GAP, div_up, last};
 
 impl PairsPart<'_> {
+    /// Floats between the rows of sums.
+    pub(super) fn pitch(&self) -> i64 {
+        self.group * BLOCK + ROW_GAP
+    }
+
+    /// Floats between the lines of sums that the epilogue is given.
+    pub(super) fn given_pitch(&self) -> i64 {
+        if self.across {
+            self.rows + ROW_GAP
+        } else {
+            self.pitch()
+        }
+    }
+
+    /// Bytes of a block's sums, by rows and where needed by columns. Where an epilogue takes added parts, a whole
+    /// line of the result has to fit.
+    pub(super) fn sum_bytes(&self) -> i64 {
+        let (length, _) = self.lines();
+        let line = if self.local && self.parts > 1 {
+            div_up(length * 4, 64) * 64
+        } else {
+            0
+        };
+        (self.row_sum_bytes() + self.turned_bytes()).max(line)
+    }
+
+    fn row_sum_bytes(&self) -> i64 {
+        self.rows * self.pitch() * 4
+    }
+
+    fn turned_bytes(&self) -> i64 {
+        if self.across {
+            self.group * BLOCK * self.given_pitch() * 4
+        } else {
+            0
+        }
+    }
+
+    /// How long a line of the result is that the epilogue is given, and how many there are.
+    fn lines(&self) -> (i64, i64) {
+        if self.across {
+            (self.m_total(), self.n_total())
+        } else {
+            (self.n_total(), self.m_total())
+        }
+    }
+
     /// Declares `own`: the buffers, for an epilogue that finds sums where they were made.
     pub(super) fn own_buffers(&self, t: &mut CText) {
         if self.local {
@@ -119,7 +166,7 @@ impl PairsPart<'_> {
     }
 
     /// Calls the epilogue on the rows and columns of an item, which lie in the output.
-    pub(super) fn late_epilogue_call(&self, t: &mut CText) {
+    pub(super) fn epilogue_on_output(&self, t: &mut CText) {
         let now = self.parts == 1 && self.in_order && !self.local;
         if let Some(epilogue) = self.hooks.epilogue.as_ref().filter(|_| now) {
             let [first, end] = ["p0", "p1"].map(|p| self.flat_column(p));

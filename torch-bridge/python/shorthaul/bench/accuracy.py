@@ -25,7 +25,7 @@ def check(
 ) -> dict:
     """Errors of Shorthaul and of eager PyTorch in ``dtype`` against eager float64.
 
-    The model in float64 has the parameters and inputs of the other type, rounded to it.
+    The model in float64 starts from the same parameters and inputs, which are rounded to ``dtype``.
 
     A tensor is beyond the bound if Shorthaul's largest error exceeds twice eager's own plus 1e-6 of
     the largest value. PyTorch itself, with another number of threads and for images in another

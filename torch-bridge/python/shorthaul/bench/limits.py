@@ -9,7 +9,8 @@ import torch
 
 import shorthaul
 
-from .._limits import limits
+from .._limits import peak
+from .._machine import limits
 from .options import Setting
 from .variants import inputs_of, model_of, precision
 
@@ -24,12 +25,15 @@ def used(setting: Setting, median_ms: float, machine: dict) -> dict:
     with torch.set_grad_enabled(setting.mode != "forward"), precision(setting.dtype):
         data = shorthaul.report(model_of(setting), *inputs_of(setting)).data
     seconds = median_ms / 1e3
+    at_peak = sum(
+        k["operations"] / peak(machine, k["path"].endswith("pairs")) / 1e9 for k in data["kernels"]
+    )
     return {
         "bytes_moved": data["bytes_moved"],
         "bytes_least": data["bytes_least"],
         "operations": data["operations"],
         "of_copy": data["bytes_moved"] / seconds / 1e9 / machine["copy_gb_s"],
-        "of_product": data["operations"] / seconds / 1e9 / machine["product_gflop_s"],
+        "of_product": at_peak / seconds,
     }
 
 
@@ -38,7 +42,8 @@ def sentence(found: dict, machine: dict) -> str:
     return (
         f"moves {found['bytes_moved'] / 1e9:.3g} GB at {found['of_copy']:.0%} of a copy's speed "
         f"({machine['copy_gb_s']:.1f} GB/s), computes {found['operations'] / 1e9:.3g} GFLOP at "
-        f"{found['of_product']:.0%} of a large product's ({machine['product_gflop_s']:.0f} GFLOP/s)"
+        f"{found['of_product']:.0%} of a large product's ({machine['product_gflop_s']:.0f} GFLOP/s"
+        + (f", in bf16 {machine['pair_gflop_s']:.0f})" if "pair_gflop_s" in machine else ")")
     )
 
 

@@ -103,6 +103,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if options.limits and options.mode == "step":
         parser.error("--limits does not count the optimizer: use --mode train or forward")
+    if options.check and options.dtype == "f64":
+        parser.error("--check compares with f64: give another --dtype")
     if options.recipes is not None and options.dtype == "autocast":
         parser.error("--recipes takes no autocast: use --dtype bf16")
     if options.tune is not None and options.recipes is None:
