@@ -1,8 +1,8 @@
 //! Lowering of contractions with 16-bit containers: the same generators as in single precision, with
 //! conversions around them.
 //!
-//! Operands are widened while they are packed or staged; a result's sums lie in a thread's memory or in a workspace until they
-//! are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
+//! Operands are widened while they are packed or staged; a result's sums lie in a thread's memory or in a
+//! workspace until they are rounded, block by block, by an epilogue. Where the generator takes no such hooks (depthwise
 //! convolutions, plain loops), whole containers are converted by launches before and after.
 
 use super::split::{SplitReason, Stop, not_emitted, refused, split_reason};
@@ -140,9 +140,8 @@ impl Lowering<'_> {
         self.graph.container(found.out).storage != Storage::Local
     }
 
-    /// The contraction by instructions for pairs of bf16 numbers, with an epilogue that may be all that reads
-    /// its sums, or why it does not fit them; `None` where the
-    /// target has none, or the operands are not of bf16.
+    /// The contraction by instructions for pairs of bf16 numbers, or why it does not fit them; `None` where the
+    /// target has none, or the operands are not of bf16. With an epilogue goes whether nothing else reads the sums.
     fn in_pairs(
         &self,
         found: &Recognized,
