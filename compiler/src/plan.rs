@@ -124,7 +124,7 @@ impl Step {
         options: &PlanOptions,
     ) -> Result<(Graph, Assignment), CompileError> {
         let recipe = &options.recipe;
-        let expanded = expand(&self.graph.bind(bindings), recipe)?;
+        let expanded = expand(self.graph.bind(bindings), recipe, options.target)?;
         let problem = RecomputeProblem::new(&expanded, recipe, &options.speed());
         let pinned = problem.pinned();
         let mut graph = problem.apply(expanded, &pinned).0.graph;
@@ -144,7 +144,7 @@ impl Step {
     ) -> Result<Plan, CompileError> {
         let recipe = &options.recipe;
         let bound = self.graph.bind(bindings);
-        let expanded = expand(&bound, recipe)?;
+        let expanded = expand(bound.clone(), recipe, options.target)?;
         let finish = Finish {
             step: self,
             bound: &bound,
@@ -159,11 +159,14 @@ impl Step {
     }
 }
 
-/// Expands a step whose sizes are fixed.
-fn expand(bound: &Graph, recipe: &Recipe) -> Result<Fused, CompileError> {
-    check("bind", bound)?;
-    check_sizes(bound)?;
-    let expanded = fusion::expand(bound, recipe)?;
+/// Expands a step whose sizes are fixed. On a CPU, recurrences stay loops over time.
+fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Fused, CompileError> {
+    check("bind", &bound)?;
+    check_sizes(&bound)?;
+    if target == Target::Cpu {
+        ops::keep_recurrences(&mut bound);
+    }
+    let expanded = fusion::expand(&bound, recipe)?;
     check("expand", &expanded.graph)?;
     Ok(expanded)
 }

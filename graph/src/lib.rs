@@ -7,6 +7,7 @@
 mod bind;
 mod build;
 mod called;
+mod cell;
 mod compact;
 mod derive;
 mod dtype;
@@ -36,6 +37,7 @@ mod verify;
 pub use bind::{BindError, complete_bindings, infer_bindings};
 pub use build::Builder;
 pub use called::{Operand, View};
+pub use cell::{Cell, CellGradient};
 pub use dtype::DType;
 pub use expr::{Binary, Expr, Scalar, Unary};
 pub use graph::{

@@ -18,6 +18,7 @@ pub mod pool;
 pub mod prelude;
 pub mod progress;
 pub mod recognize;
+mod recurrence;
 pub mod run;
 pub mod templates;
 pub mod toolchain;

@@ -23,6 +23,7 @@ mod halves;
 mod info;
 mod members;
 mod prologue;
+mod recurrence;
 mod requested;
 mod scalar;
 mod share;
@@ -198,6 +199,9 @@ impl Lowering<'_> {
         }
         let NodeKind::Map(map) = &node.kind else {
             return Err(match &node.kind {
+                NodeKind::Library(l) if l.computed_by().is_some() => {
+                    return self.recurrence(node, l);
+                }
                 NodeKind::Library(l) => LowerError::Library {
                     op: l.op.clone(),
                     origin: node.origin.to_string(),

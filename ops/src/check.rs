@@ -146,7 +146,7 @@ impl Case {
     /// Containers of the node's outputs that have a gradient; the others are read by the gradient itself.
     pub fn differentiated_outputs(&self, library: &Library) -> Vec<ContainerId> {
         let outputs = library.outputs.iter().enumerate();
-        let outputs = outputs.filter(|(n, _)| self.op.has_gradient(*n));
+        let outputs = outputs.filter(|(n, _)| self.op.has_gradient(library, *n));
         outputs.filter_map(|(_, output)| *output).collect()
     }
 
@@ -158,7 +158,7 @@ impl Case {
         let call = self.call();
         let weight = |(n, ty): (usize, &TensorType)| {
             let random = || random_tensor(&call, ty, (-1.0, 1.0), 100 + n as u64);
-            let counts = ty.dtype.is_float() && self.op.has_gradient(n);
+            let counts = ty.dtype.is_float() && self.op.has_gradient(&self.library, n);
             counts.then(random).transpose()
         };
         self.types()?.iter().enumerate().map(weight).collect()

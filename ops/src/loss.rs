@@ -510,7 +510,7 @@ impl Op for ClassLoss {
         Ok(Gradient::Rule(vec![Some(dx), None, None]))
     }
 
-    fn has_gradient(&self, output: usize) -> bool {
+    fn has_gradient(&self, _library: &Library, output: usize) -> bool {
         output < 2
     }
 

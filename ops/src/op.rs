@@ -348,8 +348,8 @@ pub trait Op: Sync {
         Ok(Gradient::Derive)
     }
 
-    /// Whether an output has a gradient. One that has none is there for the operator's own gradient only.
-    fn has_gradient(&self, _output: usize) -> bool {
+    /// Whether an output of a node has a gradient. One that has none is there for the operator's own gradient only.
+    fn has_gradient(&self, _library: &Library, _output: usize) -> bool {
         true
     }
 

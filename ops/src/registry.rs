@@ -45,6 +45,8 @@
 //! | `attention` | q, k, v, mask?, seed? | `scale: Float`?, `causal: Bool`?, `dropout: Float`?, `id: Int`? |
 //! | `attention_with_lse` → y, lse | q, k, v, mask? | `scale`?, `causal`? |
 //! | `attention_gradient` → dq, dk, dv | dy, q, k, v, mask?, y, lse | as `attention_with_lse` |
+//! | `recurrence` → states…, kept? | x, w, b?, first states… | a cell: `gates: Int`, `states: Ints`, `value0: Expr`, …; `reverse: Bool`? |
+//! | `recurrence_gradient` → dx, dq, dstates… | w, first states…, states…, kept?, dstates?… | `states`, `n_values: Int`, `x0: Expr`, …, `q0`, …, `before0`, …; `reverse: Bool`? |
 //! | `binary_cross_entropy` | x, target | |
 //! | `cross_entropy` → loss, total, max, log_sum | x, target, weight? | `reduction: none, mean, sum`?, `ignore_index: Int`?, `label_smoothing: Float`? |
 //! | `nll_loss` → loss, total | x, target, weight? | as `cross_entropy` without smoothing |
@@ -56,7 +58,7 @@ use crate::op::{Op, OpError};
 use crate::{
     adaptive_pool, arg_reduce, attention, attention_lse, average_pool, binary_loss, contraction,
     convolution, creation, cumsum, elementwise, index, loss, movement, norm, norm_gradient, pool,
-    random, reduce, slicing, softmax, stop_gradient, topk, variance,
+    random, recurrence, reduce, slicing, softmax, stop_gradient, topk, variance,
 };
 
 /// Every operator, ordered by family.
@@ -108,6 +110,8 @@ pub static ALL: &[&dyn Op] = &[
     &attention::Attention,
     &attention_lse::AttentionWithLse,
     &attention_lse::AttentionGradient,
+    &recurrence::Recurrence,
+    &recurrence::RecurrenceGradient,
     &binary_loss::BinaryCrossEntropy,
     &loss::CROSS_ENTROPY,
     &loss::CROSS_ENTROPY_GRADIENT,

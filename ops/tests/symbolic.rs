@@ -24,6 +24,10 @@ const NEED_NUMBERS: &[&str] = &[
     "adaptive_max_pool",
 ];
 
+/// Operators whose first dimension counts steps of a loop: expansions unroll a number of them, and refuse a symbol.
+/// Targets that have loops do not expand them.
+const UNROLLED: &[&str] = &["recurrence", "recurrence_gradient"];
+
 /// Which sizes become symbols.
 #[derive(Clone, Copy, PartialEq)]
 enum Sizes {
@@ -76,7 +80,12 @@ fn check(case: &Case, which: Sizes) -> Result<bool, Box<dyn std::error::Error>> 
     }
     let mut nodes = builder(&mut graph);
     let call = Call::of(nodes.graph, &library);
-    case.op.expand(&call, &mut nodes)?;
+    match case.op.expand(&call, &mut nodes) {
+        Err(e) if UNROLLED.contains(&case.op.name()) && e.to_string().contains("no value here") => {
+            return Ok(false);
+        }
+        expanded => expanded?,
+    }
     append(nodes);
     ops::expand_all(&mut graph)?;
     let given = case.given();
@@ -104,7 +113,7 @@ fn check_all(which: Sizes) -> Vec<&'static str> {
 
 #[test]
 fn expansions_hold_for_symbolic_sizes() {
-    assert_eq!(check_all(Sizes::All), NEED_NUMBERS);
+    assert_eq!(check_all(Sizes::All), [NEED_NUMBERS, UNROLLED].concat());
 }
 
 #[test]

@@ -19,7 +19,8 @@ class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(16)
-        self.lstm = nn.LSTM(16, 16, batch_first=True)
+        # Layers with projections have no kernel.
+        self.lstm = nn.LSTM(16, 20, batch_first=True, proj_size=16)
         self.head = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
 
     def forward(self, x):

@@ -57,7 +57,7 @@ def test_python_that_no_graph_holds_runs_between_regions_and_is_named():
 
 
 def test_a_module_without_a_graph_is_pytorchs_and_is_named():
-    model = shorthaul.module(nn.LSTM(4, 4))
+    model = shorthaul.module(nn.LSTM(4, 4, proj_size=2))
     with pytest.warns(shorthaul.FallbackWarning, match="PyTorch runs all of LSTM"):
         model(torch.randn(3, 2, 4))[0].sum().backward()
     with warnings.catch_warnings():
@@ -71,8 +71,8 @@ def test_what_runs_outside_of_programs_can_be_an_error():
     with pytest.raises(shorthaul.CaptureError, match=r"test_refusals.py:\d+: `if x.sum\(\) > 0:`"):
         shorthaul.module(Branching(), **strict)(torch.ones(3))
     with pytest.raises(shorthaul.CaptureError, match="PyTorch runs all of LSTM"), ignored():
-        shorthaul.module(nn.LSTM(4, 4), **strict)(torch.randn(3, 2, 4))
-    mixed = nn.Sequential(nn.LSTM(4, 4), First(), nn.Linear(4, 4))
+        shorthaul.module(nn.LSTM(4, 4, proj_size=2), **strict)(torch.randn(3, 2, 4))
+    mixed = nn.Sequential(nn.LSTM(4, 5, proj_size=4), First(), nn.Linear(4, 4))
     with pytest.raises(shorthaul.CaptureError, match="error because of"), ignored():
         shorthaul.module(mixed, **strict)(torch.randn(3, 2, 4))
     with pytest.raises(shorthaul.CaptureError, match=r"higher-order|torch.func"):

@@ -1,5 +1,6 @@
 """``shorthaul.report`` gives the compiler's numbers."""
 
+import functools
 import warnings
 
 import pytest
@@ -118,16 +119,25 @@ def test_what_runs_outside_of_the_kernels_is_listed_once():
     fallbacks = [str(w.message) for w in said if w.category is shorthaul.FallbackWarning]
     assert len(set(fallbacks)) == len(fallbacks) and set(fallbacks) <= set(found)
     # A layer without a compiled part before it breaks no graph that could say so.
-    alone = shorthaul.report(Last(), torch.randn(4, 2, 3)).data["outside"]
+    alone = shorthaul.report(
+        Last(functools.partial(nn.LSTM, proj_size=4), 5), torch.randn(4, 2, 3)
+    ).data["outside"]
     assert any("LSTM" in sentence for sentence in alone)
+
+
+def test_an_lstm_is_two_loops_over_time_and_nothing_runs_outside():
+    found = shorthaul.report(Last(nn.LSTM, 4), torch.randn(4, 2, 3)).data
+    assert found["outside"] == []
+    loops = [k["stage"] for k in found["kernels"] if k["path"] == "loop over time"]
+    assert sorted(loops) == ["backward", "forward"]
 
 
 class Last(nn.Module):
     """A recurrent layer, and a linear one on its last step."""
 
-    def __init__(self):
+    def __init__(self, kind, width):
         super().__init__()
-        self.layer, self.head = nn.LSTM(3, 4), nn.Linear(4, 2)
+        self.layer, self.head = kind(3, width), nn.Linear(4, 2)
 
     def forward(self, x):
         return self.head(self.layer(x)[0][-1])

@@ -294,7 +294,7 @@ class GraphCompiler:
         """Once: PyTorch runs everything."""
         self._say_or_refuse(
             f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
-            f"recurrent layers of torch.nn"
+            f"a recurrent layer with projections"
         )
 
     def may_compile(self) -> bool:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import LocalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import ConstantVariable, builder, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, builder, misc, nn_module, user_defined
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from . import _older_tracers
@@ -41,6 +42,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
         _log_once,
+        _trace_recurrent_layers,
     )
     if VERSION < (2, 14):
         mends += _older_tracers.mends()
@@ -223,6 +225,34 @@ def _log_once(is_ours) -> None:
         return original(self, tx, name, args, kwargs)
 
     misc.LoggingLoggerVariable.call_method = call_method
+
+
+def _trace_recurrent_layers(is_ours) -> None:
+    """A recurrent layer is one node of the graph, where Dynamo would break the graph.
+
+    Not within ``torch.autocast``: there the tracer would take its results for float32.
+    """
+    layers = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN)
+    wrap_any = builder.VariableBuilder._wrap
+    call_any = nn_module.UnspecializedNNModuleVariable.call_function
+
+    def wrap(self, value):
+        # The layer's own frame, behind the break that `call_function` makes.
+        is_own = torch.is_autocast_enabled("cpu") and isinstance(self.source, LocalSource)
+        if isinstance(value, layers) and value.proj_size == 0 and not is_own:
+            if _is_capturing(is_ours):
+                with torch._dynamo.config.patch(allow_rnn=True):
+                    return wrap_any(self, value)
+        return wrap_any(self, value)
+
+    def call_function(self, tx, args, kwargs):
+        if isinstance(self.value, layers) and torch.is_autocast_enabled("cpu"):
+            if _is_capturing(is_ours, tx):
+                _stop("recurrent layer within torch.autocast", "it casts states and weights")
+        return call_any(self, tx, args, kwargs)
+
+    builder.VariableBuilder._wrap = wrap
+    nn_module.UnspecializedNNModuleVariable.call_function = call_function
 
 
 __all__ = ["apply"]

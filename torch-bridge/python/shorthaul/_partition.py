@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import _recurrent
 from ._autocast import AUTOCAST, ENTER
 from ._older_gradients import has_own_gradient
 from ._vmap import is_transform
@@ -145,6 +146,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
+    if (reason := _recurrent.reason(name_of(node), node, value_of)) is not None:
+        return reason
     if node.target is torch.autograd.grad:
         return "`torch.autograd.grad` inside forward"
     if node.kwargs.get("generator") is not None:

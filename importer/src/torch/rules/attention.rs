@@ -76,7 +76,7 @@ fn share_heads(s: &mut Site, x: ContainerId, heads: &SymExpr) -> Result<Containe
 
 /// `x` with elements dropped with probability `p` and the others scaled by `1/(1 − p)`, and the mask
 /// if asked for.
-fn dropped(
+pub(super) fn dropped(
     s: &mut Site,
     x: ContainerId,
     p: f64,

@@ -10,6 +10,7 @@ mod loss;
 mod movement;
 mod normalization;
 mod pooling;
+mod recurrent;
 mod reduction;
 mod special;
 
@@ -34,6 +35,7 @@ const FAMILIES: &[Table] = &[
     movement::RULES,
     normalization::RULES,
     pooling::RULES,
+    recurrent::RULES,
     reduction::RULES,
     special::RULES,
 ];

@@ -1,0 +1,369 @@
+//! The step of a recurrence over time, as expressions: what an LSTM, a GRU or another cell computes.
+//!
+//! A step reads, for every position `j` of a row of width `H`, the gates' inputs `x_g[j]`, the products
+//! `q_g[j] = (h·Wᵀ + b)[g·H + j]` of the state `h` before the step, and all states before it. It computes a list of
+//! values; some of them are the states after the step, the others are kept for the backward pass.
+//! [`Cell::gradient`] derives the step of the backward pass. Both are attributes of a library node, so that
+//! interpreter, expansion and code generators read the same formulas. Never decides who runs the loop.
+//!
+//! Sources: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, with the reset gate behind the product, as
+//! `torch.nn.GRU`), plain recurrences (Elman 1990).
+
+use crate::expr::Expr;
+use crate::graph::{Attr, Attrs};
+use std::sync::Arc;
+
+/// The step of the forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// How many products of width `H` a step reads.
+    pub gates: usize,
+    /// What the step computes, over the inputs `x_0…, q_0…, s_0…, v_0…`: inputs of gates, products, states before
+    /// the step, earlier values.
+    pub values: Vec<Expr>,
+    /// Which values are the states after the step. The first one is the `h` of the products.
+    pub states: Vec<usize>,
+}
+
+/// The step of the backward pass, over the inputs `s_0…, v_0…, d_0…`: states before the step, values of the step,
+/// gradients of the states after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CellGradient {
+    /// Which values are states.
+    pub states: Vec<usize>,
+    /// How many values a step has.
+    pub n_values: usize,
+    /// Gradients of the gates' inputs.
+    pub x: Vec<Expr>,
+    /// Gradients of the products; equal to `x` where the two are only ever added.
+    pub q: Vec<Expr>,
+    /// Gradients of the states before the step, without what goes through the products.
+    pub before: Vec<Expr>,
+}
+
+impl Cell {
+    /// The cell by its name in PyTorch's operators: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
+    pub fn named(name: &str) -> Option<Cell> {
+        let sum = |gates: usize, g: usize| Expr::In(g).add(Expr::In(gates + g));
+        Some(match name {
+            "lstm" => {
+                // Inputs: x_0 to x_3, q_0 to q_3, h, c, then values: i, f, g, o, c, h.
+                let v = |n: usize| Expr::In(10 + n);
+                let mut values: Vec<Expr> = (0..4).map(|g| sum(4, g).sigmoid()).collect();
+                values[2] = sum(4, 2).tanh();
+                values.push(v(1).mul(Expr::In(9)).add(v(0).mul(v(2))));
+                values.push(v(3).mul(v(4).tanh()));
+                Cell {
+                    gates: 4,
+                    values,
+                    states: vec![5, 4],
+                }
+            }
+            "gru" => {
+                // Inputs: x_0 to x_2, q_0 to q_2, h, then values: r, z, the product of n, n, h.
+                let v = |n: usize| Expr::In(7 + n);
+                let candidate = Expr::In(2).add(v(0).mul(v(2))).tanh();
+                let rest = Expr::float(1.0).sub(v(1));
+                Cell {
+                    gates: 3,
+                    values: vec![
+                        sum(3, 0).sigmoid(),
+                        sum(3, 1).sigmoid(),
+                        Expr::In(5),
+                        candidate,
+                        rest.mul(v(3)).add(v(1).mul(Expr::In(6))),
+                    ],
+                    states: vec![4],
+                }
+            }
+            "rnn_tanh" => Cell {
+                gates: 1,
+                values: vec![sum(1, 0).tanh()],
+                states: vec![0],
+            },
+            "rnn_relu" => Cell {
+                gates: 1,
+                values: vec![sum(1, 0), Expr::In(3).max(Expr::float(0.0))],
+                states: vec![1],
+            },
+            _ => return None,
+        })
+    }
+
+    /// How many states a step has.
+    pub fn n_states(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Values that are no states, in order.
+    pub fn kept(&self) -> Vec<usize> {
+        kept(self.values.len(), &self.states)
+    }
+
+    /// The cell as attributes: `gates`, `states`, `value0`, `value1`, ….
+    pub fn attrs(&self) -> Attrs {
+        let mut attrs = Attrs::new();
+        attrs.insert("gates".into(), Attr::Int(self.gates as i64));
+        attrs.insert("states".into(), positions(&self.states));
+        insert(&mut attrs, "value", &self.values);
+        attrs
+    }
+
+    /// The cell that attributes hold; `None` if they hold none, or one that refers to what comes later.
+    pub fn of(attrs: &Attrs) -> Option<Cell> {
+        let Some(Attr::Int(gates)) = attrs.get("gates") else {
+            return None;
+        };
+        let cell = Cell {
+            gates: usize::try_from(*gates).ok().filter(|g| *g > 0)?,
+            values: expressions(attrs, "value"),
+            states: states_of(attrs)?,
+        };
+        let before = 2 * cell.gates + cell.n_states();
+        let in_order = |(n, value): (usize, &Expr)| value.inputs().iter().all(|i| *i < before + n);
+        let known = cell.states.iter().all(|s| *s < cell.values.len());
+        (known && cell.values.iter().enumerate().all(in_order)).then_some(cell)
+    }
+
+    /// The step of the backward pass, by the chain rule over the values from last to first. A value that occurs in a
+    /// derivative, as `tanh x` in `1 − tanh² x`, is read from what was kept. `None` if a derivative needs an input of
+    /// a gate or a product that no value keeps.
+    pub fn gradient(&self) -> Option<CellGradient> {
+        let (n_states, n_values) = (self.n_states(), self.values.len());
+        let first = 2 * self.gates + n_states;
+        let gradient_of_state = |k: usize| Expr::In(first + n_values + k);
+        let mut gradients: Vec<Option<Expr>> = vec![None; first + n_values];
+        for (k, value) in self.states.iter().enumerate() {
+            gradients[first + value] = Some(gradient_of_state(k));
+        }
+        for (n, value) in self.values.iter().enumerate().rev() {
+            let Some(factor) = gradients[first + n].clone() else {
+                continue;
+            };
+            for input in value.inputs() {
+                let Some(part) = value.pullback(input, &factor) else {
+                    continue;
+                };
+                gradients[input] = Some(match gradients[input].take() {
+                    Some(sum) => sum.add(part),
+                    None => part,
+                });
+            }
+        }
+        let known: Vec<(&Expr, usize)> = self.values.iter().zip(first..).collect();
+        let finished = |input: usize| -> Option<Expr> {
+            let Some(gradient) = &gradients[input] else {
+                return Some(Expr::float(0.0));
+            };
+            let gradient = with_known(gradient, &known);
+            let is_kept = |i: &usize| *i >= 2 * self.gates;
+            gradient
+                .inputs()
+                .iter()
+                .all(is_kept)
+                .then(|| gradient.substitute_inputs(&|i| Expr::In(i - 2 * self.gates)))
+        };
+        let all =
+            |from: usize, n: usize| (from..from + n).map(finished).collect::<Option<Vec<_>>>();
+        Some(CellGradient {
+            states: self.states.clone(),
+            n_values,
+            x: all(0, self.gates)?,
+            q: all(self.gates, self.gates)?,
+            before: all(2 * self.gates, n_states)?,
+        })
+    }
+}
+
+impl CellGradient {
+    /// Values that are no states, in order.
+    pub fn kept(&self) -> Vec<usize> {
+        kept(self.n_values, &self.states)
+    }
+
+    /// Whether the gradients of the products are those of the gates' inputs.
+    pub fn is_shared(&self) -> bool {
+        self.x == self.q
+    }
+
+    /// As attributes: `states`, `n_values`, `x0`, …, `q0`, …, `before0`, ….
+    pub fn attrs(&self) -> Attrs {
+        let mut attrs = Attrs::new();
+        attrs.insert("states".into(), positions(&self.states));
+        attrs.insert("n_values".into(), Attr::Int(self.n_values as i64));
+        insert(&mut attrs, "x", &self.x);
+        insert(&mut attrs, "q", &self.q);
+        insert(&mut attrs, "before", &self.before);
+        attrs
+    }
+
+    /// The gradient that attributes hold; `None` if they hold none.
+    pub fn of(attrs: &Attrs) -> Option<CellGradient> {
+        let Some(Attr::Int(n_values)) = attrs.get("n_values") else {
+            return None;
+        };
+        let found = CellGradient {
+            states: states_of(attrs)?,
+            n_values: usize::try_from(*n_values).ok()?,
+            x: expressions(attrs, "x"),
+            q: expressions(attrs, "q"),
+            before: expressions(attrs, "before"),
+        };
+        let n_states = found.states.len();
+        let n_inputs = 2 * n_states + found.n_values;
+        let all = [&found.x, &found.q, &found.before];
+        let is_known = |e: &Expr| e.inputs().iter().all(|i| *i < n_inputs);
+        let fits = all.into_iter().flatten().all(is_known)
+            && found.states.iter().all(|s| *s < found.n_values)
+            && !found.x.is_empty()
+            && found.x.len() == found.q.len()
+            && found.before.len() == n_states;
+        fits.then_some(found)
+    }
+}
+
+fn kept(n_values: usize, states: &[usize]) -> Vec<usize> {
+    (0..n_values).filter(|n| !states.contains(n)).collect()
+}
+
+fn positions(list: &[usize]) -> Attr {
+    Attr::Ints(list.iter().map(|n| *n as i64).collect())
+}
+
+fn insert(attrs: &mut Attrs, name: &str, list: &[Expr]) {
+    for (n, e) in list.iter().enumerate() {
+        attrs.insert(format!("{name}{n}"), Attr::Expr(e.clone()));
+    }
+}
+
+fn expressions(attrs: &Attrs, name: &str) -> Vec<Expr> {
+    let at = |n: usize| match attrs.get(&format!("{name}{n}")) {
+        Some(Attr::Expr(e)) => Some(e.clone()),
+        _ => None,
+    };
+    (0..).map_while(at).collect()
+}
+
+fn states_of(attrs: &Attrs) -> Option<Vec<usize>> {
+    let Some(Attr::Ints(list)) = attrs.get("states") else {
+        return None;
+    };
+    let list: Option<Vec<usize>> = list.iter().map(|n| usize::try_from(*n).ok()).collect();
+    list.filter(|list| !list.is_empty())
+}
+
+/// The expression with every part that equals a known one replaced by its input.
+fn with_known(e: &Expr, known: &[(&Expr, usize)]) -> Expr {
+    if let Some((_, input)) = known.iter().find(|(k, _)| *k == e) {
+        return Expr::In(*input);
+    }
+    let part = |e: &Arc<Expr>| Arc::new(with_known(e, known));
+    match e {
+        Expr::Unary(f, a) => Expr::Unary(*f, part(a)),
+        Expr::Binary(f, a, b) => Expr::Binary(*f, part(a), part(b)),
+        Expr::Select(c, a, b) => Expr::Select(part(c), part(a), part(b)),
+        Expr::Cast(d, a) => Expr::Cast(*d, part(a)),
+        Expr::Uniform(k, n) => Expr::Uniform(part(k), part(n)),
+        Expr::Const(_) | Expr::In(_) | Expr::Index(_) => e.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expr::Scalar;
+
+    const NAMES: [&str; 4] = ["lstm", "gru", "rnn_tanh", "rnn_relu"];
+
+    fn run(list: &[Expr], mut inputs: Vec<f64>, extend: bool) -> Vec<f64> {
+        let mut results = Vec::new();
+        for e in list {
+            let given: Vec<Scalar> = inputs.iter().map(|x| Scalar::Float(*x)).collect();
+            let value = e.eval(&given, &|_| None).unwrap().as_f64();
+            results.push(value);
+            if extend {
+                inputs.push(value);
+            }
+        }
+        results
+    }
+
+    /// Σ over states of `weight · state` after one step of one element.
+    fn loss(cell: &Cell, inputs: &[f64], weights: &[f64]) -> f64 {
+        let values = run(&cell.values, inputs.to_vec(), true);
+        cell.states
+            .iter()
+            .zip(weights)
+            .map(|(s, w)| values[*s] * w)
+            .sum()
+    }
+
+    #[test]
+    fn attributes_keep_cells_and_their_gradients() {
+        for name in NAMES {
+            let cell = Cell::named(name).unwrap();
+            assert_eq!(Cell::of(&cell.attrs()).as_ref(), Some(&cell), "{name}");
+            let gradient = cell.gradient().unwrap();
+            let kept = CellGradient::of(&gradient.attrs());
+            assert_eq!(kept.as_ref(), Some(&gradient), "{name}");
+            assert_eq!(gradient.is_shared(), name != "gru", "{name}");
+        }
+        assert_eq!(Cell::named("mamba"), None);
+    }
+
+    #[test]
+    fn gradients_of_cells_are_finite_differences() {
+        for name in NAMES {
+            let cell = Cell::named(name).unwrap();
+            let n_inputs = 2 * cell.gates + cell.n_states();
+            let inputs: Vec<f64> = (0..n_inputs)
+                .map(|n| (n as f64 * 1.7).sin() * 0.9 + 0.05)
+                .collect();
+            let weights: Vec<f64> = (0..cell.n_states()).map(|k| 0.7 - k as f64).collect();
+            let values = run(&cell.values, inputs.clone(), true);
+            let gradient = cell.gradient().unwrap();
+            let given = [&inputs[2 * cell.gates..], &values, &weights].concat();
+            let all = [
+                gradient.x.clone(),
+                gradient.q.clone(),
+                gradient.before.clone(),
+            ]
+            .concat();
+            for (n, found) in run(&all, given, false).into_iter().enumerate() {
+                let h = 1e-6;
+                let moved = |by: f64| {
+                    let mut at = inputs.clone();
+                    at[n] += by;
+                    loss(&cell, &at, &weights)
+                };
+                let expected = (moved(h) - moved(-h)) / (2.0 * h);
+                // Central differences of numbers near 1 are exact to 1e-10.
+                assert!(
+                    (found - expected).abs() < 1e-9,
+                    "{name}, input {n}: {found} instead of {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_cell_that_reads_a_later_value_is_none() {
+        let mut cell = Cell::named("gru").unwrap();
+        cell.values[0] = Expr::In(8);
+        assert_eq!(Cell::of(&cell.attrs()), None);
+        cell.values[0] = Expr::float(1.0);
+        cell.states = vec![7];
+        assert_eq!(Cell::of(&cell.attrs()), None);
+    }
+
+    #[test]
+    fn a_cell_that_does_not_keep_what_its_gradient_reads_has_none() {
+        // exp(x·q) needs both factors.
+        let cell = Cell {
+            gates: 1,
+            values: vec![Expr::In(0).mul(Expr::In(1)).exp()],
+            states: vec![0],
+        };
+        assert_eq!(cell.gradient(), None);
+    }
+}

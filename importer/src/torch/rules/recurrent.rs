@@ -1,0 +1,153 @@
+//! Recurrent layers: the products of their inputs for all steps at once, and a recurrence over time.
+
+use super::Table;
+use super::attention::dropped;
+use crate::torch::error::RuleError;
+use crate::torch::site::{Results, Site};
+use graph::{Attr, Cell, ContainerId, DType, Expr, SymExpr};
+use ops::{OpBuilder, attrs};
+
+pub(super) const RULES: Table = &[
+    ("aten.lstm.input", lstm),
+    ("aten.gru.input", gru),
+    ("aten.rnn_tanh.input", rnn_tanh),
+    ("aten.rnn_relu.input", rnn_relu),
+];
+
+fn lstm(s: &mut Site) -> Results {
+    let states = s.tensors("hx")?;
+    layers(s, "lstm", &states)
+}
+
+fn gru(s: &mut Site) -> Results {
+    let states = [s.tensor("hx")?];
+    layers(s, "gru", &states)
+}
+
+fn rnn_tanh(s: &mut Site) -> Results {
+    let states = [s.tensor("hx")?];
+    layers(s, "rnn_tanh", &states)
+}
+
+fn rnn_relu(s: &mut Site) -> Results {
+    let states = [s.tensor("hx")?];
+    layers(s, "rnn_relu", &states)
+}
+
+/// Layers over `[T, B, n]` (or `[B, T, n]`), from first states `[layers, B, H]`: the last layer's `h` of all steps,
+/// and the last step's states of all layers.
+fn layers(s: &mut Site, name: &str, first: &[ContainerId]) -> Results {
+    let cell = Cell::named(name).ok_or_else(|| s.unsupported(format!("the cell `{name}`")))?;
+    let mut x = s.tensor("input")?;
+    let params = s.tensors("params")?;
+    let n_layers = usize::try_from(s.int("num_layers")?).unwrap_or(0);
+    let (has_biases, both) = (s.flag("has_biases")?, s.flag("bidirectional")?);
+    let (directions, each) = (1 + usize::from(both), if has_biases { 4 } else { 2 });
+    if s.rank(x) != 3
+        || first.len() != cell.n_states()
+        || params.len() != n_layers * directions * each
+    {
+        return Err(s.unsupported("projections of a recurrent layer's states"));
+    }
+    let dtype = s.builder.dtype(x);
+    let others = params.iter().chain(first);
+    if !matches!(dtype, DType::F32 | DType::F64)
+        || others.into_iter().any(|p| s.builder.dtype(*p) != dtype)
+    {
+        return Err(s.unsupported("a recurrent layer of other elements than float32 or float64"));
+    }
+    let dropout = match s.flag("train")? {
+        true => s.float("dropout")?,
+        false => 0.0,
+    };
+    let batch_first = s.flag("batch_first")?;
+    if batch_first {
+        x = s.permute(x, vec![1, 0, 2])?;
+    }
+    let mut last: Vec<Vec<ContainerId>> = vec![Vec::new(); cell.n_states()];
+    for layer in 0..n_layers {
+        if layer > 0 && dropout > 0.0 {
+            x = dropped(s, x, dropout, false)?[0];
+        }
+        let mut ways = Vec::new();
+        for way in 0..directions {
+            let n = layer * directions + way;
+            let before = first.iter().map(|f| part(s, *f, n as i64));
+            let before = before.collect::<Result<Vec<_>, _>>()?;
+            let params = &params[n * each..][..each];
+            let states = one_way(s, &cell, x, params, (&before, way == 1))?;
+            for (last, state) in last.iter_mut().zip(&states) {
+                last.push(last_step(s, *state, way == 1)?);
+            }
+            ways.push(states[0]);
+        }
+        x = joined(s, &ways, 2)?;
+    }
+    if batch_first {
+        x = s.permute(x, vec![1, 0, 2])?;
+    }
+    let mut results = vec![Some(x)];
+    for list in last {
+        results.push(Some(joined(s, &list, 0)?));
+    }
+    Ok(results)
+}
+
+/// One layer in one direction over `[T, B, n]`, from the states before: the states of all steps.
+fn one_way(
+    s: &mut Site,
+    cell: &Cell,
+    x: ContainerId,
+    params: &[ContainerId],
+    (before, reverse): (&[ContainerId], bool),
+) -> Result<Vec<ContainerId>, RuleError> {
+    let einsum = attrs([("equation", Attr::Str("tbn,kn->tbk".into()))]);
+    let mut x = s.op1("einsum", &[x, params[0]], einsum)?;
+    let mut bias = None;
+    if let [_, _, own, other] = params {
+        let dtype = s.builder.dtype(x);
+        let sum = Expr::In(0).add(Expr::In(1));
+        // Where products and inputs are only added, their biases are too.
+        if cell.gradient().is_some_and(|gradient| gradient.is_shared()) {
+            let sum = sum.add(Expr::In(2));
+            x = s.elementwise(sum, &[x, *own, *other], dtype)?;
+        } else {
+            x = s.elementwise(sum, &[x, *own], dtype)?;
+            bias = Some(*other);
+        }
+    }
+    let mut inputs = vec![Some(x), Some(params[1]), bias];
+    inputs.extend(before.iter().copied().map(Some));
+    let mut list = cell.attrs();
+    list.insert("reverse".into(), Attr::Bool(reverse));
+    let mut made = s.builder.op("recurrence", &inputs, list)?;
+    made.truncate(cell.n_states());
+    Ok(made)
+}
+
+/// Position `n` of the first dimension, without it.
+fn part(s: &mut Site, x: ContainerId, n: i64) -> Result<ContainerId, RuleError> {
+    let one = ops::slicing::slice_attrs(0, SymExpr::constant(n), SymExpr::constant(n + 1), 1);
+    let one = s.op1("slice", &[x], one)?;
+    let shape = s.builder.shape(one)[1..].to_vec();
+    s.reshape(one, shape)
+}
+
+/// The last step in time of `[T, B, H]`, as `[1, B, H]`.
+fn last_step(s: &mut Site, x: ContainerId, reverse: bool) -> Result<ContainerId, RuleError> {
+    let one = SymExpr::constant(1);
+    let stop = if reverse {
+        one.clone()
+    } else {
+        s.builder.shape(x)[0].clone()
+    };
+    let start = stop.clone() - one;
+    s.op1("slice", &[x], ops::slicing::slice_attrs(0, start, stop, 1))
+}
+
+fn joined(s: &mut Site, parts: &[ContainerId], axis: i64) -> Result<ContainerId, RuleError> {
+    match parts {
+        [only] => Ok(*only),
+        _ => s.op1("concat", parts, attrs([("axis", Attr::Int(axis))])),
+    }
+}
