@@ -189,6 +189,9 @@ fn inlined_node(
     if is_blockable(reader) && !is_blockable(&node) {
         return Err(Obstacle::ProductIndex);
     }
+    if is_contraction(reader) && backwards(&node) > backwards(reader) {
+        return Err(Obstacle::ProductBackwards);
+    }
     if is_contraction(reader) && guarded(&node) > guarded(reader).max(1) {
         return Err(Obstacle::ProductGuard);
     }
@@ -203,6 +206,19 @@ fn inlined_node(
         demand.weigh(Obstacle::Inputs(t.inputs.len()))?;
     }
     Ok(node)
+}
+
+/// How many dimensions of arrays a unit reads from their ends: no parameter moves forward in them.
+fn backwards(node: &Node) -> usize {
+    let is_backwards = |i: &&Index| {
+        let Index::At(e) = i else { return false };
+        let terms = e.as_affine().map(|(terms, _)| terms).unwrap_or_default();
+        !terms.is_empty() && terms.iter().all(|(_, factor)| *factor < 0)
+    };
+    unit(node).map_or(0, |(_, tasklet)| {
+        let all = tasklet.inputs.iter().flat_map(|m| &m.subset);
+        all.filter(is_backwards).count()
+    })
 }
 
 /// How many arrays a unit reads or writes at positions that may lie outside of them.

@@ -15,9 +15,14 @@ from shorthaul._pytorch_version import VERSION
 from torch import nn
 from torch.utils import _pytree as pytree
 
-#: For tests of what is compiled around a recurrent layer.
+#: For tests of what is compiled around a recurrent layer that PyTorch runs.
 breaks_at_recurrent_layers = pytest.mark.skipif(
     VERSION < (2, 15), reason="PyTorch 2.14 leaves a whole function with such a layer to Python"
+)
+
+#: For tests of recurrent layers in kernels.
+compiles_recurrent_layers = pytest.mark.skipif(
+    VERSION < (2, 14), reason="the tracer of PyTorch 2.6 has wrong shapes of their states"
 )
 
 #: For tests of how few traces serve many sizes; with other traces the results are the same.

@@ -133,6 +133,30 @@ class LstmCells(nn.Module):
         return h
 
 
+class Recurrent(nn.Module):
+    """Layers over time in both directions, from the last step of an image's rows to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.LSTM(12, 20, 2, bidirectional=True, batch_first=True)
+        self.out = nn.Linear(40, 5)
+
+    def forward(self, x):
+        return self.out(self.layers(x.flip(1))[0].flip(-1))
+
+
+class Reversed(nn.Module):
+    """Products of rows in reversed order, along each dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 20), nn.Conv1d(20, 6, 3, padding=1)
+
+    def forward(self, x):
+        y = self.first(x.flip(1)).flip(2)
+        return self.second(y.flip(0).transpose(1, 2)) @ y.flip(1)
+
+
 def conv_block(*widths: int) -> list[nn.Module]:
     """Convolutions as VGG has them."""
     layers: list[nn.Module] = []
@@ -232,6 +256,8 @@ NETWORKS = {
     ),
     "swin": (swin_block, lambda: torch.randn(2, 8, 8, 36, requires_grad=True)),
     "lstm": (LstmCells, lambda: rows(12, 4)),
+    "recurrent": (Recurrent, lambda: rows(12)),
+    "reversed": (Reversed, lambda: rows(12)),
     "resnet": (lambda: images.resnet.BasicBlock(20, 20), lambda: image(20, 9)),
     "resnet, batch 1": (lambda: images.resnet.BasicBlock(20, 20), lambda: image(20, 9, 1)),
     "mobilenet": (lambda: images.mobilenetv2.InvertedResidual(16, 24, 2, 4), lambda: image(16)),
@@ -302,7 +328,15 @@ GROUPED = (
     "grouped 3-D",
     "grouped, dilated",
 )
-SPLIT = ("segformer", "convnext", "cifar", "u-net 3-D", "pixel shuffle", "space to depth")
+SPLIT = (
+    "reversed",
+    "segformer",
+    "convnext",
+    "cifar",
+    "u-net 3-D",
+    "pixel shuffle",
+    "space to depth",
+)
 
 
 @pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")

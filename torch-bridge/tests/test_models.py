@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from against_eager import assert_close, breaks_at_recurrent_layers
+from against_eager import assert_close, compiles_recurrent_layers
 from shorthaul.bench.accuracy import _results, smoothed
 from shorthaul.models import EXAMPLES, without_dropout
 from torch import nn
@@ -57,7 +57,7 @@ def test_parameters_are_counted(name, monkeypatch):
 @pytest.mark.filterwarnings("error::shorthaul.FallbackWarning")
 @pytest.mark.parametrize(
     ("name", "n_threads"),
-    [pytest.param(n, 2, marks=breaks_at_recurrent_layers if n == "lstm" else ()) for n in NETWORKS]
+    [pytest.param(n, 2, marks=compiles_recurrent_layers if n == "lstm" else ()) for n in NETWORKS]
     + [(n, 1) for n in ON_ONE_THREAD],
 )
 def test_small_networks_compute_what_float64_does(name, n_threads):

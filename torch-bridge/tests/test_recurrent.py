@@ -9,6 +9,7 @@ import warnings
 import pytest
 import shorthaul
 import torch
+from against_eager import compiles_recurrent_layers
 from torch import nn
 
 CASES = {
@@ -75,18 +76,21 @@ def _compare(kind, case, width, dtype):
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
 
+@compiles_recurrent_layers
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_equals_pytorch_in_double_precision(kind, case):
     _compare(kind, case, 37, torch.float32)
 
 
+@compiles_recurrent_layers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 32, 300])
 def test_layers_of_any_width(kind, width):
     _compare(kind, "plain", width, torch.float64)
 
 
+@compiles_recurrent_layers
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_that_change_in_time_and_batch(kind):
     torch.manual_seed(0)
@@ -100,6 +104,7 @@ def test_sizes_that_change_in_time_and_batch(kind):
         torch.testing.assert_close(found.double(), exact(x)[0], rtol=2e-5, atol=2e-5)
 
 
+@compiles_recurrent_layers
 def test_dropout_lies_between_layers():
     """It drops results of the first layer, which the weights pass on, and never of the last."""
     torch.manual_seed(0)
@@ -166,6 +171,7 @@ class _Within(nn.Module):
         return y, self.after(y.float())
 
 
+@compiles_recurrent_layers
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("is_around", [False, True])
 def test_pytorch_runs_a_layer_within_autocast(is_around, kind):

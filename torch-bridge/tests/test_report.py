@@ -6,7 +6,11 @@ import warnings
 import pytest
 import shorthaul
 import torch
-from against_eager import assert_network_matches, breaks_at_recurrent_layers
+from against_eager import (
+    assert_network_matches,
+    breaks_at_recurrent_layers,
+    compiles_recurrent_layers,
+)
 from torch import nn
 
 
@@ -125,6 +129,7 @@ def test_what_runs_outside_of_the_kernels_is_listed_once():
     assert any("LSTM" in sentence for sentence in alone)
 
 
+@compiles_recurrent_layers
 def test_an_lstm_is_two_loops_over_time_and_nothing_runs_outside():
     found = shorthaul.report(Last(nn.LSTM, 4), torch.randn(4, 2, 3)).data
     assert found["outside"] == []

@@ -13,6 +13,8 @@ pub enum Obstacle {
     Product,
     #[error("a product's operand would be indexed by data, a remainder or a quotient")]
     ProductIndex,
+    #[error("a product's operand would be read from its end")]
+    ProductBackwards,
     #[error("a product takes one array beyond its bounds, and would take two")]
     ProductGuard,
     #[error("it would be computed {times} times, {cost} operations each")]
@@ -52,6 +54,7 @@ impl Weighed for Obstacle {
             Obstacle::Cost(cost) => *cost <= MAX_DEMANDED_COST,
             Obstacle::Product
             | Obstacle::ProductIndex
+            | Obstacle::ProductBackwards
             | Obstacle::ProductGuard
             | Obstacle::GuardOfComputed
             | Obstacle::Guard

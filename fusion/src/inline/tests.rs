@@ -75,7 +75,7 @@ fn what_decides_is_rounded_as_it_would_have_been_stored() {
 }
 
 #[test]
-fn products_read_what_was_rolled_or_looked_up_from_memory() {
+fn products_read_what_was_rolled_reversed_or_looked_up_from_memory() {
     let containers = "%x: f32[6, 4] input
          %at: i64[6] input
          %w: f32[4, 5] input
@@ -89,6 +89,11 @@ fn products_read_what_was_rolled_or_looked_up_from_memory() {
     for from in ["%x[mod(i + 2, 6), j]", "%x[$1, j], %at[i]"] {
         let refused = inlined(containers, &format!("{}\n{product}", moved(from)));
         assert_eq!(refused, Err(Obstacle::ProductIndex), "{from}");
+        assert!(inlined(containers, &format!("{}\n{sum}", moved(from))).is_ok());
+    }
+    for from in ["%x[5 - i, j]", "%x[i, 3 - j]"] {
+        let refused = inlined(containers, &format!("{}\n{product}", moved(from)));
+        assert_eq!(refused, Err(Obstacle::ProductBackwards), "{from}");
         assert!(inlined(containers, &format!("{}\n{sum}", moved(from))).is_ok());
     }
     let straight = format!("{}\n{product}", moved("%x[i, j]"));

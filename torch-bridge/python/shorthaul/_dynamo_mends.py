@@ -42,10 +42,11 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _guard_inlined_functions,
         _guard_identity,
         _log_once,
-        _trace_recurrent_layers,
     )
     if VERSION < (2, 14):
         mends += _older_tracers.mends()
+    else:  # In 2.6 the tracer has wrong shapes of their states.
+        mends += (_trace_recurrent_layers,)
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
