@@ -271,7 +271,7 @@ fn with_known(e: &Expr, known: &[(&Expr, usize)]) -> Expr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expr::Scalar;
+    use crate::scalar::Scalar;
 
     const NAMES: [&str; 4] = ["lstm", "gru", "rnn_tanh", "rnn_relu"];
 

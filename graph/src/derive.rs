@@ -18,7 +18,9 @@
 //! - `mod(a, b)`: 1 with respect to `a`, `−⌊a/b⌋` with respect to `b`.
 //! - A conversion to a floating-point type passes the derivative on.
 
-use crate::expr::{Binary, Expr, Scalar, Unary};
+use crate::expr::Expr;
+use crate::function::{Binary, Unary};
+use crate::scalar::Scalar;
 use std::sync::Arc;
 
 impl Expr {

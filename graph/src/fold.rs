@@ -6,7 +6,9 @@
 //! anything reassociated. This file never looks at a graph.
 
 use crate::dtype::DType;
-use crate::expr::{Binary, Expr, Scalar, Unary};
+use crate::expr::Expr;
+use crate::function::{Binary, Unary};
+use crate::scalar::Scalar;
 use crate::size::SymExpr;
 use std::sync::Arc;
 

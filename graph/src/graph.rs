@@ -17,8 +17,10 @@
 //! This file only holds data; text form, verification, interpretation and rewriting are elsewhere.
 
 use crate::dtype::DType;
-use crate::expr::{Binary, Expr, Scalar};
+use crate::expr::Expr;
+use crate::function::Binary;
 use crate::layout::{Layout, Storage};
+use crate::scalar::Scalar;
 use crate::size::{SymExpr, Symbol};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;

@@ -8,12 +8,12 @@
 
 use crate::bind::complete_bindings;
 use crate::dtype::DType;
-use crate::expr::Scalar;
 use crate::graph::{
     Block, Branch, ContainerId, Graph, Index, Library, Lifetime, Loop, Map, Memlet, Node, NodeKind,
     Origin, Reduction, Tasklet,
 };
 use crate::meaning::{InterpretError, LibraryMeaning};
+use crate::scalar::Scalar;
 use crate::size::{Bindings, SymExpr, Symbol};
 use crate::tensor::{Tensor, Values};
 use std::sync::Arc;

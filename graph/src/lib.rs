@@ -13,6 +13,7 @@ mod derive;
 mod dtype;
 mod expr;
 mod fold;
+mod function;
 mod graph;
 mod interpret;
 mod joined;
@@ -28,6 +29,7 @@ mod problem;
 mod product;
 pub mod range;
 mod recipe;
+mod scalar;
 mod simplify;
 mod size;
 mod tensor;
@@ -39,7 +41,8 @@ pub use build::Builder;
 pub use called::{Operand, View};
 pub use cell::{Cell, CellGradient};
 pub use dtype::DType;
-pub use expr::{Binary, Expr, Scalar, Unary};
+pub use expr::Expr;
+pub use function::{Binary, Unary};
 pub use graph::{
     Attr, Attrs, Block, Branch, Container, ContainerId, Graph, Index, Library, Lifetime, Loop, Map,
     Memlet, Node, NodeKind, Origin, Output, Param, Reduction, Schedule, Stage, State, Tasklet,
@@ -54,6 +57,7 @@ pub use parse::{ParseError, parse, parse_with};
 pub use problem::{Problem, VerifyError};
 pub use product::SummedProduct;
 pub use recipe::{Blocking, Place, Recipe, Rewrite};
+pub use scalar::Scalar;
 pub use simplify::{Rule, SimplifyReport, simplify, simplify_before_gradients};
 pub use size::{Atom, Bindings, SizeError, SymExpr, Symbol};
 pub use tensor::{Tensor, Values};

@@ -3,7 +3,8 @@
 //! Owns one value that every prediction of time starts from, and how many operations an expression counts as. Whole numbers, so that two equal machines give two
 //! equal plans. Never measures anything: who knows better numbers than the defaults passes them in.
 
-use crate::expr::{Binary, Expr, Unary};
+use crate::expr::Expr;
+use crate::function::{Binary, Unary};
 use serde::{Deserialize, Serialize};
 
 /// A level of memory.

@@ -3,13 +3,13 @@
 //! The parser checks form only; whether the graph makes sense is for the verifier.
 
 use crate::dtype::DType;
-use crate::expr::Scalar;
 use crate::graph::{
     Block, Branch, Container, ContainerId, Graph, Index, Lifetime, Loop, Map, Memlet, Node,
     NodeKind, Origin, Output, Param, Reduction, Schedule, Stage, State, Tasklet,
 };
 use crate::layout::{Layout, Storage};
 use crate::lexer::{Token, Word, words};
+use crate::scalar::Scalar;
 use crate::size::{SymExpr, Symbol};
 use crate::tensor::Tensor;
 use crate::text::ConstantTable;

@@ -1,10 +1,12 @@
 //! Reading sizes, tasklet expressions, operators and their attributes.
 
 use crate::dtype::DType;
-use crate::expr::{Binary, Expr, Scalar, Unary};
+use crate::expr::Expr;
+use crate::function::{Binary, Unary};
 use crate::graph::{Attr, ContainerId, Library};
 use crate::lexer::Word;
 use crate::parse::{ParseError, Parsed, Parser};
+use crate::scalar::Scalar;
 use crate::size::SymExpr;
 use crate::text::infix;
 

@@ -4,7 +4,7 @@
 //! reference meaning of an operator can be computed in double precision.
 
 use crate::dtype::DType;
-use crate::expr::Scalar;
+use crate::scalar::Scalar;
 
 /// Elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]

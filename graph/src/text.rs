@@ -30,12 +30,14 @@
 //! appear as `#` and a hash of their content, and [`Graph::large_constants`] gives their values, which
 //! [`crate::parse_with`] takes.
 
-use crate::expr::{Binary, Expr, Scalar};
+use crate::expr::Expr;
+use crate::function::Binary;
 use crate::graph::{
     Attr, Block, Container, ContainerId, Graph, Index, Library, Lifetime, Memlet, Node, NodeKind,
     Origin, Schedule, Stage, Tasklet,
 };
 use crate::layout::{Layout, Storage};
+use crate::scalar::Scalar;
 use crate::size::SymExpr;
 use crate::tensor::{Tensor, Values};
 use std::collections::BTreeMap;
