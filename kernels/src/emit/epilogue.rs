@@ -9,10 +9,12 @@
 //! soon as their element is final, and the result may lie where the product lay.
 
 use super::body::{self, Body, Kernel, Nest, Statement};
-use super::frame;
+use super::frame::{Frame, decode};
 use super::index::{self, Loop};
+use super::leaf::CutLoop;
 use super::schedule::{self, Scheduled};
-use super::values;
+use super::text::CText;
+use super::{NAME, values};
 use crate::lower::LowerError;
 use graph::{ContainerId, Graph, Node, SymExpr};
 use std::collections::BTreeSet;
@@ -56,6 +58,20 @@ pub(crate) struct Buffers {
     pub(crate) first: usize,
     /// Where the product's buffer holds nothing but the block: floats between its rows.
     pub(crate) pitch: Option<i64>,
+}
+
+/// The blocks of a product that an epilogue is called for.
+struct Blocks<'a> {
+    /// Loops of the flat index `batch`, outermost first.
+    batch: &'a [Loop],
+    /// Loops of the flat index that runs from `sh_m0` to `sh_m1`.
+    rows: &'a [Loop],
+    /// The loop that runs from `sh_n0` to `sh_n1`.
+    columns: &'a Loop,
+    product: ContainerId,
+    /// Takes the product's place in memory.
+    in_place: Option<ContainerId>,
+    buffers: Buffers,
 }
 
 /// Emits the map `node` as an epilogue of what computes `product`; `None` if it cannot be one. With
@@ -109,7 +125,7 @@ pub(crate) fn emit_epilogue(
         arrays: kernel.arrays,
         extents: kernel.extents,
     };
-    let blocks = frame::Blocks {
+    let blocks = Blocks {
         batch: &batch,
         rows: &m,
         columns,
@@ -117,12 +133,53 @@ pub(crate) fn emit_epilogue(
         in_place,
         buffers,
     };
-    let (text, args) = frame::print_epilogue(&scheduled, &blocks);
+    let (text, args) = print_epilogue(&scheduled, &blocks);
     Ok(Some(Epilogue {
         text,
         args,
         in_place,
     }))
+}
+
+/// Prints an epilogue; gives the containers of its own buffers, in order.
+fn print_epilogue(s: &Scheduled, blocks: &Blocks) -> (String, Vec<ContainerId>) {
+    let mut frame = Frame::new(s);
+    frame.cut = Some(CutLoop {
+        var: blocks.columns.var.clone(),
+        from: "sh_n0".to_string(),
+        to: "sh_n1".to_string(),
+    });
+    let at_product = |id: &ContainerId| *id == blocks.product || Some(*id) == blocks.in_place;
+    let mut own = Vec::new();
+    frame.slots = Vec::new();
+    for id in &frame.args {
+        if at_product(id) {
+            frame.slots.push(blocks.buffers.product);
+        } else {
+            frame.slots.push(blocks.buffers.first + own.len());
+            own.push(*id);
+        }
+    }
+    let mut t = CText::default();
+    t.open(&format!(
+        "static inline void {NAME}(void *const *buf, long tid, long sh_batch, \
+         long sh_m0, long sh_m1, long sh_n0, long sh_n1)"
+    ));
+    t.line("(void)tid; (void)sh_batch;");
+    frame.declare_buffers(&mut t);
+    decode(&mut t, "sh_batch", blocks.batch);
+    t.open("for (long sh_row = sh_m0; sh_row < sh_m1; ++sh_row)");
+    decode(&mut t, "sh_row", blocks.rows);
+    for local in &frame.locals {
+        t.line(local);
+    }
+    let mut leaves = frame.leaves.iter();
+    for nest in &s.phases {
+        frame.print_nest(nest, &mut leaves, &mut t);
+    }
+    t.close();
+    t.close();
+    (t.finish(), own)
 }
 
 /// The loops and statements of a kernel that is one nest without conflicts.
