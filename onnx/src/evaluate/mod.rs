@@ -17,7 +17,8 @@ pub use perturbed::Perturbed;
 use crate::attributes::{Attributes, bodies};
 use crate::element::Element;
 use crate::infer::Opsets;
-use crate::operators::{self, Call, bounds};
+use crate::operators::bounds::{self, OperatorError};
+use crate::operators::{self, Call};
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use crate::stored;
 use crate::tensor::Tensor;
@@ -48,7 +49,15 @@ pub enum EvaluateError {
         /// Its operator with domain.
         operator: String,
     },
-    /// A node refuses its inputs.
+    /// A node's operator gives no outputs.
+    #[error("{node}: {error}")]
+    Operator {
+        /// The node.
+        node: String,
+        /// Why.
+        error: OperatorError,
+    },
+    /// A node of control flow or a call refuses its inputs, or takes too many steps.
     #[error("{node}: {what}")]
     Node {
         /// The node.
@@ -375,9 +384,9 @@ impl<'m> Program<'m> {
             widened: self.precision == Precision::Float64,
         };
         let outputs = operator.run(&call, self.most_bytes());
-        let outputs = outputs.map_err(|what| EvaluateError::Node {
+        let outputs = outputs.map_err(|error| EvaluateError::Operator {
             node: label(node),
-            what,
+            error,
         })?;
         let outputs: Vec<Tensor> = outputs.into_iter().map(|t| self.widened(t)).collect();
         Ok(match &self.perturbed {

@@ -18,25 +18,53 @@ const DECIDING: usize = 64;
 /// Bytes of an element of text: what a short one takes.
 const TEXT_BYTES: usize = 32;
 
+/// Why an operator gives no outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OperatorError {
+    /// A result takes more bytes than there is room for.
+    #[error(
+        "a result of sizes {sizes:?} is too large to be computed: it may take {most_bytes} bytes"
+    )]
+    TooLarge {
+        /// Of the result.
+        sizes: Vec<usize>,
+        /// What it may take.
+        most_bytes: usize,
+    },
+    /// The operator refuses its inputs; a sentence of its own.
+    #[error("{0}")]
+    Refused(String),
+    /// The operator gives a tensor that does not have the elements that its sizes say.
+    #[error(
+        "internal error: a result of sizes {sizes:?} has {n_elements} elements; please report this file"
+    )]
+    Broken {
+        /// Of the result.
+        sizes: Vec<usize>,
+        /// The elements that it has.
+        n_elements: usize,
+    },
+}
+
 impl Operator {
     /// The outputs, each of at most `most_bytes`.
     ///
     /// # Errors
-    /// A sentence about what does not fit.
-    pub fn run(&self, call: &Call, most_bytes: usize) -> Result<Vec<Tensor>, String> {
+    /// See [`OperatorError`].
+    pub fn run(&self, call: &Call, most_bytes: usize) -> Result<Vec<Tensor>, OperatorError> {
         self.foresee(call, most_bytes)?;
-        let outputs = (self.evaluate)(call)?;
+        let outputs = (self.evaluate)(call).map_err(OperatorError::Refused)?;
         match outputs.iter().find(|tensor| !is_whole(tensor)) {
             None => Ok(outputs),
-            Some(broken) => Err(format!(
-                "internal error: a result of sizes {:?} has {} elements; please report this file",
-                broken.shape,
-                broken.len()
-            )),
+            Some(broken) => Err(OperatorError::Broken {
+                sizes: broken.shape.clone(),
+                n_elements: broken.len(),
+            }),
         }
     }
 
-    fn foresee(&self, call: &Call, most_bytes: usize) -> Result<(), String> {
+    /// Whether what the rule of inference says of the outputs fits.
+    fn foresee(&self, call: &Call, most_bytes: usize) -> Result<(), OperatorError> {
         let inputs: Vec<Option<Fact>> = call.inputs.iter().map(|t| t.as_ref().map(fact)).collect();
         let foreseen = (self.infer)(&Inference {
             node: call.node,
@@ -53,9 +81,7 @@ impl Operator {
             };
             let bytes = sizes.iter().try_fold(each, |p, n| p.checked_mul(*n));
             if bytes.is_none_or(|n| n > most_bytes) {
-                return Err(format!(
-                    "a result of sizes {sizes:?} is too large to be computed: it may take {most_bytes} bytes"
-                ));
+                return Err(OperatorError::TooLarge { sizes, most_bytes });
             }
         }
         Ok(())
@@ -78,4 +104,53 @@ fn is_whole(tensor: &Tensor) -> bool {
         .iter()
         .try_fold(1usize, |p, n| p.checked_mul(*n));
     n == Some(tensor.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OperatorError, Tensor};
+    use crate::attributes::Attributes;
+    use crate::operators::{Call, find};
+    use crate::proto::NodeProto;
+    use crate::tensor::Values;
+
+    /// What Expand gives for one f32 and these sizes, with room for 64 bytes.
+    fn expanded(sizes: &[i64]) -> Result<Vec<Tensor>, OperatorError> {
+        let node = NodeProto {
+            op_type: "Expand".into(),
+            input: vec!["x".into(), "sizes".into()],
+            output: vec!["y".into()],
+            ..Default::default()
+        };
+        let inputs = [
+            Tensor::new(&[1], Values::F32(vec![1.0])),
+            Tensor::new(&[sizes.len()], Values::I64(sizes.to_vec())),
+        ];
+        let call = Call {
+            node: &node,
+            attributes: Attributes::new(&node),
+            opset: 17,
+            inputs: &inputs.map(Some),
+            widened: false,
+        };
+        find(&node).expect("a known operator").run(&call, 64)
+    }
+
+    #[test]
+    fn what_is_larger_than_its_room_is_refused_before_it_is_made() {
+        assert_eq!(expanded(&[4, 4]).expect("room")[0].shape, [4, 4]);
+        for sizes in [[1, 17], [1 << 40, 1 << 40]] {
+            let refused = OperatorError::TooLarge {
+                sizes: sizes.map(|n| n as usize).to_vec(),
+                most_bytes: 64,
+            };
+            assert_eq!(expanded(&sizes), Err(refused));
+        }
+    }
+
+    #[test]
+    fn what_an_operator_refuses_is_another_error_than_a_lack_of_room() {
+        let found = expanded(&[-2, 4]);
+        assert!(matches!(found, Err(OperatorError::Refused(_))), "{found:?}");
+    }
 }

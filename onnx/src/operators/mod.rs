@@ -8,7 +8,7 @@
 mod activation;
 mod attention;
 mod blocks;
-pub(crate) mod bounds;
+pub mod bounds;
 mod cast;
 mod convolution;
 mod einsum;

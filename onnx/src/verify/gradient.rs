@@ -370,10 +370,12 @@ impl Tried {
                 feeds.insert(name.to_string(), nearby(value, scale, n as u64));
             }
             let found = exact.run(&feeds, &wanted).map_err(|error| match error {
-                EvaluateError::Node { .. } => GradientError::Broken {
-                    what: error.to_string(),
-                    run: point.run.clone(),
-                },
+                EvaluateError::Operator { .. } | EvaluateError::Node { .. } => {
+                    GradientError::Broken {
+                        what: error.to_string(),
+                        run: point.run.clone(),
+                    }
+                }
                 error => untried(error.to_string()),
             })?;
             let numbers: Option<Vec<Vec<f64>>> = found.iter().map(Tensor::to_f64).collect();
