@@ -97,7 +97,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         mode: args.mode,
     };
     let file = File::decode(path, bytes)?;
-    let input = training_input(&file, &sources, &options, args.wrt.as_deref())?;
+    let input = training_input(file, &sources, &options, args.wrt.as_deref())?;
     let model = &input.model;
     progress.stage("differentiating");
     let training = TrainingOptions {

@@ -57,14 +57,14 @@ impl TrainingInput {
 /// # Errors
 /// As [`File::import`] with the sizes that are given.
 pub fn training_input(
-    file: &File,
+    file: File,
     source: &onnx::file::Model,
     options: &Options,
     wrt: Option<&[String]>,
 ) -> Result<TrainingInput, OnnxError> {
     let is_named = |name: &str| wrt.is_some_and(|names| names.iter().any(|n| n == name));
-    let (stored, constants) = file.with_constants_stored(|name, _| is_named(name));
-    let (model, sizes) = with_needed_sizes(&stored, source, options)?;
+    let (file, constants) = file.with_constants_stored(|name, _| is_named(name));
+    let (model, sizes) = with_needed_sizes(&file, source, options)?;
     let is_weight = |p: &importer::onnx::Parameter| p.trainable;
     if wrt.is_some() || model.parameters.iter().any(is_weight) {
         return Ok(TrainingInput {
@@ -74,11 +74,12 @@ pub fn training_input(
             by_default: false,
         });
     }
-    let (stored, mut constants) =
+    // Nobody named a constant, so the file still has all of them as nodes.
+    let (file, mut constants) =
         file.with_constants_stored(|_, shape| shape.iter().product::<i64>() > 1);
     let mut options = options.clone();
     options.sizes.extend(sizes.clone());
-    let model = stored.import(&options)?;
+    let model = file.import(&options)?;
     // Not statistics of batch normalization, say, and not what decides sizes.
     let is_trained = |name: &String| {
         let mut parameters = model.parameters.iter();

@@ -100,7 +100,7 @@ fn made(
     };
     let read = file::Model::of_bytes(&path, bytes.clone()).map_err(|error| error.to_string())?;
     let input = File::decode(&path, bytes)
-        .and_then(|file| training_input(&file, &read, import, options.wrt.as_deref()))
+        .and_then(|file| training_input(file, &read, import, options.wrt.as_deref()))
         .map_err(|error| error.to_string())?;
     let model = &input.model;
     let sources = read.files().into_iter().map(Path::to_path_buf).collect();

@@ -200,12 +200,11 @@ impl File {
     /// The file with initializers in the place of those `Constant` nodes that give real numbers and are `wanted`, by
     /// the name of what they give and its shape; and these names, in order.
     pub fn with_constants_stored(
-        &self,
+        mut self,
         wanted: impl Fn(&str, &[i64]) -> bool,
     ) -> (File, Vec<String>) {
-        let mut file = self.clone();
         let mut names = Vec::new();
-        let nodes = std::mem::take(&mut file.graph.node);
+        let nodes = std::mem::take(&mut self.graph.node);
         for mut node in nodes {
             let is_wanted = |tensor: &TensorProto| {
                 let is_float = dtype_of(tensor.data_type).is_ok_and(|dtype| dtype.is_float());
@@ -218,12 +217,12 @@ impl File {
                     let name = node.output.pop().unwrap_or_default();
                     names.push(name.clone());
                     let named = |tensor| TensorProto { name, ..tensor };
-                    file.graph.initializer.extend(tensor.map(named));
+                    self.graph.initializer.extend(tensor.map(named));
                 }
-                false => file.graph.node.push(node),
+                false => self.graph.node.push(node),
             }
         }
-        (file, names)
+        (self, names)
     }
 }
 
