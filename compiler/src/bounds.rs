@@ -32,13 +32,14 @@ pub struct Bound {
 pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> Bound {
     let compulsory_bytes = touched(graph, node).values().sum();
     let product = product(graph, node);
-    let in_pairs = product.as_ref().is_some_and(|found| {
+    let are_bf16 = product.as_ref().is_some_and(|found| {
         let operands = [found.a, found.b].map(|id| graph.container(id).dtype);
         operands == [DType::BF16; 2]
     });
+    let products = if are_bf16 { DType::BF16 } else { DType::F32 };
     let product = product.map(|found| found.contraction);
     let operations = product.as_ref().map_or(0.0, |c| 2.0 * volume(c));
-    let rate = machine.product_rate(in_pairs) as f64 * threads.max(1) as f64;
+    let rate = machine.product_rate(products) as f64 * threads.max(1) as f64;
     let moving = compulsory_bytes as f64 / machine.memory.rate(threads);
     Bound {
         compulsory_bytes,

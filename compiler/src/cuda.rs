@@ -303,6 +303,7 @@ fn kernel_infos(program: &CudaProgram, with_choices: bool) -> Vec<KernelInfo> {
             operators: map.operators.clone(),
             stage: map.stage,
             path: map.path,
+            products: None,
             flops: map.flops,
             work: KernelCost::default(),
             cuts: None,

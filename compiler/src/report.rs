@@ -95,6 +95,9 @@ pub struct KernelReport {
     pub stage: &'static str,
     /// Which generator writes it.
     pub path: &'static str,
+    /// The type of the numbers that its products multiply; nothing for loops, and on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub products: Option<String>,
     /// Calls it takes.
     pub launches: usize,
     /// Bytes of the containers it reads from memory, each whole.
@@ -217,6 +220,7 @@ impl Report {
                     operators: info.operators.iter().map(|o| operator(o)).collect(),
                     stage: info.stage.name(),
                     path: info.path,
+                    products: info.products.map(|dtype| dtype.to_string()),
                     launches: info.n_launches,
                     bytes_read: bytes(graph, &info.reads),
                     bytes_written: bytes(graph, &info.writes),
@@ -289,10 +293,8 @@ fn stored(graph: &Graph, node: &Node) -> usize {
 fn roofline_us(graph: &Graph, kernels: &[KernelInfo], on: &On) -> f64 {
     let machine = &on.machine;
     let threads = on.threads.max(1) as f64;
-    let products = kernels.iter().filter(|k| k.path != "loops");
-    let us =
-        |k: &KernelInfo| k.flops as f64 / machine.product_rate(k.path.ends_with("pairs")) as f64;
-    let multiplying = products.map(us).sum::<f64>() / threads;
+    let us = |k: &KernelInfo| Some(k.flops as f64 / machine.product_rate(k.products?) as f64);
+    let multiplying = kernels.iter().filter_map(us).sum::<f64>() / threads;
     let moving = lower_bound(graph) as f64 / machine.memory.rate(on.threads);
     moving.max(multiplying)
 }

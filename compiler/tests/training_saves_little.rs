@@ -90,7 +90,7 @@ fn backward_kernels(wrt: &[usize]) -> (usize, usize) {
         .iter()
         .filter(|k| k.stage == Stage::Backward);
     let all = backward.clone().count();
-    let products = backward.by_ref().filter(|k| k.path != "loops").count();
+    let products = backward.by_ref().filter(|k| k.products.is_some()).count();
     (products, all - products)
 }
 

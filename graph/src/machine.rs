@@ -3,6 +3,7 @@
 //! Owns one value that every prediction of time starts from, and how many operations an expression counts as. Whole numbers, so that two equal machines give two
 //! equal plans. Never measures anything: who knows better numbers than the defaults passes them in.
 
+use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::function::{Binary, Unary};
 use serde::{Deserialize, Serialize};
@@ -71,12 +72,12 @@ impl Machine {
         }
     }
 
-    /// Operations in a microsecond of products, in f32 or by instructions for pairs.
-    pub fn product_rate(&self, in_pairs: bool) -> u64 {
-        let pairs = if in_pairs {
-            self.pair_operations_per_us
-        } else {
-            0
+    /// Operations in a microsecond of products of numbers of that type: of bf16 by instructions for pairs, if their
+    /// rate is known, and of all others as of f32.
+    pub fn product_rate(&self, products: DType) -> u64 {
+        let pairs = match products {
+            DType::BF16 => self.pair_operations_per_us,
+            _ => 0,
         };
         self.product_operations_per_us.max(pairs).max(1)
     }

@@ -255,7 +255,12 @@ impl Lowering<'_> {
         let emitted = emitted.map_err(|e| not_emitted(node, &e.to_string()))?;
         self.note(&emitted.choices);
         let symbols = emitted.launches.iter().map(|l| l.symbol.clone()).collect();
-        let kernel = self.kernel(node, emitted.path, emitted.flops, emitted.launches.len());
+        let kernel = self.kernel(
+            node,
+            emitted.generator(),
+            emitted.flops,
+            emitted.launches.len(),
+        );
         self.kernels[kernel].work.product_ns = emitted.predicted_ns;
         self.kernels[kernel].cuts = self.placed(place, &emitted);
         let scalar = |reason| ScalarForm::new(reason, emitted.flops, &self.target);
@@ -306,7 +311,7 @@ impl Lowering<'_> {
         }
         self.note(&emitted.choices);
         let flops = emitted.flops + operations(rest, 1);
-        let kernel = self.kernel(node, emitted.path, flops, emitted.launches.len());
+        let kernel = self.kernel(node, emitted.generator(), flops, emitted.launches.len());
         self.kernels[kernel].work = KernelCost {
             product_ns: emitted.predicted_ns,
             ..work(rest, 1)
@@ -346,7 +351,7 @@ impl Lowering<'_> {
             self.graph.container_mut(id).storage = Storage::Global;
         }
         let n_launches = parts.iter().map(|p| p.functions.len()).sum();
-        let kernel = self.kernel(node, "loops", operations(node, 1), n_launches);
+        let kernel = self.kernel(node, ("loops", None), operations(node, 1), n_launches);
         self.kernels[kernel].work = work(node, 1);
         self.kernels[kernel].splits.extend(split);
         for part in parts {

@@ -76,9 +76,10 @@ def test_a_profile_says_the_limit_of_bf16_products(monkeypatch):
 def test_a_product_in_pairs_has_a_limit_of_its_own():
     machine = {"copy_gb_s": 1.0, "product_gflop_s": 100.0, "pair_gflop_s": 1000.0}
     assert _limits.roofline_s(0, 1e12, machine) == 10.0
-    assert _limits.roofline_s(0, 1e12, machine, in_pairs=True) == 1.0
+    assert _limits.roofline_s(0, 1e12, machine, "f32") == 10.0
+    assert _limits.roofline_s(0, 1e12, machine, "bf16") == 1.0
     del machine["pair_gflop_s"]
-    assert _limits.roofline_s(0, 1e12, machine, in_pairs=True) == 10.0
+    assert _limits.roofline_s(0, 1e12, machine, "bf16") == 10.0
 
 
 def test_a_damaged_file_is_named(folder):

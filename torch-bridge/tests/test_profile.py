@@ -1,6 +1,9 @@
 """``shorthaul.profile``: every launch is counted once, by the kernel that it belongs to."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import shorthaul
@@ -93,6 +96,28 @@ def test_rates_and_bounds_come_from_the_limits(encoder):
         assert kernel["gb_s"] == pytest.approx(kernel["bytes_moved"] / kernel["seconds"] / 1e9)
         bound = kernel["roofline_seconds"]
         assert kernel["distance"] == pytest.approx(kernel["seconds"] / bound)
+
+
+BF16 = """
+import json, shorthaul, torch
+limits = {"copy_gb_s": 1e9, "product_gflop_s": 1.0, "pair_gflop_s": 10.0}
+model, x = torch.nn.Linear(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+found = shorthaul.profile(model, x, rounds=1, warmup=0, limits=limits)
+print(json.dumps(found.data["kernels"]))
+"""
+
+
+def test_products_in_bf16_have_a_limit_of_their_own():
+    # The instructions are chosen once in a process; these run on every CPU.
+    environment = os.environ | {"SHORTHAUL_PAIRS": "plain"}
+    run = subprocess.run(
+        [sys.executable, "-c", BF16], env=environment, text=True, stdout=subprocess.PIPE, check=True
+    )
+    kernels = json.loads(run.stdout)
+    assert "bf16" in [kernel.get("products") for kernel in kernels]
+    for kernel in kernels:
+        rate = kernel["calls"] * kernel["operations"] / kernel["roofline_seconds"] / 1e9
+        assert rate == pytest.approx(10 if kernel.get("products") == "bf16" else 1), kernel
 
 
 def test_text_is_sorted_by_time(encoder):

@@ -33,6 +33,14 @@ def test_inference_has_no_backward():
     assert report.data["memory"]["saved_bytes"] == 0
 
 
+@pytest.mark.parametrize("dtype, expected", [(torch.float32, "f32"), (torch.float64, "f64")])
+def test_products_say_the_type_that_they_multiply_and_loops_none(dtype, expected):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).to(dtype)
+    with torch.no_grad():
+        kernels = shorthaul.report(model, torch.randn(4, 8, dtype=dtype)).data["kernels"]
+    assert {kernel.get("products") for kernel in kernels} == {expected, None}
+
+
 class WritesBetween(nn.Module):
     """Python runs between two parts, and writes into what the first one gives."""
 

@@ -136,6 +136,7 @@ pub fn emit(
         } else {
             "depthwise"
         },
+        products: vector.element.dtype(),
         takes_prologues: false,
         cuts: None,
         choices: Vec::new(),

@@ -140,6 +140,7 @@ pub fn emit(
         predicted_ns: predicted_ns as u64,
         refusal: None,
         path: parts.first().map_or("zero", GatherPart::path),
+        products: vector.element.dtype(),
         takes_prologues: true,
         // Of several parts, the first is changed alone.
         cuts: Some(BlockingChoice {

@@ -65,6 +65,7 @@ pub fn emit(
         flops: flops(c),
         predicted_ns: 1000 * ScalarCost::new(flops(c), target).predicted_us,
         path: "generic",
+        products: c.element.dtype(),
         refusal: Some(reason),
         takes_prologues: false,
         cuts: None,

@@ -189,6 +189,8 @@ pub struct EmittedContraction {
     pub predicted_ns: u64,
     /// Which implementation was chosen.
     pub path: &'static str,
+    /// The type of the numbers that it multiplies: `bf16` if pairs of them are, `f32` if they are widened before.
+    pub products: DType,
     /// Why it is the scalar one, if it is.
     pub refusal: Option<NoFastForm>,
     /// Whether it takes prologues on both operands.
@@ -206,6 +208,13 @@ pub struct EmittedContraction {
     pub pitch: Option<i64>,
     /// Dims by role, for writing an epilogue.
     pub roles: Roles,
+}
+
+impl EmittedContraction {
+    /// Which generator wrote it, and the type of the numbers that it multiplies: what the kernel's record says.
+    pub(crate) fn generator(&self) -> (&'static str, Option<DType>) {
+        (self.path, Some(self.products))
+    }
 }
 
 /// See [`EmittedContraction::pitch`].
@@ -345,7 +354,7 @@ fn specialized(
     };
     done.flops = flops(c);
     if pairs.is_some() {
-        let rate = target.machine.product_rate(true) * target.threads.max(1) as u64;
+        let rate = target.machine.product_rate(done.products) * target.threads.max(1) as u64;
         done.predicted_ns = done.flops.saturating_mul(1000) / rate;
     }
     done.finishes_in_blocks &= !phased;

@@ -1,5 +1,6 @@
 //! Writing of indented C text. Knows nothing about contractions.
 
+use graph::DType;
 use std::fmt::Write;
 
 /// C text under construction.
@@ -74,6 +75,14 @@ impl Element {
         match self {
             Element::F32 => "float",
             Element::F64 => "double",
+        }
+    }
+
+    /// The type in the graph.
+    pub fn dtype(self) -> DType {
+        match self {
+            Element::F32 => DType::F32,
+            Element::F64 => DType::F64,
         }
     }
 

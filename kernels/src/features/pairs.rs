@@ -114,6 +114,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::features::{CpuTarget, Family, FeatureError, Isa};
     use crate::toolchain::{Search, find};
+    use graph::DType;
 
     #[test]
     fn tiles_have_a_rate_that_is_measured_or_assumed() {
@@ -123,12 +124,12 @@ mod tests {
             machine.pair_operations_per_us = rate;
             Some(machine)
         };
-        let rate = |target: CpuTarget| target.machine.product_rate(true);
-        let product = target.machine.product_rate(false);
+        let rate = |target: CpuTarget| target.machine.product_rate(DType::BF16);
+        let product = target.machine.product_rate(DType::F32);
         assert_eq!(rate(target.clone()), product);
         let tiles = target.clone().with_pairs(Pairs::Tiles);
         assert!(rate(tiles.clone()) > product);
-        assert_eq!(tiles.machine.product_rate(false), product);
+        assert_eq!(tiles.machine.product_rate(DType::F32), product);
         // Limits that were measured without tiles in mind leave the assumption.
         assert_eq!(
             rate(tiles.clone().with_machine(measured(0))),

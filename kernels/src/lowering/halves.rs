@@ -310,7 +310,7 @@ impl Lowering<'_> {
         let main = emitted.launches.iter().map(|l| l.symbol.clone());
         let symbols: Vec<String> = around.first_symbols.iter().cloned().chain(main).collect();
         let symbols = [symbols, around.last_symbols].concat();
-        let kernel = self.kernel(node, emitted.path, emitted.flops, symbols.len());
+        let kernel = self.kernel(node, emitted.generator(), emitted.flops, symbols.len());
         self.kernels[kernel].work = KernelCost {
             product_ns: emitted.predicted_ns,
             ..around.rest

@@ -2,7 +2,7 @@
 
 use super::{BlockingDecision, KernelCost, Lowering, Split, identifier};
 use crate::contraction::{NoFastForm, ScalarForm};
-use graph::{ContainerId, Node, NodeKind, Origin, Place, Schedule, Stage, Storage};
+use graph::{ContainerId, DType, Node, NodeKind, Origin, Place, Schedule, Stage, Storage};
 use std::sync::Arc;
 
 /// How a kernel was made.
@@ -18,6 +18,9 @@ pub struct KernelInfo {
     pub stage: Stage,
     /// Which generator wrote it: `loops`, or the contraction generator's path.
     pub path: &'static str,
+    /// The type of the numbers that its products multiply, which decides which limit they have: `bf16` only if the CPU
+    /// multiplies pairs of them. `None` for loops, and on a GPU.
+    pub products: Option<DType>,
     /// Arithmetic operations: multiplications and additions of a contraction, scalar functions of
     /// other kernels.
     pub flops: u64,
@@ -62,11 +65,11 @@ pub fn operators(node: &Node) -> Vec<Arc<Origin>> {
 }
 
 impl Lowering<'_> {
-    /// Adds the record of a kernel; its position.
+    /// Adds the record of a kernel; its position. What wrote it is a generator, with the type of its products.
     pub(super) fn kernel(
         &mut self,
         node: &Node,
-        path: &'static str,
+        (path, products): (&'static str, Option<DType>),
         flops: u64,
         n_launches: usize,
     ) -> usize {
@@ -80,6 +83,7 @@ impl Lowering<'_> {
             operators: operators(node),
             stage: node.stage,
             path,
+            products,
             flops,
             work: KernelCost::default(),
             cuts: None,

@@ -70,9 +70,14 @@ impl Lowering<'_> {
         }
         let text = form.text(PLACEHOLDER).map_err(|_| not_expanded())?;
         let symbols = vec![format!("{PLACEHOLDER}_pack"), PLACEHOLDER.to_string()];
-        let rate = self.target.machine.product_rate(false) * form.n_blocks();
+        let rate = self.target.machine.product_rate(form.dtype) * form.n_blocks();
         let (products, cells) = (form.product_operations(), form.cell_operations());
-        let kernel = self.kernel(node, "loop over time", products + cells, symbols.len());
+        let kernel = self.kernel(
+            node,
+            ("loop over time", Some(form.dtype)),
+            products + cells,
+            symbols.len(),
+        );
         self.kernels[kernel].work = KernelCost {
             product_ns: products.saturating_mul(1000) / rate,
             loop_operations: cells,

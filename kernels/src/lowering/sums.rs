@@ -160,7 +160,7 @@ impl Lowering<'_> {
         let followed = || followers.points.iter().chain(&followers.sums);
         let flops = emitted.flops + followed().map(|n| operations(n, 1)).sum::<u64>();
         let n_launches = emitted.launches.len() + 1;
-        let kernel = self.kernel(node, emitted.path, flops, n_launches);
+        let kernel = self.kernel(node, emitted.generator(), flops, n_launches);
         let product = KernelCost {
             product_ns: emitted.predicted_ns,
             ..KernelCost::default()

@@ -99,20 +99,23 @@ def passed(n_bytes: int, threads: int, passes: int = 6) -> float:
     return n_bytes / max(sum(best) - call_s * len(pieces), 1e-9)
 
 
-def peak(machine: dict[str, float], in_pairs: bool) -> float:
-    """GFLOP/s of large products: in f32, or of bf16 numbers in pairs where that was measured."""
+def peak(machine: dict[str, float], products: str | None) -> float:
+    """GFLOP/s of large products: in f32, or of bf16 numbers in pairs where that was measured.
+
+    ``products``: a kernel's entry of that name in a report, the type of the numbers it multiplies.
+    """
     f32 = machine["product_gflop_s"]
-    return max(f32, machine.get("pair_gflop_s", 0.0)) if in_pairs else f32
+    return max(f32, machine.get("pair_gflop_s", 0.0)) if products == "bf16" else f32
 
 
 def roofline_s(
-    n_bytes: float, operations: float, machine: dict[str, float], in_pairs: bool = False
+    n_bytes: float, operations: float, machine: dict[str, float], products: str | None = None
 ) -> float:
     """Seconds that the limits allow at best: of moving the bytes or of computing, the longer.
 
-    ``in_pairs``: whether bf16 numbers are multiplied in pairs, which ``pair_gflop_s`` limits.
+    ``products``: as in :func:`peak`.
     """
-    computing = operations / peak(machine, in_pairs) / 1e9
+    computing = operations / peak(machine, products) / 1e9
     return max(n_bytes / machine["copy_gb_s"] / 1e9, computing)
 
 

@@ -290,8 +290,8 @@ def _join(
         n_calls = calls[program]
         seconds = statistics.median(one.get(key, 0.0) for one in rounds)
         moved = kernel["bytes_read"] + kernel["bytes_written"] + kernel.get("bytes_copied", 0)
-        in_pairs = kernel["path"].endswith("pairs")
-        bound = n_calls * _limits.roofline_s(moved, kernel["operations"], machine, in_pairs)
+        products = kernel.get("products")
+        bound = n_calls * _limits.roofline_s(moved, kernel["operations"], machine, products)
         kernel |= {
             "calls": n_calls,
             "seconds": seconds,

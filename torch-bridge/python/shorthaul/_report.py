@@ -52,8 +52,9 @@ class Report:
       computes it, ``choice`` says so. If PyTorch computes it, ``bytes_copied`` counts its results,
       which are copied. If a CPU multiplies pairs of bf16 numbers, and this kernel does so in single
       precision, ``no_pairs`` says why. On a CPU there are also ``predicted`` (``us``, its parts,
-      and ``level_bytes``: bytes from the core's cache, the shared cache and memory) and ``bound``
-      (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``).
+      and ``level_bytes``: bytes from the core's cache, the shared cache and memory), ``bound``
+      (``compulsory_bytes``, ``cache_bytes``, ``roofline_us``) and, for products, ``products``: the
+      type of the numbers that are multiplied, ``f32``, ``f64``, or ``bf16`` for pairs.
     - ``roofline_us``: the least time of the whole step on the machine.
     - ``containers``: the arrays that kernels read and write, each with ``program``, ``name``,
       ``title`` (the name of an input in the model), ``dtype``, ``shape``, ``bytes`` and ``role``.

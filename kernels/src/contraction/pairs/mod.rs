@@ -17,6 +17,7 @@ use super::text::{CText, Element, Vector, affine, preamble};
 use super::{ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, roles};
 use crate::features::Pairs;
 use crate::prelude;
+use graph::DType;
 
 /// Lines (rows or columns) of a block, and steps of the reduction in a chunk.
 const BLOCK: i64 = 32;
@@ -130,6 +131,7 @@ pub(super) fn emit(
             flops: 0,
             predicted_ns: 0,
             path,
+            products: DType::BF16,
             takes_prologues: false,
             cuts: None,
             choices: Vec::new(),

@@ -25,9 +25,7 @@ def used(setting: Setting, median_ms: float, machine: dict) -> dict:
     with torch.set_grad_enabled(setting.mode != "forward"), precision(setting.dtype):
         data = shorthaul.report(model_of(setting), *inputs_of(setting)).data
     seconds = median_ms / 1e3
-    at_peak = sum(
-        k["operations"] / peak(machine, k["path"].endswith("pairs")) / 1e9 for k in data["kernels"]
-    )
+    at_peak = sum(k["operations"] / peak(machine, k.get("products")) / 1e9 for k in data["kernels"])
     return {
         "bytes_moved": data["bytes_moved"],
         "bytes_least": data["bytes_least"],
