@@ -30,7 +30,12 @@ impl Lowering<'_> {
                 let cell = CellGradient::of(&library.attrs).ok_or_else(not_expanded)?;
                 let n = cell.states.len();
                 let given = (0..n).map(|k| input(2 + 2 * n + k).is_some()).collect();
-                (Step::Backward { cell, given }, 0, 1 + n)
+                let step = Step::Backward {
+                    stores_products: output(1).is_some() || !cell.is_shared(),
+                    cell,
+                    given,
+                };
+                (step, 0, 1 + n)
             }
             _ => return Err(not_expanded()),
         };

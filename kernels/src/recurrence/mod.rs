@@ -56,6 +56,8 @@ pub(crate) enum Step {
         cell: CellGradient,
         /// For which states a gradient is given.
         given: Vec<bool>,
+        /// Whether gradients of the products are stored beside those of the gates' inputs.
+        stores_products: bool,
     },
 }
 
@@ -216,7 +218,11 @@ impl Recurrence {
                 list.extend((0..n).map(Place::Output));
                 list.extend(stores_kept.then_some(Place::Output(n)));
             }
-            Step::Backward { cell, given } => {
+            Step::Backward {
+                cell,
+                given,
+                stores_products,
+            } => {
                 list.extend((0..1 + 2 * n).map(Place::Input));
                 if !cell.kept().is_empty() {
                     list.push(Place::Input(1 + 2 * n));
@@ -224,9 +230,7 @@ impl Recurrence {
                 let position = |k: usize| Place::Input(2 + 2 * n + k);
                 list.extend((0..n).filter(|k| given[*k]).map(position));
                 list.push(Place::Output(0));
-                if !cell.is_shared() {
-                    list.push(Place::Output(1));
-                }
+                list.extend(stores_products.then_some(Place::Output(1)));
                 list.extend((0..n).map(|k| Place::Output(2 + k)));
             }
         }
@@ -271,7 +275,7 @@ impl Recurrence {
         );
         let body = match &self.step {
             Step::Forward { cell, .. } => self.forward(name, cell)?,
-            Step::Backward { cell, given } => self.backward(name, cell, given)?,
+            Step::Backward { cell, given, .. } => self.backward(name, cell, given)?,
         };
         let product = self.product_text(name);
         Ok(head + &product + &self.pack_text(name) + &self.frame(name) + &body)

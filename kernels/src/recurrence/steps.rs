@@ -144,7 +144,8 @@ impl Recurrence {
         let mut rows = format!(
             "        {real} *restrict const dxr = dx + row * {wide}, *restrict const zr = z + r * {stride};\n"
         );
-        if !cell.is_shared() {
+        let stores_products = self.has(Place::Output(1));
+        if stores_products {
             let _ = writeln!(
                 rows,
                 "        {real} *restrict const dqr = dq + row * {wide};"
@@ -203,7 +204,7 @@ impl Recurrence {
         let mut step = states + &statements.text;
         for (list, into) in [(x, "dxr"), (q, "dqr")] {
             for (g, value) in list.iter().enumerate() {
-                if into == "dxr" || !cell.is_shared() {
+                if into == "dxr" || stores_products {
                     let at = g as i64 * h;
                     let _ = writeln!(step, "          {into}[{at} + j] = {value};");
                 }
@@ -225,7 +226,7 @@ impl Recurrence {
             );
         }
         let all = block * (stride + n_states as i64 * h);
-        let dq = if cell.is_shared() { "dx" } else { "dq" };
+        let dq = if stores_products { "dq" } else { "dx" };
         let place = self.place();
         let call = self.call(name, &format!("{dq} + (t * {b} + r0) * {wide}"));
         Ok(format!(

@@ -191,7 +191,10 @@ impl Op for RecurrenceGradient {
             shapes.push(&kept);
             shapes.extend(vec![&rows[..]; n_states]);
             let title = format!("{name}, gradients of all states");
-            let mut sample = Sample::new(&title, &shapes, gradient.attrs()).not_differentiable();
+            let mut sample = Sample::new(&title, &shapes, gradient.attrs())
+                // What a sigmoid gives: gates beyond 1 would amplify what passes through them.
+                .range(0.05, 0.95)
+                .not_differentiable();
             if n_kept == 0 {
                 sample = sample.without(1 + 2 * n_states);
             }
