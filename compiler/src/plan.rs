@@ -164,7 +164,7 @@ fn expand(mut bound: Graph, recipe: &Recipe, target: Target) -> Result<Fused, Co
     check("bind", &bound)?;
     check_sizes(&bound)?;
     if target == Target::Cpu {
-        ops::keep_recurrences(&mut bound);
+        ops::keep_loops(&mut bound);
     }
     let expanded = fusion::expand(&bound, recipe)?;
     check("expand", &expanded.graph)?;

@@ -17,6 +17,7 @@ use graph::{
     Attr, Builder, ContainerId, Expr, Graph, Index, Lifetime, Memlet, Node, NodeKind, Operand,
     Place, Recipe, Rewrite, SymExpr, View,
 };
+use ops::LOOP;
 
 /// Bytes of which operators want the places of rows to be multiples.
 const ALIGNMENT: i64 = 16;
@@ -144,6 +145,8 @@ pub fn absorb(
             continue;
         }
         let mut library = library.clone();
+        // Ordered loops of ours read dense arrays.
+        let is_loop = library.computed_by() == Some(LOOP);
         for n in 0..library.inputs.len() {
             let (Some(id), Some(view)) = (library.inputs[n], library.view(Operand::Input(n)))
             else {
@@ -155,7 +158,7 @@ pub fn absorb(
             let place = Place::new(Rewrite::Call, copy, &graph.container(id).name);
             let found = match recipe.override_for(|| place.clone()) {
                 Some(false) => Err(Obstacle::ByRecipe),
-                _ => source(graph, copy, id, &view),
+                _ => source(graph, copy, id, (&view, is_loop)),
             };
             let (origin, saved) = (&nodes[at].origin, 2 * bytes(graph, id));
             decisions.push(match &found {
@@ -187,7 +190,7 @@ fn source(
     graph: &Graph,
     copy: &Node,
     id: ContainerId,
-    own: &View,
+    (own, must_be_dense): (&View, bool),
 ) -> Result<(ContainerId, View), Obstacle> {
     let found = definition(graph, copy, id).filter(|d| is_movement(graph, d, id));
     let found = found.ok_or(Obstacle::Computed)?;
@@ -221,15 +224,15 @@ fn source(
             view.strides[d.ok_or(Obstacle::Places)?] += factor * stride;
         }
     }
-    usable(&mut view, c.dtype.bytes() as i64)?;
+    usable(&mut view, c.dtype.bytes() as i64, must_be_dense)?;
     Ok((from.container, view))
 }
 
 /// Whether operators take such a view: rows of neighbours at aligned places, nothing repeated or backwards.
 /// A dimension of one element gets the stride that it would have in a dense container of the view's order.
-fn usable(view: &mut View, size: i64) -> Result<(), Obstacle> {
+fn usable(view: &mut View, size: i64, must_be_dense: bool) -> Result<(), Obstacle> {
     let rank = view.sizes.len();
-    if rank < 4 {
+    if rank < 4 || must_be_dense {
         // Of sums of rows they want all, one after the other.
         let dense = View::dense(&view.sizes, &(0..rank).collect::<Vec<_>>());
         let same = (0..rank).all(|d| view.sizes[d] == 1 || view.strides[d] == dense.strides[d]);

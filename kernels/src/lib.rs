@@ -13,6 +13,7 @@ pub mod host_threads;
 pub mod lower;
 pub mod lowering;
 pub mod memory;
+mod ordered;
 pub mod plan;
 pub mod pool;
 pub mod prelude;

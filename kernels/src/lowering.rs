@@ -22,6 +22,7 @@ mod files;
 mod halves;
 mod info;
 mod members;
+mod ordered;
 mod prologue;
 mod recurrence;
 mod requested;
@@ -200,7 +201,7 @@ impl Lowering<'_> {
         let NodeKind::Map(map) = &node.kind else {
             return Err(match &node.kind {
                 NodeKind::Library(l) if l.computed_by().is_some() => {
-                    return self.recurrence(node, l);
+                    return self.whole(node, l);
                 }
                 NodeKind::Library(l) => LowerError::Library {
                     op: l.op.clone(),

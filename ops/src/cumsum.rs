@@ -9,7 +9,7 @@ use graph::{Attr, Builder, DType, Expr, Memlet, Reduction, Tensor};
 ///
 /// Attributes `axis: Int`, `reverse: Bool` (false). Integers and bool are summed in i64. Gradient:
 /// the sum in the other direction. Source: ONNX CumSum-14, `torch.cumsum`. The expansion takes
-/// n² additions for an axis of n elements, as maps have no order.
+/// n² additions for an axis of n elements, as maps have no order; see `loops`.
 #[derive(Debug)]
 pub struct Cumsum;
 
@@ -101,6 +101,11 @@ impl Op for Cumsum {
         vec![
             Sample::new("forward", &[&[2, 4, 3]], by(1, false)),
             Sample::new("backward", &[&[2, 4]], by(-1, true)),
+            Sample::new("of a long axis", &[&[2, 70, 3]], by(1, false)),
+            Sample::new("of a long row, backward", &[&[3, 65]], by(1, true)),
+            Sample::new("of a long row of integers", &[&[40]], by(0, false))
+                .dtype(0, DType::I32)
+                .not_differentiable(),
             Sample::new("of integers", &[&[5]], by(0, false))
                 .dtype(0, DType::I32)
                 .not_differentiable(),

@@ -19,6 +19,7 @@ pub mod elementwise;
 mod expand;
 pub mod index;
 pub mod index_space;
+pub mod loops;
 pub mod loss;
 pub mod meaning;
 pub mod movement;
@@ -41,6 +42,6 @@ pub mod variance;
 pub mod window;
 
 pub use expand::expand_all;
+pub use loops::{LOOP, keep_loops};
 pub use meaning::Meaning;
 pub use op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
-pub use recurrence::keep_recurrences;

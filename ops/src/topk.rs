@@ -13,7 +13,7 @@ use graph::{
 /// Attributes `axis: Int`, `k: Sizes[1]`, `largest: Bool` (true). Outputs values and positions
 /// (i64). Of equal elements the one with the lower position comes first; NaN counts as largest.
 /// Gradient: incoming ones placed at the positions. Source: ONNX TopK-11, `torch.topk`, `torch.sort`.
-/// The expansion ranks every element by counting those before it: n² comparisons for n elements.
+/// The expansion ranks every element by counting those before it: n² comparisons for n elements; see `loops`.
 #[derive(Debug)]
 pub struct TopK;
 
@@ -180,6 +180,9 @@ impl Op for TopK {
         let ties = Tensor::from_f64(DType::F32, &[2, 4], ties);
         vec![
             Sample::new("two largest", &[&[2, 5]], of(-1, 2, true)),
+            Sample::new("few of a long row", &[&[3, 100]], of(-1, 5, true)),
+            Sample::new("a long axis, sorted", &[&[2, 70, 3]], of(1, 70, false)),
+            Sample::new("most of a long row", &[&[2, 90]], of(1, 66, true)),
             Sample::new("sorted along the first", &[&[4, 3]], of(0, 4, false)),
             Sample::new("ties", &[], of(1, 4, true))
                 .value(0, ties.clone())

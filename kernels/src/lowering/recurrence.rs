@@ -98,7 +98,7 @@ impl Lowering<'_> {
     }
 
     /// Which part of its container an operand is: all of it, if nothing else was said.
-    fn view(
+    pub(super) fn view(
         &self,
         library: &Library,
         operand: Operand,

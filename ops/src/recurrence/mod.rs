@@ -19,30 +19,7 @@ pub use forward::Recurrence;
 
 use crate::op::{Call, OpError, TensorType};
 use crate::reference::constant_shape;
-use graph::{ContainerId, DType, Expr, Graph, NodeKind, Scalar, SymExpr, Tensor};
-
-/// Who computes recurrences that stay whole: a loop over time.
-pub const LOOP: &str = "loop";
-
-/// Keeps recurrences of 32 or 64 bits whole, for a target that has loops over time.
-pub fn keep_recurrences(graph: &mut Graph) {
-    let float = |graph: &Graph, id: &ContainerId| {
-        matches!(graph.container(*id).dtype, DType::F32 | DType::F64)
-    };
-    let Some(state) = graph.single_state_mut() else {
-        return;
-    };
-    let mut nodes = std::mem::take(&mut state.nodes);
-    for node in &mut nodes {
-        if let NodeKind::Library(library) = &mut node.kind
-            && matches!(library.op.as_str(), "recurrence" | "recurrence_gradient")
-            && library.inputs.iter().flatten().all(|id| float(graph, id))
-        {
-            library.compute_by(LOOP);
-        }
-    }
-    graph.last_state().nodes = nodes;
-}
+use graph::{DType, Expr, Scalar, SymExpr, Tensor};
 
 /// Steps, rows and width, and the type of the elements.
 struct Sizes {

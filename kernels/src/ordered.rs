@@ -1,0 +1,241 @@
+//! Loops along an axis that have an order, as C: running sums, and the first elements by size.
+//!
+//! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
+//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. Up to [`FEW`] first elements are
+//! inserted one by one into a sorted list; more are found by a stable merge sort. Meaning: `ops::cumsum`, `ops::topk`.
+//! Never decides which nodes stay whole.
+
+use crate::emit::scalar::c_type;
+use graph::DType;
+
+/// Most elements that are inserted one by one; worst of all, each moves all others.
+const FEW: i64 = 64;
+
+/// An array with one axis, from outside to inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Along {
+    /// Elements before the axis.
+    pub(crate) outer: i64,
+    /// Elements of the axis.
+    pub(crate) n: i64,
+    /// Elements behind the axis, for each of its elements.
+    pub(crate) inner: i64,
+    /// Type of the elements.
+    pub(crate) dtype: DType,
+    /// Elements before the first one of the operand.
+    pub(crate) offset: i64,
+}
+
+/// Which elements come first, and how many of them are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct First {
+    /// How many.
+    pub(crate) k: i64,
+    /// The largest, not the smallest.
+    pub(crate) largest: bool,
+}
+
+impl Along {
+    /// Elements.
+    pub(crate) fn elements(&self) -> i64 {
+        self.outer * self.n * self.inner
+    }
+
+    /// Running sums from buffer 0 into buffer 1, of type `into`.
+    pub(crate) fn running_sums(&self, name: &str, into: DType, reverse: bool) -> String {
+        let (from, sum) = match self.dtype.is_float() {
+            true => (c_type(self.dtype), "double"),
+            false => (c_type(self.dtype), "unsigned long"),
+        };
+        let (outer, n, inner) = (self.outer, self.n, self.inner);
+        let width = inner.min(16);
+        let columns = (inner + width - 1) / width;
+        let place = match reverse {
+            true => format!("{} - k", n - 1),
+            false => "k".into(),
+        };
+        // Sums of integers wrap, as in PyTorch.
+        let signed = if self.dtype.is_float() { "" } else { "(long)" };
+        format!(
+            "void {name}(void *const *buf, void *scratch, long tid, long nt) {{
+  const {from} *restrict const x = (const {from} *)buf[0] + {offset};
+  {into} *restrict const y = ({into} *)buf[1];
+  (void)scratch;
+  for (long unit = {units} * tid / nt; unit < {units} * (tid + 1) / nt; ++unit) {{
+    const long first = unit % {columns} * {width}, w = {inner} - first < {width} ? {inner} - first : {width};
+    const long at = unit / {columns} * {row} + first;
+    {sum} sums[{width}] = {{0}};
+    for (long k = 0; k < {n}; ++k) {{
+      const long here = at + ({place}) * {inner};
+      for (long l = 0; l < w; ++l) {{
+        sums[l] += x[here + l];
+        y[here + l] = ({into}){signed}sums[l];
+      }}
+    }}
+  }}
+}}
+",
+            into = c_type(into),
+            offset = self.offset,
+            units = outer * columns,
+            row = n * inner,
+        )
+    }
+
+    /// Bytes that each thread needs for the first elements.
+    pub(crate) fn sort_bytes(&self, first: First) -> usize {
+        let n = if first.k <= FEW { first.k } else { 2 * self.n };
+        (n * (self.dtype.bytes() as i64 + 4)) as usize + 64
+    }
+
+    /// Comparisons of the first elements of all rows.
+    pub(crate) fn comparisons(&self, first: First) -> u64 {
+        let each = match first.k <= FEW {
+            true => 1,
+            false => self.n.max(2).ilog2() as u64,
+        };
+        self.elements() as u64 * each
+    }
+
+    /// The first elements of buffer 0 along the axis into buffer 1, their positions into buffer 2.
+    pub(crate) fn first_elements(&self, name: &str, first: First) -> String {
+        let real = c_type(self.dtype);
+        let (better, nan) = match first.largest {
+            true => ("a > b", "a != a && b == b"),
+            false => ("a < b", "a == a && b != b"),
+        };
+        let before = match self.dtype.is_float() {
+            // NaN is larger than every number.
+            true => format!("{better} || ({nan})"),
+            false => better.to_string(),
+        };
+        let (n, inner, k, offset) = (self.n, self.inner, first.k, self.offset);
+        let (helper, body) = match k <= FEW {
+            true => (String::new(), self.inserted(name, k)),
+            false => (sort_text(name, real), self.sorted(name)),
+        };
+        format!(
+            "static inline int {name}_before({real} a, {real} b) {{ return {before}; }}
+{helper}void {name}(void *const *buf, void *scratch, long tid, long nt) {{
+  const {real} *restrict const x = (const {real} *)buf[0] + {offset};
+  {real} *const values = ({real} *)buf[1];
+  long *const positions = (long *)buf[2];
+  for (long row = {rows} * tid / nt; row < {rows} * (tid + 1) / nt; ++row) {{
+    const {real} *const from = x + row / {inner} * {all} + row % {inner};
+    const long to = row / {inner} * {taken} + row % {inner};
+{body}    for (long i = 0; i < {k}; ++i) {{
+      values[to + i * {inner}] = key[i];
+      positions[to + i * {inner}] = at[i];
+    }}
+  }}
+}}
+",
+            rows = self.outer * inner,
+            all = n * inner,
+            taken = k * inner,
+        )
+    }
+
+    fn inserted(&self, name: &str, k: i64) -> String {
+        let (real, n, inner) = (c_type(self.dtype), self.n, self.inner);
+        format!(
+            "    {real} *const key = ({real} *)scratch;
+    int *const at = (int *)(key + {k});
+    long count = 0;
+    for (long i = 0; i < {n}; ++i) {{
+      const {real} own = from[i * {inner}];
+      if (count == {k} && !{name}_before(own, key[{k} - 1])) continue;
+      long j = count < {k} ? count++ : {k} - 1;
+      for (; j > 0 && {name}_before(own, key[j - 1]); --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
+      key[j] = own;
+      at[j] = (int)i;
+    }}
+"
+        )
+    }
+
+    fn sorted(&self, name: &str) -> String {
+        let (real, n, inner) = (c_type(self.dtype), self.n, self.inner);
+        format!(
+            "    {real} *key = ({real} *)scratch;
+    int *at = (int *)(key + 2 * {n});
+    for (long i = 0; i < {n}; ++i) {{ key[i] = from[i * {inner}]; at[i] = (int)i; }}
+    if ({name}_sort(key, at, {n})) {{ key += {n}; at += {n}; }}
+"
+        )
+    }
+}
+
+/// A stable merge sort of keys and positions, with as much room behind both; whether the result is there.
+fn sort_text(name: &str, real: &str) -> String {
+    format!(
+        "static int {name}_sort({real} *key, int *at, long n) {{
+  for (long first = 0; first < n; first += 16) {{
+    const long end = first + 16 < n ? first + 16 : n;
+    for (long i = first + 1; i < end; ++i) {{
+      const {real} own = key[i];
+      const int place = at[i];
+      long j = i;
+      for (; j > first && {name}_before(own, key[j - 1]); --j) {{ key[j] = key[j - 1]; at[j] = at[j - 1]; }}
+      key[j] = own;
+      at[j] = place;
+    }}
+  }}
+  {real} *to = key + n;
+  int *to_at = at + n;
+  int moved = 0;
+  for (long run = 16; run < n; run *= 2, moved = !moved) {{
+    for (long first = 0; first < n; first += 2 * run) {{
+      const long middle = first + run < n ? first + run : n, end = middle + run < n ? middle + run : n;
+      long a = first, b = middle;
+      for (long i = first; i < end; ++i) {{
+        const int right = b < end && (a >= middle || {name}_before(key[b], key[a]));
+        const long from = right ? b : a;
+        to[i] = key[from];
+        to_at[i] = at[from];
+        b += right;
+        a += !right;
+      }}
+    }}
+    {real} *const keys = key;
+    int *const places = at;
+    key = to; at = to_at;
+    to = keys; to_at = places;
+  }}
+  return moved;
+}}
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_elements_take_less_room_than_a_sort() {
+        let along = Along {
+            outer: 3,
+            n: 1000,
+            inner: 2,
+            dtype: DType::F32,
+            offset: 0,
+        };
+        let few = First {
+            k: 64,
+            largest: true,
+        };
+        let many = First {
+            k: 65,
+            largest: true,
+        };
+        assert!(along.sort_bytes(few) < 1000);
+        assert!(along.sort_bytes(many) >= 2 * 1000 * 8);
+        assert!(along.first_elements("f", many).contains("f_sort("));
+        assert!(!along.first_elements("f", few).contains("f_sort("));
+        assert_eq!(
+            (along.comparisons(few), along.comparisons(many)),
+            (6000, 54_000)
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Operators that a target with ordered loops computes whole, instead of expanding them to maps.
+//!
+//! Maps have no order: the steps of a recurrence are unrolled, a running sum of n elements takes n² additions, and a
+//! sort n² comparisons. A loop takes n, or n·log n. Short axes are expanded all the same, since their maps can be fused
+//! with their neighbours. Never says how the loops look (`kernels`).
+
+use graph::{Attr, DType, Graph, Library, NodeKind};
+
+/// Who computes nodes that stay whole.
+pub const LOOP: &str = "loop";
+
+/// Longest axis whose running sums or order are computed by maps.
+const SHORT_AXIS: i64 = 32;
+
+/// Keeps nodes whole for a target that has ordered loops.
+pub fn keep_loops(graph: &mut Graph) {
+    let Some(state) = graph.single_state_mut() else {
+        return;
+    };
+    let mut nodes = std::mem::take(&mut state.nodes);
+    for node in &mut nodes {
+        if let NodeKind::Library(library) = &mut node.kind
+            && is_loop(graph, library)
+        {
+            library.compute_by(LOOP);
+        }
+    }
+    graph.last_state().nodes = nodes;
+}
+
+fn is_loop(graph: &Graph, library: &Library) -> bool {
+    let mut types = library
+        .inputs
+        .iter()
+        .flatten()
+        .map(|id| graph.container(*id).dtype);
+    let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F64);
+    let is_number = |dtype: DType| is_float(dtype) || matches!(dtype, DType::I32 | DType::I64);
+    match library.op.as_str() {
+        "recurrence" | "recurrence_gradient" => types.all(is_float),
+        "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
+        _ => false,
+    }
+}
+
+fn has_long_axis(graph: &Graph, library: &Library) -> bool {
+    let Some(Some(x)) = library.inputs.first() else {
+        return false;
+    };
+    let shape = &graph.container(*x).shape;
+    let axis = match library.attrs.get("axis") {
+        Some(Attr::Int(axis)) if *axis < 0 => axis + shape.len() as i64,
+        Some(Attr::Int(axis)) => *axis,
+        _ => shape.len() as i64 - 1,
+    };
+    let size = usize::try_from(axis).ok().and_then(|axis| shape.get(axis));
+    // Loops need rows: an array without elements is expanded.
+    let sizes = shape.iter().map(graph::SymExpr::as_const);
+    let is_filled = sizes.clone().all(|n| n.is_some_and(|n| n > 0));
+    is_filled
+        && size
+            .and_then(graph::SymExpr::as_const)
+            .is_some_and(|n| n > SHORT_AXIS)
+}
