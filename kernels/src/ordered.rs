@@ -1,15 +1,17 @@
 //! Loops along an axis that have an order, as C: running sums, and the first elements by size.
 //!
 //! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
-//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. Up to [`FEW`] first elements are
+//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. A few first elements are
 //! inserted one by one into a sorted list; more are found by a stable merge sort. Meaning: `ops::cumsum`, `ops::topk`.
 //! Never decides which nodes stay whole.
 
 use crate::emit::scalar::c_type;
 use graph::DType;
 
-/// Most elements that are inserted one by one; worst of all, each moves all others.
+/// Elements that are always inserted one by one.
 const FEW: i64 = 64;
+/// Most elements that are inserted one by one into a list of a long row; worst of all, each moves all others.
+const MOST: i64 = 128;
 
 /// An array with one axis, from outside to inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,15 +84,25 @@ impl Along {
         )
     }
 
+    /// Whether a sorted list is cheaper than a sort: of a row in random order, about `k·ln(n/k)` elements enter the list,
+    /// and each moves half of it.
+    fn is_few(&self, first: First) -> bool {
+        first.k <= FEW || (first.k <= MOST && first.k * first.k <= 2 * self.n)
+    }
+
     /// Bytes that each thread needs for the first elements.
     pub(crate) fn sort_bytes(&self, first: First) -> usize {
-        let n = if first.k <= FEW { first.k } else { 2 * self.n };
+        let n = if self.is_few(first) {
+            first.k
+        } else {
+            2 * self.n
+        };
         (n * (self.dtype.bytes() as i64 + 4)) as usize + 64
     }
 
     /// Comparisons of the first elements of all rows.
     pub(crate) fn comparisons(&self, first: First) -> u64 {
-        let each = match first.k <= FEW {
+        let each = match self.is_few(first) {
             true => 1,
             false => self.n.max(2).ilog2() as u64,
         };
@@ -110,7 +122,7 @@ impl Along {
             false => better.to_string(),
         };
         let (n, inner, k, offset) = (self.n, self.inner, first.k, self.offset);
-        let (helper, body) = match k <= FEW {
+        let (helper, body) = match self.is_few(first) {
             true => (String::new(), self.inserted(name, k)),
             false => (sort_text(name, real), self.sorted(name)),
         };
@@ -222,11 +234,11 @@ mod tests {
             offset: 0,
         };
         let few = First {
-            k: 64,
+            k: 44,
             largest: true,
         };
         let many = First {
-            k: 65,
+            k: 129,
             largest: true,
         };
         assert!(along.sort_bytes(few) < 1000);
