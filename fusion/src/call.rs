@@ -1,4 +1,5 @@
-//! Nodes that somebody else's operator computes: their operands are views of containers, not copies.
+//! Nodes that stay whole, for another library's operator or an ordered loop: their operands are views of containers,
+//! not copies. Ordered loops take dense views only.
 //!
 //! Before: `t: [8, 512, 16, 64]; map (b,h,l,d): q[b,h,l,d] = t[b,l,h,d]; y = attention(q, …)`.
 //! After: `y = attention(t as [8, 16, 512, 64] by strides (524288, 64, 1024, 1), …)`.

@@ -1,6 +1,7 @@
-//! Library nodes that somebody else's operator computes, and where their operands lie.
+//! Library nodes that stay whole, and where their operands lie.
 //!
-//! Such a node stays whole through fusion and becomes one launch. Attribute `by` names who computes it.
+//! Another library's operator computes such a node, or a loop of ours that has an order. Fusion does not expand it.
+//! Attribute `by` names who computes it.
 //! From fusion on, an operand is a part of a container: the attributes `<operand>_sizes`,
 //! `<operand>_strides` (elements) and `<operand>_offset` (elements) say which, the container's own
 //! order being row-major. So what reads a permuted slice of a container needs no copy of it. This file

@@ -110,7 +110,7 @@ impl Cell {
     }
 
     /// The cell that attributes hold; `None` if they hold none, or one that refers to what comes later.
-    pub fn of(attrs: &Attrs) -> Option<Cell> {
+    pub fn from_attrs(attrs: &Attrs) -> Option<Cell> {
         let Some(Attr::Int(gates)) = attrs.get("gates") else {
             return None;
         };
@@ -198,7 +198,7 @@ impl CellGradient {
     }
 
     /// The gradient that attributes hold; `None` if they hold none.
-    pub fn of(attrs: &Attrs) -> Option<CellGradient> {
+    pub fn from_attrs(attrs: &Attrs) -> Option<CellGradient> {
         let Some(Attr::Int(n_values)) = attrs.get("n_values") else {
             return None;
         };
@@ -302,9 +302,13 @@ mod tests {
     fn attributes_keep_cells_and_their_gradients() {
         for name in NAMES {
             let cell = Cell::named(name).unwrap();
-            assert_eq!(Cell::of(&cell.attrs()).as_ref(), Some(&cell), "{name}");
+            assert_eq!(
+                Cell::from_attrs(&cell.attrs()).as_ref(),
+                Some(&cell),
+                "{name}"
+            );
             let gradient = cell.gradient().unwrap();
-            let kept = CellGradient::of(&gradient.attrs());
+            let kept = CellGradient::from_attrs(&gradient.attrs());
             assert_eq!(kept.as_ref(), Some(&gradient), "{name}");
             assert_eq!(gradient.is_shared(), name != "gru", "{name}");
         }
@@ -350,10 +354,10 @@ mod tests {
     fn a_cell_that_reads_a_later_value_is_none() {
         let mut cell = Cell::named("gru").unwrap();
         cell.values[0] = Expr::In(8);
-        assert_eq!(Cell::of(&cell.attrs()), None);
+        assert_eq!(Cell::from_attrs(&cell.attrs()), None);
         cell.values[0] = Expr::float(1.0);
         cell.states = vec![7];
-        assert_eq!(Cell::of(&cell.attrs()), None);
+        assert_eq!(Cell::from_attrs(&cell.attrs()), None);
     }
 
     #[test]

@@ -11,6 +11,14 @@ pub enum LowerError {
         /// Where it is.
         origin: String,
     },
+    /// A recurrence whose step has no C text.
+    #[error("{origin}: {reason}")]
+    NoLoop {
+        /// What its step needs.
+        reason: String,
+        /// Where it is.
+        origin: String,
+    },
     /// A node at top level that is not a map.
     #[error("{origin}: expected a map at top level")]
     NotAMap {

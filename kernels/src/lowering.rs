@@ -1,6 +1,7 @@
 //! Lowering of a fused graph: its maps become C functions, launches and a memory plan.
 //!
-//! Contractions go to the contraction generator, all other maps to the map emitter. Functions with
+//! Contractions go to the contraction generator, all other maps to the map emitter, nodes that stay whole to the
+//! generators of ordered loops. Functions with
 //! the same text are emitted once. Nothing here decides what is fused: each top-level map becomes
 //! the launches it needs, in the graph's order.
 

@@ -1,8 +1,8 @@
 //! Loops along an axis that have an order, as C: running sums, and the first elements by size.
 //!
 //! Each thread takes rows of the axis; no row depends on another, so results do not depend on the number of threads.
-//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. A few first elements are
-//! inserted one by one into a sorted list; more are found by a stable merge sort. Meaning: `ops::cumsum`, `ops::topk`.
+//! Running sums of floats are kept in 64 bits, as `torch.cumsum` keeps them on a CPU. First elements are
+//! inserted one by one into a sorted list where they are few beside the row; otherwise a stable merge sort finds them. Meaning: `ops::cumsum`, `ops::topk`.
 //! Never decides which nodes stay whole.
 
 use crate::emit::scalar::c_type;

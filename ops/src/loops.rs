@@ -37,6 +37,7 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
     let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F64);
     let is_number = |dtype: DType| is_float(dtype) || matches!(dtype, DType::I32 | DType::I64);
     match library.op.as_str() {
+        _ if !is_filled(graph, library) => false,
         "recurrence" | "recurrence_gradient" => types.all(is_float),
         "cumsum" | "topk" => types.all(is_number) && has_long_axis(graph, library),
         _ => false,
@@ -54,11 +55,13 @@ fn has_long_axis(graph: &Graph, library: &Library) -> bool {
         _ => shape.len() as i64 - 1,
     };
     let size = usize::try_from(axis).ok().and_then(|axis| shape.get(axis));
-    // Loops need rows: an array without elements is expanded.
-    let sizes = shape.iter().map(graph::SymExpr::as_const);
-    let is_filled = sizes.clone().all(|n| n.is_some_and(|n| n > 0));
-    is_filled
-        && size
-            .and_then(graph::SymExpr::as_const)
-            .is_some_and(|n| n > SHORT_AXIS)
+    let size = size.and_then(graph::SymExpr::as_const);
+    size.is_some_and(|n| n > SHORT_AXIS)
+}
+
+/// Whether no operand is empty: loops need rows, and maps without points are left out.
+fn is_filled(graph: &Graph, library: &Library) -> bool {
+    let operands = library.inputs.iter().flatten();
+    let mut sizes = operands.flat_map(|id| &graph.container(*id).shape);
+    sizes.all(|n| n.as_const().is_some_and(|n| n > 0))
 }

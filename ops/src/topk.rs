@@ -178,7 +178,24 @@ impl Op for TopK {
         };
         let ties = vec![1.0, 3.0, 3.0, 0.0, 2.0, f64::NAN, 2.0, f64::NAN];
         let ties = Tensor::from_f64(DType::F32, &[2, 4], ties);
+        // NaN, zeros of both signs and many equal numbers.
+        let number = |n: usize| match n % 7 {
+            0 => f64::NAN,
+            1 => -0.0,
+            2 => 0.0,
+            _ => (n % 5) as f64 - 2.0,
+        };
+        let long = Tensor::from_f64(DType::F32, &[1, 200], (0..200).map(number).collect());
+        let long = |name: &str, k: i64, largest: bool| {
+            Sample::new(name, &[], of(1, k, largest))
+                .value(0, long.clone())
+                .not_differentiable()
+        };
         vec![
+            long("sorted ties", 150, true),
+            long("sorted ties upwards", 200, false),
+            long("few ties", 40, true),
+            long("few ties upwards", 60, false),
             Sample::new("two largest", &[&[2, 5]], of(-1, 2, true)),
             Sample::new("few of a long row", &[&[3, 100]], of(-1, 5, true)),
             Sample::new("a long axis, sorted", &[&[2, 70, 3]], of(1, 70, false)),

@@ -98,10 +98,73 @@ def test_sizes_that_change_in_time_and_batch(kind):
     model = shorthaul.module(copy.deepcopy(exact).float())
     for shape in [(5, 4, 7), (3, 6, 7), (9, 1, 7), (1, 13, 7)]:
         x = torch.randn(shape, dtype=torch.float64)
+        expected = _gradients(exact, x)
         with warnings.catch_warnings():
             warnings.simplefilter("error", shorthaul.FallbackWarning)
-            found = model(x.float())[0]
-        torch.testing.assert_close(found.double(), exact(x)[0], rtol=2e-5, atol=2e-5)
+            found = _gradients(model, x.float())
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
+
+
+def _gradients(model, x):
+    """Results without given states, and gradients of the inputs and parameters."""
+    x = x.clone().requires_grad_()
+    for p in model.parameters():
+        p.grad = None
+    y = model(x)[0]
+    (y * y).sum().backward()
+    return [y, x.grad, *(p.grad for p in model.parameters())]
+
+
+class _Part(nn.Module):
+    """What ``part`` takes of a layer's results."""
+
+    def __init__(self, layer, part):
+        super().__init__()
+        self.layer, self.part = layer, part
+
+    def forward(self, x):
+        """As said."""
+        return self.part(self.layer, x)
+
+
+PARTS = {
+    "only_h": lambda layer, x: layer(x)[1][0],
+    "only_c": lambda layer, x: layer(x)[1][1],
+    "one_tensor_as_both_states": lambda layer, x: layer(x, (x[:1, :, :5],) * 2)[0],
+    "no_batch": lambda layer, x: layer(x[:, 0])[0],
+    "no_rows": lambda layer, x: layer(x[:, :0])[0].sum() + x.sum(),
+    "without_gradient": lambda layer, x: torch.no_grad()(layer)(x)[0] * x[:, :, :5],
+}
+
+
+@compiles_recurrent_layers
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_results(name):
+    torch.manual_seed(0)
+    exact = _Part(nn.LSTM(7, 5), PARTS[name]).double()
+    ours = shorthaul.module(copy.deepcopy(exact).float())
+    x = torch.randn(4, 3, 7, dtype=torch.float64)
+    runs = []
+    for model, given in ((exact, x), (ours, x.float())):
+        own = given.clone().requires_grad_()
+        y = model(own)
+        (y * y).sum().backward()
+        runs.append([y, own.grad, *(p.grad for p in model.parameters())])
+    for a, b in zip(*runs[::-1], strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
+
+
+@compiles_recurrent_layers
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_direction_of_a_layer_is_one_loop_in_each_pass(kind):
+    layer = KINDS[kind](7, 5, 2, bidirectional=True)
+    report = shorthaul.report(layer, torch.randn(4, 3, 7, requires_grad=True)).data
+    loops = [k["stage"] for k in report["kernels"] if k["path"] == "loop over time"]
+    assert sorted(loops) == ["backward"] * 4 + ["forward"] * 4
+    assert report["outside"] == []
 
 
 @compiles_recurrent_layers
@@ -120,12 +183,16 @@ def test_dropout_lies_between_layers():
     # 8000 draws: the standard deviation of their mean is 0.0056.
     assert abs(kept - 0.5) < 0.03
     assert not torch.equal(model(x)[0], y)
+    given = x.clone().requires_grad_()
+    y = model(given)[0]
+    y.sum().backward()
+    torch.testing.assert_close(given.grad, (y != 0) * 2.0)
     model.eval()
     torch.testing.assert_close(model(x)[0], x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pytorch_runs_packed_sequences_and_projections(kind):
+def test_pytorch_runs_packed_sequences(kind):
     torch.manual_seed(0)
     eager = _Packed(KINDS[kind](7, 5))
     ours = shorthaul.module(copy.deepcopy(eager))
@@ -154,6 +221,45 @@ class _Packed(nn.Module):
         """Results, padded with zeros."""
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2, 1]))
         return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])[0]
+
+
+class _Forward(nn.Module):
+    """``forward`` of a layer, called by its name in a region of ``torch.autocast``."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.layer = KINDS[kind](7, 8)
+
+    def forward(self, x):
+        """Results of the layer, in the type that they have in the region."""
+        with torch.autocast("cpu"):
+            return self.layer.forward(x)[0] * 2
+
+
+class _Own(nn.LSTM):
+    """A layer with a region of its own."""
+
+    def forward(self, x):
+        """Results of the layer."""
+        with torch.autocast("cpu"):
+            return super().forward(x)[0]
+
+
+@compiles_recurrent_layers
+@pytest.mark.parametrize(
+    "make", [lambda: _Forward("LSTM"), lambda: _Forward("GRU"), lambda: _Own(7, 8)]
+)
+def test_results_within_autocast_have_the_type_of_eagers(make):
+    torch.manual_seed(0)
+    eager = make()
+    ours = shorthaul.module(copy.deepcopy(eager))
+    x = torch.randn(3, 2, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", shorthaul.FallbackWarning)
+        found = ours(x)
+    expected = eager(x)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 class _Within(nn.Module):

@@ -35,7 +35,7 @@ pub enum Obstacle {
     DataPosition,
     #[error("the step returns it")]
     Returned,
-    #[error("an operator that PyTorch computes reads it from memory")]
+    #[error("an operator that stays whole reads it from memory")]
     Called,
     #[error("reading its operands again would move {0} bytes more")]
     Traffic(i64),

@@ -17,7 +17,7 @@ impl Lowering<'_> {
         let output = |n: usize| library.outputs.get(n).copied().flatten();
         let (step, weights, first) = match library.op.as_str() {
             "recurrence" => {
-                let cell = Cell::of(&library.attrs).ok_or_else(not_expanded)?;
+                let cell = Cell::from_attrs(&library.attrs).ok_or_else(not_expanded)?;
                 let stores_kept = output(cell.n_states()).is_some();
                 let step = Step::Forward {
                     cell,
@@ -27,7 +27,7 @@ impl Lowering<'_> {
                 (step, 1, 0)
             }
             "recurrence_gradient" => {
-                let cell = CellGradient::of(&library.attrs).ok_or_else(not_expanded)?;
+                let cell = CellGradient::from_attrs(&library.attrs).ok_or_else(not_expanded)?;
                 let n = cell.states.len();
                 let given = (0..n).map(|k| input(2 + 2 * n + k).is_some()).collect();
                 let step = Step::Backward {
@@ -70,10 +70,15 @@ impl Lowering<'_> {
                 },
                 Place::Packed => (self.workspace(form.packed_bytes()), 0),
             };
-            args.extend(buffer);
+            args.push(buffer.ok_or_else(not_expanded)?);
             form.offsets.push(offset);
         }
-        let text = form.text(PLACEHOLDER).map_err(|_| not_expanded())?;
+        let text = form
+            .text(PLACEHOLDER)
+            .map_err(|refused| LowerError::NoLoop {
+                reason: refused.to_string(),
+                origin: node.origin.to_string(),
+            })?;
         let symbols = vec![format!("{PLACEHOLDER}_pack"), PLACEHOLDER.to_string()];
         let rate = self.target.machine.product_rate(form.dtype) * form.n_blocks();
         let (products, cells) = (form.product_operations(), form.cell_operations());

@@ -12,7 +12,7 @@ use graph::{Attr, Builder, Cell, CellGradient, ContainerId, Expr, Tensor};
 pub struct RecurrenceGradient;
 
 fn gradient_of(call: &Call) -> Result<CellGradient, OpError> {
-    let found = CellGradient::of(&call.library.attrs);
+    let found = CellGradient::from_attrs(&call.library.attrs);
     found.ok_or_else(|| call.shape_error("the attributes hold no gradient of a cell"))
 }
 
@@ -61,7 +61,7 @@ impl Op for RecurrenceGradient {
         let mut carried = vec![vec![0.0; b * h]; n_states];
         let mut dx = vec![0.0; n_steps * b * gates * h];
         let mut dq = dx.clone();
-        let order = Order::of(call, n_steps as i64)?;
+        let order = Order::from_call(call, n_steps as i64)?;
         for place in order.places().into_iter().rev() {
             let t = place as usize;
             for (r, j) in (0..b).flat_map(|r| (0..h).map(move |j| (r, j))) {
@@ -117,7 +117,7 @@ impl Op for RecurrenceGradient {
         let sum = Expr::In(0).add(Expr::In(1));
         let mut carried = vec![zero; n_states];
         let mut steps = [Vec::new(), Vec::new()];
-        let order = Order::of(call, n_steps)?;
+        let order = Order::from_call(call, n_steps)?;
         for t in order.places().into_iter().rev() {
             let mut table = Vec::new();
             for k in 0..n_states {

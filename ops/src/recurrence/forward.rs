@@ -13,7 +13,8 @@ use graph::{Attr, Builder, Cell, ContainerId, Expr, Library, SymExpr, Tensor};
 pub struct Recurrence;
 
 fn cell_of(call: &Call) -> Result<Cell, OpError> {
-    Cell::of(&call.library.attrs).ok_or_else(|| call.shape_error("the attributes hold no cell"))
+    Cell::from_attrs(&call.library.attrs)
+        .ok_or_else(|| call.shape_error("the attributes hold no cell"))
 }
 
 fn forward_sizes(call: &Call, cell: &Cell) -> Result<Sizes, OpError> {
@@ -54,7 +55,7 @@ impl Op for Recurrence {
         let first = (0..cell.n_states()).map(|k| at(3 + k));
         let mut states: Vec<Vec<f64>> = first.collect::<Result<_, _>>()?;
         let mut made: Vec<Vec<Vec<f64>>> = vec![Vec::new(); types.len()];
-        let order = Order::of(call, n_steps as i64)?;
+        let order = Order::from_call(call, n_steps as i64)?;
         for t in order.places().into_iter().map(|t| t as usize) {
             let before = states.clone();
             let mut all_kept = vec![0.0; b * kept.len() * h];
@@ -102,7 +103,7 @@ impl Op for Recurrence {
             sizes: &sizes,
         };
         let mut made: Vec<Vec<ContainerId>> = vec![Vec::new(); cell.n_states() + 1];
-        let order = Order::of(call, n_steps)?;
+        let order = Order::from_call(call, n_steps)?;
         for t in order.places() {
             let own = loops.step(x, t)?;
             let mut product = loops.product(states[0], w, "bh,kh->bk")?;
@@ -132,7 +133,7 @@ impl Op for Recurrence {
     }
 
     fn has_gradient(&self, library: &Library, output: usize) -> bool {
-        Cell::of(&library.attrs).is_none_or(|cell| output < cell.n_states())
+        Cell::from_attrs(&library.attrs).is_none_or(|cell| output < cell.n_states())
     }
 
     fn gradient(&self, g: &GradientCall, builder: &mut Builder) -> Result<Gradient, OpError> {

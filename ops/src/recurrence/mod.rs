@@ -88,7 +88,7 @@ struct Order {
 }
 
 impl Order {
-    fn of(call: &Call, n_steps: i64) -> Result<Self, OpError> {
+    fn from_call(call: &Call, n_steps: i64) -> Result<Self, OpError> {
         let reverse = call.bool_or("reverse", false)?;
         Ok(Order { n_steps, reverse })
     }

@@ -12,7 +12,7 @@ import torch
 
 aten = torch.ops.aten
 
-#: Elements that are sorted for one of them; sorting compares all pairs.
+#: Elements that are sorted for one of them; kernels on a GPU compare all pairs.
 _N_SORTED = 512
 
 

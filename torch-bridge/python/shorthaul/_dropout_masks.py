@@ -33,6 +33,9 @@ _OTHERS = {
     "aten.scaled_dot_product_attention.default",
 }
 
+#: Layers that may drop results between them.
+_RECURRENT = {f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+
 #: As in the operator ``dropout`` of the compiler.
 _PLACE_STRIDE = 1 << 32
 _RESOLUTION = 2.0**-24
@@ -52,6 +55,8 @@ def places(document: dict) -> list[tuple[float, float]] | None:
             p = float(args["p"])
             if args["train"] and p != 0.0:
                 found.append((p, float(torch.tensor(p, dtype=_DROPOUTS[target]))))
+        elif target in _RECURRENT and args["train"] and args["dropout"] and args["num_layers"] > 1:
+            return None
         elif target in _OTHERS and args.get("dropout_p") != 0.0:
             return None
     return found

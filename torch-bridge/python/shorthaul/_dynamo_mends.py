@@ -19,6 +19,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import LocalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
 from torch._dynamo.variables import ConstantVariable, builder, misc, nn_module, user_defined
+from torch._dynamo.variables import torch as torch_functions
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from . import _older_tracers
@@ -234,7 +235,9 @@ def _trace_recurrent_layers(is_ours) -> None:
     Not within ``torch.autocast``: there the tracer would take its results for float32.
     """
     layers = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN)
+    operators = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
     wrap_any = builder.VariableBuilder._wrap
+    call_torch = torch_functions.TorchInGraphFunctionVariable.call_function
     call_any = nn_module.UnspecializedNNModuleVariable.call_function
 
     def wrap(self, value):
@@ -252,8 +255,16 @@ def _trace_recurrent_layers(is_ours) -> None:
                 _stop("recurrent layer within torch.autocast", "it casts states and weights")
         return call_any(self, tx, args, kwargs)
 
+    def call_operator(self, tx, args, kwargs):
+        # A layer's `forward` that is called by its name, or within a region of its own.
+        if self.value in operators and torch.is_autocast_enabled("cpu"):
+            if _is_capturing(is_ours, tx):
+                _stop("recurrent layer within torch.autocast", "it casts states and weights")
+        return call_torch(self, tx, args, kwargs)
+
     builder.VariableBuilder._wrap = wrap
     nn_module.UnspecializedNNModuleVariable.call_function = call_function
+    torch_functions.TorchInGraphFunctionVariable.call_function = call_operator
 
 
 __all__ = ["apply"]
