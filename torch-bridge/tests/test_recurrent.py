@@ -128,13 +128,18 @@ class _Part(nn.Module):
         return self.part(self.layer, x)
 
 
+def _without_gradient(layer, x):
+    with torch.no_grad():
+        return layer(x)[0]
+
+
 PARTS = {
     "only_h": lambda layer, x: layer(x)[1][0],
     "only_c": lambda layer, x: layer(x)[1][1],
     "one_tensor_as_both_states": lambda layer, x: layer(x, (x[:1, :, :5],) * 2)[0],
     "no_batch": lambda layer, x: layer(x[:, 0])[0],
     "no_rows": lambda layer, x: layer(x[:, :0])[0].sum() + x.sum(),
-    "without_gradient": lambda layer, x: torch.no_grad()(layer)(x)[0] * x[:, :, :5],
+    "without_gradient": lambda layer, x: _without_gradient(layer, x) * x[:, :, :5],
 }
 
 
