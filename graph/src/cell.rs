@@ -1,13 +1,10 @@
-//! The step of a recurrence over time, as expressions: what an LSTM, a GRU or another cell computes.
+//! The step of a recurrence over time, as expressions.
 //!
 //! A step reads, for every position `j` of a row of width `H`, the gates' inputs `x_g[j]`, the products
 //! `q_g[j] = (h·Wᵀ + b)[g·H + j]` of the state `h` before the step, and all states before it. It computes a list of
 //! values; some of them are the states after the step, the others are kept for the backward pass.
 //! [`Cell::gradient`] derives the step of the backward pass. Both are attributes of a library node, so that
-//! interpreter, expansion and code generators read the same formulas. Never decides who runs the loop.
-//!
-//! Sources: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014, with the reset gate behind the product, as
-//! `torch.nn.GRU`), plain recurrences (Elman 1990).
+//! interpreter, expansion and code generators read the same formulas. Never knows a cell: `ops::recurrence` has them.
 
 use crate::expr::Expr;
 use crate::graph::{Attr, Attrs};
@@ -42,54 +39,6 @@ pub struct CellGradient {
 }
 
 impl Cell {
-    /// The cell by its name in PyTorch's operators: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
-    pub fn named(name: &str) -> Option<Cell> {
-        let sum = |gates: usize, g: usize| Expr::In(g).add(Expr::In(gates + g));
-        Some(match name {
-            "lstm" => {
-                // Inputs: x_0 to x_3, q_0 to q_3, h, c, then values: i, f, g, o, c, h.
-                let v = |n: usize| Expr::In(10 + n);
-                let mut values: Vec<Expr> = (0..4).map(|g| sum(4, g).sigmoid()).collect();
-                values[2] = sum(4, 2).tanh();
-                values.push(v(1).mul(Expr::In(9)).add(v(0).mul(v(2))));
-                values.push(v(3).mul(v(4).tanh()));
-                Cell {
-                    gates: 4,
-                    values,
-                    states: vec![5, 4],
-                }
-            }
-            "gru" => {
-                // Inputs: x_0 to x_2, q_0 to q_2, h, then values: r, z, the product of n, n, h.
-                let v = |n: usize| Expr::In(7 + n);
-                let candidate = Expr::In(2).add(v(0).mul(v(2))).tanh();
-                let rest = Expr::float(1.0).sub(v(1));
-                Cell {
-                    gates: 3,
-                    values: vec![
-                        sum(3, 0).sigmoid(),
-                        sum(3, 1).sigmoid(),
-                        Expr::In(5),
-                        candidate,
-                        rest.mul(v(3)).add(v(1).mul(Expr::In(6))),
-                    ],
-                    states: vec![4],
-                }
-            }
-            "rnn_tanh" => Cell {
-                gates: 1,
-                values: vec![sum(1, 0).tanh()],
-                states: vec![0],
-            },
-            "rnn_relu" => Cell {
-                gates: 1,
-                values: vec![sum(1, 0), Expr::In(3).max(Expr::float(0.0))],
-                states: vec![1],
-            },
-            _ => return None,
-        })
-    }
-
     /// How many states a step has.
     pub fn n_states(&self) -> usize {
         self.states.len()
@@ -271,92 +220,19 @@ fn with_known(e: &Expr, known: &[(&Expr, usize)]) -> Expr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scalar::Scalar;
-
-    const NAMES: [&str; 4] = ["lstm", "gru", "rnn_tanh", "rnn_relu"];
-
-    fn run(list: &[Expr], mut inputs: Vec<f64>, extend: bool) -> Vec<f64> {
-        let mut results = Vec::new();
-        for e in list {
-            let given: Vec<Scalar> = inputs.iter().map(|x| Scalar::Float(*x)).collect();
-            let value = e.eval(&given, &|_| None).unwrap().as_f64();
-            results.push(value);
-            if extend {
-                inputs.push(value);
-            }
-        }
-        results
-    }
-
-    /// Σ over states of `weight · state` after one step of one element.
-    fn loss(cell: &Cell, inputs: &[f64], weights: &[f64]) -> f64 {
-        let values = run(&cell.values, inputs.to_vec(), true);
-        cell.states
-            .iter()
-            .zip(weights)
-            .map(|(s, w)| values[*s] * w)
-            .sum()
-    }
-
-    #[test]
-    fn attributes_keep_cells_and_their_gradients() {
-        for name in NAMES {
-            let cell = Cell::named(name).unwrap();
-            assert_eq!(
-                Cell::from_attrs(&cell.attrs()).as_ref(),
-                Some(&cell),
-                "{name}"
-            );
-            let gradient = cell.gradient().unwrap();
-            let kept = CellGradient::from_attrs(&gradient.attrs());
-            assert_eq!(kept.as_ref(), Some(&gradient), "{name}");
-            assert_eq!(gradient.is_shared(), name != "gru", "{name}");
-        }
-        assert_eq!(Cell::named("mamba"), None);
-    }
-
-    #[test]
-    fn gradients_of_cells_are_finite_differences() {
-        for name in NAMES {
-            let cell = Cell::named(name).unwrap();
-            let n_inputs = 2 * cell.gates + cell.n_states();
-            let inputs: Vec<f64> = (0..n_inputs)
-                .map(|n| (n as f64 * 1.7).sin() * 0.9 + 0.05)
-                .collect();
-            let weights: Vec<f64> = (0..cell.n_states()).map(|k| 0.7 - k as f64).collect();
-            let values = run(&cell.values, inputs.clone(), true);
-            let gradient = cell.gradient().unwrap();
-            let given = [&inputs[2 * cell.gates..], &values, &weights].concat();
-            let all = [
-                gradient.x.clone(),
-                gradient.q.clone(),
-                gradient.before.clone(),
-            ]
-            .concat();
-            for (n, found) in run(&all, given, false).into_iter().enumerate() {
-                let h = 1e-6;
-                let moved = |by: f64| {
-                    let mut at = inputs.clone();
-                    at[n] += by;
-                    loss(&cell, &at, &weights)
-                };
-                let expected = (moved(h) - moved(-h)) / (2.0 * h);
-                // Central differences of numbers near 1 are exact to 1e-10.
-                assert!(
-                    (found - expected).abs() < 1e-9,
-                    "{name}, input {n}: {found} instead of {expected}"
-                );
-            }
-        }
-    }
 
     #[test]
     fn a_cell_that_reads_a_later_value_is_none() {
-        let mut cell = Cell::named("gru").unwrap();
-        cell.values[0] = Expr::In(8);
+        let mut cell = Cell {
+            gates: 1,
+            values: vec![Expr::In(0).add(Expr::In(1)), Expr::In(3).tanh()],
+            states: vec![1],
+        };
+        assert_eq!(Cell::from_attrs(&cell.attrs()).as_ref(), Some(&cell));
+        cell.values[0] = Expr::In(4);
         assert_eq!(Cell::from_attrs(&cell.attrs()), None);
         cell.values[0] = Expr::float(1.0);
-        cell.states = vec![7];
+        cell.states = vec![2];
         assert_eq!(Cell::from_attrs(&cell.attrs()), None);
     }
 

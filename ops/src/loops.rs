@@ -4,7 +4,9 @@
 //! sort n² comparisons. A loop takes n, or n·log n. Short axes are expanded all the same, since their maps can be fused
 //! with their neighbours. Never says how the loops look (`kernels`).
 
-use graph::{Attr, DType, Graph, Library, NodeKind};
+use crate::op::{Call, OpError};
+use crate::shape_rules::axis;
+use graph::{DType, Graph, Library, NodeKind};
 
 /// Who computes nodes that stay whole.
 pub const LOOP: &str = "loop";
@@ -45,18 +47,13 @@ fn is_loop(graph: &Graph, library: &Library) -> bool {
 }
 
 fn has_long_axis(graph: &Graph, library: &Library) -> bool {
-    let Some(Some(x)) = library.inputs.first() else {
-        return false;
+    let call = Call::of(graph, library);
+    let size = || -> Result<Option<i64>, OpError> {
+        let shape = &call.input(0)?.shape;
+        let axis = axis(&call, call.int_or("axis", -1)?, shape.len())?;
+        Ok(shape[axis].as_const())
     };
-    let shape = &graph.container(*x).shape;
-    let axis = match library.attrs.get("axis") {
-        Some(Attr::Int(axis)) if *axis < 0 => axis + shape.len() as i64,
-        Some(Attr::Int(axis)) => *axis,
-        _ => shape.len() as i64 - 1,
-    };
-    let size = usize::try_from(axis).ok().and_then(|axis| shape.get(axis));
-    let size = size.and_then(graph::SymExpr::as_const);
-    size.is_some_and(|n| n > SHORT_AXIS)
+    size().is_ok_and(|n| n.is_some_and(|n| n > SHORT_AXIS))
 }
 
 /// Whether no operand is empty: loops need rows, and maps without points are left out.

@@ -196,6 +196,16 @@ def test_dropout_lies_between_layers():
     torch.testing.assert_close(model(x)[0], x)
 
 
+@compiles_recurrent_layers
+def test_second_derivatives_of_dropped_results_are_refused():
+    model = shorthaul.module(nn.Sequential(nn.Tanh(), nn.RNN(4, 4, 2, dropout=0.5)))
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    y = model(x)[0]
+    with pytest.raises(RuntimeError, match="random numbers"):
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        dx.square().sum().backward()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pytorch_runs_packed_sequences(kind):
     torch.manual_seed(0)
@@ -203,6 +213,9 @@ def test_pytorch_runs_packed_sequences(kind):
     ours = shorthaul.module(copy.deepcopy(eager))
     x = torch.randn(4, 3, 7)
     torch.testing.assert_close(ours(x), eager(x))
+    report = shorthaul.report(eager, x).data
+    assert any("pack_padded_sequence" in sentence for sentence in report["outside"])
+    assert all(k["path"] != "loop over time" for k in report["kernels"])
 
 
 def test_pytorch_runs_projections():

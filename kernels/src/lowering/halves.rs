@@ -49,7 +49,7 @@ impl Lowering<'_> {
         self.graph.container(id).dtype
     }
 
-    fn elements(&self, id: ContainerId) -> Result<usize, LowerError> {
+    pub(super) fn elements(&self, id: ContainerId) -> Result<usize, LowerError> {
         Ok(plan::container_bytes(&self.graph, id)? / self.dtype(id).bytes())
     }
 

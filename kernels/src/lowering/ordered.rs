@@ -37,13 +37,7 @@ impl Lowering<'_> {
         let Some(known) = outputs.iter().flatten().next() else {
             return Ok(());
         };
-        let taken = self
-            .graph
-            .container(*known)
-            .shape
-            .iter()
-            .filter_map(graph::SymExpr::as_const)
-            .product::<i64>();
+        let taken = self.elements(*known)? as i64;
         let first = First {
             k: taken / (along.outer * along.inner),
             largest: library.attrs.get("largest") != Some(&Attr::Bool(false)),

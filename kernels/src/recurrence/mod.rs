@@ -192,7 +192,7 @@ impl Recurrence {
         (2 * self.steps * self.rows * self.gates() * self.width * self.width) as u64
     }
 
-    /// Operations of the cells, with about 20 for a function such as tanh.
+    /// Operations of the cells, a function such as tanh counted as several.
     pub(crate) fn cell_operations(&self) -> u64 {
         let count = |list: &[Expr]| list.iter().map(|e| u64::from(e.cost())).sum::<u64>();
         let each = match &self.step {
@@ -287,7 +287,18 @@ mod tests {
     use super::*;
 
     fn loop_of(rows: i64, threads: i64) -> Recurrence {
-        let cell = Cell::named("gru").expect("a cell of this name");
+        // Inputs: x_0 to x_2, q_0 to q_2, the state, then values.
+        let sum = |g: usize| Expr::In(g).add(Expr::In(3 + g));
+        let cell = Cell {
+            gates: 3,
+            values: vec![
+                sum(0).sigmoid(),
+                sum(1).sigmoid(),
+                Expr::In(2).add(Expr::In(7).mul(Expr::In(5))).tanh(),
+                Expr::In(8).mul(Expr::In(9)).add(sum(0).sigmoid()),
+            ],
+            states: vec![3],
+        };
         let step = Step::Forward {
             cell,
             has_bias: true,

@@ -1,10 +1,10 @@
 //! The backward pass of a recurrence over all its steps.
 
 use super::unrolled::Unrolled;
-use super::{Order, Sizes, evaluated, tensors};
+use super::{Order, Sizes, cells, evaluated, tensors};
 use crate::op::{Call, Op, OpError, Sample, TensorType};
 use crate::reference::{constant, required};
-use graph::{Attr, Builder, Cell, CellGradient, ContainerId, Expr, Tensor};
+use graph::{Attr, Builder, CellGradient, ContainerId, Expr, Tensor};
 
 /// `recurrence_gradient` (w, first states `[B, H]`, …, states `[T, B, H]`, …, kept?, gradients of states?, …) → dx,
 /// dq `[T, B, G·H]`, gradients of first states `[B, H]`, …. `dq` is asked for where it differs from `dx`.
@@ -174,10 +174,7 @@ impl Op for RecurrenceGradient {
     fn samples(&self) -> Vec<Sample> {
         let (t, b, h): (i64, i64, i64) = (3, 2, 3);
         let mut all = Vec::new();
-        for name in ["lstm", "gru", "rnn_tanh", "rnn_relu"] {
-            let Some(cell) = Cell::named(name) else {
-                continue;
-            };
+        for (name, cell) in cells::all() {
             let Some(gradient) = cell.gradient() else {
                 continue;
             };

@@ -1,7 +1,7 @@
 //! The forward pass of a recurrence, and the rule of its gradient.
 
 use super::unrolled::Unrolled;
-use super::{Order, Sizes, evaluated, tensors};
+use super::{Order, Sizes, cells, evaluated, tensors};
 use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, TensorType, attrs};
 use crate::reduce::reduce_attrs;
 use crate::reference::{constant, required};
@@ -186,10 +186,7 @@ impl Op for Recurrence {
 
     fn samples(&self) -> Vec<Sample> {
         let mut all = Vec::new();
-        for name in ["lstm", "gru", "rnn_tanh", "rnn_relu"] {
-            let Some(cell) = Cell::named(name) else {
-                continue;
-            };
+        for (name, cell) in cells::all() {
             for (t, b, h) in [(3, 2, 3), (1, 2, 2), (2, 1, 1)] {
                 let wide = cell.gates as i64 * h;
                 let x = [t, b, wide];

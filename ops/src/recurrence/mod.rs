@@ -11,6 +11,7 @@
 //! Sources: `torch.nn.LSTM`, `torch.nn.GRU`, `torch.nn.RNN`.
 
 mod backward;
+pub mod cells;
 mod forward;
 mod unrolled;
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import _recurrent
 from ._errors import ShorthaulError
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ _OTHERS = {
 }
 
 #: Layers that may drop results between them.
-_RECURRENT = {f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+_RECURRENT = {f"aten.{name}.input" for name in _recurrent.NAMES}
 
 #: As in the operator ``dropout`` of the compiler.
 _PLACE_STRIDE = 1 << 32

@@ -22,7 +22,7 @@ from torch._dynamo.variables import ConstantVariable, builder, misc, nn_module, 
 from torch._dynamo.variables import torch as torch_functions
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from . import _older_tracers
+from . import _older_tracers, _recurrent
 from ._errors import FallbackWarning
 from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
@@ -235,7 +235,7 @@ def _trace_recurrent_layers(is_ours) -> None:
     Not within ``torch.autocast``: there the tracer would take its results for float32.
     """
     layers = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN)
-    operators = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    operators = [getattr(torch, name) for name in _recurrent.NAMES]
     wrap_any = builder.VariableBuilder._wrap
     call_torch = torch_functions.TorchInGraphFunctionVariable.call_function
     call_any = nn_module.UnspecializedNNModuleVariable.call_function

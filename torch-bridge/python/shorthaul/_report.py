@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from . import _tables
-from ._call import recorded
-from ._errors import BudgetError
+from ._call import Call, recorded
+from ._errors import BudgetError, ShorthaulError
 from ._program import Program
 from ._recipe import check_budget
 from .module import module, original_of, runner_of
@@ -162,8 +162,9 @@ def report(
     """Compiles ``model`` for these inputs, in its present mode, and reports on its kernels.
 
     The report has the kernels after fusion, the bytes that each moves beside the least possible,
-    arithmetic, and memory. ``forward`` runs once in Python, but no kernel runs; buffers and
-    PyTorch's random numbers are restored. With ``memory_budgets``, the step is also planned for
+    arithmetic, and memory. ``forward`` runs once in Python, on results that are zeros: no kernel
+    runs, unless Python between the kernels refuses zeros. Buffers and PyTorch's random numbers
+    are restored. With ``memory_budgets``, the step is also planned for
     each of these budgets, and the report has a table of memory against predicted time.
 
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
@@ -209,10 +210,24 @@ def unchanged(model: nn.Module):
 def programs_of(
     model: nn.Module, inputs: tuple, kwargs: dict[str, Any] | None = None
 ) -> list[Program]:
-    """The programs that one call of ``model`` runs, in order; their kernels do not run."""
+    """The programs that one call of ``model`` runs, in order.
+
+    Their kernels run only if PyTorch or Python between them refuses zeros as results, such as
+    lengths of packed sequences.
+    """
     compiled = compiled_of(model)
-    with recorded(runs=False) as calls, unchanged(compiled):
-        compiled(*inputs, **(kwargs or {}))
+
+    def calls_of(runs: bool) -> list[Call]:
+        with recorded(runs=runs) as calls, unchanged(compiled):
+            compiled(*inputs, **(kwargs or {}))
+        return calls
+
+    try:
+        calls = calls_of(runs=False)
+    except ShorthaulError:
+        raise
+    except Exception:
+        calls = calls_of(runs=True)
     if not calls:
         raise ValueError(
             f"PyTorch runs all of {type(original_of(compiled)).__name__} for these inputs, so it "

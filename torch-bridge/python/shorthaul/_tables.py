@@ -210,7 +210,7 @@ def roofline(kernels: list[dict[str, Any]], machine: dict[str, float]) -> str:
             f"{kernel['origin']}: {kernel['seconds'] * 1e3:.3f} ms, {kernel['gflop_s']:.1f} "
             f"GFLOP/s, {kernel['gb_s']:.1f} GB/s, {kernel['distance']:.1f} × bound"
         )
-        colour = _POINTS["loops" if kernel["path"] == "loops" else "products"]
+        colour = _POINTS["products" if kernel.get("products") else "loops"]
         drawn.append(
             f'<circle cx="{x_axis.place(x):.1f}" cy="{y_axis.place(kernel["gflop_s"]):.1f}" '
             f'r="{radius:.1f}" fill="{colour}" fill-opacity="0.45" stroke="{colour}">'

@@ -271,7 +271,12 @@ fn narrow(s: &mut Site) -> Results {
 }
 
 /// One element along an axis, which disappears.
-fn pick(s: &mut Site, x: ContainerId, axis: usize, at: SymExpr) -> Result<ContainerId, RuleError> {
+pub(super) fn pick(
+    s: &mut Site,
+    x: ContainerId,
+    axis: usize,
+    at: SymExpr,
+) -> Result<ContainerId, RuleError> {
     let stop = at.clone() + SymExpr::constant(1);
     let row = cut(s, x, axis, (at, stop, 1))?;
     let mut shape = s.builder.shape(row);

@@ -2,9 +2,11 @@
 
 use super::Table;
 use super::attention::dropped;
+use super::movement::{cut, pick};
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
 use graph::{Attr, Cell, ContainerId, DType, Expr, SymExpr};
+use ops::recurrence::cells;
 use ops::{OpBuilder, attrs};
 
 pub(super) const RULES: Table = &[
@@ -16,28 +18,29 @@ pub(super) const RULES: Table = &[
 
 fn lstm(s: &mut Site) -> Results {
     let states = s.tensors("hx")?;
-    layers(s, "lstm", &states)
+    layers(s, &cells::lstm(), &states)
 }
 
 fn gru(s: &mut Site) -> Results {
-    let states = [s.tensor("hx")?];
-    layers(s, "gru", &states)
+    of_one_state(s, &cells::gru())
 }
 
 fn rnn_tanh(s: &mut Site) -> Results {
-    let states = [s.tensor("hx")?];
-    layers(s, "rnn_tanh", &states)
+    of_one_state(s, &cells::rnn_tanh())
 }
 
 fn rnn_relu(s: &mut Site) -> Results {
-    let states = [s.tensor("hx")?];
-    layers(s, "rnn_relu", &states)
+    of_one_state(s, &cells::rnn_relu())
+}
+
+fn of_one_state(s: &mut Site, cell: &Cell) -> Results {
+    let state = s.tensor("hx")?;
+    layers(s, cell, &[state])
 }
 
 /// Layers over `[T, B, n]` (or `[B, T, n]`), from first states `[layers, B, H]`: the last layer's `h` of all steps,
 /// and the last step's states of all layers.
-fn layers(s: &mut Site, name: &str, first: &[ContainerId]) -> Results {
-    let cell = Cell::named(name).ok_or_else(|| s.unsupported(format!("the cell `{name}`")))?;
+fn layers(s: &mut Site, cell: &Cell, first: &[ContainerId]) -> Results {
     let mut x = s.tensor("input")?;
     let params = s.tensors("params")?;
     let n_layers = usize::try_from(s.int("num_layers")?).unwrap_or(0);
@@ -72,10 +75,11 @@ fn layers(s: &mut Site, name: &str, first: &[ContainerId]) -> Results {
         let mut ways = Vec::new();
         for way in 0..directions {
             let n = layer * directions + way;
-            let before = first.iter().map(|f| part(s, *f, n as i64));
+            let place = SymExpr::constant(n as i64);
+            let before = first.iter().map(|f| pick(s, *f, 0, place.clone()));
             let before = before.collect::<Result<Vec<_>, _>>()?;
             let params = &params[n * each..][..each];
-            let states = one_way(s, &cell, x, params, (&before, way == 1))?;
+            let states = one_way(s, cell, x, params, (&before, way == 1))?;
             for (last, state) in last.iter_mut().zip(&states) {
                 last.push(last_step(s, *state, way == 1)?);
             }
@@ -125,14 +129,6 @@ fn one_way(
     Ok(made)
 }
 
-/// Position `n` of the first dimension, without it.
-fn part(s: &mut Site, x: ContainerId, n: i64) -> Result<ContainerId, RuleError> {
-    let one = ops::slicing::slice_attrs(0, SymExpr::constant(n), SymExpr::constant(n + 1), 1);
-    let one = s.op1("slice", &[x], one)?;
-    let shape = s.builder.shape(one)[1..].to_vec();
-    s.reshape(one, shape)
-}
-
 /// The last step in time of `[T, B, H]`, as `[1, B, H]`.
 fn last_step(s: &mut Site, x: ContainerId, reverse: bool) -> Result<ContainerId, RuleError> {
     let one = SymExpr::constant(1);
@@ -142,7 +138,7 @@ fn last_step(s: &mut Site, x: ContainerId, reverse: bool) -> Result<ContainerId,
         s.builder.shape(x)[0].clone()
     };
     let start = stop.clone() - one;
-    s.op1("slice", &[x], ops::slicing::slice_attrs(0, start, stop, 1))
+    cut(s, x, 0, (start, stop, 1))
 }
 
 fn joined(s: &mut Site, parts: &[ContainerId], axis: i64) -> Result<ContainerId, RuleError> {
