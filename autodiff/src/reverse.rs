@@ -217,7 +217,12 @@ impl Sweep {
         let mut b = Builder::new(&mut self.graph, node.origin.clone(), Stage::Backward);
         match op.gradient(&call, &mut b).map_err(fail)? {
             Gradient::Zero => Ok(None),
-            Gradient::Rule(parts) => {
+            Gradient::Rule(mut parts) => {
+                for (id, part) in library.inputs.iter().zip(&mut parts) {
+                    if let (Some(id), Some(part)) = (id, part) {
+                        *part = typed_as(&mut b, *part, *id).map_err(fail)?;
+                    }
+                }
                 self.backward.append(&mut b.nodes);
                 for ((id, part), wanted) in library.inputs.iter().zip(parts).zip(&wanted) {
                     if let (Some(id), Some(part), true) = (id, part, wanted) {
@@ -247,4 +252,17 @@ impl Sweep {
             }
         }
     }
+}
+
+/// A gradient in the type of the value that it belongs to.
+fn typed_as(
+    b: &mut Builder,
+    gradient: ContainerId,
+    of: ContainerId,
+) -> Result<ContainerId, OpError> {
+    let dtype = b.dtype(of);
+    if b.dtype(gradient) == dtype {
+        return Ok(gradient);
+    }
+    b.elementwise(Expr::In(0).cast(dtype), &[gradient])
 }

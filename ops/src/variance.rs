@@ -13,7 +13,8 @@ use graph::{Attr, Builder, DType, Expr, Memlet, Reduction, SymExpr, Tensor};
 #[derive(Debug)]
 pub struct Variance;
 
-/// `1 / max(0, n − correction)`.
+/// `1 / max(0, n − correction)`. Where `n` is a symbol the quotient is computed in double precision; the type of `x`,
+/// but at least single precision, is the type of the result.
 fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
     let correction = call.float_or("correction", 1.0)?;
     Ok(match n.as_const() {
@@ -22,7 +23,9 @@ fn variance_scale(call: &Call, n: &SymExpr) -> Result<Expr, OpError> {
             let left = Expr::Index(n.clone())
                 .cast(DType::F64)
                 .sub(Expr::float(correction));
-            Expr::float(1.0).div(left.max(Expr::float(0.0)))
+            let double = call.input(0)?.dtype == DType::F64;
+            let dtype = if double { DType::F64 } else { DType::F32 };
+            Expr::float(1.0).div(left.max(Expr::float(0.0))).cast(dtype)
         }
     })
 }
@@ -95,7 +98,8 @@ impl Op for Variance {
         let slope = Expr::In(1)
             .sub(Expr::In(2))
             .mul(scale.mul(Expr::float(2.0)));
-        let dx = builder.elementwise(Expr::In(0).mul(slope), &[dy, x, mean])?;
+        let dx = Expr::In(0).mul(slope).cast(builder.dtype(x));
+        let dx = builder.elementwise(dx, &[dy, x, mean])?;
         Ok(g.only(0, dx))
     }
 

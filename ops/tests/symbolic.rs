@@ -2,9 +2,9 @@
 //! replaced by a symbol `s<n>` of that value. The expansion made without knowing the values must
 //! mean what `evaluate` says once they are bound.
 
-use graph::{Attr, Bindings, Graph, Lifetime, Precision, SymExpr, Symbol};
+use graph::{Attr, Bindings, DType, Graph, Lifetime, Precision, SymExpr, Symbol};
 use ops::check::{Case, append, builder, compare};
-use ops::{Call, Meaning, attrs};
+use ops::{Call, Gradient, GradientCall, Meaning, attrs};
 
 /// Expansions reorder sums of a few dozen terms.
 const EXPANSION: f64 = 1e-10;
@@ -125,6 +125,90 @@ fn expansions_hold_for_a_symbolic_batch() {
         .filter(|op| NEED_NUMBERS.contains(op))
         .collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+/// A gradient of another type than its operand would be written past the operand's gradient.
+#[test]
+fn gradients_have_the_type_of_their_operand() {
+    let mut failed = Vec::new();
+    for case in Case::all().unwrap() {
+        for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+            for which in [None, Some(Sizes::All), Some(Sizes::Batch)] {
+                if let Err(e) = check_types(&case, dtype, which) {
+                    failed.push(format!("{} in {dtype}: {e}", case.name()));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+fn check_types(
+    case: &Case,
+    dtype: DType,
+    which: Option<Sizes>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let one = case.one_node()?;
+    let (mut library, mut graph) = (one.library, Graph::new("types"));
+    let first = library.inputs.iter().flatten().next();
+    let batch = first.and_then(|id| one.graph.container(*id).shape.first());
+    let batch = batch.cloned().unwrap_or_default();
+    let look = |shape: &[SymExpr]| match which {
+        Some(which) => symbolic(shape, which, &batch),
+        None => shape.to_vec(),
+    };
+    for id in library.inputs.iter_mut().flatten() {
+        let c = one.graph.container(*id);
+        let dtype = if c.dtype.is_float() { dtype } else { c.dtype };
+        *id = graph.add_input("x", dtype, look(&c.shape), Lifetime::Input);
+    }
+    for attr in library.attrs.values_mut() {
+        if let Attr::Sizes(sizes) = attr {
+            *sizes = look(sizes);
+        }
+    }
+    graph.symbols = (2..100).map(|n| Symbol::new(format!("s{n}"))).collect();
+    let Ok(types) = case.op.infer(&Call::of(&graph, &library)) else {
+        return Ok(());
+    };
+    let output_gradients: Vec<_> = types
+        .iter()
+        .map(|ty| {
+            let shape = ty.shape.clone();
+            let id = graph.add_input("dy", ty.dtype, shape, Lifetime::Input);
+            ty.dtype.is_float().then_some(id)
+        })
+        .collect();
+    library.outputs = types
+        .into_iter()
+        .map(|ty| Some(graph.add_transient("y", ty.dtype, ty.shape)))
+        .collect();
+    let wanted: Vec<_> = library
+        .inputs
+        .iter()
+        .map(|id| id.is_some_and(|id| graph.container(id).dtype.is_float()))
+        .collect();
+    let mut nodes = builder(&mut graph);
+    let rule = GradientCall {
+        call: Call::of(nodes.graph, &library),
+        output_gradients: &output_gradients,
+        wanted: &wanted,
+    };
+    let Ok(Gradient::Rule(parts)) = case.op.gradient(&rule, &mut nodes) else {
+        return Ok(());
+    };
+    for (position, (id, part)) in library.inputs.iter().zip(parts).enumerate() {
+        if let (Some(id), Some(part)) = (id, part) {
+            let (found, expected) = (nodes.dtype(part), nodes.dtype(*id));
+            if found != expected {
+                let shape = nodes.shape(*id);
+                return Err(
+                    format!("the gradient of input {position} {shape:?} is {found}").into(),
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Sizes that only meet symbolically: `[batch, seq, heads·d]` split into heads and back.

@@ -146,3 +146,31 @@ def test_a_view_of_a_result_that_names_a_size_costs_no_region():
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             assert found.stride() == expected.stride()
     assert not runner_of(model).compiler.outside
+
+
+class _Variance(nn.Module):
+    """Variances over a length that changes; the loss needs their gradient by the input itself."""
+
+    def forward(self, x):
+        """A normalized value, and a variance with a correction."""
+        variance, mean = torch.var_mean(x, (0, 2), correction=0, keepdim=True)
+        return (x - mean) * (variance + 1e-5).rsqrt(), x.var(0), x.std((0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_variances_over_open_sizes(dtype):
+    torch.manual_seed(0)
+    model = shorthaul.module(_Variance(), dynamic=True)
+    for n in (4, 7, 3, 7):
+        # Beside it in memory nothing may change: the gradient had another type once.
+        x = torch.randn(n, 8, 5).to(dtype).requires_grad_()
+        found = []
+        for run, given in ((model, x), (_Variance(), x.detach().double().requires_grad_())):
+            results = run(given)
+            loss = sum(
+                (y * torch.linspace(-1, 1, y.numel()).to(y).view(y.shape)).sum() for y in results
+            )
+            found.append(torch.autograd.grad(loss, given)[0])
+        assert found[0].dtype == dtype
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
+        torch.testing.assert_close(found[0].double(), found[1], rtol=tolerance, atol=tolerance)

@@ -47,6 +47,11 @@ def recorded(*, runs: bool = True):
         _recorders[:] = [recorder for recorder in _recorders if recorder is not calls]
 
 
+def is_recorded() -> bool:
+    """Whether somebody collects the calls that are made now."""
+    return bool(_recorders)
+
+
 class Call:
     """A program bound to the order of its region's inputs and outputs."""
 

@@ -398,7 +398,8 @@ class _Writer:
         if functional.target.split(".")[1] not in _UNIFORM:
             return
         refs = [ref for ref in functional.args.values() if isinstance(ref, Ref)]
-        dtypes = [_dtype_name(ref.value.dtype) for ref in refs]
+        tensors = [ref.value for ref in refs if isinstance(ref.value, torch.Tensor)]
+        dtypes = [_dtype_name(tensor.dtype) for tensor in tensors]
         if len(set(dtypes)) > 1:
             origin = self._origin(functional.node)
             error = CaptureError(

@@ -44,6 +44,7 @@ from ._errors import (
     first_line,
 )
 from ._errors import Refused as RefusedNodes
+from ._inner_gradients import write_out_gradients
 from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
@@ -82,12 +83,14 @@ _TORCH_COMPILE_OPTIONS = {
 #: So many further sizes of a trace count as one program.
 _SIZES_AS_ONE = 8
 
-#: Guards that Dynamo leaves out for speed, without which a change goes unseen.
+#: Guards that Dynamo leaves out for speed, without which a change goes unseen; and integers of
+#: modules, such as counters of calls, that are symbols once they change, as sizes are.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_numpy_random_stream": True,
+    "allow_unspec_int_on_nn_module": True,
     "rewrite_assert_with_torch_assert": False,
 }
 
@@ -256,8 +259,8 @@ class GraphCompiler:
     def compile(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs."""
         unmap(graph_module.graph)
-        reason = whole_graph_reason(graph_module.graph)
-        if reason is not None:
+        reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
+        if reason:
             self.say_falls_back(reason)
             return graph_module.forward
         drop_idle_dropouts(graph_module.graph)

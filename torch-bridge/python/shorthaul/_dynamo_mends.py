@@ -41,6 +41,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_baked_random_numbers,
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
+        _trace_inner_gradients,
         _guard_identity,
         _log_once,
     )
@@ -265,6 +266,21 @@ def _trace_recurrent_layers(is_ours) -> None:
     builder.VariableBuilder._wrap = wrap
     nn_module.UnspecializedNNModuleVariable.call_function = call_function
     torch_functions.TorchInGraphFunctionVariable.call_function = call_operator
+
+
+def _trace_inner_gradients(is_ours) -> None:
+    """``torch.autograd.grad`` is a node of the graph, where Dynamo would trace each call anew."""
+    call_any = torch_functions.TorchInGraphFunctionVariable.call_function
+    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        return
+
+    def call_function(self, tx, args, kwargs):
+        if self.value is torch.autograd.grad and _is_capturing(is_ours, tx):
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                return call_any(self, tx, args, kwargs)
+        return call_any(self, tx, args, kwargs)
+
+    torch_functions.TorchInGraphFunctionVariable.call_function = call_function
 
 
 __all__ = ["apply"]

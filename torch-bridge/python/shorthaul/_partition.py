@@ -55,7 +55,7 @@ _METADATA_WRITES = frozenset(
 
 #: Methods that are about autograd or Python, not about elements.
 _TORCH_ONLY = frozenset(
-    "_get_data_attr backward data_ptr grad item numpy one_hot register_hook "
+    "_get_data_attr backward data_ptr grad item numpy register_hook "
     "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist "
     "untyped_storage".split()
 )
@@ -146,6 +146,11 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
+    if name_of(node) == "one_hot":
+        if classes_of(node) is None:
+            return "`one_hot` without a number of classes depends on its values"
+        if value_of(node.all_input_nodes[0]).dtype != torch.int64:
+            return "PyTorch refuses `one_hot` of this type"
     if (reason := _recurrent.reason(name_of(node), node, value_of)) is not None:
         return reason
     if node.target is torch.autograd.grad:
@@ -168,6 +173,12 @@ def torch_reason(node: fx.Node) -> str | None:
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
+
+
+def classes_of(node: fx.Node) -> int | None:
+    """How many classes a call of ``one_hot`` names; ``None`` if it does not."""
+    n = node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes", -1)
+    return n if isinstance(n, int) and n > 0 else None
 
 
 def tensor_reason(tensor: torch.Tensor) -> str | None:
@@ -337,11 +348,13 @@ class Split:
     def _cut_behind_visible(self) -> None:
         """Ends a region behind a value that the caller sees and that later results come from.
 
-        The caller may ask for the gradient of that value, or hook it: then it has to be on the way
-        from the inputs to those results, for autograd too.
+        The caller, or ``torch.autograd.grad`` in the graph, may ask for the gradient of that value
+        or hook it: then it has to be on the way from the inputs to those results, for autograd too.
         """
         output = next(iter(reversed(self.graph.nodes)))
-        visible = {node for node in output.all_input_nodes if _needs_gradient(node)}
+        readers = [output, *(n for n in self.graph.nodes if n.target is torch.autograd.grad)]
+        visible = {node for reader in readers for node in reader.all_input_nodes}
+        visible = {node for node in visible if _needs_gradient(node)}
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:
             if isinstance(part, RegionPlan):

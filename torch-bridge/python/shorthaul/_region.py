@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from . import _autocast, _native
 from ._background import start_compiling
-from ._call import Call
+from ._call import Call, is_recorded
 from ._capture import Captured, capture
 from ._errors import (
     CaptureError,
@@ -33,6 +33,7 @@ from ._errors import (
     ToolchainError,
     Unsupported,
 )
+from ._partition import classes_of, name_of
 from ._place import place_of
 from ._program import Program, compile_program
 from ._second_derivatives import Way
@@ -159,7 +160,7 @@ class Region:
 
     def _is_wanted(self, key: tuple) -> bool:
         """Whether sizes that come for the first time get a program, or PyTorch's operators."""
-        if len(self.calls) < 2 or self.owner.options.warmup == "background":
+        if len(self.calls) < 2 or self.owner.options.warmup == "background" or is_recorded():
             return True
         self.wanted[key] = self.wanted.get(key, 0) + 1
         return self.wanted[key] >= _FREQUENT
@@ -415,6 +416,10 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, node: fx.Node):
         try:
+            if name_of(node) == "one_hot":
+                with self._set_current_node(node):
+                    given, named = self.fetch_args_kwargs_from_env(node)
+                    return _one_hot(given[0] if given else named["self"], classes_of(node))
             return super().run_node(node)
         except Exception:
             self.stopped_at = self.stopped_at or node.name
@@ -466,6 +471,12 @@ def fakes_of(inputs) -> tuple:
 @functools.cache
 def _supported() -> frozenset[str]:
     return frozenset(_native.supported_targets())
+
+
+def _one_hot(classes: torch.Tensor, n: int) -> torch.Tensor:
+    """``one_hot`` without a look at the classes; the program checks them."""
+    zeros = torch.zeros(*classes.shape, n, dtype=torch.int64, device=classes.device)
+    return zeros.scatter(-1, classes.unsqueeze(-1), 1)
 
 
 __all__ = ["Region", "fakes_of"]

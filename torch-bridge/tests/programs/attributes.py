@@ -37,6 +37,31 @@ def whole_number_changes(wrap):
     return _with_each(wrap, [1, 2, 3, 0])
 
 
+class Counting(nn.Module):
+    """A layer that counts its calls, as functions of differential equations do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls, self.gain = nn.Linear(3, 3), 0, 1.0
+
+    def forward(self, x):
+        self.calls += 2
+        self.gain *= 0.5
+        y = self.fc(x) * self.calls
+        if self.calls > 12:
+            y = y + 1
+        return y.tanh() + self.calls // 3
+
+
+@program
+def counter_of_calls(wrap):
+    model = Counting()
+    m, seen = wrap(model), []
+    for _ in range(9):
+        seen += [training(model, m, randn(2, 3)), model.calls, model.gain]
+    return seen
+
+
 @program
 def flag_changes(wrap):
     return _with_each(wrap, [True, False, True])

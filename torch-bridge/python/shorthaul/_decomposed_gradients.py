@@ -1,0 +1,100 @@
+"""Backward operators of PyTorch's, written with operators that have gradients of their own.
+
+Owns the rules for gradients that ``forward`` asks for: PyTorch's own, and that of a convolution.
+With ``y[n, o, p] = Σ x[n, c, p·s + k·d - pad] · w[o, c, k]``, the gradient of x is the transposed
+convolution of dy, and that of w a convolution of x with dy over the batch, with stride and dilation
+exchanged. Never decides where they are used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+
+#: Operators whose backward pass reads statistics that they give, and whose statistics have no
+#: gradient in PyTorch: what comes from these loses a part of its second derivative.
+_WITH_STATISTICS = [
+    getattr(aten, name)
+    for name in (
+        "_fused_rms_norm",
+        "_native_batch_norm_legit",
+        "_weight_norm_interface",
+        "batch_norm_with_update",
+        "native_batch_norm",
+        "native_group_norm",
+        "native_layer_norm",
+    )
+    if hasattr(aten, name)
+]
+
+
+def _convolution_backward(
+    dy, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
+):
+    """Gradients of input, weight and bias, each where ``mask`` asks for it."""
+    n_dims = x.dim() - 2
+    stride, padding, dilation = (_each(v, n_dims) for v in (stride, padding, dilation))
+    window = (stride, padding, dilation)
+    dx = dw = db = None
+    if mask[0] and transposed:
+        dx = aten.convolution(dy, w, None, *window, False, [0] * n_dims, groups)
+    elif mask[0]:
+        # What the windows do not reach at the far end.
+        rest = [
+            x.shape[2 + i] - ((dy.shape[2 + i] - 1) * s - 2 * p + d * (w.shape[2 + i] - 1) + 1)
+            for i, (s, p, d) in enumerate(zip(*window, strict=True))
+        ]
+        dx = aten.convolution(dy, w, None, *window, True, rest, groups)
+    if mask[1] and transposed:
+        dw = _weight_gradient(x, dy, w.shape, window, groups)
+    elif mask[1]:
+        dw = _weight_gradient(dy, x, w.shape, window, groups)
+    if mask[2]:
+        db = dy.sum([0, *range(2, dy.dim())])
+    return dx, dw, db
+
+
+def _weight_gradient(dy, x, shape: Sequence[int], window, groups: int):
+    """Of a convolution that is not transposed, from x to y."""
+    stride, padding, dilation = window
+    n, channels, *size = x.shape
+    each = channels // groups
+    # Groups of samples take the place of channels: the sum is over samples.
+    x = x.reshape(n, groups, each, *size).permute(2, 1, 0, *range(3, x.dim() + 1))
+    x = x.reshape(each, groups * n, *size)
+    dy = dy.transpose(0, 1)
+    none = [0] * len(size)
+    found = aten.convolution(x, dy, None, dilation, padding, stride, False, none, groups)
+    for axis, k in enumerate(shape[2:], 2):
+        found = found.narrow(axis, 0, k)
+    return found.transpose(0, 1)
+
+
+def _each(value: Sequence[int], n: int) -> list[int]:
+    return list(value) * n if len(value) == 1 else list(value)
+
+
+@functools.cache
+def table() -> dict[Any, Callable]:
+    """The rules by operator."""
+    rules = {
+        op: rule
+        for op, rule in decomposition_table.items()
+        if "backward" in str(op) and str(op).startswith("aten.")
+    }
+    rules[aten.convolution_backward.default] = _convolution_backward
+    for packet in _WITH_STATISTICS:
+        for name in packet.overloads():
+            operator = getattr(packet, name)
+            if operator in decomposition_table:
+                rules[operator] = decomposition_table[operator]
+    return rules
+
+
+__all__ = ["table"]

@@ -1,0 +1,304 @@
+"""Gradients that ``forward`` itself asks for (``torch.autograd.grad``), as operators of its graph.
+
+Owns the rewrite: before  y = f(x); g = grad(y, x)   after  the operators of f, and those of its
+backward pass, which are operators like any other: kernels compute them, and their gradients are
+symbolic too. PyTorch's autograd gives them, traced below itself. A value that has no history in
+eager is detached where it is made. A graph in which that cannot be done (autocast, loops)
+is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from ._autocast import AUTOCAST
+from ._decomposed_gradients import table
+from ._sizes import expression
+
+aten = torch.ops.aten
+
+#: In the metadata of a traced ``detach`` that no gradient may pass, under "custom".
+_CUT = "shorthaul_cut"
+
+#: What autograd makes of a value that it keeps: the same value, with the same history.
+_KEPT = (aten.detach.default, aten.alias.default)
+
+#: Views, which with other strides of an input would be copies.
+_VIEWS = dict.fromkeys((aten.view, aten._unsafe_view, aten._reshape_alias), aten.reshape)
+
+#: Operators whose result is one number everywhere, whatever their operand's elements are.
+_CONSTANTS = {aten.ones_like.default: 1, aten.zeros_like.default: 0}
+
+_SET_GRAD = torch._C._set_grad_enabled
+
+_COPIED = ("nn_module_stack", "stack_trace")
+
+
+class _Stays(Exception):
+    """Why gradients are left to PyTorch."""
+
+
+def write_out_gradients(graph_module: fx.GraphModule) -> str:
+    """Writes every gradient of a graph of Dynamo's as operators.
+
+    Gives the reason if there are some that cannot be written so. Then PyTorch has to run all of
+    the graph: programs are differentiated once.
+    """
+    graph = graph_module.graph
+    gradients = [node for node in graph.nodes if node.target is torch.autograd.grad]
+    if not gradients:
+        return ""
+    try:
+        span = _span(graph, gradients)
+        _Written(graph_module, span).replace()
+    except _Stays as why:
+        return f"`torch.autograd.grad` inside forward, where {why}"
+    return ""
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _needs_gradient(value: Any) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(value))
+
+
+def _span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
+    """The nodes from the first on a way from operands to results, to the last gradient's items."""
+    outputs, operands = set(), set()
+    for node in gradients:
+        arguments = dict(zip(("outputs", "inputs"), node.args, strict=False)) | node.kwargs
+        outputs |= {n for n in pytree.tree_leaves(arguments["outputs"]) if isinstance(n, fx.Node)}
+        operands |= {n for n in pytree.tree_leaves(arguments["inputs"]) if isinstance(n, fx.Node)}
+    nodes = list(graph.nodes)
+    before = set(outputs)
+    for node in reversed(nodes):
+        if node in before:
+            before |= set(node.all_input_nodes)
+    behind = set(operands)
+    for node in nodes:
+        if behind & set(node.all_input_nodes):
+            behind.add(node)
+    last = max(
+        i
+        for i, node in enumerate(nodes)
+        if node in gradients or (node.target is operator.getitem and node.args[0] in gradients)
+    )
+    is_on_way = [
+        node.op not in ("placeholder", "get_attr") and node in before & behind for node in nodes
+    ]
+    first = min(is_on_way.index(True) if any(is_on_way) else last, nodes.index(gradients[0]))
+    return [n for n in nodes[first : last + 1] if n.op not in ("placeholder", "get_attr")]
+
+
+def _mode_at(graph: fx.Graph, place: fx.Node) -> bool:
+    """Whether gradients are on where ``place`` runs."""
+    mode = torch.is_grad_enabled()
+    for node in graph.nodes:
+        if node is place:
+            break
+        if node.target is _SET_GRAD:
+            mode = node.args[0]
+    return mode
+
+
+class _Written:
+    """A span of nodes as operators. Raises ``_Stays`` if they would not be the same."""
+
+    def __init__(self, graph_module: fx.GraphModule, span: list[fx.Node]):
+        self.graph = graph_module.graph
+        self.span = span
+        inside = set(span)
+        self.inputs = list(
+            dict.fromkeys(arg for n in span for arg in n.all_input_nodes if arg not in inside)
+        )
+        self.outputs = [n for n in span if any(user not in inside for user in n.users)]
+        modes = [v.fake_mode for v in map(_value, self.inputs) if isinstance(v, FakeTensor)]
+        if not modes:
+            raise _Stays("they have no tensors")
+        self.fakes = modes[0]
+        self.grad = _mode_at(self.graph, span[0])
+        self._refuse_what_is_more_than_values()
+        self.traced = self._trace()
+
+    def _refuse_what_is_more_than_values(self) -> None:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise _Stays("autocast is on")
+        for node in self.span:
+            if node.op not in ("call_function", "call_method"):
+                raise _Stays(f"`{node.target}` is a module")
+            if node.target in AUTOCAST:
+                raise _Stays("a torch.autocast region begins or ends")
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise _Stays(f"`{node.target}` holds a part of the graph")
+        if _mode_at(self.graph, self.span[-1].next) != self.grad:
+            raise _Stays("the gradient mode changes")
+        if any(not isinstance(_value(n), torch.Tensor | torch.SymInt) for n in self.inputs):
+            raise _Stays("a value of the graph is no tensor")
+        if any(not isinstance(_value(n), torch.Tensor | torch.SymInt) for n in self.outputs):
+            raise _Stays("a list of tensors is used elsewhere")
+
+    def _trace(self) -> fx.GraphModule:
+        """The operators that PyTorch runs, below autograd."""
+        graph = fx.Graph()
+        made = {node: graph.placeholder(node.name) for node in self.inputs}
+        for node in self.span:
+            copied = made[node] = graph.node_copy(node, made.__getitem__)
+            copied.meta = {k: v for k, v in node.meta.items() if k in _COPIED}
+            if self._loses_history(node):
+                made[node] = graph.call_function(aten.detach.default, (copied,))
+                made[node].meta = {**copied.meta, "custom": {_CUT: True}}
+        graph.output([made[node] for node in self.outputs])
+        run = fx.Interpreter(fx.GraphModule({}, graph, "Gradients")).run
+        leaves = [_leaf(_value(node)) for node in self.inputs]
+        trace = make_fx(lambda *given: run(*given), decomposition_table=table())
+        try:
+            with self.fakes, torch.set_grad_enabled(self.grad), fx.traceback.preserve_node_meta():
+                traced = trace(*leaves)
+        except Exception as error:
+            raise _Stays(f"PyTorch cannot trace them: {error}") from error
+        for node in traced.graph.nodes:
+            if _writes(node, traced.graph.find_nodes(op="placeholder")):
+                raise _Stays(f"`{node.target}` writes a value from outside")
+            _forget_operand(node)
+        traced.graph.eliminate_dead_code()
+        return traced
+
+    def _loses_history(self, node: fx.Node) -> bool:
+        """Whether eager's value has no history though it comes from values that have some."""
+        value = _value(node)
+        if not isinstance(value, torch.Tensor) or value.requires_grad:
+            return False
+        sources = node.all_input_nodes
+        if node.target is operator.getitem and not _tensors(_value(sources[0])):
+            return False
+        if node.target is operator.getitem and not isinstance(_value(sources[0]), torch.Tensor):
+            sources = sources[0].all_input_nodes
+        is_number = value.is_floating_point() or value.is_complex()
+        return is_number and any(_needs_gradient(_value(source)) for source in sources)
+
+    def replace(self) -> None:
+        """Puts the operators in the place of the span."""
+        made: dict[fx.Node, Any] = {}
+        placeholders = self.traced.graph.find_nodes(op="placeholder")
+        made.update(zip(placeholders, self.inputs, strict=True))
+        results = next(iter(reversed(self.traced.graph.nodes))).args[0]
+        results = [_kept_value(result) for result in results]
+        given = dict(zip(results, self.outputs, strict=True))
+        new: list[fx.Node] = []
+        sizes = {expression(_value(n)): n for n in self.inputs if _is_size(_value(n))}
+        try:
+            with self.graph.inserting_before(self.span[0]):
+                for node in self.traced.graph.nodes:
+                    if node.op in ("placeholder", "output"):
+                        continue
+                    made[node] = copied = self._copy(node, made, given.get(node), new)
+                    if isinstance(copied, fx.Node) and _is_size(_value(copied)):
+                        # Sizes come from inputs where they can: a region has no sizes inside.
+                        made[node] = sizes.setdefault(expression(_value(copied)), copied)
+        except BaseException:
+            for node in reversed(new):
+                self.graph.erase_node(node)
+            raise
+        inside = set(self.span)
+        for node, result in zip(self.outputs, results, strict=True):
+            node.replace_all_uses_with(made[result], lambda user: user not in inside)
+        for node in reversed(self.span):
+            self.graph.erase_node(node)
+
+    def _copy(self, node: fx.Node, made, given: fx.Node | None, new: list[fx.Node]) -> Any:
+        if _kept_value(node) is not node:
+            return made[node.args[0]]
+        if node.op == "get_attr":
+            raise _Stays("a constant is made while it is traced")
+        copied = self.graph.node_copy(node, made.__getitem__)
+        new.append(copied)
+        copied.meta = {k: v for k, v in node.meta.items() if k in _COPIED}
+        args, kwargs = fx.node.map_arg((copied.args, copied.kwargs), _value)
+        with self.fakes, torch.enable_grad():
+            value = copied.target(*args, **kwargs)
+        if isinstance(node.target, torch._ops.OpOverload) and _tensors(value):
+            packet = node.target.overloadpacket
+            copied.target = _VIEWS.get(packet, packet)
+            if copied.target is aten.reshape:
+                copied.args = copied.args[:2]
+        if given is not None:
+            if _facts(value) != _facts(_value(given)):
+                raise _Stays(
+                    f"`{given.name}` would be {_facts(value)}; in eager it is "
+                    f"{_facts(_value(given))}"
+                )
+            # Values behind the span are views of the old one.
+            value = _value(given)
+        copied.meta["example_value"] = value
+        return copied
+
+
+def _writes(node: fx.Node, placeholders: Sequence[fx.Node]) -> bool:
+    """Whether an operator writes one of its operands that is, or is a view of, a placeholder."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    memory = {_storage(p) for p in placeholders}
+    for argument, operand in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.is_write and isinstance(operand, fx.Node) and _storage(operand) in memory:
+            return True
+    return any(_storage(n) in memory for n in node.kwargs.values() if isinstance(n, fx.Node))
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _forget_operand(node: fx.Node) -> None:
+    """before  ones_like(x)   after  full(size of x, 1): what x depends on does not matter."""
+    value = node.meta.get("val")
+    if node.target not in _CONSTANTS or not all(type(n) is int for n in value.shape):
+        return
+    node.args = (list(value.shape), _CONSTANTS[node.target])
+    node.target = aten.full.default
+    node.kwargs = {"dtype": value.dtype, "device": value.device}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.SymInt)
+
+
+def _kept_value(node: Any) -> Any:
+    """The value that autograd keeps under this name."""
+    while (
+        isinstance(node, fx.Node)
+        and node.target in _KEPT
+        and not (node.meta.get("custom") or {}).get(_CUT)
+    ):
+        node = node.args[0]
+    return node
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _facts(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return expression(value)
+    sizes = [tuple(map(expression, sizes)) for sizes in (value.shape, value.stride())]
+    return (*sizes, value.dtype, value.device, value.requires_grad)
+
+
+__all__ = ["write_out_gradients"]
