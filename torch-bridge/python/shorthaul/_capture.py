@@ -48,7 +48,7 @@ from torch.utils import _pytree as pytree
 from ._bounds import Bound, DivisorBound, bounds_of
 from ._decompositions import is_guarded, table_without
 from ._errors import CaptureError, Refused, first_line
-from ._functionalize import Functional, FunctionalNode, Ref, functionalize
+from ._functionalize import Functional, FunctionalNode, Ref, functionalize, refuse_effects
 from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 from ._older_gradients import spell_out
 from ._origins import module_path, source_node, source_of
@@ -187,6 +187,7 @@ def capture(
     functional = functionalize(exported.graph)
     if functional is None or not _is_within(functional, supported):
         exported = _decompose(exported, supported)
+        refuse_effects(exported.graph, origins or {})
         functional = functionalize(exported.graph)
         if traced is not None:
             traced.append(exported)

@@ -45,6 +45,7 @@ from ._errors import (
 )
 from ._errors import Refused as RefusedNodes
 from ._inner_gradients import write_out_gradients
+from ._nodes import value_of
 from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
@@ -54,7 +55,6 @@ from ._partition import (
     Split,
     drop_empty_operands,
     emit,
-    value_of,
     whole_graph_reason,
 )
 from ._place import BACKENDS
@@ -258,7 +258,6 @@ class GraphCompiler:
 
     def compile(self, graph_module: fx.GraphModule, example_inputs):
         """A function of the graph's inputs."""
-        unmap(graph_module.graph)
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
             self.say_falls_back(reason)

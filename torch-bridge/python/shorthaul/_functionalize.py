@@ -8,12 +8,17 @@ another view it gives up, and the caller asks PyTorch to functionalize. Never ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.effects import with_effects
 from torch.utils import _pytree as pytree
+
+from ._errors import Refused
+from ._origins import source_node
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,18 @@ class Functional:
             source, idx = node.args
             ref = Ref(source, idx)
         return self.current.get(ref, ref)
+
+
+def refuse_effects(graph: fx.Graph, origins: Mapping[str, fx.Node]) -> None:
+    """Raises ``Refused`` with the operators that raise errors which depend on values."""
+    reasons = {}
+    for node in graph.nodes:
+        origin = origins.get(source_node(node))
+        if node.target is with_effects and origin is not None:
+            called = getattr(origin.target, "__name__", origin.target)
+            reasons[origin.name] = f"`{called}` raises an error for some values"
+    if reasons:
+        raise Refused(reasons)
 
 
 def functionalize(graph: fx.Graph) -> Functional | None:

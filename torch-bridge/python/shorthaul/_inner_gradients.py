@@ -10,7 +10,7 @@ is PyTorch's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,15 @@ from torch.utils import _pytree as pytree
 
 from ._autocast import AUTOCAST
 from ._decomposed_gradients import table
+from ._nodes import is_in_place, name_of, storage_of, tensors_of, value_of
+from ._partition import METADATA_WRITES, TORCH_ONLY
 from ._sizes import expression
+from ._vmap import is_transform
 
 aten = torch.ops.aten
 
-#: In the metadata of a traced ``detach`` that no gradient may pass, under "custom".
-_CUT = "shorthaul_cut"
+#: Marks a value that no gradient may pass: an operator that nothing else makes.
+_CUT = aten.detach_copy.default
 
 #: What autograd makes of a value that it keeps: the same value, with the same history.
 _KEPT = (aten.detach.default, aten.alias.default)
@@ -34,8 +37,18 @@ _KEPT = (aten.detach.default, aten.alias.default)
 #: Views, which with other strides of an input would be copies.
 _VIEWS = dict.fromkeys((aten.view, aten._unsafe_view, aten._reshape_alias), aten.reshape)
 
-#: Operators whose result is one number everywhere, whatever their operand's elements are.
-_CONSTANTS = {aten.ones_like.default: 1, aten.zeros_like.default: 0}
+#: Operators whose result is one number everywhere: the number, or where it stands.
+_CONSTANTS = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+    aten.full_like.default: "fill_value",
+    aten.new_full.default: "fill_value",
+}
+
+#: What surrounds transforms: they refuse hooks for saved tensors, of which a region has none.
+_AROUND = frozenset({"_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable"})
 
 _SET_GRAD = torch._C._set_grad_enabled
 
@@ -54,26 +67,34 @@ def write_out_gradients(graph_module: fx.GraphModule) -> str:
     """
     graph = graph_module.graph
     gradients = [node for node in graph.nodes if node.target is torch.autograd.grad]
-    if not gradients:
+    transforms = [node for node in graph.nodes if is_transform(node)]
+    if not gradients and not transforms:
         return ""
+    if transforms:
+        transforms = [n for n in graph.nodes if is_transform(n) or name_of(n) in _AROUND]
+    what = "it uses a torch.func transform" if transforms else "`torch.autograd.grad` in forward"
     try:
-        span = _span(graph, gradients)
-        _Written(graph_module, span).replace()
+        if gradients and transforms:
+            raise _Stays("torch.autograd.grad is called beside it")
+        span = _span(graph, gradients) if gradients else _between(graph, transforms)
+        _Written(graph_module, span, bool(transforms)).replace()
     except _Stays as why:
-        return f"`torch.autograd.grad` inside forward, where {why}"
+        return f"{what}: {why}"
     return ""
 
 
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _needs_gradient(value: Any) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(value))
+    return any(tensor.requires_grad for tensor in tensors_of(value))
+
+
+def _between(graph: fx.Graph, transforms: list[fx.Node]) -> list[fx.Node]:
+    """The nodes from the first step of a transform to the last."""
+    nodes = list(graph.nodes)
+    first, last = nodes.index(transforms[0]), nodes.index(transforms[-1])
+    for i, node in enumerate(nodes[last:], last):
+        if node.target is operator.getitem and isinstance(value_of(node.args[0]), list | tuple):
+            last = i
+    return [n for n in nodes[first : last + 1] if n.op not in ("placeholder", "get_attr")]
 
 
 def _span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
@@ -118,15 +139,17 @@ def _mode_at(graph: fx.Graph, place: fx.Node) -> bool:
 class _Written:
     """A span of nodes as operators. Raises ``_Stays`` if they would not be the same."""
 
-    def __init__(self, graph_module: fx.GraphModule, span: list[fx.Node]):
+    def __init__(self, graph_module: fx.GraphModule, span: list[fx.Node], transforms: bool):
         self.graph = graph_module.graph
+        #: Whether the span holds transforms, inside of which histories are not the graph's.
+        self.transforms = transforms
         self.span = span
         inside = set(span)
         self.inputs = list(
             dict.fromkeys(arg for n in span for arg in n.all_input_nodes if arg not in inside)
         )
         self.outputs = [n for n in span if any(user not in inside for user in n.users)]
-        modes = [v.fake_mode for v in map(_value, self.inputs) if isinstance(v, FakeTensor)]
+        modes = [v.fake_mode for v in map(value_of, self.inputs) if isinstance(v, FakeTensor)]
         if not modes:
             raise _Stays("they have no tensors")
         self.fakes = modes[0]
@@ -137,19 +160,39 @@ class _Written:
     def _refuse_what_is_more_than_values(self) -> None:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise _Stays("autocast is on")
+        if any(node.target in AUTOCAST for node in self.graph.nodes):
+            raise _Stays("a torch.autocast region begins or ends")
         for node in self.span:
             if node.op not in ("call_function", "call_method"):
                 raise _Stays(f"`{node.target}` is a module")
-            if node.target in AUTOCAST:
-                raise _Stays("a torch.autocast region begins or ends")
+            is_gradient = node.target is torch.autograd.grad
+            if not is_gradient and name_of(node) in TORCH_ONLY | METADATA_WRITES:
+                raise _Stays(f"`{name_of(node)}` works on autograd or Python objects")
+            if self.transforms and node.target is _SET_GRAD:
+                raise _Stays("it changes the gradient mode")
             if isinstance(node.target, torch._ops.HigherOrderOperator):
                 raise _Stays(f"`{node.target}` holds a part of the graph")
         if _mode_at(self.graph, self.span[-1].next) != self.grad:
             raise _Stays("the gradient mode changes")
-        if any(not isinstance(_value(n), torch.Tensor | torch.SymInt) for n in self.inputs):
+        if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.inputs):
             raise _Stays("a value of the graph is no tensor")
-        if any(not isinstance(_value(n), torch.Tensor | torch.SymInt) for n in self.outputs):
+        if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.outputs):
             raise _Stays("a list of tensors is used elsewhere")
+
+        if self._shares_memory():
+            raise _Stays("results share memory, which is seen")
+
+    def _shares_memory(self) -> bool:
+        """Whether a write to one result, by the graph or its caller, changes another value."""
+        memory = [storage_of(node) for node in (*self.inputs, *self.outputs)]
+        shared = {key for key in memory if key is not None and memory.count(key) > 1}
+        last = next(iter(reversed(self.graph.nodes)))
+        seen = {storage_of(node) for node in last.all_input_nodes}
+        inside = set(self.span)
+        for node in self.graph.nodes:
+            if node not in inside and (is_in_place(node) or name_of(node) == "setitem"):
+                seen |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
+        return bool(shared & seen & {storage_of(node) for node in self.outputs})
 
     def _trace(self) -> fx.GraphModule:
         """The operators that PyTorch runs, below autograd."""
@@ -159,36 +202,39 @@ class _Written:
             copied = made[node] = graph.node_copy(node, made.__getitem__)
             copied.meta = {k: v for k, v in node.meta.items() if k in _COPIED}
             if self._loses_history(node):
-                made[node] = graph.call_function(aten.detach.default, (copied,))
-                made[node].meta = {**copied.meta, "custom": {_CUT: True}}
+                made[node] = graph.call_function(_CUT, (copied,))
+                made[node].meta = copied.meta
         graph.output([made[node] for node in self.outputs])
         run = fx.Interpreter(fx.GraphModule({}, graph, "Gradients")).run
-        leaves = [_leaf(_value(node)) for node in self.inputs]
+        leaves = [_leaf(value_of(node)) for node in self.inputs]
         trace = make_fx(lambda *given: run(*given), decomposition_table=table())
         try:
             with self.fakes, torch.set_grad_enabled(self.grad), fx.traceback.preserve_node_meta():
                 traced = trace(*leaves)
         except Exception as error:
             raise _Stays(f"PyTorch cannot trace them: {error}") from error
+        placeholders = traced.graph.find_nodes(op="placeholder")
         for node in traced.graph.nodes:
-            if _writes(node, traced.graph.find_nodes(op="placeholder")):
+            if _writes(node, placeholders):
                 raise _Stays(f"`{node.target}` writes a value from outside")
-            _forget_operand(node)
-        traced.graph.eliminate_dead_code()
+        if any(_is_mutable(node) for node in traced.graph.nodes):
+            run = torch.func.functionalize(fx.Interpreter(traced).run, remove="mutations")
+            with self.fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
+                traced = make_fx(lambda *given: run(*given))(*leaves)
         return traced
 
     def _loses_history(self, node: fx.Node) -> bool:
         """Whether eager's value has no history though it comes from values that have some."""
-        value = _value(node)
+        if self.transforms:
+            return name_of(node) == "detach"
+        value = value_of(node)
         if not isinstance(value, torch.Tensor) or value.requires_grad:
             return False
         sources = node.all_input_nodes
-        if node.target is operator.getitem and not _tensors(_value(sources[0])):
-            return False
-        if node.target is operator.getitem and not isinstance(_value(sources[0]), torch.Tensor):
+        if node.target is operator.getitem and not isinstance(value_of(sources[0]), torch.Tensor):
             sources = sources[0].all_input_nodes
         is_number = value.is_floating_point() or value.is_complex()
-        return is_number and any(_needs_gradient(_value(source)) for source in sources)
+        return is_number and any(_needs_gradient(value_of(source)) for source in sources)
 
     def replace(self) -> None:
         """Puts the operators in the place of the span."""
@@ -199,16 +245,18 @@ class _Written:
         results = [_kept_value(result) for result in results]
         given = dict(zip(results, self.outputs, strict=True))
         new: list[fx.Node] = []
-        sizes = {expression(_value(n)): n for n in self.inputs if _is_size(_value(n))}
+        sizes = {expression(value_of(n)): n for n in self.inputs if _is_size(value_of(n))}
         try:
             with self.graph.inserting_before(self.span[0]):
                 for node in self.traced.graph.nodes:
                     if node.op in ("placeholder", "output"):
                         continue
-                    made[node] = copied = self._copy(node, made, given.get(node), new)
-                    if isinstance(copied, fx.Node) and _is_size(_value(copied)):
+                    copied = self._constant(node, sizes, new)
+                    made[node] = copied = copied or self._copy(node, made, new)
+                    self._set_value(copied, given.get(node))
+                    if isinstance(copied, fx.Node) and _is_size(value_of(copied)):
                         # Sizes come from inputs where they can: a region has no sizes inside.
-                        made[node] = sizes.setdefault(expression(_value(copied)), copied)
+                        made[node] = sizes.setdefault(expression(value_of(copied)), copied)
         except BaseException:
             for node in reversed(new):
                 self.graph.erase_node(node)
@@ -216,40 +264,70 @@ class _Written:
         inside = set(self.span)
         for node, result in zip(self.outputs, results, strict=True):
             node.replace_all_uses_with(made[result], lambda user: user not in inside)
-        for node in reversed(self.span):
-            self.graph.erase_node(node)
+        for node in reversed([*new, *self.span]):
+            if not node.users or node in inside:
+                self.graph.erase_node(node)
 
-    def _copy(self, node: fx.Node, made, given: fx.Node | None, new: list[fx.Node]) -> Any:
+    def _constant(self, node: fx.Node, sizes: Mapping[Any, fx.Node], new: list) -> fx.Node | None:
+        """before  ones_like(x)   after  full(sizes of x, 1): what x depends on does not matter."""
+        number = _number_everywhere(node)
+        if number is None:
+            return None
+        value = node.meta["val"]
+        shape = [size if isinstance(size, int) else sizes.get(size) for size in _sizes(value.shape)]
+        if None in shape:
+            return None
+        made = self.graph.call_function(
+            aten.full, (shape, number), {"dtype": value.dtype, "device": value.device}
+        )
+        made.meta = {k: v for k, v in node.meta.items() if k in _COPIED}
+        new.append(made)
+        return made
+
+    def _copy(self, node: fx.Node, made: Mapping[fx.Node, Any], new: list[fx.Node]) -> Any:
         if _kept_value(node) is not node:
             return made[node.args[0]]
         if node.op == "get_attr":
             raise _Stays("a constant is made while it is traced")
         copied = self.graph.node_copy(node, made.__getitem__)
-        new.append(copied)
         copied.meta = {k: v for k, v in node.meta.items() if k in _COPIED}
-        args, kwargs = fx.node.map_arg((copied.args, copied.kwargs), _value)
-        with self.fakes, torch.enable_grad():
-            value = copied.target(*args, **kwargs)
-        if isinstance(node.target, torch._ops.OpOverload) and _tensors(value):
+        new.append(copied)
+        if node.target is _CUT:
+            copied.target = aten.detach
+        elif isinstance(node.target, torch._ops.OpOverload) and any(
+            True for _ in tensors_of(node.meta.get("val"))
+        ):
             packet = node.target.overloadpacket
             copied.target = _VIEWS.get(packet, packet)
             if copied.target is aten.reshape:
                 copied.args = copied.args[:2]
+        return copied
+
+    def _set_value(self, node: Any, given: fx.Node | None) -> None:
+        """Traces one node with its history; ``given`` has the value that eager's trace had."""
+        if not isinstance(node, fx.Node) or "example_value" in node.meta:
+            return
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        with self.fakes, torch.enable_grad():
+            value = node.target(*args, **kwargs)
         if given is not None:
-            if _facts(value) != _facts(_value(given)):
+            if _facts(value) != _facts(value_of(given)):
                 raise _Stays(
                     f"`{given.name}` would be {_facts(value)}; in eager it is "
-                    f"{_facts(_value(given))}"
+                    f"{_facts(value_of(given))}"
                 )
             # Values behind the span are views of the old one.
-            value = _value(given)
-        copied.meta["example_value"] = value
-        return copied
+            value = value_of(given)
+        node.meta["example_value"] = value
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _writes(node: fx.Node, placeholders: Sequence[fx.Node]) -> bool:
     """Whether an operator writes one of its operands that is, or is a view of, a placeholder."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    if not _is_mutable(node):
         return False
     memory = {_storage(p) for p in placeholders}
     for argument, operand in zip(node.target._schema.arguments, node.args, strict=False):
@@ -263,14 +341,13 @@ def _storage(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _forget_operand(node: fx.Node) -> None:
-    """before  ones_like(x)   after  full(size of x, 1): what x depends on does not matter."""
-    value = node.meta.get("val")
-    if node.target not in _CONSTANTS or not all(type(n) is int for n in value.shape):
-        return
-    node.args = (list(value.shape), _CONSTANTS[node.target])
-    node.target = aten.full.default
-    node.kwargs = {"dtype": value.dtype, "device": value.device}
+def _number_everywhere(node: fx.Node) -> Any:
+    """The one number that a tensor holds whatever the operands' elements are, or ``None``."""
+    number = _CONSTANTS.get(node.target)
+    if isinstance(number, str):
+        names = [argument.name for argument in node.target._schema.arguments]
+        number = (dict(zip(names, node.args, strict=False)) | node.kwargs).get(number)
+    return number if isinstance(number, int | float) else None
 
 
 def _is_size(value: Any) -> bool:
@@ -279,11 +356,7 @@ def _is_size(value: Any) -> bool:
 
 def _kept_value(node: Any) -> Any:
     """The value that autograd keeps under this name."""
-    while (
-        isinstance(node, fx.Node)
-        and node.target in _KEPT
-        and not (node.meta.get("custom") or {}).get(_CUT)
-    ):
+    while isinstance(node, fx.Node) and node.target in _KEPT:
         node = node.args[0]
     return node
 
@@ -297,8 +370,12 @@ def _leaf(value: Any) -> Any:
 def _facts(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return expression(value)
-    sizes = [tuple(map(expression, sizes)) for sizes in (value.shape, value.stride())]
-    return (*sizes, value.dtype, value.device, value.requires_grad)
+    sizes = _sizes(value.shape), _sizes(value.stride())
+    return *sizes, value.dtype, value.device, value.requires_grad
+
+
+def _sizes(sizes: Sequence[Any]) -> tuple:
+    return tuple(map(expression, sizes))
 
 
 __all__ = ["write_out_gradients"]

@@ -26,7 +26,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from ._partition import storage_of
+from ._nodes import storage_of
 from ._pytorch_names import REPLACED, WRAPS_ERRORS, PassingError, unimplemented
 
 IsOurs = Callable[[object], bool]

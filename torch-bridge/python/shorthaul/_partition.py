@@ -10,7 +10,7 @@ region. Never traces or compiles.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,16 @@ from torch import fx
 
 from . import _recurrent
 from ._autocast import AUTOCAST, ENTER
+from ._nodes import (
+    classes_of,
+    is_in_place,
+    is_number,
+    is_view,
+    name_of,
+    storage_of,
+    tensors_of,
+    value_of,
+)
 from ._older_gradients import has_own_gradient
 from ._vmap import is_transform
 
@@ -38,23 +48,14 @@ DTYPES = frozenset(
     }
 )
 
-#: Functions and methods whose result is a view of their first operand, if it shares its storage.
-_VIEWS = frozenset(
-    "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
-    "float double half bfloat16 to type type_as "
-    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select slice "
-    "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
-    "unfold unsqueeze view view_as vsplit".split()
-)
-
 #: Methods that change what a tensor is, not only its elements: the graph is PyTorch's then.
-_METADATA_WRITES = frozenset(
+METADATA_WRITES = frozenset(
     "as_strided_ detach_ rename_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ "
     "swapdims_ t_ transpose_ unsqueeze_ set_data".split()
 )
 
 #: Methods that are about autograd or Python, not about elements.
-_TORCH_ONLY = frozenset(
+TORCH_ONLY = frozenset(
     "_get_data_attr backward data_ptr grad item numpy register_hook "
     "register_post_accumulate_grad_hook retain_grad share_memory_ storage tolist "
     "untyped_storage".split()
@@ -112,24 +113,12 @@ class NotSplit(Exception):
         super().__init__(str(reasons))
 
 
-def value_of(node: fx.Node) -> Any:
-    """The traced value of a node of Dynamo's."""
-    return node.meta.get("example_value")
-
-
-def name_of(node: fx.Node) -> str:
-    """The last word of the function or method that a node calls."""
-    if isinstance(node.target, str):
-        return node.target
-    return getattr(node.target, "__name__", str(node.target))
-
-
 def whole_graph_reason(graph: fx.Graph) -> str | None:
     """Why no part of a graph can be a region; ``None`` if parts can be."""
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
-        if name_of(node) in _METADATA_WRITES:
+        if name_of(node) in METADATA_WRITES:
             return f"`{name_of(node)}` changes a tensor's metadata"
         if is_transform(node):
             return "it uses a torch.func transform"
@@ -142,7 +131,7 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"sub-module `{node.target}`"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"higher-order operator `{node.target}`"
-    if name_of(node) in _TORCH_ONLY:
+    if name_of(node) in TORCH_ONLY:
         return f"`{name_of(node)}` works on autograd or Python objects"
     if node.target is _SET_GRAD:
         return None
@@ -166,19 +155,16 @@ def torch_reason(node: fx.Node) -> str | None:
         map(_needs_gradient, node.all_input_nodes[:1])
     ):
         return "it has no gradient with respect to its first operand"
-    values = list(_tensors(value_of(node)))
+    values = list(tensors_of(value_of(node)))
     if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
         return "it only checks a condition" if name_of(node).startswith(_CHECKS) else _NO_VALUE
-    for tensor in (*values, *(t for arg in node.all_input_nodes for t in _tensors(value_of(arg)))):
+    for tensor in (
+        *values,
+        *(t for arg in node.all_input_nodes for t in tensors_of(value_of(arg))),
+    ):
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
-
-
-def classes_of(node: fx.Node) -> int | None:
-    """How many classes a call of ``one_hot`` names; ``None`` if it does not."""
-    n = node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes", -1)
-    return n if isinstance(n, int) and n > 0 else None
 
 
 def tensor_reason(tensor: torch.Tensor) -> str | None:
@@ -194,19 +180,6 @@ def tensor_reason(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return "it uses a quantized or lazily conjugated tensor"
     return None
-
-
-def is_number(node: fx.Node) -> bool:
-    """Whether a node computes sizes or other Python numbers."""
-    return isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _is_empty(node: fx.Node) -> bool:
@@ -230,40 +203,6 @@ def drop_empty_operands(graph: fx.Graph) -> None:
         kept = [one for one in operands if not _is_empty(one) or _needs_gradient(one)]
         if kept and all(value_of(one).dtype == dtype for one in kept):
             node.args = (kept, *node.args[1:])
-
-
-def storage_of(node: fx.Node) -> int | None:
-    """The memory that a node's tensor lies in."""
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    return value.untyped_storage()._cdata
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether a node gives a view of its first operand, written by nobody in between."""
-    name = name_of(node)
-    if name not in _VIEWS and name != "getattr":
-        return False
-    results = list(_tensors(value_of(node)))
-    operand = node.args[0] if node.args else None
-    if not results or not isinstance(operand, fx.Node):
-        return False
-    sources = {t.untyped_storage()._cdata for t in _tensors(value_of(operand))}
-    return all(t.untyped_storage()._cdata in sources for t in results)
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    name = name_of(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
-
-
-_IN_PLACE_OPERATORS = frozenset(
-    form.format(name)
-    for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
-    for form in ("i{}", "__i{}__")
-)
 
 
 class Split:
@@ -301,7 +240,7 @@ class Split:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
-            is_apart = _is_item(node) or (_is_empty(node) and not _is_in_place(node))
+            is_apart = _is_item(node) or (_is_empty(node) and not is_in_place(node))
             if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
                     close()
@@ -340,7 +279,7 @@ class Split:
     def _writes_beside_autograd(self, node: fx.Node, ambient: Ambient) -> bool:
         """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
         operand = node.all_input_nodes[0] if node.all_input_nodes else None
-        writes = _is_in_place(node) or name_of(node) in ("setitem", "copy_")
+        writes = is_in_place(node) or name_of(node) in ("setitem", "copy_")
         if operand is None or not writes or storage_of(operand) not in self.with_history:
             return False
         return ambient.grad is False or not _needs_gradient(operand)
@@ -397,7 +336,7 @@ class Split:
         behind = False
         written = set()
         for node in self.graph.nodes:
-            if behind and (_is_in_place(node) or name_of(node) == "setitem"):
+            if behind and (is_in_place(node) or name_of(node) == "setitem"):
                 written |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
             behind = behind or node is last
         return [node for node in region.inputs if storage_of(node) in written - {None}]
@@ -531,7 +470,7 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
     operand = node.all_input_nodes[0] if node.all_input_nodes else None
     if operand is not None and storage_of(operand) == storage_of(node):
         same = value_of(operand)
-        if _is_in_place(node) or (
+        if is_in_place(node) or (
             same.shape == value.shape
             and same.stride() == value.stride()
             and same.requires_grad == value.requires_grad
@@ -610,4 +549,13 @@ def _emit_exposed(graph, node: fx.Node, exposed: _Exposed, made: dict[fx.Node, f
         made[node] = graph.node_copy(node, lambda n: made[n])
 
 
-__all__ = ["Ambient", "NotSplit", "RegionPlan", "Split", "drop_empty_operands", "emit"]
+__all__ = [
+    "METADATA_WRITES",
+    "TORCH_ONLY",
+    "Ambient",
+    "NotSplit",
+    "RegionPlan",
+    "Split",
+    "drop_empty_operands",
+    "emit",
+]

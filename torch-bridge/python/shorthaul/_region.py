@@ -33,7 +33,7 @@ from ._errors import (
     ToolchainError,
     Unsupported,
 )
-from ._partition import classes_of, name_of
+from ._nodes import classes_of, name_of
 from ._place import place_of
 from ._program import Program, compile_program
 from ._second_derivatives import Way

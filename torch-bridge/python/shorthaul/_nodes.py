@@ -1,0 +1,89 @@
+"""What a node of Dynamo's graph is: a name, a value, a view, a write.
+
+Owns the questions that the rooms which split and rewrite graphs ask of single nodes. Never changes
+a graph, and never decides who runs a node (``_partition``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+#: Functions and methods whose result is a view of their first operand, if it shares its storage.
+_VIEWS = frozenset(
+    "T H mT mH alias broadcast_to chunk contiguous detach diagonal dsplit expand expand_as flatten "
+    "float double half bfloat16 to type type_as "
+    "getitem hsplit matrix_H moveaxis movedim narrow permute real ravel reshape select slice "
+    "split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten "
+    "unfold unsqueeze view view_as vsplit".split()
+)
+
+
+def value_of(node: fx.Node) -> Any:
+    """The traced value of a node of Dynamo's."""
+    return node.meta.get("example_value")
+
+
+def name_of(node: fx.Node) -> str:
+    """The last word of the function or method that a node calls."""
+    if isinstance(node.target, str):
+        return node.target
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether a node computes sizes or other Python numbers."""
+    return isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def tensors_of(value: Any) -> Iterable[torch.Tensor]:
+    """The tensors in a value, which may be a list."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def classes_of(node: fx.Node) -> int | None:
+    """How many classes a call of ``one_hot`` names; ``None`` if it does not."""
+    n = node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes", -1)
+    return n if isinstance(n, int) and n > 0 else None
+
+
+def storage_of(node: fx.Node) -> int | None:
+    """The memory that a node's tensor lies in."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives a view of its first operand, written by nobody in between."""
+    name = name_of(node)
+    if name not in _VIEWS and name != "getattr":
+        return False
+    results = list(tensors_of(value_of(node)))
+    operand = node.args[0] if node.args else None
+    if not results or not isinstance(operand, fx.Node):
+        return False
+    sources = {t.untyped_storage()._cdata for t in tensors_of(value_of(operand))}
+    return all(t.untyped_storage()._cdata in sources for t in results)
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """Whether a node writes its first operand."""
+    name = name_of(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
+
+
+_IN_PLACE_OPERATORS = frozenset(
+    form.format(name)
+    for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
+    for form in ("i{}", "__i{}__")
+)
