@@ -1,6 +1,7 @@
 """Captured documents mean what the module means."""
 
 import pytest
+import shorthaul
 import torch
 import torchvision
 from document_interpreter import evaluate
@@ -118,3 +119,23 @@ def test_dynamic_batch_is_a_symbol():
     (symbol,) = captured.document["symbols"]
     assert symbol["hint"] == 3
     assert captured.document["nodes"][-1]["outputs"][0]["shape"] == [symbol["name"], 4]
+
+
+@pytest.mark.parametrize("function", [torch.linalg.cholesky, torch.linalg.inv])
+def test_an_operator_that_checks_its_result_costs_itself(function):
+    class Kernel(nn.Module):
+        """A Gaussian process's matrix between layers."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x):
+            """A function of the matrix of the layer's results."""
+            z = self.fc(x).tanh()
+            return function(z.T @ z + 8 * torch.eye(8)).sum() + z.sum()
+
+    model = Kernel()
+    with pytest.warns(shorthaul.FallbackWarning, match=f"`{function.__name__}` raises an error"):
+        report = shorthaul.report(model, torch.randn(16, 8)).data
+    assert any(k["path"] == "gemm" for k in report["kernels"])

@@ -112,7 +112,35 @@ def test_programs_beyond_the_bound_are_not_made():
         warnings.simplefilter("error")
         for batch in range(3, 9):
             module(torch.randn(batch, 4))
-    assert runner_of(module).compiler.n_programs == 1
+    assert runner_of(module).compiler.n_programs.total() == 1
+
+
+class _InParts(nn.Module):
+    """Python runs between three parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        """Layers, with a look at the values behind each."""
+        x = self.first(x).tanh()
+        if x.sum() > 1000:
+            return x
+        x = self.second(x).tanh()
+        if x.sum() > 1000:
+            return x
+        return self.third(x).tanh()
+
+
+def test_the_bound_counts_programs_of_each_part():
+    module = shorthaul.module(_InParts(), max_programs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", shorthaul.FallbackWarning)
+        warnings.filterwarnings("error", "a part of")
+        for batch in (2, 3):
+            module(torch.randn(batch, 4)).sum().backward()
+    assert runner_of(module).compiler.n_programs.total() >= 6
 
 
 class Classy(nn.Module):

@@ -91,10 +91,11 @@ class First(nn.Module):
 
 
 class Mapped(nn.Module):
-    """A transform, which is PyTorch's."""
+    """A transform within autocast, which is PyTorch's."""
 
     def forward(self, x):
-        return torch.func.vmap(torch.sin)(x) * 2
+        with torch.autocast("cpu"):
+            return torch.func.vmap(torch.sin)(x) * 2
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ class LookUps(nn.Module):
 @pytest.mark.parametrize(
     ("tokens", "labels", "message"),
     [
-        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:148\) takes 0 to 4"),
+        ([0, 5], [0, 1], r"`tokens` holds 5, but .* in `table` \(.*refusals.py:149\) takes 0 to 4"),
         ([-1, 4], [0, 1], r"`tokens` holds -1"),
         ([0, 4], [3, -100], r"`labels` holds 3, but .*cross_entropy.* takes 0 to 2 or -100"),
     ],

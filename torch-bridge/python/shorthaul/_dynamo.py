@@ -13,6 +13,7 @@ import logging
 import operator
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from torch._dynamo.guards import install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+from torch._guards import CompileContext
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -53,7 +55,6 @@ from ._partition import (
     NotSplit,
     RegionPlan,
     Split,
-    drop_empty_operands,
     emit,
     whole_graph_reason,
 )
@@ -62,8 +63,8 @@ from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
+from ._rewrites import copy_into_results, drop_empty_operands
 from ._sizes import expression, write_out_sizes
-from ._vmap import unmap
 
 log = logging.getLogger("shorthaul")
 
@@ -237,14 +238,14 @@ class GraphCompiler:
         self.said: set[str] = set()
         #: What PyTorch or Python runs of the module, in sentences.
         self.outside: dict[str, None] = {}
-        #: How many programs were made for all its regions.
-        self.n_programs = 0
+        #: How many programs each part has: a part is a region of one piece of the user's Python.
+        self.n_programs: Counter[tuple] = Counter()
         #: Whether Dynamo found anything to compile.
         self.has_graphs = False
         #: Why Dynamo left a function to Python, where it did.
         self.left_to_python = ""
-        #: How many were made besides for further sizes of a trace.
-        self.n_sizes = 0
+        #: How many of each part were made besides for further sizes of a trace.
+        self.n_sizes: Counter[tuple] = Counter()
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.
         self.templates: dict[tuple, object] = {}
 
@@ -264,6 +265,7 @@ class GraphCompiler:
             return graph_module.forward
         drop_idle_dropouts(graph_module.graph)
         drop_empty_operands(graph_module.graph)
+        copy_into_results(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
         return _Attempt(self, graph_module, example_inputs).run()
@@ -299,12 +301,13 @@ class GraphCompiler:
             f"a recurrent layer with projections"
         )
 
-    def may_compile(self) -> bool:
-        """Whether one more program is allowed; said once where it is not."""
-        if self.n_programs + self.n_sizes // _SIZES_AS_ONE < self.options.max_programs:
+    def may_compile(self, part: tuple) -> bool:
+        """Whether one more program of a part is allowed; said once where it is not."""
+        n_programs, n_sizes = self.n_programs[part], self.n_sizes[part]
+        if n_programs + n_sizes // _SIZES_AS_ONE < self.options.max_programs:
             return True
         self._say(
-            f"{self.name} already has {self.n_programs + self.n_sizes} programs for other sizes, "
+            f"a part of {self.name} already has {n_programs + n_sizes} programs for other sizes, "
             f"modes or attributes; PyTorch runs calls that need another one. Pad the inputs to "
             f"fewer sizes, or raise max_programs.",
             RecompileWarning,
@@ -371,6 +374,9 @@ class _Attempt:
 
     def __init__(self, compiler: GraphCompiler, graph_module: fx.GraphModule, example_inputs):
         self.compiler = compiler
+        compile_id = CompileContext.current_compile_id()
+        #: The piece of Python that the graph was made of, whatever it was made for.
+        self.frame = getattr(compile_id, "frame_id", None)
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
@@ -419,7 +425,8 @@ class _Attempt:
         ]
         for i in factors:
             is_open[i] = ()
-        region = Region(body, origins, flags, names, history, self.compiler, is_open, factors)
+        part = (self.frame, plan.name)
+        region = Region(body, origins, flags, names, history, self.compiler, part, is_open, factors)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
         # Tracing saves nothing for a backward pass that anybody runs.
         with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):

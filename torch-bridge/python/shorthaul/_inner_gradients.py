@@ -21,10 +21,9 @@ from torch.utils import _pytree as pytree
 
 from ._autocast import AUTOCAST
 from ._decomposed_gradients import table
-from ._nodes import is_in_place, name_of, storage_of, tensors_of, value_of
+from ._nodes import is_in_place, is_transform, name_of, storage_of, tensors_of, value_of
 from ._partition import METADATA_WRITES, TORCH_ONLY
 from ._sizes import expression
-from ._vmap import is_transform
 
 aten = torch.ops.aten
 

@@ -54,6 +54,26 @@ def classes_of(node: fx.Node) -> int | None:
     return n if isinstance(n, int) and n > 0 else None
 
 
+def is_empty(node: fx.Node) -> bool:
+    """Whether a node gives a tensor without elements, whatever the symbolic sizes are."""
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and any(n == 0 for n in value.shape if type(n) is int)
+
+
+def needs_gradient(node: fx.Node) -> bool:
+    """Whether a node gives a tensor with a history."""
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_transform(node: fx.Node) -> bool:
+    """Whether a node enters, leaves or works inside of a transform of ``torch.func``."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    module = getattr(node.target, "__module__", "") or ""
+    return "functorch" in module or name_of(node).startswith("_vmap_")
+
+
 def storage_of(node: fx.Node) -> int | None:
     """The memory that a node's tensor lies in."""
     value = value_of(node)

@@ -21,16 +21,18 @@ from . import _recurrent
 from ._autocast import AUTOCAST, ENTER
 from ._nodes import (
     classes_of,
+    is_empty,
     is_in_place,
     is_number,
+    is_transform,
     is_view,
     name_of,
+    needs_gradient,
     storage_of,
     tensors_of,
     value_of,
 )
 from ._older_gradients import has_own_gradient
-from ._vmap import is_transform
 
 #: Types of elements that kernels hold.
 DTYPES = frozenset(
@@ -68,6 +70,12 @@ _HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc".split
 _HEAVY = tuple(
     "conv linear matmul mm bmm einsum attention norm lstm gru rnn embedding softmax "
     "cross_entropy".split()
+)
+
+#: Operators whose gradients do not need their operands' elements.
+_UNSAVING = frozenset(
+    "add cat clone concat double eq float gather ge getitem gt iadd index_select le lt ne neg "
+    "stack sub".split()
 )
 
 #: How functions begin that give nothing and change no state that others depend on.
@@ -149,11 +157,9 @@ def torch_reason(node: fx.Node) -> str | None:
     if "out" in node.kwargs:
         return "it writes to `out=`"
     operands = node.all_input_nodes
-    if has_own_gradient(name_of(node), len(operands)) and any(map(_needs_gradient, operands)):
+    if has_own_gradient(name_of(node), len(operands)) and any(map(needs_gradient, operands)):
         return "this version of PyTorch has a gradient of its own for it"
-    if name_of(node) in _HALF_DIFFERENTIABLE and any(
-        map(_needs_gradient, node.all_input_nodes[:1])
-    ):
+    if name_of(node) in _HALF_DIFFERENTIABLE and any(map(needs_gradient, node.all_input_nodes[:1])):
         return "it has no gradient with respect to its first operand"
     values = list(tensors_of(value_of(node)))
     if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
@@ -182,29 +188,6 @@ def tensor_reason(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _is_empty(node: fx.Node) -> bool:
-    """Whether a node gives a tensor without elements, whatever the symbolic sizes are."""
-    value = value_of(node)
-    return isinstance(value, torch.Tensor) and any(n == 0 for n in value.shape if type(n) is int)
-
-
-def drop_empty_operands(graph: fx.Graph) -> None:
-    """before  cat([empty, x])   after  cat([x]), where ``empty`` decides neither type nor gradient.
-
-    Caches of keys and values begin empty; a region that takes an empty tensor runs in PyTorch.
-    """
-    for node in graph.nodes:
-        if node.target not in (torch.cat, torch.concat) or not node.args:
-            continue
-        operands = node.args[0]
-        if not isinstance(operands, (list, tuple)) or value_of(node) is None:
-            continue
-        dtype = value_of(node).dtype
-        kept = [one for one in operands if not _is_empty(one) or _needs_gradient(one)]
-        if kept and all(value_of(one).dtype == dtype for one in kept):
-            node.args = (kept, *node.args[1:])
-
-
 class Split:
     """A graph with its regions: ``parts`` in order, each a node for PyTorch or a ``RegionPlan``."""
 
@@ -212,7 +195,7 @@ class Split:
         self.graph = graph
         self.refused = refused
         #: Storages of which some tensor needs a gradient.
-        self.with_history = {storage_of(node) for node in graph.nodes if _needs_gradient(node)}
+        self.with_history = {storage_of(node) for node in graph.nodes if needs_gradient(node)}
         #: Nodes that PyTorch runs, with the reason.
         self.torch_nodes: dict[fx.Node, str] = {}
         self.parts: list[fx.Node | RegionPlan] = []
@@ -240,7 +223,7 @@ class Split:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             is_inside = any(arg in open_nodes for arg in node.all_input_nodes)
-            is_apart = _is_item(node) or (_is_empty(node) and not is_in_place(node))
+            is_apart = _is_item(node) or (is_empty(node) and not is_in_place(node))
             if is_number(node) or (is_apart and not is_inside):
                 if is_inside:
                     close()
@@ -282,7 +265,7 @@ class Split:
         writes = is_in_place(node) or name_of(node) in ("setitem", "copy_")
         if operand is None or not writes or storage_of(operand) not in self.with_history:
             return False
-        return ambient.grad is False or not _needs_gradient(operand)
+        return ambient.grad is False or not needs_gradient(operand)
 
     def _cut_behind_visible(self) -> None:
         """Ends a region behind a value that the caller sees and that later results come from.
@@ -293,7 +276,7 @@ class Split:
         output = next(iter(reversed(self.graph.nodes)))
         readers = [output, *(n for n in self.graph.nodes if n.target is torch.autograd.grad)]
         visible = {node for reader in readers for node in reader.all_input_nodes}
-        visible = {node for node in visible if _needs_gradient(node)}
+        visible = {node for node in visible if needs_gradient(node)}
         parts: list[fx.Node | RegionPlan] = []
         for part in self.parts:
             if isinstance(part, RegionPlan):
@@ -328,7 +311,10 @@ class Split:
                     if arg not in inside:
                         inputs[arg] = None
             region.inputs = list(inputs)
-            region.written_later = self._written_behind(region)
+            region.written_later = [
+                *self._written_behind(region),
+                *(node for node in region.inputs if _is_unsaved_buffer(node, region)),
+            ]
             _Exposed(region).choose_outputs()
 
     def _written_behind(self, region: RegionPlan) -> list[fx.Node]:
@@ -342,9 +328,23 @@ class Split:
         return [node for node in region.inputs if storage_of(node) in written - {None}]
 
 
-def _needs_gradient(node: fx.Node) -> bool:
-    value = value_of(node)
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:
+    """Whether eager keeps copies of a module's buffer for the backward pass, but not itself.
+
+    Then the module may write it before that pass, in another graph: a queue of negatives, centres.
+    """
+    if node.op != "placeholder" or "_buffers_" not in node.name or needs_gradient(node):
+        return False
+    inside = set(region.nodes)
+    names = [node]
+    for name in names:
+        for user in name.users:
+            if user not in inside or name_of(user) in _UNSAVING:
+                continue
+            if not is_view(user):
+                return False
+            names.append(user)
+    return True
 
 
 def _cut(region: RegionPlan, visible: set[fx.Node]) -> list[RegionPlan]:
@@ -528,25 +528,28 @@ def _emit_region(graph: fx.Graph, region: RegionPlan, made: dict[fx.Node, fx.Nod
     for i, node in enumerate(region.outputs):
         made[node] = graph.call_function(operator.getitem, (call, i))
     exposed = _Exposed(region)
+    needed: set[fx.Node] = set()
+    for node in exposed.seen:
+        _collect(node, exposed, made, needed)
+    # In the region's order: a view has a history only where gradients are on as it is made.
     for node in region.nodes:
         if node.target is _SET_GRAD:
             made[node] = graph.node_copy(node)
-    for node in exposed.seen:
-        if node.target is not _SET_GRAD:
-            _emit_exposed(graph, node, exposed, made)
+        elif node in needed and step_outside(node, exposed) == "same":
+            # What is written in place is its first operand; what was written, the region's work.
+            made[node] = made[node.all_input_nodes[0]]
+        elif node in needed:
+            made[node] = graph.node_copy(node, lambda n: made[n])
 
 
-def _emit_exposed(graph, node: fx.Node, exposed: _Exposed, made: dict[fx.Node, fx.Node]) -> None:
-    if node in made:
+def _collect(node: fx.Node, exposed: _Exposed, made: Mapping, needed: set[fx.Node]) -> None:
+    """Adds what has to be made again outside of the region, so that ``node`` is there."""
+    if node in made or node in needed or node.target is _SET_GRAD:
         return
-    step = step_outside(node, exposed)
-    # A value that was written in place is its first operand: what was written is the region's work.
-    for operand in node.all_input_nodes[: 1 if step == "same" else None]:
-        _emit_exposed(graph, operand, exposed, made)
-    if step == "same":
-        made[node] = made[node.all_input_nodes[0]]
-    else:
-        made[node] = graph.node_copy(node, lambda n: made[n])
+    needed.add(node)
+    is_same = step_outside(node, exposed) == "same"
+    for operand in node.all_input_nodes[: 1 if is_same else None]:
+        _collect(operand, exposed, made, needed)
 
 
 __all__ = [
@@ -556,6 +559,5 @@ __all__ = [
     "NotSplit",
     "RegionPlan",
     "Split",
-    "drop_empty_operands",
     "emit",
 ]

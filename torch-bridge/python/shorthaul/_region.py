@@ -63,6 +63,7 @@ class Region:
         input_names: Sequence[str],
         gains_history: Sequence[bool],
         owner: Any,
+        part: tuple,
         is_open: Sequence[Any],
         factors: Sequence[int] = (),
     ):
@@ -87,6 +88,8 @@ class Region:
         #: Of each output, whether eager's needs a gradient where some input does.
         self.requires_grad = tuple(requires_grad)
         self.owner = owner
+        #: What the owner counts its programs by.
+        self.part = part
         #: The number of threads that all programs are planned for; ``None``: those there are.
         self.planned_threads = owner.options.planned_threads
         self.calls: dict[tuple, Call | None] = {}
@@ -203,7 +206,7 @@ class Region:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
             return None  # What such a tensor's operators do, its class says.
-        if any(not tensor.numel() for tensor in tensors) or not self.owner.may_compile():
+        if any(not tensor.numel() for tensor in tensors) or not self.owner.may_compile(self.part):
             return None
         named = [(f"input {i}", tensor) for i, tensor in enumerate(tensors)]
         place = place_of(named, self.owner.options.backend)
@@ -358,9 +361,9 @@ class Region:
         """A program whose trace another size made takes less of what the owner allows."""
         symbolic = captured.symbolic
         if symbolic is not None and symbolic.is_used:
-            self.owner.n_sizes += 1
+            self.owner.n_sizes[self.part] += 1
             return
-        self.owner.n_programs += 1
+        self.owner.n_programs[self.part] += 1
         if symbolic is not None:
             symbolic.is_used = True
 

@@ -340,3 +340,27 @@ def layer_scale_and_stochastic_depth(wrap):
     changed = (m(x) != x).any(1).float().mean().item()
     model.eval()
     return [0.3 < changed < 0.7, observe(m(x))]
+
+
+@program(slack=10)
+def groups_for_each_sample(wrap):
+    class Modulated(nn.Module):
+        """As StyleGAN 2: one group of a convolution for each sample."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(randn(4, 2, 3, 3).detach())
+            self.style = nn.Linear(3, 2)
+
+        def forward(self, x, z):
+            n, channels, height, width = x.shape
+            weight = self.weight * self.style(z)[:, None, :, None, None]
+            weight = weight * weight.pow(2).sum((2, 3, 4), keepdim=True).add(1e-8).rsqrt()
+            weight = weight.view(n * 4, channels, 3, 3)
+            y = x.reshape(1, n * channels, height, width)
+            y = nn.functional.conv2d(y, weight, padding=1, groups=n)
+            return y.view(n, 4, height, width)
+
+    model = Modulated()
+    m = wrap(model)
+    return [training(model, m, randn(n, 2, 5, 5), randn(n, 3)) for n in (3, 2, 4)]

@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch import nn
 
-from .facts import observe, raises, randn, step
+from .facts import observe, raises, randn, step, training
 from .registry import program
 
 FACTOR = 1.0
@@ -511,3 +511,39 @@ def error_then_success(wrap):
     first = raises(m, randn(3), message=True)
     limit[0] = 5
     return [first, step(m, randn(3)), observe(raises(m, randn(6), message=True))]
+
+
+class _Queue(nn.Module):
+    """Negatives of earlier steps (MoCo): read in one graph, written in a later one."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("queue", torch.linspace(-1, 1, 24).view(4, 6))
+        self.register_buffer("centres", torch.linspace(0, 1, 12).view(3, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    @torch.no_grad()
+    def enqueue(self, keys):
+        start = int(self.place)
+        self.queue[:, start : start + keys.shape[0]] = keys.T
+        self.place[0] = (start + keys.shape[0]) % 6
+
+    def forward(self, x, classes):
+        q = self.fc(x)
+        logits = torch.einsum("nc,ck->nk", q, self.queue.clone().detach())
+        near = (q - self.centres[classes]).pow(2).mean()
+        self.enqueue(q.detach())
+        with torch.no_grad():
+            count = torch.bincount(classes, minlength=3)
+            self.centres.index_add_(0, classes, 0.1 * q / (1 + count[classes]).unsqueeze(1))
+        return logits.logsumexp(1).mean() + near
+
+
+@program(slack=10)
+def queue_of_negatives(wrap):
+    model = _Queue()
+    m = wrap(model)
+    classes = torch.tensor([0, 2, 0])
+    seen = [training(model, m, randn(3, 4), classes) for _ in range(4)]
+    return [seen, list(model.buffers())]
