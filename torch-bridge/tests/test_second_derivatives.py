@@ -1,4 +1,8 @@
-"""Gradients that are differentiated again, and batches of gradients: PyTorch's numbers."""
+"""Gradients that are differentiated again, and batches of gradients: PyTorch's numbers.
+
+Kernels compute second derivatives, but for regions with dropout, writes or autocast, which PyTorch
+runs again; it also computes batches of gradients.
+"""
 
 from __future__ import annotations
 
@@ -152,20 +156,37 @@ def test_batches_of_gradients(kind):
     _check(kind, jacobian)
 
 
-def test_it_is_said_once():
+def test_kernels_compute_second_derivatives():
     network = mlp()
+    model = shorthaul.module(network, fallback="error")
+    x = torch.randn(3, 6, requires_grad=True)
+    with recorded() as calls:
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    forward, gradients = (call.program for call in calls)
+    assert forward is not gradients
+    assert [tuple(look.shape) for look in gradients.output_looks] == [(3, 6)]
+    with recorded() as calls:
+        for _ in range(2):
+            penalty(model, network, torch.randn(3, 6, requires_grad=True))
+    programs = [call.program for call in calls]
+    assert programs == [forward, gradients] * 2, "the second derivative is compiled once"
+
+
+def test_what_pytorch_runs_is_said_once():
+    network = Dropped()
     model = shorthaul.module(network)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
-            penalty(model, network, torch.randn(3, 6, requires_grad=True))
+            penalty(model, network, torch.randn(2, 2, 9, 7, requires_grad=True))
     (only,) = [str(w.message) for w in said if w.category is shorthaul.FallbackWarning]
-    assert "PyTorch runs a part of Sequential" in only and "create_graph=True" in only
+    assert "PyTorch runs a part of Dropped" in only and "create_graph=True" in only
 
 
 def test_where_it_is_an_error():
-    model = shorthaul.module(mlp(), fallback="error")
-    x = torch.randn(3, 6, requires_grad=True)
+    model = shorthaul.module(Dropped(), fallback="error")
+    x = torch.randn(2, 2, 9, 7, requires_grad=True)
     out = model(x)
     with pytest.raises(shorthaul.CaptureError, match="second derivatives.*an error because of"):
         torch.autograd.grad(out.sum(), x, create_graph=True)

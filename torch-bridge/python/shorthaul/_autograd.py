@@ -102,7 +102,7 @@ class _Passes(torch.autograd.Function):
             refusal = rerun.refusal_for(ctx) if rerun is not None else "it runs alone"
             if not refusal:
                 reads = kept[: len(program.backward_reads)]
-                return None, *rerun.gradients(ctx, reads, grads)
+                return None, *rerun.gradients(ctx, reads, grads, _has_batches(grads))
             _refuse_batches(grads, refusal)
         if rerun is not None:
             rerun.release(ctx)

@@ -257,8 +257,8 @@ class GraphCompiler:
         self._say_graph_break(graph_module)
         return self.compile(graph_module, example_inputs)
 
-    def compile(self, graph_module: fx.GraphModule, example_inputs):
-        """A function of the graph's inputs."""
+    def compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any = None):
+        """A function of the graph's inputs; ``frame`` is what the graph was made of."""
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
             self.say_falls_back(reason)
@@ -268,7 +268,7 @@ class GraphCompiler:
         copy_into_results(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
-        return _Attempt(self, graph_module, example_inputs).run()
+        return _Attempt(self, graph_module, example_inputs, frame).run()
 
     def say_falls_back(self, what: str) -> None:
         """Once for each sentence: PyTorch runs something."""
@@ -372,18 +372,17 @@ def _outside_level() -> int:
 class _Attempt:
     """The search for a split of one graph all of whose regions compile."""
 
-    def __init__(self, compiler: GraphCompiler, graph_module: fx.GraphModule, example_inputs):
+    def __init__(self, compiler: GraphCompiler, graph_module: fx.GraphModule, examples, frame):
         self.compiler = compiler
-        compile_id = CompileContext.current_compile_id()
         #: The piece of Python that the graph was made of, whatever it was made for.
-        self.frame = getattr(compile_id, "frame_id", None)
+        self.frame = frame or getattr(CompileContext.current_compile_id(), "frame_id", None)
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
         #: Whose tensors the examples are; a mode for each would take longer than they do.
         self.fakes = FakeTensorMode()
         placeholders = graph_module.graph.find_nodes(op="placeholder")
-        self.examples = dict(zip(placeholders, example_inputs, strict=True))
+        self.examples = dict(zip(placeholders, examples, strict=True))
         self.requires_grad = {
             node: value.requires_grad
             for node, value in self.examples.items()

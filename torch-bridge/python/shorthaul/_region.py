@@ -337,7 +337,14 @@ class Region:
             raise
         self._count(captured)
         numbers = [None if isinstance(value, torch.Tensor) else value for value in inputs]
-        way = Way(self.body, numbers, _autocast.key(), self.owner.say_falls_back)
+        way = Way(
+            self.body,
+            numbers,
+            _autocast.key(),
+            self.owner.say_falls_back,
+            functools.partial(self.owner.compile, frame=("second derivatives", self.part)),
+            self.origins,
+        )
 
         def call_of(program: Program) -> Call:
             self._log_seconds(captured, program)

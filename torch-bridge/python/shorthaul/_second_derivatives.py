@@ -1,13 +1,17 @@
-"""Gradients that kernels do not compute: those that are differentiated again, and many at once.
+"""Gradients that a program's backward pass does not give: second derivatives, and many at once.
 
-Owns the way of a region through PyTorch's operators in a backward pass: PyTorch runs the region
-again on the inputs of its forward pass, and its own autograd gives gradients of any order. Refuses
-where that would compute something else than the forward pass did. Never runs a kernel.
+Owns who computes them from the inputs of the forward pass: kernels of a graph of the region's
+gradients (``_second_programs``) where there can be one, else PyTorch, which runs the region again
+and differentiates it itself. Refuses where that would compute something else than the forward pass
+did. Never compiles anything itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,9 +23,15 @@ from . import _autocast, _dropout_masks
 from ._capture import Captured
 from ._errors import ShorthaulError
 from ._pytorch_names import has_saved_tensors_hooks
+from ._second_programs import NotWritten, compiled_gradients
 
 if TYPE_CHECKING:
     from ._program import Program
+
+log = logging.getLogger("shorthaul")
+
+#: PyTorch's own entries to its autograd.
+_CALLS = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -41,6 +51,10 @@ class Way:
     autocast: tuple
     #: Tells the user that PyTorch runs something.
     say: Callable[[str], None]
+    #: Compiles a graph for examples of its inputs.
+    compile: Callable[[fx.GraphModule, Sequence[Any]], Callable]
+    #: Dynamo's nodes by the names of the body's.
+    origins: dict[str, fx.Node]
 
 
 class Rerun:
@@ -70,6 +84,9 @@ class Rerun:
         self.n_inputs = len(positions) + program.uses_seed
         self.unread = [i for i in range(self.n_inputs) if i not in set(self.backward_reads)]
         self.written = frozenset(written)
+        #: What computes second derivatives, by which of them are asked for.
+        self.compiled: dict[tuple, Any] = {}
+        self.lock = threading.RLock()
         names = [spec.name for spec in captured.inputs if spec.kind != "constant"]
         own = [i for i in self.unread if i < len(positions)]
         lost = {names[i] for i in own if positions[i] in self.written and i not in copied}
@@ -112,17 +129,15 @@ class Rerun:
             return self.refusal
         return "its inputs are kept by hooks for saved tensors (a checkpoint), or were given back"
 
-    def gradients(self, ctx, kept: Sequence[torch.Tensor], grads) -> list[torch.Tensor | None]:
+    def gradients(
+        self, ctx, kept: Sequence[torch.Tensor], grads, are_batched: bool
+    ) -> list[torch.Tensor | None]:
         """A gradient for each of the program's inputs; with history if grad mode is on.
 
-        ``kept`` are the inputs that the backward pass reads, ``grads`` those of the outputs.
+        ``kept`` are the inputs that the backward pass reads, ``grads`` those of the outputs, each
+        a batch of gradients where ``are_batched``.
         """
         creates_graph = torch.is_grad_enabled()
-        self.way.say(
-            "the backward pass for second derivatives (`create_graph=True`)"
-            if creates_graph
-            else "the backward pass for a batch of gradients"
-        )
         inputs: list[torch.Tensor | None] = [None] * self.n_inputs
         for i, tensor in zip(self.backward_reads, kept, strict=True):
             inputs[i] = tensor
@@ -134,6 +149,16 @@ class Rerun:
                     f"{list(tensor.shape)}, was written in place after the forward pass"
                 )
             inputs[i] = tensor
+        asked = _Asked(ctx)
+        if creates_graph and not are_batched:
+            found = self._compiled(asked, inputs, grads)
+            if found is not None:
+                return found
+        self.way.say(
+            "the backward pass for second derivatives (`create_graph=True`)"
+            if creates_graph
+            else "the backward pass for a batch of gradients"
+        )
         masks = contextlib.nullcontext()
         if self.dropouts:
             masks = _dropout_masks.Masks(int(inputs.pop()), self.dropouts)
@@ -143,7 +168,7 @@ class Rerun:
             for i, (tensor, position) in enumerate(zip(inputs, self.positions, strict=True)):
                 if position in self.written:
                     tensor = tensor.detach().clone()
-                elif ctx.needs_input_grad[i + 1]:
+                elif i in asked:
                     # An input may come from another one: each has a gradient of its own.
                     tensor = tensor.view_as(tensor)
                     wanted.append((i, tensor))
@@ -169,6 +194,68 @@ class Rerun:
         for (i, _), gradient in zip(wanted, found, strict=True):
             gradients[i] = gradient
         return gradients
+
+    def _compiled(self, asked: _Asked, inputs: Sequence[torch.Tensor], grads) -> list | None:
+        """The same by kernels, compiled at the first call; ``None`` where they cannot be used."""
+        if self.dropouts or self.written or self.way.autocast:
+            return None
+        given = list(self.way.values)
+        for tensor, position in zip(inputs, self.positions, strict=True):
+            given[position] = tensor
+        # Behind the results' gradients stands that of what the program writes, if any.
+        pairs = [(at, g) for at, g in zip(self.outputs, grads, strict=False) if g is not None]
+        outputs, grads = [at for at, _ in pairs], [g for _, g in pairs]
+        wanted = [p for i, p in enumerate(self.positions) if i in asked]
+        needs = tuple(value.requires_grad for value in inputs)
+        key = (tuple(outputs), tuple(wanted), needs)
+        with self.lock:
+            if key not in self.compiled:
+                self.compiled[key] = None
+                try:
+                    self.compiled[key] = compiled_gradients(
+                        self.way.body, given, outputs, wanted, self.way.compile, self.way.origins
+                    )
+                except NotWritten as why:
+                    log.info(f"PyTorch computes second derivatives: {why}")
+            compute = self.compiled[key]
+        if compute is None:
+            return None
+        found = compute(given, grads)
+        return [found[position] for position in self.positions]
+
+
+class _Asked:
+    """Which gradients the backward pass that runs now is for, as far as that can be known.
+
+    PyTorch tells functions of results whether it goes on with them, but not leaves: the tensors
+    that ``torch.autograd.grad`` was called with are found in its frame.
+    """
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.leaves = _leaves_asked_for()
+
+    def __contains__(self, i: int) -> bool:
+        """Whether the gradient of the program's ``i``-th input is asked for."""
+        if not self.ctx.needs_input_grad[i + 1]:
+            return False
+        source = self.ctx.next_functions[i][0]
+        leaf = getattr(source, "variable", None)
+        if leaf is None:
+            return source is None or torch._C._will_engine_execute_node(source)
+        return self.leaves is None or any(leaf is one for one in self.leaves)
+
+
+def _leaves_asked_for() -> Sequence[torch.Tensor] | None:
+    """The tensors that the innermost call of PyTorch's autograd names; ``None``: any."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code not in _CALLS:
+        frame = frame.f_back
+    given = frame.f_locals if frame is not None else {}
+    if given.get("inputs") is None or "inputs_tuple" not in given:
+        return None
+    tensors = given["inputs_tuple"]
+    return tensors if all(isinstance(one, torch.Tensor) for one in tensors) else None
 
 
 def _read_by_users(captured: Captured) -> set[str]:
