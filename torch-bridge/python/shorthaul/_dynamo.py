@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import operator
 import re
 import warnings
 from collections import Counter
@@ -46,8 +45,8 @@ from ._errors import (
     first_line,
 )
 from ._errors import Refused as RefusedNodes
-from ._inner_gradients import write_out_gradients
-from ._nodes import value_of
+from ._inner_gradients import unless_hooked, with_gradients_inside, write_out_gradients
+from ._nodes import is_operand_itself, value_of
 from ._older_tracers import drop_idle_dropouts
 from ._origins import SOURCE, module_path, source_of
 from ._partition import (
@@ -64,7 +63,7 @@ from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
 from ._rewrites import copy_into_results, drop_empty_operands
-from ._sizes import expression, write_out_sizes
+from ._sizes import expression, is_factor, write_out_sizes
 
 log = logging.getLogger("shorthaul")
 
@@ -84,14 +83,12 @@ _TORCH_COMPILE_OPTIONS = {
 #: So many further sizes of a trace count as one program.
 _SIZES_AS_ONE = 8
 
-#: Guards that Dynamo leaves out for speed, without which a change goes unseen; and integers of
-#: modules, such as counters of calls, that are symbols once they change, as sizes are.
+#: Guards that Dynamo leaves out for speed, without which a change goes unseen.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_numpy_random_stream": True,
-    "allow_unspec_int_on_nn_module": True,
     "rewrite_assert_with_torch_assert": False,
 }
 
@@ -259,6 +256,7 @@ class GraphCompiler:
 
     def compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any = None):
         """A function of the graph's inputs; ``frame`` is what the graph was made of."""
+        original = with_gradients_inside(graph_module)
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
             self.say_falls_back(reason)
@@ -268,7 +266,8 @@ class GraphCompiler:
         copy_into_results(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
-        return _Attempt(self, graph_module, example_inputs, frame).run()
+        run = _Attempt(self, graph_module, example_inputs, frame).run()
+        return run if original is None else unless_hooked(run, original)
 
     def say_falls_back(self, what: str) -> None:
         """Once for each sentence: PyTorch runs something."""
@@ -420,7 +419,7 @@ class _Attempt:
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
         is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
         factors = [
-            i for i, n in enumerate(plan.inputs) if is_open[i] is True and _is_factor(n, plan)
+            i for i, n in enumerate(plan.inputs) if is_open[i] is True and is_factor(n, plan.nodes)
         ]
         for i in factors:
             is_open[i] = ()
@@ -535,27 +534,6 @@ def _open_sizes(value: Any) -> Any:
     return is_symbol and not isinstance(expression(value), (int, float))
 
 
-#: Operators for which a number and a tensor without dimensions are the same operand.
-_OF_FACTORS = frozenset({operator.mul, operator.truediv, operator.add, operator.sub})
-
-
-def _is_factor(number: fx.Node, plan: RegionPlan) -> bool:
-    """Whether a fraction that follows from sizes only joins tensors, whose type it leaves alone."""
-    if not isinstance(value_of(number), torch.SymFloat):
-        return False
-    for node in plan.nodes:
-        if number not in node.all_input_nodes:
-            continue
-        operands = [value_of(arg) for arg in node.args if isinstance(arg, fx.Node)]
-        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
-        if node.target not in _OF_FACTORS or len(node.args) != 2 or len(tensors) != 1:
-            return False
-        # Half precision computes with the number in float32; a tensor would be rounded first.
-        if not tensors[0].dim() or tensors[0].dtype not in (torch.float32, torch.float64):
-            return False
-    return True
-
-
 def _hint(value: Any) -> Any:
     """The number that a symbolic one is in this call."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -586,6 +564,9 @@ def _body_of(
     for i, node in enumerate(plan.inputs):
         made[node] = graph.placeholder(f"in_{i}")
     for node in plan.nodes:
+        if is_operand_itself(node):
+            made[node] = made[node.args[0]]
+            continue
         copied = made[node] = graph.node_copy(node, lambda n: made[n])
         copied.name = node.name
         copied.meta = {"custom": {SOURCE: node.name}, "stack_trace": node.meta.get("stack_trace")}

@@ -41,6 +41,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_baked_random_numbers,
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
+        _trace_counters,
         _trace_inner_gradients,
         _guard_identity,
         _log_once,
@@ -281,6 +282,37 @@ def _trace_inner_gradients(is_ours) -> None:
         return call_any(self, tx, args, kwargs)
 
     torch_functions.TorchInGraphFunctionVariable.call_function = call_function
+
+
+def _trace_counters(is_ours) -> None:
+    """An integer of a module that ``forward`` writes is a symbol once it has changed.
+
+    Dynamo takes integers of modules for constants, which a counter of calls is not.
+    """
+    written: set[str] = set()
+    initialize = InliningInstructionTranslator.__init__
+    is_constant = builder.is_int_specialization_case
+
+    def note(translator) -> None:
+        if translator.f_code.co_name != "__init__":
+            written.update(
+                step.argval for step in translator.instructions if step.opname == "STORE_ATTR"
+            )
+
+    def initialize_and_note(self, *args, **kwargs):
+        initialize(self, *args, **kwargs)
+        if _is_capturing(is_ours, self):
+            note(self)
+
+    def is_specialized(value, source):
+        if hasattr(source, "member") and _is_capturing(is_ours):
+            note(InstructionTranslator.current_tx())
+            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=source.member in written):
+                return is_constant(value, source)
+        return is_constant(value, source)
+
+    InliningInstructionTranslator.__init__ = initialize_and_note
+    builder.is_int_specialization_case = is_specialized
 
 
 __all__ = ["apply"]

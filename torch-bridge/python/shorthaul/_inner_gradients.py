@@ -10,7 +10,7 @@ is PyTorch's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,16 @@ from torch.utils import _pytree as pytree
 
 from ._autocast import AUTOCAST
 from ._decomposed_gradients import table
-from ._nodes import is_in_place, is_transform, name_of, storage_of, tensors_of, value_of
+from ._nodes import (
+    is_in_place,
+    is_transform,
+    is_view,
+    name_of,
+    needs_gradient,
+    storage_of,
+    tensors_of,
+    value_of,
+)
 from ._partition import METADATA_WRITES, TORCH_ONLY
 from ._sizes import expression
 
@@ -45,6 +54,9 @@ _CONSTANTS = {
     aten.full_like.default: "fill_value",
     aten.new_full.default: "fill_value",
 }
+
+#: Operators of writes to slices, for whose gradient PyTorch has no gradient, or a wrong one.
+_NOT_TWICE = (aten.as_strided_scatter.default, aten.copy.default)
 
 #: What surrounds transforms: they refuse hooks for saved tensors, of which a region has none.
 _AROUND = frozenset({"_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable"})
@@ -80,6 +92,28 @@ def write_out_gradients(graph_module: fx.GraphModule) -> str:
     except _Stays as why:
         return f"{what}: {why}"
     return ""
+
+
+def with_gradients_inside(graph_module: fx.GraphModule) -> Callable | None:
+    """PyTorch's way to run a graph with gradients inside; ``None`` for a graph without."""
+    nodes = graph_module.graph.nodes
+    if not any(node.target is torch.autograd.grad or is_transform(node) for node in nodes):
+        return None
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    return fx.GraphModule(graph_module, graph).forward
+
+
+def unless_hooked(run: Callable, original: Callable) -> Callable:
+    """Runs ``original`` where an input has hooks, which gradients inside would call."""
+
+    def choose(*inputs):
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and value._backward_hooks:
+                return original(*inputs)
+        return run(*inputs)
+
+    return choose
 
 
 def _needs_gradient(value: Any) -> bool:
@@ -178,8 +212,26 @@ class _Written:
         if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.outputs):
             raise _Stays("a list of tensors is used elsewhere")
 
+        self._refuse_writes_beside_autograd()
         if self._shares_memory():
             raise _Stays("results share memory, which is seen")
+
+    def _refuse_writes_beside_autograd(self) -> None:
+        """A write that autograd does not see, or to what was detached, has no place in a graph."""
+        writers = [n for n in self.span if is_in_place(n) or name_of(n) in ("setitem", "copy_")]
+        if not writers:
+            return
+        if any(self._loses_history(node) and is_view(node) for node in self.span):
+            raise _Stays("a detached value shares memory that is written")
+        if self.transforms:
+            return
+        with_history = {storage_of(node) for node in self.graph.nodes if needs_gradient(node)}
+        for node in writers:
+            operand = node.all_input_nodes[0] if node.all_input_nodes else None
+            if operand is None or storage_of(operand) not in with_history:
+                continue
+            if not _mode_at(self.graph, node) or not needs_gradient(operand):
+                raise _Stays("it writes, outside of autograd, to a value with a history")
 
     def _shares_memory(self) -> bool:
         """Whether a write to one result, by the graph or its caller, changes another value."""
@@ -220,6 +272,10 @@ class _Written:
             run = torch.func.functionalize(fx.Interpreter(traced).run, remove="mutations")
             with self.fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
                 traced = make_fx(lambda *given: run(*given))(*leaves)
+        for node in traced.graph.nodes:
+            is_check = node.op == "call_function" and not node.users and node.is_impure()
+            if _is_mutable(node) or is_check or node.target in _NOT_TWICE:
+                raise _Stays(f"`{node.target}` is more than a value")
         return traced
 
     def _loses_history(self, node: fx.Node) -> bool:
@@ -328,11 +384,14 @@ def _writes(node: fx.Node, placeholders: Sequence[fx.Node]) -> bool:
     """Whether an operator writes one of its operands that is, or is a view of, a placeholder."""
     if not _is_mutable(node):
         return False
-    memory = {_storage(p) for p in placeholders}
-    for argument, operand in zip(node.target._schema.arguments, node.args, strict=False):
-        if argument.is_write and isinstance(operand, fx.Node) and _storage(operand) in memory:
-            return True
-    return any(_storage(n) in memory for n in node.kwargs.values() if isinstance(n, fx.Node))
+    memory = {_storage(p) for p in placeholders} - {None}
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    written = [given.get(a.name) for a in node.target._schema.arguments if a.is_write]
+    return any(
+        isinstance(leaf, fx.Node) and _storage(leaf) in memory
+        for leaf in pytree.tree_leaves(written)
+    )
 
 
 def _storage(node: fx.Node) -> int | None:
@@ -377,4 +436,4 @@ def _sizes(sizes: Sequence[Any]) -> tuple:
     return tuple(map(expression, sizes))
 
 
-__all__ = ["write_out_gradients"]
+__all__ = ["unless_hooked", "with_gradients_inside", "write_out_gradients"]

@@ -22,6 +22,10 @@ _VIEWS = frozenset(
 )
 
 
+#: Methods that give their operand itself if it is of the type and form that they make.
+_CONVERSIONS = frozenset("bfloat16 contiguous cpu double float half to type type_as".split())
+
+
 def value_of(node: fx.Node) -> Any:
     """The traced value of a node of Dynamo's."""
     return node.meta.get("example_value")
@@ -93,6 +97,18 @@ def is_view(node: fx.Node) -> bool:
         return False
     sources = {t.untyped_storage()._cdata for t in tensors_of(value_of(operand))}
     return all(t.untyped_storage()._cdata in sources for t in results)
+
+
+def is_operand_itself(node: fx.Node) -> bool:
+    """Whether a node gives the tensor that it is given, history included, as ``float`` may.
+
+    The tracer would take both for the result of this call, which no gradient passes where
+    gradients are off.
+    """
+    if name_of(node) not in _CONVERSIONS or not isinstance(node.args[0], fx.Node):
+        return False
+    memory = storage_of(node)
+    return memory is not None and memory == storage_of(node.args[0])
 
 
 def is_in_place(node: fx.Node) -> bool:

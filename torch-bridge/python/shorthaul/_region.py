@@ -429,7 +429,8 @@ class _Interpreter(fx.Interpreter):
             if name_of(node) == "one_hot":
                 with self._set_current_node(node):
                     given, named = self.fetch_args_kwargs_from_env(node)
-                    return _one_hot(given[0] if given else named["self"], classes_of(node))
+                    classes = given[0] if given else named.get("input", named.get("self"))
+                    return _one_hot(classes, classes_of(node))
             return super().run_node(node)
         except Exception:
             self.stopped_at = self.stopped_at or node.name

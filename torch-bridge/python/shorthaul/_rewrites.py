@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from ._nodes import is_empty, needs_gradient, value_of
+from ._nodes import is_empty, name_of, needs_gradient, storage_of, value_of
 from ._sizes import expression
 
 
@@ -45,6 +45,11 @@ def copy_into_results(graph: fx.Graph) -> None:
         kwargs = {key: value for key, value in node.kwargs.items() if key != "out"}
         values, named = fx.node.map_arg((node.args, kwargs), value_of)
         if not isinstance(written, FakeTensor) or value_of(node) is not written:
+            continue
+        operands: list[fx.Node] = []
+        fx.node.map_arg((node.args, kwargs), operands.append)
+        # Eager refuses operands that overlap with the result; `empty` leaves it as it was.
+        if storage_of(target) in map(storage_of, operands) or name_of(node).startswith("empty"):
             continue
         with written.fake_mode, torch.no_grad():
             result = node.target(*values, **named)

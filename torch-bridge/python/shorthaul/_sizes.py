@@ -7,6 +7,7 @@ guards hold for the call's sizes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,27 @@ def _replace_operand(user: fx.Node, operand: fx.Node, items: tuple) -> None:
 
     user.args = fx.map_arg(user.args, replaced)
     user.kwargs = fx.map_arg(user.kwargs, replaced)
+
+
+#: Operators for which a number and a tensor without dimensions are the same operand.
+_OF_FACTORS = frozenset({operator.mul, operator.truediv, operator.add, operator.sub})
+
+
+def is_factor(number: fx.Node, nodes: Iterable[fx.Node]) -> bool:
+    """Whether a fraction that follows from sizes only joins tensors, whose type it leaves alone."""
+    if not isinstance(number.meta.get("example_value"), torch.SymFloat):
+        return False
+    for node in nodes:
+        if number not in node.all_input_nodes:
+            continue
+        operands = [a.meta.get("example_value") for a in node.args if isinstance(a, fx.Node)]
+        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+        if node.target not in _OF_FACTORS or len(node.args) != 2 or len(tensors) != 1:
+            return False
+        # Half precision computes with the number in float32; a tensor would be rounded first.
+        if not tensors[0].dim() or tensors[0].dtype not in (torch.float32, torch.float64):
+            return False
+    return True
 
 
 def expression(value: Any) -> Any:

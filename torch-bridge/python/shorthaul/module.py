@@ -116,8 +116,8 @@ def module(
       raises :class:`shorthaul.Unsupported`, which lists all of them. It also raises
       :class:`shorthaul.CaptureError` where Python would run between two graphs, and where PyTorch
       would run a part or all of the module, as it does with packed sequences.
-    - ``max_programs``: the largest number of programs of each part of the module, over all sizes and modes.
-      PyTorch runs calls that would need another one, and a warning says so once.
+    - ``max_programs``: the largest number of programs of each part of the module, over all sizes
+      and modes. PyTorch runs calls that would need another one, and a warning says so once.
     - ``backend``: ``"auto"`` runs on the device of the tensors, the CPU or a CUDA device.
       ``"cuda-emulated"`` takes a model of CPU tensors and executes its CUDA kernels on the CPU,
       slowly and with every memory access checked, for tests and dry runs.
