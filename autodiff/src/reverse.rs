@@ -218,8 +218,8 @@ impl Sweep {
         match op.gradient(&call, &mut b).map_err(fail)? {
             Gradient::Zero => Ok(None),
             Gradient::Rule(mut parts) => {
-                for (id, part) in library.inputs.iter().zip(&mut parts) {
-                    if let (Some(id), Some(part)) = (id, part) {
+                for ((id, part), wanted) in library.inputs.iter().zip(&mut parts).zip(&wanted) {
+                    if let (Some(id), Some(part), true) = (id, part, wanted) {
                         *part = typed_as(&mut b, *part, *id).map_err(fail)?;
                     }
                 }

@@ -130,24 +130,27 @@ fn expansions_hold_for_a_symbolic_batch() {
 /// A gradient of another type than its operand would be written past the operand's gradient.
 #[test]
 fn gradients_have_the_type_of_their_operand() {
-    let mut failed = Vec::new();
+    let (mut failed, mut checked) = (Vec::new(), 0);
     for case in Case::all().unwrap() {
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
             for which in [None, Some(Sizes::All), Some(Sizes::Batch)] {
-                if let Err(e) = check_types(&case, dtype, which) {
-                    failed.push(format!("{} in {dtype}: {e}", case.name()));
+                match check_types(&case, dtype, which) {
+                    Ok(gradients) => checked += gradients,
+                    Err(e) => failed.push(format!("{} in {dtype}: {e}", case.name())),
                 }
             }
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(checked > 1000, "only {checked} gradients were checked");
 }
 
+/// How many gradients there are; none if the operator refuses these sizes or has no rule.
 fn check_types(
     case: &Case,
     dtype: DType,
     which: Option<Sizes>,
-) -> Result<(), Box<dyn std::error::Error>> {
+) -> Result<usize, Box<dyn std::error::Error>> {
     let one = case.one_node()?;
     let (mut library, mut graph) = (one.library, Graph::new("types"));
     let first = library.inputs.iter().flatten().next();
@@ -169,7 +172,7 @@ fn check_types(
     }
     graph.symbols = (2..100).map(|n| Symbol::new(format!("s{n}"))).collect();
     let Ok(types) = case.op.infer(&Call::of(&graph, &library)) else {
-        return Ok(());
+        return Ok(0);
     };
     let output_gradients: Vec<_> = types
         .iter()
@@ -195,10 +198,12 @@ fn check_types(
         wanted: &wanted,
     };
     let Ok(Gradient::Rule(parts)) = case.op.gradient(&rule, &mut nodes) else {
-        return Ok(());
+        return Ok(0);
     };
+    let mut checked = 0;
     for (position, (id, part)) in library.inputs.iter().zip(parts).enumerate() {
         if let (Some(id), Some(part)) = (id, part) {
+            checked += 1;
             let (found, expected) = (nodes.dtype(part), nodes.dtype(*id));
             if found != expected {
                 let shape = nodes.shape(*id);
@@ -208,7 +213,7 @@ fn check_types(
             }
         }
     }
-    Ok(())
+    Ok(checked)
 }
 
 /// Sizes that only meet symbolically: `[batch, seq, heads·d]` split into heads and back.

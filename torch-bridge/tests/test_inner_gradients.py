@@ -276,6 +276,19 @@ def test_forces_in_evaluation():
     assert not compiled(*inputs)[1].requires_grad
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_transforms_in_evaluation_are_compiled(mode):
+    torch.manual_seed(0)
+    eager = Curved().eval()
+    compiled = shorthaul.module(copy.deepcopy(eager), fallback="error")
+    for n in (4, 6):
+        x = torch.randn(n, 3)
+        with mode():
+            for found, expected in zip(compiled(x), eager(x), strict=True):
+                assert not found.requires_grad
+                torch.testing.assert_close(found, expected)
+
+
 class _Curvature(nn.Module):
     """A second derivative through a LayerNorm, whose own gradient is a third."""
 

@@ -17,8 +17,8 @@ from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
-#: Operators whose backward pass reads statistics that they give, and whose statistics have no
-#: gradient in PyTorch: what comes from these loses a part of its second derivative.
+#: Operators whose backward pass reads statistics that they give. PyTorch has no gradient of the
+#: statistics, so its second derivative through them is incomplete; they are decomposed.
 _WITH_STATISTICS = [
     getattr(aten, name)
     for name in (

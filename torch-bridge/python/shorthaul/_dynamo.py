@@ -256,6 +256,11 @@ class GraphCompiler:
 
     def compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any = None):
         """A function of the graph's inputs; ``frame`` is what the graph was made of."""
+        # Tracing saves nothing for a backward pass that anybody runs.
+        with _disable_saved_tensors_hooks_during_tracing():
+            return self._compile(graph_module, example_inputs, frame)
+
+    def _compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any):
         original = with_gradients_inside(graph_module)
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
@@ -426,8 +431,7 @@ class _Attempt:
         part = (self.frame, plan.name)
         region = Region(body, origins, flags, names, history, self.compiler, part, is_open, factors)
         region.written_later = {i for i, n in enumerate(plan.inputs) if n in plan.written_later}
-        # Tracing saves nothing for a backward pass that anybody runs.
-        with _disable_saved_tensors_hooks_during_tracing(), _entered(plan.ambient):
+        with _entered(plan.ambient):
             inputs = [self._example(node) for node in plan.inputs]
             try:
                 region.prepare_for(inputs)

@@ -36,16 +36,16 @@ from ._sizes import expression
 
 aten = torch.ops.aten
 
-#: Marks a value that no gradient may pass: an operator that nothing else makes.
+#: Marks where gradients stop. No other rule makes this operator.
 _CUT = aten.detach_copy.default
 
 #: What autograd makes of a value that it keeps: the same value, with the same history.
 _KEPT = (aten.detach.default, aten.alias.default)
 
-#: Views, which with other strides of an input would be copies.
+#: View operators. ``reshape`` also holds for inputs with other strides.
 _VIEWS = dict.fromkeys((aten.view, aten._unsafe_view, aten._reshape_alias), aten.reshape)
 
-#: Operators whose result is one number everywhere: the number, or where it stands.
+#: Operators that fill a tensor with one number: the number, or the name of its argument.
 _CONSTANTS = {
     aten.ones_like.default: 1,
     aten.zeros_like.default: 0,
@@ -58,7 +58,8 @@ _CONSTANTS = {
 #: Operators of writes to slices, for whose gradient PyTorch has no gradient, or a wrong one.
 _NOT_TWICE = (aten.as_strided_scatter.default, aten.copy.default)
 
-#: What surrounds transforms: they refuse hooks for saved tensors, of which a region has none.
+#: Calls that PyTorch puts around transforms. They forbid hooks on saved tensors; a region has no
+#: such hooks.
 _AROUND = frozenset({"_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable"})
 
 _SET_GRAD = torch._C._set_grad_enabled
@@ -87,8 +88,8 @@ def write_out_gradients(graph_module: fx.GraphModule) -> str:
     try:
         if gradients and transforms:
             raise _Stays("torch.autograd.grad is called beside it")
-        span = _span(graph, gradients) if gradients else _between(graph, transforms)
-        _Written(graph_module, span, bool(transforms)).replace()
+        span = _gradient_span(graph, gradients) if gradients else _transform_span(graph, transforms)
+        _SpanRewrite(graph_module, span, bool(transforms)).replace()
     except _Stays as why:
         return f"{what}: {why}"
     return ""
@@ -120,7 +121,7 @@ def _needs_gradient(value: Any) -> bool:
     return any(tensor.requires_grad for tensor in tensors_of(value))
 
 
-def _between(graph: fx.Graph, transforms: list[fx.Node]) -> list[fx.Node]:
+def _transform_span(graph: fx.Graph, transforms: list[fx.Node]) -> list[fx.Node]:
     """The nodes from the first step of a transform to the last."""
     nodes = list(graph.nodes)
     first, last = nodes.index(transforms[0]), nodes.index(transforms[-1])
@@ -130,8 +131,10 @@ def _between(graph: fx.Graph, transforms: list[fx.Node]) -> list[fx.Node]:
     return [n for n in nodes[first : last + 1] if n.op not in ("placeholder", "get_attr")]
 
 
-def _span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
-    """The nodes from the first on a way from operands to results, to the last gradient's items."""
+def _gradient_span(graph: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
+    """The nodes from the first one that depends on an operand and leads to a result, up to the last
+    item of a gradient.
+    """
     outputs, operands = set(), set()
     for node in gradients:
         arguments = dict(zip(("outputs", "inputs"), node.args, strict=False)) | node.kwargs
@@ -169,7 +172,7 @@ def _mode_at(graph: fx.Graph, place: fx.Node) -> bool:
     return mode
 
 
-class _Written:
+class _SpanRewrite:
     """A span of nodes as operators. Raises ``_Stays`` if they would not be the same."""
 
     def __init__(self, graph_module: fx.GraphModule, span: list[fx.Node], transforms: bool):
@@ -187,10 +190,10 @@ class _Written:
             raise _Stays("they have no tensors")
         self.fakes = modes[0]
         self.grad = _mode_at(self.graph, span[0])
-        self._refuse_what_is_more_than_values()
+        self._refuse_side_effects()
         self.traced = self._trace()
 
-    def _refuse_what_is_more_than_values(self) -> None:
+    def _refuse_side_effects(self) -> None:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise _Stays("autocast is on")
         if any(node.target in AUTOCAST for node in self.graph.nodes):
@@ -201,7 +204,7 @@ class _Written:
             is_gradient = node.target is torch.autograd.grad
             if not is_gradient and name_of(node) in TORCH_ONLY | METADATA_WRITES:
                 raise _Stays(f"`{name_of(node)}` works on autograd or Python objects")
-            if self.transforms and node.target is _SET_GRAD:
+            if self.transforms and self.grad and node.target is _SET_GRAD:
                 raise _Stays("it changes the gradient mode")
             if isinstance(node.target, torch._ops.HigherOrderOperator):
                 raise _Stays(f"`{node.target}` holds a part of the graph")
@@ -221,7 +224,8 @@ class _Written:
         writers = [n for n in self.span if is_in_place(n) or name_of(n) in ("setitem", "copy_")]
         if not writers:
             return
-        if any(self._loses_history(node) and is_view(node) for node in self.span):
+        detached = [node for node in self.span if self._loses_history(node)]
+        if self.transforms and detached or any(map(is_view, detached)):
             raise _Stays("a detached value shares memory that is written")
         if self.transforms:
             return
@@ -297,7 +301,7 @@ class _Written:
         placeholders = self.traced.graph.find_nodes(op="placeholder")
         made.update(zip(placeholders, self.inputs, strict=True))
         results = next(iter(reversed(self.traced.graph.nodes))).args[0]
-        results = [_kept_value(result) for result in results]
+        results = [_without_aliases(result) for result in results]
         given = dict(zip(results, self.outputs, strict=True))
         new: list[fx.Node] = []
         sizes = {expression(value_of(n)): n for n in self.inputs if _is_size(value_of(n))}
@@ -325,7 +329,7 @@ class _Written:
 
     def _constant(self, node: fx.Node, sizes: Mapping[Any, fx.Node], new: list) -> fx.Node | None:
         """before  ones_like(x)   after  full(sizes of x, 1): what x depends on does not matter."""
-        number = _number_everywhere(node)
+        number = _fill_value(node)
         if number is None:
             return None
         value = node.meta["val"]
@@ -340,7 +344,7 @@ class _Written:
         return made
 
     def _copy(self, node: fx.Node, made: Mapping[fx.Node, Any], new: list[fx.Node]) -> Any:
-        if _kept_value(node) is not node:
+        if _without_aliases(node) is not node:
             return made[node.args[0]]
         if node.op == "get_attr":
             raise _Stays("a constant is made while it is traced")
@@ -363,13 +367,13 @@ class _Written:
         if not isinstance(node, fx.Node) or "example_value" in node.meta:
             return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-        with self.fakes, torch.enable_grad():
+        with self.fakes, torch.set_grad_enabled(self.grad):
             value = node.target(*args, **kwargs)
         if given is not None:
-            if _facts(value) != _facts(value_of(given)):
+            if _metadata(value) != _metadata(value_of(given)):
                 raise _Stays(
-                    f"`{given.name}` would be {_facts(value)}; in eager it is "
-                    f"{_facts(value_of(given))}"
+                    f"`{given.name}` would be {_metadata(value)}; in eager it is "
+                    f"{_metadata(value_of(given))}"
                 )
             # Values behind the span are views of the old one.
             value = value_of(given)
@@ -399,7 +403,7 @@ def _storage(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _number_everywhere(node: fx.Node) -> Any:
+def _fill_value(node: fx.Node) -> Any:
     """The one number that a tensor holds whatever the operands' elements are, or ``None``."""
     number = _CONSTANTS.get(node.target)
     if isinstance(number, str):
@@ -412,7 +416,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, torch.SymInt)
 
 
-def _kept_value(node: Any) -> Any:
+def _without_aliases(node: Any) -> Any:
     """The value that autograd keeps under this name."""
     while isinstance(node, fx.Node) and node.target in _KEPT:
         node = node.args[0]
@@ -425,7 +429,7 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _facts(value: Any) -> Any:
+def _metadata(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return expression(value)
     sizes = _sizes(value.shape), _sizes(value.stride())

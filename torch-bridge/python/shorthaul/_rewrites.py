@@ -53,7 +53,7 @@ def copy_into_results(graph: fx.Graph) -> None:
             continue
         with written.fake_mode, torch.no_grad():
             result = node.target(*values, **named)
-        if not isinstance(result, torch.Tensor) or _look(result) != _look(written):
+        if not isinstance(result, torch.Tensor) or _metadata(result) != _metadata(written):
             continue
         with graph.inserting_before(node):
             made = graph.call_function(node.target, node.args, kwargs)
@@ -64,7 +64,7 @@ def copy_into_results(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _look(tensor: torch.Tensor) -> tuple:
+def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
 

@@ -52,7 +52,7 @@ def compiled_gradients(
         examples.append(like)
         return node
 
-    with torch.enable_grad():
+    with torch.enable_grad(), _disable_saved_tensors_hooks_during_tracing():
         made, results = _copied(body, given, graph, placeholder, mode, origins)
         used = [i for i, at in enumerate(outputs) if _value(results[at]).requires_grad]
         sources = [made[i] for i in wanted]
@@ -77,8 +77,7 @@ def compiled_gradients(
         reason = write_out_gradients(gradients)
         if reason:
             raise NotWritten(reason)
-        with _disable_saved_tensors_hooks_during_tracing():
-            run = compile_graph(gradients, examples)
+        run = compile_graph(gradients, examples)
     order, n = list(items), len(given)
 
     def compute(tensors: Sequence[Any], grads: Sequence[torch.Tensor | None]):

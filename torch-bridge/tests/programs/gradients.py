@@ -286,8 +286,10 @@ def checkpoint_with_reentry(wrap):
     return [training(model, m, randn(3, 4)), m(torch.randn(3, 4))]
 
 
-@program
+@program(alone=True)
 def checkpoint_around_wrapped_module(wrap):
+    """Alone: what a process traces first must save nothing for this checkpoint."""
+
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     m, seen = wrap(model), []
     for reentrant in (False, True):
@@ -466,3 +468,117 @@ def graph_task_order_with_side_effect(wrap):
         p.register_hook(lambda g, name=name: order.append(name))
     weighted(wrap(model)(randn(3, 4))).backward()
     return sorted(order)
+
+
+class _Inner(nn.Module):
+    """A gradient inside of ``forward``, with something on the way that is more than a value."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.fc, self.between = nn.Linear(4, 4), between
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.fc(x).sin()
+        y = self.between(self, h, x)
+        (g,) = torch.autograd.grad((y * x.cos()).sum(), x, create_graph=True)
+        return g, h
+
+
+def _of_inner(wrap, between, prepare=lambda model, x: None):
+    model = _Inner(between)
+    m, seen = wrap(model), []
+    for _ in range(2):
+        model.zero_grad()
+        x = randn(3, 4)
+        prepare(model, x)
+        seen += [raises(step, m, x), x.grad, gradients(model), model.total.clone()]
+    return seen
+
+
+@program
+def inner_gradient_past_a_write_without_gradients(wrap):
+    def between(self, h, x):
+        with torch.no_grad():
+            h.mul_(2)
+            h[0] = 3.0
+        return h
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_past_a_write_through_detach(wrap):
+    def between(self, h, x):
+        h.detach().mul_(2)
+        return h
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_past_written_slices(wrap):
+    def between(self, h, x):
+        o = h.clone()
+        o[0] = h[1] * 2
+        o[1:].mul_(3)
+        return o
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_past_a_frozen_part(wrap):
+    def between(self, h, x):
+        with torch.no_grad():
+            scale = h.float().exp()
+        return h * scale + (h.detach() * h)
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_past_a_written_list(wrap):
+    def between(self, h, x):
+        torch._foreach_add_([self.total], 1.0)
+        return h * self.total
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_past_a_check(wrap):
+    def between(self, h, x):
+        torch._assert_async((x < 0.5).all(), "a large x")
+        return h
+
+    return _of_inner(wrap, between)
+
+
+@program
+def inner_gradient_of_what_has_hooks(wrap):
+    def prepare(model, x):
+        x.register_hook(lambda v: v * 3)
+        if model.total.sum() > 0:
+            model.fc.weight.register_hook(lambda v: v * 2)
+        model.total.add_(1)
+
+    return _of_inner(wrap, lambda self, h, x: h, prepare)
+
+
+@program
+def conversion_that_does_nothing_without_gradients(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x).sin()
+            with torch.no_grad():
+                b = h.float().exp() + h.to(h.dtype).contiguous()
+            return b, h
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 4)) for n in (3, 5, 2)]

@@ -527,18 +527,36 @@ def results_written_to_out(wrap):
             self.fc = nn.Linear(4, 4)
             self.register_buffer("total", torch.zeros(4))
             self.register_buffer("wide", torch.zeros(2, 4))
+            self.register_buffer("kept", torch.ones(4))
 
         def forward(self, x):
             y = self.fc(x)
             with torch.no_grad():
                 total = torch.add(self.total, y.sum(0), out=self.total)
                 torch.mul(y[:2], 2.0, out=self.wide[:, :4])
-            return y * total.sigmoid(), self.wide.sum()
+                torch.empty(4, out=self.kept)
+            return y * total.sigmoid(), self.wide.sum() + self.kept.sum()
 
     model = Model()
     m = wrap(model)
     seen = [training(model, m, randn(n, 4)) for n in (3, 5, 2)]
     return [seen, list(model.buffers()), raises(m, randn(4, 5))]
+
+
+@program
+def results_written_over_operands(wrap):
+    def forward(x):
+        b = x.detach().clone()
+        torch.add(b, 1.0, out=b)
+        torch.index_select(b, 0, torch.tensor([1, 0, 2]), out=b)
+        return b
+
+    def shifted(x):
+        b = x.detach().clone()
+        torch.add(b[1:], 1.0, out=b[:-1])
+        return b
+
+    return [raises(wrap(forward), randn(3)), raises(wrap(shifted), randn(3))]
 
 
 @program(slack=10)

@@ -573,3 +573,52 @@ def results_of_a_map_that_share_memory(wrap):
     first, second = wrap(forward)(torch.arange(12.0).reshape(3, 4))
     first.add_(100)
     return [first, second]
+
+
+@program
+def slices_written_inside_of_a_transform(wrap):
+    def forward(x):
+        def f(v):
+            o = v.clone()
+            o[0] = v[1] * 2
+            return (o**3).sum()
+
+        def g(v):
+            o = v.clone()
+            o[1:].mul_(2)
+            return (o**3).sum()
+
+        return grad(f)(x), grad(g)(x), vmap(grad(f))(x.expand(2, -1))
+
+    return step(wrap(forward), randn(3))
+
+
+@program
+def written_through_detach_inside_of_a_transform(wrap):
+    def forward(x):
+        def f(v):
+            h = v * 2
+            h.detach().mul_(3)
+            return (h * v.sin()).sum()
+
+        return grad(f)(x)
+
+    return step(wrap(forward), randn(3))
+
+
+@program
+def list_written_beside_a_transform(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x):
+            def f(v):
+                torch._foreach_add_([self.total], 1.0)
+                return (v.sin() * self.total).sum()
+
+            return grad(f)(x)
+
+    model = Model()
+    return [step(wrap(model), randn(3)), model.total]
