@@ -227,10 +227,8 @@ def _compare(found, eager, exact):
         assert own <= 4 * limit + 2e-6
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "curved" else pytest.param(n, marks=traces_gradients) for n in CASES],
-)
+@traces_gradients
+@pytest.mark.parametrize("name", CASES)
 def test_gradients_inside_are_compiled(name):
     torch.manual_seed(0)
     kind, make, sizes = CASES[name]
@@ -276,6 +274,7 @@ def test_forces_in_evaluation():
     assert not compiled(*inputs)[1].requires_grad
 
 
+@traces_gradients
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_transforms_in_evaluation_are_compiled(mode):
     torch.manual_seed(0)

@@ -41,7 +41,6 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _break_at_baked_random_numbers,
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
-        _trace_counters,
         _trace_inner_gradients,
         _guard_identity,
         _log_once,
@@ -49,7 +48,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
     if VERSION < (2, 14):
         mends += _older_tracers.mends()
     else:  # In 2.6 the tracer has wrong shapes of their states.
-        mends += (_trace_recurrent_layers,)
+        mends += (_trace_recurrent_layers, _trace_counters)
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
@@ -284,6 +283,10 @@ def _trace_inner_gradients(is_ours) -> None:
     torch_functions.TorchInGraphFunctionVariable.call_function = call_function
 
 
+#: Larger integers of modules are no counters, and may leave the range of 64 bits.
+_LARGEST_COUNT = 1 << 40
+
+
 def _trace_counters(is_ours) -> None:
     """An integer of a module that ``forward`` writes is a symbol once it has changed.
 
@@ -307,7 +310,8 @@ def _trace_counters(is_ours) -> None:
     def is_specialized(value, source):
         if hasattr(source, "member") and _is_capturing(is_ours):
             note(InstructionTranslator.current_tx())
-            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=source.member in written):
+            is_counter = source.member in written and abs(value) < _LARGEST_COUNT
+            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=is_counter):
                 return is_constant(value, source)
         return is_constant(value, source)
 

@@ -252,9 +252,11 @@ def _leaves_asked_for() -> Sequence[torch.Tensor] | None:
     while frame is not None and frame.f_code not in _CALLS:
         frame = frame.f_back
     given = frame.f_locals if frame is not None else {}
-    if given.get("inputs") is None or "inputs_tuple" not in given:
+    if given.get("inputs") is None:
         return None
-    tensors = given["inputs_tuple"]
+    tensors = given.get("inputs_tuple", given["inputs"])
+    if not isinstance(tensors, tuple) or not tensors:
+        return None
     return tensors if all(isinstance(one, torch.Tensor) for one in tensors) else None
 
 
