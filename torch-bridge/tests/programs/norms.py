@@ -1,0 +1,124 @@
+"""Programs with parametrizations of weights: weight norms, spectral norms, writes to ``out=``."""
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from .facts import raises, randn, training
+from .registry import program
+
+
+@program
+def weight_norm(wrap):
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)))
+    m = wrap(model)
+    return [training(model, m, randn(2, 3)), training(model, m, randn(2, 3))]
+
+
+@program
+def weight_norm_of_old(wrap):
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)))
+    m, seen = wrap(model), []
+    for _ in range(2):
+        seen.append(training(model, m, randn(2, 3)))
+        with torch.no_grad():
+            model[0].weight_g.mul_(2)
+    return seen
+
+
+@program(slack=10)
+def spectral_norm(wrap):
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 4)))
+    m = wrap(model)
+    seen = [training(model, m, randn(2, 3)) for _ in range(3)]
+    model.eval()
+    return [seen, training(model, m, randn(2, 3)), list(model.buffers())]
+
+
+@program(slack=10)
+def spectral_norm_of_old(wrap):
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)))
+    m = wrap(model)
+    seen = [training(model, m, randn(2, 3)) for _ in range(3)]
+    return [seen, list(model.buffers())]
+
+
+@program(slack=10)
+def spectral_norms_of_several_layers(wrap):
+    old, new = nn.utils.spectral_norm, parametrizations.spectral_norm
+    model = nn.Sequential(
+        old(nn.Conv2d(2, 4, 3, 2, 1)),
+        nn.LeakyReLU(0.1, inplace=True),
+        new(nn.Conv2d(4, 4, 3, 2, 1)),
+        nn.Flatten(),
+        old(nn.Linear(4, 3)),
+        new(nn.Linear(3, 2)),
+    )
+    m = wrap(model)
+    seen = [training(model, m, randn(n, 2, 4, 4)) for n in (3, 5, 2)]
+    return [seen, list(model.buffers())]
+
+
+@program
+def view_made_before_gradients_are_off(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.weight = nn.Linear(4, 4), nn.Parameter(randn(2, 2, 4).detach())
+
+        def forward(self, x):
+            h = self.fc(x).tanh()
+            flat = self.weight.reshape(4, -1)
+            with torch.no_grad():
+                inner = flat.t()
+                size = torch.linalg.det(inner @ flat)
+            return h @ flat / (1 + size), (h.detach() @ inner).sum() + flat.sum()
+
+    model = Model()
+    return training(model, wrap(model), randn(3, 4))
+
+
+@program(slack=10)
+def results_written_to_out(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("total", torch.zeros(4))
+            self.register_buffer("wide", torch.zeros(2, 4))
+            self.register_buffer("kept", torch.ones(4))
+
+        def forward(self, x):
+            y = self.fc(x)
+            with torch.no_grad():
+                total = torch.add(self.total, y.sum(0), out=self.total)
+                torch.mul(y[:2], 2.0, out=self.wide[:, :4])
+                torch.empty(4, out=self.kept)
+            return y * total.sigmoid(), self.wide.sum() + self.kept.sum()
+
+    model = Model()
+    m = wrap(model)
+    seen = [training(model, m, randn(n, 4)) for n in (3, 5, 2)]
+    return [seen, list(model.buffers()), raises(m, randn(4, 5))]
+
+
+@program
+def results_written_over_operands(wrap):
+    def forward(x):
+        b = x.detach().clone()
+        torch.add(b, 1.0, out=b)
+        torch.index_select(b, 0, torch.tensor([1, 0, 2]), out=b)
+        return b
+
+    def shifted(x):
+        b = x.detach().clone()
+        torch.add(b[1:], 1.0, out=b[:-1])
+        return b
+
+    return [raises(wrap(forward), randn(3)), raises(wrap(shifted), randn(3))]
+
+
+@program(slack=10)
+def orthogonal(wrap):
+    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 3)))
+    return training(model, wrap(model), randn(2, 3))
