@@ -126,7 +126,8 @@ def _transform_span(graph: fx.Graph, transforms: list[fx.Node]) -> list[fx.Node]
     nodes = list(graph.nodes)
     first, last = nodes.index(transforms[0]), nodes.index(transforms[-1])
     for i, node in enumerate(nodes[last:], last):
-        if node.target is operator.getitem and isinstance(value_of(node.args[0]), list | tuple):
+        is_item = node.target is operator.getitem and node.args[0] in nodes[first : last + 1]
+        if is_item and isinstance(value_of(node.args[0]), list | tuple):
             last = i
     return [n for n in nodes[first : last + 1] if n.op not in ("placeholder", "get_attr")]
 
@@ -214,7 +215,6 @@ class _SpanRewrite:
             raise _Stays("a value of the graph is no tensor")
         if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.outputs):
             raise _Stays("a list of tensors is used elsewhere")
-
         self._refuse_writes_beside_autograd()
         if self._shares_memory():
             raise _Stays("results share memory, which is seen")

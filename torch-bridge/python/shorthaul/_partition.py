@@ -339,11 +339,10 @@ def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:
     names = [node]
     for name in names:
         for user in name.users:
-            if user not in inside or name_of(user) in _UNSAVING:
-                continue
-            if not is_view(user):
+            if user in inside and is_view(user):
+                names.append(user)
+            elif user in inside and name_of(user) not in _UNSAVING:
                 return False
-            names.append(user)
     return True
 
 

@@ -162,10 +162,10 @@ def report(
     """Compiles ``model`` for these inputs, in its present mode, and reports on its kernels.
 
     The report has the kernels after fusion, the bytes that each moves beside the least possible,
-    arithmetic, and memory. ``forward`` runs once in Python, on results that are zeros: no kernel
-    runs, unless Python between the kernels refuses zeros. Buffers and PyTorch's random numbers
-    are restored. With ``memory_budgets``, the step is also planned for
-    each of these budgets, and the report has a table of memory against predicted time.
+    arithmetic, and memory. ``forward`` runs in Python, on results that are zeros: no kernel runs,
+    unless Python between the kernels refuses zeros. Buffers and PyTorch's random numbers are
+    restored. With ``memory_budgets``, the step is also planned for each of these budgets, and the
+    report has a table of memory against predicted time.
 
     Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
     compiled for these inputs.
