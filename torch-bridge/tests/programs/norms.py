@@ -122,3 +122,34 @@ def results_written_over_operands(wrap):
 def orthogonal(wrap):
     model = nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 3)))
     return training(model, wrap(model), randn(2, 3))
+
+
+class _Symmetric(nn.Module):
+    """A parametrization that a user writes: the upper triangle of a square matrix, mirrored."""
+
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).mT
+
+    def right_inverse(self, weight):
+        return weight.triu()
+
+
+@program
+def symmetric_weights(wrap):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", _Symmetric())
+    m = wrap(model)
+    seen = [training(model, m, randn(n, 3)) for n in (2, 4)]
+    model[0].weight = torch.eye(3)
+    return [seen, training(model, m, randn(2, 3))]
+
+
+@program
+def weight_norm_taken_off(wrap):
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.ConvTranspose2d(2, 3, 2, stride=2), dim=1)
+    )
+    m = wrap(model)
+    seen = training(model, m, randn(2, 2, 3, 3))
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    return [seen, training(model, m, randn(2, 2, 3, 3))]
