@@ -46,7 +46,8 @@ pub(crate) struct Columns {
 
 /// What is around column sums.
 pub(crate) struct Around<'a> {
-    /// The product and what is written beside it, element for element.
+    /// The product and what is written beside it in its layout, element for element: a block of its rows is
+    /// then a block of the product's.
     pub(crate) made: &'a BTreeSet<ContainerId>,
     /// What lies where the product is: itself, or what took its place.
     pub(crate) product: ContainerId,

@@ -37,7 +37,7 @@ pub(crate) struct ProductRoles {
 }
 
 /// A function with the signature of `contraction::Hooks::epilogue`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Epilogue {
     /// C text with [`super::NAME`] for the function's name.
     pub(crate) text: String,
@@ -47,6 +47,8 @@ pub(crate) struct Epilogue {
     /// A container that may take the product's place in memory, because the product is read nowhere
     /// else and each element is replaced by the one made from it.
     pub(crate) in_place: Option<ContainerId>,
+    /// What it writes element for element where it reads the product, in the product's layout.
+    pub(crate) alike: BTreeSet<ContainerId>,
 }
 
 /// Where an epilogue finds its buffers.
@@ -107,6 +109,7 @@ pub(crate) fn emit_epilogue(
     let in_place = (replace && buffers.pitch.is_none())
         .then(|| replacement(&kernel, &statements, &read, product))
         .flatten();
+    let alike = alike(&statements, &read);
     let extents = &mut kernel.extents;
     let [batch, m, n] =
         [batch, m, n].map(|l| schedule::joined_in_order(l, &mut statements, extents));
@@ -138,7 +141,15 @@ pub(crate) fn emit_epilogue(
         text,
         args,
         in_place,
+        alike,
     }))
+}
+
+/// What is written where the product is read.
+fn alike(statements: &[Statement], read: &SymExpr) -> BTreeSet<ContainerId> {
+    let writes = statements.iter().flat_map(|s| &s.writes);
+    let same = writes.filter(|w| w.place.offset == *read && w.place.gather.is_empty());
+    same.map(|w| w.place.container).collect()
 }
 
 /// Prints an epilogue; gives the containers of its own buffers, in order.

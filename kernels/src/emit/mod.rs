@@ -28,7 +28,7 @@ use body::{Body, Kernel};
 use graph::{ContainerId, Graph, Node};
 
 pub(crate) use columns::{Around, emit_columns};
-pub(crate) use epilogue::{Buffers, ProductDim, ProductRoles, emit_epilogue};
+pub(crate) use epilogue::{Buffers, Epilogue, ProductDim, ProductRoles, emit_epilogue};
 pub(crate) use prologue::emit_prologue;
 pub(crate) use scalar::INTEGER_SUPPORT;
 pub(crate) use text::comment;

@@ -126,9 +126,15 @@ impl Lowering<'_> {
         let dims = product_dims(c, &emitted.roles).filter(|_| emitted.sum_slots > 0);
         let dims = dims.ok_or(SplitReason::Blocks)?;
         let points = self.points(followers, found, &dims, &epilogue_name)?;
-        let ((epilogue_text, epilogue_args), in_place) = points.ok_or(SplitReason::Elements)?;
+        let emit::Epilogue {
+            text: epilogue_text,
+            args: epilogue_args,
+            in_place,
+            mut alike,
+        } = points.ok_or(SplitReason::Elements)?;
+        alike.insert(found.out);
         let around = emit::Around {
-            made: &self.made(followers, found),
+            made: &alike,
             product: in_place.unwrap_or(found.out),
             buffers: emit::Buffers {
                 product: 2,
@@ -193,18 +199,16 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Text and buffers of what runs point by point, and what takes the product's place; `None` if it cannot
-    /// run on blocks.
-    #[allow(clippy::type_complexity)] // The caller takes it apart at once.
+    /// What runs point by point, as a function; `None` if it cannot run on blocks.
     fn points(
         &self,
         followers: &Followers,
         found: &Recognized,
         dims: &ProductRoles,
         name: &str,
-    ) -> Result<Option<((String, Vec<ContainerId>), Option<ContainerId>)>, LowerError> {
+    ) -> Result<Option<emit::Epilogue>, LowerError> {
         let Some(points) = &followers.points else {
-            return Ok(Some(((String::new(), Vec::new()), None)));
+            return Ok(Some(emit::Epilogue::default()));
         };
         let read = followers
             .sums
@@ -218,6 +222,9 @@ impl Lowering<'_> {
         };
         let replace = !escapes && !read;
         let epilogue = emit::emit_epilogue(&self.graph, points, found.out, replace, dims, buffers)?;
-        Ok(epilogue.map(|e| ((e.text.replace(emit::NAME, name), e.args), e.in_place)))
+        Ok(epilogue.map(|e| emit::Epilogue {
+            text: e.text.replace(emit::NAME, name),
+            ..e
+        }))
     }
 }

@@ -364,3 +364,32 @@ def groups_for_each_sample(wrap):
     model = Modulated()
     m = wrap(model)
     return [training(model, m, randn(n, 2, 5, 5), randn(n, 3)) for n in (3, 2, 4)]
+
+
+@program(slack=10)
+def layers_over_windows_and_grids(wrap):
+    """Blocks of MaxViT: what one layer gives in one order, the next one reads in another."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x):
+            return x + self.second(nn.functional.gelu(self.first(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.windows, self.grid, self.mix = Block(), Block(), nn.Conv2d(16, 16, 1)
+
+        def forward(self, x):
+            n = x.shape[0]
+            x = self.windows(x.view(n, 16, 4, 4, 4, 4).permute(0, 2, 4, 3, 5, 1))
+            x = x.permute(0, 5, 1, 3, 2, 4).reshape(n, 16, 16, 16)
+            x = self.grid(x.view(n, 16, 4, 4, 4, 4).permute(0, 3, 5, 2, 4, 1))
+            return self.mix(x.permute(0, 5, 3, 1, 4, 2).reshape(n, 16, 16, 16))
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 16, 16, 16)) for n in (24, 3)]
