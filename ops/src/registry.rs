@@ -24,6 +24,7 @@
 //! | `iota` | – | `start`, `step`, `size: Sizes[1]`, `dtype` |
 //! | `one_hot` | index | `depth: Sizes[1]`, `dtype` |
 //! | `stop_gradient` | x | – |
+//! | `straight_through` | y, v | – |
 //! | `dropout` → y, mask if asked | x, seed | `p: Float`, `id: Int`?, `mask: Bool`? |
 //! | `einsum` | a, b? | `equation: Str` |
 //! | `conv` | x, w | `stride`, `pad_low`, `pad_high`, `dilation: Ints`?, `groups: Int`? |
@@ -87,6 +88,7 @@ pub static ALL: &[&dyn Op] = &[
     &creation::OneHot,
     &random::Dropout,
     &stop_gradient::StopGradient,
+    &stop_gradient::StraightThrough,
     &contraction::Einsum,
     &convolution::Conv,
     &convolution::ConvTranspose,

@@ -30,6 +30,8 @@ from torch.utils.checkpoint import checkpoint
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
 from ._changes import what_changed
+from ._custom_functions import adopt as adopt_functions
+from ._custom_functions import write_out_functions
 from ._errors import (
     CaptureError,
     CompileError,
@@ -62,7 +64,7 @@ from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
-from ._rewrites import copy_into_results, drop_empty_operands
+from ._rewrites import simplify
 from ._sizes import expression, is_factor, write_out_sizes
 
 log = logging.getLogger("shorthaul")
@@ -261,14 +263,15 @@ class GraphCompiler:
             return self._compile(graph_module, example_inputs, frame)
 
     def _compile(self, graph_module: fx.GraphModule, example_inputs, frame: Any):
+        adopt_functions(graph_module)
         original = with_gradients_inside(graph_module)
         reason = write_out_gradients(graph_module) or whole_graph_reason(graph_module.graph)
         if reason:
             self.say_falls_back(reason)
             return graph_module.forward
+        write_out_functions(graph_module.graph)
         drop_idle_dropouts(graph_module.graph)
-        drop_empty_operands(graph_module.graph)
-        copy_into_results(graph_module.graph)
+        simplify(graph_module.graph)
         drop_idle_regions(graph_module.graph)
         write_out_sizes(graph_module.graph)
         run = _Attempt(self, graph_module, example_inputs, frame).run()

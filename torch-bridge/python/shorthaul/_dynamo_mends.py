@@ -18,11 +18,18 @@ import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import LocalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
-from torch._dynamo.variables import ConstantVariable, builder, misc, nn_module, user_defined
+from torch._dynamo.variables import (
+    ConstantVariable,
+    builder,
+    higher_order_ops,
+    misc,
+    nn_module,
+    user_defined,
+)
 from torch._dynamo.variables import torch as torch_functions
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from . import _older_tracers, _recurrent
+from . import _custom_functions, _older_tracers, _recurrent
 from ._errors import FallbackWarning
 from ._pytorch_names import IDENTITY_MODULES, unimplemented
 from ._pytorch_version import VERSION
@@ -37,7 +44,6 @@ if VERSION < (2, 15):  # There a generator of the model's own draws the same num
 def apply(is_ours: Callable[[object], bool]) -> None:
     """Makes every change once; ``is_ours`` tells whether a compiler of Dynamo's is Shorthaul's."""
     mends = (
-        _break_at_autograd_functions,
         _break_at_baked_random_numbers,
         _break_at_values_that_are_not_put_back,
         _guard_inlined_functions,
@@ -46,9 +52,9 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _log_once,
     )
     if VERSION < (2, 14):
-        mends += _older_tracers.mends()
+        mends += (*_older_tracers.mends(), _break_at_autograd_functions)
     else:  # In 2.6 the tracer has wrong shapes of their states.
-        mends += (_trace_recurrent_layers, _trace_counters)
+        mends += (_trace_recurrent_layers, _trace_counters, _break_at_nonlinear_functions)
     if VERSION < (2, 15):
         mends += (_break_at_drawn_random_numbers,)
     for mend in mends:
@@ -117,6 +123,46 @@ def _break_at_autograd_functions(is_ours) -> None:
         "custom autograd.Function",
         "its backward pass is Python",
     )
+
+
+def _stop_at_function(why: str) -> None:
+    unimplemented(f"custom autograd.Function: {why}", "Python runs it")
+
+
+def _break_at_nonlinear_functions(is_ours) -> None:
+    """Of custom functions, only those that become operators are in graphs.
+
+    PyTorch's own call of one that is traced is differentiated once: the second time its gradient is
+    wrong.
+    """
+    variable = higher_order_ops.AutogradFunctionApplyVariable
+    original = variable.call_function
+
+    def call_function(self, tx, args, kwargs):
+        if not _is_capturing(is_ours, tx):
+            return original(self, tx, args, kwargs)
+        if torch._C._are_functorch_transforms_active():
+            _stop_at_function("a transform of torch.func is around it")
+        result = original(self, tx, args, kwargs)
+        node = next(
+            node
+            for node in reversed(tx.output.current_tracer.graph.nodes)
+            if _custom_functions.is_custom_function(node)
+        )
+        if reason := _custom_functions.refusal(node, tx.output.nn_modules.__getitem__):
+            _stop_at_function(reason)
+        return result
+
+    rewire = variable.rewire_bwd_graph_outputs
+
+    def rewire_outputs(self, operands, gradients, graph, outside, arguments):
+        items = getattr(gradients, "items", [gradients])
+        if _is_capturing(is_ours) and len(items) != len(arguments):
+            _stop_at_function("its backward pass gives another number of gradients")
+        return rewire(self, operands, gradients, graph, outside, arguments)
+
+    variable.call_function = call_function
+    variable.rewire_bwd_graph_outputs = rewire_outputs
 
 
 def _break_at_baked_random_numbers(is_ours) -> None:

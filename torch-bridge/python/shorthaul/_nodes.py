@@ -21,6 +21,8 @@ _VIEWS = frozenset(
     "unfold unsqueeze view view_as vsplit".split()
 )
 
+#: Where a node's metadata says why PyTorch runs it.
+TORCH_REASON = "torch_reason"
 
 #: Methods that give their operand itself if it is of the type and form that they make.
 _CONVERSIONS = frozenset("bfloat16 contiguous cpu double float half to type type_as".split())

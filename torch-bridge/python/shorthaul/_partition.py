@@ -20,6 +20,7 @@ from torch import fx
 from . import _recurrent
 from ._autocast import AUTOCAST, ENTER
 from ._nodes import (
+    TORCH_REASON,
     classes_of,
     is_empty,
     is_in_place,
@@ -137,6 +138,8 @@ def torch_reason(node: fx.Node) -> str | None:
     """Why PyTorch must run a single node; ``None`` if a region may hold it."""
     if node.op == "call_module":
         return f"sub-module `{node.target}`"
+    if TORCH_REASON in node.meta:
+        return node.meta[TORCH_REASON]
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"higher-order operator `{node.target}`"
     if name_of(node) in TORCH_ONLY:
@@ -311,6 +314,7 @@ class Split:
                     if arg not in inside:
                         inputs[arg] = None
             region.inputs = list(inputs)
+            _refuse_writes_with_history(region)
             region.written_later = [
                 *self._written_behind(region),
                 *(node for node in region.inputs if _is_unsaved_buffer(node, region)),
@@ -326,6 +330,16 @@ class Split:
                 written |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
             behind = behind or node is last
         return [node for node in region.inputs if storage_of(node) in written - {None}]
+
+
+def _refuse_writes_with_history(region: RegionPlan) -> None:
+    """A write to a value from outside that needs a gradient is part of autograd's graph."""
+    memory = {storage_of(node) for node in region.inputs if needs_gradient(node)} - {None}
+    writers = [n for n in region.nodes if is_in_place(n) or name_of(n) == "setitem"]
+    found = [n for n in writers if n.all_input_nodes and storage_of(n.all_input_nodes[0]) in memory]
+    if found:
+        reason = "it writes in place to a tensor that needs a gradient"
+        raise NotSplit(dict.fromkeys((node.name for node in found), reason))
 
 
 def _is_unsaved_buffer(node: fx.Node, region: RegionPlan) -> bool:

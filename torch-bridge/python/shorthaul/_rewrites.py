@@ -7,11 +7,14 @@ results, their memory and their histories as they were. Never decides who runs a
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
+from torch.nn import attention
 
-from ._nodes import is_empty, name_of, needs_gradient, storage_of, value_of
+from ._nodes import is_empty, name_of, needs_gradient, storage_of, tensors_of, value_of
 from ._sizes import expression
 
 
@@ -64,8 +67,77 @@ def copy_into_results(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def fill_where(graph: fx.Graph) -> None:
+    """before  x[mask] = c   after  x.masked_fill_(mask, c), for a number c and a mask of booleans.
+
+    The mask covers the first dimensions of x, and has their sizes.
+    """
+    for node in list(graph.nodes):
+        if node.target is not operator.setitem or node.users:
+            continue
+        target, mask, number = node.args
+        x, where = value_of(target), value_of(mask) if isinstance(mask, fx.Node) else None
+        if not isinstance(x, torch.Tensor) or not isinstance(where, torch.Tensor):
+            continue
+        kept = x.is_floating_point() or (isinstance(number, int) and x.dtype == torch.int64)
+        covers = tuple(map(expression, where.shape)) == tuple(
+            map(expression, x.shape[: where.ndim])
+        )
+        if where.dtype != torch.bool or not where.ndim or not covers or not kept:
+            continue
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        with graph.inserting_before(node):
+            for _ in range(x.ndim - where.ndim):
+                with where.fake_mode:
+                    where = where.unsqueeze(-1)
+                mask = graph.call_method("unsqueeze", (mask, -1))
+                mask.meta = node.meta | {"example_value": where}
+            filled = graph.call_method("masked_fill_", (target, mask, number))
+        filled.meta = node.meta | {"example_value": x}
+        graph.erase_node(node)
+
+
+def drop_unread_shapes(graph: fx.Graph) -> None:
+    """before  broadcast_shapes(s, t)   after  nothing, where the tracer has used the result."""
+    for node in list(graph.nodes):
+        if name_of(node) == "broadcast_shapes" and not node.users:
+            graph.erase_node(node)
+
+
+def drop_choices_of_attention(graph: fx.Graph) -> None:
+    """before  _sdpa_kernel([MATH]), nodes, _sdpa_kernel(as before)   after  nodes
+
+    Legal on the CPU: the choice is one of speed, which kernels do not need. Left where the graph
+    ends with another choice than it begins with.
+    """
+    choices = [node for node in graph.nodes if name_of(node) == "_sdpa_kernel"]
+    if not choices:
+        return
+    values = [value_of(node) for node in graph.nodes]
+    on_cpu = all(t.device.type == "cpu" for value in values for t in tensors_of(value))
+    named, in_order = (*choices[-1].args, *choices[-1].kwargs.values(), False)[:2]
+    chosen = {node.args[0] for node in named if isinstance(node, fx.Node)}
+    now = {backend.name for backend in attention._cur_sdpa_kernel_backends()}
+    if not on_cpu or in_order is not False or chosen != now:
+        return
+    for node in reversed(graph.nodes):
+        is_name = name_of(node) == "_backend_from_string" and not node.users
+        if node in choices or is_name:
+            graph.erase_node(node)
+
+
 def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
 
-__all__ = ["copy_into_results", "drop_empty_operands"]
+def simplify(graph: fx.Graph) -> None:
+    """All of these rewrites."""
+    drop_unread_shapes(graph)
+    drop_choices_of_attention(graph)
+    drop_empty_operands(graph)
+    copy_into_results(graph)
+    fill_where(graph)
+
+
+__all__ = ["fill_where", "simplify"]

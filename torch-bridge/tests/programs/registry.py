@@ -14,6 +14,7 @@ from shorthaul._pytorch_version import OLDEST
 
 THEMES = (
     "functions",
+    "surrogates",
     "hooks",
     "module_hooks",
     "state",

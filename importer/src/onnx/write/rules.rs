@@ -53,6 +53,11 @@ const RULES: &[(&str, Rule)] = &[
     }),
     ("full", full),
     ("stop_gradient", |n, c| n.apply(c, "Identity", Vec::new())),
+    ("straight_through", |n, c| {
+        let value = n.input(c, 0)?;
+        n.output(c, 0, value);
+        Ok(())
+    }),
     ("dropout", dropout),
     ("einsum", products::einsum),
     ("conv", convolutions::conv),

@@ -86,6 +86,14 @@ pub(super) const RULES: Table = &[
             graph::Attrs::new(),
         )?)])
     }),
+    ("shorthaul.straight_through.default", |s| {
+        let operands = [s.tensor("y")?, s.tensor("v")?];
+        Ok(vec![Some(s.op1(
+            "straight_through",
+            &operands,
+            graph::Attrs::new(),
+        )?)])
+    }),
     ("aten.lift_fresh_copy.default", same),
     ("aten.positive.default", same),
     ("aten.copy.default", copy),
