@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -295,5 +296,40 @@ def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():
 
     convert._torchdynamo_orig_backend = None
     said = []
-    FrameCompiler(convert, SimpleNamespace(say_tracer_failed=said.append))()
-    assert said == ["InternalTorchDynamoError"]
+    frame = sys._getframe()
+    FrameCompiler(convert, SimpleNamespace(say_tracer_failed=said.append))(frame)
+    (message,) = said
+    assert message.startswith(f"InternalTorchDynamoError, in `{frame.f_code.co_name}` (")
+    assert message.endswith(f"test_messages.py:{frame.f_code.co_firstlineno})")
+
+
+class Unguarded(tuple):
+    """A tuple whose length PyTorch's tracer asks for when it makes a guard."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class HoldsUnguarded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.fc = (Unguarded((2, 3)), Unguarded((4, 5))), nn.Linear(6, 6)
+
+    def forward(self, x):
+        for kind in self.kinds:
+            x = self.fc(x) * kind[0]
+        return x
+
+
+def test_code_on_which_the_tracer_fails_is_traced_twice_at_most(caplog):
+    model = HoldsUnguarded()
+    compiled, x = shorthaul.module(model), torch.randn(3, 6)
+    with pytest.warns(
+        shorthaul.FallbackWarning, match=r"tracer failed: .* in `forward` \(.*:\d+\)"
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
+    traced = torch._dynamo.utils.counters["frames"]["total"]
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert torch._dynamo.utils.counters["frames"]["total"] == traced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 
 from torch import fx
 
@@ -39,4 +40,14 @@ def source_of(stack_trace: str | None) -> str:
     if not places:
         return ""
     filename, number = (own or places)[-1]
-    return f"{'/'.join(filename.replace(chr(92), '/').split('/')[-2:])}:{number}"
+    return f"{_short(filename)}:{number}"
+
+
+def line_of(code: types.CodeType) -> str:
+    """``file:line`` where a function begins."""
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _short(filename: str) -> str:
+    """A file with its folder."""
+    return "/".join(filename.replace("\\", "/").split("/")[-2:])

@@ -64,9 +64,14 @@ def unimplemented(what: str, why: str) -> NoReturn:
     exc.unimplemented(f"{what} Explanation: {why}")
 
 
-def leave_frame() -> Any:
-    """What a compiler of frames answers where Python shall run this one."""
-    return None if ConvertFrameReturn is None else ConvertFrameReturn(apply_to_code=False)
+def is_tracers_own(failure: Exception) -> bool:
+    """Whether Dynamo failed on code that may run well in eager."""
+    return isinstance(failure, exc.InternalTorchDynamoError)
+
+
+def leave_frame(for_ever: bool) -> Any:
+    """What a compiler of frames answers where Python shall run this one, or all of its code."""
+    return None if ConvertFrameReturn is None else ConvertFrameReturn(apply_to_code=for_ever)
 
 
 def wrapped_by(compiler: Any) -> Any:
@@ -125,6 +130,7 @@ __all__ = [
     "has_saved_tensors_hooks",
     "has_unbacked",
     "hints_of",
+    "is_tracers_own",
     "leave_frame",
     "unimplemented",
     "wrapped_by",

@@ -33,7 +33,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._dynamo import GraphCompiler, Options, make_guards_complete
 from ._errors import ShorthaulError, first_line
-from ._pytorch_names import GRAPH_LIMIT, TRACER_ERRORS, WRAPPED, leave_frame
+from ._origins import line_of
+from ._pytorch_names import GRAPH_LIMIT, TRACER_ERRORS, WRAPPED, is_tracers_own, leave_frame
 from ._recipe import Recipe, text_of
 
 _numbers = itertools.count()
@@ -398,6 +399,8 @@ class FrameCompiler:
     """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
 
     An error of the model's own is then raised by eager, and an error of the tracer's not at all.
+    Code on which the tracer itself fails twice for one reason is not given to it again; what that
+    code calls is.
     """
 
     def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):
@@ -408,15 +411,20 @@ class FrameCompiler:
         self.convert = convert
         self.limit = limit
         self.compiler = compiler
+        #: Code on which the tracer failed, with the reason.
+        self.failed: set[tuple[types.CodeType, str]] = set()
 
-    def __call__(self, *frame):
+    def __call__(self, frame, *more):
         try:
             with self.limit():
-                return self.convert(*frame)
+                return self.convert(frame, *more)
         except TRACER_ERRORS as failure:
-            reason = first_line(failure)
-        self.compiler.say_tracer_failed(reason)
-        return leave_frame()
+            reason, is_tracers = first_line(failure).rstrip(": "), is_tracers_own(failure)
+        code = frame.f_code
+        self.compiler.say_tracer_failed(f"{reason}, in `{code.co_name}` ({line_of(code)})")
+        for_ever = is_tracers and (code, reason) in self.failed
+        self.failed.add((code, reason))
+        return leave_frame(for_ever)
 
 
 def _with_own_code(forward):
