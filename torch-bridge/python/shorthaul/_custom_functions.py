@@ -10,15 +10,17 @@ ends in front of the function, or PyTorch runs it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ._errors import ShorthaulError, first_line
+from ._errors import CaptureError, ShorthaulError, first_line
 from ._linear import Kind, NotLinear, kinds_of
 from ._nodes import TORCH_REASON, is_in_place, needs_gradient, storage_of, value_of
 from ._rewrites import fill_where
@@ -26,6 +28,9 @@ from ._sizes import expression
 from ._span import COPIED, CUT, SpanRewrite, Stays, mode_at, trace
 
 _NAME = "autograd_function_apply"
+#: Where a node keeps the ``Function`` that has been made of it.
+_KNOWN = "shorthaul_function"
+
 _SET_GRAD = torch._C._set_grad_enabled
 
 torch.library.define("shorthaul::straight_through", "(Tensor y, Tensor v) -> Tensor")
@@ -52,6 +57,7 @@ def _straight_back(ctx, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
 torch.library.register_autograd("shorthaul::straight_through", _straight_back)
 
 _operator = torch.ops.shorthaul.straight_through
+_OfPyTorch = torch.autograd.Function
 
 
 class Function:
@@ -68,6 +74,8 @@ class Function:
         self.backward = _without_modes(backward)
         self.constant_results = frozenset(named["non_differentiable_idx"])
         self.writes = bool(named.get("dirty_idx"))
+        #: The backward pass as operators that write nothing, for operands of these looks.
+        self.written_out: fx.GraphModule | None = None
         #: Which of what is saved are tensors that a later write makes invalid.
         self.checked = frozenset(named["saved_for_backward_idx"])
 
@@ -151,6 +159,46 @@ class Result:
         return _operator(y, v)
 
 
+class _Tracing(threading.local):
+    """Whether this thread traces operators."""
+
+    is_on = False
+
+
+_tracing = _Tracing()
+_lock = threading.Lock()
+_n_tracing = 0
+_apply = _OfPyTorch.__dict__["apply"]
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Raises ``CaptureError`` where this thread applies a custom function.
+
+    Its operators would be traced, and its backward pass would be lost: in a kernel that a library
+    registers for autograd, or in what ``allow_in_graph`` hides from the tracer.
+    """
+    global _n_tracing
+    with _lock:
+        _n_tracing += 1
+        _OfPyTorch.apply = classmethod(_apply_unless_traced)
+    _tracing.is_on = True
+    try:
+        yield
+    finally:
+        _tracing.is_on = False
+        with _lock:
+            _n_tracing -= 1
+            if not _n_tracing:
+                _OfPyTorch.apply = _apply
+
+
+def _apply_unless_traced(cls, *args, **kwargs):
+    if _tracing.is_on:
+        raise CaptureError(f"it applies a custom autograd.Function, `{cls.__name__}`")
+    return _apply.__func__(cls, *args, **kwargs)
+
+
 def adopt(graph_module: fx.GraphModule) -> None:
     """Lets every custom function of a graph be one ``Function``."""
     for node in list(graph_module.graph.nodes):
@@ -167,7 +215,8 @@ def is_custom_function(node: fx.Node) -> bool:
 def adopt_node(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> None:
     """Lets a node call a ``Function`` of its operands."""
     forward, backward, *operands = node.args
-    node.target = Function(module(forward.target), module(backward.target), node.kwargs)
+    known = node.meta.get(_KNOWN)
+    node.target = known or Function(module(forward.target), module(backward.target), node.kwargs)
     node.args, node.kwargs = tuple(operands), {}
     for body in (forward, backward):
         if not body.users:
@@ -178,6 +227,7 @@ def refusal(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> str:
     """Why a function, as the tracer wrote it, cannot be written as operators; empty if it can."""
     forward, backward, *operands = node.args
     function = Function(module(forward.target), module(backward.target), node.kwargs)
+    node.meta[_KNOWN] = function
     try:
         _FunctionSpan(node, function, operands)
     except Stays as why:
@@ -244,6 +294,7 @@ class _FunctionSpan(SpanRewrite):
             raise Stays(f"PyTorch cannot trace its backward pass: {first_line(error)}") from error
         if any(kind not in (Kind.LINEAR, None) for kind in kinds):
             raise Stays("its backward pass gives more than multiples of the gradient")
+        self.called.written_out = traced
 
     def function(self) -> Callable[..., list]:
         return self._with_history if self.has_history else self._results
@@ -256,7 +307,9 @@ class _FunctionSpan(SpanRewrite):
 
     def _with_history(self, *given) -> list[torch.Tensor]:
         with torch.no_grad():
-            results, saved = self.called.run(given)
+            # What has no history may be written through any view.
+            plain = [value.detach() if _is_tensor(value) else value for value in given]
+            results, saved = self.called.run(plain)
         made = _with_ways_back(self.called, given, results, saved)
         return [made[item.args[1]] for item in self.items]
 
@@ -309,8 +362,9 @@ def _with_ways_back(function: Function, operands, results, saved) -> list[torch.
     grads = [torch.zeros_like(result) for result in results]
     for k in differentiable:
         grads[k].requires_grad_()
+    backward = function.written_out or function.backward
     with torch.enable_grad():
-        gradients = function.gradients(grads, saved)
+        gradients = fx.Interpreter(backward).run(*grads, *saved)
     if len(gradients) != len(operands):
         raise Stays("its backward pass gives another number of gradients")
     pairs = [
@@ -372,5 +426,6 @@ __all__ = [
     "adopt",
     "is_custom_function",
     "refusal",
+    "refused",
     "write_out_functions",
 ]

@@ -110,6 +110,8 @@ def _terms(name: str, node: fx.Node) -> Sequence[Any]:
         return node.args[:2]
     if name in ("cat", "stack"):
         return node.args[0]
+    if name in ("slice_scatter", "select_scatter"):
+        return node.args[:2]
     if name == "where":
         return node.args[1:3]
     if name == "masked_fill":

@@ -101,6 +101,27 @@ def is_view(node: fx.Node) -> bool:
     return all(t.untyped_storage()._cdata in sources for t in results)
 
 
+#: Operators of PyTorch itself, and of ours.
+_NAMESPACES = frozenset("aten prim prims profiler shorthaul".split())
+
+_AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
+
+
+def has_backward_of_its_own(node: fx.Node) -> bool:
+    """Whether a node calls an operator of another library that is registered for autograd."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        operators = [node.target]
+    elif isinstance(node.target, torch._ops.OpOverloadPacket):
+        operators = [getattr(node.target, name) for name in node.target.overloads()]
+    else:
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(
+        one.namespace not in _NAMESPACES and any(has_kernel(one.name(), key) for key in _AUTOGRAD)
+        for one in operators
+    )
+
+
 def is_operand_itself(node: fx.Node) -> bool:
     """Whether a node gives the tensor that it is given, history included, as ``float`` may.
 

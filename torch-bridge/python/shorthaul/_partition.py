@@ -22,6 +22,7 @@ from ._autocast import AUTOCAST, ENTER
 from ._nodes import (
     TORCH_REASON,
     classes_of,
+    has_backward_of_its_own,
     is_empty,
     is_in_place,
     is_number,
@@ -140,6 +141,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return f"sub-module `{node.target}`"
     if TORCH_REASON in node.meta:
         return node.meta[TORCH_REASON]
+    if has_backward_of_its_own(node):
+        return f"`{node.target}` has a backward pass of its own"
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"higher-order operator `{node.target}`"
     if name_of(node) in TORCH_ONLY:

@@ -24,7 +24,7 @@ from . import _autocast, _native
 from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
-from ._custom_functions import Result
+from ._custom_functions import Result, refused
 from ._errors import (
     CaptureError,
     CompileError,
@@ -289,7 +289,7 @@ class Region:
         """What ``trace`` gives for the region as a function, outside of autocast."""
         function = _Function(self.body)
         function.call = _autocast.casting(function.call, place.device)
-        with _autocast.suspended(place.device):
+        with _autocast.suspended(place.device), refused():
             try:
                 return trace(
                     function,

@@ -7,7 +7,9 @@ why, others decide (``_inner_gradients``, ``_custom_functions``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -244,7 +246,7 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
     Raises ``Stays`` where it writes a value from outside, and whatever ``run`` raises.
     """
     tracer = make_fx(lambda *given: run(*given), decomposition_table=table())
-    with fakes, fx.traceback.preserve_node_meta():
+    with _untold(), fakes, fx.traceback.preserve_node_meta():
         traced = tracer(*leaves)
     placeholders = traced.graph.find_nodes(op="placeholder")
     for node in traced.graph.nodes:
@@ -255,6 +257,17 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
         with fakes, torch.no_grad(), fx.traceback.preserve_node_meta():
             traced = make_fx(lambda *given: run(*given))(*leaves)
     return traced
+
+
+@contextlib.contextmanager
+def _untold() -> Iterator[None]:
+    """Without PyTorch's own record of an operator that fails in a trace: the caller says why."""
+    of_fakes = logging.getLogger("torch._subclasses.fake_tensor")
+    before, of_fakes.disabled = of_fakes.disabled, True
+    try:
+        yield
+    finally:
+        of_fakes.disabled = before
 
 
 def _is_mutable(node: fx.Node) -> bool:

@@ -396,3 +396,47 @@ def quantizer_with_learned_step(wrap):
 
     model = Layer()
     return training(model, wrap(model), randn(3, 4))
+
+
+#: An operator whose kernel for autograd applies a function, as those of spiking neurons do.
+_LIBRARY = torch.library.Library("shorthaul_programs", "DEF")
+_LIBRARY.define("round(Tensor x) -> Tensor")
+_LIBRARY.impl("round", torch.round, "CPU")
+_LIBRARY.impl("round", Round.apply, "AutogradCPU")
+torch.library.register_fake("shorthaul_programs::round", torch.empty_like, lib=_LIBRARY)
+
+
+@program
+def operator_of_a_library(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            h = torch.ops.shorthaul_programs.round(self.first(x).tanh() * 3)
+            return self.second(h.relu())
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 4)) for n in (3, 5)]
+
+
+@torch.compiler.allow_in_graph
+def _reversed_in_graph(x):
+    return Reverse.apply(x.tanh())
+
+
+@program
+def function_that_the_tracer_does_not_enter(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.second(_reversed_in_graph(self.first(x)).relu())
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 4)) for n in (3, 5)]
