@@ -209,8 +209,8 @@ def _export(
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
-    except CaptureError:
-        raise
+    except CaptureError as error:
+        raise CaptureError(first_line(error)) from error
     except Exception as error:
         raise CaptureError(f"PyTorch cannot trace it: {first_line(error)}") from error
     # A program's key says when it holds; guards with Dynamo's names for inputs cannot run here.

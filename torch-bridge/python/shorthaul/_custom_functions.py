@@ -74,8 +74,10 @@ class Function:
         self.backward = _without_modes(backward)
         self.constant_results = frozenset(named["non_differentiable_idx"])
         self.writes = bool(named.get("dirty_idx"))
-        #: The backward pass as operators that write nothing, for operands of these looks.
+        #: The backward pass as operators that write nothing, for the operands it was traced with.
         self.written_out: fx.GraphModule | None = None
+        #: Both passes as operators, and the traced operands and the mode that they hold for.
+        self.traced: tuple[Any, fx.GraphModule] = (None, None)
         #: Which of what is saved are tensors that a later write makes invalid.
         self.checked = frozenset(named["saved_for_backward_idx"])
 
@@ -170,6 +172,9 @@ _lock = threading.Lock()
 _n_tracing = 0
 _apply = _OfPyTorch.__dict__["apply"]
 
+#: How PyTorch names the backward pass of our operator.
+_OWN = "GeneratedBackwardFor_shorthaul_straight_through_default"
+
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
@@ -194,9 +199,9 @@ def refused() -> Iterator[None]:
 
 
 def _apply_unless_traced(cls, *args, **kwargs):
-    if _tracing.is_on:
+    if _tracing.is_on and cls.__name__ != _OWN:
         raise CaptureError(f"it applies a custom autograd.Function, `{cls.__name__}`")
-    return _apply.__func__(cls, *args, **kwargs)
+    return _apply.__get__(None, cls)(*args, **kwargs)
 
 
 def adopt(graph_module: fx.GraphModule) -> None:
@@ -266,8 +271,19 @@ class _FunctionSpan(SpanRewrite):
             if any(node.target is _SET_GRAD for node in inner):
                 raise Stays("it changes the gradient mode")
         super().refuse()
-        if self.has_history:
-            self._refuse_unless_linear()
+
+    def trace(self) -> fx.GraphModule:
+        # The tracer asks for a refusal, and the compiler then for the operators.
+        holds_for = (self.grad, *(id(value_of(node)) for node in self.inputs))
+        if self.called.traced[0] != holds_for:
+            if self.has_history:
+                self._refuse_unless_linear()
+            self.called.traced = (holds_for, super().trace())
+        return self.called.traced[1]
+
+    def results(self) -> list[fx.Node]:
+        results = super().results()
+        return [results[item.args[1]] for item in self.items]
 
     @property
     def has_history(self) -> bool:
@@ -303,23 +319,21 @@ class _FunctionSpan(SpanRewrite):
         """The results, each with memory of its own."""
         with torch.no_grad():
             results, _ = self.called.run(given)
-        return [_apart(results[item.args[1]], given) for item in self.items]
+        return [_apart(result, given) for result in results]
 
     def _with_history(self, *given) -> list[torch.Tensor]:
         with torch.no_grad():
             # What has no history may be written through any view.
             plain = [value.detach() if _is_tensor(value) else value for value in given]
             results, saved = self.called.run(plain)
-        made = _with_ways_back(self.called, given, results, saved)
-        return [made[item.args[1]] for item in self.items]
+        return _with_ways_back(self.called, given, results, saved)
 
     def copy(self, node: fx.Node, made: Mapping[fx.Node, Any], new: list[fx.Node]) -> Any:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Stays("it draws random numbers")
         if node.target is not _operator.default:
             return super().copy(node, made, new)
-        results = next(iter(reversed(self.traced.graph.nodes))).args[0]
-        target = Result(self.called, self.items[results.index(node)].args[1])
+        target = Result(self.called, super().results().index(node))
         operands = [made[operand] for operand in node.args]
         copied = self.graph.call_function(target, (*operands, *self.inputs))
         copied.meta = {k: v for k, v in self.span[0].meta.items() if k in COPIED}

@@ -97,7 +97,7 @@ class SpanRewrite:
         self.fakes = modes[0]
         self.grad = mode_at(graph, span[0])
         self.refuse()
-        self.traced = self._trace()
+        self.traced = self.trace()
 
     def refuse(self) -> None:
         """Raises ``Stays`` for what no span may hold or touch."""
@@ -138,7 +138,7 @@ class SpanRewrite:
                 seen |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
         return bool(shared & seen & {storage_of(node) for node in self.outputs})
 
-    def _trace(self) -> fx.GraphModule:
+    def trace(self) -> fx.GraphModule:
         """The operators that PyTorch runs, below autograd."""
         run = self.function()
         leaves = [_leaf(value_of(node)) for node in self.inputs]
@@ -155,13 +155,16 @@ class SpanRewrite:
                 raise Stays(f"`{node.target}` is more than a value")
         return traced
 
+    def results(self) -> list[fx.Node]:
+        """The traced value of each of ``outputs``."""
+        return list(next(iter(reversed(self.traced.graph.nodes))).args[0])
+
     def replace(self) -> None:
         """Puts the operators in the place of the span."""
         made: dict[fx.Node, Any] = {}
         placeholders = self.traced.graph.find_nodes(op="placeholder")
         made.update(zip(placeholders, self.inputs, strict=True))
-        results = next(iter(reversed(self.traced.graph.nodes))).args[0]
-        results = [_without_aliases(result) for result in results]
+        results = [_without_aliases(result) for result in self.results()]
         given = dict(zip(results, self.outputs, strict=True))
         new: list[fx.Node] = []
         sizes = {expression(value_of(n)): n for n in self.inputs if _is_size(value_of(n))}
