@@ -40,6 +40,14 @@ def _check(model, network, rows: int) -> None:
         torch.testing.assert_close(model(x), network(x))
 
 
+class First:
+    factor = 1.0
+
+
+class Second:
+    factor = 2.0
+
+
 class Scaled(nn.Module):
     """A layer whose result follows from an argument and an attribute as well."""
 
@@ -47,9 +55,10 @@ class Scaled(nn.Module):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.scale = 2.0
+        self.kind, self.function = First(), torch.tanh
 
     def forward(self, x, shift=None):
-        y = self.inner(x) * self.scale
+        y = self.function(self.inner(x) * self.kind.factor) * self.scale
         return y if shift is None else y + shift
 
 
@@ -60,6 +69,16 @@ def _frozen(module):
 
 def _scaled(module):
     module.scale = 3.0
+    return (torch.randn(3, 4),)
+
+
+def _of_another_class(module):
+    module.kind = Second()
+    return (torch.randn(3, 4),)
+
+
+def _with_another_function(module):
+    module.function = torch.sigmoid
     return (torch.randn(3, 4),)
 
 
@@ -77,6 +96,8 @@ def _scaled(module):
         (lambda _: (torch.randn(4, 3).t(),), "`x` has its elements in another order in memory"),
         (lambda _: (torch.randn(3, 4),) * 2, "`shift is None` does not hold any more"),
         (_scaled, "`self.scale == 2.0` does not hold any more"),
+        (_of_another_class, "`self.kind` is no `First` any more ("),
+        (_with_another_function, "`self.function` is another object ("),
     ],
 )
 def test_a_new_compilation_says_what_changed(change, clause):

@@ -204,7 +204,7 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
     steps.run("pytest", || {
         let program = onnx_program(root)?;
         let mut pytest = venv.module("pytest");
-        pytest.args(["-q", "torch-bridge/tests"]);
+        pytest.args(["-q", "--durations=15", "torch-bridge/tests"]);
         let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
         Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
     });

@@ -69,6 +69,19 @@ def _state(found: re.Match) -> str:
     return f"a setting of PyTorch changed: {state}"
 
 
+def _class(found: re.Match) -> str:
+    kind = found["kind"].rsplit(".", 1)[-1]
+    return f"{_readable(found['name'])} is no `{kind}` any more{_at(found)}"
+
+
+def _object(found: re.Match) -> str:
+    return f"{_readable(found['name'])} is another object{_at(found)}"
+
+
+def _at(found: re.Match) -> str:
+    return f" ({found['place']})" if found["place"] else ""
+
+
 def _condition(found: re.Match) -> str:
     condition = _readable(found["condition"].strip())
     return f"{condition} does not hold any more ({found['place']})"
@@ -77,6 +90,8 @@ def _condition(found: re.Match) -> str:
 _TENSOR = r"tensor '(?P<name>.+)' "
 _EXPECTED = r"expected (?P<expected>\w+), actual (?P<actual>\w+)"
 
+_PLACE = r"[^#]*(?:# .*  # (?P<place>\S+:\d+ in \w+))?"
+
 _CLAUSES: tuple[tuple[str, Callable[[re.Match], str]], ...] = (
     (_TENSOR + r"size mismatch at index (?P<index>\d+)\. " + _EXPECTED, _size),
     (_TENSOR + r"rank mismatch\. " + _EXPECTED, _rank),
@@ -84,5 +99,7 @@ _CLAUSES: tuple[tuple[str, Callable[[re.Match], str]], ...] = (
     (_TENSOR + r"requires_grad mismatch\. expected requires_grad=(?P<expected>\d)", _requires_grad),
     (_TENSOR + r"stride mismatch", _strides),
     (r"GLOBAL_STATE changed: (?P<state>.+)", _state),
+    (r"___check_type_id\((?P<name>.+?), \d+\), type=<class '(?P<kind>.+?)'>" + _PLACE, _class),
+    (r"___check_obj_id\((?P<name>.+?), \d+\)" + _PLACE, _object),
     (r"(?P<condition>[^#]+?)\s+# .*  # (?P<place>\S+:\d+ in \w+)", _condition),
 )
