@@ -91,3 +91,35 @@ fn second_derivatives_are_refused() {
         "`layers` already holds backward nodes (second); gradients of gradients are not supported"
     );
 }
+
+/// The value is that of `y`, the gradient that of `v`: no other gradient exists, and no product is made for it.
+#[test]
+fn a_gradient_that_goes_straight_through_passes_by_the_value() {
+    let graph = parse(
+        "graph \"estimator\" {
+  %x: f32[4, 3] input
+  %a: f32[3, 5] parameter
+  %b: f32[3, 5] parameter
+  %y: f32[4, 5]
+  %v: f32[4, 5]
+  %out: f32[4, 5]
+  inputs %x, %a, %b
+  state {
+    %y = einsum(%x, %a) {equation=\"ni,io->no\"} @ \"y\"
+    %v = einsum(%x, %b) {equation=\"ni,io->no\"} @ \"v\"
+    %out = straight_through(%y, %v) @ \"out\"
+  }
+  outputs %out
+}",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    let id = |name: &str| graph.find(name).expect("a container");
+    let request = Request {
+        of: vec![id("out")],
+        wrt: ["x", "a", "b"].map(id).to_vec(),
+    };
+    let made = differentiate(&graph, &request).expect("differentiates");
+    let exists: Vec<bool> = made.gradients.iter().map(Option::is_some).collect();
+    assert_eq!(exists, [true, false, true]);
+    assert_eq!(products(&made), 2);
+}
