@@ -98,6 +98,11 @@ class Call:
             for i, spec in enumerate(self.specs)
             if i in program.backward_reads and spec.user_idx in self.written
         ]
+        #: Inputs that no result has a history from: what they come from may be freed by then.
+        self.unreached: list[int] = []
+        if differentiable:
+            reached = set().union(*program.reaches)
+            self.unreached = [i for i in range(len(self.specs)) if i not in reached]
         #: Whether the results are the program's outputs in their order.
         self.is_direct = not self.detached and self.returns == [
             ("output", i) for i in range(len(self.strides)) if self.strides[i] is None
@@ -137,6 +142,8 @@ class Call:
             return region.body.forward(*inputs)
         program = self.program
         tensors = [inputs[i] for i in self.positions]
+        for i in self.unreached:
+            tensors[i] = tensors[i].detach()
         if program.runs_cuda_text:
             tensors = [program.place.aligned(tensor) for tensor in tensors]
         else:

@@ -352,16 +352,29 @@ def compile_program(
     return program
 
 
+#: Operators whose results have no history, whatever their operands have.
+_WITHOUT_HISTORY = frozenset(
+    "detach empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like "
+    "rand_like randint_like randn_like zeros_like".split()
+)
+
+#: Operands, by operator, that no gradient goes to.
+_WITHOUT_GRADIENT = dict.fromkeys("expand_as reshape_as type_as view_as".split(), "other")
+_WITHOUT_GRADIENT["straight_through"] = "y"
+
+
 def _differentiably_read(document: dict, output: str) -> set[str]:
     """Inputs from which eager's autograd reaches an output, though the slope may be zero."""
     reached = {output}
     for node in reversed(document["nodes"]):
-        passes = node["target"] != "aten.detach.default" and any(
+        name = node["target"].split(".")[-2:][0]
+        passes = name not in _WITHOUT_HISTORY and any(
             value and value["name"] in reached and "float" in value["dtype"]
             for value in node["outputs"]
         )
         if passes:
-            pending = list(node["args"].values())
+            unread = _WITHOUT_GRADIENT.get(name)
+            pending = [arg for key, arg in node["args"].items() if key != unread]
             while pending:
                 arg = pending.pop()
                 if isinstance(arg, list):

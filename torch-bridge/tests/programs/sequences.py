@@ -411,3 +411,63 @@ def windows_by_roll_and_partition(wrap):
 
     m = wrap(forward)
     return [step(m, randn(1, *s, 3)) for s in ((4, 4), (4, 6))]
+
+
+class _Stateful(nn.Module):
+    """A recurrent layer that keeps its state, history included, and begins from ``start`` of it."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.fc, self.start, self.state = nn.Linear(4, 4), start, torch.zeros(3, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        state = self.start(self.state)
+        for _ in range(2):
+            state = 0.9 * state + self.fc(x)
+        self.state = state
+        return state.tanh() + torch.zeros_like(self.scale)
+
+
+def _steps(wrap, start):
+    model = _Stateful(start)
+    m = wrap(model)
+    return [training(model, m, randn(3, 4)) for _ in range(3)], model.scale.grad is None
+
+
+@program
+def state_begins_with_zeros(wrap):
+    return _steps(wrap, torch.zeros_like)
+
+
+@program
+def state_begins_detached(wrap):
+    return _steps(wrap, torch.Tensor.detach)
+
+
+@program
+def state_begins_with_what_it_exceeds(wrap):
+    return _steps(wrap, lambda state: (state > 0.1).to(state.dtype))
+
+
+@program
+def state_is_only_a_look(wrap):
+    return _steps(wrap, lambda state: torch.ones(4).expand_as(state) + state.new_full((4,), 2.0))
+
+
+@program
+def state_of_two_steps_before(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.states = nn.Linear(4, 4), [torch.zeros(3, 4)]
+
+        def forward(self, x):
+            old = self.states[-1]
+            new = self.fc(x) + old.detach() * torch.empty_like(old).fill_(0.5)
+            self.states = [new]
+            return new.relu()
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(3, 4)) for _ in range(3)]

@@ -360,3 +360,29 @@ def operands_of_eager(wrap):
 def gradient_of_another_shape(wrap):
     model = _Net(_unary(torch.clone, lambda g, x: g[:1]))
     return raises(training, model, wrap(model), randn(3, 4))
+
+
+class _Scaled(Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad, None
+
+
+@program
+def value_depends_on_a_parameter_without_a_gradient(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.scale = nn.Linear(4, 4), nn.Parameter(randn(4).detach())
+
+        def forward(self, x):
+            return _Scaled.apply(self.fc(x), self.scale)
+
+    model = Model()
+    m = wrap(model)
+    seen = [training(model, m, randn(n, 4)) for n in (3, 5)]
+    return [seen, model.scale.grad is None]
