@@ -128,12 +128,23 @@ class _Recorded(_Passes):
     @staticmethod
     def forward(ctx, function: Function, *operands):
         results, saved = function.run(operands)
+        if any(_is_tensor(one) and one.requires_grad for one in operands):
+            made = _with_ways_back(function, operands, results, saved)
+            saved = [_with_history(value, operands, results, made) for value in saved]
+            results = made
         results = _Passes.keep(ctx, function, results, saved)
-        if not any(_is_tensor(one) and one.requires_grad for one in operands):
-            return results
-        results = tuple(_with_ways_back(function, operands, results, saved))
         ctx.mark_non_differentiable(*(results[i] for i in function.constant_results))
         return results
+
+
+def _with_history(value: Any, operands, results, made) -> Any:
+    """What is saved, with eager's history: that of an operand or of a result, or none."""
+    if not _is_tensor(value) or any(value is operand for operand in operands):
+        return value
+    for result, known in zip(results, made, strict=True):
+        if value is result:
+            return known
+    return CUT(value)
 
 
 class Result:

@@ -136,24 +136,41 @@ def _break_at_nonlinear_functions(is_ours) -> None:
     wrong.
     """
     variable = higher_order_ops.AutogradFunctionApplyVariable
-    original = variable.call_function
+    trace, trace_backward = variable.call_function, variable.trace_backward_graph
+    rewire, apply = variable.rewire_bwd_graph_outputs, misc.AutogradFunctionVariable.call_apply
+    around: list[str] = []
 
     def call_function(self, tx, args, kwargs):
         if not _is_capturing(is_ours, tx):
-            return original(self, tx, args, kwargs)
+            return trace(self, tx, args, kwargs)
         if torch._C._are_functorch_transforms_active():
             _stop_at_function("a transform of torch.func is around it")
-        result = original(self, tx, args, kwargs)
-        node = next(
-            node
-            for node in reversed(tx.output.current_tracer.graph.nodes)
-            if _custom_functions.is_custom_function(node)
-        )
+        code = getattr(self.bwd_fn, "__code__", None)
+        if code is None or code.co_filename == torch.autograd.function.__file__:
+            _stop_at_function("it is differentiable once (`once_differentiable`)")
+        around.append("")
+        try:
+            result = trace(self, tx, args, kwargs)
+        finally:
+            around.pop()
+        nodes = reversed(tx.output.current_tracer.graph.nodes)
+        node = next(node for node in nodes if _custom_functions.is_custom_function(node))
         if reason := _custom_functions.refusal(node, tx.output.nn_modules.__getitem__):
             _stop_at_function(reason)
         return result
 
-    rewire = variable.rewire_bwd_graph_outputs
+    def call_apply(self, tx, args, kwargs):
+        if around and _is_capturing(is_ours, tx):
+            _stop_at_function("another one is inside of it")
+        return apply(self, tx, args, kwargs)
+
+    def trace_backward_graph(self, tx, context, *more):
+        effects = tx.output.side_effects
+        if _is_capturing(is_ours, tx) and effects.has_pending_mutation_of_attr(
+            context, "materialize_grads"
+        ):
+            _stop_at_function("its backward pass may get `None`")
+        return trace_backward(self, tx, context, *more)
 
     def rewire_outputs(self, operands, gradients, graph, outside, arguments):
         items = getattr(gradients, "items", [gradients])
@@ -162,7 +179,9 @@ def _break_at_nonlinear_functions(is_ours) -> None:
         return rewire(self, operands, gradients, graph, outside, arguments)
 
     variable.call_function = call_function
+    variable.trace_backward_graph = trace_backward_graph
     variable.rewire_bwd_graph_outputs = rewire_outputs
+    misc.AutogradFunctionVariable.call_apply = call_apply
 
 
 def _break_at_baked_random_numbers(is_ours) -> None:

@@ -386,3 +386,101 @@ def value_depends_on_a_parameter_without_a_gradient(wrap):
     m = wrap(model)
     seen = [training(model, m, randn(n, 4)) for n in (3, 5)]
     return [seen, model.scale.grad is None]
+
+
+def _second_derivatives(wrap, function):
+    model = _Net(function)
+    m, seen = wrap(model), []
+    for n in (3, 5):
+        x = randn(n, 4).requires_grad_()
+        (gradient,) = torch.autograd.grad(m(x).square().sum(), x, create_graph=True)
+        model.zero_grad()
+        gradient.square().sum().backward()
+        seen.append([observe(gradient), observe(x.grad), gradients(model)])
+    return seen
+
+
+class _Exp(Function):
+    """Its backward pass reads its result, which has a history."""
+
+    @staticmethod
+    def forward(ctx, x):
+        result = x.exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.saved_tensors[0]
+
+
+@program(slack=10)
+def second_derivative_of_a_saved_result(wrap):
+    return _second_derivatives(wrap, _Exp.apply)
+
+
+class _Square(Function):
+    """Its backward pass reads a value of the forward pass, which has no history."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.twice = x * 2
+        ctx.save_for_backward(x, x.cos())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, cos = ctx.saved_tensors
+        return grad * ctx.twice * cos + grad * x
+
+
+@program(slack=10)
+def second_derivative_of_a_saved_intermediate(wrap):
+    return _second_derivatives(wrap, _Square.apply)
+
+
+class _CubeBackward(Function):
+    @staticmethod
+    def forward(ctx, grad, x):
+        ctx.save_for_backward(grad, x)
+        return grad * 3 * x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        grad, x = ctx.saved_tensors
+        return gradient * 3 * x * x, gradient * grad * 7 * x
+
+
+class _Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _CubeBackward.apply(grad, ctx.saved_tensors[0])
+
+
+@program(slack=10)
+def second_derivative_by_a_function_of_its_own(wrap):
+    return _second_derivatives(wrap, _Cube.apply)
+
+
+class _Counted(Function):
+    """Counts the results that have a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        n = (first is not None) + (second is not None)
+        return sum(n * one for one in (first, second) if one is not None)
+
+
+@program
+def results_without_a_gradient_are_none(wrap):
+    return _trained(wrap, lambda x: _Counted.apply(x)[0])
