@@ -1,22 +1,14 @@
 """Models with second derivatives beside PyTorch's eager: times of whole steps.
 
-Owns the measurement: both ways run in turns in one process, on the same parameters and inputs. The
-table gives medians, and the median of the ratios of neighbours:
+Owns the models; ``beside_eager`` measures:
 
     .venv/bin/python bench/second_derivatives.py --threads 2
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import statistics
-import time
-import warnings
-from collections.abc import Callable
-
-import shorthaul
 import torch
+from beside_eager import Case, main
 from torch import nn
 from torch.func import hessian, vmap
 
@@ -114,48 +106,12 @@ def _penalty(model: nn.Module) -> None:
     (y.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()).backward()
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]] = {
+MODELS: dict[str, Case] = {
     "Burgers' equation, 1024 points, 4 × 64": (lambda: Burgers(64), _burgers),
     "Laplacian by `torch.func`, 512 points, 2 × 64": (lambda: Laplacian(64), _laplacian),
     "forces of 64 atoms, 2016 pairs, width 128": (lambda: Forces(128), _forces),
     "WGAN-GP critic, 16 × 64², penalty outside": (_critic, _penalty),
 }
 
-
-def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print("| model | Shorthaul | eager | times as long |")
-    print("|---|---|---|---|")
-    for name, (make, step) in MODELS.items():
-        print(_row(name, make, step, arguments.rounds), flush=True)
-
-
-def _row(name: str, make: Callable, step: Callable, n_rounds: int) -> str:
-    torch.manual_seed(0)
-    eager = make()
-    ours = shorthaul.module(copy.deepcopy(eager))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(3):
-            _seconds(eager, step)
-            _seconds(ours, step)
-    times = [(_seconds(eager, step), _seconds(ours, step)) for _ in range(n_rounds)]
-    slow, fast = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-    ratio = statistics.median(a / b for a, b in times)
-    return f"| {name} | {fast:.2f} ms | {slow:.2f} ms | {ratio:.2f} |"
-
-
-def _seconds(model: nn.Module, step: Callable[[nn.Module], None]) -> float:
-    model.zero_grad()
-    start = time.perf_counter()
-    step(model)
-    return time.perf_counter() - start
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__.splitlines()[0], MODELS)
