@@ -14,11 +14,12 @@ import contextlib
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from ._errors import CaptureError, ShorthaulError, first_line
 from ._linear import Kind, NotLinear, kinds_of
@@ -245,7 +246,9 @@ def refusal(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> str:
     function = Function(module(forward.target), module(backward.target), node.kwargs)
     node.meta[_KNOWN] = function
     try:
-        _FunctionSpan(node, function, operands)
+        # Tracing saves nothing for a backward pass that anybody runs.
+        with _disable_saved_tensors_hooks_during_tracing():
+            _FunctionSpan(node, function, operands)
     except Stays as why:
         return str(why)
     return ""
@@ -305,6 +308,11 @@ class _FunctionSpan(SpanRewrite):
         given = [value_of(node) for node in self.inputs]
         with self.fakes, torch.no_grad():
             results, saved = self.called.run(given)
+        memory = _memory_of(given) | _memory_of(results)
+        kept = [value for i, value in enumerate(saved) if i not in self.called.checked]
+        if _memory_of(kept) & memory:
+            # Eager reads what is there when the backward pass runs, and no error says so.
+            raise Stays("it keeps an operand or a result without `save_for_backward`")
         n = len(results)
         leaves = [value.detach() if _is_tensor(value) else value for value in (*results, *saved)]
         try:
@@ -425,8 +433,12 @@ def _transposed(pairs: Sequence[tuple], grad: torch.Tensor) -> torch.Tensor:
 
 def _apart(result: torch.Tensor, operands: Sequence[Any]) -> torch.Tensor:
     """The same with memory of its own, where it is a view of an operand."""
-    memory = {one.untyped_storage()._cdata for one in operands if _is_tensor(one)}
-    return result.clone() if result.untyped_storage()._cdata in memory else result
+    return result.clone() if _memory_of([result]) & _memory_of(operands) else result
+
+
+def _memory_of(values: Iterable[Any]) -> set[int]:
+    """The storages of tensors."""
+    return {value.untyped_storage()._cdata for value in values if _is_tensor(value)}
 
 
 def _is_tensor(value: Any) -> bool:

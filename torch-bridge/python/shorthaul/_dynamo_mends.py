@@ -125,6 +125,10 @@ def _break_at_autograd_functions(is_ours) -> None:
     )
 
 
+#: Errors of the tracer's own code, which it has not foreseen.
+_UNSPECIFIC = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
 def _stop_at_function(why: str) -> None:
     unimplemented(f"custom autograd.Function: {why}", "Python runs it")
 
@@ -143,14 +147,14 @@ def _break_at_nonlinear_functions(is_ours) -> None:
     def call_function(self, tx, args, kwargs):
         if not _is_capturing(is_ours, tx):
             return trace(self, tx, args, kwargs)
-        if torch._C._are_functorch_transforms_active():
-            _stop_at_function("a transform of torch.func is around it")
         code = getattr(self.bwd_fn, "__code__", None)
         if code is None or code.co_filename == torch.autograd.function.__file__:
             _stop_at_function("it is differentiable once (`once_differentiable`)")
         around.append("")
         try:
             result = trace(self, tx, args, kwargs)
+        except _UNSPECIFIC as error:
+            _stop_at_function(f"PyTorch's tracer fails on it ({type(error).__name__})")
         finally:
             around.pop()
         nodes = reversed(tx.output.current_tracer.graph.nodes)
@@ -160,8 +164,11 @@ def _break_at_nonlinear_functions(is_ours) -> None:
         return result
 
     def call_apply(self, tx, args, kwargs):
-        if around and _is_capturing(is_ours, tx):
-            _stop_at_function("another one is inside of it")
+        if _is_capturing(is_ours, tx):
+            if around:
+                _stop_at_function("another one is inside of it")
+            if torch._C._are_functorch_transforms_active():
+                _stop_at_function("a transform of torch.func is around it")
         return apply(self, tx, args, kwargs)
 
     def trace_backward_graph(self, tx, context, *more):

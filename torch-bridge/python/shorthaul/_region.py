@@ -37,6 +37,7 @@ from ._errors import (
 from ._nodes import classes_of, name_of
 from ._place import place_of
 from ._program import Program, compile_program
+from ._pytorch_names import has_saved_tensors_hooks
 from ._second_derivatives import Way
 from ._sizes import Outside
 from ._symbolic import Symbolic, capture_symbolic
@@ -123,7 +124,7 @@ class Region:
 
     def key(self, inputs) -> tuple:
         """What a program is specific to."""
-        looks = [torch.is_grad_enabled(), self._n_threads(), _autocast.key()]
+        looks = [_records_history(), self._n_threads(), _autocast.key()]
         for value in inputs:
             if type(value) in _PLAIN:
                 looks.append(value.shape)
@@ -165,6 +166,9 @@ class Region:
     def _is_wanted(self, key: tuple) -> bool:
         """Whether sizes that come for the first time get a program, or PyTorch's operators."""
         if len(self.calls) < 2 or self.owner.options.warmup == "background" or is_recorded():
+            return True
+        if has_saved_tensors_hooks():
+            # A checkpoint runs this again, and has to find the same tensors saved.
             return True
         self.wanted[key] = self.wanted.get(key, 0) + 1
         return self.wanted[key] >= _FREQUENT
@@ -247,7 +251,7 @@ class Region:
             self._trace_alone(Outside("a number that follows from a size has a fraction"))
             return None
         needs = [getattr(value, "requires_grad", None) for value in inputs]
-        mode = (torch.is_grad_enabled(), _autocast.key(), supported, *needs)
+        mode = (_records_history(), _autocast.key(), supported, *needs)
         traces = self.symbolic.setdefault(mode, [])
         for symbolic in traces:
             try:
@@ -304,7 +308,7 @@ class Region:
                 raise Refused.of_node(function.interpreter.stopped_at, error) from error
 
     def _compile_captured(self, captured: Captured, place, inputs) -> Call | Pending:
-        grad = torch.is_grad_enabled()
+        grad = _records_history()
         requires_grad = []
         for spec in captured.inputs:
             tensor = spec.constant if spec.kind == "constant" else inputs[spec.user_idx]
@@ -402,10 +406,15 @@ class Pending:
         self.call_of = call_of
 
     def __call__(self, region: Region, inputs):
-        if not self.program.done():
+        if not self.program.done() and not has_saved_tensors_hooks():
             return region.body.forward(*inputs)
         call = region.settle(self)
         return region.body.forward(*inputs) if call is None else call(region, inputs)
+
+
+def _records_history() -> bool:
+    """Whether autograd sees what runs now. Inference mode is stronger than ``enable_grad``."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 class _Function(torch.nn.Module):

@@ -471,3 +471,21 @@ def call_under_another_default_device(wrap):
         m = wrap(model)
         seen.append(training(model, m, randn(3, 4)))
     return seen
+
+
+@program
+def gradients_on_in_inference_mode(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                h = self.fc(x).exp()
+            return h
+
+    m = wrap(Model())
+    with torch.inference_mode():
+        seen = [m(randn(n, 4)) for n in (3, 5)]
+    return [seen, step(m, randn(3, 4))]

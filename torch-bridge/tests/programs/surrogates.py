@@ -484,3 +484,82 @@ class _Counted(Function):
 @program
 def results_without_a_gradient_are_none(wrap):
     return _trained(wrap, lambda x: _Counted.apply(x)[0])
+
+
+@program
+def checkpoint_around_a_module(wrap):
+    model = _Net(_Sign.apply)
+    m = wrap(model)
+
+    def run(x):
+        return checkpoint(m, x, use_reentrant=False)
+
+    return [training(model, run, randn(n, 4).requires_grad_()) for n in (3, 5, 4, 6, 4)]
+
+
+class _KeepsOnContext(Function):
+    """Keeps an operand without telling autograd, which sees no later write to it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.x
+
+
+@program
+def operand_on_the_context_is_written_later(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.fc(x)
+            y = _KeepsOnContext.apply(h)
+            h.add_(1)
+            return y * h.sin()
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 4)) for n in (3, 5)]
+
+
+class _Twice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        return y, y
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first + 3 * second
+
+
+@program
+def one_result_returned_twice(wrap):
+    return _trained(wrap, lambda x: _Twice.apply(x)[0].sin() * _Twice.apply(x)[1])
+
+
+class _Batched(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+@program
+def function_mapped_by_vmap(wrap):
+    return _trained(wrap, lambda x: torch.func.vmap(_Batched.apply)(x * 2))
