@@ -127,6 +127,27 @@ def drop_choices_of_attention(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def expand_one_by_one(graph: fx.Graph) -> None:
+    """before  broadcast_tensors(x, y)[0]   after  x.expand_as(y), where y has the sizes of both.
+
+    A region has no lists of tensors of several memories.
+    """
+    for node in list(graph.nodes):
+        if name_of(node) != "broadcast_tensors" or node.kwargs:
+            continue
+        listed = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args
+        for item in list(node.users):
+            if item.target is not operator.getitem or not isinstance(item.args[1], int):
+                continue
+            sizes = _metadata(value_of(item))[0]
+            like = [one for one in listed if _metadata(value_of(one))[0] == sizes]
+            if like:
+                item.op, item.target = "call_method", "expand_as"
+                item.args = (listed[item.args[1]], like[0])
+        if not node.users:
+            graph.erase_node(node)
+
+
 def _metadata(tensor: torch.Tensor) -> tuple:
     return tuple(map(expression, tensor.shape)), tensor.dtype, tensor.device
 
@@ -135,6 +156,7 @@ def simplify(graph: fx.Graph) -> None:
     """All of these rewrites."""
     drop_unread_shapes(graph)
     drop_choices_of_attention(graph)
+    expand_one_by_one(graph)
     drop_empty_operands(graph)
     copy_into_results(graph)
     fill_where(graph)

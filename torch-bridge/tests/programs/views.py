@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .facts import aliases, observe, raises, randn, step, weighted
+from .facts import aliases, observe, raises, randn, step, training, weighted
 from .registry import program
 
 
@@ -382,3 +382,21 @@ def codebook_with_moving_average(wrap):
     model = Model()
     m = wrap(model)
     return [[step(m, randn(5, 2)) for _ in range(3)], model.codes, model.counts]
+
+
+@program
+def tensors_broadcast_together(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x, y):
+            a, scale = torch.broadcast_tensors(self.fc(x), self.scale)
+            b, c, d = torch.broadcast_tensors(y[:, None], y[None], y.new_ones(1))
+            return (a * scale).tanh().sum(0), b * c + d, b, a
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, randn(n, 4), torch.rand(n)) for n in (3, 5)]
