@@ -27,6 +27,7 @@ from torch._dynamo.variables import (
     user_defined,
 )
 from torch._dynamo.variables import torch as torch_functions
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from . import _custom_functions, _older_tracers, _recurrent
@@ -133,6 +134,10 @@ def _stop_at_function(why: str) -> None:
     unimplemented(f"custom autograd.Function: {why}", "Python runs it")
 
 
+def _has_history(variable: VariableTracker) -> bool:
+    return variable.is_tensor() and variable.requires_grad is True
+
+
 def _break_at_nonlinear_functions(is_ours) -> None:
     """Of custom functions, only those that become operators are in graphs.
 
@@ -142,7 +147,9 @@ def _break_at_nonlinear_functions(is_ours) -> None:
     variable = higher_order_ops.AutogradFunctionApplyVariable
     trace, trace_backward = variable.call_function, variable.trace_backward_graph
     rewire, apply = variable.rewire_bwd_graph_outputs, misc.AutogradFunctionVariable.call_apply
-    around: list[str] = []
+    around: list[None] = []
+    #: Names of the functions that are nodes of graphs.
+    written: list[str] = []
 
     def call_function(self, tx, args, kwargs):
         if not _is_capturing(is_ours, tx):
@@ -150,7 +157,7 @@ def _break_at_nonlinear_functions(is_ours) -> None:
         code = getattr(self.bwd_fn, "__code__", None)
         if code is None or code.co_filename == torch.autograd.function.__file__:
             _stop_at_function("it is differentiable once (`once_differentiable`)")
-        around.append("")
+        around.append(None)
         try:
             result = trace(self, tx, args, kwargs)
         except _UNSPECIFIC as error:
@@ -159,6 +166,7 @@ def _break_at_nonlinear_functions(is_ours) -> None:
             around.pop()
         nodes = reversed(tx.output.current_tracer.graph.nodes)
         node = next(node for node in nodes if _custom_functions.is_custom_function(node))
+        written.append(node.name)
         if reason := _custom_functions.refusal(node, tx.output.nn_modules.__getitem__):
             _stop_at_function(reason)
         return result
@@ -169,7 +177,15 @@ def _break_at_nonlinear_functions(is_ours) -> None:
                 _stop_at_function("another one is inside of it")
             if torch._C._are_functorch_transforms_active():
                 _stop_at_function("a transform of torch.func is around it")
-        return apply(self, tx, args, kwargs)
+        before = len(written)
+        result = apply(self, tx, args, kwargs)
+        if len(written) == before and _is_capturing(is_ours, tx):
+            # No operand needs a gradient: the tracer has entered `forward` with gradients on.
+            found: list[bool] = []
+            VariableTracker.visit(lambda one: found.append(_has_history(one)), result)
+            if any(found):
+                _stop_at_function("its result depends on what is no operand")
+        return result
 
     def trace_backward_graph(self, tx, context, *more):
         effects = tx.output.side_effects

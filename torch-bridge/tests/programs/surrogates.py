@@ -563,3 +563,30 @@ class _Batched(Function):
 @program
 def function_mapped_by_vmap(wrap):
     return _trained(wrap, lambda x: torch.func.vmap(_Batched.apply)(x * 2))
+
+
+class _Through(Function):
+    @staticmethod
+    def forward(ctx, x, layer):
+        return layer(x).round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+@program
+def function_of_a_layer(wrap):
+    """No operand needs a gradient, so no parameter of the layer gets one."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.fc = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(_Through.apply(x, self.inner))
+
+    model = Model()
+    m = wrap(model)
+    return [training(model, m, torch.ones(n, 4)) for n in (3, 5)]
