@@ -77,8 +77,8 @@ class Function:
         self.writes = bool(named.get("dirty_idx"))
         #: The backward pass as operators that write nothing, for the operands it was traced with.
         self.written_out: fx.GraphModule | None = None
-        #: Both passes as operators, and the traced operands and the mode that they hold for.
-        self.traced: tuple[Any, fx.GraphModule] = (None, None)
+        #: Both passes as operators, and the mode and the traced operands that they hold for.
+        self.traced: tuple[Sequence[Any], fx.GraphModule | None] = ((), None)
         #: Which of what is saved are tensors that a later write makes invalid.
         self.checked = frozenset(named["saved_for_backward_idx"])
 
@@ -86,9 +86,9 @@ class Function:
         return _Passes.apply(self, *operands)
 
     def recorded(self, *operands):
-        """The same where operators are recorded below autograd, to be differentiated once more.
+        """The same, for a trace below autograd whose operators are differentiated once more.
 
-        The record says of each result how its gradient is to be computed.
+        In the trace, each result is a ``straight_through``, so that its gradient is the user's.
         """
         return _Recorded.apply(self, *operands)
 
@@ -174,13 +174,14 @@ class Result:
 
 
 class _Tracing(threading.local):
-    """Whether this thread traces operators."""
+    """How many traces of operators run in this thread, one inside of the other."""
 
-    is_on = False
+    depth = 0
 
 
 _tracing = _Tracing()
 _lock = threading.Lock()
+#: How many run in all threads, and what ``apply`` is where none does.
 _n_tracing = 0
 _apply = _OfPyTorch.__dict__["apply"]
 
@@ -195,15 +196,17 @@ def refused() -> Iterator[None]:
     Its operators would be traced, and its backward pass would be lost: in a kernel that a library
     registers for autograd, or in what ``allow_in_graph`` hides from the tracer.
     """
-    global _n_tracing
+    global _n_tracing, _apply
     with _lock:
+        if not _n_tracing:
+            _apply = _OfPyTorch.__dict__["apply"]
+            _OfPyTorch.apply = classmethod(_apply_unless_traced)
         _n_tracing += 1
-        _OfPyTorch.apply = classmethod(_apply_unless_traced)
-    _tracing.is_on = True
+    _tracing.depth += 1
     try:
         yield
     finally:
-        _tracing.is_on = False
+        _tracing.depth -= 1
         with _lock:
             _n_tracing -= 1
             if not _n_tracing:
@@ -211,7 +214,7 @@ def refused() -> Iterator[None]:
 
 
 def _apply_unless_traced(cls, *args, **kwargs):
-    if _tracing.is_on and cls.__name__ != _OWN:
+    if _tracing.depth and cls.__name__ != _OWN:
         raise CaptureError(f"it applies a custom autograd.Function, `{cls.__name__}`")
     return _apply.__get__(None, cls)(*args, **kwargs)
 
@@ -288,12 +291,14 @@ class _FunctionSpan(SpanRewrite):
 
     def trace(self) -> fx.GraphModule:
         # The tracer asks for a refusal, and the compiler then for the operators.
-        holds_for = (self.grad, *(id(value_of(node)) for node in self.inputs))
-        if self.called.traced[0] != holds_for:
+        holds_for = [self.grad, *map(value_of, self.inputs)]
+        known, traced = self.called.traced
+        if len(known) != len(holds_for) or any(map(operator.is_not, known, holds_for)):
             if self.has_history:
                 self._refuse_unless_linear()
-            self.called.traced = (holds_for, super().trace())
-        return self.called.traced[1]
+            traced = super().trace()
+            self.called.traced = (holds_for, traced)
+        return traced
 
     def results(self) -> list[fx.Node]:
         results = super().results()

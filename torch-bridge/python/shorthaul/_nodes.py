@@ -134,6 +134,12 @@ def is_operand_itself(node: fx.Node) -> bool:
     return memory is not None and memory == storage_of(node.args[0])
 
 
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements of a tensor are one place in memory, as behind ``expand``."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(type(step) is int and step == 0 and size != 1 for size, step in pairs)
+
+
 def is_in_place(node: fx.Node) -> bool:
     """Whether a node writes its first operand."""
     name = name_of(node)

@@ -30,6 +30,7 @@ from ._nodes import (
     is_view,
     name_of,
     needs_gradient,
+    overlaps,
     storage_of,
     tensors_of,
     value_of,
@@ -167,6 +168,8 @@ def torch_reason(node: fx.Node) -> str | None:
         return "this version of PyTorch has a gradient of its own for it"
     if name_of(node) in _HALF_DIFFERENTIABLE and any(map(needs_gradient, node.all_input_nodes[:1])):
         return "it has no gradient with respect to its first operand"
+    if _writes_overlapping(node):
+        return "it writes to a tensor whose elements share memory"
     values = list(tensors_of(value_of(node)))
     if value_of(node) is None and name_of(node) not in ("setitem", "_log_api_usage_once"):
         return "it only checks a condition" if name_of(node).startswith(_CHECKS) else _NO_VALUE
@@ -177,6 +180,13 @@ def torch_reason(node: fx.Node) -> str | None:
         if (problem := tensor_reason(tensor)) is not None:
             return problem
     return None
+
+
+def _writes_overlapping(node: fx.Node) -> bool:
+    if not node.all_input_nodes or not (is_in_place(node) or name_of(node) == "setitem"):
+        return False
+    target = value_of(node.all_input_nodes[0])
+    return isinstance(target, torch.Tensor) and target.layout == torch.strided and overlaps(target)
 
 
 def tensor_reason(tensor: torch.Tensor) -> str | None:

@@ -14,7 +14,15 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.nn import attention
 
-from ._nodes import is_empty, name_of, needs_gradient, storage_of, tensors_of, value_of
+from ._nodes import (
+    is_empty,
+    name_of,
+    needs_gradient,
+    overlaps,
+    storage_of,
+    tensors_of,
+    value_of,
+)
 from ._sizes import expression
 
 
@@ -85,7 +93,7 @@ def fill_where(graph: fx.Graph) -> None:
         )
         if where.dtype != torch.bool or not where.ndim or not covers or not kept:
             continue
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or overlaps(x):
             continue
         with graph.inserting_before(node):
             for _ in range(x.ndim - where.ndim):
@@ -99,7 +107,7 @@ def fill_where(graph: fx.Graph) -> None:
 
 
 def drop_unread_shapes(graph: fx.Graph) -> None:
-    """before  broadcast_shapes(s, t)   after  nothing, where the tracer has used the result."""
+    """before  broadcast_shapes(s, t)   after  nothing, where no node uses the result."""
     for node in list(graph.nodes):
         if name_of(node) == "broadcast_shapes" and not node.users:
             graph.erase_node(node)

@@ -399,8 +399,8 @@ class FrameCompiler:
     """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
 
     An error of the model's own is then raised by eager, and an error of the tracer's not at all.
-    Code on which the tracer itself fails twice for one reason is not given to it again; what that
-    code calls is.
+    Code on which the tracer itself fails twice for one reason is not given to it again, whoever
+    runs it in this process; what that code calls is.
     """
 
     def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):

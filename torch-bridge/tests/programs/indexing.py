@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .facts import randn, step
+from .facts import raises, randn, step
 from .registry import program
 
 
@@ -192,3 +192,43 @@ def rolled_by_an_argument(wrap):
 def where_with_one_argument(wrap):
     m = wrap(lambda x: x[torch.where(x > 0)])
     return [step(m, randn(5)), step(m, (-torch.ones(3)).requires_grad_())]
+
+
+def _filled(x, mask):
+    y = x * 2
+    y[mask] = 5.0
+    return y
+
+
+@program
+def numbers_written_where_a_mask_says(wrap):
+    m = wrap(_filled)
+    seen = [raises(step, m, randn(n, 4, 2), torch.rand(n) > 0.5) for n in (3, 5, 4)]
+    seen += [raises(step, m, randn(n, 4, 2), torch.rand(n, 4) > 0.5) for n in (3, 5, 4)]
+    # Masks of other sizes are errors, not broadcast.
+    seen += [raises(step, m, randn(3, 4), torch.ones(sizes, dtype=torch.bool)) for sizes in (1, 5)]
+    return seen
+
+
+@program
+def numbers_written_where_a_mask_says_in_other_types(wrap):
+    def forward(x):
+        counts, halves, flags = x.long(), x.bfloat16(), x > 0
+        counts[x > 0.5] = 7
+        halves[x > 0.5] = 3
+        flags[x > 0.5] = False
+        return counts, halves, flags
+
+    m = wrap(forward)
+    return [m(randn(n, 4).detach()) for n in (3, 5)]
+
+
+@program
+def numbers_written_through_views_that_overlap(wrap):
+    def forward(x, mask):
+        y = x[:1].clone().expand(3, 4)
+        y[mask] = 5.0
+        return y + 0
+
+    m = wrap(forward)
+    return raises(m, randn(3, 4).detach(), torch.rand(3, 4) > 0.5)

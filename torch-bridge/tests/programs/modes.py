@@ -489,3 +489,24 @@ def gradients_on_in_inference_mode(wrap):
     with torch.inference_mode():
         seen = [m(randn(n, 4)) for n in (3, 5)]
     return [seen, step(m, randn(3, 4))]
+
+
+@program
+def attention_of_a_chosen_kind(wrap):
+    kinds = torch.nn.attention.SDPBackend
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 12)
+
+        def forward(self, x, shape):
+            q, k, v = self.fc(x).chunk(3, -1)
+            with torch.nn.attention.sdpa_kernel([kinds.MATH]):
+                y = nn.functional.scaled_dot_product_attention(q, k, v)
+            return y.expand(torch.broadcast_shapes(y.shape, shape)).tanh()
+
+    model = Model()
+    m = wrap(model)
+    seen = [training(model, m, randn(n, 5, 4), (n, 1, 1)) for n in (2, 3)]
+    return [seen, [kind.name for kind in torch.nn.attention._cur_sdpa_kernel_backends()]]
