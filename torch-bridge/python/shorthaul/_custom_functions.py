@@ -131,14 +131,14 @@ class _Recorded(_Passes):
         results, saved = function.run(operands)
         if any(_is_tensor(one) and one.requires_grad for one in operands):
             made = _with_ways_back(function, operands, results, saved)
-            saved = [_with_history(value, operands, results, made) for value in saved]
+            saved = [_as_saved(value, operands, results, made) for value in saved]
             results = made
         results = _Passes.keep(ctx, function, results, saved)
         ctx.mark_non_differentiable(*(results[i] for i in function.constant_results))
         return results
 
 
-def _with_history(value: Any, operands, results, made) -> Any:
+def _as_saved(value: Any, operands, results, made) -> Any:
     """What is saved, with eager's history: that of an operand or of a result, or none."""
     if not _is_tensor(value) or any(value is operand for operand in operands):
         return value
@@ -311,19 +311,16 @@ class _FunctionSpan(SpanRewrite):
 
     def _refuse_unless_linear(self) -> None:
         given = [value_of(node) for node in self.inputs]
-        with self.fakes, torch.no_grad():
-            results, saved = self.called.run(given)
-        memory = _memory_of(given) | _memory_of(results)
-        kept = [value for i, value in enumerate(saved) if i not in self.called.checked]
-        if _memory_of(kept) & memory:
-            # Eager reads what is there when the backward pass runs, and no error says so.
-            raise Stays("it keeps an operand or a result without `save_for_backward`")
-        n = len(results)
-        leaves = [value.detach() if _is_tensor(value) else value for value in (*results, *saved)]
         try:
             with torch.no_grad():
+                with self.fakes:
+                    results, saved = self.called.run(given)
+                self._refuse_unsaved(given, results, saved)
+                n, leaves = len(results), (*results, *saved)
                 traced = trace(
-                    lambda *given: self.called.gradients(given[:n], given[n:]), leaves, self.fakes
+                    lambda *given: self.called.gradients(given[:n], given[n:]),
+                    [value.detach() if _is_tensor(value) else value for value in leaves],
+                    self.fakes,
                 )
                 kinds = kinds_of(traced, range(n))
         except NotLinear as why:
@@ -335,6 +332,12 @@ class _FunctionSpan(SpanRewrite):
         if any(kind not in (Kind.LINEAR, None) for kind in kinds):
             raise Stays("its backward pass gives more than multiples of the gradient")
         self.called.written_out = traced
+
+    def _refuse_unsaved(self, given, results, saved) -> None:
+        """Of what is kept beside ``save_for_backward``, eager reads what it is then, unchecked."""
+        kept = [value for i, value in enumerate(saved) if i not in self.called.checked]
+        if _memory_of(kept) & (_memory_of(given) | _memory_of(results)):
+            raise Stays("it keeps an operand or a result without `save_for_backward`")
 
     def function(self) -> Callable[..., list]:
         return self._with_history if self.has_history else self._results
