@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -318,7 +319,8 @@ def test_a_tracer_that_fails_without_text_leaves_the_frame_to_python():
     convert._torchdynamo_orig_backend = None
     said = []
     frame = sys._getframe()
-    FrameCompiler(convert, SimpleNamespace(say_tracer_failed=said.append))(frame)
+    compiler = SimpleNamespace(say_tracer_failed=said.append, failures=Counter())
+    FrameCompiler(convert, compiler)(frame)
     (message,) = said
     assert message.startswith(f"InternalTorchDynamoError, in `{frame.f_code.co_name}` (")
     assert message.endswith(f"test_messages.py:{frame.f_code.co_firstlineno})")
@@ -350,7 +352,45 @@ def test_code_on_which_the_tracer_fails_is_traced_twice_at_most(caplog):
     ):
         for _ in range(2):
             torch.testing.assert_close(compiled(x), model(x))
+    _is_not_traced_again(compiled, model, x)
+
+
+def _is_not_traced_again(compiled, model, x) -> None:
     traced = torch._dynamo.utils.counters["frames"]["total"]
     for _ in range(3):
         torch.testing.assert_close(compiled(x), model(x))
     assert torch._dynamo.utils.counters["frames"]["total"] == traced
+
+
+class OfItsLength(nn.Module):
+    """Traced, it makes a shape that does not fit; in eager it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        wide = 5 if torch.compiler.is_compiling() else 6
+        return self.fc(x) + x.new_ones(wide)
+
+
+def test_code_that_runs_in_eager_alone_is_traced_thrice_at_most():
+    model = OfItsLength()
+    compiled, x = shorthaul.module(model), torch.randn(3, 6)
+    with pytest.warns(shorthaul.FallbackWarning, match="tracer failed"):
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+    _is_not_traced_again(compiled, model, x)
+
+
+def test_errors_that_eager_raises_too_do_not_end_the_tracing():
+    model = nn.Sequential(nn.Linear(6, 6))
+    compiled = shorthaul.module(model)
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            compiled(torch.randn(3, 5))
+    assert not runner_of(compiled).compiler.failures
+    before = torch._dynamo.utils.counters["frames"]["ok"]
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert torch._dynamo.utils.counters["frames"]["ok"] > before

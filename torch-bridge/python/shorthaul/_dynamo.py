@@ -243,6 +243,8 @@ class GraphCompiler:
         self.has_graphs = False
         #: Why Dynamo left a function to Python, where it did.
         self.left_to_python = ""
+        #: How often the tracer failed on what eager ran: code, and why.
+        self.failures: Counter[tuple] = Counter()
         #: How many of each part were made besides for further sizes of a trace.
         self.n_sizes: Counter[tuple] = Counter()
         #: What earlier sizes compiled, by what a graph computes and the mode it computes in.

@@ -351,6 +351,10 @@ class Runner:
             if isinstance(failure.inner_exception, ShorthaulError):
                 raise failure.inner_exception from None
             raise
+        except Exception:
+            # The tracer may have failed on what eager refuses as well.
+            self.compiler.failures.clear()
+            raise
         finally:
             _calling.depth -= 1
         if is_first:
@@ -399,8 +403,8 @@ class FrameCompiler:
     """Dynamo's way with a frame, but for frames that it fails on: those run in eager.
 
     An error of the model's own is then raised by eager, and an error of the tracer's not at all.
-    Code on which the tracer itself fails twice for one reason is not given to it again, whoever
-    runs it in this process; what that code calls is.
+    Code on which the tracer itself fails twice for one reason, or thrice on what eager runs, is not
+    given to it again, whoever runs it in this process; what that code calls is.
     """
 
     def __init__(self, convert, compiler: GraphCompiler, limit=contextlib.nullcontext):
@@ -411,8 +415,6 @@ class FrameCompiler:
         self.convert = convert
         self.limit = limit
         self.compiler = compiler
-        #: Code on which the tracer failed, with the reason.
-        self.failed: set[tuple[types.CodeType, str]] = set()
 
     def __call__(self, frame, *more):
         try:
@@ -421,10 +423,13 @@ class FrameCompiler:
         except TRACER_ERRORS as failure:
             reason, is_tracers = first_line(failure).rstrip(": "), is_tracers_own(failure)
         code = frame.f_code
-        self.compiler.say_tracer_failed(f"{reason}, in `{code.co_name}` ({line_of(code)})")
-        for_ever = is_tracers and (code, reason) in self.failed
-        self.failed.add((code, reason))
-        return leave_frame(for_ever)
+        # Our own frames say nothing about the model.
+        is_own = code.co_filename == __file__
+        place = "" if is_own else f", in `{code.co_name}` ({line_of(code)})"
+        self.compiler.say_tracer_failed(reason + place)
+        failures = self.compiler.failures
+        failures[code, reason] += 1
+        return leave_frame(failures[code, reason] >= (2 if is_tracers else 3))
 
 
 def _with_own_code(forward):
