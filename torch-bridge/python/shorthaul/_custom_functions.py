@@ -29,7 +29,7 @@ from ._sizes import expression
 from ._span import COPIED, CUT, SpanRewrite, Stays, mode_at, trace
 
 _NAME = "autograd_function_apply"
-#: Where a node keeps the ``Function`` that has been made of it.
+#: Where a node keeps the ``CustomFunction`` that has been made of it.
 _KNOWN = "shorthaul_function"
 
 _SET_GRAD = torch._C._set_grad_enabled
@@ -61,7 +61,7 @@ _operator = torch.ops.shorthaul.straight_through
 _OfPyTorch = torch.autograd.Function
 
 
-class Function:
+class CustomFunction:
     """A custom function as the tracer saw it: its two passes as graphs.
 
     A call gives a tuple of results. It is PyTorch's way to run the function: gradients of any order
@@ -104,14 +104,14 @@ class Function:
 
 class _Passes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function: Function, *operands):
+    def forward(ctx, function: CustomFunction, *operands):
         results, saved = function.run(operands)
         results = _Passes.keep(ctx, function, results, saved)
         ctx.mark_non_differentiable(*(results[i] for i in function.constant_results))
         return results
 
     @staticmethod
-    def keep(ctx, function: Function, results: Sequence[Any], saved: Sequence[Any]) -> tuple:
+    def keep(ctx, function: CustomFunction, results: Sequence[Any], saved: Sequence[Any]) -> tuple:
         ctx.function = function
         ctx.kept = [None if i in function.checked else one for i, one in enumerate(saved)]
         ctx.save_for_backward(*(saved[i] for i in sorted(function.checked)))
@@ -127,7 +127,7 @@ class _Passes(torch.autograd.Function):
 
 class _Recorded(_Passes):
     @staticmethod
-    def forward(ctx, function: Function, *operands):
+    def forward(ctx, function: CustomFunction, *operands):
         results, saved = function.run(operands)
         if any(_is_tensor(one) and one.requires_grad for one in operands):
             made = _with_ways_back(function, operands, results, saved)
@@ -148,7 +148,7 @@ def _as_saved(value: Any, operands, results, made) -> Any:
     return CUT(value)
 
 
-class Result:
+class CustomResult:
     """One result of a function in a graph: of its value, of v, and of the function's operands.
 
     Kernels compute straight_through of the first two. PyTorch calls the function.
@@ -156,7 +156,7 @@ class Result:
 
     __name__ = "custom_function_result"
 
-    def __init__(self, function: Function, position: int):
+    def __init__(self, function: CustomFunction, position: int):
         self.function = function
         self.position = position
 
@@ -164,7 +164,7 @@ class Result:
         return self.function(*operands)[self.position]
 
     def recorded(self, y: torch.Tensor, v: torch.Tensor, *operands):
-        """The result, as ``Function.recorded`` gives it."""
+        """The result, as ``CustomFunction.recorded`` gives it."""
         return self.function.recorded(*operands)[self.position]
 
     @staticmethod
@@ -220,7 +220,7 @@ def _apply_unless_traced(cls, *args, **kwargs):
 
 
 def adopt(graph_module: fx.GraphModule) -> None:
-    """Lets every custom function of a graph be one ``Function``."""
+    """Lets every custom function of a graph be one ``CustomFunction``."""
     for node in list(graph_module.graph.nodes):
         if is_custom_function(node):
             adopt_node(node, lambda name: getattr(graph_module, name))
@@ -233,10 +233,12 @@ def is_custom_function(node: fx.Node) -> bool:
 
 
 def adopt_node(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> None:
-    """Lets a node call a ``Function`` of its operands."""
+    """Lets a node call a ``CustomFunction`` of its operands."""
     forward, backward, *operands = node.args
     known = node.meta.get(_KNOWN)
-    node.target = known or Function(module(forward.target), module(backward.target), node.kwargs)
+    node.target = known or CustomFunction(
+        module(forward.target), module(backward.target), node.kwargs
+    )
     node.args, node.kwargs = tuple(operands), {}
     for body in (forward, backward):
         if not body.users:
@@ -246,7 +248,7 @@ def adopt_node(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> None:
 def refusal(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> str:
     """Why a function, as the tracer wrote it, cannot be written as operators; empty if it can."""
     forward, backward, *operands = node.args
-    function = Function(module(forward.target), module(backward.target), node.kwargs)
+    function = CustomFunction(module(forward.target), module(backward.target), node.kwargs)
     node.meta[_KNOWN] = function
     try:
         # Tracing saves nothing for a backward pass that anybody runs.
@@ -260,7 +262,7 @@ def refusal(node: fx.Node, module: Callable[[str], fx.GraphModule]) -> str:
 def write_out_functions(graph: fx.Graph) -> None:
     """Writes the custom functions of a graph as operators, where they can be written so."""
     for node in list(graph.nodes):
-        if isinstance(node.target, Function):
+        if isinstance(node.target, CustomFunction):
             try:
                 _FunctionSpan(node, node.target, node.args).replace()
             except Stays as why:
@@ -270,7 +272,7 @@ def write_out_functions(graph: fx.Graph) -> None:
 class _FunctionSpan(SpanRewrite):
     """A custom function and its results."""
 
-    def __init__(self, node: fx.Node, called: Function, operands: Sequence[fx.Node]):
+    def __init__(self, node: fx.Node, called: CustomFunction, operands: Sequence[fx.Node]):
         self.called = called
         self.items = list(node.users)
         if any(item.target is not operator.getitem for item in self.items):
@@ -360,7 +362,7 @@ class _FunctionSpan(SpanRewrite):
             raise Stays("it draws random numbers")
         if node.target is not _operator.default:
             return super().copy(node, made, new)
-        target = Result(self.called, super().results().index(node))
+        target = CustomResult(self.called, super().results().index(node))
         operands = [made[operand] for operand in node.args]
         copied = self.graph.call_function(target, (*operands, *self.inputs))
         copied.meta = {k: v for k, v in self.span[0].meta.items() if k in COPIED}
@@ -395,7 +397,7 @@ class _FunctionSpan(SpanRewrite):
             self._renew_views(user, memory)
 
 
-def _with_ways_back(function: Function, operands, results, saved) -> list[torch.Tensor]:
+def _with_ways_back(function: CustomFunction, operands, results, saved) -> list[torch.Tensor]:
     """The results, each straight_through with its v. Raises ``Stays`` where there is none."""
     results = [_apart(result, operands) for result in results]
     saved = [CUT(value) if _is_tensor(value) else value for value in saved]
@@ -466,8 +468,8 @@ def _without_modes(body: fx.GraphModule) -> fx.GraphModule:
 
 
 __all__ = [
-    "Function",
-    "Result",
+    "CustomFunction",
+    "CustomResult",
     "adopt",
     "is_custom_function",
     "refusal",

@@ -148,10 +148,10 @@ def _break_at_nonlinear_functions(is_ours) -> None:
     trace, trace_backward = variable.call_function, variable.trace_backward_graph
     rewire, apply = variable.rewire_bwd_graph_outputs, misc.AutogradFunctionVariable.call_apply
     around: list[None] = []
-    #: Names of the functions that are nodes of graphs.
-    written: list[str] = []
+    n_nodes = 0
 
     def call_function(self, tx, args, kwargs):
+        nonlocal n_nodes
         if not _is_capturing(is_ours, tx):
             return trace(self, tx, args, kwargs)
         code = getattr(self.bwd_fn, "__code__", None)
@@ -166,7 +166,7 @@ def _break_at_nonlinear_functions(is_ours) -> None:
             around.pop()
         nodes = reversed(tx.output.current_tracer.graph.nodes)
         node = next(node for node in nodes if _custom_functions.is_custom_function(node))
-        written.append(node.name)
+        n_nodes += 1
         if reason := _custom_functions.refusal(node, tx.output.nn_modules.__getitem__):
             _stop_at_function(reason)
         return result
@@ -177,9 +177,9 @@ def _break_at_nonlinear_functions(is_ours) -> None:
                 _stop_at_function("another one is inside of it")
             if torch._C._are_functorch_transforms_active():
                 _stop_at_function("a transform of torch.func is around it")
-        before = len(written)
+        before = n_nodes
         result = apply(self, tx, args, kwargs)
-        if len(written) == before and _is_capturing(is_ours, tx):
+        if n_nodes == before and _is_capturing(is_ours, tx):
             # No operand needs a gradient: the tracer has entered `forward` with gradients on.
             found: list[bool] = []
             VariableTracker.visit(lambda one: found.append(_has_history(one)), result)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ._custom_functions import Function, Result
+from ._custom_functions import CustomFunction, CustomResult
 from ._nodes import (
     is_in_place,
     is_transform,
@@ -151,7 +151,7 @@ class _Gradients(SpanRewrite):
         for node in self.span:
             copied = made[node] = graph.node_copy(node, made.__getitem__)
             copied.meta = {k: v for k, v in node.meta.items() if k in COPIED}
-            if isinstance(node.target, Function | Result):
+            if isinstance(node.target, CustomFunction | CustomResult):
                 copied.target = node.target.recorded
             if self.loses_history(node):
                 made[node] = graph.call_function(CUT, (copied,))

@@ -24,7 +24,7 @@ from . import _autocast, _native
 from ._background import start_compiling
 from ._call import Call, is_recorded
 from ._capture import Captured, capture
-from ._custom_functions import Result, refused
+from ._custom_functions import CustomResult, refused
 from ._errors import (
     CaptureError,
     CompileError,
@@ -436,9 +436,9 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, node: fx.Node):
         try:
-            if isinstance(node.target, Result):
+            if isinstance(node.target, CustomResult):
                 with self._set_current_node(node):
-                    return Result.traced(*self.fetch_args_kwargs_from_env(node)[0])
+                    return CustomResult.traced(*self.fetch_args_kwargs_from_env(node)[0])
             if name_of(node) == "one_hot":
                 with self._set_current_node(node):
                     given, named = self.fetch_args_kwargs_from_env(node)

@@ -123,15 +123,7 @@ def memory_efficient_swish(wrap):
 
 @program(slack=10)
 def second_derivative_of_swish(wrap):
-    model = _Net(_Swish.apply)
-    m, seen = wrap(model), []
-    for n in (3, 5, 3):
-        x = randn(n, 4).requires_grad_()
-        (gradient,) = torch.autograd.grad(m(x).square().sum(), x, create_graph=True)
-        model.zero_grad()
-        gradient.square().sum().backward()
-        seen.append([observe(gradient), observe(x.grad), gradients(model)])
-    return seen
+    return _second_derivatives(wrap, _Swish.apply)
 
 
 @program(slack=10)
@@ -194,20 +186,28 @@ class _Masked(Function):
         return grad * mask, None
 
 
-@program
-def parameter_without_a_gradient(wrap):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.scores = nn.Linear(4, 4), nn.Parameter(randn(4).detach())
+class _WithParameter(nn.Module):
+    """``function`` of a linear layer's results and of a parameter."""
 
-        def forward(self, x):
-            return _Masked.apply(self.fc(x), self.scores)
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.fc = function, nn.Linear(4, 4)
+        self.other = nn.Parameter(randn(4).detach())
 
-    model = Model()
+    def forward(self, x):
+        return self.function(self.fc(x), self.other)
+
+
+def _trained_with_parameter(wrap, function):
+    model = _WithParameter(function)
     m = wrap(model)
     seen = [training(model, m, randn(n, 4)) for n in (3, 5)]
-    return [seen, model.scores.grad is None]
+    return [seen, model.other.grad is None]
+
+
+@program
+def parameter_without_a_gradient(wrap):
+    return _trained_with_parameter(wrap, _Masked.apply)
 
 
 def _unary(forward, backward):
@@ -374,18 +374,7 @@ class _Scaled(Function):
 
 @program
 def value_depends_on_a_parameter_without_a_gradient(wrap):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.scale = nn.Linear(4, 4), nn.Parameter(randn(4).detach())
-
-        def forward(self, x):
-            return _Scaled.apply(self.fc(x), self.scale)
-
-    model = Model()
-    m = wrap(model)
-    seen = [training(model, m, randn(n, 4)) for n in (3, 5)]
-    return [seen, model.scale.grad is None]
+    return _trained_with_parameter(wrap, _Scaled.apply)
 
 
 def _second_derivatives(wrap, function):
