@@ -23,7 +23,14 @@ from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from ._errors import CaptureError, ShorthaulError, first_line
 from ._linear import Kind, NotLinear, kinds_of
-from ._nodes import TORCH_REASON, is_in_place, needs_gradient, storage_of, value_of
+from ._nodes import (
+    TORCH_REASON,
+    is_in_place,
+    needs_gradient,
+    run_again,
+    storage_of,
+    value_of,
+)
 from ._rewrites import fill_where
 from ._sizes import expression
 from ._span import COPIED, CUT, SpanRewrite, Stays, mode_at, trace
@@ -387,13 +394,8 @@ class _FunctionSpan(SpanRewrite):
         for user in node.users:
             if storage_of(user) != memory or is_in_place(user):
                 continue
-            args, kwargs = fx.node.map_arg((user.args, user.kwargs), value_of)
-            with self.fakes, torch.set_grad_enabled(mode_at(self.graph, user)):
-                if user.op == "call_method":
-                    value = getattr(args[0], user.target)(*args[1:], **kwargs)
-                else:
-                    value = user.target(*args, **kwargs)
-            user.meta["example_value"] = value
+            with torch.set_grad_enabled(mode_at(self.graph, user)):
+                user.meta["example_value"] = run_again(user, self.fakes)
             self._renew_views(user, memory)
 
 

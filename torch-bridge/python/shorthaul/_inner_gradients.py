@@ -165,7 +165,7 @@ class _Gradients(SpanRewrite):
 
     def writers(self) -> list[fx.Node]:
         """The nodes that write a tensor."""
-        return [n for n in self.span if is_in_place(n) or name_of(n) in ("setitem", "copy_")]
+        return [n for n in self.span if is_in_place(n)]
 
 
 class _TransformSpan(_Gradients):

@@ -33,6 +33,15 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
+def run_again(node: fx.Node, fakes: Any) -> Any:
+    """What a node gives for the traced values of its operands; ``fakes`` is their mode."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+    with fakes:
+        if node.op == "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)
+
+
 def name_of(node: fx.Node) -> str:
     """The last word of the function or method that a node calls."""
     if isinstance(node.target, str):
@@ -151,4 +160,4 @@ _IN_PLACE_OPERATORS = frozenset(
     form.format(name)
     for name in "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
     for form in ("i{}", "__i{}__")
-)
+) | {"setitem"}

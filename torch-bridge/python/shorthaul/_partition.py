@@ -183,7 +183,7 @@ def torch_reason(node: fx.Node) -> str | None:
 
 
 def _writes_overlapping(node: fx.Node) -> bool:
-    if not node.all_input_nodes or not (is_in_place(node) or name_of(node) == "setitem"):
+    if not node.all_input_nodes or not is_in_place(node):
         return False
     target = value_of(node.all_input_nodes[0])
     return isinstance(target, torch.Tensor) and target.layout == torch.strided and overlaps(target)
@@ -278,7 +278,7 @@ class Split:
     def _writes_beside_autograd(self, node: fx.Node, ambient: Ambient) -> bool:
         """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
         operand = node.all_input_nodes[0] if node.all_input_nodes else None
-        writes = is_in_place(node) or name_of(node) in ("setitem", "copy_")
+        writes = is_in_place(node)
         if operand is None or not writes or storage_of(operand) not in self.with_history:
             return False
         return ambient.grad is False or not needs_gradient(operand)
@@ -339,7 +339,7 @@ class Split:
         behind = False
         written = set()
         for node in self.graph.nodes:
-            if behind and (is_in_place(node) or name_of(node) == "setitem"):
+            if behind and is_in_place(node):
                 written |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
             behind = behind or node is last
         return [node for node in region.inputs if storage_of(node) in written - {None}]
@@ -348,7 +348,7 @@ class Split:
 def _refuse_writes_with_history(region: RegionPlan) -> None:
     """A write to a value from outside that needs a gradient is part of autograd's graph."""
     memory = {storage_of(node) for node in region.inputs if needs_gradient(node)} - {None}
-    writers = [n for n in region.nodes if is_in_place(n) or name_of(n) == "setitem"]
+    writers = [n for n in region.nodes if is_in_place(n)]
     found = [n for n in writers if n.all_input_nodes and storage_of(n.all_input_nodes[0]) in memory]
     if found:
         reason = "it writes in place to a tensor that needs a gradient"

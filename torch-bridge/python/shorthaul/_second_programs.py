@@ -18,6 +18,7 @@ from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._subclasses import FakeTensorMode
 
 from ._inner_gradients import write_out_gradients
+from ._nodes import run_again, value_of
 
 #: Gives gradients for tensors and gradients of results; ``None`` for inputs that get none.
 Gradients = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torch.Tensor | None]]
@@ -54,12 +55,12 @@ def compiled_gradients(
 
     with torch.enable_grad(), _disable_saved_tensors_hooks_during_tracing():
         made, results = _copied(body, given, graph, placeholder, mode, origins)
-        used = [i for i, at in enumerate(outputs) if _value(results[at]).requires_grad]
+        used = [i for i, at in enumerate(outputs) if value_of(results[at]).requires_grad]
         sources = [made[i] for i in wanted]
         grads = []
         for i in used:
             with mode:
-                like = torch.empty_like(_value(results[outputs[i]]), requires_grad=True)
+                like = torch.empty_like(value_of(results[outputs[i]]), requires_grad=True)
             grads.append(placeholder(f"grad_{i}", like))
         if not used or not sources:
             raise NotWritten("no result has a gradient")
@@ -117,21 +118,12 @@ def _copied(body: fx.GraphModule, given, graph: fx.Graph, placeholder, mode, ori
 
 def _run(node: fx.Node, mode: FakeTensorMode) -> Any:
     """Runs a node without memory, and notes its value."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), _value)
     try:
-        with mode:
-            if node.op == "call_function":
-                value = node.target(*args, **kwargs)
-            else:
-                value = getattr(args[0], node.target)(*args[1:], **kwargs)
+        value = run_again(node, mode)
     except Exception as error:
         raise NotWritten(f"PyTorch cannot trace `{node.name}`: {error}") from error
     node.meta["example_value"] = value
     return value
-
-
-def _value(node: Any) -> Any:
-    return node.meta["example_value"] if isinstance(node, fx.Node) else node
 
 
 __all__ = ["NotWritten", "compiled_gradients"]

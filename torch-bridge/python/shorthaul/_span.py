@@ -24,6 +24,7 @@ from ._errors import first_line
 from ._nodes import (
     is_in_place,
     name_of,
+    run_again,
     storage_of,
     tensors_of,
     value_of,
@@ -134,7 +135,7 @@ class SpanRewrite:
         last = next(iter(reversed(self.graph.nodes)))
         seen = {storage_of(node) for node in last.all_input_nodes}
         for node in self.graph.nodes:
-            if node not in self.inside and (is_in_place(node) or name_of(node) == "setitem"):
+            if node not in self.inside and is_in_place(node):
                 seen |= {storage_of(operand) for operand in node.all_input_nodes[:1]}
         return bool(shared & seen & {storage_of(node) for node in self.outputs})
 
@@ -229,9 +230,8 @@ class SpanRewrite:
         """Traces one node with its history; ``given`` has the value that eager's trace had."""
         if not isinstance(node, fx.Node) or "example_value" in node.meta:
             return
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-        with self.fakes, torch.set_grad_enabled(self.grad):
-            value = node.target(*args, **kwargs)
+        with torch.set_grad_enabled(self.grad):
+            value = run_again(node, self.fakes)
         if given is not None:
             if metadata(value) != metadata(value_of(given)):
                 raise Stays(
