@@ -8,7 +8,7 @@ mod contraction_checks;
 
 use contraction_cases::{Conv, extent, matmul, plain};
 use contraction_checks::{
-    Number, Random, check_all, check_all_of, compile, reference, run, target,
+    EPILOGUE, Random, check_all, check_all_of, check_hooks, compile, reference, run, target,
 };
 use kernels::contraction::{Axis, Contraction, ContractionTarget, Element, Hooks, Operand, emit};
 
@@ -372,80 +372,6 @@ fn operands_may_come_swapped() {
     ];
     check_all("swapped", 16, cases, false);
 }
-
-/// Runs one contraction with hooks whose effect is also applied to the reference, in both precisions.
-fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str, out_at: &str) {
-    check_hooks_of::<f32>(label, c, hooks, hook_text, out_at);
-    let text = hook_text.replace("float", "double");
-    check_hooks_of::<f64>(label, c, hooks, &text, out_at);
-}
-
-fn check_hooks_of<T: Number>(
-    label: &str,
-    c: &Contraction,
-    hooks: &Hooks,
-    hook_text: &str,
-    out_at: &str,
-) {
-    let c = &Contraction {
-        element: T::ELEMENT,
-        ..c.clone()
-    };
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let target = ContractionTarget {
-        vector_width: 16,
-        threads: 2,
-        machine: graph::Machine::with_vector_width(16),
-        requested: kernels::contraction::BlockingRequest::default(),
-        known: Vec::new(),
-    };
-    let e = emit("k", c, hooks, &target).expect("supported");
-    let text = hook_text.replace("OUT_AT", out_at);
-    let lib = compile(dir.path(), "hooks", &format!("{text}{}", e.source));
-    let mut r = Random(5);
-    let (a, b) = (r.floats(extent(&c.a)), r.floats(extent(&c.b)));
-    let len = extent(&c.out);
-    let numbers = |x: Vec<f32>| -> Vec<T> { x.into_iter().map(T::from_f32).collect() };
-    let (a, b) = (numbers(a), numbers(b));
-    let through = |x: &[T], hook: &Option<String>| -> Vec<f64> {
-        x.iter()
-            .map(|v| match (hook, (*v).into()) {
-                (Some(_), v) => (2.0 * v + 1.0).max(0.0),
-                (None, v) => v,
-            })
-            .collect()
-    };
-    let expected = reference(
-        c,
-        &through(&a, &hooks.prologue_a),
-        &through(&b, &hooks.prologue_b),
-        len,
-    );
-    for nt in [1, 2, 3] {
-        let mut out = vec![T::NAN; len];
-        run(&lib, &e, &a, &b, &mut out, nt);
-        for (i, want) in expected.iter().enumerate() {
-            let want = if hooks.epilogue.is_some() {
-                3.0 * want + i as f64 / 64.0
-            } else {
-                *want
-            };
-            let got: f64 = out[i].into();
-            assert!(
-                (got - want).abs() < 10.0 * T::ERROR,
-                "{label} ({}): element {i} is {got}, expected {want}",
-                e.path,
-            );
-        }
-    }
-}
-
-/// The epilogue triples each element once and adds a multiple of its position.
-const EPILOGUE: &str = "static inline void epi(void *const *buf, long tid, long bt, long m0, long m1, long n0, long n1) {
-    float *o = buf[2]; (void)tid; (void)bt;
-    for (long m = m0; m < m1; m++) for (long n = n0; n < n1; n++) o[OUT_AT] = 3*o[OUT_AT] + (OUT_AT)/64.0f;
-}
-";
 
 #[test]
 fn epilogues_see_every_final_element_once() {

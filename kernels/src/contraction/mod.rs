@@ -29,6 +29,7 @@ mod refusal;
 mod stage;
 pub mod text;
 mod tiles;
+mod winograd;
 
 pub use choice::{PlanSignature, PriorPlan, PriorPlans};
 pub use digits::normal_form;
@@ -136,6 +137,8 @@ pub struct BlockingRequest {
     pub n_others: usize,
     /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
     pub varies: bool,
+    /// Whether convolutions of 3×3 taps may be computed by minimal filtering, where that is predicted to gain.
+    pub filters: bool,
 }
 
 /// How a contraction was cut.
@@ -349,7 +352,11 @@ fn specialized(
         let vector = Vector::new(c.element, target.vector_width);
         match depthwise::emit(name, &form, &inner, vector, target)? {
             Some(done) => done,
-            None => driver::emit(name, &form, &inner, vector, target)?,
+            None => {
+                let usual = driver::emit(name, &form, &inner, vector, target)?;
+                let most = usual.predicted_ns;
+                winograd::emit(name, &form, &inner, vector, target, most).unwrap_or(usual)
+            }
         }
     };
     done.flops = flops(c);

@@ -1,0 +1,384 @@
+//! The convolution itself, and its image's gradient: filters transformed once, then blocks of rows of tiles.
+
+use super::{
+    Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES, transforms,
+    up, vectors,
+};
+use crate::contraction::microkernel::{Level, MicroKernel};
+use crate::contraction::text::{CText, preamble};
+use crate::contraction::{ContractionTarget, EmittedContraction, Hooks, Launch};
+
+/// How the work is cut.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// Runs of rows of tiles, each transformed and multiplied as one.
+    units: i64,
+    /// Tiles and vectors of a micro-kernel.
+    rows: i64,
+    nv: i64,
+}
+
+struct Forward<'a> {
+    c: &'a Convolution,
+    prefix: String,
+    prologue: Option<&'a str>,
+    cut: Cut,
+}
+
+/// Emits the convolution if some cut is predicted to take less than `most` nanoseconds.
+pub(super) fn emit(
+    name: &str,
+    c: &Convolution,
+    prologue: Option<&str>,
+    hooks: &Hooks,
+    target: &ContractionTarget,
+    most: f64,
+) -> Option<EmittedContraction> {
+    let (cut, predicted_ns) = best(c, target)?;
+    if predicted_ns > most {
+        return None;
+    }
+    let f = Forward {
+        c,
+        prefix: format!("{name}_p0"),
+        prologue,
+        cut,
+    };
+    let mut t = CText::default();
+    t.raw(&preamble(c.vector));
+    f.pack(&mut t);
+    c.rows_function(&mut t, &f.prefix, prologue);
+    let place = |at: &str| at.to_string();
+    let input = format!("{}_image", f.prefix);
+    transforms::image(
+        &mut t,
+        &input,
+        c.vector,
+        c.channels(),
+        f.image_point(),
+        &place,
+    );
+    f.results_function(&mut t);
+    f.main(&mut t, hooks);
+    let mut launches = Vec::new();
+    for (symbol, stage) in [(format!("{name}_pack"), "pack"), (name.to_string(), "main")] {
+        t.line(format!(
+            "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
+        ));
+        t.line(format!("{}_{stage}(buf, scratch, tid, nt);", f.prefix));
+        t.line("}");
+        launches.push(Launch { symbol });
+    }
+    let bytes = c.vector.element.bytes();
+    Some(EmittedContraction {
+        source: t.finish(),
+        launches,
+        shared_scratch_bytes: (f.filter_numbers() * bytes) as usize,
+        thread_scratch_bytes: (f.scratch()[4] * bytes) as usize,
+        flops: 0,
+        predicted_ns: predicted_ns as u64,
+        path: "winograd",
+        products: c.vector.element.dtype(),
+        refusal: None,
+        takes_prologues: true,
+        cuts: None,
+        choices: Vec::new(),
+        sum_slots: if hooks.sums.is_some() { cut.units } else { 0 },
+        finishes_in_blocks: true,
+        pitch: None,
+        roles: c.roles(),
+    })
+}
+
+/// The cut that is predicted to take the fewest nanoseconds, and these.
+fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, f64)> {
+    let lanes = c.vector.lanes;
+    let is_wide = target.vector_width == 16;
+    let nv = vectors(
+        c.features(),
+        lanes,
+        if is_wide { [2, 3, 1] } else { [2, 3, 2] },
+    );
+    let registers = if is_wide { 28 } else { 12 };
+    let strips = c.strips();
+    let mut best: Option<(Cut, f64)> = None;
+    for most in 1..=strips.min(64) {
+        let units = (strips + most - 1) / most;
+        for rows in registers / nv / 2..=registers / nv {
+            let cut = Cut { units, rows, nv };
+            let ns = predicted_ns(c, cut, target);
+            if best.is_none_or(|b| ns < b.1) {
+                best = Some((cut, ns));
+            }
+        }
+    }
+    best
+}
+
+fn predicted_ns(c: &Convolution, cut: Cut, target: &ContractionTarget) -> f64 {
+    let machine = &target.machine;
+    let cycles_per_us = machine.product_operations_per_us.max(1) as f64 / OPERATIONS;
+    let per_byte = |level: graph::Level| cycles_per_us / level.bytes_per_us.max(1) as f64;
+    let (l3, memory) = (per_byte(machine.l3), per_byte(machine.memory));
+    let each = c.vector.element.bytes() as f64;
+    let threads = target.threads.max(1) as f64;
+    let tiles = c.unit_tiles(cut.units);
+    let padded = up(tiles, cut.rows) as f64;
+    let width = up(c.features(), cut.nv * c.vector.lanes) as f64;
+    let (tiles, channels, points) = (tiles as f64, c.channels() as f64, POINTS as f64);
+    let wide = each / 64.0;
+
+    let room = machine.l2.bytes as f64 * 0.7;
+    let filter_bytes = points * channels * width * each;
+    let image_bytes = points * padded * channels * each;
+    let panel = (cut.nv * c.vector.lanes) as f64;
+    let panel_bytes = points * padded * panel * each;
+    let products = points * padded * width * channels * 2.0 / OPERATIONS * (each / 4.0) / RATE;
+    let calls = points * (padded / cut.rows as f64) * (width / panel) * 20.0;
+    let mut unit = products + calls;
+    unit += tiles * (channels * IMAGE_CYCLES + width * RESULT_CYCLES) * wide;
+    // The transformed image is read again for each panel, filters for each unit.
+    let over = (image_bytes + panel_bytes - room).clamp(0.0, image_bytes);
+    unit += over * (1.0 + width / panel) * l3;
+    let from = if filter_bytes < room - image_bytes.min(room / 2.0) {
+        0.1 * l3
+    } else {
+        0.7 * l3
+    };
+    unit += filter_bytes * from;
+    let turns = (cut.units as f64 / threads).ceil();
+    let filters = channels * width * FILTER_CYCLES * wide + filter_bytes * memory;
+    let cycles = turns * unit + filters / threads + 3000.0;
+    cycles * 1e3 / cycles_per_us
+}
+
+impl Forward<'_> {
+    fn panel(&self) -> i64 {
+        self.cut.nv * self.c.vector.lanes
+    }
+
+    fn panels(&self) -> i64 {
+        up(self.c.features(), self.panel()) / self.panel()
+    }
+
+    fn filter_numbers(&self) -> i64 {
+        POINTS * self.c.channels() * self.panels() * self.panel()
+    }
+
+    /// Tiles that scratch has room for.
+    fn tiles(&self) -> i64 {
+        up(self.c.unit_tiles(self.cut.units), self.cut.rows)
+    }
+
+    /// Numbers between two elements of a transformed tile of the image, and of results. Not a multiple of a page, where
+    /// all elements would fall into one set of a cache.
+    fn image_point(&self) -> i64 {
+        self.tiles() * self.c.channels() + self.c.vector.element.per_line()
+    }
+
+    fn result_point(&self) -> i64 {
+        self.tiles() * self.panel() + self.c.vector.element.per_line()
+    }
+
+    /// Where in scratch the transformed results, a row of zeros, a tile at the border and rows that a prologue makes
+    /// begin, and where it ends.
+    fn scratch(&self) -> [i64; 5] {
+        let line = self.c.vector.element.per_line();
+        let results = POINTS * self.image_point();
+        let zeros = results + POINTS * self.result_point();
+        let border = zeros + up(self.c.row_numbers(), line);
+        let made = border + POINTS * self.c.channels();
+        [
+            results,
+            zeros,
+            border,
+            made,
+            made + self.c.made_numbers(self.prologue),
+        ]
+    }
+
+    /// Transforms the filters.
+    fn pack(&self, t: &mut CText) {
+        let (c, panel) = (self.c, self.panel());
+        let number = c.vector.element.c_type();
+        let (channels, features) = (c.channels(), c.features());
+        t.line(format!(
+            "static void {}_pack(void *const *buf, void *scratch, long tid, long nt) {{",
+            self.prefix
+        ));
+        t.line(format!(
+            "(void)scratch; const {number} *W = (const {number} *)buf[{}] + {}L;",
+            1 - c.image_buffer,
+            c.filter.base
+        ));
+        let units = self.panels() * channels;
+        t.line(format!(
+            "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+        ));
+        t.line(format!(
+            "const long k = u/{channels}L*{panel}L, c = u%{channels}L, n = shl_min({panel}L, {features}L - k);"
+        ));
+        t.line(format!("{number} g[{}];", 9 * panel));
+        t.line(format!("if (n < {panel}L) memset(g, 0, sizeof g);"));
+        t.line(format!(
+            "const {number} *w = W + k*{}L + c*{}L;",
+            c.filter.stride(c.feature),
+            c.filter.stride(c.channel)
+        ));
+        for i in 0..9 {
+            let at =
+                (i / 3) * c.filter.stride(c.rows.tap) + (i % 3) * c.filter.stride(c.columns.tap);
+            t.line(format!(
+                "for (long i = 0; i < n; i++) g[{}L + i] = w[i*{}L + {at}L];",
+                i * panel,
+                c.filter.stride(c.feature)
+            ));
+        }
+        t.line(format!(
+            "{number} *U = ({number} *)buf[3] + (k*{POINTS}L*{channels}L + c*{panel}L);"
+        ));
+        t.line(format!(
+            "for (long i = 0; i < {panel}L; i += {}L) {{",
+            c.vector.lanes
+        ));
+        transforms::filter(t, c.vector, ("g + i", panel), "U + i", channels * panel);
+        t.close(3);
+    }
+
+    /// `NAME(m, y, rows, columns, n)` writes a tile of results of a panel, of which `n` features exist.
+    fn results_function(&self, t: &mut CText) {
+        let c = self.c;
+        let (number, vf) = (c.vector.element.c_type(), c.vector.c_type());
+        let (lanes, bytes) = (c.vector.lanes, c.vector.element.bytes());
+        t.line(format!(
+            "static __attribute__((noinline)) void {}_results(const {number} *m, {number} *y, long rows, long columns, long n) {{",
+            self.prefix
+        ));
+        t.line(format!("for (long k = 0; k < n; k += {lanes}L) {{"));
+        transforms::results(t, c.vector, "m + k", self.result_point());
+        let has_tail = c.features() % lanes != 0;
+        for (i, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let at =
+                i * c.results.stride(c.rows.position) + j * c.results.stride(c.columns.position);
+            let mut store = format!("*({vf} *)(y + k + {at}L) = s{i}{j};");
+            if has_tail {
+                store = format!(
+                    "if (k + {lanes}L <= n) {store} else memcpy(y + k + {at}L, &s{i}{j}, (n - k)*{bytes}L);"
+                );
+            }
+            let test = match (i, j) {
+                (0, 0) => String::new(),
+                (0, 1) => "if (columns > 1) ".to_string(),
+                (1, 0) => "if (rows > 1) ".to_string(),
+                _ => "if (rows > 1 && columns > 1) ".to_string(),
+            };
+            t.line(format!("{test}{{"));
+            t.line(store);
+            t.line("}");
+        }
+        t.close(2);
+    }
+
+    fn main(&self, t: &mut CText, hooks: &Hooks) {
+        let (c, panel) = (self.c, self.panel());
+        let number = c.vector.element.c_type();
+        let (channels, features) = (c.channels(), c.features());
+        let (image_point, result_point) = (self.image_point(), self.result_point());
+        let (kernel, text) = self.kernel().emit();
+        t.raw(&text);
+        let [results, zeros, border, made, _] = self.scratch();
+        t.line(format!(
+            "static void {}_main(void *const *buf, void *scratch, long tid, long nt) {{",
+            self.prefix
+        ));
+        t.line(format!(
+            "const {number} *U = buf[3]; {number} *Y = ({number} *)buf[2] + {}L;",
+            c.results.base
+        ));
+        t.line(format!("{number} *V = scratch, *M = V + {results}L;"));
+        c.declare_rows(t, [zeros, border, made], self.prologue);
+        let (strips, units) = (c.strips(), self.cut.units);
+        // Tiles that only fill the last micro-kernel.
+        let fewest = strips / units * c.columns.tiles();
+        t.line(format!(
+            "for (long p = 0; p < {POINTS}L; p++) memset(V + p*{image_point}L + {}L, 0, {}L);",
+            fewest * channels,
+            (self.tiles() - fewest) * channels * c.vector.element.bytes()
+        ));
+        t.line(format!(
+            "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
+        ));
+        t.line(format!(
+            "const long s0 = {strips}L*u/{units}L, s1 = {strips}L*(u + 1)/{units}L;"
+        ));
+        t.line(format!("const long n = (s1 - s0)*{}L;", c.columns.tiles()));
+        t.line(format!("{number} *v = V;"));
+        t.line("for (long s = s0; s < s1; s++) {");
+        c.image_strip(t, &self.prefix, self.prologue, ("0", channels), channels);
+        t.line("}");
+        t.line(format!(
+            "for (long k = 0; k < {features}L; k += {panel}L) {{"
+        ));
+        t.line(format!("for (long p = 0; p < {POINTS}L; p++) {{"));
+        t.line(format!(
+            "const {number} *b = U + (k*{POINTS}L*{channels}L + p*{}L);",
+            channels * panel
+        ));
+        t.line(format!(
+            "for (long r = 0; r < n; r += {}L) {kernel}(V + p*{image_point}L + r*{channels}L, b, M + p*{result_point}L + r*{panel}L, b, 1, 0);",
+            self.cut.rows
+        ));
+        t.line("}");
+        t.line(format!("const {number} *m = M;"));
+        t.line("for (long s = s0; s < s1; s++) {");
+        c.decode_strip(t, "s");
+        let rows = c.rows.size;
+        t.line(format!("const long rows = shl_min(2L, {rows}L - 2*ty);"));
+        t.line(format!(
+            "{number} *y = Y + {} + k;",
+            c.strip_place(&c.results, 2 * c.results.stride(c.rows.position))
+        ));
+        t.line(format!(
+            "for (long x = 0; x < {0}L; x += 2, m += {panel}L) {1}_results(m, y + x*{2}L, rows, shl_min(2L, {0}L - x), shl_min({panel}L, {features}L - k));",
+            c.columns.size,
+            self.prefix,
+            c.results.stride(c.columns.position)
+        ));
+        t.close(2);
+        let places = |s: &str| {
+            let (strips, row) = (c.rows.tiles(), c.columns.size);
+            format!("{s}/{strips}L*{}L + {s}%{strips}L*{}L", rows * row, 2 * row)
+        };
+        let block = format!("0, {}, {}, 0, {features}L", places("s0"), places("s1"));
+        if let Some(epilogue) = &hooks.epilogue {
+            t.line(format!("{epilogue}(buf, tid, {block});"));
+        }
+        if let Some(sums) = &hooks.sums {
+            t.line(format!("{sums}(buf, tid, u, {block});"));
+        }
+        t.close(2);
+    }
+
+    fn kernel(&self) -> MicroKernel {
+        let (channels, panel) = (self.c.channels(), self.panel());
+        MicroKernel {
+            vector: self.c.vector,
+            rows: (0..self.cut.rows)
+                .map(|r| (r * channels, r * panel))
+                .collect(),
+            nv: self.cut.nv,
+            last_lanes: self.c.vector.lanes,
+            nest: vec![Level {
+                extent: channels,
+                runtime: false,
+                a: 1,
+                b: panel,
+            }],
+            unrolls: true,
+            ahead: 0,
+            ahead_a: Vec::new(),
+            ahead_b: Vec::new(),
+            ragged: None,
+        }
+    }
+}

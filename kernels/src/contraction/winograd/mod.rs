@@ -1,0 +1,296 @@
+//! Convolutions of 3×3 taps with step 1 by minimal filtering, F(2×2, 3×3) (Winograd 1980; Lavin and Gray,
+//! arXiv 1509.09308): 16 products for each channel where the definition has 36.
+//!
+//! A tile of 4×4 of the image, `d`, and the filter `g` are transformed, multiplied element by element and summed over the
+//! channels, and transformed back to 2×2 results: `Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A`. The sums over channels are 16 matrix
+//! products (`forward`). The gradient of the filter is `Gᵀ[Σ (Bᵀ d B) ⊙ (A dY Aᵀ)]G`, a sum over all tiles (`filter`);
+//! that of the image is a convolution with the filter reversed. Transforms add few numbers of like size, and sums are
+//! nine times shorter, so that errors are about half those of the definition (`kernels/tests/winograd.rs`).
+//!
+//! Only a request chooses it so far (`BlockingRequest::filters`), and no part of the compiler makes that request: whole
+//! networks have not been held against float64 with it yet.
+//!
+//! A tile's results mix all 16 elements: where the definition gives infinity, these may be not a number.
+
+mod filter;
+mod forward;
+mod strips;
+mod transforms;
+
+use super::access::{Access, Coord, Problem};
+use super::gather::GatherForm;
+use super::text::Vector;
+use super::{ContractionTarget, EmittedContraction, Hooks, Roles};
+
+/// Elements of a transformed tile.
+const POINTS: i64 = 16;
+/// Part of the peak that products of scratch memory reach.
+const RATE: f64 = 0.92;
+/// Cycles (of 64 operations) that transforms of 16 channels take: of a tile of the image, of a tile of results either
+/// way, of a filter.
+const IMAGE_CYCLES: f64 = 28.0;
+const RESULT_CYCLES: f64 = 22.0;
+const FILTER_CYCLES: f64 = 180.0;
+/// How much cheaper than by the definition it has to be predicted to be.
+const GAIN: f64 = 0.9;
+/// Operations in a cycle.
+const OPERATIONS: f64 = 64.0;
+
+/// One of the two directions that the window moves in.
+#[derive(Clone, Debug)]
+struct Direction {
+    /// The dim of the results' positions, and that of the taps.
+    position: usize,
+    tap: usize,
+    /// The coordinate in the image.
+    coord: Coord,
+    /// Results.
+    size: i64,
+}
+
+impl Direction {
+    /// The positions of the image that results read: from the first on, and before the second.
+    fn bounds(&self) -> (i64, i64) {
+        let (first, last) = (self.coord.offset, self.coord.offset + self.size + 2);
+        match self.coord.guarded {
+            true => (first.max(0), last.min(self.coord.size)),
+            false => (first, last),
+        }
+    }
+
+    fn tiles(&self) -> i64 {
+        (self.size + 1) / 2
+    }
+}
+
+/// A convolution of 3×3 taps, or the gradient of its filter.
+#[derive(Clone, Debug)]
+struct Convolution {
+    vector: Vector,
+    dims: Vec<i64>,
+    image: Access,
+    image_buffer: usize,
+    /// What moves with the positions: the results, or their gradient.
+    results: Access,
+    /// What moves with the taps: the filter, or its gradient.
+    filter: Access,
+    /// Dims of images, outermost first.
+    outer: Vec<usize>,
+    rows: Direction,
+    columns: Direction,
+    channel: usize,
+    feature: usize,
+    /// Whether positions are summed over.
+    is_filter_gradient: bool,
+}
+
+/// Emits `form` where it is such a convolution, takes `hooks`, and is predicted to gain: `usual` are the nanoseconds of
+/// the definition.
+pub(super) fn emit(
+    name: &str,
+    form: &GatherForm,
+    hooks: &Hooks,
+    vector: Vector,
+    target: &ContractionTarget,
+    usual: u64,
+) -> Option<EmittedContraction> {
+    if hooks.keeps != [None, None] || !target.requested.filters {
+        return None;
+    }
+    let (true, [problem]) = (form.zeros.is_empty(), form.parts.as_slice()) else {
+        return None;
+    };
+    let c = Convolution::recognize(problem, vector)?;
+    let prologues = [hooks.prologue_a.as_deref(), hooks.prologue_b.as_deref()];
+    let (image, other) = (prologues[c.image_buffer], prologues[1 - c.image_buffer]);
+    if image.is_some() && c.columns.coord.stride != c.channels() {
+        return None;
+    }
+    let most = usual as f64 * GAIN;
+    if c.is_filter_gradient {
+        let step = c.results.stride(c.columns.position);
+        let is_dense = step == c.features();
+        if hooks.follow() || (other.is_some() && !is_dense) {
+            return None;
+        }
+        return filter::emit(name, &c, [image, other], target, most);
+    }
+    if other.is_some() {
+        return None;
+    }
+    forward::emit(name, &c, image, hooks, target, most)
+}
+
+impl Convolution {
+    fn recognize(problem: &Problem, vector: Vector) -> Option<Convolution> {
+        let mut p = problem.clone();
+        p.tidy();
+        p.a.simplify_read(false);
+        p.b.simplify_read(false);
+        p.out.simplify_read(true);
+        let (image, mut other, image_buffer) = match (p.a.any_composite(), p.b.any_composite()) {
+            (true, false) => (p.a.clone(), p.b.clone(), 0),
+            (false, true) => (p.b.clone(), p.a.clone(), 1),
+            _ => return None,
+        };
+        other.simplify_read(true);
+        if other.any_guard() || p.out.any_guard() || image.repeats_a_dim(p.dims.len()) {
+            return None;
+        }
+        let try_as = |results: &Access, filter: &Access, is_filter_gradient: bool| {
+            Self::assigned(
+                &p,
+                (&image, image_buffer),
+                results,
+                filter,
+                is_filter_gradient,
+                vector,
+            )
+        };
+        try_as(&p.out, &other, false).or_else(|| try_as(&other, &p.out, true))
+    }
+
+    fn assigned(
+        p: &Problem,
+        (image, image_buffer): (&Access, usize),
+        results: &Access,
+        filter: &Access,
+        is_filter_gradient: bool,
+        vector: Vector,
+    ) -> Option<Convolution> {
+        let mut directions = Vec::new();
+        for c in image.coords.iter().filter(|c| c.terms.len() > 1) {
+            directions.push(direction(c, &p.dims, results, filter)?);
+        }
+        directions.sort_by_key(|d| std::cmp::Reverse(results.stride(d.position)));
+        let Ok([rows, columns]) = <[Direction; 2]>::try_from(directions) else {
+            return None;
+        };
+        let moved = [rows.position, rows.tap, columns.position, columns.tap];
+        let rest: Vec<usize> = (0..p.dims.len())
+            .filter(|d| p.dims[*d] > 1 && !moved.contains(d))
+            .collect();
+        let only = |wanted: [bool; 3]| {
+            let has = |d: &usize| [image.has(*d), results.has(*d), filter.has(*d)] == wanted;
+            rest.iter().copied().filter(has).collect::<Vec<_>>()
+        };
+        let mut outer = only([true, true, false]);
+        let (channels, features) = (only([true, false, true]), only([false, true, true]));
+        let (&[channel], &[feature]) = (channels.as_slice(), features.as_slice()) else {
+            return None;
+        };
+        outer.sort_by_key(|d| std::cmp::Reverse(results.stride(*d)));
+        let c = Convolution {
+            vector,
+            dims: p.dims.clone(),
+            image: image.clone(),
+            image_buffer,
+            results: results.clone(),
+            filter: filter.clone(),
+            rows,
+            columns,
+            channel,
+            feature,
+            is_filter_gradient,
+            outer,
+        };
+        let is_whole = c.outer.len() + 2 == rest.len()
+            && image
+                .coords
+                .iter()
+                .all(|at| !at.guarded || at.terms.len() > 1);
+        (is_whole && c.has_layout()).then_some(c)
+    }
+
+    /// Whether channels lie side by side, and positions in the order of rows and columns.
+    fn has_layout(&self) -> bool {
+        let row = self.results.stride(self.rows.position);
+        let column = self.results.stride(self.columns.position);
+        let is_ordered = self.outer.iter().all(|d| self.results.stride(*d) > row);
+        let is_whole = |d: usize| self.dims[d] % self.vector.lanes == 0;
+        self.image.stride(self.channel) == 1
+            && self.results.stride(self.feature) == 1
+            && is_whole(self.channel)
+            && (is_whole(self.feature) || !self.is_filter_gradient)
+            && row > column
+            && column > 0
+            && is_ordered
+    }
+
+    fn channels(&self) -> i64 {
+        self.dims[self.channel]
+    }
+
+    fn features(&self) -> i64 {
+        self.dims[self.feature]
+    }
+
+    fn images(&self) -> i64 {
+        self.outer.iter().map(|d| self.dims[*d]).product()
+    }
+
+    /// Rows of tiles, of all images.
+    fn strips(&self) -> i64 {
+        self.images() * self.rows.tiles()
+    }
+
+    /// Numbers of a row of the image, from its first position on.
+    fn row_numbers(&self) -> i64 {
+        let last = self.columns.bounds().1 - 1;
+        last.max(0) * self.columns.coord.stride + self.channels()
+    }
+
+    fn roles(&self) -> Roles {
+        let positions = [self.rows.position, self.columns.position];
+        let place = |d: usize| (d, self.dims[d], self.results.stride(d));
+        let (m, places) = match self.is_filter_gradient {
+            true => (
+                vec![self.rows.tap, self.columns.tap, self.channel],
+                Vec::new(),
+            ),
+            false => {
+                let m: Vec<usize> = self.outer.iter().copied().chain(positions).collect();
+                let written = m.iter().copied().chain([self.feature]);
+                (m.clone(), written.map(place).collect())
+            }
+        };
+        Roles {
+            batch: Vec::new(),
+            m,
+            n: vec![self.feature],
+            places,
+        }
+    }
+}
+
+/// How the window moves along a coordinate of the image, if 3 taps do with step 1.
+fn direction(c: &Coord, dims: &[i64], results: &Access, filter: &Access) -> Option<Direction> {
+    let &[one, two] = c.terms.as_slice() else {
+        return None;
+    };
+    let is_position = |d: usize| results.has(d) && !filter.has(d);
+    let is_tap = |d: usize| filter.has(d) && !results.has(d);
+    let (position, tap) = match (is_position(one.0), is_position(two.0)) {
+        (true, false) => (one, two),
+        (false, true) => (two, one),
+        _ => return None,
+    };
+    let fits = is_tap(tap.0) && dims[tap.0] == 3 && position.1 == 1 && tap.1 == 1;
+    let d = Direction {
+        position: position.0,
+        tap: tap.0,
+        coord: c.clone(),
+        size: dims[position.0],
+    };
+    (fits && c.stride > 0 && (c.guarded || c.offset >= 0)).then_some(d)
+}
+
+/// Vectors in a panel of so many features: those that leave the least unused, two where that is equal.
+fn vectors(features: i64, lanes: i64, choices: [i64; 3]) -> i64 {
+    let padded = |nv: &i64| (features + nv * lanes - 1) / (nv * lanes) * nv;
+    choices.into_iter().min_by_key(padded).unwrap_or(1)
+}
+
+fn up(x: i64, to: i64) -> i64 {
+    (x + to - 1) / to * to
+}

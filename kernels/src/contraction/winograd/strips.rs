@@ -1,0 +1,156 @@
+//! Rows of tiles: where they are in the arrays, and the loop that transforms the image of one.
+
+use super::Convolution;
+use crate::contraction::access::Access;
+use crate::contraction::text::{CText, affine};
+
+/// Rows of the image that a tile reads.
+const TILE: i64 = 4;
+
+impl Convolution {
+    /// Tiles of the longest of so many runs of rows of tiles.
+    pub(super) fn unit_tiles(&self, units: i64) -> i64 {
+        (self.strips() + units - 1) / units * self.columns.tiles()
+    }
+
+    /// Numbers of the rows that a prologue makes: each tile's, of which the next row of tiles uses two again.
+    pub(super) fn made_numbers(&self, prologue: Option<&str>) -> i64 {
+        prologue.map_or(0, |_| TILE * self.row_numbers())
+    }
+
+    /// The function that makes a row of the image, unless it is there already.
+    pub(super) fn rows_function(&self, t: &mut CText, prefix: &str, prologue: Option<&str>) {
+        let Some(prologue) = prologue else {
+            return;
+        };
+        let number = self.vector.element.c_type();
+        t.line(format!(
+            "static inline const {number} *{prefix}_row(void *const *buf, {number} *row, long at, long *made) {{"
+        ));
+        t.line(format!(
+            "if (*made != at) {{ *made = at; {prologue}(buf, row, at, 1, {}L); }}",
+            self.row_numbers()
+        ));
+        t.line("return row;");
+        t.line("}");
+    }
+
+    /// Declares the image and places in scratch: a row of zeros, a tile at the border, rows that a prologue makes.
+    pub(super) fn declare_rows(
+        &self,
+        t: &mut CText,
+        [zeros, border, made]: [i64; 3],
+        prologue: Option<&str>,
+    ) {
+        let number = self.vector.element.c_type();
+        t.line(format!(
+            "const {number} *X = (const {number} *)buf[{}] + {}L; (void)X;",
+            self.image_buffer, self.image.base
+        ));
+        t.line(format!(
+            "{number} *zeros = ({number} *)scratch + {zeros}L, *border = ({number} *)scratch + {border}L;"
+        ));
+        t.line(format!(
+            "memset(zeros, 0, {}L);",
+            (border - zeros) * self.vector.element.bytes()
+        ));
+        if prologue.is_some() {
+            t.line(format!(
+                "{number} *rows = ({number} *)scratch + {made}L; long made[{TILE}] = {{-1, -1, -1, -1}};"
+            ));
+        }
+    }
+
+    /// Declares the row of tiles inside of its image, and the place of the image in each dim.
+    pub(super) fn decode_strip(&self, t: &mut CText, strip: &str) {
+        let mut inner = self.strips();
+        let tiles = self.rows.tiles();
+        t.line(format!("const long ty = {strip}%{tiles}L;"));
+        for &d in &self.outer {
+            inner /= self.dims[d];
+            t.line(format!(
+                "const long q{d} = {strip}/{inner}L%{}L;",
+                self.dims[d]
+            ));
+        }
+    }
+
+    /// Where a row of tiles begins in an operand, of which a row of tiles takes so many numbers.
+    pub(super) fn strip_place(&self, of: &Access, row: i64) -> String {
+        let mut terms: Vec<(String, i64)> = (self.outer.iter())
+            .map(|d| (format!("q{d}"), of.stride(*d)))
+            .collect();
+        terms.push(("ty".to_string(), row));
+        affine(&terms, 0)
+    }
+
+    /// Transforms the image of the row of tiles `s`, `channels` channels from the expression `first` on; the tiles go to
+    /// `v`, which moves on by `step` for each.
+    pub(super) fn image_strip(
+        &self,
+        t: &mut CText,
+        prefix: &str,
+        prologue: Option<&str>,
+        (first, channels): (&str, i64),
+        step: i64,
+    ) {
+        self.decode_strip(t, "s");
+        let (row, column) = (&self.rows.coord, &self.columns.coord);
+        let (low, high) = self.rows.bounds();
+        let outer = self.strip_place(&self.image, 2 * row.stride);
+        for i in 0..TILE {
+            let at = row.offset + i;
+            t.line(format!("const long v{i} = 2*ty + {at}L;"));
+            let place = format!("{outer} + {}L", at * row.stride);
+            let exists = match prologue {
+                Some(_) => format!(
+                    "{prefix}_row(buf, rows + (v{i}&3)*{}L, {place} + {}L, made + (v{i}&3))",
+                    self.row_numbers(),
+                    self.image.base
+                ),
+                None => format!("X + {place}"),
+            };
+            t.line(format!(
+                "const {} *r{i} = (v{i} >= {low}L && v{i} < {high}L ? {exists} : zeros) + {first};",
+                self.vector.element.c_type()
+            ));
+        }
+        let (low, high) = self.columns.bounds();
+        t.line(format!(
+            "for (long x = 0; x < {}L; x++, v += {step}L) {{",
+            self.columns.tiles()
+        ));
+        t.line(format!("const long at = 2*x + {}L;", column.offset));
+        t.line(format!("if (at >= {low}L && at + {TILE}L <= {high}L) {{"));
+        let inside: Vec<String> = (0..TILE)
+            .map(|i| format!("r{i} + at*{}L", column.stride))
+            .collect();
+        t.line(format!(
+            "{prefix}_image({}, {}L, v);",
+            inside.join(", "),
+            column.stride
+        ));
+        t.line("} else {");
+        let bytes = channels * self.vector.element.bytes();
+        t.line(format!("for (long j = 0; j < {TILE}L; j++) {{"));
+        t.line(format!(
+            "const long from = (at + j)*{}L, to = j*{channels}L, is_there = at + j >= {low}L && at + j < {high}L;",
+            column.stride
+        ));
+        for i in 0..TILE {
+            let to = format!("border + to + {}L", i * TILE * channels);
+            t.line(format!(
+                "if (is_there) memcpy({to}, r{i} + from, {bytes}L); else memset({to}, 0, {bytes}L);"
+            ));
+        }
+        t.line("}");
+        let at_border: Vec<String> = (0..TILE)
+            .map(|i| format!("border + {}L", i * TILE * channels))
+            .collect();
+        t.line(format!(
+            "{prefix}_image({}, {channels}L, v);",
+            at_border.join(", ")
+        ));
+        t.close(2);
+    }
+}
