@@ -36,7 +36,9 @@ def cumprod(x, dim, *, dtype=None):
     x = x.to(kind)
     if x.dim() == 0:
         return x.clone()
-    return _scan([x], dim, lambda a, b: [a[0] * b[0]])[0]
+    # PyTorch multiplies in double precision too: errors grow with the length.
+    wide = x.double() if x.is_floating_point() else x
+    return _scan([wide], dim, lambda a, b: [a[0] * b[0]])[0].to(kind)
 
 
 def logcumsumexp(x, dim):

@@ -495,12 +495,8 @@ def step_outside(node: fx.Node, exposed: _Exposed) -> str:
         return "output" if is_whole and exposed.is_only_name(node) else "view"
     operand = node.all_input_nodes[0] if node.all_input_nodes else None
     if operand is not None and storage_of(operand) == storage_of(node):
-        same = value_of(operand)
-        if is_in_place(node) or (
-            same.shape == value.shape
-            and same.stride() == value.stride()
-            and same.requires_grad == value.requires_grad
-        ):
+        # The tracer keeps the object of what is passed through; a new tensor may look the same.
+        if is_in_place(node) or value_of(operand) is value:
             return "same"
     raise NotSplit({node.name: "its result shares memory with another value"})
 

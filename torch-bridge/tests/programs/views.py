@@ -400,3 +400,36 @@ def tensors_broadcast_together(wrap):
     model = Model()
     m = wrap(model)
     return [training(model, m, randn(n, 4), torch.rand(n)) for n in (3, 5)]
+
+
+@program
+def a_vector_transposed_is_another_tensor(wrap):
+    def transposed(x):
+        return x.T
+
+    def summed_over_nothing(x):
+        return torch.einsum("i->i", x)
+
+    def in_groups_of_one(x):
+        return nn.functional.channel_shuffle(x, 1)
+
+    results = []
+    for f in (transposed, summed_over_nothing):
+        m = wrap(f)
+        x = torch.ones(3, requires_grad=True)
+        y = m(x)
+        y.register_hook(lambda grad: grad * 10)
+        (y.sum() + x.sum()).backward()
+        z = torch.ones(3)
+        m(z).unsqueeze_(0)
+        results.append([x.grad, y.is_leaf, z])
+    image = torch.ones(1, 4, 2, 2)
+    wrap(in_groups_of_one)(image).add_(1)
+    return results, image
+
+
+@program
+def long_products(wrap):
+    m = wrap(lambda x: x.cumprod(0)[-1])
+    x = (1 + 1e-4 * torch.randn(20_000)).requires_grad_()
+    return step(m, x)
