@@ -23,14 +23,7 @@ from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
 from ._errors import CaptureError, ShorthaulError, first_line
 from ._linear import Kind, NotLinear, kinds_of
-from ._nodes import (
-    TORCH_REASON,
-    is_in_place,
-    needs_gradient,
-    run_again,
-    storage_of,
-    value_of,
-)
+from ._nodes import TORCH_REASON, is_in_place, needs_gradient, run_again, storage_of, value_of
 from ._rewrites import fill_where
 from ._sizes import expression
 from ._span import COPIED, CUT, SpanRewrite, Stays, mode_at, trace

@@ -278,8 +278,9 @@ class Split:
     def _writes_beside_autograd(self, node: fx.Node, ambient: Ambient) -> bool:
         """Whether eager changes elements of a tensor whose gradient flows on as if it had not."""
         operand = node.all_input_nodes[0] if node.all_input_nodes else None
-        writes = is_in_place(node)
-        if operand is None or not writes or storage_of(operand) not in self.with_history:
+        if operand is None or not is_in_place(node):
+            return False
+        if storage_of(operand) not in self.with_history:
             return False
         return ambient.grad is False or not needs_gradient(operand)
 

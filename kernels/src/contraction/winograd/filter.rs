@@ -4,9 +4,10 @@ use super::{
     Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES, transforms,
     up,
 };
+use crate::contraction::blocking::div_up;
 use crate::contraction::microkernel::{Level, MicroKernel};
 use crate::contraction::text::{CText, preamble};
-use crate::contraction::{ContractionTarget, EmittedContraction, Launch};
+use crate::contraction::{ContractionTarget, EmittedContraction};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
@@ -64,37 +65,9 @@ pub(super) fn emit(
     f.gradient_function(&mut t);
     f.main(&mut t);
     f.combine(&mut t);
-    let mut launches = Vec::new();
-    for (symbol, stage) in [
-        (name.to_string(), "main"),
-        (format!("{name}_combine"), "combine"),
-    ] {
-        t.line(format!(
-            "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
-        ));
-        t.line(format!("{}_{stage}(buf, scratch, tid, nt);", f.prefix));
-        t.line("}");
-        launches.push(Launch { symbol });
-    }
-    let bytes = c.vector.element.bytes();
-    Some(EmittedContraction {
-        source: t.finish(),
-        launches,
-        shared_scratch_bytes: (cut.parts * POINTS * c.channels() * c.features() * bytes) as usize,
-        thread_scratch_bytes: (f.scratch()[5] * bytes) as usize,
-        flops: 0,
-        predicted_ns: predicted_ns as u64,
-        path: "winograd, reduced",
-        products: c.vector.element.dtype(),
-        refusal: None,
-        takes_prologues: true,
-        cuts: None,
-        choices: Vec::new(),
-        sum_slots: 0,
-        finishes_in_blocks: false,
-        pitch: None,
-        roles: c.roles(),
-    })
+    let sums = cut.parts * POINTS * c.channels() * c.features();
+    let stages = [("", "main"), ("_combine", "combine")];
+    Some(c.emitted(t, name, stages, (sums, f.scratch()[5]), predicted_ns))
 }
 
 /// The cut that is predicted to take the fewest nanoseconds, and these.
@@ -107,13 +80,13 @@ fn best(c: &Convolution, has_prologue: bool, target: &ContractionTarget) -> Opti
     let threads = target.threads.max(1);
     let mut best: Option<(Cut, f64)> = None;
     for splits in (1..=threads).filter(|n| c.channels() % (n * lanes) == 0) {
-        let parts = ((threads + splits - 1) / splits).min(c.strips());
-        let strips = (c.strips() + parts - 1) / parts;
+        let parts = div_up(threads, splits).min(c.strips());
+        let strips = div_up(c.strips(), parts);
         for most in 1..=strips.min(64) {
             let cut = Cut {
                 parts,
                 splits,
-                blocks: (strips + most - 1) / most,
+                blocks: div_up(strips, most),
                 rows,
                 nv,
             };
@@ -398,11 +371,10 @@ impl Filter<'_> {
             c.filter.stride(c.channel)
         ));
         for i in 0..9 {
-            let at =
-                (i / 3) * c.filter.stride(c.rows.tap) + (i % 3) * c.filter.stride(c.columns.tap);
             t.line(format!(
-                "for (long i = 0; i < {panel}L; i++) o[i*{}L + {at}L] = g[{}L + i];",
+                "for (long i = 0; i < {panel}L; i++) o[i*{}L + {}L] = g[{}L + i];",
                 c.filter.stride(c.feature),
+                c.tap(i),
                 i * panel
             ));
         }

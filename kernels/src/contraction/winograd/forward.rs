@@ -2,11 +2,12 @@
 
 use super::{
     Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES, transforms,
-    up, vectors,
+    up,
 };
+use crate::contraction::blocking::div_up;
 use crate::contraction::microkernel::{Level, MicroKernel};
 use crate::contraction::text::{CText, preamble};
-use crate::contraction::{ContractionTarget, EmittedContraction, Hooks, Launch};
+use crate::contraction::{ContractionTarget, EmittedContraction, Hooks};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
@@ -60,33 +61,11 @@ pub(super) fn emit(
     );
     f.results_function(&mut t);
     f.main(&mut t, hooks);
-    let mut launches = Vec::new();
-    for (symbol, stage) in [(format!("{name}_pack"), "pack"), (name.to_string(), "main")] {
-        t.line(format!(
-            "void {symbol}(void *const *buf, void *scratch, long tid, long nt) {{"
-        ));
-        t.line(format!("{}_{stage}(buf, scratch, tid, nt);", f.prefix));
-        t.line("}");
-        launches.push(Launch { symbol });
-    }
-    let bytes = c.vector.element.bytes();
+    let scratch = (f.filter_numbers(), f.scratch()[4]);
+    let stages = [("_pack", "pack"), ("", "main")];
     Some(EmittedContraction {
-        source: t.finish(),
-        launches,
-        shared_scratch_bytes: (f.filter_numbers() * bytes) as usize,
-        thread_scratch_bytes: (f.scratch()[4] * bytes) as usize,
-        flops: 0,
-        predicted_ns: predicted_ns as u64,
-        path: "winograd",
-        products: c.vector.element.dtype(),
-        refusal: None,
-        takes_prologues: true,
-        cuts: None,
-        choices: Vec::new(),
         sum_slots: if hooks.sums.is_some() { cut.units } else { 0 },
-        finishes_in_blocks: true,
-        pitch: None,
-        roles: c.roles(),
+        ..c.emitted(t, name, stages, scratch, predicted_ns)
     })
 }
 
@@ -94,16 +73,15 @@ pub(super) fn emit(
 fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, f64)> {
     let lanes = c.vector.lanes;
     let is_wide = target.vector_width == 16;
-    let nv = vectors(
-        c.features(),
-        lanes,
-        if is_wide { [2, 3, 1] } else { [2, 3, 2] },
-    );
+    // The vectors in a panel that leave the fewest unused, two where that is equal.
+    let choices: &[i64] = if is_wide { &[2, 3, 1] } else { &[2, 3] };
+    let width = |nv: &&i64| up(c.features(), **nv * lanes);
+    let nv = *choices.iter().min_by_key(width)?;
     let registers = if is_wide { 28 } else { 12 };
     let strips = c.strips();
     let mut best: Option<(Cut, f64)> = None;
     for most in 1..=strips.min(64) {
-        let units = (strips + most - 1) / most;
+        let units = div_up(strips, most);
         for rows in registers / nv / 2..=registers / nv {
             let cut = Cut { units, rows, nv };
             let ns = predicted_ns(c, cut, target);
@@ -226,12 +204,11 @@ impl Forward<'_> {
             c.filter.stride(c.channel)
         ));
         for i in 0..9 {
-            let at =
-                (i / 3) * c.filter.stride(c.rows.tap) + (i % 3) * c.filter.stride(c.columns.tap);
             t.line(format!(
-                "for (long i = 0; i < n; i++) g[{}L + i] = w[i*{}L + {at}L];",
+                "for (long i = 0; i < n; i++) g[{}L + i] = w[i*{}L + {}L];",
                 i * panel,
-                c.filter.stride(c.feature)
+                c.filter.stride(c.feature),
+                c.tap(i)
             ));
         }
         t.line(format!(

@@ -5,7 +5,7 @@
 //! channels, and transformed back to 2×2 results: `Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A`. The sums over channels are 16 matrix
 //! products (`forward`). The gradient of the filter is `Gᵀ[Σ (Bᵀ d B) ⊙ (A dY Aᵀ)]G`, a sum over all tiles (`filter`);
 //! that of the image is a convolution with the filter reversed. Transforms add few numbers of like size, and sums are
-//! nine times shorter, so that errors are about half those of the definition (`kernels/tests/winograd.rs`).
+//! nine times shorter; errors are below those of the definition (`kernels/tests/winograd.rs`).
 //!
 //! Only a request chooses it so far (`BlockingRequest::filters`), and no part of the compiler makes that request: whole
 //! networks have not been held against float64 with it yet.
@@ -18,8 +18,10 @@ mod strips;
 mod transforms;
 
 use super::access::{Access, Coord, Problem};
+use super::blocking::div_up;
+use super::driver::launch_calls;
 use super::gather::GatherForm;
-use super::text::Vector;
+use super::text::{CText, Vector};
 use super::{ContractionTarget, EmittedContraction, Hooks, Roles};
 
 /// Elements of a transformed tile.
@@ -59,7 +61,7 @@ impl Direction {
     }
 
     fn tiles(&self) -> i64 {
-        (self.size + 1) / 2
+        div_up(self.size, 2)
     }
 }
 
@@ -240,6 +242,59 @@ impl Convolution {
         last.max(0) * self.columns.coord.stride + self.channels()
     }
 
+    /// Numbers between a filter's first tap and tap `i`, row by row.
+    fn tap(&self, i: i64) -> i64 {
+        let steps = [self.rows.tap, self.columns.tap].map(|d| self.filter.stride(d));
+        i / 3 * steps[0] + i % 3 * steps[1]
+    }
+
+    /// The contraction whose functions `NAME_p0_STAGE` are in `t`; each stage is a launch.
+    fn emitted(
+        &self,
+        mut t: CText,
+        name: &str,
+        stages: [(&str, &str); 2],
+        (shared, own): (i64, i64),
+        predicted_ns: f64,
+    ) -> EmittedContraction {
+        let element = self.vector.element;
+        let mut launches = Vec::new();
+        for (suffix, stage) in stages {
+            let symbol = format!("{name}{suffix}");
+            let calls = format!("{name}_p0");
+            launch_calls(
+                &mut t,
+                &mut launches,
+                &symbol,
+                &[&calls],
+                stage,
+                (&[], element),
+            );
+        }
+        EmittedContraction {
+            source: t.finish(),
+            launches,
+            shared_scratch_bytes: (shared * element.bytes()) as usize,
+            thread_scratch_bytes: (own * element.bytes()) as usize,
+            flops: 0,
+            predicted_ns: predicted_ns as u64,
+            path: match self.is_filter_gradient {
+                true => "winograd, reduced",
+                false => "winograd",
+            },
+            products: element.dtype(),
+            refusal: None,
+            // Where it does not, the definition is emitted, which does.
+            takes_prologues: true,
+            cuts: None,
+            choices: Vec::new(),
+            sum_slots: 0,
+            finishes_in_blocks: !self.is_filter_gradient,
+            pitch: None,
+            roles: self.roles(),
+        }
+    }
+
     fn roles(&self) -> Roles {
         let positions = [self.rows.position, self.columns.position];
         let place = |d: usize| (d, self.dims[d], self.results.stride(d));
@@ -285,12 +340,7 @@ fn direction(c: &Coord, dims: &[i64], results: &Access, filter: &Access) -> Opti
     (fits && c.stride > 0 && (c.guarded || c.offset >= 0)).then_some(d)
 }
 
-/// Vectors in a panel of so many features: those that leave the least unused, two where that is equal.
-fn vectors(features: i64, lanes: i64, choices: [i64; 3]) -> i64 {
-    let padded = |nv: &i64| (features + nv * lanes - 1) / (nv * lanes) * nv;
-    choices.into_iter().min_by_key(padded).unwrap_or(1)
-}
-
+/// The next multiple of `to`.
 fn up(x: i64, to: i64) -> i64 {
-    (x + to - 1) / to * to
+    div_up(x, to) * to
 }

@@ -2,6 +2,7 @@
 
 use super::Convolution;
 use crate::contraction::access::Access;
+use crate::contraction::blocking::div_up;
 use crate::contraction::text::{CText, affine};
 
 /// Rows of the image that a tile reads.
@@ -10,7 +11,7 @@ const TILE: i64 = 4;
 impl Convolution {
     /// Tiles of the longest of so many runs of rows of tiles.
     pub(super) fn unit_tiles(&self, units: i64) -> i64 {
-        (self.strips() + units - 1) / units * self.columns.tiles()
+        div_up(self.strips(), units) * self.columns.tiles()
     }
 
     /// Numbers of the rows that a prologue makes: each tile's, of which the next row of tiles uses two again.
