@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from against_eager import assert_matches
 from shorthaul._call import recorded
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -341,6 +342,18 @@ def test_torch_compile_backend():
     error = (model.conv1.weight.grad - expected.conv1.weight.grad).abs().max()
     assert error < 1e-5 * scale
     torch.testing.assert_close(model.bn1.running_mean, twin.bn1.running_mean)
+
+
+def test_tensors_without_elements_give_shapes():
+    compiled = torch.compile(lambda x: (x.sin() + 1).relu(), backend="shorthaul")
+    mode = FakeTensorMode()
+    x = mode.from_tensor(torch.ones(2, 3))
+    with mode:
+        y = compiled(x)
+    assert type(y) is FakeTensor
+    assert y.shape == (2, 3)
+    expected = (torch.ones(2, 3).sin() + 1).relu()
+    torch.testing.assert_close(compiled(torch.ones(2, 3)), expected)
 
 
 class Combining(nn.Module):

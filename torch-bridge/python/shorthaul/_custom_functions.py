@@ -184,6 +184,7 @@ _lock = threading.Lock()
 #: How many run in all threads, and what ``apply`` is where none does.
 _n_tracing = 0
 _apply = _OfPyTorch.__dict__["apply"]
+_register_hook = torch.Tensor.register_hook
 
 #: How PyTorch names the backward pass of our operator.
 _OWN = "GeneratedBackwardFor_shorthaul_straight_through_default"
@@ -191,16 +192,18 @@ _OWN = "GeneratedBackwardFor_shorthaul_straight_through_default"
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Raises ``CaptureError`` where this thread applies a custom function.
+    """Raises ``CaptureError`` where this thread applies a custom function or hooks a gradient.
 
-    Its operators would be traced, and its backward pass would be lost: in a kernel that a library
-    registers for autograd, or in what ``allow_in_graph`` hides from the tracer.
+    Operators would be traced, and the function's backward pass or the hook would be lost: in a
+    kernel that a library registers for autograd, or in what ``allow_in_graph`` hides.
     """
-    global _n_tracing, _apply
+    global _n_tracing, _apply, _register_hook
     with _lock:
         if not _n_tracing:
             _apply = _OfPyTorch.__dict__["apply"]
             _OfPyTorch.apply = classmethod(_apply_unless_traced)
+            _register_hook = torch.Tensor.register_hook
+            torch.Tensor.register_hook = _register_hook_unless_traced
         _n_tracing += 1
     _tracing.depth += 1
     try:
@@ -211,6 +214,13 @@ def refused() -> Iterator[None]:
             _n_tracing -= 1
             if not _n_tracing:
                 _OfPyTorch.apply = _apply
+                torch.Tensor.register_hook = _register_hook
+
+
+def _register_hook_unless_traced(self, hook):
+    if _tracing.depth:
+        raise CaptureError("it registers a hook for a tensor's gradient")
+    return _register_hook(self, hook)
 
 
 def _apply_unless_traced(cls, *args, **kwargs):

@@ -440,3 +440,16 @@ def function_that_the_tracer_does_not_enter(wrap):
     model = Model()
     m = wrap(model)
     return [training(model, m, randn(n, 4)) for n in (3, 5)]
+
+
+@torch.compiler.allow_in_graph
+def _hooked_in_graph(x):
+    y = x.sin()
+    y.register_hook(lambda grad: grad * 100)
+    return y
+
+
+@program
+def hook_in_what_the_tracer_does_not_enter(wrap):
+    m = wrap(lambda x: _hooked_in_graph(x) * 2)
+    return [step(m, randn(n)) for n in (2, 3)]
