@@ -4,14 +4,14 @@
 //! cache of S elements moves at least 2·m·n·k/√S + m·n elements to and from it (Kwasniewski et al., "Red-Blue
 //! Pebbling Revisited", arXiv 1908.09606, theorem 2, with the result written once); that holds where no operand
 //! has a window, in which one element serves several points. The roofline is the longer of moving the compulsory
-//! bytes and of multiplying. How much of the memory's best a kernel or a program reaches is MUE = Q/D · B/B̂ · 100
+//! bytes and of multiplying, as few products as any form needs. How much of the memory's best a kernel or a program reaches is MUE = Q/D · B/B̂ · 100
 //! ("Data Movement Is All You Need", arXiv 2007.00072), with Q the bytes it must move, D those it moves in the time
 //! taken, B their rate and B̂ the memory's.
 
 use graph::{
     ContainerId, DType, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,
 };
-use kernels::contraction::Contraction;
+use kernels::contraction::{Contraction, least_flops};
 use kernels::recognize::{Recognized, recognize};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub fn bound(graph: &Graph, node: &Node, machine: &Machine, threads: usize) -> B
     });
     let products = if are_bf16 { DType::BF16 } else { DType::F32 };
     let product = product.map(|found| found.contraction);
-    let operations = product.as_ref().map_or(0.0, |c| 2.0 * volume(c));
+    let operations = product.as_ref().map_or(0.0, |c| least_flops(c) as f64);
     let rate = machine.product_rate(products) as f64 * threads.max(1) as f64;
     let moving = compulsory_bytes as f64 / machine.memory.rate(threads);
     Bound {

@@ -183,7 +183,7 @@ impl Report {
     /// The report of a plan that is lowered for a number of threads now, but neither compiled nor run.
     ///
     /// # Errors
-    /// A graph that has no kernels yet, or `SHORTHAUL_ISA` that is no level.
+    /// A graph that has no kernels yet, or what [`planning_target`] refuses.
     pub fn of_plan(plan: &Plan, threads: usize) -> Result<Report, CompileError> {
         let target = planning_target()?.with_machine(plan.machine);
         let wanted = LoweringOptions {
@@ -354,13 +354,14 @@ fn refusals(plan: &Plan) -> (Vec<String>, usize) {
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
 ///
 /// # Errors
-/// `SHORTHAUL_ISA` that is no level.
+/// `SHORTHAUL_ISA` or `SHORTHAUL_WINOGRAD` that is no choice.
 pub fn planning_target() -> Result<CpuTarget, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,
         None => declared_isa(),
     };
-    Ok(CpuTarget::for_isa(isa, Family::Gcc))
+    let target = CpuTarget::for_isa(isa, Family::Gcc).with_environment();
+    Ok(target.map_err(kernels::compile::CompileError::from)?)
 }
 
 #[cfg(target_arch = "x86_64")]

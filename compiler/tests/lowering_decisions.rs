@@ -200,7 +200,7 @@ fn a_recipe_does_not_cut_contractions_of_16_bit_numbers_and_says_so() {
     let state = plan.graph.single_state().expect("one state");
     let place = Place::new(Rewrite::Blocking, &state.nodes[0], "y");
     let mut recipe = Recipe::default();
-    recipe.cut(place, Blocking::new(vec![[0, 0, 4, 0, 2, 1, 1, 0]]));
+    recipe.cut(place, Blocking::Cuts(vec![[0, 0, 4, 0, 2, 1, 1, 0]]));
     let described = Described::of_plan(&planned(text, recipe), 2).expect("a description");
     let [note] = described.notes.as_slice() else {
         panic!("{:?}", described.notes);

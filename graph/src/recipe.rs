@@ -219,37 +219,50 @@ impl Recipe {
     }
 }
 
-/// How a contraction is cut, one cut for each of the parts that it is written in: numbers of the generator that
-/// made it, which checks them. The same text in a file means the same kernel.
+/// How a contraction is computed. The same text in a file means the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Blocking(Vec<[i64; 8]>);
+pub enum Blocking {
+    /// By its definition, cut for each of the parts that it is written in: numbers of the generator that made it,
+    /// which checks them.
+    Cuts(Vec<[i64; 8]>),
+    /// A convolution of 3×3 taps by minimal filtering (Winograd).
+    Winograd,
+}
 
 impl Blocking {
-    /// From the numbers of each part.
-    pub fn new(parts: Vec<[i64; 8]>) -> Blocking {
-        Blocking(parts)
-    }
-
-    /// The numbers of each part.
+    /// The numbers of each part; none where it is not cut by numbers.
     pub fn parts(&self) -> &[[i64; 8]] {
-        &self.0
+        match self {
+            Blocking::Cuts(parts) => parts,
+            Blocking::Winograd => &[],
+        }
     }
 
     /// Reads what [`Blocking`] prints.
     pub fn parse(text: &str) -> Option<Blocking> {
+        if text == WINOGRAD {
+            return Some(Blocking::Winograd);
+        }
         let part = |part: &str| {
             let numbers: Option<Vec<i64>> = part.split('.').map(|n| n.parse().ok()).collect();
             <[i64; 8]>::try_from(numbers?).ok()
         };
-        Some(Blocking(text.split(' ').map(part).collect::<Option<_>>()?))
+        Some(Blocking::Cuts(
+            text.split(' ').map(part).collect::<Option<_>>()?,
+        ))
     }
 }
 
-/// Numbers with points between them, parts with spaces: `0.0.4.0.2.1.1.0`.
+const WINOGRAD: &str = "winograd";
+
+/// Numbers with points between them, parts with spaces: `0.0.4.0.2.1.1.0`; or `winograd`.
 impl fmt::Display for Blocking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Blocking::Winograd {
+            return f.write_str(WINOGRAD);
+        }
         let part = |part: &[i64; 8]| part.map(|n| n.to_string()).join(".");
-        let parts: Vec<String> = self.0.iter().map(part).collect();
+        let parts: Vec<String> = self.parts().iter().map(part).collect();
         f.write_str(&parts.join(" "))
     }
 }
@@ -272,9 +285,11 @@ mod tests {
 
     #[test]
     fn a_blocking_is_what_it_prints() {
-        let one = Blocking::new(vec![[0, 1, 4, 0, 2, 3, 1, 2], [0, 0, 1, 0, 1, 1, 1, 0]]);
+        let one = Blocking::Cuts(vec![[0, 1, 4, 0, 2, 3, 1, 2], [0, 0, 1, 0, 1, 1, 1, 0]]);
         assert_eq!(one.to_string(), "0.1.4.0.2.3.1.2 0.0.1.0.1.1.1.0");
         assert_eq!(Blocking::parse(&one.to_string()), Some(one));
+        let other = Blocking::Winograd;
+        assert_eq!(Blocking::parse(&other.to_string()), Some(other));
         for wrong in ["", "1.2.3", "0.1.4.0.2.3.1.x", "0.1.4.0.2.3.1.2,"] {
             assert_eq!(Blocking::parse(wrong), None, "{wrong}");
         }

@@ -4,7 +4,8 @@
 //! them, so what CPUID says is verified by running a compiled probe in a child
 //! process, once per compiler and CPU (remembered in the cache).
 //! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice, `SHORTHAUL_PAIRS=tiles|dots|plain|none` one of
-//! the instructions for bf16. Never compiles kernels.
+//! the instructions for bf16, and `SHORTHAUL_WINOGRAD=off` keeps convolutions to their definition. Never compiles
+//! kernels.
 
 mod pairs;
 
@@ -189,6 +190,9 @@ pub struct CpuTarget {
     pub cflags: Vec<String>,
     /// How products of bf16 numbers are computed, where that is faster than in single precision.
     pub pairs: Option<Pairs>,
+    /// Whether convolutions of 3×3 taps may be computed by minimal filtering (Winograd), which rounds elsewhere than the
+    /// definition does.
+    pub may_filter: bool,
     /// The limits by which kernels are chosen.
     pub machine: Machine,
 }
@@ -220,8 +224,25 @@ impl CpuTarget {
             vector_width_f32: isa.vector_width_f32(),
             cflags,
             pairs: None,
+            may_filter: true,
             machine: Machine::with_vector_width(isa.vector_width_f32()),
         }
+    }
+
+    /// The same with what `SHORTHAUL_WINOGRAD` says.
+    ///
+    /// # Errors
+    /// If it is neither `on` nor `off`.
+    pub fn with_environment(self) -> Result<CpuTarget, FeatureError> {
+        let may_filter = match env::var("SHORTHAUL_WINOGRAD") {
+            Err(_) => true,
+            Ok(text) => match text.trim() {
+                "" | "on" => true,
+                "off" => false,
+                _ => return Err(FeatureError::UnknownWinograd(text)),
+            },
+        };
+        Ok(CpuTarget { may_filter, ..self })
     }
 
     /// The same with measured limits, where there are any.
@@ -260,6 +281,9 @@ pub enum FeatureError {
     /// `SHORTHAUL_ISA` is not a level.
     #[error("SHORTHAUL_ISA is '{0}', expected avx512, avx2 or portable")]
     UnknownIsa(String),
+    /// `SHORTHAUL_WINOGRAD` is not a choice.
+    #[error("SHORTHAUL_WINOGRAD is '{0}', expected on or off")]
+    UnknownWinograd(String),
     /// The forced level does not run on this CPU with this compiler.
     #[error("{} is asked for but does not run here: {problem}", isa.name())]
     Forced {
@@ -315,7 +339,7 @@ pub fn detect(
     forced: Option<Isa>,
     cache: &Cache,
 ) -> Result<CpuTarget, FeatureError> {
-    let target = detect_isa(toolchain, forced, cache)?;
+    let target = detect_isa(toolchain, forced, cache)?.with_environment()?;
     pairs::detect(target, pairs::forced()?, toolchain, cache)
 }
 

@@ -15,7 +15,7 @@ use kernels::contraction::{BlockingRequest, Contraction, ContractionTarget, Hook
 fn target(width: i64) -> ContractionTarget {
     ContractionTarget {
         requested: BlockingRequest {
-            filters: true,
+            may_filter: true,
             ..BlockingRequest::default()
         },
         ..contraction_checks::target(width)

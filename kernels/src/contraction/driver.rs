@@ -10,7 +10,8 @@ use super::groups::together;
 use super::open::OpenDims;
 use super::text::{CText, Element, Vector, affine, preamble};
 use super::{
-    BlockingChoice, ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm, Roles, roles,
+    BlockingChoice, ContractionTarget, EmittedContraction, Hooks, Launch, NoFastForm,
+    PlanSignature, Roles, roles,
 };
 use graph::Blocking;
 
@@ -30,20 +31,45 @@ fn align(numbers: i64) -> i64 {
     (numbers + ALIGNED_NUMBERS - 1) / ALIGNED_NUMBERS * ALIGNED_NUMBERS
 }
 
-/// Emits all parts under common launches.
-pub fn emit(
-    name: &str,
-    form: &GatherForm,
-    hooks: &Hooks,
+/// A contraction by its definition, cut, before its text is written.
+pub(super) struct Planned<'a> {
+    name: &'a str,
+    form: &'a GatherForm,
+    hooks: &'a Hooks,
+    vector: Vector,
+    parts: Vec<GatherPart<'a>>,
+    cuts: Vec<[i64; 8]>,
+    /// Other ways to cut the first part.
+    first_others: Vec<([i64; 8], f64)>,
+    choices: Vec<PlanSignature>,
+    /// Numbers of the shared scratch.
+    shared: i64,
+    /// Nanoseconds that it is predicted to take.
+    pub(super) predicted_ns: f64,
+}
+
+/// Chooses how to cut each part.
+pub(super) fn plan<'a>(
+    name: &'a str,
+    form: &'a GatherForm,
+    hooks: &'a Hooks,
     vector: Vector,
     target: &ContractionTarget,
-) -> Result<EmittedContraction, NoFastForm> {
-    let mut parts = Vec::new();
-    let (mut shared, mut predicted_ns) = (0, 0.0);
+) -> Result<Planned<'a>, NoFastForm> {
+    let mut planned = Planned {
+        name,
+        form,
+        hooks,
+        vector,
+        parts: Vec::new(),
+        cuts: Vec::new(),
+        first_others: Vec::new(),
+        choices: Vec::new(),
+        shared: 0,
+        predicted_ns: 0.0,
+    };
     let requested = target.requested.blocking.as_ref();
     let requested = requested.filter(|blocking| blocking.parts().len() == form.parts.len());
-    let (mut cuts, mut first_others) = (Vec::new(), Vec::new());
-    let mut choices = Vec::new();
     for (i, problem) in form.parts.iter().enumerate() {
         let shape = shape(problem)?;
         let (prologue_a, prologue_b) = sides(hooks, shape.swapped);
@@ -80,113 +106,103 @@ pub fn emit(
             others,
             choice,
         } = choose(&shape, &wishes);
-        choices.push(choice.of_part(i));
-        predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
-        cuts.push(cut);
-        first_others = if i == 0 { others } else { first_others };
+        planned.choices.push(choice.of_part(i));
+        planned.predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
+        planned.cuts.push(cut);
+        if i == 0 {
+            planned.first_others = others;
+        }
         let part = GatherPart {
             plan,
             prefix: format!("{name}_p{i}"),
             hooks,
-            shared_at: shared,
+            shared_at: planned.shared,
         };
-        shared += part.packed_numbers() + part.result_numbers();
-        parts.push(part);
+        planned.shared += part.packed_numbers() + part.result_numbers();
+        planned.parts.push(part);
     }
-    let mut t = CText::default();
-    t.raw(&preamble(vector));
-    for part in &parts {
-        part.functions(&mut t);
-    }
-    let mut launches = Vec::new();
-    launch(
-        &mut t,
-        &mut launches,
-        &format!("{name}_pack"),
-        &parts,
-        |p| p.packs(),
-        "pack",
-        (&[], vector.element),
-    );
-    launch(
-        &mut t,
-        &mut launches,
-        name,
-        &parts,
-        |_| true,
-        "main",
-        (&form.zeros, vector.element),
-    );
-    launch(
-        &mut t,
-        &mut launches,
-        &format!("{name}_combine"),
-        &parts,
-        |p| p.plan.to_scratch,
-        "combine",
-        (&[], vector.element),
-    );
-    let thread = parts
-        .iter()
-        .map(GatherPart::thread_numbers)
-        .max()
-        .unwrap_or(0);
-    Ok(EmittedContraction {
-        source: t.finish(),
-        launches,
-        shared_scratch_bytes: (shared * vector.element.bytes()) as usize,
-        thread_scratch_bytes: (thread * vector.element.bytes()) as usize,
-        flops: 0,
-        predicted_ns: predicted_ns as u64,
-        refusal: None,
-        path: parts.first().map_or("zero", GatherPart::path),
-        products: vector.element.dtype(),
-        takes_prologues: true,
-        // Of several parts, the first is changed alone.
-        cuts: Some(BlockingChoice {
-            others: (first_others.into_iter())
-                .map(|(cut, ns)| (with_first(&cuts, cut), ns as u64))
+    Ok(planned)
+}
+
+impl Planned<'_> {
+    /// How it is cut, and the best other ways. Of several parts, the first is changed alone.
+    pub(super) fn choice(&self) -> BlockingChoice {
+        let others = self.first_others.iter();
+        BlockingChoice {
+            others: others
+                .map(|(cut, ns)| (with_first(&self.cuts, *cut), *ns as u64))
                 .collect(),
-            blocking: Blocking::new(cuts),
-        }),
-        choices,
-        sum_slots: match parts.as_slice() {
-            [p] if hooks.sums.is_some() && !p.plan.to_scratch => {
-                p.plan.m_cut.count(&p.plan.shape.m)
-            }
-            _ => 0,
-        },
-        pitch: None,
-        finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
-        roles: parts
-            .first()
-            .map(|p| p.roles(&form.parts[0]))
-            .unwrap_or_default(),
-    })
+            blocking: Blocking::Cuts(self.cuts.clone()),
+        }
+    }
+
+    /// Writes all parts under common launches.
+    pub(super) fn write(&self) -> EmittedContraction {
+        let (parts, element) = (self.parts.as_slice(), self.vector.element);
+        let mut t = CText::default();
+        t.raw(&preamble(self.vector));
+        for part in parts {
+            part.functions(&mut t);
+        }
+        let mut launches = Vec::new();
+        let mut launch = |suffix: &str, stage: &str, wanted: fn(&GatherPart) -> bool| {
+            let called = parts.iter().filter(|p| wanted(p));
+            let calls: Vec<&str> = called.map(|p| p.prefix.as_str()).collect();
+            let zeros: &[ZeroFill] = match stage {
+                "main" => &self.form.zeros,
+                _ => &[],
+            };
+            let symbol = format!("{}{suffix}", self.name);
+            launch_calls(
+                &mut t,
+                &mut launches,
+                &symbol,
+                &calls,
+                stage,
+                (zeros, element),
+            );
+        };
+        launch("_pack", "pack", |p| p.packs());
+        launch("", "main", |_| true);
+        launch("_combine", "combine", |p| p.plan.to_scratch);
+        let thread = parts.iter().map(GatherPart::thread_numbers).max();
+        EmittedContraction {
+            source: t.finish(),
+            launches,
+            shared_scratch_bytes: (self.shared * element.bytes()) as usize,
+            thread_scratch_bytes: (thread.unwrap_or(0) * element.bytes()) as usize,
+            flops: 0,
+            predicted_ns: self.predicted_ns as u64,
+            refusal: None,
+            path: parts.first().map_or("zero", GatherPart::path),
+            products: element.dtype(),
+            takes_prologues: true,
+            cuts: Some(self.choice()),
+            choices: self.choices.clone(),
+            sum_slots: match parts {
+                [p] if self.hooks.sums.is_some() && !p.plan.to_scratch => {
+                    p.plan.m_cut.count(&p.plan.shape.m)
+                }
+                _ => 0,
+            },
+            pitch: None,
+            finishes_in_blocks: parts.iter().all(|p| !p.plan.to_scratch),
+            roles: parts
+                .first()
+                .map(|p| p.roles(&self.form.parts[0]))
+                .unwrap_or_default(),
+        }
+    }
 }
 
 fn with_first(cuts: &[[i64; 8]], first: [i64; 8]) -> Blocking {
     let rest = cuts.iter().skip(1).copied();
-    Blocking::new(std::iter::once(first).chain(rest).collect())
+    Blocking::Cuts(std::iter::once(first).chain(rest).collect())
 }
 
 pub(super) fn sides(hooks: &Hooks, swapped: bool) -> (Option<&str>, Option<&str>) {
     let (a, b) = (hooks.prologue_a.as_deref(), hooks.prologue_b.as_deref());
     if swapped { (b, a) } else { (a, b) }
-}
-
-fn launch(
-    t: &mut CText,
-    launches: &mut Vec<Launch>,
-    symbol: &str,
-    parts: &[GatherPart],
-    wanted: impl Fn(&GatherPart) -> bool,
-    stage: &str,
-    zeros: (&[ZeroFill], Element),
-) {
-    let parts = parts.iter().filter(|p| wanted(p));
-    let calls: Vec<&str> = parts.map(|p| p.prefix.as_str()).collect();
-    launch_calls(t, launches, symbol, &calls, stage, zeros);
 }
 
 /// A launch that calls the functions `PREFIX_stage` in order and writes zeros.

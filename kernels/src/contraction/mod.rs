@@ -137,8 +137,8 @@ pub struct BlockingRequest {
     pub n_others: usize,
     /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
     pub varies: bool,
-    /// Whether convolutions of 3×3 taps may be computed by minimal filtering, where that is predicted to gain.
-    pub filters: bool,
+    /// Whether convolutions of 3×3 taps may be computed by minimal filtering.
+    pub may_filter: bool,
 }
 
 /// How a contraction was cut.
@@ -186,7 +186,7 @@ pub struct EmittedContraction {
     pub shared_scratch_bytes: usize,
     /// Bytes of `scratch`, per thread.
     pub thread_scratch_bytes: usize,
-    /// Multiplications and additions, counted as two per term (borders included).
+    /// Multiplications and additions that it does: two per term (borders included), fewer by minimal filtering.
     pub flops: u64,
     /// Nanoseconds that its launches are predicted to take on the target's threads.
     pub predicted_ns: u64,
@@ -344,22 +344,33 @@ fn specialized(
     } else {
         hooks.clone()
     };
+    let by_definition = |done| EmittedContraction {
+        flops: flops(c),
+        ..done
+    };
     let mut done = if let Some(pairs) = pairs {
         let emitted = pairs::emit(name, &form, &inner, target, pairs)?;
         phased |= emitted.late_epilogue;
-        emitted.contraction
+        by_definition(emitted.contraction)
     } else {
         let vector = Vector::new(c.element, target.vector_width);
         match depthwise::emit(name, &form, &inner, vector, target)? {
-            Some(done) => done,
+            Some(done) => by_definition(done),
             None => {
-                let usual = driver::emit(name, &form, &inner, vector, target)?;
-                let most = usual.predicted_ns;
-                winograd::emit(name, &form, &inner, vector, target, most).unwrap_or(usual)
+                let direct = driver::plan(name, &form, &inner, vector, target)?;
+                match winograd::plan(&form, &inner, vector, target) {
+                    Some(filtered) => match filtered.choice(&direct, &target.requested) {
+                        (cuts, true) => filtered.write(name, &inner, cuts),
+                        (cuts, false) => EmittedContraction {
+                            cuts: Some(cuts),
+                            ..by_definition(direct.write())
+                        },
+                    },
+                    None => by_definition(direct.write()),
+                }
             }
         }
     };
-    done.flops = flops(c);
     if pairs.is_some() {
         let rate = target.machine.product_rate(done.products) * target.threads.max(1) as u64;
         done.predicted_ns = done.flops.saturating_mul(1000) / rate;
@@ -436,6 +447,16 @@ fn roles(p: &access::Problem, swapped: bool) -> Roles {
 
 fn flops(c: &Contraction) -> u64 {
     2 * c.dims.iter().map(|&d| d as u64).product::<u64>()
+}
+
+/// The operations of a contraction with as few products as any of its forms needs.
+pub fn least_flops(c: &Contraction) -> u64 {
+    let by_definition = flops(c);
+    let form = check(c)
+        .ok()
+        .and_then(|()| gather::gather_form(access::Problem::new(c)).ok());
+    let filtered = form.and_then(|form| winograd::product_flops(&form, c.element));
+    filtered.map_or(by_definition, |n| n.min(by_definition))
 }
 
 /// Whether the dims of a contraction exist and have points.

@@ -7,11 +7,11 @@ use super::{
 use crate::contraction::blocking::div_up;
 use crate::contraction::microkernel::{Level, MicroKernel};
 use crate::contraction::text::{CText, preamble};
-use crate::contraction::{ContractionTarget, EmittedContraction};
+use crate::contraction::{ContractionTarget, EmittedContraction, Hooks};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+pub(super) struct Cut {
     /// Runs of tiles with sums of their own, and runs of channels.
     parts: i64,
     splits: i64,
@@ -30,18 +30,9 @@ struct Filter<'a> {
     cut: Cut,
 }
 
-/// Emits the gradient if some cut is predicted to take less than `most` nanoseconds.
-pub(super) fn emit(
-    name: &str,
-    c: &Convolution,
-    prologues: [Option<&str>; 2],
-    target: &ContractionTarget,
-    most: f64,
-) -> Option<EmittedContraction> {
-    let (cut, predicted_ns) = best(c, prologues[1].is_some(), target)?;
-    if predicted_ns > most {
-        return None;
-    }
+/// Writes the gradient.
+pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> EmittedContraction {
+    let prologues = c.prologues(hooks);
     let f = Filter {
         c,
         prefix: format!("{name}_p0"),
@@ -67,11 +58,15 @@ pub(super) fn emit(
     f.combine(&mut t);
     let sums = cut.parts * POINTS * c.channels() * c.features();
     let stages = [("", "main"), ("_combine", "combine")];
-    Some(c.emitted(t, name, stages, (sums, f.scratch()[5]), predicted_ns))
+    c.emitted(t, name, stages, (sums, f.scratch()[5]))
 }
 
 /// The cut that is predicted to take the fewest nanoseconds, and these.
-fn best(c: &Convolution, has_prologue: bool, target: &ContractionTarget) -> Option<(Cut, f64)> {
+pub(super) fn best(
+    c: &Convolution,
+    has_prologue: bool,
+    target: &ContractionTarget,
+) -> Option<(Cut, f64)> {
     let lanes = c.vector.lanes;
     let vectors = c.features() / lanes;
     let is_wide = target.vector_width == 16;

@@ -11,7 +11,7 @@ use crate::contraction::{ContractionTarget, EmittedContraction, Hooks};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+pub(super) struct Cut {
     /// Runs of rows of tiles, each transformed and multiplied as one.
     units: i64,
     /// Tiles and vectors of a micro-kernel.
@@ -26,19 +26,9 @@ struct Forward<'a> {
     cut: Cut,
 }
 
-/// Emits the convolution if some cut is predicted to take less than `most` nanoseconds.
-pub(super) fn emit(
-    name: &str,
-    c: &Convolution,
-    prologue: Option<&str>,
-    hooks: &Hooks,
-    target: &ContractionTarget,
-    most: f64,
-) -> Option<EmittedContraction> {
-    let (cut, predicted_ns) = best(c, target)?;
-    if predicted_ns > most {
-        return None;
-    }
+/// Writes the convolution.
+pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> EmittedContraction {
+    let [prologue, _] = c.prologues(hooks);
     let f = Forward {
         c,
         prefix: format!("{name}_p0"),
@@ -63,14 +53,14 @@ pub(super) fn emit(
     f.main(&mut t, hooks);
     let scratch = (f.filter_numbers(), f.scratch()[4]);
     let stages = [("_pack", "pack"), ("", "main")];
-    Some(EmittedContraction {
+    EmittedContraction {
         sum_slots: if hooks.sums.is_some() { cut.units } else { 0 },
-        ..c.emitted(t, name, stages, scratch, predicted_ns)
-    })
+        ..c.emitted(t, name, stages, scratch)
+    }
 }
 
 /// The cut that is predicted to take the fewest nanoseconds, and these.
-fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, f64)> {
+pub(super) fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, f64)> {
     let lanes = c.vector.lanes;
     let is_wide = target.vector_width == 16;
     // The vectors in a panel that leave the fewest unused, two where that is equal.

@@ -7,10 +7,8 @@
 //! that of the image is a convolution with the filter reversed. Transforms add few numbers of like size, and sums are
 //! nine times shorter; errors are below those of the definition (`kernels/tests/winograd.rs`).
 //!
-//! Only a request chooses it so far (`BlockingRequest::filters`), and no part of the compiler makes that request: whole
-//! networks have not been held against float64 with it yet.
-//!
-//! A tile's results mix all 16 elements: where the definition gives infinity, these may be not a number.
+//! A result depends on the elements that the definition takes and on no others. Where these hold an infinite number or
+//! one near the largest, it may be not a number where the definition gives infinity.
 
 mod filter;
 mod forward;
@@ -19,10 +17,12 @@ mod transforms;
 
 use super::access::{Access, Coord, Problem};
 use super::blocking::div_up;
+use super::driver::Planned;
 use super::driver::launch_calls;
 use super::gather::GatherForm;
 use super::text::{CText, Vector};
-use super::{ContractionTarget, EmittedContraction, Hooks, Roles};
+use super::{BlockingChoice, BlockingRequest, ContractionTarget, EmittedContraction, Hooks, Roles};
+use graph::Blocking;
 
 /// Elements of a transformed tile.
 const POINTS: i64 = 16;
@@ -86,44 +86,137 @@ struct Convolution {
     is_filter_gradient: bool,
 }
 
-/// Emits `form` where it is such a convolution, takes `hooks`, and is predicted to gain: `usual` are the nanoseconds of
-/// the definition.
-pub(super) fn emit(
-    name: &str,
+/// A convolution by minimal filtering, before its text is written.
+pub(super) struct Filtered {
+    convolution: Convolution,
+    cut: Cut,
+    /// Nanoseconds that it is predicted to take.
+    predicted_ns: f64,
+}
+
+enum Cut {
+    Results(forward::Cut),
+    Filter(filter::Cut),
+}
+
+/// How `form` is computed by minimal filtering, if it is such a convolution and takes `hooks`.
+pub(super) fn plan(
     form: &GatherForm,
     hooks: &Hooks,
     vector: Vector,
     target: &ContractionTarget,
-    usual: u64,
-) -> Option<EmittedContraction> {
-    if hooks.keeps != [None, None] || !target.requested.filters {
+) -> Option<Filtered> {
+    if hooks.keeps != [None, None] || !target.requested.may_filter {
         return None;
     }
-    let (true, [problem]) = (form.zeros.is_empty(), form.parts.as_slice()) else {
-        return None;
-    };
-    let c = Convolution::recognize(problem, vector)?;
-    let prologues = [hooks.prologue_a.as_deref(), hooks.prologue_b.as_deref()];
-    let (image, other) = (prologues[c.image_buffer], prologues[1 - c.image_buffer]);
+    let c = Convolution::recognize(only_part(form)?, vector).filter(Convolution::has_layout)?;
+    let [image, other] = c.prologues(hooks);
     if image.is_some() && c.columns.coord.stride != c.channels() {
         return None;
     }
-    let most = usual as f64 * GAIN;
-    if c.is_filter_gradient {
-        let step = c.results.stride(c.columns.position);
-        let is_dense = step == c.features();
+    let (cut, predicted_ns) = if c.is_filter_gradient {
+        let is_dense = c.results.stride(c.columns.position) == c.features();
         if hooks.follow() || (other.is_some() && !is_dense) {
             return None;
         }
-        return filter::emit(name, &c, [image, other], target, most);
+        let (cut, ns) = filter::best(&c, other.is_some(), target)?;
+        (Cut::Filter(cut), ns)
+    } else {
+        if other.is_some() {
+            return None;
+        }
+        let (cut, ns) = forward::best(&c, target)?;
+        (Cut::Results(cut), ns)
+    };
+    Some(Filtered {
+        convolution: c,
+        cut,
+        predicted_ns,
+    })
+}
+
+/// The operations of the products of `form` by minimal filtering, if it is such a convolution, whatever its layout.
+pub(super) fn product_flops(form: &GatherForm, element: super::Element) -> Option<u64> {
+    let c = Convolution::recognize(only_part(form)?, Vector { element, lanes: 1 })?;
+    Some(c.product_flops())
+}
+
+fn only_part(form: &GatherForm) -> Option<&Problem> {
+    match form.parts.as_slice() {
+        [problem] if form.zeros.is_empty() => Some(problem),
+        _ => None,
     }
-    if other.is_some() {
-        return None;
+}
+
+impl Filtered {
+    /// What is chosen of this and of the definition, and whether it is this.
+    pub(super) fn choice(
+        &self,
+        direct: &Planned<'_>,
+        requested: &BlockingRequest,
+    ) -> (BlockingChoice, bool) {
+        let is_chosen = match &requested.blocking {
+            Some(blocking) => *blocking == Blocking::Winograd,
+            None => self.predicted_ns <= GAIN * direct.predicted_ns,
+        };
+        let BlockingChoice { blocking, others } = direct.choice();
+        let other = match is_chosen {
+            true => (blocking.clone(), direct.predicted_ns as u64),
+            false => (Blocking::Winograd, self.predicted_ns as u64),
+        };
+        let mut others: Vec<_> = others.into_iter().chain([other]).collect();
+        others.sort_by_key(|(_, ns)| *ns);
+        others.truncate(requested.n_others);
+        let blocking = if is_chosen {
+            Blocking::Winograd
+        } else {
+            blocking
+        };
+        (BlockingChoice { blocking, others }, is_chosen)
     }
-    forward::emit(name, &c, image, hooks, target, most)
+
+    /// Writes it.
+    pub(super) fn write(
+        &self,
+        name: &str,
+        hooks: &Hooks,
+        cuts: BlockingChoice,
+    ) -> EmittedContraction {
+        let c = &self.convolution;
+        let written = match self.cut {
+            Cut::Results(cut) => forward::write(name, c, hooks, cut),
+            Cut::Filter(cut) => filter::write(name, c, hooks, cut),
+        };
+        EmittedContraction {
+            flops: c.flops(),
+            predicted_ns: self.predicted_ns as u64,
+            cuts: Some(cuts),
+            ..written
+        }
+    }
 }
 
 impl Convolution {
+    /// What makes the image, and what makes the other operand.
+    fn prologues<'a>(&self, hooks: &'a Hooks) -> [Option<&'a str>; 2] {
+        let of = [hooks.prologue_a.as_deref(), hooks.prologue_b.as_deref()];
+        [of[self.image_buffer], of[1 - self.image_buffer]]
+    }
+
+    /// Operations of the products.
+    fn product_flops(&self) -> u64 {
+        let tiles = (self.strips() * self.columns.tiles()) as u64;
+        2 * POINTS as u64 * tiles * (self.channels() * self.features()) as u64
+    }
+
+    /// Operations of the products and of the transforms, of which an image's takes 32 a tile, that of results 24, and
+    /// a filter's 28.
+    fn flops(&self) -> u64 {
+        let tiles = (self.strips() * self.columns.tiles()) as u64;
+        let (channels, features) = (self.channels() as u64, self.features() as u64);
+        self.product_flops() + tiles * (32 * channels + 24 * features) + 28 * channels * features
+    }
+
     fn recognize(problem: &Problem, vector: Vector) -> Option<Convolution> {
         let mut p = problem.clone();
         p.tidy();
@@ -201,7 +294,7 @@ impl Convolution {
                 .coords
                 .iter()
                 .all(|at| !at.guarded || at.terms.len() > 1);
-        (is_whole && c.has_layout()).then_some(c)
+        is_whole.then_some(c)
     }
 
     /// Whether channels lie side by side, and positions in the order of rows and columns.
@@ -255,7 +348,6 @@ impl Convolution {
         name: &str,
         stages: [(&str, &str); 2],
         (shared, own): (i64, i64),
-        predicted_ns: f64,
     ) -> EmittedContraction {
         let element = self.vector.element;
         let mut launches = Vec::new();
@@ -277,7 +369,7 @@ impl Convolution {
             shared_scratch_bytes: (shared * element.bytes()) as usize,
             thread_scratch_bytes: (own * element.bytes()) as usize,
             flops: 0,
-            predicted_ns: predicted_ns as u64,
+            predicted_ns: 0,
             path: match self.is_filter_gradient {
                 true => "winograd, reduced",
                 false => "winograd",
