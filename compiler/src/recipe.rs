@@ -104,7 +104,7 @@ pub fn uncut(recipe: &Recipe, kernels: &[KernelInfo]) -> Vec<String> {
         match cuts.clone().find(|c| c.place == *place) {
             Some(found) if found.cuts.blocking == *blocking => None,
             Some(found) => Some(format!(
-                "the recipe asks for {place} as {blocking}, which is not possible for these sizes: it is cut as {}",
+                "the recipe asks for {place} as {blocking}, which is not possible for these sizes: its blocking is {}",
                 found.cuts.blocking
             )),
             None if kernels.iter().any(|k| k.uncut.as_ref() == Some(place)) => Some(format!(

@@ -11,7 +11,7 @@ use crate::report::{KernelReport, Memory, Report, planning_target};
 use crate::torch::Captured;
 use crate::undone::Undone;
 use fusion::{Applied, Decision, Outcome, Target};
-use graph::Machine;
+use graph::{Blocking, Machine};
 use serde::Serialize;
 
 /// What a caller tells the compiler.
@@ -234,7 +234,10 @@ fn cut_rows(report: &Report) -> Vec<DecisionRow> {
     let row = |kernel: &KernelReport| {
         let placed = kernel.cuts.as_ref()?;
         let blocking = &placed.cuts.blocking;
-        let what = format!("the contraction is cut as {blocking}");
+        let what = match blocking {
+            Blocking::Winograd => "minimal filtering computes the convolution".to_string(),
+            Blocking::Cuts(_) => format!("the contraction is cut as {blocking}"),
+        };
         let us = kernel
             .predicted
             .map_or(String::new(), |p| format!(" (predicted {:.0} µs)", p.us));

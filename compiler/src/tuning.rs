@@ -193,7 +193,7 @@ impl Tuner<'_> {
                     found.recipe.cut(place.clone(), blocking.clone());
                 }
                 found.kept.push(format!(
-                    "{} × {}: cut as {blocking}, {ratio:.2} of the time",
+                    "{} × {}: blocking {blocking}, {ratio:.2} of the time",
                     group.places.len(),
                     group.places[0].node
                 ));

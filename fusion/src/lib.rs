@@ -13,6 +13,7 @@ mod call;
 mod chain;
 mod decision;
 mod empty;
+mod equal_terms;
 mod group;
 mod inline;
 mod join;
@@ -100,9 +101,12 @@ pub fn expand(graph: &Graph, recipe: &Recipe) -> Result<Fused, FuseError> {
     // Copies between reshapes, such as heads of keys repeated for those of queries, before what they copy
     // is computed in their place.
     inline::inline_movement(&graph, &mut nodes);
+    equal_terms::multiply_equal_terms(&graph, &mut nodes);
     write_once::drop_idle_conflicts(&graph, &mut nodes);
     call::absorb(&graph, &mut nodes, recipe, &mut decisions);
     inline::inline(&graph, &mut nodes, recipe, &mut decisions);
+    equal_terms::multiply_equal_terms(&graph, &mut nodes);
+    write_once::drop_idle_conflicts(&graph, &mut nodes);
     if parts::separate(&graph, &mut nodes) {
         // Reshapes of the parts, which stood between a guarded read and their makers.
         view::merge_views(&mut graph, &mut nodes);

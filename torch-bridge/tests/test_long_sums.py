@@ -48,3 +48,16 @@ def test_long_sums_are_cut(name, n_threads):
         error, usual = ((run[n].double() - want).norm() / want.norm() for run in (ours, eager))
         # Eager's own error, or a few roundings where eager is lucky; whole chains leave 6e-7.
         assert error <= max(2 * usual, 2.5e-7), (n, error, usual)
+
+
+def test_sums_of_equal_terms_round_once():
+    # Added one by one, the 5376 equal terms of the gradient of a mean are off by 3e-5.
+    def mean(x, bias):
+        return (x + bias).mean() + x.new_full((5376, 2), 3.3).mean()
+
+    x, bias = torch.randn(5376, 2), torch.zeros(2, requires_grad=True)
+    loss = torch.compile(mean, backend="shorthaul")(x, bias)
+    loss.backward()
+    assert (bias.grad - 0.5).abs().max() <= 2 * torch.finfo(torch.float32).eps
+    exact = x.double().mean() + torch.tensor(3.3).double()
+    assert abs(loss.item() - exact) <= 4 * exact * torch.finfo(torch.float32).eps

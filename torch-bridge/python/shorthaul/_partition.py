@@ -67,7 +67,12 @@ TORCH_ONLY = frozenset(
 )
 
 #: Functions whose gradient with respect to the first operand PyTorch refuses to compute.
-_HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc".split()
+_HALF_DIFFERENTIABLE = "igamma igammac special_gammainc special_gammaincc special_zeta".split()
+
+#: Functions none of whose gradients PyTorch computes: its backward pass raises an error.
+_NOT_DIFFERENTIABLE = frozenset(
+    "floor_divide floor_divide_ floordiv ifloordiv __rfloordiv__ heaviside heaviside_".split()
+)
 
 #: Operators that are worth a region of their own.
 _HEAVY = tuple(
@@ -166,8 +171,10 @@ def torch_reason(node: fx.Node) -> str | None:
     operands = node.all_input_nodes
     if has_own_gradient(name_of(node), len(operands)) and any(map(needs_gradient, operands)):
         return "this version of PyTorch has a gradient of its own for it"
-    if name_of(node) in _HALF_DIFFERENTIABLE and any(map(needs_gradient, node.all_input_nodes[:1])):
+    if name_of(node) in _HALF_DIFFERENTIABLE and any(map(needs_gradient, operands[:1])):
         return "it has no gradient with respect to its first operand"
+    if name_of(node) in _NOT_DIFFERENTIABLE and any(map(needs_gradient, operands)):
+        return "PyTorch has no gradient of it"
     if _writes_overlapping(node):
         return "it writes to a tensor whose elements share memory"
     values = list(tensors_of(value_of(node)))

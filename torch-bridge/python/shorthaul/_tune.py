@@ -225,7 +225,7 @@ class _Search:
                 self._cut(group, blocking)
                 at = group.row["origin"]
                 self.changes.append(
-                    f"{len(group.places)} × {at}: cut as {blocking}, {ratio:.2f} of the time"
+                    f"{len(group.places)} × {at}: blocking {blocking}, {ratio:.2f} of the time"
                 )
 
     def _groups(self, measured: list[dict[str, Any]]) -> tuple[list[_Group], float]:

@@ -466,3 +466,19 @@ def long_chain_of_small_steps(wrap):
 def sums_of_many_numbers(wrap):
     m = wrap(lambda x: (x.sum(), x.mean(), x.double().sum(), (x * x).sum(0), x.var()))
     return step(m, randn(3000, 7))
+
+
+@program
+def gradients_that_pytorch_lacks(wrap):
+    functions = (
+        lambda x: x // 2.5 * x,
+        lambda x: x.floor_divide(2) + x,
+        lambda x: 2 // x * x,
+        lambda x: torch.heaviside(x, torch.ones_like(x)) * x,
+        lambda x: torch.special.zeta(x.abs() + 1.5, x.abs() + 1),
+    )
+    seen = []
+    for function in functions:
+        y = wrap(function)(randn(4))
+        seen += [y.detach(), raises(y.sum().backward)]
+    return seen

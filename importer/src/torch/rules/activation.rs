@@ -2,7 +2,7 @@
 
 use super::Table;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, Binary, Expr, Unary};
+use graph::{Attr, Binary, DType, Expr, Scalar, Unary};
 use ops::activations as act;
 use ops::attrs;
 use ops::elementwise::gradient_attr;
@@ -93,15 +93,28 @@ fn infinity() -> Expr {
 }
 
 fn unary(s: &mut Site, f: Unary) -> Results {
-    of(s, Expr::unary(f, x()))
+    let rounds = matches!(f, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc);
+    match rounds && !s.out_dtype(0).is_float() {
+        true => of(s, x()),
+        false => of(s, Expr::unary(f, x())),
+    }
 }
 
 /// `expr` of the first argument, computed in the result's type.
 fn of(s: &mut Site, expr: Expr) -> Results {
     let (input, dtype) = (s.subject()?, s.out_dtype(0));
-    let converted = dtype.is_float() && s.builder.dtype(input) != dtype;
-    let expr = match converted {
-        true => expr.map_leaves(&|leaf| matches!(leaf, Expr::In(0)).then(|| x().cast(dtype))),
+    let given = s.builder.dtype(input);
+    let converted = dtype.is_float() && given != dtype;
+    let is_integer = |dtype: DType| !dtype.is_float() && dtype != DType::Bool;
+    let expr = match is_integer(dtype) && is_integer(given) {
+        _ if converted => {
+            expr.map_leaves(&|leaf| matches!(leaf, Expr::In(0)).then(|| x().cast(dtype)))
+        }
+        // Numbers are converted as PyTorch converts them.
+        true => expr.map_leaves(&|leaf| match leaf {
+            Expr::Const(number @ Scalar::Float(_)) => Some(Expr::Const(number.cast(dtype))),
+            _ => None,
+        }),
         false => expr,
     };
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])

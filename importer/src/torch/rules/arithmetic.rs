@@ -6,7 +6,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, Binary, ContainerId, DType, Expr, Unary};
+use graph::{Attr, Binary, ContainerId, DType, Expr, Scalar, Unary};
 use ops::attrs;
 use ops::elementwise::gradient_attr;
 
@@ -127,7 +127,13 @@ impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
     /// An argument, a tensor or a number, as an expression of the computing type.
     pub(super) fn get(&mut self, name: &str) -> Result<Expr, RuleError> {
         if !self.site.is_tensor(name) {
-            return self.site.scalar(name);
+            let number = self.site.scalar(name)?;
+            return Ok(match number {
+                Expr::Const(n @ Scalar::Float(_)) if !self.compute.is_float() => {
+                    Expr::Const(n.cast(self.compute))
+                }
+                number => number,
+            });
         }
         let id = self.site.tensor(name)?;
         let dtype = self.site.builder.dtype(id);
