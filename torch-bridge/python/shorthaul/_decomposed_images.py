@@ -153,7 +153,15 @@ def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
     return found + (grid.detach().abs() * 0).sum(-1).unsqueeze(1)
 
 
+def max_pool_backward(dy, x, *window_and_indices):
+    """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none."""
+    rule = decomposition_table[aten.max_pool2d_with_indices_backward.default]
+    made = rule(dy, x, *window_and_indices)
+    return made + with_zero_slope(torch.zeros_like(made), x)
+
+
 RULES = {
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     aten.grid_sampler_2d.default: grid_sampler_2d,
     aten.grid_sampler_3d.default: grid_sampler_3d,
     aten.fractional_max_pool2d.default: fractional_max_pool,

@@ -51,7 +51,6 @@ _BY_TORCH = frozenset(
         "aten._batch_norm_with_update_functional.default",
         "aten.exponential.default",
         "aten.ldexp.Tensor",
-        "aten.max_pool2d_with_indices_backward.default",
         "aten.narrow_copy.default",
         "aten.permute_copy.default",
         "aten.unbind_copy.int",

@@ -185,7 +185,8 @@ class Recipe:
         """Returns the recipe with a contraction cut into other blocks; ``None`` takes that back.
 
         ``decision`` is one of the kind ``blocking``. ``"winograd"`` asks for minimal filtering. If
-        the contraction cannot be computed in this way, ``notes`` says so. Raises ``ValueError`` for a decision of another kind.
+        the contraction cannot be computed in this way, ``notes`` says so. Raises ``ValueError`` for
+        a decision of another kind.
         """
         found = self._find(decision)
         if found.kind != "blocking":

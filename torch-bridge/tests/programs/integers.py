@@ -1,6 +1,7 @@
 """Programs with integers, booleans, bits, out-of-range indices and division by zero."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .facts import observe, raises, randn, step
@@ -296,3 +297,17 @@ def histogram(wrap):
 def repeat_interleave_by_tensor(wrap):
     m = wrap(lambda x, n: x.repeat_interleave(n, 0))
     return [step(m, randn(3, 2), torch.tensor(n)) for n in ([1, 2, 0], [3, 0, 0])]
+
+
+@program
+def rounded_and_clamped(wrap):
+    def forward(x):
+        return (
+            *(f(x) for f in (torch.floor, torch.ceil, torch.round, torch.trunc, F.relu, F.relu6)),
+            F.hardtanh(x, -1.0, 2.0),
+            F.threshold(x, 2.5, 1.5),
+            x.masked_fill(x > 2, 7.0),
+        )
+
+    x = torch.tensor([-3, -1, 0, 1, 2, 5])
+    return [step(wrap(forward), x.to(t)) for t in (torch.int64, torch.int32, torch.uint8)]

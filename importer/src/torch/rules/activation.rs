@@ -1,6 +1,7 @@
 //! Functions of one value: activations and elementary functions.
 
 use super::Table;
+use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
 use graph::{Attr, Binary, DType, Expr, Scalar, Unary};
 use ops::activations as act;
@@ -110,14 +111,27 @@ fn of(s: &mut Site, expr: Expr) -> Results {
         _ if converted => {
             expr.map_leaves(&|leaf| matches!(leaf, Expr::In(0)).then(|| x().cast(dtype)))
         }
-        // Numbers are converted as PyTorch converts them.
         true => expr.map_leaves(&|leaf| match leaf {
-            Expr::Const(number @ Scalar::Float(_)) => Some(Expr::Const(number.cast(dtype))),
+            Expr::Const(Scalar::Float(number)) => Some(Expr::int(nearest(*number, dtype))),
             _ => None,
         }),
         false => expr,
     };
+    if is_integer(dtype) && expr.dtype(&[given]).is_float() {
+        return Err(RuleError::Unsupported("integers".into()));
+    }
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])
+}
+
+/// A number without its fraction, or the type's nearest.
+fn nearest(number: f64, dtype: DType) -> i64 {
+    match dtype {
+        DType::U8 => i64::from(number as u8),
+        DType::I8 => i64::from(number as i8),
+        DType::I16 => i64::from(number as i16),
+        DType::I32 => i64::from(number as i32),
+        _ => number as i64,
+    }
 }
 
 /// `value` of the first argument with the gradient of `like`, which has the same values but may lose
