@@ -192,7 +192,7 @@ pub struct CpuTarget {
     pub pairs: Option<Pairs>,
     /// Whether convolutions of 3×3 taps may be computed by minimal filtering (Winograd), which rounds elsewhere than the
     /// definition does.
-    pub may_filter: bool,
+    pub allows_winograd: bool,
     /// The limits by which kernels are chosen.
     pub machine: Machine,
 }
@@ -224,7 +224,7 @@ impl CpuTarget {
             vector_width_f32: isa.vector_width_f32(),
             cflags,
             pairs: None,
-            may_filter: true,
+            allows_winograd: true,
             machine: Machine::with_vector_width(isa.vector_width_f32()),
         }
     }
@@ -234,7 +234,7 @@ impl CpuTarget {
     /// # Errors
     /// If it is neither `on` nor `off`.
     pub fn with_environment(self) -> Result<CpuTarget, FeatureError> {
-        let may_filter = match env::var("SHORTHAUL_WINOGRAD") {
+        let allows_winograd = match env::var("SHORTHAUL_WINOGRAD") {
             Err(_) => true,
             Ok(text) => match text.trim() {
                 "" | "on" => true,
@@ -242,7 +242,10 @@ impl CpuTarget {
                 _ => return Err(FeatureError::UnknownWinograd(text)),
             },
         };
-        Ok(CpuTarget { may_filter, ..self })
+        Ok(CpuTarget {
+            allows_winograd,
+            ..self
+        })
     }
 
     /// The same with measured limits, where there are any.

@@ -130,7 +130,7 @@ pub fn lower_as(
                 blocking: None,
                 n_others: wanted.n_others,
                 varies: wanted.varies,
-                may_filter: target.may_filter,
+                allows_winograd: target.allows_winograd,
             },
         },
         known: wanted.known,

@@ -1,4 +1,4 @@
-//! Convolutions by minimal filtering against plain loops in f64: every border, image and channel count, and all hooks.
+//! Convolutions by minimal filtering against plain loops in f64: borders, images of odd and even sizes, and hooks.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use kernels::contraction::{BlockingRequest, Contraction, ContractionTarget, Hook
 fn target(width: i64) -> ContractionTarget {
     ContractionTarget {
         requested: BlockingRequest {
-            may_filter: true,
+            allows_winograd: true,
             ..BlockingRequest::default()
         },
         ..contraction_checks::target(width)
@@ -195,7 +195,7 @@ fn sums_see_every_range_once_and_in_order() {
 }
 
 #[test]
-fn errors_are_no_larger_than_those_of_the_definition() {
+fn errors_of_numbers_of_like_size_are_no_larger_than_those_of_the_definition() {
     for conv in [
         Conv::square(2, 64, 64, 28, 3, 1),
         Conv::square(2, 256, 64, 14, 3, 1),
@@ -221,6 +221,53 @@ fn errors_are_no_larger_than_those_of_the_definition() {
                 found < definition,
                 "{direction}: {found} beside {definition}"
             );
+        }
+    }
+}
+
+#[test]
+fn scratch_stays_near_the_caches() {
+    let target = target(16);
+    let machine = target.machine;
+    let of = |n, c, size: [i64; 2]| Conv {
+        size: size.to_vec(),
+        ..Conv::square(n, c, c, 1, 3, 1)
+    };
+    for conv in [
+        of(1, 128, [256, 256]),
+        of(8, 512, [14, 14]),
+        of(1, 64, [1080, 1920]),
+        of(1, 256, [512, 4096]),
+    ] {
+        for (direction, c) in directions(&conv) {
+            let e = emit("k", &c, &Hooks::default(), &target).expect("a kernel");
+            let most = (4 * machine.l2.bytes).max(machine.l3.bytes) as usize;
+            // Rows of zeros and borders besides.
+            assert!(
+                e.thread_scratch_bytes < most + most / 4,
+                "{direction} of {conv:?}, {}: {} bytes",
+                e.path,
+                e.thread_scratch_bytes
+            );
+        }
+    }
+}
+
+#[test]
+fn a_text_that_varies_is_of_the_same_form() {
+    for n in [1, 2, 3, 8] {
+        for (c, size) in [(64, 56), (128, 28), (256, 14), (512, 7), (32, 20), (96, 9)] {
+            for (direction, contraction) in directions(&Conv::square(n, c, c, size, 3, 1)) {
+                let path = |varies: bool| {
+                    let mut target = target(16);
+                    target.requested.varies = varies;
+                    let emitted = emit("k", &contraction, &Hooks::default(), &target);
+                    emitted.expect("a kernel").path
+                };
+                let (usual, varied) = (path(false), path(true));
+                let is = |path: &str| path.starts_with("winograd");
+                assert_eq!(is(usual), is(varied), "{direction} of {n} x {c} x {size}");
+            }
         }
     }
 }

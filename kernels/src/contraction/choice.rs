@@ -181,6 +181,8 @@ pub(super) struct Chosen {
     pub(super) cut: [i64; 8],
     /// Others, the best first, each with its nanoseconds.
     pub(super) others: Vec<([i64; 8], f64)>,
+    /// Nanoseconds of the cheapest plan, which may be another one.
+    pub(super) least_ns: f64,
 }
 
 /// The plan as requested; else the cheapest, or one that costs little more and whose text is known from other sizes.
@@ -223,6 +225,7 @@ pub(super) fn choose(s: &Shape, w: &Wishes) -> Chosen {
             sizes: sizes(s),
         },
         others: others(all, cut, w),
+        least_ns: ns(least, w),
         cut,
         plan,
     }

@@ -46,6 +46,8 @@ pub(super) struct Planned<'a> {
     shared: i64,
     /// Nanoseconds that it is predicted to take.
     pub(super) predicted_ns: f64,
+    /// Nanoseconds of the cheapest plans, which a request or a text of other sizes may set aside.
+    pub(super) least_ns: f64,
 }
 
 /// Chooses how to cut each part.
@@ -67,6 +69,7 @@ pub(super) fn plan<'a>(
         choices: Vec::new(),
         shared: 0,
         predicted_ns: 0.0,
+        least_ns: 0.0,
     };
     let requested = target.requested.blocking.as_ref();
     let requested = requested.filter(|blocking| blocking.parts().len() == form.parts.len());
@@ -105,9 +108,11 @@ pub(super) fn plan<'a>(
             cut,
             others,
             choice,
+            least_ns,
         } = choose(&shape, &wishes);
         planned.choices.push(choice.of_part(i));
         planned.predicted_ns += cost::ns(cost::cost(&plan, &wishes), &wishes);
+        planned.least_ns += least_ns;
         planned.cuts.push(cut);
         if i == 0 {
             planned.first_others = others;

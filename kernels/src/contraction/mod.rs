@@ -138,7 +138,7 @@ pub struct BlockingRequest {
     /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
     pub varies: bool,
     /// Whether convolutions of 3×3 taps may be computed by minimal filtering.
-    pub may_filter: bool,
+    pub allows_winograd: bool,
 }
 
 /// How a contraction was cut.

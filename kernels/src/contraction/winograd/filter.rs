@@ -1,8 +1,8 @@
 //! The filter's gradient: sums of products of transformed tiles, over all tiles, transformed once at the end.
 
 use super::{
-    Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES, transforms,
-    up,
+    Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES,
+    is_within_reach, round_up, transforms,
 };
 use crate::contraction::blocking::div_up;
 use crate::contraction::microkernel::{Level, MicroKernel};
@@ -11,7 +11,7 @@ use crate::contraction::{ContractionTarget, EmittedContraction, Hooks};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct FilterCut {
     /// Runs of tiles with sums of their own, and runs of channels.
     parts: i64,
     splits: i64,
@@ -22,18 +22,23 @@ pub(super) struct Cut {
     nv: i64,
 }
 
-struct Filter<'a> {
+struct FilterGradient<'a> {
     c: &'a Convolution,
     prefix: String,
     /// Makes the image, and the gradient of the results.
     prologues: [Option<&'a str>; 2],
-    cut: Cut,
+    cut: FilterCut,
 }
 
 /// Writes the gradient.
-pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> EmittedContraction {
+pub(super) fn write(
+    name: &str,
+    c: &Convolution,
+    hooks: &Hooks,
+    cut: FilterCut,
+) -> EmittedContraction {
     let prologues = c.prologues(hooks);
-    let f = Filter {
+    let f = FilterGradient {
         c,
         prefix: format!("{name}_p0"),
         prologues,
@@ -61,30 +66,36 @@ pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> Emi
     c.emitted(t, name, stages, (sums, f.scratch()[5]))
 }
 
-/// The cut that is predicted to take the fewest nanoseconds, and these.
+/// The fastest cut by prediction, and its predicted nanoseconds.
 pub(super) fn best(
     c: &Convolution,
     has_prologue: bool,
     target: &ContractionTarget,
-) -> Option<(Cut, f64)> {
+) -> Option<(FilterCut, f64)> {
     let lanes = c.vector.lanes;
     let vectors = c.features() / lanes;
     let is_wide = target.vector_width == 16;
     let nv = [3, 2, 1].into_iter().find(|nv| vectors % nv == 0)?;
     let rows = lanes.min(if is_wide { 8 } else { 4 });
     let threads = target.threads.max(1);
-    let mut best: Option<(Cut, f64)> = None;
+    let mut best: Option<(FilterCut, f64)> = None;
     for splits in (1..=threads).filter(|n| c.channels() % (n * lanes) == 0) {
         let parts = div_up(threads, splits).min(c.strips());
         let strips = div_up(c.strips(), parts);
         for most in 1..=strips.min(64) {
-            let cut = Cut {
+            let cut = FilterCut {
                 parts,
                 splits,
                 blocks: div_up(strips, most),
                 rows,
                 nv,
             };
+            let tiles = c.unit_tiles(cut.parts * cut.blocks);
+            let numbers = POINTS * tiles * (c.channels() / splits + c.features());
+            let bytes = (numbers * c.vector.element.bytes()) as f64;
+            if !is_within_reach(bytes, most == 1, &target.machine) {
+                continue;
+            }
             let ns = predicted_ns(c, cut, has_prologue, target);
             if best.is_none_or(|b| ns < b.1) {
                 best = Some((cut, ns));
@@ -94,7 +105,12 @@ pub(super) fn best(
     best
 }
 
-fn predicted_ns(c: &Convolution, cut: Cut, has_prologue: bool, target: &ContractionTarget) -> f64 {
+fn predicted_ns(
+    c: &Convolution,
+    cut: FilterCut,
+    has_prologue: bool,
+    target: &ContractionTarget,
+) -> f64 {
     let machine = &target.machine;
     let cycles_per_us = machine.product_operations_per_us.max(1) as f64 / OPERATIONS;
     let per_byte = |level: graph::Level| cycles_per_us / level.bytes_per_us.max(1) as f64;
@@ -131,7 +147,7 @@ fn predicted_ns(c: &Convolution, cut: Cut, has_prologue: bool, target: &Contract
     cycles * 1e3 / cycles_per_us
 }
 
-impl Filter<'_> {
+impl FilterGradient<'_> {
     fn panel(&self) -> i64 {
         self.cut.nv * self.c.vector.lanes
     }
@@ -166,7 +182,7 @@ impl Filter<'_> {
         let line = self.c.vector.element.per_line();
         let gradient = POINTS * self.image_point();
         let zeros = gradient + POINTS * self.gradient_point();
-        let border = zeros + up(self.c.row_numbers().max(self.gradient_row()), line);
+        let border = zeros + round_up(self.c.row_numbers().max(self.gradient_row()), line);
         let made = border + POINTS * self.channels();
         let gradients = made + self.c.made_numbers(self.prologues[0]);
         let n = self.prologues[1].map_or(0, |_| 2 * self.gradient_row());
@@ -206,7 +222,7 @@ impl Filter<'_> {
     fn main(&self, t: &mut CText) {
         let c = self.c;
         let number = c.vector.element.c_type();
-        let Cut {
+        let FilterCut {
             parts,
             splits,
             blocks,

@@ -1,8 +1,8 @@
 //! The convolution itself, and its image's gradient: filters transformed once, then blocks of rows of tiles.
 
 use super::{
-    Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES, transforms,
-    up,
+    Convolution, FILTER_CYCLES, IMAGE_CYCLES, OPERATIONS, POINTS, RATE, RESULT_CYCLES,
+    is_within_reach, round_up, transforms,
 };
 use crate::contraction::blocking::div_up;
 use crate::contraction::microkernel::{Level, MicroKernel};
@@ -11,7 +11,7 @@ use crate::contraction::{ContractionTarget, EmittedContraction, Hooks};
 
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct ResultsCut {
     /// Runs of rows of tiles, each transformed and multiplied as one.
     units: i64,
     /// Tiles and vectors of a micro-kernel.
@@ -23,11 +23,16 @@ struct Forward<'a> {
     c: &'a Convolution,
     prefix: String,
     prologue: Option<&'a str>,
-    cut: Cut,
+    cut: ResultsCut,
 }
 
 /// Writes the convolution.
-pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> EmittedContraction {
+pub(super) fn write(
+    name: &str,
+    c: &Convolution,
+    hooks: &Hooks,
+    cut: ResultsCut,
+) -> EmittedContraction {
     let [prologue, _] = c.prologues(hooks);
     let f = Forward {
         c,
@@ -59,21 +64,45 @@ pub(super) fn write(name: &str, c: &Convolution, hooks: &Hooks, cut: Cut) -> Emi
     }
 }
 
-/// The cut that is predicted to take the fewest nanoseconds, and these.
-pub(super) fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, f64)> {
+/// How much longer a convolution may take so that its text serves other numbers of images too.
+const MOST_FOR_SHARED: f64 = 1.1;
+/// The number of images that decides the text of others.
+const USUAL_IMAGES: i64 = 8;
+
+/// The fastest cut by prediction, and its predicted nanoseconds; or one that is nearly as fast and whose micro-kernel is
+/// that of the usual number of images.
+pub(super) fn best(c: &Convolution, target: &ContractionTarget) -> Option<(ResultsCut, f64)> {
+    let fastest = fastest(c, target, None)?;
+    let shared = self::fastest(&c.with_images(USUAL_IMAGES), target, None)
+        .and_then(|(cut, _)| self::fastest(c, target, Some(cut.rows)))
+        .filter(|(_, ns)| *ns <= MOST_FOR_SHARED * fastest.1);
+    shared.or(Some(fastest))
+}
+
+/// The fastest cut by prediction, with micro-kernels of so many rows if that is said.
+fn fastest(
+    c: &Convolution,
+    target: &ContractionTarget,
+    wanted: Option<i64>,
+) -> Option<(ResultsCut, f64)> {
     let lanes = c.vector.lanes;
     let is_wide = target.vector_width == 16;
     // The vectors in a panel that leave the fewest unused, two where that is equal.
     let choices: &[i64] = if is_wide { &[2, 3, 1] } else { &[2, 3] };
-    let width = |nv: &&i64| up(c.features(), **nv * lanes);
+    let width = |nv: &&i64| round_up(c.features(), **nv * lanes);
     let nv = *choices.iter().min_by_key(width)?;
     let registers = if is_wide { 28 } else { 12 };
     let strips = c.strips();
-    let mut best: Option<(Cut, f64)> = None;
+    let all = registers / nv / 2..=registers / nv;
+    let mut best: Option<(ResultsCut, f64)> = None;
     for most in 1..=strips.min(64) {
         let units = div_up(strips, most);
-        for rows in registers / nv / 2..=registers / nv {
-            let cut = Cut { units, rows, nv };
+        for rows in all.clone().filter(|rows| wanted.is_none_or(|w| w == *rows)) {
+            let cut = ResultsCut { units, rows, nv };
+            let bytes = scratch_bytes(c, cut);
+            if !is_within_reach(bytes, most == 1, &target.machine) {
+                continue;
+            }
             let ns = predicted_ns(c, cut, target);
             if best.is_none_or(|b| ns < b.1) {
                 best = Some((cut, ns));
@@ -83,7 +112,13 @@ pub(super) fn best(c: &Convolution, target: &ContractionTarget) -> Option<(Cut, 
     best
 }
 
-fn predicted_ns(c: &Convolution, cut: Cut, target: &ContractionTarget) -> f64 {
+fn scratch_bytes(c: &Convolution, cut: ResultsCut) -> f64 {
+    let tiles = round_up(c.unit_tiles(cut.units), cut.rows);
+    let numbers = POINTS * tiles * (c.channels() + cut.nv * c.vector.lanes);
+    (numbers * c.vector.element.bytes()) as f64
+}
+
+fn predicted_ns(c: &Convolution, cut: ResultsCut, target: &ContractionTarget) -> f64 {
     let machine = &target.machine;
     let cycles_per_us = machine.product_operations_per_us.max(1) as f64 / OPERATIONS;
     let per_byte = |level: graph::Level| cycles_per_us / level.bytes_per_us.max(1) as f64;
@@ -91,8 +126,8 @@ fn predicted_ns(c: &Convolution, cut: Cut, target: &ContractionTarget) -> f64 {
     let each = c.vector.element.bytes() as f64;
     let threads = target.threads.max(1) as f64;
     let tiles = c.unit_tiles(cut.units);
-    let padded = up(tiles, cut.rows) as f64;
-    let width = up(c.features(), cut.nv * c.vector.lanes) as f64;
+    let padded = round_up(tiles, cut.rows) as f64;
+    let width = round_up(c.features(), cut.nv * c.vector.lanes) as f64;
     let (tiles, channels, points) = (tiles as f64, c.channels() as f64, POINTS as f64);
     let wide = each / 64.0;
 
@@ -126,7 +161,7 @@ impl Forward<'_> {
     }
 
     fn panels(&self) -> i64 {
-        up(self.c.features(), self.panel()) / self.panel()
+        round_up(self.c.features(), self.panel()) / self.panel()
     }
 
     fn filter_numbers(&self) -> i64 {
@@ -135,7 +170,7 @@ impl Forward<'_> {
 
     /// Tiles that scratch has room for.
     fn tiles(&self) -> i64 {
-        up(self.c.unit_tiles(self.cut.units), self.cut.rows)
+        round_up(self.c.unit_tiles(self.cut.units), self.cut.rows)
     }
 
     /// Numbers between two elements of a transformed tile of the image, and of results. Not a multiple of a page, where
@@ -154,7 +189,7 @@ impl Forward<'_> {
         let line = self.c.vector.element.per_line();
         let results = POINTS * self.image_point();
         let zeros = results + POINTS * self.result_point();
-        let border = zeros + up(self.c.row_numbers(), line);
+        let border = zeros + round_up(self.c.row_numbers(), line);
         let made = border + POINTS * self.c.channels();
         [
             results,

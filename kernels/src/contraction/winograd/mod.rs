@@ -5,10 +5,11 @@
 //! channels, and transformed back to 2×2 results: `Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A`. The sums over channels are 16 matrix
 //! products (`forward`). The gradient of the filter is `Gᵀ[Σ (Bᵀ d B) ⊙ (A dY Aᵀ)]G`, a sum over all tiles (`filter`);
 //! that of the image is a convolution with the filter reversed. Transforms add few numbers of like size, and sums are
-//! nine times shorter; errors are below those of the definition (`kernels/tests/winograd.rs`).
+//! nine times shorter (four times in the filter's gradient); errors are below those of the definition where the numbers of
+//! a tile have like sizes (`kernels/tests/winograd.rs`). They are relative to the largest number of a tile.
 //!
-//! A result depends on the elements that the definition takes and on no others. Where these hold an infinite number or
-//! one near the largest, it may be not a number where the definition gives infinity.
+//! A result may be not a number where the definition overflows, and near that. A tap of the filter's gradient also reads
+//! the two rows and columns of the image that only its neighbours need, and takes them away again.
 
 mod filter;
 mod forward;
@@ -22,17 +23,20 @@ use super::driver::launch_calls;
 use super::gather::GatherForm;
 use super::text::{CText, Vector};
 use super::{BlockingChoice, BlockingRequest, ContractionTarget, EmittedContraction, Hooks, Roles};
-use graph::Blocking;
+use graph::{Blocking, Machine};
 
 /// Elements of a transformed tile.
 const POINTS: i64 = 16;
-/// Part of the peak that products of scratch memory reach.
+/// Part of the peak that micro-kernels reach on operands in scratch.
 const RATE: f64 = 0.92;
-/// Cycles (of 64 operations) that transforms of 16 channels take: of a tile of the image, of a tile of results either
-/// way, of a filter.
+/// Cycles (of 64 operations) that the transform of a tile of the image takes, for 16 channels.
 const IMAGE_CYCLES: f64 = 28.0;
+/// The same of a tile of results, or of their gradient.
 const RESULT_CYCLES: f64 = 22.0;
+/// The same of a filter, or of its gradient.
 const FILTER_CYCLES: f64 = 180.0;
+/// How many times its own cache a thread's scratch may fill.
+const CACHES: f64 = 4.0;
 /// How much cheaper than by the definition it has to be predicted to be.
 const GAIN: f64 = 0.9;
 /// Operations in a cycle.
@@ -87,7 +91,7 @@ struct Convolution {
 }
 
 /// A convolution by minimal filtering, before its text is written.
-pub(super) struct Filtered {
+pub(super) struct WinogradPlan {
     convolution: Convolution,
     cut: Cut,
     /// Nanoseconds that it is predicted to take.
@@ -95,8 +99,8 @@ pub(super) struct Filtered {
 }
 
 enum Cut {
-    Results(forward::Cut),
-    Filter(filter::Cut),
+    Results(forward::ResultsCut),
+    Filter(filter::FilterCut),
 }
 
 /// How `form` is computed by minimal filtering, if it is such a convolution and takes `hooks`.
@@ -105,11 +109,11 @@ pub(super) fn plan(
     hooks: &Hooks,
     vector: Vector,
     target: &ContractionTarget,
-) -> Option<Filtered> {
-    if hooks.keeps != [None, None] || !target.requested.may_filter {
+) -> Option<WinogradPlan> {
+    if hooks.keeps != [None, None] || !target.requested.allows_winograd {
         return None;
     }
-    let c = Convolution::recognize(only_part(form)?, vector).filter(Convolution::has_layout)?;
+    let c = Convolution::recognize(only_part(form)?, vector, Convolution::has_layout)?;
     let [image, other] = c.prologues(hooks);
     if image.is_some() && c.columns.coord.stride != c.channels() {
         return None;
@@ -128,7 +132,7 @@ pub(super) fn plan(
         let (cut, ns) = forward::best(&c, target)?;
         (Cut::Results(cut), ns)
     };
-    Some(Filtered {
+    Some(WinogradPlan {
         convolution: c,
         cut,
         predicted_ns,
@@ -137,7 +141,8 @@ pub(super) fn plan(
 
 /// The operations of the products of `form` by minimal filtering, if it is such a convolution, whatever its layout.
 pub(super) fn product_flops(form: &GatherForm, element: super::Element) -> Option<u64> {
-    let c = Convolution::recognize(only_part(form)?, Vector { element, lanes: 1 })?;
+    let vector = Vector { element, lanes: 1 };
+    let c = Convolution::recognize(only_part(form)?, vector, |_| true)?;
     Some(c.product_flops())
 }
 
@@ -148,7 +153,7 @@ fn only_part(form: &GatherForm) -> Option<&Problem> {
     }
 }
 
-impl Filtered {
+impl WinogradPlan {
     /// What is chosen of this and of the definition, and whether it is this.
     pub(super) fn choice(
         &self,
@@ -157,7 +162,7 @@ impl Filtered {
     ) -> (BlockingChoice, bool) {
         let is_chosen = match &requested.blocking {
             Some(blocking) => *blocking == Blocking::Winograd,
-            None => self.predicted_ns <= GAIN * direct.predicted_ns,
+            None => self.predicted_ns <= GAIN * direct.least_ns,
         };
         let BlockingChoice { blocking, others } = direct.choice();
         let other = match is_chosen {
@@ -196,6 +201,18 @@ impl Filtered {
     }
 }
 
+/// Whether a thread may take so many bytes of scratch: a few times its own cache; for the smallest cut, also its part of
+/// the cache behind it.
+fn is_within_reach(bytes: f64, is_smallest: bool, machine: &Machine) -> bool {
+    let own = CACHES * machine.l2.bytes as f64;
+    let behind = if is_smallest {
+        machine.l3.bytes as f64
+    } else {
+        0.0
+    };
+    bytes <= own.max(behind)
+}
+
 impl Convolution {
     /// What makes the image, and what makes the other operand.
     fn prologues<'a>(&self, hooks: &'a Hooks) -> [Option<&'a str>; 2] {
@@ -209,15 +226,25 @@ impl Convolution {
         2 * POINTS as u64 * tiles * (self.channels() * self.features()) as u64
     }
 
-    /// Operations of the products and of the transforms, of which an image's takes 32 a tile, that of results 24, and
-    /// a filter's 28.
+    /// Operations of the products and of the transforms: 32 for a tile of the image, 24 for one of results and 35 for a
+    /// filter, 18 and 42 for the gradients of these two.
     fn flops(&self) -> u64 {
         let tiles = (self.strips() * self.columns.tiles()) as u64;
         let (channels, features) = (self.channels() as u64, self.features() as u64);
-        self.product_flops() + tiles * (32 * channels + 24 * features) + 28 * channels * features
+        let [result, filter] = match self.is_filter_gradient {
+            true => [18, 42],
+            false => [24, 35],
+        };
+        let transforms = tiles * (32 * channels + result * features);
+        self.product_flops() + transforms + filter * channels * features
     }
 
-    fn recognize(problem: &Problem, vector: Vector) -> Option<Convolution> {
+    /// The convolution, or gradient of a filter, that `fits`.
+    fn recognize(
+        problem: &Problem,
+        vector: Vector,
+        fits: impl Fn(&Convolution) -> bool,
+    ) -> Option<Convolution> {
         let mut p = problem.clone();
         p.tidy();
         p.a.simplify_read(false);
@@ -242,7 +269,8 @@ impl Convolution {
                 vector,
             )
         };
-        try_as(&p.out, &other, false).or_else(|| try_as(&other, &p.out, true))
+        let results = try_as(&p.out, &other, false).filter(&fits);
+        results.or_else(|| try_as(&other, &p.out, true).filter(&fits))
     }
 
     fn assigned(
@@ -320,6 +348,15 @@ impl Convolution {
         self.dims[self.feature]
     }
 
+    /// The same of so many images.
+    fn with_images(&self, images: i64) -> Convolution {
+        let mut c = self.clone();
+        for (n, dim) in self.outer.iter().enumerate() {
+            c.dims[*dim] = if n == 0 { images } else { 1 };
+        }
+        c
+    }
+
     fn images(&self) -> i64 {
         self.outer.iter().map(|d| self.dims[*d]).product()
     }
@@ -376,7 +413,7 @@ impl Convolution {
             },
             products: element.dtype(),
             refusal: None,
-            // Where it does not, the definition is emitted, which does.
+            // Where a prologue does not fit, `plan` returns nothing, and the definition takes all.
             takes_prologues: true,
             cuts: None,
             choices: Vec::new(),
@@ -432,7 +469,7 @@ fn direction(c: &Coord, dims: &[i64], results: &Access, filter: &Access) -> Opti
     (fits && c.stride > 0 && (c.guarded || c.offset >= 0)).then_some(d)
 }
 
-/// The next multiple of `to`.
-fn up(x: i64, to: i64) -> i64 {
+/// The smallest multiple of `to` that is at least `x`.
+fn round_up(x: i64, to: i64) -> i64 {
     div_up(x, to) * to
 }
