@@ -3,10 +3,10 @@
 //! Compulsory bytes are those of the elements that it reads and writes, each once. A product of matrices in a
 //! cache of S elements moves at least 2·m·n·k/√S + m·n elements to and from it (Kwasniewski et al., "Red-Blue
 //! Pebbling Revisited", arXiv 1908.09606, theorem 2, with the result written once); that holds where no operand
-//! has a window, in which one element serves several points. The roofline is the longer of moving the compulsory
-//! bytes and of multiplying, as few products as any form needs. How much of the memory's best a kernel or a program reaches is MUE = Q/D · B/B̂ · 100
-//! ("Data Movement Is All You Need", arXiv 2007.00072), with Q the bytes it must move, D those it moves in the time
-//! taken, B their rate and B̂ the memory's.
+//! has a window, in which one element serves several points. The roofline is the longer of two times: that of moving
+//! the compulsory bytes, and that of the products of the form with the fewest. How much of the memory's best a kernel
+//! or a program reaches is MUE = Q/D · B/B̂ · 100 ("Data Movement Is All You Need", arXiv 2007.00072), with Q the bytes
+//! it must move, D those it moves in the time taken, B their rate and B̂ the memory's.
 
 use graph::{
     ContainerId, DType, Graph, Index, Machine, Map, Memlet, Node, NodeKind, Param, Storage, SymExpr,

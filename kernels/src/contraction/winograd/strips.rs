@@ -5,7 +5,7 @@ use crate::contraction::access::Access;
 use crate::contraction::blocking::div_up;
 use crate::contraction::text::{CText, affine};
 
-/// Rows of the image that a tile reads.
+/// Rows, and columns, of the image that a tile reads.
 const TILE: i64 = 4;
 
 impl Convolution {
@@ -14,7 +14,7 @@ impl Convolution {
         div_up(self.strips(), units) * self.columns.tiles()
     }
 
-    /// Numbers of the rows that a prologue makes: each tile's, of which the next row of tiles uses two again.
+    /// Numbers of the rows that a prologue makes: four, of which the next row of tiles uses two again.
     pub(super) fn made_numbers(&self, prologue: Option<&str>) -> i64 {
         prologue.map_or(0, |_| TILE * self.row_numbers())
     }
