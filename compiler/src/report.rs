@@ -354,7 +354,7 @@ fn refusals(plan: &Plan) -> (Vec<String>, usize) {
 /// The target this CPU says it is, without trying it: good enough to plan, not to run.
 ///
 /// # Errors
-/// `SHORTHAUL_ISA` or `SHORTHAUL_WINOGRAD` that is no choice.
+/// `SHORTHAUL_ISA` or `SHORTHAUL_WINOGRAD` with an unknown value.
 pub fn planning_target() -> Result<CpuTarget, CompileError> {
     let isa = match forced_isa().map_err(kernels::compile::CompileError::from)? {
         Some(isa) => isa,

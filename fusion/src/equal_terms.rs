@@ -1,11 +1,12 @@
 //! Takes out loops that combine equal terms.
 //!
 //! Before: `map [j < 2, i < 9] { %y[j] (sum) = %x[j] }`. After: `map [j < 2] { %y[j] (sum) = %x[j] * 9.0 }`; a maximum or a
-//! minimum stays as it is. Legal because no index and no term depends on `i`, and the map reads nothing that it writes.
+//! minimum stays as it is. Legal because no index and no term depends on `i`, and the map reads nothing that it writes. Only
+//! the sign of a zero may differ: a sum begins at +0. Contractions stay, since they have kernels of their own.
 //! Gradients of mean losses and of broadcast biases have such sums once their broadcasts are inlined. Saves the loop,
 //! and one rounding takes the place of a systematic error that grows with the number of terms.
 
-use crate::unit::{constant, unit, unit_tasklet_mut};
+use crate::unit::{constant, is_contraction, unit, unit_tasklet_mut};
 use graph::{
     Binary, DType, Expr, Graph, Index, Memlet, Node, NodeKind, Reduction, Scalar, Symbol, Tasklet,
 };
@@ -15,7 +16,7 @@ use std::collections::BTreeSet;
 pub(crate) fn multiply_equal_terms(graph: &Graph, nodes: &mut [Node]) {
     for node in nodes {
         let (unused, times) = unused_params(node);
-        if unused.is_empty() || !combines_once(node) {
+        if unused.is_empty() || !combines_once(node) || is_contraction(node) {
             continue;
         }
         if let Some(tasklet) = unit_tasklet_mut(node) {
@@ -137,6 +138,21 @@ mod tests {
             "map [j < 4, i < 9] { tasklet %y[j] (max) = $0 from %x[j] }",
         );
         assert!(found.contains("[j < 4]") && !found.contains('*'), "{found}");
+    }
+
+    #[test]
+    fn contractions_stay() {
+        let product = "map [i < 64, j < 64, b < 2, k < 64] { \
+                       tasklet %y[i, j] (sum) = $0 * $1 from %a[i, k], %a[k, j] }";
+        let text = format!(
+            "graph \"g\" {{\n%a: f32[64, 64] input\n%y: f32[64, 64]\n\
+             inputs %a\nstate {{\n{product}\n}}\noutputs %y\n}}\n"
+        );
+        let mut graph: Graph = parse(&text).unwrap();
+        let mut nodes: Vec<Node> = std::mem::take(&mut graph.last_state().nodes);
+        let before = nodes.clone();
+        multiply_equal_terms(&graph, &mut nodes);
+        assert_eq!(nodes, before);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! them, so what CPUID says is verified by running a compiled probe in a child
 //! process, once per compiler and CPU (remembered in the cache).
 //! `SHORTHAUL_ISA=avx512|avx2|portable` forces a choice, `SHORTHAUL_PAIRS=tiles|dots|plain|none` one of
-//! the instructions for bf16, and `SHORTHAUL_WINOGRAD=off` keeps convolutions to their definition. Never compiles
+//! the instructions for bf16, and `SHORTHAUL_WINOGRAD=off` turns minimal filtering off. Never compiles
 //! kernels.
 
 mod pairs;

@@ -7,8 +7,8 @@ use crate::op::{Call, Gradient, GradientCall, Op, OpBuilder, OpError, Sample, Te
 use crate::reference::{add_at, constant_shape, ravel, required, unravel};
 use crate::shape_rules::{axis, display};
 use graph::{
-    Attr, Attrs, Builder, ContainerId, DType, Expr, Index, Memlet, Reduction, Scalar, SymExpr,
-    Tensor,
+    Attr, Attrs, Binary, Builder, ContainerId, DType, Expr, Index, Memlet, Reduction, Scalar,
+    SymExpr, Tensor,
 };
 
 /// A read of `x` whose index along `axis` is the value of tasklet input `index`.
@@ -29,6 +29,14 @@ fn data_sum(out: ContainerId, axis: usize, index: usize, at: Vec<SymExpr>) -> Me
     data_memlet(out, axis, index, at)
         .or_fill(0.0)
         .reduce(Reduction::Sum)
+}
+
+/// How values of a type are added up: truth values by "or".
+fn sum_of(dtype: DType) -> (Reduction, Binary) {
+    match dtype {
+        DType::Bool => (Reduction::Max, Binary::Or),
+        _ => (Reduction::Sum, Binary::Add),
+    }
 }
 
 /// `at` with the data index put at `axis` (replacing what is there).
@@ -447,12 +455,15 @@ impl Op for ScatterAdd {
             None => out,
         };
         let shape = builder.shape(index);
+        let (reduction, add) = sum_of(ty.dtype);
         builder.map_into(&shape, Expr::In(1), |i| {
             let reads = [index, src].map(|id| Memlet::new(id, i.iter().cloned()));
-            (reads.to_vec(), data_sum(sums, axis, 0, i.to_vec()))
+            let write = data_sum(sums, axis, 0, i.to_vec()).reduce(reduction);
+            (reads.to_vec(), write)
         });
         if let Some(x) = call.optional_id(0) {
-            builder.map_over(&ty.shape, out, Expr::In(0).add(Expr::In(1)), |i| {
+            let expr = Expr::binary(add, Expr::In(0), Expr::In(1));
+            builder.map_over(&ty.shape, out, expr, |i| {
                 [x, sums]
                     .map(|id| Memlet::new(id, i.iter().cloned()))
                     .to_vec()

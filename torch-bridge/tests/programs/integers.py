@@ -311,3 +311,38 @@ def rounded_and_clamped(wrap):
 
     x = torch.tensor([-3, -1, 0, 1, 2, 5])
     return [step(wrap(forward), x.to(t)) for t in (torch.int64, torch.int32, torch.uint8)]
+
+
+@program
+def truth_values_added(wrap):
+    a, b = torch.tensor([True, True, False]), torch.tensor([True, False, False])
+    at, true = torch.zeros(256, dtype=torch.int64), torch.ones(256, dtype=torch.bool)
+
+    def forward(a, b, at, true):
+        none = torch.zeros(4, dtype=torch.bool)
+        sums = (
+            torch.add(a, b, alpha=True).int(),
+            torch.add(a, b, alpha=False),
+            a.expand(7, 3).sum(0),
+        )
+        return (
+            (a + b).float(),
+            (a + b) == a,
+            *sums,
+            none.scatter_add(0, at, true),
+            none.index_add(0, at, true),
+            none.index_put((at,), true, accumulate=True),
+        )
+
+    return step(wrap(forward), a, b, at, true)
+
+
+@program
+def bounds_beyond_the_type(wrap):
+    def forward(x):
+        limits = x.clamp(-2, 3), x.clamp(min=-300), x.clamp(max=300), x.clamp(-300, 300)
+        return (*limits, x == 300, x < 300, x * 300, torch.fmod(x, -3), x % -3)
+
+    bytes_ = torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8)
+    signed = torch.tensor([-128, -7, 5, 44, 127], dtype=torch.int8)
+    return [step(wrap(forward), x) for x in (bytes_, signed)]

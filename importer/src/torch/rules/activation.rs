@@ -3,7 +3,7 @@
 use super::Table;
 use crate::torch::error::RuleError;
 use crate::torch::site::{Results, Site};
-use graph::{Attr, Binary, DType, Expr, Scalar, Unary};
+use graph::{Attr, Binary, DType, Expr, Unary};
 use ops::activations as act;
 use ops::attrs;
 use ops::elementwise::gradient_attr;
@@ -106,32 +106,30 @@ fn of(s: &mut Site, expr: Expr) -> Results {
     let (input, dtype) = (s.subject()?, s.out_dtype(0));
     let given = s.builder.dtype(input);
     let converted = dtype.is_float() && given != dtype;
-    let is_integer = |dtype: DType| !dtype.is_float() && dtype != DType::Bool;
-    let expr = match is_integer(dtype) && is_integer(given) {
-        _ if converted => {
-            expr.map_leaves(&|leaf| matches!(leaf, Expr::In(0)).then(|| x().cast(dtype)))
-        }
-        true => expr.map_leaves(&|leaf| match leaf {
-            Expr::Const(Scalar::Float(number)) => Some(Expr::int(nearest(*number, dtype))),
-            _ => None,
-        }),
+    let expr = match converted {
+        true => expr.map_leaves(&|leaf| matches!(leaf, Expr::In(0)).then(|| x().cast(dtype))),
         false => expr,
     };
-    if is_integer(dtype) && expr.dtype(&[given]).is_float() {
+    if dtype.is_int() && expr.dtype(&[given]).is_float() {
         return Err(RuleError::Unsupported("integers".into()));
     }
     Ok(vec![Some(s.elementwise(expr, &[input], dtype)?)])
 }
 
-/// A number without its fraction, or the type's nearest.
-fn nearest(number: f64, dtype: DType) -> i64 {
-    match dtype {
-        DType::U8 => i64::from(number as u8),
-        DType::I8 => i64::from(number as i8),
-        DType::I16 => i64::from(number as i16),
-        DType::I32 => i64::from(number as i32),
-        _ => number as i64,
-    }
+/// `expr` with its numbers in the result's type if that is an integer type: without fractions, and within its range.
+fn with_whole_numbers(s: &Site, expr: Expr) -> Expr {
+    let dtype = s.out_dtype(0);
+    let (low, high) = match dtype {
+        DType::U8 => (0, i64::from(u8::MAX)),
+        DType::I8 => (i64::from(i8::MIN), i64::from(i8::MAX)),
+        DType::I16 => (i64::from(i16::MIN), i64::from(i16::MAX)),
+        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    };
+    expr.map_leaves(&|leaf| match leaf {
+        Expr::Const(number) if dtype.is_int() => Some(Expr::int(number.as_i64().clamp(low, high))),
+        _ => None,
+    })
 }
 
 /// `value` of the first argument with the gradient of `like`, which has the same values but may lose
@@ -139,6 +137,7 @@ fn nearest(number: f64, dtype: DType) -> i64 {
 fn of_slope(s: &mut Site, value: Expr, like: Expr) -> Results {
     let (input, dtype) = (s.subject()?, s.out_dtype(0));
     if !dtype.is_float() || s.builder.dtype(input) != dtype {
+        let like = with_whole_numbers(s, like);
         return of(s, like);
     }
     let slope = like.pullback(0, &Expr::In(1));
@@ -230,7 +229,8 @@ fn threshold(s: &mut Site) -> Results {
     // Compared so that NaN stays NaN.
     let below = Expr::binary(Binary::Le, x(), s.scalar("threshold")?);
     let value = s.scalar("value")?;
-    of(s, Expr::select(below, value, x()))
+    let expr = with_whole_numbers(s, Expr::select(below, value, x()));
+    of(s, expr)
 }
 
 /// Gradient 0 at the bounds and of NaN. If the bounds cross, all values are the upper one.
@@ -256,7 +256,10 @@ fn clamp(s: &mut Site) -> Results {
             let like = without_gradient_of_nan(bounded(Binary::Ge, Binary::Le));
             return match s.out_dtype(0).is_float() {
                 true => of_slope(s, bounded(Binary::Gt, Binary::Lt), like),
-                false => of(s, bounded(Binary::Ge, Binary::Le)),
+                false => {
+                    let expr = with_whole_numbers(s, bounded(Binary::Ge, Binary::Le));
+                    of(s, expr)
+                }
             };
         }
     };

@@ -129,7 +129,7 @@ impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
         if !self.site.is_tensor(name) {
             let number = self.site.scalar(name)?;
             return Ok(match number {
-                Expr::Const(n @ Scalar::Float(_)) if !self.compute.is_float() => {
+                Expr::Const(n @ (Scalar::Float(_) | Scalar::Int(_))) if self.compute.is_int() => {
                     Expr::Const(n.cast(self.compute))
                 }
                 number => number,
@@ -241,6 +241,12 @@ fn scaled(s: &mut Site, f: Binary) -> Results {
     let mut operands = Operands::new(s, dtype);
     let (a, b) = (operands.get("self")?, operands.get("other")?);
     let alpha = operands.site.float_or("alpha", 1.0)?;
+    if dtype == DType::Bool && f == Binary::Add {
+        return operands.finish(match alpha == 0.0 {
+            true => a,
+            false => Expr::binary(Binary::Or, a, b),
+        });
+    }
     let b = match alpha == 1.0 {
         true => b,
         false => operands.site.scalar("alpha")?.mul(b),
@@ -316,17 +322,18 @@ fn truth(s: &mut Site, f: Binary) -> Results {
 
 /// The remainder with the sign of `x`: exact, which `x − y·trunc(x / y)` is not.
 fn rest_of(a: Expr, b: Expr, dtype: DType) -> Expr {
-    let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
     let zero = || Expr::int(0).cast(dtype);
+    if !dtype.is_float() {
+        // The smallest integer has no absolute value.
+        let rest = Expr::binary(Binary::Mod, a.clone(), b.clone());
+        let differ = Expr::binary(Binary::Xor, a.lt(zero()), rest.clone().lt(zero()));
+        let is_other = Expr::binary(Binary::Ne, rest.clone(), zero()).and(differ);
+        return Expr::select(is_other, rest.clone().sub(b), rest);
+    }
+    let size = Expr::binary(Binary::Mod, a.clone().abs(), b.abs());
     // The difference from a zero is that zero, with its sign, or NaN.
-    let positive = match dtype.is_float() {
-        true => Expr::select(
-            a.clone().eq_(zero()),
-            a.clone().sub(size.clone()),
-            size.clone(),
-        ),
-        false => size.clone(),
-    };
+    let from_zero = a.clone().sub(size.clone());
+    let positive = Expr::select(a.clone().eq_(zero()), from_zero, size.clone());
     Expr::select(a.lt(zero()), size.neg(), positive)
 }
 
