@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 import shorthaul
 import torch
 from torch import nn
@@ -54,8 +53,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def test_steps_are_as_close_to_float64_as_eagers():
     recipe = everywhere("winograd")
-    if not paths(recipe):
-        pytest.skip("channels fill no vectors of this machine")
+    assert paths(recipe)
     model, x = network(), images()
     found = gradients(shorthaul.module(copy.deepcopy(model), recipe=recipe), x)
     eager = gradients(copy.deepcopy(model), x)
@@ -97,6 +95,6 @@ def chosen(value: str) -> subprocess.CompletedProcess:
 
 def test_the_environment_decides():
     assert chosen("off").stdout.strip() == "0"
-    assert int(chosen("on").stdout) == 3
+    assert int(chosen("on").stdout) > 0
     wrong = chosen("maybe")
     assert wrong.returncode and "SHORTHAUL_WINOGRAD is 'maybe', expected on or off" in wrong.stderr

@@ -154,9 +154,14 @@ def grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners):
 
 
 def max_pool_backward(dy, x, *window_and_indices):
-    """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none."""
-    rule = decomposition_table[aten.max_pool2d_with_indices_backward.default]
-    made = rule(dy, x, *window_and_indices)
+    """PyTorch's rule, which reads no element of ``x``: in eager, its gradient is zero, not none.
+
+    PyTorch 2.6 has no rule, and later versions decline where algorithms must be deterministic.
+    """
+    rule = decomposition_table.get(aten.max_pool2d_with_indices_backward.default)
+    made = NotImplemented if rule is None else rule(dy, x, *window_and_indices)
+    if made is NotImplemented:
+        return NotImplemented
     return made + with_zero_slope(torch.zeros_like(made), x)
 
 
