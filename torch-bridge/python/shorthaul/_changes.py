@@ -1,4 +1,4 @@
-"""What changed since the last call, in a sentence.
+"""What Dynamo says of itself, in plain words: what changed since the last call, what it cannot trace.
 
 Dynamo's guards say which of their conditions failed, each in a form of its own; the patterns below
 are those forms in PyTorch 2.6 to 2.15. A reason of another form is passed on as it is.
@@ -20,6 +20,11 @@ def what_changed(reason: str) -> str:
         if found is not None:
             return clause(found)
     return reason
+
+
+def why_broken(reason: str) -> str:
+    """The reason of a graph break as a clause: ``a tensor's value becomes a Python number``."""
+    return next((clause for start, clause in _BREAKS.items() if reason.startswith(start)), reason)
 
 
 def _readable(name: str) -> str:
@@ -103,3 +108,17 @@ _CLAUSES: tuple[tuple[str, Callable[[re.Match], str]], ...] = (
     (r"___check_obj_id\((?P<name>.+?), \d+\)" + _PLACE, _object),
     (r"(?P<condition>[^#]+?)\s+# .*  # (?P<place>\S+:\d+ in \w+)", _condition),
 )
+
+
+#: How the reasons of common graph breaks start, and what they mean.
+_BREAKS = {
+    "generic_jump": "a branch depends on a tensor's values",
+    "Data-dependent branching": "a branch depends on a tensor's values",
+    "Data dependent branching": "a branch depends on a tensor's values",
+    "Unsupported Tensor.item() call": "a tensor's value becomes a Python number",
+    "Tensor.item": "a tensor's value becomes a Python number",
+    "data dependent operator": "the result of an operator depends on a tensor's values",
+    "Data dependent operator": "the result of an operator depends on a tensor's values",
+    "dynamic shape operator": "the size of a result depends on a tensor's values",
+    "Dynamic shape operator": "the size of a result depends on a tensor's values",
+}

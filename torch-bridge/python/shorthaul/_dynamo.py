@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _dynamo_mends
 from ._autocast import AUTOCAST, drop_idle_regions
-from ._changes import what_changed
+from ._changes import what_changed, why_broken
 from ._custom_functions import adopt as adopt_functions
 from ._custom_functions import write_out_functions
 from ._errors import (
@@ -299,16 +299,16 @@ class GraphCompiler:
 
     def note_break(self, reason: str) -> None:
         """Dynamo left something to Python, perhaps before it had a graph that could say so."""
-        kind = reason.split(" Explanation: ")[0]
+        kind = why_broken(reason.split(" Explanation: ")[0])
         if not any(kind in sentence for sentence in self.outside):
-            self.outside[f"Python runs a part of {self.name}: {reason}"] = None
+            self.outside[f"Python runs a part of {self.name}: {why_broken(reason)}"] = None
 
-    def say_runs_nothing(self) -> None:
-        """Once: PyTorch runs everything."""
-        self._say_or_refuse(
-            f"PyTorch runs all of {self.name}: its tracer finds nothing there to compile, as in "
-            f"a recurrent layer with projections"
-        )
+    def say_runs_nothing(self, breaks: list[str]) -> None:
+        """Once: PyTorch runs everything; ``breaks`` is what its tracer left to Python."""
+        why = "finds nothing there to compile, as in a recurrent layer with projections"
+        if breaks:
+            why = f"has to leave it to Python ({why_broken(breaks[0])})"
+        self._say_or_refuse(f"PyTorch runs all of {self.name}: its tracer {why}")
 
     def may_compile(self, part: tuple) -> bool:
         """Whether one more program of a part is allowed; said once where it is not."""
@@ -360,7 +360,7 @@ class GraphCompiler:
             return
         frame = why.user_stack[-1] if why.user_stack else None
         where = f" at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-        reason = first_line(why.reason)
+        reason = why_broken(first_line(why.reason))
         self._say_or_refuse(
             f"{self.name} is compiled in several parts: Python runs between them{where} ({reason})"
         )

@@ -20,6 +20,7 @@ from torch._dynamo.source import LocalSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslator
 from torch._dynamo.variables import (
     ConstantVariable,
+    TensorVariable,
     builder,
     higher_order_ops,
     misc,
@@ -51,6 +52,7 @@ def apply(is_ours: Callable[[object], bool]) -> None:
         _trace_inner_gradients,
         _guard_identity,
         _log_once,
+        _leave_breaks_to_warnings,
     )
     if VERSION < (2, 14):
         mends += (*_older_tracers.mends(), _break_at_autograd_functions)
@@ -316,6 +318,17 @@ def _log_once(is_ours) -> None:
         return original(self, tx, name, args, kwargs)
 
     misc.LoggingLoggerVariable.call_method = call_method
+
+
+def _leave_breaks_to_warnings(is_ours) -> None:
+    """No advice of Dynamo's about ``Tensor.item()``: Shorthaul's own warning names the line."""
+    advise = TensorVariable._warn_capture_scalar_outputs
+
+    def warn() -> None:
+        if not _is_capturing(is_ours):
+            advise()
+
+    TensorVariable._warn_capture_scalar_outputs = staticmethod(warn)
 
 
 def _trace_recurrent_layers(is_ours) -> None:

@@ -358,10 +358,11 @@ class Runner:
         finally:
             _calling.depth -= 1
         if is_first:
-            for reason in _new_breaks(breaks):
+            new = _new_breaks(breaks)
+            for reason in new:
                 self.compiler.note_break(reason)
             if not self.compiler.has_graphs and any(True for _ in owner.parameters()):
-                self.compiler.say_runs_nothing()
+                self.compiler.say_runs_nothing(new)
         if self.is_strict:
             self._refuse_python(breaks)
         return result
