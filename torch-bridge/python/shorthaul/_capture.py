@@ -53,6 +53,7 @@ from ._gradient_modes import inline_regions, keep_origins, stops_gradient
 from ._older_gradients import spell_out
 from ._origins import module_path, source_node, source_of
 from ._pytorch_names import hints_of
+from ._refused_types import leave_to_eager
 from ._sizes import expression, go_on_noting
 
 log = logging.getLogger("shorthaul")
@@ -180,6 +181,7 @@ def capture(
     inline_regions(exported.graph_module)
     keep_origins(exported.graph_module)
     spell_out(exported.graph)
+    leave_to_eager(exported.graph)
     export_seconds = time.perf_counter() - start
     if traced is not None:
         traced.append(exported)

@@ -1,4 +1,4 @@
-"""What Dynamo says of itself, in plain words: what changed since the last call, what it cannot trace.
+"""What Dynamo says, in plain words: what changed since the last call, and what it cannot trace.
 
 Dynamo's guards say which of their conditions failed, each in a form of its own; the patterns below
 are those forms in PyTorch 2.6 to 2.15. A reason of another form is passed on as it is.

@@ -346,3 +346,36 @@ def bounds_beyond_the_type(wrap):
     bytes_ = torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8)
     signed = torch.tensor([-128, -7, 5, 44, 127], dtype=torch.int8)
     return [step(wrap(forward), x) for x in (bytes_, signed)]
+
+
+@program
+def activations_of_integers_are_refused(wrap):
+    refused = (F.silu, F.softplus, F.hardsigmoid, F.hardswish, F.hardshrink, F.celu, F.logsigmoid)
+    numbers = [torch.arange(4), torch.arange(4, dtype=torch.uint8)]
+    return [raises(wrap(lambda x, f=f: f(x)), x) for f in refused for x in numbers]
+
+
+@program
+def losses_of_integers_are_refused(wrap):
+    refused = (F.binary_cross_entropy, F.huber_loss, F.smooth_l1_loss)
+    return [raises(wrap(lambda x, f=f: f(x, x)), torch.arange(2)) for f in refused]
+
+
+@program
+def resizing_integers_is_refused_but_for_bytes(wrap):
+    m = wrap(lambda x: F.interpolate(x, scale_factor=2.0))
+    image = torch.arange(4).reshape(1, 1, 4)
+    return [raises(m, image), m(image.to(torch.uint8)), m(image.float())]
+
+
+@program
+def rounding_of_truth_values_is_refused(wrap):
+    refused = (torch.abs, torch.floor, torch.round, torch.trunc, torch.argmax)
+    return [raises(wrap(lambda x, f=f: f(x)), torch.tensor([True, False])) for f in refused]
+
+
+@program
+def products_of_truth_values_are_refused(wrap):
+    x = torch.tensor([[True, False], [True, True]])
+    refused = (torch.matmul, torch.mm, F.linear)
+    return [raises(wrap(lambda x, f=f: f(x, x)), x) for f in refused]
