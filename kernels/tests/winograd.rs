@@ -46,6 +46,21 @@ fn convolutions() -> Vec<Conv> {
     ]
 }
 
+/// The same whose window also moves in a third direction, with three taps and with two.
+fn convolutions_in_three_dimensions() -> Vec<Conv> {
+    let of = |n, c, k, size: [i64; 3], taps, pad| Conv {
+        size: size.to_vec(),
+        kernel: vec![taps, 3, 3],
+        pad,
+        ..Conv::square(n, c, k, 1, 3, 1)
+    };
+    vec![
+        of(2, 64, 96, [5, 13, 16], 3, 1),
+        of(1, 96, 64, [4, 15, 15], 2, 0),
+        of(1, 64, 64, [2, 14, 17], 3, 1),
+    ]
+}
+
 fn emitted<T: Number>(label: &str, n: usize, c: &Contraction, width: i64) -> Case {
     let contraction = Contraction {
         element: T::ELEMENT,
@@ -87,6 +102,12 @@ fn results_are_those_of_the_definition() {
 }
 
 #[test]
+fn results_in_three_dimensions_are_those_of_the_definition() {
+    check::<f32>(16, &convolutions_in_three_dimensions());
+    check::<f64>(8, &convolutions_in_three_dimensions()[..1]);
+}
+
+#[test]
 fn results_of_short_vectors_are_those_of_the_definition() {
     // The last is too small for a gain.
     check::<f32>(8, &convolutions()[..3]);
@@ -121,7 +142,8 @@ fn hooks_see_every_element_once() {
         epilogue: after.then(|| "epi".to_string()),
         ..Hooks::default()
     };
-    for conv in convolutions() {
+    let all = convolutions().into_iter();
+    for conv in all.chain(convolutions_in_three_dimensions()) {
         let (n_in, n_out) = (conv.c, conv.k);
         let [(_, forward), (_, data), (_, weight)] = directions(&conv);
         let at = format!("m*{n_out} + n");

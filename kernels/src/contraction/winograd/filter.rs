@@ -61,7 +61,7 @@ pub(super) fn write(
     f.gradient_function(&mut t);
     f.main(&mut t);
     f.combine(&mut t);
-    let sums = cut.parts * POINTS * c.channels() * c.features();
+    let sums = cut.parts * POINTS * c.summed() * c.features();
     let stages = [("", "main"), ("_combine", "combine")];
     c.emitted(t, name, stages, (sums, f.scratch()[5]))
 }
@@ -91,7 +91,7 @@ pub(super) fn best(
                 nv,
             };
             let tiles = c.unit_tiles(cut.parts * cut.blocks);
-            let numbers = POINTS * tiles * (c.channels() / splits + c.features());
+            let numbers = POINTS * tiles * (c.summed() / splits + c.features());
             let bytes = (numbers * c.vector.element.bytes()) as f64;
             if !is_within_reach(bytes, most == 1, &target.machine) {
                 continue;
@@ -119,7 +119,7 @@ fn predicted_ns(
     let wide = each / 64.0;
     let threads = target.threads.max(1) as f64;
     let (features, points) = (c.features() as f64, POINTS as f64);
-    let channels = (c.channels() / cut.splits) as f64;
+    let channels = (c.summed() / cut.splits) as f64;
     let tiles = c.unit_tiles(cut.parts * cut.blocks) as f64;
 
     let room = machine.l2.bytes as f64 * 0.7;
@@ -141,8 +141,8 @@ fn predicted_ns(
     };
     block += 2.0 * sums * from;
     let turns = ((cut.parts * cut.splits) as f64 / threads).ceil();
-    let all = points * c.channels() as f64 * features * each * cut.parts as f64;
-    let combine = all * memory.max(l3) + c.channels() as f64 * features * FILTER_CYCLES * wide;
+    let all = points * c.summed() as f64 * features * each * cut.parts as f64;
+    let combine = all * memory.max(l3) + c.summed() as f64 * features * FILTER_CYCLES * wide;
     let cycles = turns * cut.blocks as f64 * block + combine / threads + 3000.0;
     cycles * 1e3 / cycles_per_us
 }
@@ -157,13 +157,18 @@ impl FilterGradient<'_> {
         self.c.channels() / self.cut.splits
     }
 
+    /// Rows of the sums of a split: its channels at each tap of the depth.
+    fn summed(&self) -> i64 {
+        self.c.depth_taps() * self.channels()
+    }
+
     fn tiles(&self) -> i64 {
         self.c.unit_tiles(self.cut.parts * self.cut.blocks)
     }
 
     /// Numbers between two elements of a transformed tile, of the image and of the gradient.
     fn image_point(&self) -> i64 {
-        self.tiles() * self.channels() + self.c.vector.element.per_line()
+        self.tiles() * self.summed() + self.c.vector.element.per_line()
     }
 
     fn gradient_point(&self) -> i64 {
@@ -230,6 +235,7 @@ impl FilterGradient<'_> {
             ..
         } = self.cut;
         let (channels, features, panel) = (self.channels(), c.features(), self.panel());
+        let summed = self.summed();
         let (lanes, tiles) = (c.vector.lanes, self.tiles());
         let (kernel, text) = self.kernel().emit();
         t.raw(&text);
@@ -254,7 +260,7 @@ impl FilterGradient<'_> {
         ));
         t.line(format!(
             "{number} *S = ({number} *)buf[3] + job*{}L;",
-            POINTS * channels * features
+            POINTS * summed * features
         ));
         let (strips, runs) = (c.strips(), parts * blocks);
         t.line(format!(
@@ -271,21 +277,19 @@ impl FilterGradient<'_> {
             &self.prefix,
             self.prologues[0],
             ("first", channels),
-            lanes,
+            [lanes, channels * tiles],
         );
         self.gradient_strip(t, gradients);
         t.line("}");
         t.line(format!("for (long p = 0; p < {POINTS}L; p++) {{"));
-        t.line(format!(
-            "for (long r = 0; r < {channels}L; r += {rows}L) {{"
-        ));
+        t.line(format!("for (long r = 0; r < {summed}L; r += {rows}L) {{"));
         t.line(format!(
             "const {number} *a = V + (p*{}L + r/{lanes}L*{}L + r%{lanes}L);",
             self.image_point(),
             tiles * lanes
         ));
         t.line(format!(
-            "for (long k = 0; k < {features}L; k += {panel}L) {kernel}(a, Z + (p*{}L + k*{tiles}L), S + ((p*{channels}L + r)*{features}L + k), a, n, block);",
+            "for (long k = 0; k < {features}L; k += {panel}L) {kernel}(a, Z + (p*{}L + k*{tiles}L), S + ((p*{summed}L + r)*{features}L + k), a, n, block);",
             self.gradient_point()
         ));
         t.close(5);
@@ -337,7 +341,7 @@ impl FilterGradient<'_> {
         let (number, vf) = (c.vector.element.c_type(), c.vector.c_type());
         let (parts, splits) = (self.cut.parts, self.cut.splits);
         let (channels, features, panel) = (self.channels(), c.features(), self.panel());
-        let all = c.channels();
+        let (summed, all) = (self.summed(), c.summed());
         t.line(format!(
             "static void {}_combine(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -351,18 +355,26 @@ impl FilterGradient<'_> {
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
         ));
         t.line(format!("const long k = u/{all}L*{panel}L, c = u%{all}L;"));
+        let (split, row) = (POINTS * summed * features, channels * features);
+        let channel = match c.depth {
+            Some(_) => format!("c%{}L", c.channels()),
+            None => "c".to_string(),
+        };
+        let deep = match c.depth {
+            Some(_) => format!("c/{}L*{row}L + ", c.channels()),
+            None => String::new(),
+        };
         t.line(format!(
-            "const {number} *S = (const {number} *)buf[3] + (c/{channels}L*{}L + c%{channels}L*{features}L + k);",
-            POINTS * channels * features
+            "const {number} *S = (const {number} *)buf[3] + ({channel}/{channels}L*{split}L + {deep}{channel}%{channels}L*{features}L + k);"
         ));
         t.line(format!("{number} g[{}];", 9 * panel));
         t.line(format!(
             "for (long i = 0; i < {panel}L; i += {}L) {{",
             c.vector.lanes
         ));
-        let part = splits * POINTS * channels * features;
+        let part = splits * split;
         for n in 0..POINTS {
-            let at = n * channels * features;
+            let at = n * summed * features;
             t.line(format!("{vf} s{n} = *(const {vf} *)(S + i + {at}L);"));
         }
         t.line(format!(
@@ -370,16 +382,16 @@ impl FilterGradient<'_> {
             parts * part
         ));
         for n in 0..POINTS {
-            let at = n * channels * features;
+            let at = n * summed * features;
             t.line(format!("s{n} += *(const {vf} *)(S + i + part + {at}L);"));
         }
         t.line("}");
         transforms::filter_gradient(t, c.vector, "g + i", panel);
         t.line("}");
         t.line(format!(
-            "{number} *o = O + k*{}L + c*{}L;",
+            "{number} *o = O + k*{}L + {};",
             c.filter.stride(c.feature),
-            c.filter.stride(c.channel)
+            c.summed_place(c.filter.stride(c.channel), c.depth_step())
         ));
         for i in 0..9 {
             t.line(format!(

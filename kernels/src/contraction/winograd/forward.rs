@@ -114,7 +114,7 @@ fn fastest(
 
 fn scratch_bytes(c: &Convolution, cut: ResultsCut) -> f64 {
     let tiles = round_up(c.unit_tiles(cut.units), cut.rows);
-    let numbers = POINTS * tiles * (c.channels() + cut.nv * c.vector.lanes);
+    let numbers = POINTS * tiles * (c.summed() + cut.nv * c.vector.lanes);
     (numbers * c.vector.element.bytes()) as f64
 }
 
@@ -128,7 +128,7 @@ fn predicted_ns(c: &Convolution, cut: ResultsCut, target: &ContractionTarget) ->
     let tiles = c.unit_tiles(cut.units);
     let padded = round_up(tiles, cut.rows) as f64;
     let width = round_up(c.features(), cut.nv * c.vector.lanes) as f64;
-    let (tiles, channels, points) = (tiles as f64, c.channels() as f64, POINTS as f64);
+    let (tiles, channels, points) = (tiles as f64, c.summed() as f64, POINTS as f64);
     let wide = each / 64.0;
 
     let room = machine.l2.bytes as f64 * 0.7;
@@ -165,7 +165,7 @@ impl Forward<'_> {
     }
 
     fn filter_numbers(&self) -> i64 {
-        POINTS * self.c.channels() * self.panels() * self.panel()
+        POINTS * self.c.summed() * self.panels() * self.panel()
     }
 
     /// Tiles that scratch has room for.
@@ -176,7 +176,7 @@ impl Forward<'_> {
     /// Numbers between two elements of a transformed tile of the image, and of results. Not a multiple of a page, where
     /// all elements would fall into one set of a cache.
     fn image_point(&self) -> i64 {
-        self.tiles() * self.c.channels() + self.c.vector.element.per_line()
+        self.tiles() * self.c.summed() + self.c.vector.element.per_line()
     }
 
     fn result_point(&self) -> i64 {
@@ -204,7 +204,7 @@ impl Forward<'_> {
     fn pack(&self, t: &mut CText) {
         let (c, panel) = (self.c, self.panel());
         let number = c.vector.element.c_type();
-        let (channels, features) = (c.channels(), c.features());
+        let (summed, features) = (c.summed(), c.features());
         t.line(format!(
             "static void {}_pack(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -214,19 +214,19 @@ impl Forward<'_> {
             1 - c.image_buffer,
             c.filter.base
         ));
-        let units = self.panels() * channels;
+        let units = self.panels() * summed;
         t.line(format!(
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
         ));
         t.line(format!(
-            "const long k = u/{channels}L*{panel}L, c = u%{channels}L, n = shl_min({panel}L, {features}L - k);"
+            "const long k = u/{summed}L*{panel}L, c = u%{summed}L, n = shl_min({panel}L, {features}L - k);"
         ));
         t.line(format!("{number} g[{}];", 9 * panel));
         t.line(format!("if (n < {panel}L) memset(g, 0, sizeof g);"));
         t.line(format!(
-            "const {number} *w = W + k*{}L + c*{}L;",
+            "const {number} *w = W + k*{}L + {};",
             c.filter.stride(c.feature),
-            c.filter.stride(c.channel)
+            c.summed_place(c.filter.stride(c.channel), c.depth_step())
         ));
         for i in 0..9 {
             t.line(format!(
@@ -237,13 +237,13 @@ impl Forward<'_> {
             ));
         }
         t.line(format!(
-            "{number} *U = ({number} *)buf[3] + (k*{POINTS}L*{channels}L + c*{panel}L);"
+            "{number} *U = ({number} *)buf[3] + (k*{POINTS}L*{summed}L + c*{panel}L);"
         ));
         t.line(format!(
             "for (long i = 0; i < {panel}L; i += {}L) {{",
             c.vector.lanes
         ));
-        transforms::filter(t, c.vector, ("g + i", panel), "U + i", channels * panel);
+        transforms::filter(t, c.vector, ("g + i", panel), "U + i", summed * panel);
         t.close(3);
     }
 
@@ -284,7 +284,7 @@ impl Forward<'_> {
     fn main(&self, t: &mut CText, hooks: &Hooks) {
         let (c, panel) = (self.c, self.panel());
         let number = c.vector.element.c_type();
-        let (channels, features) = (c.channels(), c.features());
+        let (summed, features) = (c.summed(), c.features());
         let (image_point, result_point) = (self.image_point(), self.result_point());
         let (kernel, text) = self.kernel().emit();
         t.raw(&text);
@@ -304,8 +304,8 @@ impl Forward<'_> {
         let fewest = strips / units * c.columns.tiles();
         t.line(format!(
             "for (long p = 0; p < {POINTS}L; p++) memset(V + p*{image_point}L + {}L, 0, {}L);",
-            fewest * channels,
-            (self.tiles() - fewest) * channels * c.vector.element.bytes()
+            fewest * summed,
+            (self.tiles() - fewest) * summed * c.vector.element.bytes()
         ));
         t.line(format!(
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
@@ -316,18 +316,20 @@ impl Forward<'_> {
         t.line(format!("const long n = (s1 - s0)*{}L;", c.columns.tiles()));
         t.line(format!("{number} *v = V;"));
         t.line("for (long s = s0; s < s1; s++) {");
-        c.image_strip(t, &self.prefix, self.prologue, ("0", channels), channels);
+        let channels = c.channels();
+        let steps = [summed, channels];
+        c.image_strip(t, &self.prefix, self.prologue, ("0", channels), steps);
         t.line("}");
         t.line(format!(
             "for (long k = 0; k < {features}L; k += {panel}L) {{"
         ));
         t.line(format!("for (long p = 0; p < {POINTS}L; p++) {{"));
         t.line(format!(
-            "const {number} *b = U + (k*{POINTS}L*{channels}L + p*{}L);",
-            channels * panel
+            "const {number} *b = U + (k*{POINTS}L*{summed}L + p*{}L);",
+            summed * panel
         ));
         t.line(format!(
-            "for (long r = 0; r < n; r += {}L) {kernel}(V + p*{image_point}L + r*{channels}L, b, M + p*{result_point}L + r*{panel}L, b, 1, 0);",
+            "for (long r = 0; r < n; r += {}L) {kernel}(V + p*{image_point}L + r*{summed}L, b, M + p*{result_point}L + r*{panel}L, b, 1, 0);",
             self.cut.rows
         ));
         t.line("}");
@@ -362,16 +364,16 @@ impl Forward<'_> {
     }
 
     fn kernel(&self) -> MicroKernel {
-        let (channels, panel) = (self.c.channels(), self.panel());
+        let (summed, panel) = (self.c.summed(), self.panel());
         MicroKernel {
             vector: self.c.vector,
             rows: (0..self.cut.rows)
-                .map(|r| (r * channels, r * panel))
+                .map(|r| (r * summed, r * panel))
                 .collect(),
             nv: self.cut.nv,
             last_lanes: self.c.vector.lanes,
             nest: vec![Level {
-                extent: channels,
+                extent: summed,
                 runtime: false,
                 a: 1,
                 b: panel,

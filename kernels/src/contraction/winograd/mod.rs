@@ -4,7 +4,8 @@
 //! A tile of 4×4 of the image, `d`, and the filter `g` are transformed, multiplied element by element and summed over the
 //! channels, and transformed back to 2×2 results: `Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A`. The sums over channels are 16 matrix
 //! products (`forward`). The gradient of the filter is `Gᵀ[Σ (Bᵀ d B) ⊙ (A dY Aᵀ)]G`, a sum over all tiles (`filter`);
-//! that of the image is a convolution with the filter reversed. Transforms add few numbers of like size, and sums are
+//! that of the image is a convolution with the filter reversed. A window that moves in three directions is filtered in the
+//! last two; the taps of the first are summed over like channels. Transforms add few numbers of like size, and sums are
 //! nine times shorter (four times in the filter's gradient); errors are below those of the definition where the numbers of
 //! a tile have like sizes (`kernels/tests/winograd.rs`). They are relative to the largest number of a tile.
 //!
@@ -69,7 +70,19 @@ impl Direction {
     }
 }
 
-/// A convolution of 3×3 taps, or the gradient of its filter.
+/// The direction of a three-dimensional window that is not filtered: its taps are summed over, like channels.
+#[derive(Clone, Debug)]
+struct Depth {
+    /// The dim of the results' positions, and that of the taps.
+    position: usize,
+    tap: usize,
+    /// The coordinate in the image.
+    coord: Coord,
+    /// Taps.
+    taps: i64,
+}
+
+/// A convolution of 3×3 or N×3×3 taps, or the gradient of its filter.
 #[derive(Clone, Debug)]
 struct Convolution {
     vector: Vector,
@@ -82,6 +95,7 @@ struct Convolution {
     filter: Access,
     /// Dims of images, outermost first.
     outer: Vec<usize>,
+    depth: Option<Depth>,
     rows: Direction,
     columns: Direction,
     channel: usize,
@@ -223,14 +237,14 @@ impl Convolution {
     /// Operations of the products.
     fn product_flops(&self) -> u64 {
         let tiles = (self.strips() * self.columns.tiles()) as u64;
-        2 * POINTS as u64 * tiles * (self.channels() * self.features()) as u64
+        2 * POINTS as u64 * tiles * (self.summed() * self.features()) as u64
     }
 
     /// Operations of the products and of the transforms: 32 for a tile of the image, 24 for one of results and 35 for a
     /// filter, 18 and 42 for the gradients of these two.
     fn flops(&self) -> u64 {
         let tiles = (self.strips() * self.columns.tiles()) as u64;
-        let (channels, features) = (self.channels() as u64, self.features() as u64);
+        let (channels, features) = (self.summed() as u64, self.features() as u64);
         let [result, filter] = match self.is_filter_gradient {
             true => [18, 42],
             false => [24, 35],
@@ -281,15 +295,24 @@ impl Convolution {
         is_filter_gradient: bool,
         vector: Vector,
     ) -> Option<Convolution> {
-        let mut directions = Vec::new();
+        let mut moves = Vec::new();
         for c in image.coords.iter().filter(|c| c.terms.len() > 1) {
-            directions.push(direction(c, &p.dims, results, filter)?);
+            moves.push((c, position_and_tap(c, results, filter)?));
         }
-        directions.sort_by_key(|d| std::cmp::Reverse(results.stride(d.position)));
-        let Ok([rows, columns]) = <[Direction; 2]>::try_from(directions) else {
-            return None;
+        moves.sort_by_key(|(_, [position, _])| std::cmp::Reverse(results.stride(position.0)));
+        let (depth, &[rows, columns]) = match moves.as_slice() {
+            [deep, rest @ ..] if rest.len() == 2 => (Some(*deep), <&[_; 2]>::try_from(rest).ok()?),
+            rest => (None, <&[_; 2]>::try_from(rest).ok()?),
         };
-        let moved = [rows.position, rows.tap, columns.position, columns.tap];
+        let depth = depth.map(|(coord, [position, tap])| Depth {
+            position: position.0,
+            tap: tap.0,
+            coord: coord.clone(),
+            taps: p.dims[tap.0],
+        });
+        let (rows, columns) = (direction(rows, &p.dims)?, direction(columns, &p.dims)?);
+        let mut moved = vec![rows.position, rows.tap, columns.position, columns.tap];
+        moved.extend(depth.iter().flat_map(|d| [d.position, d.tap]));
         let rest: Vec<usize> = (0..p.dims.len())
             .filter(|d| p.dims[*d] > 1 && !moved.contains(d))
             .collect();
@@ -302,6 +325,9 @@ impl Convolution {
         let (&[channel], &[feature]) = (channels.as_slice(), features.as_slice()) else {
             return None;
         };
+        let is_whole = outer.len() + 2 == rest.len()
+            && (image.coords.iter()).all(|at| !at.guarded || at.terms.len() > 1);
+        outer.extend(depth.iter().map(|d| d.position));
         outer.sort_by_key(|d| std::cmp::Reverse(results.stride(*d)));
         let c = Convolution {
             vector,
@@ -310,6 +336,7 @@ impl Convolution {
             image_buffer,
             results: results.clone(),
             filter: filter.clone(),
+            depth,
             rows,
             columns,
             channel,
@@ -317,11 +344,6 @@ impl Convolution {
             is_filter_gradient,
             outer,
         };
-        let is_whole = c.outer.len() + 2 == rest.len()
-            && image
-                .coords
-                .iter()
-                .all(|at| !at.guarded || at.terms.len() > 1);
         is_whole.then_some(c)
     }
 
@@ -348,10 +370,36 @@ impl Convolution {
         self.dims[self.feature]
     }
 
+    /// Taps of the direction that is not filtered.
+    fn depth_taps(&self) -> i64 {
+        self.depth.as_ref().map_or(1, |d| d.taps)
+    }
+
+    /// Numbers that a product of transformed tiles sums over: the channels at each tap of the depth.
+    fn summed(&self) -> i64 {
+        self.depth_taps() * self.channels()
+    }
+
+    /// Numbers between the filter's taps in the depth.
+    fn depth_step(&self) -> i64 {
+        self.depth.as_ref().map_or(0, |d| self.filter.stride(d.tap))
+    }
+
+    /// Where row `c` of the sums, a channel at a tap of the depth, is in an operand of these steps.
+    fn summed_place(&self, channel: i64, depth: i64) -> String {
+        let channels = self.channels();
+        match self.depth {
+            Some(_) => format!("c%{channels}L*{channel}L + c/{channels}L*{depth}L"),
+            None => format!("c*{channel}L"),
+        }
+    }
+
     /// The same of so many images.
     fn with_images(&self, images: i64) -> Convolution {
         let mut c = self.clone();
-        for (n, dim) in self.outer.iter().enumerate() {
+        let is_depth = |dim: usize| self.depth.as_ref().is_some_and(|d| d.position == dim);
+        let of_images = self.outer.iter().filter(|dim| !is_depth(**dim));
+        for (n, dim) in of_images.enumerate() {
             c.dims[*dim] = if n == 0 { images } else { 1 };
         }
         c
@@ -428,10 +476,11 @@ impl Convolution {
         let positions = [self.rows.position, self.columns.position];
         let place = |d: usize| (d, self.dims[d], self.results.stride(d));
         let (m, places) = match self.is_filter_gradient {
-            true => (
-                vec![self.rows.tap, self.columns.tap, self.channel],
-                Vec::new(),
-            ),
+            true => {
+                let deep = self.depth.iter().map(|d| d.tap);
+                let m = deep.chain([self.rows.tap, self.columns.tap, self.channel]);
+                (m.collect(), Vec::new())
+            }
             false => {
                 let m: Vec<usize> = self.outer.iter().copied().chain(positions).collect();
                 let written = m.iter().copied().chain([self.feature]);
@@ -447,19 +496,24 @@ impl Convolution {
     }
 }
 
-/// How the window moves along a coordinate of the image, if 3 taps do with step 1.
-fn direction(c: &Coord, dims: &[i64], results: &Access, filter: &Access) -> Option<Direction> {
+/// A dim of an image's coordinate, and its coefficient.
+type Term = (usize, i64);
+
+/// The dims of the results' positions and of the taps of a coordinate of the image that a window moves along.
+fn position_and_tap(c: &Coord, results: &Access, filter: &Access) -> Option<[Term; 2]> {
     let &[one, two] = c.terms.as_slice() else {
         return None;
     };
-    let is_position = |d: usize| results.has(d) && !filter.has(d);
-    let is_tap = |d: usize| filter.has(d) && !results.has(d);
-    let (position, tap) = match (is_position(one.0), is_position(two.0)) {
-        (true, false) => (one, two),
-        (false, true) => (two, one),
-        _ => return None,
-    };
-    let fits = is_tap(tap.0) && dims[tap.0] == 3 && position.1 == 1 && tap.1 == 1;
+    let is_position = |d: Term| results.has(d.0) && !filter.has(d.0);
+    let is_tap = |d: Term| filter.has(d.0) && !results.has(d.0);
+    [[one, two], [two, one]]
+        .into_iter()
+        .find(|[position, tap]| is_position(*position) && is_tap(*tap))
+}
+
+/// How the window moves along a coordinate of the image, if 3 taps do with step 1.
+fn direction((c, [position, tap]): (&Coord, [Term; 2]), dims: &[i64]) -> Option<Direction> {
+    let fits = dims[tap.0] == 3 && position.1 == 1 && tap.1 == 1;
     let d = Direction {
         position: position.0,
         tap: tap.0,

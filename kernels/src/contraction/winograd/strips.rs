@@ -1,6 +1,6 @@
 //! Rows of tiles: where they are in the arrays, and the loop that transforms the image of one.
 
-use super::Convolution;
+use super::{Convolution, Depth};
 use crate::contraction::access::Access;
 use crate::contraction::blocking::div_up;
 use crate::contraction::text::{CText, affine};
@@ -14,9 +14,14 @@ impl Convolution {
         div_up(self.strips(), units) * self.columns.tiles()
     }
 
+    /// Rows of the image that are kept at a time, for each tap of the depth.
+    fn kept_rows(&self) -> i64 {
+        TILE * self.depth_taps()
+    }
+
     /// Numbers of the rows that a prologue makes: four, of which the next row of tiles uses two again.
     pub(super) fn made_numbers(&self, prologue: Option<&str>) -> i64 {
-        prologue.map_or(0, |_| TILE * self.row_numbers())
+        prologue.map_or(0, |_| self.kept_rows() * self.row_numbers())
     }
 
     /// The function that makes a row of the image, unless it is there already.
@@ -56,8 +61,10 @@ impl Convolution {
             (border - zeros) * self.vector.element.bytes()
         ));
         if prologue.is_some() {
+            let none = vec!["-1"; self.kept_rows() as usize].join(", ");
             t.line(format!(
-                "{number} *rows = ({number} *)scratch + {made}L; long made[{TILE}] = {{-1, -1, -1, -1}};"
+                "{number} *rows = ({number} *)scratch + {made}L; long made[{}] = {{{none}}};",
+                self.kept_rows()
             ));
         }
     }
@@ -86,8 +93,46 @@ impl Convolution {
     }
 
     /// Transforms the image of the row of tiles `s`, `channels` channels from the expression `first` on; the tiles go to
-    /// `v`, which moves on by `step` for each.
+    /// `v`, which moves on by `step` for each. The taps of the depth lie `deep` apart.
     pub(super) fn image_strip(
+        &self,
+        t: &mut CText,
+        prefix: &str,
+        prologue: Option<&str>,
+        (first, channels): (&str, i64),
+        [step, deep]: [i64; 2],
+    ) {
+        self.decode_strip(t, "s");
+        let Some(depth) = &self.depth else {
+            self.image_rows(t, prefix, prologue, (first, channels), step);
+            return;
+        };
+        let taps = depth.taps;
+        t.line(format!(
+            "for (long t = 0; t < {taps}L; t++, v += {}L) {{",
+            deep - self.columns.tiles() * step
+        ));
+        let terms = [
+            (
+                format!("q{}", depth.position),
+                depth.coord.coeff(depth.position),
+            ),
+            ("t".to_string(), depth.coord.coeff(depth.tap)),
+        ];
+        t.line(format!(
+            "const long z = {};",
+            affine(&terms, depth.coord.offset)
+        ));
+        self.image_rows(t, prefix, prologue, (first, channels), step);
+        t.line("}");
+        t.line(format!(
+            "v += {}L;",
+            self.columns.tiles() * step - taps * deep
+        ));
+    }
+
+    /// Transforms the rows that a row of tiles reads, at the tap `t` of the depth.
+    fn image_rows(
         &self,
         t: &mut CText,
         prefix: &str,
@@ -95,24 +140,39 @@ impl Convolution {
         (first, channels): (&str, i64),
         step: i64,
     ) {
-        self.decode_strip(t, "s");
         let (row, column) = (&self.rows.coord, &self.columns.coord);
         let (low, high) = self.rows.bounds();
-        let outer = self.strip_place(&self.image, 2 * row.stride);
+        let mut outer = self.strip_place(&self.image, 2 * row.stride);
+        let mut is_there = String::new();
+        let mut slot = "v{}&3".to_string();
+        if let Some(Depth { coord, tap, .. }) = &self.depth {
+            let (step, first) = (
+                coord.coeff(*tap) * coord.stride,
+                coord.offset * coord.stride,
+            );
+            outer = format!("{outer} + t*{step}L + {first}L");
+            slot = format!("t*{TILE}L + (v{{}}&3)");
+            if coord.guarded {
+                is_there = format!("z >= 0 && z < {}L && ", coord.size);
+            }
+        }
         for i in 0..TILE {
             let at = row.offset + i;
             t.line(format!("const long v{i} = 2*ty + {at}L;"));
             let place = format!("{outer} + {}L", at * row.stride);
             let exists = match prologue {
-                Some(_) => format!(
-                    "{prefix}_row(buf, rows + (v{i}&3)*{}L, {place} + {}L, made + (v{i}&3))",
-                    self.row_numbers(),
-                    self.image.base
-                ),
+                Some(_) => {
+                    let slot = slot.replace("{}", &i.to_string());
+                    format!(
+                        "{prefix}_row(buf, rows + ({slot})*{}L, {place} + {}L, made + ({slot}))",
+                        self.row_numbers(),
+                        self.image.base
+                    )
+                }
                 None => format!("X + {place}"),
             };
             t.line(format!(
-                "const {} *r{i} = (v{i} >= {low}L && v{i} < {high}L ? {exists} : zeros) + {first};",
+                "const {} *r{i} = ({is_there}v{i} >= {low}L && v{i} < {high}L ? {exists} : zeros) + {first};",
                 self.vector.element.c_type()
             ));
         }
