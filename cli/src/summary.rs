@@ -186,7 +186,7 @@ pub fn unsettled_line(found: &Unsettled) -> String {
         false => format!("move the original's output by up to {moved:.1e} of its largest element"),
     };
     format!(
-        "`{output}`: in {n_runs} runs, other roundings alone {effect}; the difference there is within that"
+        "`{output}`: in {n_runs} runs, other roundings alone {effect}; the two files differ by no more than that"
     )
 }
 

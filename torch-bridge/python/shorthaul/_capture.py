@@ -520,7 +520,7 @@ class _Writer:
             if isinstance(value, getattr(torch, kind)):
                 return {kind: str(value).removeprefix("torch.")}
         if isinstance(value, torch.SymBool):
-            raise CaptureError("whether something holds follows from a size that is open")
+            raise CaptureError("a condition depends on a symbolic size")
         if isinstance(value, complex):
             raise CaptureError("complex numbers are not supported")
         return {"other": str(value)}

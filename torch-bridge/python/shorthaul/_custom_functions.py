@@ -342,7 +342,7 @@ class _FunctionSpan(SpanRewrite):
         except Exception as error:
             raise Stays(f"PyTorch cannot trace its backward pass: {first_line(error)}") from error
         if any(kind not in (Kind.LINEAR, None) for kind in kinds):
-            raise Stays("its backward pass gives more than multiples of the gradient")
+            raise Stays("a result of its backward pass is not linear in the gradient")
         self.called.written_out = traced
 
     def _refuse_unsaved(self, given, results, saved) -> None:

@@ -160,7 +160,10 @@ class Recipe:
             if not found.applied:
                 raise ValueError(f"{found.place} was not applied, so it cannot be left out")
             if found.kind == "blocking" and found.take is None:
-                raise ValueError(f"{found.place} is always taken; `cut` takes it otherwise")
+                raise ValueError(
+                    f"{found.place} cannot be left out: every contraction has a blocking; `cut` "
+                    f"chooses another one"
+                )
             is_told = found.take or found.kind == "blocking"
             changes.append((found, {"take": None if is_told else False}))
         return replaced(self, changes)

@@ -263,8 +263,8 @@ class Region:
                 log.info(f"a trace of {self.owner.name} does not hold for other sizes: {why}")
         if len(traces) == _MOST_TRACES:
             log.info(
-                f"these sizes of {self.owner.name} are traced by themselves: none of "
-                f"{_MOST_TRACES} traces with open sizes holds for them, and no more are made"
+                f"{self.owner.name} is traced for these sizes alone: none of its {_MOST_TRACES} "
+                f"traces with symbolic sizes holds for them, and no more are made"
             )
             return None
         try:

@@ -167,8 +167,8 @@ def report(
     restored. With ``memory_budgets``, the step is also planned for each of these budgets, and the
     report has a table of memory against predicted time.
 
-    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
-    compiled for these inputs.
+    Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
+    model is compiled for these inputs.
     """
     compiled = compiled_of(model)
     programs = programs_of(compiled, inputs, kwargs)

@@ -115,7 +115,7 @@ class Conditions:
         ranges: dict[sympy.Symbol, Any] = {}
         for env in _envs_of(values):
             if env.frozen or env.counter["ignored_backward_guard"]:
-                raise Outside("PyTorch stopped to note what the trace depends on")
+                raise Outside("PyTorch stopped recording guards during the trace")
             if env.deferred_runtime_asserts or has_unbacked(env):
                 raise Outside("a size follows from values of tensors")
             # A symbol that equals another stands for it among the inputs as well.

@@ -101,7 +101,7 @@ def tune(
 
     The measured ratios are kept in the cache folder under the text and the compiler of the kernels,
     so other networks with the same kernels use them. Ctrl-C ends the search; the recipe then has
-    what was found so far. Raises what :func:`shorthaul.profile` raises.
+    what was found so far. Raises the same errors as :func:`shorthaul.profile`.
     """
     search = _Search(model, inputs, kwargs, seconds, loss, recipe, progress)
     interrupted = False
