@@ -145,7 +145,7 @@ def test_a_defect_that_leaves_a_model_to_pytorch_is_said_as_one(monkeypatch):
     assert any(w.category is shorthaul.FallbackWarning for w in said)
 
 
-def test_a_defect_in_a_trace_with_open_sizes_is_said_once(monkeypatch):
+def test_a_defect_in_a_trace_with_symbolic_sizes_is_said_once(monkeypatch):
     compile_program = _region.compile_program
 
     def broken(captured, *args, **more):
@@ -221,7 +221,7 @@ def test_a_panic_of_the_native_half_is_an_internal_error():
     assert issubclass(_native.InternalFailure, _native.CompileFailure)
 
 
-def test_the_last_trace_with_open_sizes_is_said_in_the_log(monkeypatch, caplog):
+def test_the_last_trace_with_symbolic_sizes_is_said_in_the_log(monkeypatch, caplog):
     monkeypatch.setattr(_region, "_MOST_TRACES", 0)
     caplog.set_level(logging.INFO, logger="shorthaul")
     network = Rows()

@@ -246,7 +246,7 @@ fn in_lines(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
     let lane = s.n[s.n.len() - 1].b;
-    // For open sizes the same orders are there whatever the size.
+    // If a size varies between programs, every size is offered the same orders.
     let is_small = product(&s.n) * product(&s.k) < LARGE && w.open.is_empty();
     if lane == 1 || s.diagonal.is_some() || is_small {
         return all;
@@ -272,7 +272,7 @@ fn wide(s: &Shape, w: &Wishes) -> Option<Shape> {
     let (inner, outer) = s.n.split_last()?;
     let longest = outer.iter().max_by_key(|d| d.size)?;
     let gains = inner.size < w.vector.lanes && longest.size >= 2 * inner.size;
-    // For open sizes the same orders are there whatever the size.
+    // If a size varies between programs, every size is offered the same orders.
     let is_open = s.n.iter().any(|d| w.open.has(d));
     if !gains || w.epilogue || s.diagonal.is_some() || is_open {
         return None;

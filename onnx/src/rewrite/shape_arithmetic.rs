@@ -378,7 +378,7 @@ mod tests {
             .with("t = Concat(n1, rest)", vec![int("axis", 0)])
             .node("y = Reshape(x, t)")
             .gives(&["y = Reshape(x, [0, 12])"]);
-        // The same size elsewhere is left open; two of them cannot be.
+        // One size that moves becomes -1; two of them cannot.
         let moved = |to: &str| {
             Trial::new(14)
                 .input("x", "N M 12")

@@ -139,7 +139,7 @@ class Captured:
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
-    #: The trace with open sizes that this is one set of sizes of.
+    #: The trace with symbolic sizes from which this was made, for one set of sizes.
     symbolic: Any = None
     #: Gives values of the document's symbols that may come later.
     expected: Callable[[], list[dict[str, int]]] = list

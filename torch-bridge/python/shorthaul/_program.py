@@ -251,7 +251,7 @@ def own_errors() -> Iterator[None]:
 
 
 def import_symbolic(captured: Captured) -> None:
-    """Imports the trace with open sizes that ``captured`` belongs to, if it is not imported yet.
+    """Imports the trace with symbolic sizes of ``captured``, if it is not imported yet.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """
