@@ -91,7 +91,7 @@ pub(crate) fn chosen_layouts(
 struct PredictedTimes {
     on: On,
     target: ContractionTarget,
-    /// Of each contraction, by its sizes and strides.
+    /// The time of each contraction, by its sizes and strides.
     known: BTreeMap<String, f64>,
 }
 

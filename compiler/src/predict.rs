@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub struct Prediction {
     /// All of it.
     pub us: f64,
-    /// Of a contraction: multiplying, and fetching operands again for each block.
+    /// For a contraction: multiplying, and fetching operands again for each block.
     pub product_us: f64,
     /// Operations of loops.
     pub loop_us: f64,

@@ -189,7 +189,7 @@ pub struct Entry {
     pub module: String,
     /// The container.
     pub container: String,
-    /// Of two kernels, a container that the first one writes.
+    /// If the decision joins two kernels, a container that the first one writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<String>,
     /// What the compiler did when the file was written.
@@ -197,10 +197,10 @@ pub struct Entry {
     /// What to do, where that was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub take: Option<bool>,
-    /// Of a contraction, how it is cut into blocks.
+    /// How a contraction is cut into blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocking: Option<String>,
-    /// Of a layout, the order of dimensions in memory, slowest first: `0.2.3.1`.
+    /// The order of dimensions in memory that a layout has, slowest first: `0.2.3.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
     /// What happened, in a sentence: a comment in the file, and not read again.

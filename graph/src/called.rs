@@ -35,7 +35,7 @@ impl fmt::Display for Operand {
 /// Elements of a container in an order of their own: `[i, j, …]` at `offset + i·strides[0] + j·strides[1] + …`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct View {
-    /// Of the first element, in elements.
+    /// Position of the first element, in elements.
     pub offset: i64,
     /// Elements in each dimension.
     pub sizes: Vec<i64>,

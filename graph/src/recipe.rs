@@ -104,11 +104,11 @@ pub struct Place {
     pub stage: Stage,
     /// The node that writes the container, by the name in its origin.
     pub node: String,
-    /// That node's module.
+    /// The module of that node.
     pub module: String,
     /// The container.
     pub container: String,
-    /// Of two kernels that become one, a container that the first of them writes.
+    /// If two kernels become one, a container that the first of them writes.
     pub other: Option<String>,
 }
 

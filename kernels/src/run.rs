@@ -381,7 +381,7 @@ impl Program {
         self.launch_all(&pointers, Threads::of(pool), &|_| {})
     }
 
-    /// As [`Program::run`], and reports what each launch took.
+    /// Like [`Program::run`], and reports the time of each launch.
     ///
     /// # Errors
     /// As [`Program::run`].
@@ -419,7 +419,7 @@ impl Program {
             .collect())
     }
 
-    /// As [`Program::run`] for bare pointers, without any check.
+    /// Like [`Program::run`] for bare pointers, without any check.
     ///
     /// # Errors
     /// If a thread of the pool panics.

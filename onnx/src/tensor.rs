@@ -360,7 +360,7 @@ impl Tensor {
         (stored != n).then(message)
     }
 
-    /// As a protobuf message, elements as little-endian bytes.
+    /// Returns a protobuf message, with elements as little-endian bytes.
     pub fn to_proto(&self, name: &str) -> TensorProto {
         let mut proto = TensorProto {
             dims: self.shape.iter().map(|n| *n as i64).collect(),

@@ -237,7 +237,7 @@ fn run_cuda(
     Ok(names.map(String::from).zip(seconds).collect())
 }
 
-/// As `run_raw`, with the time of each launch.
+/// Like `run_raw`, with the time of each launch.
 ///
 /// # Safety
 /// As `run_raw`.

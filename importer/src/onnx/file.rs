@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct File {
     path: PathBuf,
-    /// In which external data is looked for.
+    /// The folder in which external data is looked for.
     folder: PathBuf,
     n_bytes: usize,
     opset: i64,

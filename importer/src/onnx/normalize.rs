@@ -40,7 +40,7 @@ pub(super) fn normalized(
         n_bytes: file.n_bytes(),
         folder: Arc::clone(&folder),
     };
-    // Of a broken file every problem is told as the file has it.
+    // The problems of a broken file are told in the terms of the file itself.
     if !onnx::check::errors_of_any_version(&sound).is_empty() {
         return match is_old {
             true => Err(too_old(file, "it is not well formed")),

@@ -210,7 +210,7 @@ impl Emulated {
                     let bytes = unsafe { self.bytes(argument, addresses) };
                     let holds = holds(argument, dtype.bytes(), written);
                     let buffer = memory.add_bytes(&argument.name, dtype, bytes, &holds);
-                    // As well aligned as where it comes from.
+                    // The copy is aligned as well as its source.
                     if let Some(start) = address(argument, addresses) {
                         memory.place(buffer, start as usize);
                     }

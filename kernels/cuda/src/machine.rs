@@ -98,8 +98,8 @@ impl Machine {
 }
 
 impl Machine {
-    /// As [`Machine::run_with`], and waits: the seconds of each launch. Those of the emulator say nothing about
-    /// a device.
+    /// Like [`Machine::run_with`], but waits, and returns the seconds of each launch. Those of the emulator say nothing
+    /// about a device.
     ///
     /// # Errors
     /// As for [`Machine::run_with`]; a stream that is being captured cannot be waited for.
@@ -125,7 +125,7 @@ impl Machine {
     }
 }
 
-/// That there is a well-aligned address for everything that a pass touches.
+/// Checks that everything that a pass touches has a well-aligned address.
 pub(super) fn check(pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
     let (found, expected) = (addresses.externals.len(), pass.externals.len());
     if found != expected {

@@ -155,8 +155,8 @@ impl GatherPart<'_> {
         kernels
     }
 
-    /// Of a micro-kernel for tiles of so many positions: the first that a tile may lack, the rows of each
-    /// position, and the step of a position in the broadcast operand.
+    /// For a micro-kernel of tiles of that length: the first position that a tile may lack, the rows of each position,
+    /// and the step of a position in the broadcast operand.
     fn missing_rows(&self, length: i64) -> (i64, i64, i64) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
         let axis = p.tiling.axis;

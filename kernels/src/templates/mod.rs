@@ -239,8 +239,8 @@ impl Form {
         (!is_almost, distance, Reverse(self.values.len()))
     }
 
-    /// Of texts that serve a kernel the least is taken: the one with the fewest values of those that are
-    /// compiled, else the one that will serve most sizes.
+    /// The order in which texts that can serve a kernel are preferred, least first: compiled texts with few values,
+    /// then the text that will serve most sizes.
     fn preference(&self, n_values: usize) -> (bool, isize) {
         let n_values = n_values.cast_signed();
         match self.is_called {

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 /// An operator in the version of its domain in which it came or was last changed.
 #[derive(Debug, Default)]
 pub struct Schema {
-    /// That version.
+    /// The version in which the operator came or was last changed.
     pub since: i64,
     /// Whether it is no longer to be used.
     pub is_deprecated: bool,

@@ -119,7 +119,7 @@ impl<R: Real> Heads<R> {
         })
     }
 
-    /// As a tensor of four dimensions, or with heads merged into three.
+    /// Returns a tensor of four dimensions, or of three with merged heads.
     ///
     /// # Errors
     /// `element` is no float type.

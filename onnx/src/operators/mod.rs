@@ -272,7 +272,7 @@ impl<'a> Inference<'a> {
         self.unknowns.size()
     }
 
-    /// As many sizes of which nothing is known.
+    /// `rank` sizes of which nothing is known.
     pub fn unknown_shape(&self, rank: usize) -> Vec<SymExpr> {
         (0..rank).map(|_| self.unknown()).collect()
     }

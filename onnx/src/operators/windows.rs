@@ -50,7 +50,7 @@ pub struct Placed {
 }
 
 impl Windows {
-    /// Those of a node; `kernel` holds sizes of windows.
+    /// The windows of a node; `kernel` has their sizes.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
@@ -86,7 +86,7 @@ impl Windows {
         })
     }
 
-    /// Those a node's `kernel_shape` describes.
+    /// The windows that a node's `kernel_shape` describes.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
@@ -100,7 +100,7 @@ impl Windows {
         Windows::new(attributes, kernel.iter().map(|k| (*k).into()).collect())
     }
 
-    /// Those of a convolution with weights of sizes `weights`.
+    /// The windows of a convolution with weights of sizes `weights`.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.

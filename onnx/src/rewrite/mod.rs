@@ -144,7 +144,7 @@ pub struct Application {
     pub rule: &'static str,
     /// The first output of the last node it removed, below the names of the nodes whose bodies it is in.
     pub site: String,
-    /// That node, for people.
+    /// The name of that node in messages.
     pub origin: String,
 }
 

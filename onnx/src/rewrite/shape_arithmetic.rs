@@ -145,7 +145,7 @@ fn constant_scales(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let from = scope.fact(scope.input(n, 0)?)?.shape.as_deref()?;
     let to = scope.fact(scope.input(n, 3)?)?.ints()?;
-    // As floats, scales are exact up to here, and so are sizes below 2²⁴ times them.
+    // Up to here, scales are exact as floats, and so are their products with sizes below 2²⁴.
     const MOST: i64 = 1 << 8;
     let scale = |(from, to): (&SymExpr, &SymExpr)| {
         let times = to.divide_exactly(from)?.as_const()?;

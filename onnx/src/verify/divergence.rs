@@ -30,7 +30,7 @@ pub struct Comparison {
 pub struct Divergence {
     /// Its name.
     pub value: String,
-    /// In which run.
+    /// The run in which it differs.
     pub run: String,
     /// In what way it differs.
     pub what: String,

@@ -197,9 +197,9 @@ pub enum VerifyError {
     /// They do not have the same outputs.
     #[error("the outputs are {before} in one file and {after} in the other")]
     Outputs {
-        /// Of the original.
+        /// Outputs of the original.
         before: String,
-        /// Of the other one.
+        /// Outputs of the other model.
         after: String,
     },
     /// They differ.
@@ -214,7 +214,7 @@ pub enum VerifyError {
     },
 }
 
-/// That a model gives what the original gives.
+/// Evidence that a model computes what the original computes.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
     /// One line per run: seed, sizes, what was planted.

@@ -64,7 +64,7 @@ impl Convolution {
         })
     }
 
-    /// As [`Convolution::new`], for a given y.
+    /// Like [`Convolution::new`], for a given y.
     pub(super) fn with_output(
         call: &Call,
         x: &[SymExpr],

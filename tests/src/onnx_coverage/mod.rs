@@ -44,7 +44,7 @@ pub struct Found {
     pub rules: Vec<String>,
     /// A graph is made of it.
     pub imported: Verdict,
-    /// That graph, interpreted, gives the expected outputs.
+    /// The imported graph, interpreted, gives the expected outputs.
     pub interpreted: Verdict,
     /// The C made of it does; absent if nobody asked.
     pub compiled: Option<Verdict>,

@@ -29,7 +29,7 @@ pub(super) struct Elements<'f> {
     /// Whether a value depends on the row, and on the column.
     scopes: Vec<(bool, bool)>,
     needed: BTreeSet<usize>,
-    /// Of a sweep that goes along with the one before.
+    /// The running values, if the sweep goes along with the one before.
     running: Option<Running>,
 }
 

@@ -78,7 +78,7 @@ pub(super) enum Path {
 }
 
 impl Path {
-    /// As reports call it.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Simt => "simt",

@@ -36,7 +36,7 @@ impl Failure {
         CONTEXT_LOST.contains(&self.code)
     }
 
-    /// As the error of a call that nothing more is known about.
+    /// The error for a failed call of which nothing more is known.
     pub(super) fn of_call(self, call: &'static str, ordinal: usize) -> CudaError {
         match self.is_out_of_memory() {
             true => CudaError::OutOfMemory {
@@ -337,7 +337,7 @@ impl EncodedMap {
         encode().is_some()
     }
 
-    /// Of the buffer at `address`.
+    /// Encodes the map for the buffer at `address`.
     ///
     /// # Errors
     /// It does not keep one of the driver's conditions, or the driver refuses it.

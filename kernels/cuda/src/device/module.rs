@@ -37,7 +37,7 @@ pub struct CudaModule {
 struct Loaded {
     function: Function,
     threads: u32,
-    /// Of each parameter that the copy engine reads.
+    /// The tensor map of each parameter that the copy engine reads.
     maps: Vec<Option<TensorMap>>,
     name: String,
     origin: String,
@@ -279,8 +279,8 @@ impl CudaModule {
         })?
     }
 
-    /// As [`CudaModule::run`], and waits: the seconds of each launch, from the end of the one before,
-    /// by events in the stream.
+    /// Like [`CudaModule::run`], but waits, and returns the seconds of each launch: the time from the end of the one
+    /// before, measured by events in the stream.
     ///
     /// # Errors
     /// As for [`CudaModule::run`]; a stream that is being captured cannot be waited for.

@@ -68,7 +68,7 @@ pub(super) struct Ranking {
 /// An engine's place among the library's answers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spot {
-    /// Of [`MODES`].
+    /// Position in [`MODES`].
     mode: usize,
     choice: usize,
 }
