@@ -222,8 +222,8 @@ impl Recipe {
 /// How a contraction is computed. The same text in a file means the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blocking {
-    /// By its definition, cut for each of the parts that it is written in: numbers of the generator that made it,
-    /// which checks them.
+    /// The definition, cut into blocks for each of the parts that it is written in: numbers of the generator that made
+    /// it, which checks them.
     Cuts(Vec<[i64; 8]>),
     /// A convolution of 3×3 taps by minimal filtering (Winograd).
     Winograd,

@@ -160,7 +160,7 @@ pub fn lower_as(
 
 struct Lowering<'a> {
     graph: Graph,
-    /// For the contraction at hand.
+    /// The target of the contraction at hand.
     target: contraction::ContractionTarget,
     known: Option<&'a PriorPlans>,
     /// The container of the product at hand.

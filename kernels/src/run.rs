@@ -201,8 +201,8 @@ pub struct ProgramParts {
     pub saved_bytes: usize,
     /// Scratch that the most demanding kernel needs per thread, in bytes.
     pub thread_scratch_bytes: usize,
-    /// For how many threads the kernels were planned: partial sums are cut for that number, so results
-    /// do not depend on how many threads run them. `None`: for those that run them.
+    /// The number of threads for which the kernels were planned: partial sums are cut for that number, so results do
+    /// not depend on how many threads run them. `None`: the number of threads that run them.
     pub planned_threads: Option<usize>,
 }
 

@@ -18,9 +18,9 @@ use std::path::Path;
 pub struct Changed {
     /// The name.
     pub name: String,
-    /// In the first file.
+    /// The value in the first file.
     pub before: String,
-    /// In the second.
+    /// The value in the second file.
     pub after: String,
 }
 

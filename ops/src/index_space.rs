@@ -21,7 +21,7 @@ impl IndexSpace {
         }
     }
 
-    /// With another, innermost, parameter.
+    /// Returns the space with another parameter, which is innermost.
     pub fn and(mut self, name: &str, size: SymExpr) -> Self {
         self.params.push((name.to_string(), size));
         self

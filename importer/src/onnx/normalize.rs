@@ -81,7 +81,7 @@ fn too_old(file: &File, why: &str) -> Problem {
     }
 }
 
-/// Without calls of functions and without branches that are never taken.
+/// Returns the model without calls of functions and without branches that are never taken.
 fn without(model: &ModelProto, folder: &Arc<Path>) -> ModelProto {
     let others = rewrite::rule_names().into_iter();
     let others = others.filter(|name| !RULES.contains(name));

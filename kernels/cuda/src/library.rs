@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What a library is called.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Names {
-    /// In sentences.
+    /// The name in sentences.
     pub(crate) name: &'static str,
     /// The package of Python that brings it.
     pub(crate) package: &'static str,
@@ -25,7 +25,7 @@ pub struct Names {
     pub(crate) variable: &'static str,
     /// The file's name, without its version.
     pub(crate) stem: &'static str,
-    /// For the system's loader, in this order.
+    /// The names for the system's loader, in this order.
     pub(crate) loader_names: &'static [&'static str],
 }
 

@@ -14,9 +14,9 @@ use super::passes::Pass;
 pub struct Addresses<'a> {
     /// One per slot of [`Pass::externals`]; 0 for those that the pass does not touch.
     pub externals: &'a [u64],
-    /// At least [`Pass::arena_bytes`]; 0 if there are none.
+    /// Address of the arena, which has at least [`Pass::arena_bytes`]; 0 if the pass needs none.
     pub arena: u64,
-    /// At least [`Pass::saved_bytes`]; 0 if there are none.
+    /// Address of the saved block, which has at least [`Pass::saved_bytes`]; 0 if the pass needs none.
     pub saved: u64,
 }
 
@@ -30,7 +30,7 @@ pub trait Operators {
     fn call(&self, n: usize) -> Result<(), String>;
 }
 
-/// For programs without calls.
+/// The operators of programs without calls.
 #[derive(Clone, Copy, Debug)]
 pub struct NoOperators;
 
@@ -42,9 +42,9 @@ impl Operators for NoOperators {
 
 /// Kernels that can be launched.
 pub enum Machine {
-    /// On the CPU, checked and slow.
+    /// The emulator on the CPU, checked and slow.
     Emulated(Emulated),
-    /// On a GPU.
+    /// A GPU.
     Device(CudaModule),
 }
 

@@ -56,7 +56,7 @@ pub struct Cut {
 /// Where the micro-kernel finds the vector operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VectorSource {
-    /// In place.
+    /// The array itself, in place.
     Direct,
     /// Packed by a launch of its own into shared scratch.
     Shared,

@@ -77,7 +77,7 @@ impl OpenDims {
 }
 
 impl Open {
-    /// With the rows as they are tiled.
+    /// Sets whether rows vary, by how they are tiled.
     pub(super) fn in_rows(self, tiling: &Tiling) -> Self {
         Open {
             rows: tiling.is_open(),

@@ -35,7 +35,7 @@ const FEW: usize = 4;
 /// The texts of the kernels that were compiled for a model's earlier sizes.
 #[derive(Debug, Default)]
 pub struct Templates {
-    /// By shape.
+    /// The forms by shape.
     forms: BTreeMap<Vec<u8>, Vec<Form>>,
     /// Programs that were shared so far.
     n_programs: usize,

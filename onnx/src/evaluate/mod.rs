@@ -552,7 +552,7 @@ fn needed(nodes: &[NodeProto], feeds: &Values, wanted: &[&str]) -> BTreeSet<usiz
     needed
 }
 
-/// For each node, the names nobody reads after it.
+/// The names that nobody reads any more, after each node.
 fn last_uses<'n>(
     nodes: &'n [NodeProto],
     needed: &BTreeSet<usize>,

@@ -197,7 +197,7 @@ fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> 
     Ok(())
 }
 
-/// From that many windows on, threads share the windows, below it the filters.
+/// Number of windows from which on threads share the windows; below it they share the filters.
 const LEAST_WINDOWS: usize = 256;
 
 /// Some filters, or some windows, of one group of one image.

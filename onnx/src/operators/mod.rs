@@ -83,7 +83,7 @@ pub enum Symbolic {
     Moves(&'static [usize]),
     /// Element by element, after broadcasting.
     Pointwise(fn(&[&SymExpr]) -> Option<SymExpr>),
-    /// In a way of its own.
+    /// A function of its own.
     Own(fn(&Inference) -> Option<Vec<SymExpr>>),
 }
 
@@ -182,7 +182,7 @@ impl Unknowns {
         SymExpr::symbol(Symbol::new(format!("?{}", self.count.get())))
     }
 
-    /// From now on that name stands for a size of an input of the model.
+    /// Lets that name stand for a size of an input of the model from now on.
     pub fn give(&self, name: &str) {
         self.given.borrow_mut().insert(name.to_string());
     }

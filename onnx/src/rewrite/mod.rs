@@ -112,7 +112,7 @@ pub struct Options {
     pub target: Target,
     /// Bytes of constants that one folding may add to the file beyond those it removes.
     pub fold_limit: usize,
-    /// At most that many applications; for bisection.
+    /// Largest number of applications; for bisection.
     pub limit: Option<usize>,
     /// Applications that are not made, by rule and site.
     pub refused: BTreeSet<(String, String)>,

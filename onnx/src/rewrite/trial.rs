@@ -100,7 +100,7 @@ impl Trial {
         self.model.graph.get_or_insert_default()
     }
 
-    /// In that version of the file format.
+    /// Uses that version of the file format.
     pub fn version(mut self, version: i64) -> Trial {
         self.model.ir_version = Some(version);
         self
@@ -112,7 +112,7 @@ impl Trial {
         self
     }
 
-    /// For that target.
+    /// Rewrites for that target.
     pub fn target(mut self, target: Target) -> Trial {
         self.target = target;
         self

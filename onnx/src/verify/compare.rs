@@ -138,7 +138,7 @@ impl Values<'_> {
 /// of each kind there is no other way to see one that is wrong beside much larger ones.
 #[derive(Debug, Default)]
 pub(super) struct ShortSlices {
-    /// By value and dimension; `None` where sizes differ between runs.
+    /// Sums by value and dimension; `None` if sizes differ between runs.
     sums: BTreeMap<(usize, usize), Option<Vec<Sums>>>,
 }
 

@@ -106,9 +106,9 @@ pub enum GradientError {
     Gradient {
         /// The output.
         name: String,
-        /// By central differences.
+        /// The derivative by central differences.
         measured: f64,
-        /// By the gradient.
+        /// The derivative by the gradient.
         claimed: f64,
         /// The seed and the sizes.
         run: String,

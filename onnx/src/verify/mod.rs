@@ -53,8 +53,8 @@ use std::time::Instant;
 
 /// A rewritten model's error against float64 may be that many times the original's.
 pub const SLACK: f64 = 4.0;
-/// And that many units of the last place of the output's largest element more: a rewrite rounds
-/// constants anew, and an original may happen to be exact.
+/// Units of the last place of the output's largest element that are allowed besides: a rewrite rounds constants anew,
+/// and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
 
 /// Bytes that inputs and outputs of a run may take so that more than one run is made: all of them are kept.
@@ -209,7 +209,7 @@ pub enum VerifyError {
         output: String,
         /// Seed, sizes, planted values.
         run: String,
-        /// In what way.
+        /// A sentence that says how they differ.
         what: String,
     },
 }

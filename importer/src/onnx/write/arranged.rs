@@ -140,7 +140,7 @@ impl ScaledProduct {
         }
     }
 
-    /// Without one of the parts that equal `x`.
+    /// Returns the product without one of the parts that equal `x`.
     fn without(mut self, x: &Expr) -> ScaledProduct {
         if let Some(at) = self.parts.iter().position(|part| part == x) {
             self.parts.remove(at);

@@ -195,7 +195,7 @@ impl<'k> Reader<'k> {
         s.reads.iter().filter(move |p| tiles.contains(&p.container))
     }
 
-    /// For each loop that indexes the tile, the dimension.
+    /// The dimension of each loop that indexes the tile.
     fn dims_of(&self, place: &ElementAccess, loops: &[Loop]) -> Option<Vec<(Symbol, usize)>> {
         let (terms, offset) = place.offset.as_affine()?;
         let dim = |(symbol, stride): (Symbol, i64)| {

@@ -23,8 +23,8 @@ pub(super) struct Failure {
 
 /// No memory left on the device.
 const OUT_OF_MEMORY: u32 = 2;
-/// After one of these, every call on the context fails: illegal address, time-out, assertion, illegal
-/// instruction, misaligned address, address space, program counter, and the like.
+/// Errors after which every call on the context fails: illegal address, time-out, assertion, illegal instruction,
+/// misaligned address, address space, program counter, and the like.
 const CONTEXT_LOST: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 impl Failure {

@@ -210,7 +210,7 @@ pub struct Call {
     pub scale: f64,
     /// Whether row l sees columns up to l only.
     pub is_causal: bool,
-    /// In the order of the launch's arguments; those that nobody needs are left out.
+    /// The operands in the order of the launch's arguments; those that nobody needs are left out.
     pub operands: Vec<CallOperand>,
     /// What a launch is given, one for each operand.
     pub params: Vec<Param>,

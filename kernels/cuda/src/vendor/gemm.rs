@@ -60,7 +60,7 @@ pub enum Compute {
     F32Pedantic,
     /// Sums of products of 16-bit factors in f32 (`CUBLAS_COMPUTE_32F`).
     F32,
-    /// In f64 (`CUBLAS_COMPUTE_64F`).
+    /// Sums in f64 (`CUBLAS_COMPUTE_64F`).
     F64,
 }
 

@@ -226,7 +226,7 @@ pub enum TableError {
         path: PathBuf,
         /// What differs: `a device`, `cuBLASLt`, `cuDNN`.
         what: &'static str,
-        /// In the table.
+        /// The value in the table.
         found: String,
         /// Here.
         expected: String,
