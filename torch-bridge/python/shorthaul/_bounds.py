@@ -81,7 +81,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class DivisorBound:
-    """That an integer division has no divisor 0."""
+    """The condition that an integer division has no divisor 0."""
 
     placeholder: str
     given: str

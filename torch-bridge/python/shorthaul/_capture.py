@@ -132,7 +132,7 @@ class Captured:
     returns: list[tuple[str, Any]]
     #: What operators demand of inputs.
     bounds: list[Bound | DivisorBound]
-    #: For each of ``returns`` how eager's result lies in memory, where it is not contiguous.
+    #: How eager's result lies in memory, for each of ``returns`` that is not contiguous there.
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     #: The node of Dynamo's behind each node of the document, where they are known.
     sources: dict[str, str] = field(default_factory=dict)

@@ -346,7 +346,7 @@ class _FunctionSpan(SpanRewrite):
         self.called.written_out = traced
 
     def _refuse_unsaved(self, given, results, saved) -> None:
-        """Of what is kept beside ``save_for_backward``, eager reads what it is then, unchecked."""
+        """Refuses values kept without ``save_for_backward``: eager reads them later, unchecked."""
         kept = [value for i, value in enumerate(saved) if i not in self.called.checked]
         if _memory_of(kept) & (_memory_of(given) | _memory_of(results)):
             raise Stays("it keeps an operand or a result without `save_for_backward`")

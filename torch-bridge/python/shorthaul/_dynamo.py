@@ -1,4 +1,4 @@
-"""From a graph that Dynamo captured to a function that runs it: PyTorch's parts and our regions.
+"""Turns a graph that Dynamo captured into a function: PyTorch's parts and our regions.
 
 Owns the backend of ``torch.compile(model, backend="shorthaul")`` and of ``shorthaul.module``, the
 loop that gives PyTorch what no region can hold, and the settings under which Dynamo's guards see
@@ -388,7 +388,7 @@ class _Attempt:
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
-        #: Whose tensors the examples are; a mode for each would take longer than they do.
+        #: The mode of all examples; one mode for each would take longer than the examples do.
         self.fakes = FakeTensorMode()
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.examples = dict(zip(placeholders, examples, strict=True))

@@ -63,9 +63,9 @@ class Decision:
     bytes: int | None = None
     memory_bytes: int | None = None
     operations: int | None = None
-    #: Of a contraction: how it is cut into blocks, in the generator's numbers, or ``"winograd"``.
+    #: How a contraction is cut into blocks, in the generator's numbers, or ``"winograd"``.
     blocking: str | None = None
-    #: Of a layout: the order of dimensions in memory, slowest first, such as ``"0.2.3.1"``.
+    #: The order of dimensions that a layout has in memory, slowest first, such as ``"0.2.3.1"``.
     order: str | None = None
     #: The line that stands before it in a file.
     comment: str = ""

@@ -70,16 +70,16 @@ class Region:
         is_open: Sequence[Any],
         factors: Sequence[int] = (),
     ):
-        #: Of each input which sizes PyTorch took as symbols: flags of a tensor's, or of a number.
+        #: Which sizes of each input PyTorch took as symbols: a flag per size, or one for a number.
         self.is_open = is_open
         #: Positions of fractions that follow from sizes and are operands beside tensors alone:
         #: programs take them as tensors, so that one serves all their values.
         self.factors = factors
-        #: Traces with symbols, by what besides sizes they depend on.
+        #: Traces with symbolic sizes, by everything else that they depend on.
         self.symbolic: dict[tuple, list[Symbolic]] = {}
         #: Errors for which each set of sizes is traced alone although sizes are symbolic.
         self.alone: list[Exception] = []
-        #: Of each input, whether it needs a gradient when the graph has run.
+        #: Whether each input needs a gradient when the graph has run.
         self.gains_history = gains_history
         #: Positions of inputs that something behind the region writes in place.
         self.written_later: set[int] = set()
@@ -88,7 +88,7 @@ class Region:
         #: PyTorch's way to compute the same.
         self.body = body
         self.origins = origins
-        #: Of each output, whether eager's needs a gradient where some input does.
+        #: Whether each output needs a gradient in eager if some input does.
         self.requires_grad = tuple(requires_grad)
         self.owner = owner
         #: What the owner counts its programs by.
@@ -290,7 +290,7 @@ class Region:
         self._trace_alone(error)
 
     def _trace_alone(self, error: Exception) -> None:
-        """From here on each set of sizes is traced by itself."""
+        """Traces each set of sizes by itself from here on."""
         self.alone.append(error)
         log.info(f"each set of sizes of {self.owner.name} is traced by itself: {error}")
 

@@ -98,7 +98,7 @@ def with_numbers(value: Any, numbers: Mapping[sympy.Symbol, sympy.Integer]) -> A
 class Conditions:
     """What PyTorch's tracer decided about the sizes of one graph."""
 
-    #: Of each input its sizes, or the number that it is: numbers and expressions of symbols.
+    #: The sizes of each input, or the number that it is: numbers and expressions of symbols.
     inputs: list[Any]
     guards: list[sympy.Basic]
     ranges: dict[sympy.Symbol, Any]

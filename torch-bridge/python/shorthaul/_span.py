@@ -264,7 +264,7 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
 
 @contextlib.contextmanager
 def _untold() -> Iterator[None]:
-    """Without PyTorch's own record of an operator that fails in a trace: the caller says why."""
+    """Silences PyTorch's own record of an operator that fails in a trace: the caller says why."""
     of_fakes = logging.getLogger("torch._subclasses.fake_tensor")
     before, of_fakes.disabled = of_fakes.disabled, True
     try:

@@ -398,7 +398,10 @@ def _without(own: list[str | None], other: list[str | None]) -> list[tuple[str |
 
 
 def _ratio(before: list[float], after: list[float]) -> float:
-    """Of times in turns: the median of the rounds' ratios, or that of the least times if larger."""
+    """The ratio of times measured in turns.
+
+    It is the median of the rounds' ratios, or the ratio of the least times if that is larger.
+    """
     rounds = statistics.median(b / a for a, b in zip(before, after, strict=True))
     return max(rounds, min(after) / min(before))
 
