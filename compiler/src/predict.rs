@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// What a kernel is predicted to take, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Prediction {
-    /// All of it.
+    /// The whole time.
     pub us: f64,
     /// For a contraction: multiplying, and fetching operands again for each block.
     pub product_us: f64,

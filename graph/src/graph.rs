@@ -64,7 +64,7 @@ pub struct Container {
     pub layout: Layout,
     /// Where it lives.
     pub storage: Storage,
-    /// Who owns its data.
+    /// The owner of its data.
     pub lifetime: Lifetime,
 }
 

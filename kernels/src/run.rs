@@ -182,7 +182,7 @@ pub struct Launch {
 pub struct ExternalSpec {
     /// Least size in bytes.
     pub bytes: usize,
-    /// Some kernel writes it.
+    /// Whether some kernel writes it.
     pub written: bool,
 }
 

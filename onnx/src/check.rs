@@ -41,7 +41,7 @@ pub enum Severity {
 pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
-    /// Where: a node, a tensor, the file.
+    /// The place: a node, a tensor, the file.
     pub place: String,
     /// What.
     pub message: String,

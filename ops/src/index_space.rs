@@ -10,7 +10,7 @@ pub struct IndexSpace {
 }
 
 impl IndexSpace {
-    /// One parameter `i0, i1, …` for each dimension of `shape`.
+    /// An index space with one parameter `i0, i1, …` for each dimension of `shape`.
     pub fn over(shape: &[SymExpr]) -> Self {
         IndexSpace {
             params: shape

@@ -237,7 +237,7 @@ impl GradientCall<'_> {
         Gradient::Rule(vec![None; self.call.inputs.len()])
     }
 
-    /// Only input `position` gets a gradient.
+    /// Gives a gradient to input `position` only.
     pub fn only(&self, position: usize, gradient: ContainerId) -> Gradient {
         let mut all = vec![None; self.call.inputs.len()];
         all[position] = Some(gradient);

@@ -92,8 +92,8 @@ pub enum EmulateError {
 }
 
 impl EmulateError {
-    /// The same, blamed on the part of the model that a launch computes: a kernel of which several
-    /// parts have the same text knows only the first.
+    /// Blames the error on the part of the model that a launch computes: a kernel of which several parts have the same
+    /// text knows only the first.
     #[must_use]
     pub fn of_launch(mut self, launched: &str) -> Self {
         match &mut self {

@@ -137,7 +137,7 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
     lower_with(graph, &Products::Own)
 }
 
-/// The same, with products by cuBLASLt and convolutions by cuDNN where `products` chooses it.
+/// Like [`lower`], with products by cuBLASLt and convolutions by cuDNN where `products` chooses it.
 ///
 /// # Errors
 /// See [`LowerError`].

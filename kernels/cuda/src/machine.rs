@@ -12,7 +12,7 @@ use super::passes::Pass;
 /// emulator.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses<'a> {
-    /// One per slot of [`Pass::externals`]; 0 for those that the pass does not touch.
+    /// The address of each slot of [`Pass::externals`]; 0 for those that the pass does not touch.
     pub externals: &'a [u64],
     /// Address of the arena, which has at least [`Pass::arena_bytes`]; 0 if the pass needs none.
     pub arena: u64,
@@ -71,7 +71,7 @@ impl Machine {
         unsafe { self.run_with(pass, stream, addresses, &NoOperators) }
     }
 
-    /// The same, with operators for the program's calls.
+    /// Like [`Machine::run`], with operators for the program's calls.
     ///
     /// # Errors
     /// As for [`Machine::run`]; a call that fails.

@@ -83,7 +83,7 @@ pub struct ContractionPlan {
     pub to_scratch: bool,
     /// Roles whose sizes differ between programs that share the text.
     pub open: Open,
-    /// Most numbers of the broadcast operand in a block.
+    /// Largest number of elements of the broadcast operand in a block.
     pub a_numbers: i64,
 }
 
@@ -222,7 +222,7 @@ pub struct Wishes {
     pub known: Vec<PriorPlan>,
     /// Dims whose sizes differ from those of other sizes of the model.
     pub open: OpenDims,
-    /// Not the best plan, but one of the same text that differs in as many numbers as possible.
+    /// Whether to take, instead of the best plan, one of the same text that differs in as many numbers as possible.
     pub varies: bool,
 }
 

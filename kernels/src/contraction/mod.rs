@@ -135,7 +135,8 @@ pub struct BlockingRequest {
     pub blocking: Option<Blocking>,
     /// How many of the best other ways to tell.
     pub n_others: usize,
-    /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
+    /// Whether to take, instead of the best way, one whose text differs in as many numbers as possible and in nothing
+    /// else.
     pub varies: bool,
     /// Whether convolutions of 3×3 taps may be computed by minimal filtering.
     pub allows_winograd: bool,

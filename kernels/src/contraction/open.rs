@@ -25,13 +25,13 @@ pub struct OpenDims {
 /// What of a plan's text is for any size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
-    /// Some size is.
+    /// Whether any size varies.
     pub any: bool,
     /// Tiles have any number of rows.
     pub rows: bool,
     /// The last panel has any number of columns, one to all.
     pub columns: bool,
-    /// Some dim of the reduction has any size.
+    /// Whether a dim of the reduction may have any size.
     pub reduction: bool,
 }
 

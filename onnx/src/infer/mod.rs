@@ -90,7 +90,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Nothing yet, inside of a body of which `outer` is known.
+    /// Empty facts, inside of a body of which `outer` is known.
     pub fn inside(outer: &Facts) -> Facts {
         Facts {
             values: Arc::default(),

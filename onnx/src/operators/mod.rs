@@ -103,13 +103,13 @@ impl Operator {
         }
     }
 
-    /// The same with what it does to symbolic integers.
+    /// Returns the operator with its effect on symbolic integers.
     pub const fn symbolic(mut self, symbolic: Symbolic) -> Operator {
         self.symbolic = symbolic;
         self
     }
 
-    /// The same in another domain.
+    /// Returns the operator in another domain.
     pub const fn domain(mut self, domain: &'static str) -> Operator {
         self.domain = domain;
         self

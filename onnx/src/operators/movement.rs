@@ -229,7 +229,7 @@ fn expand(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![expanded(x, &shape)])
 }
 
-/// The same elements repeated along dimensions of size 1, to sizes `to`.
+/// Returns the elements repeated along dimensions of size 1, to sizes `to`.
 pub fn expanded(x: &Tensor, to: &[usize]) -> Tensor {
     if x.shape == to {
         return x.clone();

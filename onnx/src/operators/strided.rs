@@ -26,7 +26,7 @@ pub fn steps(shape: &[usize]) -> Vec<usize> {
 }
 
 impl View {
-    /// All of a row-major tensor.
+    /// The whole of a row-major tensor.
     pub fn whole(shape: &[usize]) -> View {
         View {
             shape: shape.to_vec(),

@@ -200,7 +200,7 @@ impl Placed {
         self.output.iter().product()
     }
 
-    /// The same with leading dimensions of size 1, so that there are three.
+    /// Returns the windows with leading dimensions of size 1, so that there are three.
     pub fn in_three(&self) -> Option<Placed> {
         let more = 3usize.checked_sub(self.input.len())?;
         fn led<T: Clone>(more: usize, with: T, v: &[T]) -> Vec<T> {

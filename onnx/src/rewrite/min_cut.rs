@@ -27,7 +27,7 @@ impl Network {
         }
     }
 
-    /// One more vertex.
+    /// Adds a vertex.
     pub fn vertex(&mut self) -> usize {
         self.from.push(Vec::new());
         self.from.len() - 1

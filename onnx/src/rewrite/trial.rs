@@ -106,7 +106,7 @@ impl Trial {
         self
     }
 
-    /// Only these rules.
+    /// Uses only these rules.
     pub fn only(mut self, rules: &[&'static str]) -> Trial {
         self.rules = Some(rules.to_vec());
         self
@@ -240,7 +240,7 @@ impl Trial {
         assert_eq!(nodes, expected, "after {fired:?}");
     }
 
-    /// Nothing fires.
+    /// Checks that nothing fires.
     pub fn stays(&self) {
         let (fired, nodes) = self.run();
         assert!(fired.is_empty(), "{fired:?} gave {nodes:#?}");

@@ -36,7 +36,7 @@ impl Attempt {
         self.positive
     }
 
-    /// The same with masks that leave everything.
+    /// Returns the attempt with masks that leave everything.
     pub fn unmasked(&self) -> Attempt {
         Attempt {
             integers: Integers::Ones,

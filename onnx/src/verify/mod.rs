@@ -98,11 +98,11 @@ pub struct Options {
     pub relations: BTreeMap<String, SymExpr>,
     /// Inputs to use instead of random ones, by name.
     pub inputs: Values,
-    /// Who runs both models besides, on the finite inputs.
+    /// A program that also runs both models, on the finite inputs.
     pub oracle: Option<Arc<dyn Oracle>>,
     /// A part of an output's largest element by which the rewritten model may differ whatever rounding explains.
     pub tolerance: f64,
-    /// When to stop: what is verified by then is kept.
+    /// The time to stop: what is verified by then is kept.
     pub deadline: Option<Instant>,
 }
 

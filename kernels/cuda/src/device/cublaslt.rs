@@ -109,7 +109,7 @@ impl CublasLt {
         })
     }
 
-    /// Such as `13.4.1`.
+    /// The version, such as `13.4.1`.
     pub fn version(&self) -> &str {
         &self.version
     }

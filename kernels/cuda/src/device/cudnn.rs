@@ -90,7 +90,7 @@ impl Cudnn {
         })
     }
 
-    /// Such as `9.26.0`.
+    /// The version, such as `9.26.0`.
     pub fn version(&self) -> &str {
         &self.version
     }

@@ -100,9 +100,9 @@ fn unless_nowhere<L>(found: Result<L, CudaError>) -> Result<Option<L>, CudaError
 /// What the driver says of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number among the visible ones.
+    /// The device's number among the visible ones.
     pub ordinal: usize,
-    /// Such as `NVIDIA H200`.
+    /// The name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability: before and behind the dot.
     pub capability: (i32, i32),

@@ -390,7 +390,7 @@ impl<'a> LinearOperation<'a> {
         along(scope, name, self.element(), rank, self.from_end, channels)
     }
 
-    /// The same for the channels of the input.
+    /// Like [`LinearOperation::per_channel`], for the channels of the input.
     pub fn per_input_channel(&self, scope: &Scope<'a>, name: &'a str) -> Option<Vec<f64>> {
         if self.kind == LinearKind::Norm {
             return None;
