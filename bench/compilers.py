@@ -64,7 +64,7 @@ def _measure(name: str, arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def _use(compiler: str, flags: str, folder: Path) -> None:
-    """From now on, programs are compiled with these flags, into an empty cache."""
+    """Lets programs be compiled with these flags from now on, into an empty cache."""
     folder.mkdir()
     script = folder / "compiler"
     script.write_text(f'#!/bin/sh\nexec {compiler} "$@" {shlex.join(shlex.split(flags))}\n')

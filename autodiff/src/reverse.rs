@@ -24,9 +24,9 @@ pub struct Request {
 pub struct Differentiated {
     /// Forward and backward nodes; seeds are appended to its inputs and gradients to its outputs.
     pub graph: Graph,
-    /// For each container of [`Request::of`] the input that holds its gradient.
+    /// The input that holds the gradient, for each container of [`Request::of`].
     pub seeds: Vec<ContainerId>,
-    /// For each container of [`Request::wrt`] its gradient; `None` where it does not influence the outputs.
+    /// The gradient of each container of [`Request::wrt`]; `None` if it does not influence the outputs.
     pub gradients: Vec<Option<ContainerId>>,
 }
 

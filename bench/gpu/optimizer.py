@@ -24,7 +24,7 @@ RATE = 0.1
 
 
 def shapes(size: tuple[int, int, int, int, int]) -> list[tuple[int, ...]]:
-    """Of every parameter of an encoder."""
+    """The shapes of all parameters of an encoder."""
     layers, width, inner, vocabulary, positions = size
     layer = [(width, width), (width,)] * 4 + [(width,)] * 4
     layer += [(inner, width), (inner,), (width, inner), (width,)]

@@ -124,7 +124,7 @@ class ProductTable:
         }
 
     def write(self) -> None:
-        """Under another name first, so that there is always a whole file."""
+        """Writes under another name first, so that there is always a whole file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(self.table(), indent=1) + "\n", encoding="utf-8")

@@ -126,7 +126,7 @@ def _given(case: Case, variant: str, which: str) -> tuple[nn.Module, torch.Tenso
 
 
 def thunks(case: Case, which: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """By variant what prepares one run, and gives what is timed."""
+    """The function of each variant that prepares one run and returns what is timed."""
     found = {}
     for variant in ["shorthaul", "eager"] + (["channels_last"] if case.kernel else []):
         layer, x = _given(case, variant, which)

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The end of a command that could do its work.
 #[derive(Debug)]
 pub struct Answer {
-    /// For standard output.
+    /// Text for standard output.
     pub text: String,
     /// No: problems were found, files differ.
     pub is_yes: bool,

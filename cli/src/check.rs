@@ -43,7 +43,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// As options of verification.
+    /// The options of verification for `model`.
     ///
     /// # Errors
     /// Inputs cannot be read, or a size is given twice.

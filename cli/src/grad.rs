@@ -74,7 +74,7 @@ Outputs: `loss`, and for each parameter NAME its gradient NAME.grad and its new 
 training loop feeds each NAME.next back as NAME in the next step; there is no `step.next`. A loop that does
 not read gradients is faster with --no-gradients.
 momentum uses 0.9; adam and adamw use betas 0.9 and 0.999 and epsilon 1e-8, adamw a weight decay of 0.01.
-The state of parameters in half precision is kept in single precision.
+For parameters in half precision, the optimizer's state is stored in single precision.
 Before it writes the file, the command verifies it in float64: it computes the loss again from the model's
 outputs, and compares the gradients with finite differences of the loss along random directions.
 PyTorch exports BatchNormalization in evaluation form even from a model in training mode. With --mode train

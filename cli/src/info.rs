@@ -44,7 +44,7 @@ struct Facts<'f> {
     inputs: Vec<Declared>,
     outputs: Vec<Declared>,
     operators: BTreeMap<String, usize>,
-    /// At the declared and given sizes; `None` where a size is open.
+    /// The cost at the declared and given sizes; `None` if a size is symbolic and not given.
     cost: Option<Cost>,
 }
 

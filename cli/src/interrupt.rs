@@ -29,7 +29,7 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From now on, or no longer, the first signal only asks to stop; a second one ends the program.
+/// Says whether the first signal, from now on, only asks to stop; a second one then ends the program.
 pub fn be_patient(is_patient: bool) {
     IS_PATIENT.store(is_patient, Ordering::SeqCst);
 }

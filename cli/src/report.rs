@@ -166,7 +166,7 @@ struct Found {
 }
 
 impl Found {
-    /// The error for sizes that are open after all.
+    /// The error for sizes that still have no number.
     fn refusal(&self, path: &Path, open: &[String]) -> anyhow::Error {
         let open = open.join(" ");
         let path = path.display();

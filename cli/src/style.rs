@@ -9,12 +9,12 @@ pub struct Style {
 }
 
 impl Style {
-    /// For standard output.
+    /// The style of standard output.
     pub fn of_output() -> Style {
         Style::when(io::stdout().is_terminal())
     }
 
-    /// For standard error.
+    /// The style of standard error.
     pub fn of_errors() -> Style {
         Style::when(io::stderr().is_terminal())
     }

@@ -186,7 +186,7 @@ pub fn unsettled_line(found: &Unsettled) -> String {
         false => format!("move the original's output by up to {moved:.1e} of its largest element"),
     };
     format!(
-        "`{output}`: in {n_runs} runs, other roundings alone {effect}; the difference there is within that"
+        "`{output}`: in {n_runs} runs, other roundings alone {effect}; the two files differ by no more than that"
     )
 }
 
@@ -254,7 +254,7 @@ fn change(before: u64, after: u64) -> String {
     format!("{sign}{:.digits$}%", percent.abs())
 }
 
-/// At which sizes was counted, and how many nodes were left out.
+/// A sentence with the sizes at which operators were counted, and the number of nodes left out.
 fn counted_at(summary: &Summary) -> Option<String> {
     let one = |(name, shape): (&String, &Vec<usize>)| {
         let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();

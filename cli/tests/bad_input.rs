@@ -29,7 +29,7 @@ fn refuses(folder: &Path, path: &Path, parts: &[&str]) {
     }
 }
 
-/// As [`refuses`], with a model made by `change`.
+/// Like [`refuses`], with a model made by `change`.
 fn refuses_model(change: impl FnOnce(&mut ModelProto), parts: &[&str]) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut model = small();

@@ -119,7 +119,7 @@ fn choice(
         Candidate::Attention(by) => attention.obstacle(by).map_or(Ok(()), Err),
         _ => Err("it is no product".to_string()),
     };
-    // Of a table also what was faster and cannot be.
+    // A table may also name candidates that were faster and cannot be taken.
     let refused: Vec<String> = match products {
         Products::Measured(table) => {
             let candidates = table.candidates(&key).iter().map(|m| m.candidate);

@@ -56,7 +56,7 @@ pub(crate) fn separate(graph: &mut Graph, n_forward: usize) -> Result<(), Compil
     Ok(())
 }
 
-/// For each result of a reshape the container whose bytes it is.
+/// The container whose bytes it is, for each result of a reshape.
 fn roots(nodes: &[Node]) -> BTreeMap<ContainerId, ContainerId> {
     let mut roots = BTreeMap::new();
     for node in nodes {

@@ -167,7 +167,7 @@ struct Search<'a> {
     expanded: &'a Fused,
     trial: &'a dyn Fn(&Choice) -> Result<Trial, CompileError>,
     budget_bytes: usize,
-    /// Of the plans that keep the budget, the one that adds least time.
+    /// The plan that adds the least time, of those that keep the budget.
     best: Option<(Trial, PlannedRecomputation)>,
     /// Least memory of the plan without choices and those of the scan.
     least_bytes: usize,

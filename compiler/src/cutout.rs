@@ -157,7 +157,7 @@ fn alone(graph: &Graph, node: &Node) -> Graph {
 struct Loaded {
     programs: Vec<Program>,
     buffers: Vec<AlignedBuffer>,
-    /// That of each program.
+    /// The arena of each program.
     arenas: Vec<AlignedBuffer>,
     saved: AlignedBuffer,
 }

@@ -33,7 +33,7 @@ pub struct Executable {
     pub kernels: Vec<KernelInfo>,
     /// What they are for.
     pub on: On,
-    /// Of each launch of the forward and of the backward program, its position in `kernels`.
+    /// The position in `kernels` of each launch, for the forward and for the backward program.
     pub launch_kernels: [Vec<usize>; 2],
 }
 
@@ -52,8 +52,8 @@ impl Executable {
         Executable::build_sharing(plan, options, threads, None, progress)
     }
 
-    /// As [`Executable::build`], with kernels that earlier sizes of the same model compiled where only
-    /// numbers differ, and for later sizes to come.
+    /// Like [`Executable::build`], but reuses kernels that earlier sizes of the same model compiled where only
+    /// constants differ, and prepares kernels for later sizes.
     ///
     /// # Errors
     /// As for [`Executable::build`].

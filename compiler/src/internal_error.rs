@@ -58,7 +58,7 @@ pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, InternalError> {
     let done = panic::catch_unwind(AssertUnwindSafe(work));
     UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
     done.map_err(|payload| {
-        // That a thread panicked is all that the one which waited for it knows.
+        // The thread that waited for a panicked one knows no more than that it panicked.
         let followed = said(&*payload).is_some_and(|text| text.contains("scoped thread panicked"));
         let known = match (followed, OWN.take()) {
             (false, Some(own)) => Some(own),
@@ -71,7 +71,7 @@ pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, InternalError> {
     })
 }
 
-/// As [`caught`], on a thread with a large stack: nested models and long sums make deep calls.
+/// Like [`caught`], on a thread with a large stack: nested models and long sums make deep calls.
 ///
 /// # Errors
 /// `work` panicked, or the system has no thread to give.

@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 pub struct LayoutGain {
     /// Predicted microseconds of contractions and conversions with every container in row-major order.
     pub row_major_us: f64,
-    /// The same with the orders that the compiler gives by its rule.
+    /// The same time with the orders that the compiler gives by its rule.
     pub rule_us: f64,
-    /// The same with the orders chosen together.
+    /// The same time with the orders that are chosen together.
     pub chosen_us: f64,
     /// What every choice of orders takes at least; `chosen_us` if the choice is the best.
     pub bound_us: f64,
@@ -91,7 +91,7 @@ pub(crate) fn chosen_layouts(
 struct PredictedTimes {
     on: On,
     target: ContractionTarget,
-    /// Of each contraction, by its sizes and strides.
+    /// The time of each contraction, by its sizes and strides.
     known: BTreeMap<String, f64>,
 }
 

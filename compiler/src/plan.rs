@@ -106,7 +106,7 @@ impl Step {
         self.plan_for(bindings, Target::Cpu)
     }
 
-    /// As [`Step::plan`], for a target.
+    /// Like [`Step::plan`], for a given target.
     ///
     /// # Errors
     /// As for [`Step::plan`].
@@ -133,7 +133,7 @@ impl Step {
         Ok((graph, assignment))
     }
 
-    /// As [`Step::plan`], for a target, with a recipe.
+    /// Like [`Step::plan`], for a given target and with a recipe.
     ///
     /// # Errors
     /// As for [`Step::plan`]. What the recipe says and cannot be done is no error: see [`Plan::unmet`].

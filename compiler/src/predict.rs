@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 /// What a kernel is predicted to take, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Prediction {
-    /// All of it.
+    /// The whole time.
     pub us: f64,
-    /// Of a contraction: multiplying, and fetching operands again for each block.
+    /// For a contraction: multiplying, and fetching operands again for each block.
     pub product_us: f64,
     /// Operations of loops.
     pub loop_us: f64,

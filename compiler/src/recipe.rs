@@ -53,7 +53,7 @@ pub enum RecipeError {
 /// Something that a recipe says and that could not be done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unmet {
-    /// Where.
+    /// The place of the decision.
     pub place: Place,
     /// What it says: do it, or leave it.
     pub take: bool,
@@ -184,12 +184,12 @@ pub struct Entry {
     pub stage: String,
     /// The node that writes the container.
     pub node: String,
-    /// Its module.
+    /// The module of that node.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub module: String,
     /// The container.
     pub container: String,
-    /// Of two kernels, a container that the first one writes.
+    /// If the decision joins two kernels, a container that the first one writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<String>,
     /// What the compiler did when the file was written.
@@ -197,10 +197,10 @@ pub struct Entry {
     /// What to do, where that was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub take: Option<bool>,
-    /// Of a contraction, how it is cut into blocks.
+    /// How a contraction is cut into blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocking: Option<String>,
-    /// Of a layout, the order of dimensions in memory, slowest first: `0.2.3.1`.
+    /// The order of dimensions in memory that a layout has, slowest first: `0.2.3.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
     /// What happened, in a sentence: a comment in the file, and not read again.
@@ -239,7 +239,7 @@ impl Entry {
         })
     }
 
-    /// The same with an order of dimensions in memory.
+    /// Returns the entry with an order of dimensions in memory.
     pub fn with_order(self, order: &[usize]) -> Entry {
         let dims: Vec<String> = order.iter().map(ToString::to_string).collect();
         Entry {
@@ -264,7 +264,7 @@ impl Entry {
         })
     }
 
-    /// Its place.
+    /// The place of the entry.
     ///
     /// # Errors
     /// [`RecipeError::Name`].
@@ -288,7 +288,7 @@ impl Entry {
 /// What a recipe says about one program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chosen {
-    /// Its section's decisions to take otherwise.
+    /// The decisions that its section changes.
     pub recipe: Recipe,
     /// Whether it has a section for such a program at all.
     pub is_for_program: bool,

@@ -108,7 +108,8 @@ pub struct KernelReport {
     pub reads: Vec<String>,
     /// Names of the containers it writes to memory.
     pub writes: Vec<String>,
-    /// Of both, bytes of the step's own inputs, parameters and outputs: the rest is intermediate.
+    /// The part of the bytes read and written that belongs to the step's own inputs, parameters and outputs; the rest
+    /// is intermediate.
     pub bytes_least: i64,
     /// Bytes moved besides: results of somebody else's operator, copied to their places.
     #[serde(skip_serializing_if = "is_zero")]

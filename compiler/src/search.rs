@@ -158,7 +158,7 @@ fn changes(greedy: &Plan, orders: BTreeMap<Place, Vec<usize>>) -> Vec<Change> {
 /// What a change says about a place.
 #[derive(Clone, Debug)]
 enum Told {
-    /// To take a decision, or to leave it.
+    /// Take a decision, or leave it.
     Take(bool),
     /// The order of a container's dimensions.
     Order(Vec<usize>),

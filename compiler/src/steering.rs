@@ -128,7 +128,7 @@ pub struct Described {
 /// One decision to show.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecisionRow {
-    /// As in a file; its sentence is the file's comment.
+    /// The entry as in a file, with its sentence as the file's comment.
     #[serde(flatten)]
     pub entry: Entry,
     /// The line of the model it came from.

@@ -98,7 +98,7 @@ impl Captured {
         self.compile_for(&sizes, wrt, threads, choices, templates, progress)
     }
 
-    /// As [`Captured::compile`], for other sizes than the graph was captured with.
+    /// Like [`Captured::compile`], for other sizes than the graph was captured with.
     ///
     /// # Errors
     /// See [`CompileError`].

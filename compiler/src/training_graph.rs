@@ -526,8 +526,8 @@ fn update_rules(optimizer: Optimizer, dtype: DType) -> Vec<(&'static str, Expr)>
         }
         Optimizer::Adam | Optimizer::AdamW => {
             let (b1, b2) = (0.9, 0.999);
-            // Of the gradient comes the part that the mean takes: a product that gives the gradient can give
-            // it scaled instead, and its square then needs a factor only, as the gradient's own does.
+            // The rule takes the scaled gradient that the mean needs: the product that computes the gradient can
+            // compute it scaled instead. Its square then needs a factor only, as the gradient's own square does.
             let part = ADAM_PART;
             let m = number(b1).mul(m).add(g.clone());
             let v = number(b2)

@@ -1,9 +1,9 @@
 //! Decisions by measurement: which ways to compute the kernels of a step are faster than those it was planned with.
 //!
-//! As `shorthaul.tune` of the Python package does: contractions are first cut into other blocks, those first that are
-//! predicted to take longest; then decisions of fusion, inlining and layout are changed, those first that move most
-//! bytes. Kernels are timed alone (`cutout`), in turns with those that they would replace. A change that is faster
-//! beyond noise stays. Every answer is in the database before the next question.
+//! The order is that of `shorthaul.tune` in the Python package. First contractions are cut into other blocks, beginning
+//! with those that are predicted to take longest. Then decisions of fusion, inlining and layout are changed, beginning
+//! with those that move most bytes. Kernels are timed alone (`cutout`), in turns with those that they would replace. A
+//! change that is faster beyond noise stays. Every answer is in the database before the next question.
 
 use crate::cutout::{Cutout, Cutouts};
 use crate::error::CompileError;

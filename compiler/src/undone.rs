@@ -23,7 +23,7 @@ pub struct Undone {
     pub reason: SplitReason,
     /// Bytes that it would have saved.
     pub bytes: i64,
-    /// The same in a sentence.
+    /// The same fact as a sentence.
     pub sentence: String,
 }
 

@@ -9,8 +9,8 @@
 
 use graph::{DType, SymExpr};
 
-/// From how many elements on ONNX Runtime computes a sum or product of two arrays in several threads: 2¹⁶ took one
-/// and 128 000 two (its profile, 1.31); between them the estimate of costs per element puts the limit.
+/// Number of elements from which on ONNX Runtime computes a sum or product of two arrays in several threads: 2¹⁶ took
+/// one and 128 000 two (its profile, 1.31); between them the estimate of costs per element puts the limit.
 const THREADED: i64 = 88_000;
 /// What a group has at most: larger arrays leave the caches between two passes.
 const MOST_TOGETHER: i64 = 1 << 17;

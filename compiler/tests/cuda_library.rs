@@ -173,7 +173,7 @@ fn a_network_trains_with_the_librarys_products() {
     case.check(&apart, 3e-5);
 }
 
-/// Of a dozen roundings to 8 bits on the way from input to gradient.
+/// The tolerance is a dozen roundings to 8 bits on the way from input to gradient.
 #[test]
 fn a_network_trains_in_bf16_with_the_librarys_products() {
     let case = case(DType::BF16);
@@ -187,7 +187,7 @@ fn a_network_trains_in_bf16_with_the_librarys_products() {
 #[test]
 fn a_network_trains_in_bf16_with_products_of_warpgroups() {
     let case = case(DType::BF16);
-    // Of threads that copy, and of the copy engine.
+    // The first tile is fed by threads that copy, the second by the copy engine.
     for tile in [2, 4] {
         let candidate = Candidate::Warpgroup(tile);
         let program = lower_with(&case.fused, &every(candidate)).expect("lowers");
@@ -275,7 +275,7 @@ fn a_network_trains_with_the_librarys_convolutions() {
     case.check(&apart, 3e-5);
 }
 
-/// Of a dozen roundings to 8 bits on the way from input to gradient.
+/// The tolerance is a dozen roundings to 8 bits on the way from input to gradient.
 #[test]
 fn a_network_trains_in_bf16_with_the_librarys_convolutions() {
     let case = case_of(convolutional(Some(DType::BF16)));

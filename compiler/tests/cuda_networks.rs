@@ -20,15 +20,14 @@ struct Tolerance {
     least_scale: f64,
 }
 
-/// Of sums of a few hundred terms in single precision, through normalizations: a gradient may be
-/// exactly 0.
+/// The error of sums of a few hundred terms in single precision, through normalizations: a gradient may be exactly 0.
 const SINGLE: Tolerance = Tolerance {
     relative: 3e-5,
     least_scale: 0.1,
 };
 
-/// Of a dozen roundings to 8 bits, one for each container on the way from input to gradient. A gradient
-/// of keys' biases, which is exactly 0, is the difference of sums of about 1.
+/// The error of a dozen roundings to 8 bits, one for each container on the way from input to gradient. A gradient of
+/// keys' biases, which is exactly 0, is the difference of sums of about 1.
 const HALF: Tolerance = Tolerance {
     relative: 4e-2,
     least_scale: 1.0,

@@ -79,7 +79,8 @@ fn kernels_of_networks_keep_to_registers() {
     }
 }
 
-/// As many parameters of an encoder's sizes as a launch of Adam takes, in every type and on every architecture.
+/// Compiles one launch of Adam with as many parameters as it takes, of an encoder's sizes, in every type and for every
+/// architecture.
 #[test]
 #[ignore = "needs NVRTC: run by `cargo xtask test`"]
 fn steps_of_optimizers_keep_to_registers() {

@@ -30,7 +30,7 @@ fn check(graph: &Graph, threads: usize) {
     check_sharing(graph, threads, None);
 }
 
-/// As [`check`], with kernels that other sizes compiled.
+/// Like [`check`], with kernels that other sizes compiled.
 fn check_sharing(graph: &Graph, threads: usize, templates: Option<&Mutex<Templates>>) {
     let trained: Vec<usize> = (0..graph.inputs.len())
         .filter(|i| !graph.container(graph.inputs[*i]).name.contains("running"))
@@ -225,7 +225,7 @@ fn encoder_layers_of_many_lengths_share_their_kernels() {
     }
     newly_compiled(&layer(57), &mut templates);
     newly_compiled(&layer(75), &mut templates);
-    // Of the kernels of a fourth length, tiles of attention's products may be new.
+    // Only tiles of attention's products may be new among the kernels of a fourth length.
     let (fourth, _) = newly_compiled(&layer(68), &mut templates);
     assert!(fourth * 5 <= first, "{fourth} of {first} kernels are new");
     let (again, _) = newly_compiled(&layer(68), &mut templates);

@@ -14,7 +14,7 @@ fn check(graph: &Graph) {
     both_agree(graph, &values(graph, 0)).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// As [`check`] for containers and inputs, operators, and results of one state.
+/// Like [`check`] for containers and inputs, operators, and results of one state.
 fn check_text(containers: &str, operators: &str, outputs: &str) {
     let given: Vec<&str> = containers
         .lines()
@@ -169,7 +169,7 @@ fn chained_attention_with_masks_and_dropout() {
     attention("%mask: bool[40, 56] input", ", %mask", "causal=true");
 }
 
-/// As under autocast: products in half precision, the softmax between them in single.
+/// The types are those under autocast: products in half precision, the softmax between them in single.
 #[test]
 fn chained_attention_in_two_precisions() {
     let text = "graph \"g\" {

@@ -234,7 +234,7 @@ fn source(
 fn usable(view: &mut View, size: i64, must_be_dense: bool) -> Result<(), Obstacle> {
     let rank = view.sizes.len();
     if rank < 4 || must_be_dense {
-        // Of sums of rows they want all, one after the other.
+        // For sums of rows, operators require a dense array.
         let dense = View::dense(&view.sizes, &(0..rank).collect::<Vec<_>>());
         let same = (0..rank).all(|d| view.sizes[d] == 1 || view.strides[d] == dense.strides[d]);
         view.strides = dense.strides;

@@ -142,7 +142,7 @@ impl Decision {
         }
     }
 
-    /// The same, which spares memory and does operations again.
+    /// Returns the decision with the memory that it spares and the operations that it does again.
     pub fn with_cost(self, memory_bytes: i64, operations: i64) -> Self {
         Decision {
             memory_bytes,

@@ -236,7 +236,7 @@ mod tests {
         assert!(!separated(["6, 3", "6, 4", "6, 6"], &columns, PRODUCT));
         assert!(!separated(["6, 1", "6, 4", "6, 6"], &columns, PRODUCT));
         assert!(!separated(["6, 2", "6, 3", "6, 6"], &columns, PRODUCT));
-        // Of one part, rows are missing besides.
+        // One part also lacks rows.
         let both = sum_of("%a[i, k | 0.0]", "%b[i - 1, k - 2 | 0.0]");
         assert!(!separated(["6, 2", "5, 4", "6, 6"], &both, PRODUCT));
     }

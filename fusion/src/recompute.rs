@@ -38,7 +38,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Of so many threads of a machine.
+    /// The speed of `threads` threads of a machine.
     pub fn new(machine: &Machine, threads: usize) -> Speed {
         let n = threads.max(1) as f64;
         Speed {

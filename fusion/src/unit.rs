@@ -59,7 +59,7 @@ pub fn points(map: &Map) -> i64 {
 /// `T[p…] = expr(inputs)` where each map parameter is one plain index of `T`.
 #[derive(Debug)]
 pub struct Definition<'a> {
-    /// For each dimension of the container its parameter; `None` for dimensions of size 1.
+    /// The parameter of each dimension of the container; `None` for dimensions of size 1.
     pub params: Vec<Option<Symbol>>,
     /// What the expression reads.
     pub inputs: &'a [Memlet],
@@ -83,8 +83,8 @@ pub fn definition<'a>(graph: &Graph, node: &'a Node, id: ContainerId) -> Option<
     })
 }
 
-/// For a memlet whose indices are distinct parameters covering container and map exactly: the
-/// parameter of each dimension.
+/// The parameter of each dimension of a memlet whose indices are distinct parameters that cover container and map
+/// exactly.
 fn plain_params(graph: &Graph, params: &[Param], write: &Memlet) -> Option<Vec<Option<Symbol>>> {
     let shape = &graph.container(write.container).shape;
     let mut found: Vec<Option<Symbol>> = Vec::new();

@@ -273,7 +273,7 @@ fn refine_node(node: &mut Node, id: ContainerId, old: &[i64], fine: &[i64]) -> O
     possible.then_some(())
 }
 
-/// For each dimension of `old` the dimensions of `fine` it consists of (none for size 1).
+/// The dimensions of `fine` of which each dimension of `old` consists (none for size 1).
 fn group_factors(old: &[i64], fine: &[i64]) -> Option<Vec<Vec<i64>>> {
     let mut rest = fine;
     let mut groups = Vec::new();

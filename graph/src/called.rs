@@ -35,7 +35,7 @@ impl fmt::Display for Operand {
 /// Elements of a container in an order of their own: `[i, j, …]` at `offset + i·strides[0] + j·strides[1] + …`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct View {
-    /// Of the first element, in elements.
+    /// Position of the first element, in elements.
     pub offset: i64,
     /// Elements in each dimension.
     pub sizes: Vec<i64>,
@@ -44,8 +44,7 @@ pub struct View {
 }
 
 impl View {
-    /// All of a container with dimensions of these sizes that lie in memory in this order, outermost
-    /// first.
+    /// The whole of a container with dimensions of these sizes that lie in memory in this order, outermost first.
     pub fn dense(sizes: &[i64], order: &[usize]) -> View {
         let mut strides = vec![0; sizes.len()];
         let mut stride = 1;
@@ -103,7 +102,7 @@ impl View {
 }
 
 impl Library {
-    /// Who computes the node, if it is not expanded to maps.
+    /// The name of what computes the node, if it is not expanded to maps.
     pub fn computed_by(&self) -> Option<&str> {
         match self.attrs.get(BY) {
             Some(Attr::Str(by)) => Some(by),

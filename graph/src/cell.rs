@@ -135,7 +135,7 @@ impl CellGradient {
         self.x == self.q
     }
 
-    /// As attributes: `states`, `n_values`, `x0`, …, `q0`, …, `before0`, ….
+    /// The cell as attributes: `states`, `n_values`, `x0`, …, `q0`, …, `before0`, ….
     pub fn attrs(&self) -> Attrs {
         let mut attrs = Attrs::new();
         attrs.insert("states".into(), positions(&self.states));

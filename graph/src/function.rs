@@ -295,7 +295,7 @@ impl Binary {
             FloorDiv => (x / y).floor(),
             Mod => x - y * (x / y).floor(),
             Pow => x.powf(y),
-            // Of zeros with both signs, the first.
+            // If both are zeros with different signs, the first is the result.
             Min => nan_or(if y < x { y } else { x }),
             Max => nan_or(if y > x { y } else { x }),
             Atan2 => x.atan2(y),

@@ -64,7 +64,7 @@ pub struct Container {
     pub layout: Layout,
     /// Where it lives.
     pub storage: Storage,
-    /// Who owns its data.
+    /// The owner of its data.
     pub lifetime: Lifetime,
 }
 
@@ -273,7 +273,7 @@ fn int_bounds(dtype: DType) -> (i64, i64) {
 /// Position along one dimension.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Index {
-    /// From map parameters and sizes.
+    /// An expression of map parameters and sizes.
     At(SymExpr),
     /// The integer value of another input of the same tasklet (gather, scatter).
     Data(usize),
@@ -309,12 +309,12 @@ impl Memlet {
             conflict: None,
         }
     }
-    /// With a value for reads outside (writes outside are dropped).
+    /// Returns the memlet with a value for reads outside of the container (writes outside are dropped).
     pub fn or_fill(mut self, value: f64) -> Self {
         self.fill = Some(Scalar::Float(value));
         self
     }
-    /// With a conflict resolution.
+    /// Returns the memlet with a conflict resolution.
     pub fn reduce(mut self, reduction: Reduction) -> Self {
         self.conflict = Some(reduction);
         self

@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// How floating-point values are held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Precision {
-    /// In double precision throughout, whatever is declared.
+    /// Double precision throughout, whatever is declared.
     Double,
     /// Rounded to the declared type in every container. Partial results of a conflict resolution
     /// are held in double precision and rounded when read.

@@ -21,8 +21,7 @@ pub struct Joined {
 pub struct Part {
     /// The container that is copied.
     pub container: ContainerId,
-    /// For each dimension of `whole`, that of the part; `None` where the part has no such dimension, or one of
-    /// size 1.
+    /// The part's dimension for each dimension of `whole`; `None` if the part has no such dimension, or one of size 1.
     pub dims: Vec<Option<usize>>,
     /// How many positions along the axis it takes.
     pub extent: i64,

@@ -27,7 +27,7 @@ pub struct Machine {
     /// Operations of a product of f32 matrices that one thread does in a microsecond; an addition and a
     /// multiplication are two.
     pub product_operations_per_us: u64,
-    /// The same of bf16 matrices, by instructions for pairs of numbers; 0 where there are none or nothing is known.
+    /// The same rate for bf16 matrices, by instructions for pairs of numbers; 0 if there are none or nothing is known.
     #[serde(default)]
     pub pair_operations_per_us: u64,
     /// Operations of element-wise loops in f32 that one thread does in a microsecond.

@@ -35,7 +35,7 @@ pub trait LibraryMeaning {
 /// An operator's own error.
 pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
-/// For graphs without library nodes: knows none.
+/// The meaning of graphs without library nodes: knows no operator.
 #[derive(Clone, Copy, Debug)]
 pub struct NoLibrary;
 

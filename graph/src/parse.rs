@@ -206,7 +206,7 @@ impl Parser<'_> {
         }
     }
 
-    /// At least one item, separated by commas.
+    /// Parses at least one item; items are separated by commas.
     fn sequence<T>(&mut self, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         let mut items = vec![item(self)?];
         while self.take_sign(",") {

@@ -104,11 +104,11 @@ pub struct Place {
     pub stage: Stage,
     /// The node that writes the container, by the name in its origin.
     pub node: String,
-    /// That node's module.
+    /// The module of that node.
     pub module: String,
     /// The container.
     pub container: String,
-    /// Of two kernels that become one, a container that the first of them writes.
+    /// If two kernels become one, a container that the first of them writes.
     pub other: Option<String>,
 }
 
@@ -222,8 +222,8 @@ impl Recipe {
 /// How a contraction is computed. The same text in a file means the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Blocking {
-    /// By its definition, cut for each of the parts that it is written in: numbers of the generator that made it,
-    /// which checks them.
+    /// The definition, cut into blocks for each of the parts that it is written in: numbers of the generator that made
+    /// it, which checks them.
     Cuts(Vec<[i64; 8]>),
     /// A convolution of 3×3 taps by minimal filtering (Winograd).
     Winograd,

@@ -14,7 +14,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// As a real number; truth values are 0 and 1.
+    /// Returns the value as a real number; truth values are 0 and 1.
     pub fn as_f64(self) -> f64 {
         match self {
             Scalar::Float(x) => x,
@@ -22,7 +22,7 @@ impl Scalar {
             Scalar::Bool(b) => f64::from(u8::from(b)),
         }
     }
-    /// As an integer, rounded towards zero.
+    /// Returns the value as an integer, rounded towards zero.
     pub fn as_i64(self) -> i64 {
         match self {
             Scalar::Float(x) => x as i64,

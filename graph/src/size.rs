@@ -20,7 +20,7 @@ impl Symbol {
     pub fn new(name: impl AsRef<str>) -> Self {
         Symbol(Arc::from(name.as_ref()))
     }
-    /// Its name.
+    /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -109,7 +109,7 @@ impl Display for Expr {
 }
 
 impl Display for Scalar {
-    /// As in tasklets: reals always have a point, an exponent, or are `inf` or `nan`.
+    /// Writes the number as in tasklets: reals always have a point or an exponent, or are `inf` or `nan`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scalar::Float(x) => f.write_str(&float(*x)),

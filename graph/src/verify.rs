@@ -520,7 +520,7 @@ fn count_writers(blocks: &[Block]) -> BTreeMap<ContainerId, usize> {
     count
 }
 
-/// For each container the number of enclosing maps all its accesses share.
+/// The number of enclosing maps that all accesses of a container share, for each container.
 fn find_owners(graph: &Graph) -> BTreeMap<ContainerId, usize> {
     let mut paths: BTreeMap<ContainerId, Vec<usize>> = BTreeMap::new();
     let mut numbered = 0;

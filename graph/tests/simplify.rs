@@ -131,7 +131,7 @@ fn operators_of_constants_are_computed() {
     }
 }
 
-/// As [`nodes_after`], whatever fired.
+/// Like [`nodes_after`], whatever fired.
 fn nodes_after_any(g: &str) -> String {
     let mut graph = parse(g).unwrap_or_else(|e| panic!("{e}\n{g}"));
     simplify(&mut graph, &Toy);

@@ -190,7 +190,7 @@ fn decode(value: &Value) -> Tensor {
 
 /// What PyTorch captured once, at sizes it was not captured with.
 #[test]
-fn open_sizes_stay_open() {
+fn symbolic_sizes_stay_symbolic() {
     let text = include_str!("data/dynamic.json");
     let cases: BTreeMap<String, Value> = serde_json::from_str(text).unwrap();
     for (name, case) in cases {

@@ -431,7 +431,7 @@ fn compile_in(
         })?
         .ok_or(CompileError::Interrupted)?;
     if !status.success() {
-        // As much again as the compiler may have asked for.
+        // Writing as many bytes as the compiler may have asked for tells whether the disk is full.
         let room = vec![1u8; ROOM_BYTES];
         fs::write(folder.path().join("room"), room).map_err(cannot_write)?;
         let complaint = fs::read(&complaint_path).unwrap_or_default();

@@ -229,7 +229,7 @@ impl CpuTarget {
         }
     }
 
-    /// The same with what `SHORTHAUL_WINOGRAD` says.
+    /// Returns the target as `SHORTHAUL_WINOGRAD` says.
     ///
     /// # Errors
     /// If it is neither `on` nor `off`.
@@ -248,7 +248,7 @@ impl CpuTarget {
         })
     }
 
-    /// The same with measured limits, where there are any.
+    /// Returns the target with measured limits, if there are any.
     pub fn with_machine(mut self, machine: Option<Machine>) -> CpuTarget {
         self.machine = machine.unwrap_or(self.machine);
         self.assume_rate_of_tiles();
@@ -263,7 +263,7 @@ impl CpuTarget {
         }
     }
 
-    /// The same with instructions for pairs of bf16 numbers.
+    /// Returns the target with instructions for pairs of bf16 numbers.
     pub fn with_pairs(mut self, pairs: Pairs) -> CpuTarget {
         let flags: &[&str] = match pairs {
             Pairs::Tiles => &["-mamx-tile", "-mamx-bf16"],

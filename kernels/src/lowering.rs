@@ -107,7 +107,7 @@ pub fn lower(graph: &Graph, target: &CpuTarget, threads: usize) -> Result<Lowere
     lower_as(graph, target, threads, &LoweringOptions::default())
 }
 
-/// As [`lower`], with contractions cut as a recipe says, or as `known` ones of other sizes where that costs
+/// Like [`lower`], but cuts contractions as a recipe says, or as `known` contractions of other sizes if that costs
 /// little.
 ///
 /// # Errors
@@ -160,7 +160,7 @@ pub fn lower_as(
 
 struct Lowering<'a> {
     graph: Graph,
-    /// For the contraction at hand.
+    /// The target of the contraction at hand.
     target: contraction::ContractionTarget,
     known: Option<&'a PriorPlans>,
     /// The container of the product at hand.

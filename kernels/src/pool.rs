@@ -63,7 +63,7 @@ pub struct Pool {
     wanted: AtomicUsize,
     /// Null until the first run; replaced in a forked child.
     team: AtomicPtr<TeamCell>,
-    /// Whose threads run the jobs, if not our own.
+    /// The threads that run the jobs, if not our own.
     host: OnceLock<HostThreads>,
 }
 

@@ -50,7 +50,7 @@ pub fn refusal(graph: &Graph, node: &Node) -> Option<NoFastForm> {
     }
 }
 
-/// The same for operands and a result whose types pass `accepts`, as the map has it.
+/// Like [`recognize`], for operands and a result whose types, as the map has them, pass `accepts`.
 pub fn recognize_typed(
     graph: &Graph,
     node: &Node,

@@ -182,7 +182,7 @@ pub struct Launch {
 pub struct ExternalSpec {
     /// Least size in bytes.
     pub bytes: usize,
-    /// Some kernel writes it.
+    /// Whether some kernel writes it.
     pub written: bool,
 }
 
@@ -201,8 +201,8 @@ pub struct ProgramParts {
     pub saved_bytes: usize,
     /// Scratch that the most demanding kernel needs per thread, in bytes.
     pub thread_scratch_bytes: usize,
-    /// For how many threads the kernels were planned: partial sums are cut for that number, so results
-    /// do not depend on how many threads run them. `None`: for those that run them.
+    /// The number of threads for which the kernels were planned: partial sums are cut for that number, so results do
+    /// not depend on how many threads run them. `None`: the number of threads that run them.
     pub planned_threads: Option<usize>,
 }
 
@@ -381,7 +381,7 @@ impl Program {
         self.launch_all(&pointers, Threads::of(pool), &|_| {})
     }
 
-    /// As [`Program::run`], and reports what each launch took.
+    /// Like [`Program::run`], and reports the time of each launch.
     ///
     /// # Errors
     /// As [`Program::run`].
@@ -419,7 +419,7 @@ impl Program {
             .collect())
     }
 
-    /// As [`Program::run`] for bare pointers, without any check.
+    /// Like [`Program::run`] for bare pointers, without any check.
     ///
     /// # Errors
     /// If a thread of the pool panics.

@@ -399,7 +399,7 @@ fn a_nonsensical_limit_is_refused() {
     }
 }
 
-/// As if nobody had touched it for two days.
+/// Sets its times as if nobody had touched it for two days.
 fn make_old(path: &Path) {
     let then = SystemTime::now() - Duration::from_secs(48 * 3600);
     fs::File::open(path).unwrap().set_modified(then).unwrap();

@@ -232,7 +232,7 @@ fn functions_keep_their_stated_error() {
     keep_their_stated_error(modules(), &CASES);
 }
 
-/// As GPU kernels compute them.
+/// The functions as GPU kernels compute them.
 #[test]
 fn angles_keep_their_stated_error_with_a_branch_for_small_ones() {
     let mut cases = CASES.to_vec();

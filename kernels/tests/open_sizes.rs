@@ -1,4 +1,4 @@
-//! Contractions of other sizes of a model: from the second size on their texts differ in numbers only, and compute
+//! Contractions of other sizes of a model: from the second size on their texts differ only in constants, and compute
 //! the definition for every size.
 
 #![allow(unsafe_code)]

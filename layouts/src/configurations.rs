@@ -35,9 +35,9 @@ pub struct LayoutChoice {
     pub changed: Vec<(ContainerId, Vec<usize>)>,
     /// Nanoseconds of contractions and conversions with every container in row-major order.
     pub row_major_ns: f64,
-    /// The same with the orders of the rule.
+    /// The same time with the orders of the rule.
     pub rule_ns: f64,
-    /// The same with the chosen orders.
+    /// The same time with the chosen orders.
     pub chosen_ns: f64,
     /// What every choice of orders takes at least.
     pub bound_ns: f64,

@@ -233,7 +233,7 @@ struct Activation<'a> {
     /// Whether the dimension after the batch counts channels, and not positions: what moves along it moves along
     /// the weights too, or along this array alone.
     channels_first: bool,
-    /// With channels last: where they begin.
+    /// Position where the channels begin if they are last.
     channels: usize,
 }
 

@@ -18,7 +18,7 @@ pub const USUAL_BRANCHES: usize = 2000;
 /// Variables with choices, and costs between two of them. An infinite cost forbids.
 #[derive(Clone, Debug, Default)]
 pub struct Quadratic {
-    /// Of each variable that is left, the costs of its choices.
+    /// The costs of the choices of each variable that is left.
     variables: BTreeMap<usize, Vec<f64>>,
     /// Costs of pairs of choices, by the two variables, the smaller number first.
     edges: BTreeMap<(usize, usize), Matrix>,

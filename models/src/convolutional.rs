@@ -14,8 +14,8 @@ pub fn resnet(batch: i64, image: i64, layers: [i64; 4]) -> Result<Graph, OpError
     resnet_with(batch, image, layers, None)
 }
 
-/// The same under autocast to that type: input and parameters are `f32`, all activations but statistics
-/// of batches are of that type.
+/// Like [`resnet`], under autocast to that type: input and parameters are `f32`, all activations but statistics of
+/// batches are of that type.
 ///
 /// # Errors
 /// An image too small for the strides.
@@ -85,7 +85,7 @@ pub fn mobilenet_v2(batch: i64, image: i64) -> Result<Graph, OpError> {
     mobilenet_v2_with(batch, image, None)
 }
 
-/// The same under autocast to that type, as [`resnet_with`].
+/// Like [`mobilenet_v2`], under autocast to that type, as [`resnet_with`].
 ///
 /// # Errors
 /// An image too small for the strides.

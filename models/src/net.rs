@@ -246,7 +246,7 @@ impl Net {
         })
     }
 
-    /// The same elements under another shape.
+    /// Returns the same elements under another shape.
     ///
     /// # Errors
     /// The number of elements differs.

@@ -41,7 +41,7 @@ pub fn encoder_layer(e: Encoder) -> Result<Graph, OpError> {
     encoder_layer_of(e, DType::F32)
 }
 
-/// The same with parameters and activations of `dtype`.
+/// Like [`encoder_layer`], with parameters and activations of `dtype`.
 ///
 /// # Errors
 /// `hidden` is not divisible by `heads`.

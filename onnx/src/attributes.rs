@@ -7,7 +7,7 @@ use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
 pub struct Attributes<'a>(pub &'a [AttributeProto]);
 
 impl<'a> Attributes<'a> {
-    /// Those of a node.
+    /// The attributes of a node.
     pub fn new(node: &'a NodeProto) -> Self {
         Attributes(&node.attribute)
     }

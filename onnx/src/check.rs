@@ -41,7 +41,7 @@ pub enum Severity {
 pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
-    /// Where: a node, a tensor, the file.
+    /// The place: a node, a tensor, the file.
     pub place: String,
     /// What.
     pub message: String,
@@ -499,7 +499,7 @@ fn node_problems(node: &NodeProto, around: &Around, at: &str, list: &mut Problem
 /// Nodes, initializers and inputs that no output depends on.
 fn unused(graph: &GraphProto, list: &mut Problems) {
     let mut used: BTreeSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
-    // Of nodes that are out of order or in a cycle nothing more is said.
+    // Nothing more is said about nodes that are out of order or in a cycle.
     let is_in_order = order(&graph.node).is_ok_and(|order| order.is_sorted());
     for node in graph.node.iter().rev().filter(|_| is_in_order) {
         let needed = node.output.iter().any(|o| used.contains(o.as_str()));

@@ -452,7 +452,7 @@ impl Alive {
         self.roots.insert(name.to_string(), root);
     }
 
-    /// After node `n`, whose inside takes `inner` bytes: what nobody reads any more goes.
+    /// Goes on to node `n`, whose inside takes `inner` bytes, and drops what nobody reads after it.
     fn step(&mut self, n: usize, inner: u64) {
         self.peak = self.peak.max(self.now + inner);
         let last = &self.last;

@@ -18,9 +18,9 @@ use std::path::Path;
 pub struct Changed {
     /// The name.
     pub name: String,
-    /// In the first file.
+    /// The value in the first file.
     pub before: String,
-    /// In the second.
+    /// The value in the second file.
     pub after: String,
 }
 
@@ -279,7 +279,7 @@ fn same_elements(a: &TensorProto, folder_a: &Path, b: &TensorProto, folder_b: &P
     }
     match (stored::decode(a, folder_a), stored::decode(b, folder_b)) {
         (Ok(a), Ok(b)) => a.same_bits(&b),
-        // Of types that nothing is computed with, the bytes as they are.
+        // For types that nothing is computed with, compare the bytes.
         _ => a == b,
     }
 }

@@ -1,6 +1,6 @@
 //! Names that are like a wrong one: what somebody may have meant.
 
-/// At most so many are told.
+/// Largest number of names that are told.
 const MOST: usize = 3;
 
 /// The names that are most like `given`, best first; none if none is like it.

@@ -59,7 +59,7 @@ enum Kind {
 }
 
 impl Header {
-    /// From `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
+    /// Parses a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
     fn parse(text: &str) -> Result<Header, String> {
         let field = |key: &str| {
             let at = text
@@ -180,7 +180,7 @@ fn text(padded: &[u8]) -> Bytes {
     Bytes::copy_from_slice(&padded[..end])
 }
 
-/// For each element in row-major order, its position in column-major order.
+/// The position in column-major order of each element in row-major order.
 fn row_major(shape: &[usize]) -> Vec<usize> {
     let n: usize = shape.iter().product();
     let position = |at: usize| {

@@ -84,7 +84,7 @@ pub enum OptimizeError {
     },
 }
 
-/// At most so many problems are listed in a message.
+/// Largest number of problems that a message lists.
 const LISTED: usize = 20;
 
 fn listed(problems: &[Problem]) -> String {
@@ -382,7 +382,7 @@ fn known_rules(names: &BTreeSet<String>) -> Result<(), OptimizeError> {
 
 /// A model of which nothing is wrong.
 struct Sound {
-    /// With its nodes in order and operators of a known version.
+    /// The model with its nodes in order and operators of a known version.
     model: Model,
     /// Whether nodes had to be moved.
     was_sorted: bool,

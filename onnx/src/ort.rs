@@ -74,7 +74,7 @@ impl OnnxRuntime {
             .ok_or(RuntimeError::Missing)
     }
 
-    /// That of one interpreter.
+    /// The ONNX Runtime of one interpreter.
     ///
     /// # Errors
     /// [`RuntimeError::Unusable`] if it does not have the package.

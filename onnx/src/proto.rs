@@ -13,7 +13,7 @@ pub struct ModelProto {
     /// Version of the file format.
     #[prost(int64, optional, tag = "1")]
     pub ir_version: Option<i64>,
-    /// Who wrote the file.
+    /// The program that wrote the file.
     #[prost(string, tag = "2")]
     pub producer_name: String,
     /// Its version.

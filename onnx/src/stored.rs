@@ -94,7 +94,7 @@ impl Stored {
         values.iter().all(same).then_some(first)
     }
 
-    /// As it is stored.
+    /// The message as it is stored.
     pub fn proto(&self) -> &TensorProto {
         &self.proto
     }
@@ -427,7 +427,7 @@ mod tests {
         let [a, b, others @ ..] = [0, 1, 2, 3, 4].map(|k| external(folder.path(), 4 * N * k, N));
         assert!(a.same_elements(&b) && b.same_elements(&a) && a.same_elements(&a));
         assert!(!others.iter().any(|other| a.same_elements(other)));
-        // As the model itself would store them.
+        // The form in which the model itself would store the elements.
         let tensor = b.tensor().expect("read");
         assert!(Stored::of_tensor("own", tensor).same_elements(&a));
         assert!(!a.same_elements(&external(folder.path(), 0, N - 1)));

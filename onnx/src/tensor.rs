@@ -197,7 +197,7 @@ impl Tensor {
         }
     }
 
-    /// The same elements under other sizes of the same product.
+    /// Returns the same elements under other sizes of the same product.
     pub fn reshaped(&self, shape: &[usize]) -> Tensor {
         debug_assert_eq!(shape.iter().product::<usize>(), self.len());
         Tensor {
@@ -206,7 +206,7 @@ impl Tensor {
         }
     }
 
-    /// Its elements as `i64`: integers and truth values; `None` for other types.
+    /// The elements as `i64`: integers and truth values; `None` for other types.
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         fn all<T: Copy>(v: &[T], f: impl Fn(T) -> i64) -> Option<Vec<i64>> {
             Some(v.iter().map(|x| f(*x)).collect())
@@ -225,7 +225,7 @@ impl Tensor {
         }
     }
 
-    /// Its elements as `f64`; `None` for strings. Integers beyond 2⁵³ are rounded.
+    /// The elements as `f64`; `None` for strings. Integers beyond 2⁵³ are rounded.
     pub fn to_f64(&self) -> Option<Vec<f64>> {
         match &*self.values {
             Values::F32(v) => Some(v.iter().map(|x| f64::from(*x)).collect()),
@@ -280,12 +280,12 @@ impl Tensor {
         Some(Tensor::new(shape, values))
     }
 
-    /// Its one element as `f64`; `None` for strings and for any other number of elements.
+    /// The only element as `f64`; `None` for strings and for any other number of elements.
     pub fn scalar(&self) -> Option<f64> {
         (self.len() == 1).then(|| self.to_f64())?.map(|v| v[0])
     }
 
-    /// The same elements bit by bit, shape and type: NaN equals NaN, 0 differs from -0.
+    /// Whether type, shape and elements are the same bit by bit: NaN equals NaN, 0 differs from -0.
     pub fn same_bits(&self, other: &Tensor) -> bool {
         self.shape == other.shape
             && self.element() == other.element()
@@ -360,7 +360,7 @@ impl Tensor {
         (stored != n).then(message)
     }
 
-    /// As a protobuf message, elements as little-endian bytes.
+    /// Returns a protobuf message, with elements as little-endian bytes.
     pub fn to_proto(&self, name: &str) -> TensorProto {
         let mut proto = TensorProto {
             dims: self.shape.iter().map(|n| *n as i64).collect(),

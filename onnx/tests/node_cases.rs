@@ -189,7 +189,7 @@ fn told(name: &str, x: &Tensor, told: Told, bound: &mut Bound) -> Fact {
     fact
 }
 
-/// Whether what is inferred agrees with the outputs; how many of their sizes are left open.
+/// Checks that the inferred types agree with the outputs; returns how many of their sizes are not inferred.
 fn inferred(case: &Case, how: Told) -> Result<usize, String> {
     let graph = case.model.graph.as_ref().unwrap();
     let opsets = Opsets::new(&case.model.opset_import);
@@ -287,7 +287,7 @@ const WAYS: [Told; 5] = [
     Told::Constants,
 ];
 
-/// How a case ends, and per way of telling how many sizes stay open.
+/// How a case ends, and how many sizes are not inferred, for each way of declaring sizes.
 fn judge(folder: &Path) -> (Verdict, [usize; 5]) {
     let mut open = [0; 5];
     let case = match read(folder) {
@@ -354,7 +354,7 @@ fn node_cases_pass() {
         println!("unsupported  {n:4} × {what}");
     }
     for (what, n) in open.into_iter().filter(|(_, n)| n[2] + n[3] > 0) {
-        println!("open sizes   {n:?} {what}");
+        println!("not inferred {n:?} {what}");
     }
     report(&verdicts);
 }

@@ -10,7 +10,7 @@ pub struct IndexSpace {
 }
 
 impl IndexSpace {
-    /// One parameter `i0, i1, …` for each dimension of `shape`.
+    /// An index space with one parameter `i0, i1, …` for each dimension of `shape`.
     pub fn over(shape: &[SymExpr]) -> Self {
         IndexSpace {
             params: shape
@@ -21,7 +21,7 @@ impl IndexSpace {
         }
     }
 
-    /// With another, innermost, parameter.
+    /// Returns the space with another parameter, which is innermost.
     pub fn and(mut self, name: &str, size: SymExpr) -> Self {
         self.params.push((name.to_string(), size));
         self

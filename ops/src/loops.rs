@@ -8,7 +8,7 @@ use crate::op::{Call, OpError};
 use crate::shape_rules::axis;
 use graph::{DType, Graph, Library, NodeKind};
 
-/// Who computes nodes that stay whole.
+/// The name of what computes nodes that stay whole.
 pub const LOOP: &str = "loop";
 
 /// Longest axis whose running sums or order are computed by maps.

@@ -144,7 +144,7 @@ impl NormShapes {
         }
     }
 
-    /// As [`NormShapes::element_walk`], with statistics indexed by parameters: for sums over them.
+    /// Like [`NormShapes::element_walk`], with statistics indexed by parameters: for sums over them.
     pub(crate) fn stat_walk(&self) -> Walk {
         let per_group = self.channels_per_group();
         if self.group != Group::Channels || per_group.as_const() == Some(1) {

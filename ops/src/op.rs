@@ -237,7 +237,7 @@ impl GradientCall<'_> {
         Gradient::Rule(vec![None; self.call.inputs.len()])
     }
 
-    /// Only input `position` gets a gradient.
+    /// Gives a gradient to input `position` only.
     pub fn only(&self, position: usize, gradient: ContainerId) -> Gradient {
         let mut all = vec![None; self.call.inputs.len()];
         all[position] = Some(gradient);
@@ -276,13 +276,13 @@ impl Sample {
         }
     }
 
-    /// With another range of random inputs.
+    /// Sets another range of random inputs.
     pub fn range(mut self, low: f64, high: f64) -> Self {
         self.range = (low, high);
         self
     }
 
-    /// With the value (and type) of one input; positions up to it that are missing become absent.
+    /// Gives one input a value (and its type); positions up to it that are missing become absent.
     pub fn value(mut self, position: usize, value: Tensor) -> Self {
         let shape = value.shape.iter().map(|n| SymExpr::from(*n)).collect();
         if self.inputs.len() <= position {
@@ -293,7 +293,7 @@ impl Sample {
         self
     }
 
-    /// With another element type of one input.
+    /// Gives one input another element type.
     pub fn dtype(mut self, position: usize, dtype: DType) -> Self {
         if let Some(Some(input)) = self.inputs.get_mut(position) {
             input.dtype = dtype;
@@ -301,7 +301,7 @@ impl Sample {
         self
     }
 
-    /// Without one input.
+    /// Makes one input absent.
     pub fn without(mut self, position: usize) -> Self {
         if self.inputs.len() <= position {
             self.inputs.resize(position + 1, None);

@@ -125,7 +125,7 @@ fn plan(call: &Call) -> Result<ReductionAttributes, OpError> {
     })
 }
 
-/// For each element of the result, the values that go into it, in row-major order.
+/// The values that go into each element of the result, in row-major order.
 pub(crate) fn gather_groups(x: &Tensor, axes: &[usize]) -> Vec<Vec<f64>> {
     gather_scalars(x, axes, Scalar::as_f64)
 }

@@ -52,7 +52,7 @@ const FLOATS: [f32; 12] = [
 ];
 
 impl Random {
-    /// Those of a seed.
+    /// The random numbers of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }

@@ -55,7 +55,7 @@ type Versions = Vec<(String, i64)>;
 
 #[test]
 fn kernels_give_what_onnx_runtime_gives() {
-    // Of a model of all cases of one version there is one program to compile.
+    // All cases of one version become one model, so that one program is compiled.
     let mut groups: BTreeMap<Versions, Vec<(String, Case)>> = BTreeMap::new();
     for (name, case) in cases() {
         if case.imported().is_err() {

@@ -35,9 +35,9 @@ pub type ProductRow = (
 
 /// Compiled kernels of both passes.
 pub enum Built {
-    /// For the CPU, with the number of threads that runs it.
+    /// A program for the CPU, with the number of threads that runs it.
     Cpu(Box<Executable>, AtomicUsize),
-    /// For a device or the emulator.
+    /// A program for a device or the emulator.
     Cuda(Box<CudaExecutable>),
 }
 
@@ -237,7 +237,7 @@ fn run_cuda(
     Ok(names.map(String::from).zip(seconds).collect())
 }
 
-/// As `run_raw`, with the time of each launch.
+/// Like `run_raw`, with the time of each launch.
 ///
 /// # Safety
 /// As `run_raw`.

@@ -99,7 +99,7 @@ pub fn attentions(built: &Built) -> Vec<AttentionRow> {
     .collect()
 }
 
-/// The same as sentences of a report.
+/// The choices for attention as sentences of a report.
 pub fn sentences(built: &Built) -> Vec<String> {
     let Built::Cuda(executable) = built else {
         return Vec::new();
@@ -117,7 +117,7 @@ pub struct PyOperators {
 }
 
 impl PyOperators {
-    /// Nothing was raised so far.
+    /// Holds these operators; nothing was raised so far.
     pub fn new(operators: Option<Py<PyAny>>) -> PyOperators {
         PyOperators {
             operators,

@@ -163,8 +163,8 @@ impl Program {
         Program::new(built, uses_seed)
     }
 
-    /// As `compile`, for one set of the sizes that `traced` left open, by name. `expected` are sets that may
-    /// come later: kernels are made so that they serve them as well.
+    /// Like `compile`, but with a number for each symbolic size of `traced`, by name. `expected` are other sets of
+    /// numbers that may come later; the kernels serve these as well.
     #[staticmethod]
     #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (traced, sizes, expected, requires_grad, threads, progress=None, recipe=None, budget=None, templates=None, machine=None))]

@@ -1,4 +1,4 @@
-//! Whose threads run the kernels: PyTorch's, where they are found.
+//! The threads that run the kernels: PyTorch's, if they are found.
 
 use compiler::kernels::host_threads::HostThreads;
 use compiler::kernels::pool::Pool;

@@ -44,7 +44,7 @@ def assert_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> 
 
 
 def assert_network_matches(model: nn.Module, *args, wrap=shorthaul.module, **kwargs) -> None:
-    """As ``assert_matches``, for a network so deep that each tensor's rounding is a matter of luck.
+    """Like ``assert_matches``, for networks so deep that each tensor's rounding is up to luck.
 
     Outputs, gradients and buffers are held to the rule together, by the root mean square of their
     relative errors.

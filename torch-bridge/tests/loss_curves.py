@@ -16,7 +16,8 @@ from torch import nn
 
 N_STEPS = 20
 
-#: Of a loss. Rounding differs by about 1e-6 in a step, and twenty updates let it grow.
+#: Relative and absolute tolerance of a loss. Rounding differs by about 1e-6 in a step, and twenty
+#: updates let it grow.
 TOLERANCE = 1e-4
 
 #: The two ways to compile a model.

@@ -73,7 +73,7 @@ NONLINEAR = {
     "sign": (lambda g, x: g.sign(), "`sign`"),
     "squared": (lambda g, x: g * g, "`mul`"),
     "penalty": (lambda g, x: g + x, "`add`"),
-    "constant": (lambda g, x: torch.ones_like(g), "multiples of the gradient"),
+    "constant": (lambda g, x: torch.ones_like(g), "a result of its backward pass"),
     "other elements": (lambda g, x: torch.where(x > 0, g, 1.0), "`where`"),
 }
 

@@ -1,12 +1,15 @@
-"""DDP and FSDP2 in two processes, around a compiled model and inside one."""
+"""DDP and FSDP2 in two processes, around a compiled model and inside one; the guide's example."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import shorthaul
+from documents import ROOT, blocks
 from loss_curves import N_STEPS, WRAPS, assert_same_curve
 
 KINDS = ("ddp", "fsdp")
@@ -47,3 +50,25 @@ def test_to_eagers_losses(found, kind, wrap, order):
     assert "error" not in case, case["error"]
     assert_same_curve(case["losses"], found[kind]["losses"])
     assert case["n_calls"] >= N_STEPS, f"{case['n_calls']} calls of programs"
+
+
+def test_the_example_of_the_guide_runs_in_two_processes(tmp_path):
+    page = blocks(ROOT / "docs" / "src" / "pytorch.md")
+    (code,) = (block.text for block in page if "DistributedDataParallel" in block.text)
+    (tmp_path / "train.py").write_text(code)
+    package = Path(shorthaul.__file__).parents[1]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", "2", "train.py"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "USE_LIBUV": "0", "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = re.findall(r"^(\w+), process (\d) of 2: loss \d\.\d\d$", done.stdout, re.MULTILINE)
+    assert sorted(lines) == [(kind, n) for kind in ("DDP", "FSDP2") for n in "01"]

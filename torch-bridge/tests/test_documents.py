@@ -216,6 +216,16 @@ def test_messages_of_the_guide_exist():
     assert not missing and len(lines) > 40
 
 
+def test_the_worked_example_is_in_the_code():
+    shown = [b for b in blocks(GUIDE / "operators.md") if b.language == "rust"]
+    for block in shown:
+        name, code = block.text.split("\n", 1)
+        source = (ROOT / name.removeprefix("// ")).read_text(encoding="utf-8")
+        for part in code.strip("\n").split("\n\n"):
+            assert part in source, f"operators.md:{block.line}: {name} has no\n{part}"
+    assert len(shown) >= 10
+
+
 def test_shell_blocks_are_sh():
     for page in PAGES:
         for block in blocks(page):

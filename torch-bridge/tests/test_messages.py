@@ -145,7 +145,7 @@ def test_a_defect_that_leaves_a_model_to_pytorch_is_said_as_one(monkeypatch):
     assert any(w.category is shorthaul.FallbackWarning for w in said)
 
 
-def test_a_defect_in_a_trace_with_open_sizes_is_said_once(monkeypatch):
+def test_a_defect_in_a_trace_with_symbolic_sizes_is_said_once(monkeypatch):
     compile_program = _region.compile_program
 
     def broken(captured, *args, **more):
@@ -221,14 +221,14 @@ def test_a_panic_of_the_native_half_is_an_internal_error():
     assert issubclass(_native.InternalFailure, _native.CompileFailure)
 
 
-def test_the_last_trace_with_open_sizes_is_said_in_the_log(monkeypatch, caplog):
+def test_the_last_trace_with_symbolic_sizes_is_said_in_the_log(monkeypatch, caplog):
     monkeypatch.setattr(_region, "_MOST_TRACES", 0)
     caplog.set_level(logging.INFO, logger="shorthaul")
     network = Rows()
     model = shorthaul.module(network)
     for rows in (4, 7):
         _check(model, network, rows)
-    assert "none of 0 traces with open sizes holds for them, and no more are made" in caplog.text
+    assert "traces with symbolic sizes holds for them, and no more are made" in caplog.text
 
 
 def test_a_message_that_is_logged_once_needs_no_graph_break():

@@ -61,7 +61,7 @@ def test_parameters_are_counted(name, monkeypatch):
     + [(n, 1) for n in ON_ONE_THREAD],
 )
 def test_small_networks_compute_what_float64_does(name, n_threads):
-    """As ``assert_network_matches``, with the network's own inputs and loss.
+    """Like ``assert_network_matches``, with the network's own inputs and loss.
 
     Outputs, gradients and buffers are each held together by the root mean square of their errors,
     relative to float64: at most twice eager's.

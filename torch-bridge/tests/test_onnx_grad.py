@@ -305,7 +305,7 @@ def test_layer_norm_of_everything():
     assert_gradients(model, ids, torch.randn(2, 12), "mse", F.mse_loss)
 
 
-def test_convolutions_over_positions_whose_number_is_open():
+def test_convolutions_over_a_symbolic_number_of_positions():
     """Strides that leave a rest for some sizes and none for others, in one file for all sizes."""
 
     class Open(nn.Module):

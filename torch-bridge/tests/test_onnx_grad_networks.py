@@ -11,8 +11,8 @@ from shorthaul.models import DigitsConvNet, DigitsTransformer
 from torch import nn
 from training_graphs import exported, run
 
-#: Of a gradient's largest element, or of a ten-thousandth of the largest in the network: a bias
-#: before batch normalization has a gradient of zero, but for rounding.
+#: A part of a gradient's largest element, or of a ten-thousandth of the largest in the network: a
+#: bias before batch normalization has a gradient of zero, but for rounding.
 TOLERANCE = 1e-9
 
 

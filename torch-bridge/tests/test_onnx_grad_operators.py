@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from training_graphs import run
 
-#: Of the largest element. Sums are ordered differently; some kernels and `eps` attributes are exact
-#: to single precision only where a row says so.
+#: A part of the largest element. Sums are ordered differently; some kernels and `eps` attributes
+#: are exact to single precision only where a row says so.
 TOLERANCE = 1e-9
 
 

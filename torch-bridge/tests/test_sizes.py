@@ -158,7 +158,7 @@ class _Variance(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gradients_of_variances_over_open_sizes(dtype):
+def test_gradients_of_variances_over_symbolic_sizes(dtype):
     torch.manual_seed(0)
     model = shorthaul.module(_Variance(), dynamic=True)
     for n in (4, 7, 3, 7):

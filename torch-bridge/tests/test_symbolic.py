@@ -1,4 +1,4 @@
-"""Traces with open sizes: one serves every size that it holds for, with eager's numbers."""
+"""Traces with symbolic sizes: one serves every size that it holds for, with eager's numbers."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_dropout_draws_for_each_size():
             torch.testing.assert_close(network[0].bias.grad, y.sum(0))
 
 
-def test_an_index_out_of_a_size_that_is_open_is_refused():
+def test_an_index_out_of_a_symbolic_size_is_refused():
     class Pick(nn.Module):
         def forward(self, x, places):
             return (x * 2).gather(1, places)
@@ -190,7 +190,7 @@ def test_a_fraction_that_is_an_argument_is_traced_alone(monkeypatch, caplog):
     assert "has a fraction" in caplog.text
 
 
-def test_a_remainder_by_an_open_size_stays_symbolic(monkeypatch):
+def test_a_remainder_by_a_symbolic_size_stays_symbolic(monkeypatch):
     class Rolled(nn.Module):
         def forward(self, x):
             return x.roll(1, 1).sin()

@@ -87,7 +87,7 @@ pub fn prepare(root: &Path) -> Result<Venv> {
     })
 }
 
-/// The same with another PyTorch, in an environment of its own.
+/// Like [`prepare`], with another PyTorch, in an environment of its own.
 pub fn prepare_with_torch(root: &Path, version: &str) -> Result<Venv> {
     let folder = target_folder(root).join(format!("torch-{version}"));
     let wanted = with_torch(&requirements(root)?, version);

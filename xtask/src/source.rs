@@ -65,7 +65,7 @@ fn literal_or_comment_len(rest: &str, after_word: bool) -> Option<usize> {
     None
 }
 
-/// From the opening quote to after the closing one, escapes skipped.
+/// Length from the opening quote to after the closing one, escapes skipped.
 fn quoted_len(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in rest.char_indices().skip(1) {

@@ -50,7 +50,7 @@ struct Drawn {
     reads: Vec<String>,
 }
 
-/// From the top of a layer to the top of the next, and height of a box.
+/// Distance from the top of a layer to the top of the next, and height of a box.
 const PITCH: f64 = 72.0;
 const HEIGHT: f64 = 42.0;
 const MARGIN: f64 = 24.0;

@@ -8,7 +8,7 @@
 pub struct Sketch {
     /// Width of each node.
     pub widths: Vec<f64>,
-    /// From node, to node; acyclic, and every edge goes from a smaller to a larger position.
+    /// Edges from node to node; acyclic, and every edge goes from a smaller to a larger position.
     pub edges: Vec<(usize, usize)>,
 }
 

@@ -30,7 +30,7 @@ fn model() -> Graph {
     parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Of each kernel, the seconds of each round.
+/// The seconds of each round, for each kernel.
 type Times = Result<Vec<Vec<f64>>, CompileError>;
 
 /// Tunes with times that `timer` gives.

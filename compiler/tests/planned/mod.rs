@@ -105,7 +105,7 @@ pub fn agrees(step: &Step, given: &[Tensor]) -> Result<Plan, String> {
     agrees_for(step, given, Target::Cpu)
 }
 
-/// As [`agrees`], for a target.
+/// Like [`agrees`], for a target.
 ///
 /// # Errors
 /// What does not hold, in a sentence.

@@ -86,8 +86,7 @@ pub(super) fn tile_product<'a>(graph: &Graph, node: &'a Node) -> Option<TileProd
     })
 }
 
-/// For a memlet whose indices are distinct whole parameters (or 0 where there is one): the
-/// parameter of each dimension.
+/// The parameter of each dimension of a memlet whose indices are distinct whole parameters (or 0 where there is one).
 pub(super) fn plain_dims(graph: &Graph, map: &Map, memlet: &Memlet) -> Option<Vec<Option<Symbol>>> {
     let shape = &graph.container(memlet.container).shape;
     let mut found: Vec<Option<Symbol>> = Vec::new();

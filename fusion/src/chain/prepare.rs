@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Prepared {
     pub graph: Graph,
     pub nodes: Vec<Node>,
-    /// For each node the position of the one that it was, or was part of.
+    /// The position of the original node, for each node that was it or a part of it.
     pub from: Vec<usize>,
     /// Positions that were, of nodes that are no longer what they were.
     pub changed: BTreeSet<usize>,

@@ -55,7 +55,7 @@ fn run(containers: &str, maps: &str, sizes: [i64; 3], outputs: &str) -> (Graph, 
     (g, decisions)
 }
 
-/// As [`run`]; the results are what they were.
+/// Like [`run`], and checks that the results are the same.
 fn run_and_compare(containers: &str, maps: &str, outputs: &str) -> (Graph, Vec<Decision>) {
     let before = graph(containers, maps, outputs);
     let (after, decisions) = run(containers, maps, [0; 3], outputs);
@@ -442,7 +442,7 @@ fn lines_may_be_parts_of_longer_ones() {
 
 #[test]
 fn products_have_common_rows() {
-    // Of the second product the batch is the first one's rows.
+    // The batch of the second product is the rows of the first one.
     let more = "%x: bf16[64, 4, 32] input
          %u: bf16[64, 96, 32] input
          %s: bf16[4, 64, 96]";

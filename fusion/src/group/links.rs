@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Who feeds whom.
 pub(super) struct Links {
-    /// For each group those that read what it writes.
+    /// The groups that read what a group writes, for each group.
     pub after: Vec<BTreeSet<usize>>,
     /// The group that writes each container.
     pub writer: BTreeMap<ContainerId, usize>,

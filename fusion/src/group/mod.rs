@@ -213,7 +213,7 @@ impl Group {
         }
     }
 
-    /// For each dimension of a container the outer parameter that indexes it in every access.
+    /// The outer parameter that indexes a dimension in every access, for each dimension of a container.
     fn dims_of(&self, id: ContainerId) -> BTreeMap<usize, usize> {
         let mut common: Option<BTreeMap<usize, usize>> = None;
         for member in &self.members {

@@ -112,7 +112,7 @@ pub(super) fn absorb(
         };
         let decision = match (packed, first) {
             (Ok(()), _) => {
-                // That it is stored for a product was true before.
+                // The earlier decision that it is stored for a product no longer holds.
                 decisions.retain(|d| !is_stored_for_product(d, &graph.container(id).name));
                 let operands = move_into(graph, groups, (at, id), &readers);
                 let done = Applied::Packed { operands };

@@ -425,7 +425,7 @@ fn only_what_is_written_once_at_every_position_is_a_definition() {
     assert!(!goes(matrix, parts));
 }
 
-/// As [`decided`], with a recipe that says one thing about `%t`.
+/// Like [`decided`], with a recipe that has one entry about `%t`.
 fn told(containers: &str, maps: &str, outputs: &str, apply: bool) -> (usize, Vec<Decision>) {
     let mut g = graph(containers, maps, outputs);
     let mut nodes: Vec<Node> = std::mem::take(&mut g.last_state().nodes);

@@ -28,7 +28,7 @@ pub(super) struct BackwardNode {
     pub reads: Vec<usize>,
     /// Bytes of the backward pass's own values that are in memory while it runs.
     pub own_bytes: i64,
-    /// Those of them that are in memory already right before it.
+    /// The part of `own_bytes` that is in memory already right before the node.
     pub carried_bytes: i64,
 }
 

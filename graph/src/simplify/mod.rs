@@ -76,8 +76,8 @@ pub fn simplify(graph: &mut Graph, meaning: &dyn LibraryMeaning) -> SimplifyRepo
     run(graph, meaning, Results::Drop)
 }
 
-/// As [`simplify`], for a graph that is yet to be differentiated: an operator that stays keeps all its
-/// results, for its gradient may read what the forward pass does not (the winners of a maximum).
+/// Like [`simplify`], for a graph that is yet to be differentiated: an operator that stays keeps all its results,
+/// because its gradient may read what the forward pass does not (the winners of a maximum).
 pub fn simplify_before_gradients(
     graph: &mut Graph,
     meaning: &dyn LibraryMeaning,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct File {
     path: PathBuf,
-    /// In which external data is looked for.
+    /// The folder in which external data is looked for.
     folder: PathBuf,
     n_bytes: usize,
     opset: i64,
@@ -150,7 +150,7 @@ impl File {
         self.graph.output.iter().map(declared).collect()
     }
 
-    /// Its initializers together, used or not.
+    /// All initializers of the file together, used or not.
     pub fn initializers(&self) -> Initializers {
         let elements = |dims: &[i64]| {
             dims.iter()
@@ -280,7 +280,7 @@ pub struct DynamicSize {
 pub struct Initializers {
     /// How many.
     pub n: usize,
-    /// Their elements together.
+    /// The sum of their elements.
     pub n_elements: u64,
 }
 

@@ -182,7 +182,7 @@ pub(super) struct Importer<'g> {
     pub(super) made: BTreeMap<String, ContainerId>,
     names: SizeNames,
     sizes: Vec<(String, Symbol)>,
-    /// Those that have a value, as the graph would call them.
+    /// The sizes that have a value, by the names that the graph gives them.
     bound: Vec<String>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,

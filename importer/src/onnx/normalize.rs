@@ -40,7 +40,7 @@ pub(super) fn normalized(
         n_bytes: file.n_bytes(),
         folder: Arc::clone(&folder),
     };
-    // Of a broken file every problem is told as the file has it.
+    // The problems of a broken file are told in the terms of the file itself.
     if !onnx::check::errors_of_any_version(&sound).is_empty() {
         return match is_old {
             true => Err(too_old(file, "it is not well formed")),
@@ -81,7 +81,7 @@ fn too_old(file: &File, why: &str) -> Problem {
     }
 }
 
-/// Without calls of functions and without branches that are never taken.
+/// Returns the model without calls of functions and without branches that are never taken.
 fn without(model: &ModelProto, folder: &Arc<Path>) -> ModelProto {
     let others = rewrite::rule_names().into_iter();
     let others = others.filter(|name| !RULES.contains(name));

@@ -29,9 +29,9 @@ pub enum ImportError {
         "the captured graph has schema version {found}, but this build reads {expected}; install the package again, so that its Python and native parts match"
     )]
     Version {
-        /// In the document.
+        /// The version in the document.
         found: u32,
-        /// Here.
+        /// The version that this build reads.
         expected: u32,
     },
     /// The document contradicts itself.

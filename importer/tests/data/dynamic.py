@@ -1,4 +1,4 @@
-"""Writes `dynamic.json`: documents that the Python package captures with sizes left open.
+"""Writes `dynamic.json`: documents that the Python package captures with symbolic sizes.
 
 Run `python importer/tests/data/dynamic.py` with the packages `torch` and `shorthaul`. Each case is
 a document with its inputs and PyTorch's outputs, for sizes other than those it was captured with.

@@ -92,8 +92,8 @@ pub enum EmulateError {
 }
 
 impl EmulateError {
-    /// The same, blamed on the part of the model that a launch computes: a kernel of which several
-    /// parts have the same text knows only the first.
+    /// Blames the error on the part of the model that a launch computes: a kernel of which several parts have the same
+    /// text knows only the first.
     #[must_use]
     pub fn of_launch(mut self, launched: &str) -> Self {
         match &mut self {
@@ -176,8 +176,8 @@ impl Emulator {
         Self::from_source(kernels, &source, toolchain, cache)
     }
 
-    /// As [`Emulator::from_environment`], with fibers switched by the C library as on CPUs other than
-    /// x86-64: slower by a system call at each switch.
+    /// Like [`Emulator::from_environment`], but the C library switches fibers, as on CPUs other than x86-64. Each
+    /// switch costs a system call.
     ///
     /// # Errors
     /// As [`Emulator::from_environment`].

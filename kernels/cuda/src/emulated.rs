@@ -78,14 +78,14 @@ impl Emulated {
         })
     }
 
-    /// The same with the program's products, which the host computes by what they mean.
+    /// Returns it with the program's products, which the host computes by what they mean.
     #[must_use]
     pub fn with_products(mut self, products: &[LibraryProduct]) -> Emulated {
         self.products = products.to_vec();
         self
     }
 
-    /// The same with the program's calls, which whoever runs it brings the operators for.
+    /// Returns it with the program's calls. Whoever runs it brings their operators.
     #[must_use]
     pub fn with_calls(mut self, calls: &[Call]) -> Emulated {
         self.calls = calls.to_vec();
@@ -210,7 +210,7 @@ impl Emulated {
                     let bytes = unsafe { self.bytes(argument, addresses) };
                     let holds = holds(argument, dtype.bytes(), written);
                     let buffer = memory.add_bytes(&argument.name, dtype, bytes, &holds);
-                    // As well aligned as where it comes from.
+                    // The copy is aligned as well as its source.
                     if let Some(start) = address(argument, addresses) {
                         memory.place(buffer, start as usize);
                     }

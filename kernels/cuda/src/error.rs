@@ -56,9 +56,9 @@ pub enum CudaError {
     WrongArch {
         /// The device.
         ordinal: usize,
-        /// Of the cubins.
+        /// Architecture of the cubins.
         compiled: Arch,
-        /// Of the device.
+        /// Architecture of the device.
         device: Arch,
     },
     /// The device has no memory left.

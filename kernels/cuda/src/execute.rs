@@ -18,11 +18,11 @@ type OneLaunch<'f> = dyn FnMut(&Ready<'_>, &mut Memory, &Settings) -> Result<(),
 
 /// A launch with its buffers.
 enum Ready<'a> {
-    /// Of a kernel.
+    /// Launch of a kernel.
     Kernel(&'a Emulator, Launch),
-    /// Of a product.
+    /// A product.
     Product(&'a LibraryProduct, Vec<usize>),
-    /// Of a call.
+    /// A call of an operator.
     Call(&'a Call, Vec<usize>),
 }
 

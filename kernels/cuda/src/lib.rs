@@ -83,7 +83,7 @@ impl Arch {
     /// All of them.
     pub const ALL: [Arch; 3] = [Arch::Sm80, Arch::Sm89, Arch::Sm90a];
 
-    /// As compilers call it.
+    /// The name that compilers use.
     pub fn name(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
@@ -162,7 +162,7 @@ impl Kernel {
         carved.max().unwrap_or(0)
     }
 
-    /// Those that arrays in shared memory have.
+    /// Element types of arrays in shared memory.
     const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I32];
 }
 
@@ -191,7 +191,7 @@ pub enum ParamType {
 }
 
 impl ParamType {
-    /// Of the elements of a buffer, or of a number.
+    /// Type of a buffer's elements, or of a number.
     pub fn dtype(self) -> DType {
         match self {
             ParamType::In(dtype)

@@ -17,15 +17,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What a library is called.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Names {
-    /// In sentences.
+    /// The name in sentences.
     pub(crate) name: &'static str,
     /// The package of Python that brings it.
     pub(crate) package: &'static str,
-    /// Of the environment, with folders.
+    /// The environment variable with its folders.
     pub(crate) variable: &'static str,
-    /// Of the file, without its version.
+    /// The file's name, without its version.
     pub(crate) stem: &'static str,
-    /// For the system's loader, in this order.
+    /// The names for the system's loader, in this order.
     pub(crate) loader_names: &'static [&'static str],
 }
 
@@ -49,7 +49,7 @@ impl Missing {
         }
     }
 
-    /// As the error of a library that computes products or convolutions.
+    /// The error for a missing library of products or convolutions.
     fn of_library(self, library: &'static Names) -> CudaError {
         match self {
             Missing::Nowhere { folders } => CudaError::NoLibrary { library, folders },

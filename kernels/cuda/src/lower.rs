@@ -121,11 +121,11 @@ pub struct MapInfo {
     pub bytes_written: u64,
     /// Bytes moved besides, to put the results of somebody else's operator in their places.
     pub bytes_copied: u64,
-    /// Of contractions: what else could compute it, and why this does.
+    /// For a contraction: what else could compute it, and why this does.
     pub product: Option<Choice>,
-    /// Of loops that compute a contraction: why it has no kernel of tiles.
+    /// For loops that compute a contraction: why it has no kernel of tiles.
     pub scalar: Option<NoFastForm>,
-    /// Of the first of several entries that one map became: which, and why.
+    /// The splits by which one map became several entries, and why; on the first entry only.
     pub splits: Vec<Split>,
 }
 
@@ -137,7 +137,7 @@ pub fn lower(graph: &Graph) -> Result<CudaProgram, LowerError> {
     lower_with(graph, &Products::Own)
 }
 
-/// The same, with products by cuBLASLt and convolutions by cuDNN where `products` chooses it.
+/// Like [`lower`], with products by cuBLASLt and convolutions by cuDNN where `products` chooses it.
 ///
 /// # Errors
 /// See [`LowerError`].

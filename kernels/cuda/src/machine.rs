@@ -12,11 +12,11 @@ use super::passes::Pass;
 /// emulator.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses<'a> {
-    /// One per slot of [`Pass::externals`]; 0 for those that the pass does not touch.
+    /// The address of each slot of [`Pass::externals`]; 0 for those that the pass does not touch.
     pub externals: &'a [u64],
-    /// At least [`Pass::arena_bytes`]; 0 if there are none.
+    /// Address of the arena, which has at least [`Pass::arena_bytes`]; 0 if the pass needs none.
     pub arena: u64,
-    /// At least [`Pass::saved_bytes`]; 0 if there are none.
+    /// Address of the saved block, which has at least [`Pass::saved_bytes`]; 0 if the pass needs none.
     pub saved: u64,
 }
 
@@ -30,7 +30,7 @@ pub trait Operators {
     fn call(&self, n: usize) -> Result<(), String>;
 }
 
-/// For programs without calls.
+/// The operators of programs without calls.
 #[derive(Clone, Copy, Debug)]
 pub struct NoOperators;
 
@@ -42,9 +42,9 @@ impl Operators for NoOperators {
 
 /// Kernels that can be launched.
 pub enum Machine {
-    /// On the CPU, checked and slow.
+    /// The emulator on the CPU, checked and slow.
     Emulated(Emulated),
-    /// On a GPU.
+    /// A GPU.
     Device(CudaModule),
 }
 
@@ -71,7 +71,7 @@ impl Machine {
         unsafe { self.run_with(pass, stream, addresses, &NoOperators) }
     }
 
-    /// The same, with operators for the program's calls.
+    /// Like [`Machine::run`], with operators for the program's calls.
     ///
     /// # Errors
     /// As for [`Machine::run`]; a call that fails.
@@ -98,8 +98,8 @@ impl Machine {
 }
 
 impl Machine {
-    /// As [`Machine::run_with`], and waits: the seconds of each launch. Those of the emulator say nothing about
-    /// a device.
+    /// Like [`Machine::run_with`], but waits, and returns the seconds of each launch. Those of the emulator say nothing
+    /// about a device.
     ///
     /// # Errors
     /// As for [`Machine::run_with`]; a stream that is being captured cannot be waited for.
@@ -125,7 +125,7 @@ impl Machine {
     }
 }
 
-/// That there is a well-aligned address for everything that a pass touches.
+/// Checks that everything that a pass touches has a well-aligned address.
 pub(super) fn check(pass: &Pass, addresses: &Addresses<'_>) -> Result<(), CudaError> {
     let (found, expected) = (addresses.externals.len(), pass.externals.len());
     if found != expected {

@@ -26,7 +26,7 @@ const VECTORS: usize = 4;
 /// the numbers; it needs no other memory.
 #[derive(Clone, Debug)]
 pub struct Pooled {
-    /// One for each launch.
+    /// One kernel for each launch.
     pub kernels: Vec<Kernel>,
     /// The launches.
     pub pass: Pass,

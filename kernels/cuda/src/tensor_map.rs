@@ -33,7 +33,7 @@ impl TensorMap {
             .map(|elements| elements.saturating_mul(self.dtype.bytes() as u64))
     }
 
-    /// That the driver takes it for a buffer with that alignment.
+    /// Checks that the driver accepts the map for a buffer with that alignment.
     ///
     /// # Errors
     /// The condition that it does not keep.

@@ -30,11 +30,11 @@ fn check(graph: &Graph) -> Convolution {
 
 /// Sizes, indices and fill of a convolution, from which all three directions are written.
 struct Window {
-    /// Of images, filters and responses.
+    /// Sizes of images, filters and responses.
     x: [i64; 4],
     w: [i64; 4],
     y: [i64; 4],
-    /// Of the map.
+    /// Index space of the map.
     space: &'static str,
     /// Where each array is accessed.
     at: [&'static str; 3],

@@ -271,8 +271,8 @@ fn a_launch_calls_the_library_alone_on_the_stream_given() {
     );
 }
 
-/// Of the recorder's engines 1, 2 and 5 are left for bf16: 0 is not deterministic, 3 has no plan, 4 wants too
-/// much workspace. For f32, tensor cores would be TF32, so only 5 is.
+/// For bf16, the recorder's engines 1, 2 and 5 are left: 0 is not deterministic, 3 has no plan, 4 wants too much
+/// workspace. For f32, tensor cores would be TF32, so only 5 is left.
 #[test]
 fn ranks_count_what_computes_the_same_sums() {
     let recorders = Recorders::new();

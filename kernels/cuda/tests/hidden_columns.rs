@@ -77,7 +77,7 @@ fn ranges_that_are_off_by_one_are_found() {
     const NAMES: [&str; 7] = [
         "sound", "end0", "end1", "end2", "begin0", "begin1", "begin2",
     ];
-    // Of kernels of equal text there is but one.
+    // Kernels of equal text are one kernel.
     let of = |(n, name): (i64, &'static str)| Case {
         name,
         ..seen(Mask::Band, [192, 192 + 8 * n])

@@ -105,7 +105,7 @@ fn every_map_keeps_the_drivers_conditions() {
         .iter()
         .filter(|l| l.starts_with("cuTensorMapEncodeTiled"));
     assert_eq!(encoded.count(), n);
-    // Of heads, the next one comes before the next row.
+    // The next head comes before the next row.
     let rest = "sizes 64 16 512 strides 128 2048 box 64 1 128 steps 1 1 1 ";
     assert!(log.iter().any(|line| line.contains(rest)), "{log:#?}");
 }

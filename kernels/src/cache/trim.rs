@@ -95,7 +95,7 @@ fn collect(base: &Path, kept: &mut Vec<Entry>) {
 
 fn collect_files(folder: &Path, is_ours: impl Fn(&str) -> bool, kept: &mut Vec<Entry>) {
     for item in listing(folder) {
-        // Of the link itself, where it is one.
+        // For a link, this is the metadata of the link itself.
         let Ok(found) = item.metadata() else { continue };
         if found.is_file() && is_ours(&name_of(&item)) {
             kept.push(Entry {
@@ -154,7 +154,7 @@ mod tests {
     use crate::cache::Key;
     use std::os::unix::fs::PermissionsExt;
 
-    /// As if nobody had touched it for two days.
+    /// Sets its times as if nobody had touched it for two days.
     fn make_old(path: &Path) {
         let then = SystemTime::now() - 2 * STALE_AFTER;
         fs::File::open(path).unwrap().set_modified(then).unwrap();

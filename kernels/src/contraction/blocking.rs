@@ -56,7 +56,7 @@ pub struct Cut {
 /// Where the micro-kernel finds the vector operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VectorSource {
-    /// In place.
+    /// The array itself, in place.
     Direct,
     /// Packed by a launch of its own into shared scratch.
     Shared,
@@ -83,7 +83,7 @@ pub struct ContractionPlan {
     pub to_scratch: bool,
     /// Roles whose sizes differ between programs that share the text.
     pub open: Open,
-    /// Most numbers of the broadcast operand in a block.
+    /// Largest number of elements of the broadcast operand in a block.
     pub a_numbers: i64,
 }
 
@@ -222,7 +222,7 @@ pub struct Wishes {
     pub known: Vec<PriorPlan>,
     /// Dims whose sizes differ from those of other sizes of the model.
     pub open: OpenDims,
-    /// Not the best plan, but one of the same text that differs in as many numbers as possible.
+    /// Whether to take, instead of the best plan, one of the same text that differs in as many numbers as possible.
     pub varies: bool,
 }
 
@@ -246,7 +246,7 @@ fn in_lines(s: &Shape, w: &Wishes) -> Vec<Shape> {
     const LARGE: i64 = 1 << 20;
     let mut all = vec![s.clone()];
     let lane = s.n[s.n.len() - 1].b;
-    // For open sizes the same orders are there whatever the size.
+    // If a size varies between programs, every size is offered the same orders.
     let is_small = product(&s.n) * product(&s.k) < LARGE && w.open.is_empty();
     if lane == 1 || s.diagonal.is_some() || is_small {
         return all;
@@ -272,7 +272,7 @@ fn wide(s: &Shape, w: &Wishes) -> Option<Shape> {
     let (inner, outer) = s.n.split_last()?;
     let longest = outer.iter().max_by_key(|d| d.size)?;
     let gains = inner.size < w.vector.lanes && longest.size >= 2 * inner.size;
-    // For open sizes the same orders are there whatever the size.
+    // If a size varies between programs, every size is offered the same orders.
     let is_open = s.n.iter().any(|d| w.open.has(d));
     if !gains || w.epilogue || s.diagonal.is_some() || is_open {
         return None;

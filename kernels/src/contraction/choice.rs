@@ -53,7 +53,7 @@ pub struct PriorPlan {
     choice: PlanSignature,
     /// Whether a text of such a plan is compiled that takes its numbers from launches.
     is_compiled: bool,
-    /// Of each dim of each role, whether those sizes differ.
+    /// Whether those sizes differ, for each dim of each role.
     differ: [Vec<bool>; 4],
 }
 
@@ -121,7 +121,7 @@ impl PriorPlan {
 }
 
 impl PlanSignature {
-    /// As the choice for the part at this position.
+    /// The same choice, for the part at this position.
     pub(super) fn of_part(self, part: usize) -> PlanSignature {
         PlanSignature { part, ..self }
     }

@@ -22,7 +22,7 @@ impl GatherPart<'_> {
             GroupDim::Rows(at) => Some((d, at)),
             GroupDim::Reduction(_) => None,
         });
-        // Of rows that count through groups, each column takes those of its own group.
+        // If rows count through groups, each column takes the rows of its own group.
         let m_size = |j: usize| match diagonal {
             Some((d, at)) if at == j => d.inside,
             _ => s.m[j].size,

@@ -19,9 +19,9 @@ const ROOM: f64 = 0.7;
 struct Cycles {
     /// Bytes of blocks that stay in the second-level cache.
     room: f64,
-    /// Of a byte from the third-level cache.
+    /// Cycles of a byte from the third-level cache.
     l3: f64,
-    /// Of a byte from memory.
+    /// Cycles of a byte from memory.
     memory: f64,
 }
 

@@ -58,11 +58,11 @@ fn coefficient(axis: &Axis, dim: usize) -> i64 {
 
 /// How an operand is indexed by two dims that may be digits of one.
 enum DigitIndexing {
-    /// By neither.
+    /// Neither digit indexes it.
     Nowhere,
-    /// By both, in one axis.
+    /// Both digits index it, in one axis.
     Together(usize),
-    /// In an axis each, the lower digit's inside the higher one's.
+    /// Each digit indexes an axis of its own, the lower digit's inside the higher one's.
     Adjacent { high: usize, low: usize },
 }
 

@@ -8,7 +8,7 @@ use super::access::{Access, Coord, Problem};
 /// Positions of the output that no term reaches.
 #[derive(Clone, Debug)]
 pub struct ZeroFill {
-    /// Its first element.
+    /// Position of the first element.
     pub base: i64,
     /// Size and stride of each axis.
     pub axes: Vec<(i64, i64)>,

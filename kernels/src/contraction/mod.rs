@@ -88,8 +88,8 @@ pub struct Hooks {
     pub prologue_a: Option<String>,
     /// The same for operand `b`, with offsets counted from `buf[1]`.
     pub prologue_b: Option<String>,
-    /// Of the operands that are staged in blocks, each element in one block: what to call in place of their
-    /// prologue where the element must be kept besides, which is once for each.
+    /// For operands that are staged in blocks, each element in one block: the function to call in place of the prologue
+    /// if the element must also be kept. It is called once for each element.
     pub keeps: [Option<String>; 2],
     /// 16-bit types of `a` and `b`, where their prologues do nothing but widen.
     pub widens: [Option<DType>; 2],
@@ -135,7 +135,8 @@ pub struct BlockingRequest {
     pub blocking: Option<Blocking>,
     /// How many of the best other ways to tell.
     pub n_others: usize,
-    /// Not the best way, but one whose text differs from its in as many numbers as possible and in nothing else.
+    /// Whether to take, instead of the best way, one whose text differs in as many numbers as possible and in nothing
+    /// else.
     pub varies: bool,
     /// Whether convolutions of 3×3 taps may be computed by minimal filtering.
     pub allows_winograd: bool,
@@ -310,8 +311,8 @@ pub(crate) fn takes_prologues(c: &Contraction, hooks: &Hooks, target: &Contracti
     }
 }
 
-/// As [`emit`] for two operands in bf16 without prologues, by instructions for pairs of numbers. The text
-/// needs the prelude before it.
+/// Like [`emit`] for two operands in bf16 without prologues, by instructions for pairs of numbers. The text needs the
+/// prelude before it.
 ///
 /// # Errors
 /// Why they do not fit.

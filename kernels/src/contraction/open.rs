@@ -25,13 +25,13 @@ pub struct OpenDims {
 /// What of a plan's text is for any size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
-    /// Some size is.
+    /// Whether any size varies.
     pub any: bool,
     /// Tiles have any number of rows.
     pub rows: bool,
     /// The last panel has any number of columns, one to all.
     pub columns: bool,
-    /// Some dim of the reduction has any size.
+    /// Whether a dim of the reduction may have any size.
     pub reduction: bool,
 }
 
@@ -77,7 +77,7 @@ impl OpenDims {
 }
 
 impl Open {
-    /// With the rows as they are tiled.
+    /// Sets whether rows vary, by how they are tiled.
     pub(super) fn in_rows(self, tiling: &Tiling) -> Self {
         Open {
             rows: tiling.is_open(),
@@ -155,8 +155,8 @@ impl GatherPart<'_> {
         kernels
     }
 
-    /// Of a micro-kernel for tiles of so many positions: the first that a tile may lack, the rows of each
-    /// position, and the step of a position in the broadcast operand.
+    /// For a micro-kernel of tiles of that length: the first position that a tile may lack, the rows of each position,
+    /// and the step of a position in the broadcast operand.
     fn missing_rows(&self, length: i64) -> (i64, i64, i64) {
         let (p, m) = (&self.plan, &self.plan.shape.m);
         let axis = p.tiling.axis;

@@ -94,8 +94,8 @@ impl ScalarForm {
 }
 
 impl ScalarCost {
-    /// Of `flops` operations on a target: by its machine's rate of products, and by that of one lane without
-    /// independent operations.
+    /// The cost of `flops` operations on a target: by its machine's rate of products, and by the rate of one lane whose
+    /// operations wait for each other.
     pub fn new(flops: u64, target: &super::ContractionTarget) -> Self {
         let threads = target.threads.max(1) as u64;
         let fast = target.machine.product_operations_per_us.max(1) * threads;

@@ -18,7 +18,7 @@ pub struct Staging {
 #[derive(Clone, Debug)]
 pub struct StagedCoord {
     pub coord: Coord,
-    /// Most positions a block spans.
+    /// Largest number of positions that a block spans.
     pub extent: i64,
     /// Whether every block spans exactly `extent` positions.
     pub full: bool,

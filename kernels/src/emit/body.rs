@@ -163,7 +163,7 @@ struct Reader<'g> {
     /// Map parameters in scope by their names in the graph.
     rename: BTreeMap<Symbol, SymExpr>,
     outer: BTreeSet<Symbol>,
-    /// For local containers: dimensions that are indexed by one outer parameter everywhere.
+    /// The dimensions of local containers that are indexed by one outer parameter everywhere.
     point_dims: BTreeMap<ContainerId, Vec<Option<SymExpr>>>,
     arrays: BTreeMap<ContainerId, Array>,
     extents: Extents,

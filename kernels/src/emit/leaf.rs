@@ -46,7 +46,7 @@ pub(crate) struct Leaf<'a> {
     pub(crate) skips: BTreeSet<Guard>,
 }
 
-/// In which part of the vector loop a value is printed.
+/// The part of the vector loop in which a value is printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoopRegion {
     /// Guards hold.

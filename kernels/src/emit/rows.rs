@@ -108,12 +108,12 @@ impl Row {
         self.fill(&wide, self.wide(), t);
     }
 
-    /// Before a block of terms.
+    /// Writes the text before a block of terms.
     pub(crate) fn open_block(&self, t: &mut CText) {
         self.fill(&self.name, self.dtype, t);
     }
 
-    /// After a block of terms.
+    /// Writes the text after a block of terms.
     pub(crate) fn close_block(&self, t: &mut CText) {
         let (wide, row) = (format!("{}_w[i]", self.name), format!("{}[i]", self.name));
         let sum = scalar::binary(self.reduction.combine(), &wide, &row, self.wide());

@@ -23,7 +23,7 @@ pub struct CText {
 }
 
 impl CText {
-    /// One line.
+    /// Writes one line.
     pub fn line(&mut self, line: &str) {
         self.text.push_str(&"  ".repeat(self.depth));
         self.text.push_str(line);
@@ -48,7 +48,7 @@ impl CText {
         self.line("}");
     }
 
-    /// All of it.
+    /// The whole text.
     pub fn finish(self) -> String {
         self.text
     }

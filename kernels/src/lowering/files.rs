@@ -82,8 +82,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Of the kernels that are left, the position of the one that has most in common with the file; of equal ones,
-    /// the first.
+    /// Position of the kernel that has most in common with the file, among those that are left; the first if several
+    /// are equal.
     fn nearest(&self, left: &[usize]) -> Option<usize> {
         let mut nearest: Option<(usize, f64)> = None;
         for (at, kernel) in left.iter().enumerate() {

@@ -26,9 +26,9 @@ pub struct KernelInfo {
     pub flops: u64,
     /// What its time is predicted from, besides the bytes it moves.
     pub work: KernelCost,
-    /// Of a contraction with a choice of blocks: how it was cut.
+    /// For a contraction with a choice of blocks: how it was cut.
     pub cuts: Option<BlockingDecision>,
-    /// Of a contraction that is cut by its cost model although the recipe says how: the decision's place.
+    /// For a contraction that the cost model cuts although the recipe says how: the place of the decision.
     pub uncut: Option<Place>,
     /// Launches it takes.
     pub n_launches: usize,
@@ -45,7 +45,7 @@ pub struct KernelInfo {
     /// For a contraction of bf16 operands on a CPU that multiplies pairs of them: why it is computed in single
     /// precision.
     pub no_pairs: Option<NoFastForm>,
-    /// Of the first of several kernels that one kernel of the graph became: which, and why.
+    /// The splits by which one kernel of the graph became several, and why; on the first of them only.
     pub splits: Vec<Split>,
 }
 

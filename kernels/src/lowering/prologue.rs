@@ -26,7 +26,7 @@ pub(super) struct Before {
     pub(super) args: Vec<ContainerId>,
     /// The function of each operand.
     names: [Option<String>; 2],
-    /// For operands that others read: the function that stores them besides.
+    /// The function that also stores an operand, if others read it.
     keeps: [Option<String>; 2],
 }
 

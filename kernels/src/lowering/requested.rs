@@ -15,7 +15,7 @@ pub struct LoweringOptions<'a> {
     pub known: Option<&'a PriorPlans>,
     /// What a recipe says about blocking.
     pub recipe: Option<&'a Recipe>,
-    /// For each contraction, how many of the best other ways to cut it to tell.
+    /// How many of the best other ways to cut each contraction to tell.
     pub n_others: usize,
     /// Contractions are cut not in the best way, but so that as many numbers of their texts differ from it as
     /// possible.

@@ -75,7 +75,7 @@ impl Lowered {
         }
     }
 
-    /// Of each source, the buffers that its launches give.
+    /// Number of buffers that the launches of each source give.
     fn n_buffers(&self) -> Vec<usize> {
         let mut n_buffers = vec![0; self.sources.len()];
         for launch in &self.launches {

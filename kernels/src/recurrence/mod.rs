@@ -41,7 +41,7 @@ pub(crate) struct Recurrence {
 /// What a step computes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// Of the forward pass.
+    /// A step of the forward pass.
     Forward {
         /// The cell.
         cell: Cell,
@@ -50,11 +50,11 @@ pub(crate) enum Step {
         /// Whether kept values are stored.
         stores_kept: bool,
     },
-    /// Of the backward pass.
+    /// A step of the backward pass.
     Backward {
         /// The derivatives.
         cell: CellGradient,
-        /// For which states a gradient is given.
+        /// Whether a gradient is given, for each state.
         given: Vec<bool>,
         /// Whether gradients of the products are stored beside those of the gates' inputs.
         stores_products: bool,

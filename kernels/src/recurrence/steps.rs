@@ -42,7 +42,7 @@ impl Recurrence {
         )
     }
 
-    /// From a row of a step to that of the step before.
+    /// The distance from a row of a step to that of the step before.
     fn to_before(&self) -> String {
         let sign = if self.reverse { "+" } else { "-" };
         format!("{sign} {}", self.rows)

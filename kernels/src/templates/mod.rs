@@ -35,7 +35,7 @@ const FEW: usize = 4;
 /// The texts of the kernels that were compiled for a model's earlier sizes.
 #[derive(Debug, Default)]
 pub struct Templates {
-    /// By shape.
+    /// The forms by shape.
     forms: BTreeMap<Vec<u8>, Vec<Form>>,
     /// Programs that were shared so far.
     n_programs: usize,
@@ -239,8 +239,8 @@ impl Form {
         (!is_almost, distance, Reverse(self.values.len()))
     }
 
-    /// Of texts that serve a kernel the least is taken: the one with the fewest values of those that are
-    /// compiled, else the one that will serve most sizes.
+    /// The order in which texts that can serve a kernel are preferred, least first: compiled texts with few values,
+    /// then the text that will serve most sizes.
     fn preference(&self, n_values: usize) -> (bool, isize) {
         let n_values = n_values.cast_signed();
         match self.is_called {

@@ -214,7 +214,7 @@ struct Reader {
     depth: usize,
     line_is_fixed: bool,
     line_is_blank: bool,
-    /// Of the name just read: from which argument on its call asks for constants.
+    /// For the name just read: the first argument of its call that asks for constants.
     constants: Option<usize>,
     /// Open parentheses: from which argument on they ask for constants, and the argument they are at.
     calls: Vec<(Option<usize>, usize)>,

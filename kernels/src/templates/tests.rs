@@ -135,7 +135,7 @@ fn a_foreseen_text_counts_when_a_program_calls_it() {
         templates.share(&own, Purpose::Foresee, |text| unit(&name, text));
     }
     assert_eq!(templates.n_texts(), 1);
-    // Of the texts that serve it, the one that serves most other sizes.
+    // If several texts serve it, the one that serves most other sizes is taken.
     let second = share(&mut templates, &scaling(11, 40, "0.5f"), "second");
     assert_eq!(second.symbols, ["foreseen50"]);
     assert_eq!(second.values, Some(vec![11, 40]));

@@ -256,7 +256,7 @@ pub fn check_hooks(label: &str, c: &Contraction, hooks: &Hooks, hook_text: &str,
     check_hooks_for::<f64>(&target(16), label, c, hooks, &text, out_at);
 }
 
-/// As [`check_hooks`] with numbers of type `T`, for a target; tells which implementation it was.
+/// Like [`check_hooks`] with numbers of type `T`, for a target; returns which implementation it was.
 pub fn check_hooks_for<T: Number>(
     target: &ContractionTarget,
     label: &str,

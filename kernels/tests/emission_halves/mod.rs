@@ -261,7 +261,7 @@ fn products_of_pairs_agree_with_the_interpreter() {
                 assert_eq!(products, Some(DType::BF16), "{name}: {}", kernel.path);
             }
         }
-        // Of products that are rounded, memory holds the packed operand and nothing of the sums.
+        // For products that are rounded, memory holds the packed operand and nothing of the sums.
         let (_, rows) = cases.iter().find(|c| c.0 == "rows by rows").unwrap();
         let lowered = lower(rows, &options.target, 2).unwrap();
         let packed = 65usize.div_ceil(32) * 100usize.div_ceil(32) * 2048;

@@ -126,7 +126,7 @@ fn a_chain_is_the_shortest_path() {
         assert_eq!(found.cost, brute_force(&problem), "seed {seed}");
         assert_eq!((found.bound, found.n_branches), (found.cost, 0));
     }
-    // As long as the paper's encoder layer with its gradients, with all 24 orders of four dimensions.
+    // This chain is as long as the paper's encoder layer with its gradients, with all 24 orders of four dimensions.
     let long = Chain::random(7, 34, 24);
     let found = long.problem().solve(0);
     assert_eq!(found.cost, long.shortest_path());

@@ -117,7 +117,7 @@ fn attribute_problem(
         let may_be = schema.is_open || name.starts_with("__");
         return (!may_be).then(|| format!("`{}` has no attribute `{name}`", node.op_type));
     };
-    // Of a file without types, what is given tells the type.
+    // In a file without types, the value that is given tells the type.
     let stated = kind(attribute.r#type).into_iter();
     let is_reference = !attribute.ref_attr_name.is_empty();
     let mut given = stated.chain(held(attribute).filter(|_| !is_reference));

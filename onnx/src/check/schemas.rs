@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 /// An operator in the version of its domain in which it came or was last changed.
 #[derive(Debug, Default)]
 pub struct Schema {
-    /// That version.
+    /// The version in which the operator came or was last changed.
     pub since: i64,
     /// Whether it is no longer to be used.
     pub is_deprecated: bool,
@@ -34,7 +34,7 @@ pub struct Port {
     pub name: &'static str,
     /// Its element type.
     pub element: Type,
-    /// For how many values it stands.
+    /// The number of values for which it stands.
     pub many: Many,
 }
 
@@ -49,16 +49,16 @@ pub enum Type {
     Variable(&'static str),
 }
 
-/// For how many values an input or output stands.
+/// The number of values for which an input or output stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Many {
     /// One.
     One,
     /// One, or none.
     Optional,
-    /// At least so many, of one type.
+    /// This many or more, all of one type.
     Same(usize),
-    /// At least so many, each of a type of its own.
+    /// This many or more, each of a type of its own.
     Free(usize),
 }
 

@@ -49,7 +49,7 @@ pub enum FreeError {
     /// The file does not run with another size.
     #[error("the file does not run with other sizes than those it has ({cause}), so they stay")]
     Inside {
-        /// With one of them.
+        /// The error of a run with another size.
         cause: VerifyError,
     },
 }

@@ -173,7 +173,7 @@ impl<'m> Program<'m> {
         })
     }
 
-    /// The same, which gives loops up after `trips`.
+    /// Returns the program so that it gives loops up after `trips`.
     #[must_use]
     pub fn within(self, trips: i64) -> Program<'m> {
         Program {
@@ -182,7 +182,7 @@ impl<'m> Program<'m> {
         }
     }
 
-    /// The same with other roundings.
+    /// Returns the program with other roundings.
     #[must_use]
     pub fn perturbed(self, perturbed: Perturbed) -> Program<'m> {
         Program {
@@ -191,13 +191,13 @@ impl<'m> Program<'m> {
         }
     }
 
-    /// The same, which stops before the node that comes after `deadline`.
+    /// Returns the program so that it stops before the node that comes after `deadline`.
     #[must_use]
     pub fn until(self, deadline: Option<Instant>) -> Program<'m> {
         Program { deadline, ..self }
     }
 
-    /// The same, which reads initializers once for all runs if there is room for them.
+    /// Returns the program so that it reads initializers once for all runs, if there is room for them.
     #[must_use]
     pub fn keeping(self) -> Program<'m> {
         let initializers = &self.graph.initializer;
@@ -552,7 +552,7 @@ fn needed(nodes: &[NodeProto], feeds: &Values, wanted: &[&str]) -> BTreeSet<usiz
     needed
 }
 
-/// For each node, the names nobody reads after it.
+/// The names that nobody reads any more, after each node.
 fn last_uses<'n>(
     nodes: &'n [NodeProto],
     needed: &BTreeSet<usize>,

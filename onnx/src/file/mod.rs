@@ -115,7 +115,7 @@ impl Model {
         own.chain(self.stamps.files()).collect()
     }
 
-    /// The same file with another model in it.
+    /// Returns the file with another model in it.
     pub fn with(&self, proto: ModelProto) -> Model {
         Model {
             proto,

@@ -98,7 +98,7 @@ impl Part {
         self.replace_while(files, || ())
     }
 
-    /// As [`Part::replace`]; `meanwhile` happens after each renaming.
+    /// Like [`Part::replace`]; calls `meanwhile` after each renaming.
     fn replace_while(
         self,
         files: &[(PathBuf, PathBuf)],

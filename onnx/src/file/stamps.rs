@@ -16,7 +16,7 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// As they are now. A file that cannot be found has none: reading it is an error of its own.
+    /// The present stamps of a model's files. A file that cannot be found has none: reading it is an error of its own.
     pub fn new(model: &ModelProto, folder: &Path) -> Stamps {
         let mut files = BTreeMap::new();
         super::stored_tensors::each(model, &mut |tensor: &TensorProto| {

@@ -221,7 +221,7 @@ fn placed(
 /// Where ranges of external data go: those that overlap in a file stay together, each byte once.
 struct Places {
     ranges: Vec<Range>,
-    /// For each file its runs of bytes in use, from their first byte to their end.
+    /// The runs of bytes in use, from their first byte to their end, for each file.
     runs: BTreeMap<PathBuf, BTreeMap<u64, u64>>,
     /// Offsets of the runs that are placed, by file and first byte.
     placed: BTreeMap<(PathBuf, u64), u64>,

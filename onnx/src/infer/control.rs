@@ -190,7 +190,7 @@ impl Walk<'_> {
         Fact::new(fact.element, shape.map(|s| s.iter().map(size).collect()))
     }
 
-    /// As many of a body's values beside each other along a new axis.
+    /// A value of a body, stacked `times` times along a new axis.
     fn stacked(&self, fact: &Fact, times: &SymExpr, at: i64, own: usize) -> Fact {
         let mut fact = self.outside(fact, own);
         if let Some(shape) = &mut fact.shape {

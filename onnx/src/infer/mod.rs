@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub struct Opsets(BTreeMap<String, i64>);
 
 impl Opsets {
-    /// Those a model or a function imports.
+    /// The operator sets that a model or a function imports.
     pub fn new(imports: &[crate::proto::OperatorSetIdProto]) -> Opsets {
         let domain = |d: &str| {
             if d == "ai.onnx" {
@@ -65,7 +65,7 @@ pub struct Functions<'a> {
 }
 
 impl<'a> Functions<'a> {
-    /// Those of a model.
+    /// The functions of a model.
     pub fn new(all: &'a [FunctionProto]) -> Functions<'a> {
         Functions { all, depth: 0 }
     }
@@ -90,7 +90,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Nothing yet, inside of a body of which `outer` is known.
+    /// Empty facts, inside of a body of which `outer` is known.
     pub fn inside(outer: &Facts) -> Facts {
         Facts {
             values: Arc::default(),

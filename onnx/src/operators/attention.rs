@@ -78,7 +78,7 @@ impl<R: Real> Heads<R> {
         }
     }
 
-    /// With heads and length exchanged.
+    /// Returns the heads with heads and length exchanged.
     pub fn exchanged(self) -> Heads<R> {
         let mut values = Vec::with_capacity(self.values.len());
         for b in 0..self.batch {
@@ -97,7 +97,7 @@ impl<R: Real> Heads<R> {
         }
     }
 
-    /// With `past` before each head's vectors.
+    /// Returns the heads with the vectors of `past` before each head's own.
     ///
     /// # Errors
     /// Sizes that do not fit.
@@ -119,7 +119,7 @@ impl<R: Real> Heads<R> {
         })
     }
 
-    /// As a tensor of four dimensions, or with heads merged into three.
+    /// Returns a tensor of four dimensions, or of three with merged heads.
     ///
     /// # Errors
     /// `element` is no float type.

@@ -25,7 +25,7 @@ pub trait Lanes: Copy + num_traits::Zero + std::ops::AddAssign + 'static {
     /// A vector of them.
     type Vector<S: Simd>: Copy;
 
-    /// As many equal ones.
+    /// A vector of equal numbers.
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
 
     /// `a·b + c`.

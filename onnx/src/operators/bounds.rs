@@ -26,7 +26,7 @@ pub enum OperatorError {
         "a result of sizes {sizes:?} is too large to be computed: it may take {most_bytes} bytes"
     )]
     TooLarge {
-        /// Of the result.
+        /// Sizes of the result.
         sizes: Vec<usize>,
         /// What it may take.
         most_bytes: usize,
@@ -39,7 +39,7 @@ pub enum OperatorError {
         "internal error: a result of sizes {sizes:?} has {n_elements} elements; please report this file"
     )]
     Broken {
-        /// Of the result.
+        /// Sizes of the result.
         sizes: Vec<usize>,
         /// The elements that it has.
         n_elements: usize,

@@ -66,7 +66,7 @@ pub struct ConvolutionShape {
 }
 
 impl ConvolutionShape {
-    /// Of an input and weights of those sizes.
+    /// The convolution of an input and weights of those sizes.
     ///
     /// # Errors
     /// A sentence: sizes or attributes that do not fit.
@@ -181,7 +181,7 @@ fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> 
             let from = piece.at % plan.groups * filters + filter;
             let n_filters = piece.y.nrows();
             let weights = &w[from * taps..][..n_filters * taps];
-            // Of that length by the line above.
+            // The line above cut it to that length.
             let Ok(weights) = matrix(weights, n_filters, taps) else {
                 return;
             };
@@ -197,7 +197,7 @@ fn convolve<R: Real>(plan: &ConvolutionShape, x: &[R], w: &[R], y: &mut [R]) -> 
     Ok(())
 }
 
-/// From that many windows on, threads share the windows, below it the filters.
+/// Number of windows from which on threads share the windows; below it they share the filters.
 const LEAST_WINDOWS: usize = 256;
 
 /// Some filters, or some windows, of one group of one image.

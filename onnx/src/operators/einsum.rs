@@ -151,7 +151,7 @@ impl<R: Real> Named<R> {
         own.map(|d| all[d]).sum()
     }
 
-    /// With dimensions in that order; others are summed, and those it lacks have size 1.
+    /// Returns the tensor with dimensions in that order; others are summed, and those it lacks have size 1.
     fn ordered(&self, names: &[String], sizes: &BTreeMap<String, usize>) -> Named<R> {
         let summed: Vec<String> = {
             let mut rest: Vec<String> = self.names.clone();

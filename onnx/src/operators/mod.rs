@@ -83,7 +83,7 @@ pub enum Symbolic {
     Moves(&'static [usize]),
     /// Element by element, after broadcasting.
     Pointwise(fn(&[&SymExpr]) -> Option<SymExpr>),
-    /// In a way of its own.
+    /// A function of its own.
     Own(fn(&Inference) -> Option<Vec<SymExpr>>),
 }
 
@@ -103,13 +103,13 @@ impl Operator {
         }
     }
 
-    /// The same with what it does to symbolic integers.
+    /// Returns the operator with its effect on symbolic integers.
     pub const fn symbolic(mut self, symbolic: Symbolic) -> Operator {
         self.symbolic = symbolic;
         self
     }
 
-    /// The same in another domain.
+    /// Returns the operator in another domain.
     pub const fn domain(mut self, domain: &'static str) -> Operator {
         self.domain = domain;
         self
@@ -182,7 +182,7 @@ impl Unknowns {
         SymExpr::symbol(Symbol::new(format!("?{}", self.count.get())))
     }
 
-    /// From now on that name stands for a size of an input of the model.
+    /// Lets that name stand for a size of an input of the model from now on.
     pub fn give(&self, name: &str) {
         self.given.borrow_mut().insert(name.to_string());
     }
@@ -272,7 +272,7 @@ impl<'a> Inference<'a> {
         self.unknowns.size()
     }
 
-    /// As many sizes of which nothing is known.
+    /// `rank` sizes of which nothing is known.
     pub fn unknown_shape(&self, rank: usize) -> Vec<SymExpr> {
         (0..rank).map(|_| self.unknown()).collect()
     }

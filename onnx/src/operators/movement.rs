@@ -34,7 +34,7 @@ pub struct Broadcast {
 }
 
 impl Broadcast {
-    /// From a tensor of sizes `from` to sizes `to`; each of `from`, aligned at the end, is 1 or equal.
+    /// The broadcast of a tensor of sizes `from` to sizes `to`; each of `from`, aligned at the end, is 1 or equal.
     pub fn new(from: &[usize], to: &[usize]) -> Broadcast {
         let skip = to.len() - from.len();
         let mut strides = vec![0; to.len()];
@@ -229,7 +229,7 @@ fn expand(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![expanded(x, &shape)])
 }
 
-/// The same elements repeated along dimensions of size 1, to sizes `to`.
+/// Returns the elements repeated along dimensions of size 1, to sizes `to`.
 pub fn expanded(x: &Tensor, to: &[usize]) -> Tensor {
     if x.shape == to {
         return x.clone();

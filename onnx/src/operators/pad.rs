@@ -70,7 +70,7 @@ fn pad(call: &Call) -> Result<Vec<Tensor>, String> {
     Ok(vec![selected(x, &sources, fill.as_ref())?])
 }
 
-/// For every position along a padded dimension of `n` elements, where it comes from; `None` is fill.
+/// The source of every position along a padded dimension of `n` elements; `None` is fill.
 fn sources(n: usize, (begin, end): (i64, i64), mode: &str) -> Result<Vec<Option<usize>>, String> {
     // Negative pads cut first; what is left is what the others repeat.
     let n = n as i64;

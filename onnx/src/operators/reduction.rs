@@ -103,7 +103,7 @@ fn sum(v: &[f64]) -> f64 {
     sum_of(v, |x| x)
 }
 
-/// In eight interleaved sums, which are independent of each other.
+/// Sums in eight interleaved sums, which are independent of each other.
 fn sum_of(v: &[f64], f: impl Fn(f64) -> f64) -> f64 {
     let mut sums = [0.0; 8];
     let (chunks, rest) = v.as_chunks::<8>();

@@ -316,7 +316,7 @@ fn dimensions(call: &Call, shape: &[usize]) -> Result<Vec<Along>, String> {
 pub struct Interpolation {
     /// The dimension.
     pub axis: usize,
-    /// For each element of the output: elements of the input with their weights, or none to extrapolate.
+    /// The elements of the input with their weights, for each element of the output; `None` to extrapolate.
     pub taps: Vec<Option<Vec<(usize, f32)>>>,
     /// The value of elements that are extrapolated.
     pub extrapolation: f32,

@@ -143,7 +143,7 @@ fn top(call: &Call) -> Result<Vec<Tensor>, String> {
         (k, largest): (usize, bool),
     ) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
-        // Of equal elements, the ones that come first.
+        // Equal elements keep their order.
         order.sort_by(|a, b| {
             let by_size = v[first + a * step].order(&v[first + b * step]);
             if largest { by_size.reverse() } else { by_size }

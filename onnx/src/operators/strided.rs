@@ -26,7 +26,7 @@ pub fn steps(shape: &[usize]) -> Vec<usize> {
 }
 
 impl View {
-    /// All of a row-major tensor.
+    /// The whole of a row-major tensor.
     pub fn whole(shape: &[usize]) -> View {
         View {
             shape: shape.to_vec(),
@@ -85,7 +85,7 @@ pub struct Walk<const K: usize> {
 }
 
 impl<const K: usize> Walk<K> {
-    /// Over sizes `shape` with the distances each operand has along them.
+    /// A walk over sizes `shape` with the distances that each operand has along them.
     pub fn new(shape: &[usize], strides: [&[isize]; K]) -> Walk<K> {
         let mut merged: Vec<usize> = Vec::new();
         let mut kept: [Vec<isize>; K] = std::array::from_fn(|_| Vec::new());

@@ -50,7 +50,7 @@ pub struct Placed {
 }
 
 impl Windows {
-    /// Those of a node; `kernel` holds sizes of windows.
+    /// The windows of a node; `kernel` has their sizes.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
@@ -86,7 +86,7 @@ impl Windows {
         })
     }
 
-    /// Those a node's `kernel_shape` describes.
+    /// The windows that a node's `kernel_shape` describes.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
@@ -100,7 +100,7 @@ impl Windows {
         Windows::new(attributes, kernel.iter().map(|k| (*k).into()).collect())
     }
 
-    /// Those of a convolution with weights of sizes `weights`.
+    /// The windows of a convolution with weights of sizes `weights`.
     ///
     /// # Errors
     /// A sentence: attributes that do not fit.
@@ -200,7 +200,7 @@ impl Placed {
         self.output.iter().product()
     }
 
-    /// The same with leading dimensions of size 1, so that there are three.
+    /// Returns the windows with leading dimensions of size 1, so that there are three.
     pub fn in_three(&self) -> Option<Placed> {
         let more = 3usize.checked_sub(self.input.len())?;
         fn led<T: Clone>(more: usize, with: T, v: &[T]) -> Vec<T> {

@@ -146,7 +146,7 @@ mod tests {
             .with("a = Gemm(x, w, b)", gemm)
             .node(&format!("y = {NORM}"))
             .gives(&["y = Gemm(x, w_1, b_1)"]);
-        // Of three dimensions the channels are the second, and the columns the last.
+        // With three dimensions, the channels are the second, and the columns the last.
         matrices("N 3 4")
             .node("a = MatMul(x, w)")
             .node(&format!("y = {NORM}"))

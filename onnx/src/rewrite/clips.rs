@@ -64,7 +64,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Of a Relu or a Clip of floats with constant bounds.
+    /// The bounds of a Relu, or of a Clip of floats with constant bounds.
     fn new(scope: &Scope, n: usize) -> Option<Bounds> {
         if scope.is(n, "Relu") {
             let (low, high) = (Some(0.0), Some(f64::INFINITY));

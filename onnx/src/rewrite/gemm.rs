@@ -153,7 +153,7 @@ mod tests {
             let model = steps.split("; ").fold(model, Trial::node);
             model.only(&["transpose-in-gemm"]).unverified().len()
         };
-        // Of real numbers the transposition goes.
+        // Over real numbers, the transposition goes.
         assert_eq!(model("t = Transpose(e); y = MatMul(t, z)"), 3);
         assert_eq!(model("t = Transpose(d); y = MatMul(t, z)"), 3);
         assert_eq!(

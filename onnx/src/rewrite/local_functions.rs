@@ -118,7 +118,7 @@ mod tests {
         AttributeProto, FunctionProto, GraphProto, OperatorSetIdProto, attribute_type,
     };
 
-    /// Of six nodes, so that it stays a function where it is called twice.
+    /// A function of six nodes, so that it stays a function if it is called twice.
     fn function(first: &str, attribute: Vec<AttributeProto>) -> FunctionProto {
         let mut nodes = vec![line(first, attribute)];
         for text in [

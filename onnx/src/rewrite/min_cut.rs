@@ -27,7 +27,7 @@ impl Network {
         }
     }
 
-    /// One more vertex.
+    /// Adds a vertex.
     pub fn vertex(&mut self) -> usize {
         self.from.push(Vec::new());
         self.from.len() - 1
@@ -41,8 +41,8 @@ impl Network {
         }
     }
 
-    /// For each vertex, whether a cheapest cut leaves it on the source's side: of all such cuts, the
-    /// one with the fewest vertices there.
+    /// Returns whether a cheapest cut leaves a vertex on the source's side, for each vertex: of all such cuts, the one
+    /// with the fewest vertices there.
     pub fn side(mut self) -> Vec<bool> {
         loop {
             let levels = self.levels();

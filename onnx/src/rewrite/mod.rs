@@ -112,7 +112,7 @@ pub struct Options {
     pub target: Target,
     /// Bytes of constants that one folding may add to the file beyond those it removes.
     pub fold_limit: usize,
-    /// At most that many applications; for bisection.
+    /// Largest number of applications; for bisection.
     pub limit: Option<usize>,
     /// Applications that are not made, by rule and site.
     pub refused: BTreeSet<(String, String)>,
@@ -144,7 +144,7 @@ pub struct Application {
     pub rule: &'static str,
     /// The first output of the last node it removed, below the names of the nodes whose bodies it is in.
     pub site: String,
-    /// That node, for people.
+    /// The name of that node in messages.
     pub origin: String,
 }
 

@@ -75,7 +75,7 @@ fn keeps_positions(scope: &Scope, n: usize) -> bool {
                 steps.is_some_and(|s| s.iter().all(|s| *s == 1))
             }
         },
-        // As much cropped as added moves the elements.
+        // If as much is cropped as added, elements move although sizes are equal.
         "Pad" => {
             let given = Attributes::new(node).ints("pads").map(<[i64]>::to_vec);
             let pads = given.or_else(|| scope.fact(scope.input(n, 1)?)?.known_ints());
@@ -169,7 +169,7 @@ mod tests {
             t.node("b = Slice(a, from, to, axis, step)")
         });
         backwards.stays();
-        // As much cropped as added.
+        // The pads crop as much as they add.
         around(|t| t.ints("pads", &[0, -1, 0, 1]).node("b = Pad(a, pads)")).stays();
     }
 
@@ -192,7 +192,7 @@ mod tests {
         let trial = Trial::new(17).input("x", "4").constant("w", reals(&[4]));
         let trial = trial.node("a = Mul(x, w)").node("y = Identity(a)");
         trial.output("y", "4").gives(&["y = Mul(x, w)"]);
-        // Of an input, and of another output, a copy is all there is.
+        // If the value is an input or another output, the copy must stay.
         let copy = Trial::new(17)
             .input("x", "4")
             .node("y = Identity(x)")

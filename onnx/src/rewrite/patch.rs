@@ -27,7 +27,7 @@ pub struct Patch {
     pub changed: Vec<String>,
 }
 
-/// Between values of one key of several nodes' metadata.
+/// Separator of values of one key of several nodes' metadata.
 const SEPARATOR: &str = "; ";
 
 impl Patch {

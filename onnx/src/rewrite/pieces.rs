@@ -325,7 +325,7 @@ fn slices_to_split(scope: &Scope, n: usize) -> Option<Patch> {
     let mut parts: Vec<(Cut, usize)> = Vec::new();
     for m in scope.readers(x) {
         let cut = plain_cut(scope, *m).filter(|c| c.axis == own.axis && c.end > c.start);
-        // Of equal ones the first stays until the others are gone.
+        // If cuts are equal, the first one stays until the others are gone.
         if let Some(cut) = cut.filter(|c| parts.iter().all(|(p, _)| p != c)) {
             parts.push((cut, *m));
         }

@@ -145,7 +145,7 @@ fn constant_scales(scope: &Scope, n: usize) -> Option<Patch> {
     }
     let from = scope.fact(scope.input(n, 0)?)?.shape.as_deref()?;
     let to = scope.fact(scope.input(n, 3)?)?.ints()?;
-    // As floats, scales are exact up to here, and so are sizes below 2²⁴ times them.
+    // Up to here, scales are exact as floats, and so are their products with sizes below 2²⁴.
     const MOST: i64 = 1 << 8;
     let scale = |(from, to): (&SymExpr, &SymExpr)| {
         let times = to.divide_exactly(from)?.as_const()?;
@@ -378,7 +378,7 @@ mod tests {
             .with("t = Concat(n1, rest)", vec![int("axis", 0)])
             .node("y = Reshape(x, t)")
             .gives(&["y = Reshape(x, [0, 12])"]);
-        // The same size elsewhere is left open; two of them cannot be.
+        // One size that moves becomes -1; two of them cannot.
         let moved = |to: &str| {
             Trial::new(14)
                 .input("x", "N M 12")

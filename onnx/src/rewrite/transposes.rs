@@ -54,10 +54,10 @@ struct Region<'s, 'a> {
     values: BTreeSet<&'a str>,
 }
 
-/// In which way something computes or reads a value.
+/// The way in which something computes or reads a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// As the operator of the region does.
+    /// The way of the operator of the region with this number.
     Of(usize),
     AsItIs,
     Moved,

@@ -100,19 +100,19 @@ impl Trial {
         self.model.graph.get_or_insert_default()
     }
 
-    /// In that version of the file format.
+    /// Uses that version of the file format.
     pub fn version(mut self, version: i64) -> Trial {
         self.model.ir_version = Some(version);
         self
     }
 
-    /// Only these rules.
+    /// Uses only these rules.
     pub fn only(mut self, rules: &[&'static str]) -> Trial {
         self.rules = Some(rules.to_vec());
         self
     }
 
-    /// For that target.
+    /// Rewrites for that target.
     pub fn target(mut self, target: Target) -> Trial {
         self.target = target;
         self
@@ -240,7 +240,7 @@ impl Trial {
         assert_eq!(nodes, expected, "after {fired:?}");
     }
 
-    /// Nothing fires.
+    /// Checks that nothing fires.
     pub fn stays(&self) {
         let (fired, nodes) = self.run();
         assert!(fired.is_empty(), "{fired:?} gave {nodes:#?}");

@@ -36,7 +36,7 @@ impl Attempt {
         self.positive
     }
 
-    /// The same with masks that leave everything.
+    /// Returns the attempt with masks that leave everything.
     pub fn unmasked(&self) -> Attempt {
         Attempt {
             integers: Integers::Ones,
@@ -49,7 +49,7 @@ impl Attempt {
         sizes.map(|(name, n)| (Symbol::new(name), *n)).collect()
     }
 
-    /// For people: seed, sizes, what is planted.
+    /// A text for people: seed, sizes, what is planted.
     pub fn describe(&self, seed: usize, planted: Planted) -> String {
         let sizes: Vec<String> = self
             .sizes

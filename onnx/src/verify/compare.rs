@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 pub struct OutputError {
     /// The value.
     pub name: String,
-    /// Of the original in its own types.
+    /// Error of the original in its own types.
     pub before: f64,
-    /// Of the rewritten model in its own types.
+    /// Error of the rewritten model in its own types.
     pub after: f64,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn errors(
 /// Slices of fewer elements say nothing by themselves: an original may happen to be exact there. See
 /// [`ShortSlices`].
 const LEAST_SLICE: usize = 16;
-/// Of more short slices than that, sums are not kept: they would be larger than what is compared.
+/// Largest number of short slices whose sums are kept: more would be larger than what is compared.
 const MOST_SHORT_SLICES: usize = 1 << 16;
 
 /// One output three times, row-major.
@@ -138,7 +138,7 @@ impl Values<'_> {
 /// of each kind there is no other way to see one that is wrong beside much larger ones.
 #[derive(Debug, Default)]
 pub(super) struct ShortSlices {
-    /// By value and dimension; `None` where sizes differ between runs.
+    /// Sums by value and dimension; `None` if sizes differ between runs.
     sums: BTreeMap<(usize, usize), Option<Vec<Sums>>>,
 }
 

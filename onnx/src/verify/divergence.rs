@@ -30,15 +30,15 @@ pub struct Comparison {
 pub struct Divergence {
     /// Its name.
     pub value: String,
-    /// In which run.
+    /// The run in which it differs.
     pub run: String,
-    /// In what way it differs.
+    /// A sentence that says how it differs.
     pub what: String,
     /// The element that differs most: its position, and what it is in each model.
     pub element: Option<(Vec<usize>, f64, f64)>,
     /// The node that computes it in the first model.
     pub a: Computed,
-    /// And in the second.
+    /// The node that computes it in the second model.
     pub b: Computed,
     /// Values before it that are the same.
     pub n_same: usize,

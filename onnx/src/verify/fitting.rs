@@ -211,7 +211,7 @@ impl Whole<'_> {
         (axes.len() == n).then(|| Fitting::Integers(axes.iter().map(bound).collect()))
     }
 
-    /// Those sizes that the attribute `axes` names, all without it.
+    /// The sizes that the attribute `axes` names; all sizes if it is absent.
     fn along(&self, sizes: &[SymExpr], node: &NodeProto) -> Option<Vec<SymExpr>> {
         match Attributes::new(node).ints("axes") {
             None => Some(sizes.to_vec()),

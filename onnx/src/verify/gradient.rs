@@ -59,7 +59,7 @@ pub struct GradientEvidence {
     pub loss: Option<f64>,
     /// The largest error of a direction, relative as [`MOST_ERROR`] is.
     pub gradients: f64,
-    /// Of a training graph that does not give its gradients: how far its step is from that of the one that
+    /// For a training graph that does not return its gradients: how far its step is from the step of the graph that
     /// does.
     pub step: Option<f64>,
 }
@@ -106,9 +106,9 @@ pub enum GradientError {
     Gradient {
         /// The output.
         name: String,
-        /// By central differences.
+        /// The derivative by central differences.
         measured: f64,
-        /// By the gradient.
+        /// The derivative by the gradient.
         claimed: f64,
         /// The seed and the sizes.
         run: String,

@@ -53,8 +53,8 @@ use std::time::Instant;
 
 /// A rewritten model's error against float64 may be that many times the original's.
 pub const SLACK: f64 = 4.0;
-/// And that many units of the last place of the output's largest element more: a rewrite rounds
-/// constants anew, and an original may happen to be exact.
+/// Units of the last place of the output's largest element that are allowed besides: a rewrite rounds constants anew,
+/// and an original may happen to be exact.
 pub const ROUNDINGS: f64 = 64.0;
 
 /// Bytes that inputs and outputs of a run may take so that more than one run is made: all of them are kept.
@@ -98,11 +98,11 @@ pub struct Options {
     pub relations: BTreeMap<String, SymExpr>,
     /// Inputs to use instead of random ones, by name.
     pub inputs: Values,
-    /// Who runs both models besides, on the finite inputs.
+    /// A program that also runs both models, on the finite inputs.
     pub oracle: Option<Arc<dyn Oracle>>,
     /// A part of an output's largest element by which the rewritten model may differ whatever rounding explains.
     pub tolerance: f64,
-    /// When to stop: what is verified by then is kept.
+    /// The time to stop: what is verified by then is kept.
     pub deadline: Option<Instant>,
 }
 
@@ -197,9 +197,9 @@ pub enum VerifyError {
     /// They do not have the same outputs.
     #[error("the outputs are {before} in one file and {after} in the other")]
     Outputs {
-        /// Of the original.
+        /// Outputs of the original.
         before: String,
-        /// Of the other one.
+        /// Outputs of the other model.
         after: String,
     },
     /// They differ.
@@ -209,12 +209,12 @@ pub enum VerifyError {
         output: String,
         /// Seed, sizes, planted values.
         run: String,
-        /// In what way.
+        /// A sentence that says how they differ.
         what: String,
     },
 }
 
-/// That a model gives what the original gives.
+/// Evidence that a model computes what the original computes.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
     /// One line per run: seed, sizes, what was planted.

@@ -3,10 +3,10 @@
 //! Rounding to integers, the position of the largest number, and thresholds make much of little: an original and a
 //! right rewrite of it, both rounded as usual, may differ by a step. So where a comparison fails, the original is run
 //! again with other roundings ([`Perturbed`]), each as much larger as a rewritten model's error may be ([`SLACK`]).
-//! Of floats, the largest error of the rewritten model may be that of the farthest of these runs: one maximum over the
-//! tensor, and the mean square error of every slice. Of whole numbers, each element must be one that was seen at its
-//! place. Where such runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`], [`MOST_CHANGED`]),
-//! this counts for nothing.
+//! For floats, the largest error of the rewritten model may be that of the farthest of these runs: one maximum over the
+//! tensor, and the mean square error of every slice. Each element of whole numbers must be one that was seen at its
+//! place. If such runs lie so far apart that hardly anything would be compared ([`MOST_MOVED`], [`MOST_CHANGED`]), they
+//! do not count.
 
 use super::runs::Run;
 use super::{Checker, SLACK, VerifyError, compare, program};
@@ -234,9 +234,10 @@ fn yardstick(
     }
 }
 
-/// Of each element, what is farthest from the reference: the original, or a run with other roundings, whose distance
-/// is that of [`SLACK`] roundings already. Where the original is finite and the rewritten model is not, or the other way
-/// round, what a run with other roundings has there; the original, so that the comparison refuses, if there is none.
+/// The value of each element that is farthest from the reference: that of the original, or of a run with other
+/// roundings, whose distance is that of [`SLACK`] roundings already. If the original is finite and the rewritten model
+/// is not, or the other way round: the value that a run with other roundings has there. If there is none, the
+/// original's, so that the comparison refuses.
 fn floats(
     [before, after]: [&Tensor; 2],
     reference: &Tensor,
@@ -288,7 +289,7 @@ fn floats(
     is_near.then_some(Yardstick { tensor, moved })
 }
 
-/// Of values seen, all of the kind of `new`, the nearest to it; `None` if they do not reach around it.
+/// The value nearest to `new`, of values seen of the same kind; `None` if they do not reach around it.
 fn nearest(new: f64, seen: impl Iterator<Item = f64>) -> Option<f64> {
     let seen: Vec<f64> = seen.collect();
     if !new.is_finite() {

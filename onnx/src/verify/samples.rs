@@ -38,7 +38,7 @@ pub enum Planted {
 }
 
 impl Planted {
-    /// For people, to be added to what else is known of a run.
+    /// A text for people, to be added to what else is known of a run.
     pub fn described(self) -> &'static str {
         match self {
             Planted::Nothing => "",
@@ -84,13 +84,13 @@ pub struct Sampler {
 
 /// Values that are tried for dynamic sizes: small ones first, then what convolutional networks need.
 const TRIED: [i64; 9] = [5, 8, 16, 32, 1, 2, 64, 128, 224];
-/// And at last what sound needs: windows of hundreds of samples.
+/// Sizes that are tried last, for sound: windows of hundreds of samples.
 const TRIED_LAST: [i64; 3] = [640, 2048, 16000];
 /// Dynamic sizes that are tried with 0, at most.
 const MOST_EMPTIES: usize = 4;
 
 impl Sampler {
-    /// For the inputs of a model and what `cuts` give.
+    /// A sampler for the inputs of a model and for what `cuts` give.
     ///
     /// # Errors
     /// [`VerifyError::Given`].

@@ -113,7 +113,7 @@ impl Oracle for Doubles {
 #[test]
 fn an_oracle_tells_the_sizes_that_nobody_declares() {
     let trial = Trial::new(17).input("x", "3 4").node("m = own.Mystery(x)");
-    // Of three rows, as would be guessed, no halves can be made.
+    // Three rows, which would be guessed, cannot be halved.
     let trial = trial.ints("halves", &[2, 3, 4]).ints("rows", &[6, 4]);
     let trial = trial
         .node("h = Reshape(m, halves)")

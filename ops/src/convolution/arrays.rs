@@ -31,7 +31,7 @@ pub(super) struct Space {
 }
 
 impl Convolution {
-    /// From the shapes of x and w; the shape of y follows.
+    /// The arrays of a convolution of x and w with these shapes; the shape of y follows.
     pub(super) fn new(call: &Call, x: &[SymExpr], w: &[SymExpr]) -> Result<Self, OpError> {
         if !(3..=5).contains(&x.len()) || w.len() != x.len() {
             return Err(call.shape_error(format!(
@@ -64,7 +64,7 @@ impl Convolution {
         })
     }
 
-    /// As [`Convolution::new`], for a given y.
+    /// Like [`Convolution::new`], for a given y.
     pub(super) fn with_output(
         call: &Call,
         x: &[SymExpr],

@@ -4,7 +4,7 @@ use super::shapes::without;
 use crate::op::{Sample, attrs};
 use graph::{Attr, Attrs, DType, Tensor};
 
-/// From which the samples of losses and gradients are made.
+/// A case from which the samples of losses and gradients are made.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) x: &'static [i64],

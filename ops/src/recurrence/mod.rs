@@ -31,7 +31,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// From an operand `[T, B, …]` and weights; `expected` tells the shape of every input.
+    /// The sizes of an operand `[T, B, …]` and weights; `expected` tells the shape of every input.
     fn new(
         call: &Call,
         (all, w): (usize, usize),

@@ -1,6 +1,6 @@
 //! What the fuzz targets share: the stack that the program gives to its work, and a path beside which no data is.
 
-/// As `compiler::internal_error` gives to every command: nested models and long sums make deep calls.
+/// The stack that `compiler::internal_error` gives to every command: nested models and long sums make deep calls.
 const STACK_BYTES: usize = 256 << 20;
 
 /// The path of a fuzzed model. Its folder does not exist, so that no external data of a model is found.

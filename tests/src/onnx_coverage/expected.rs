@@ -56,7 +56,7 @@ pub(super) struct Draw {
 const MOST_DEVIATIONS: f64 = 4.0;
 
 impl Draw {
-    /// Of a case with one operator that draws.
+    /// The draw of a case with one operator that draws random numbers.
     ///
     /// # Errors
     /// Its inputs cannot be read.

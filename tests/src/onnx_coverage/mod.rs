@@ -44,7 +44,7 @@ pub struct Found {
     pub rules: Vec<String>,
     /// A graph is made of it.
     pub imported: Verdict,
-    /// That graph, interpreted, gives the expected outputs.
+    /// The imported graph, interpreted, gives the expected outputs.
     pub interpreted: Verdict,
     /// The C made of it does; absent if nobody asked.
     pub compiled: Option<Verdict>,
@@ -162,7 +162,7 @@ impl Case {
         let every_integer = |_: usize, t: &TensorProto| is_whole(t);
         let every_number = |_: usize, t: &TensorProto| t.dims.is_empty();
         let kinds: [Selection<'_>; 4] = [&integers, &others, &every_integer, &every_number];
-        // An exporter may leave all sizes open, on which nothing but the sizes of the inputs depends.
+        // An exporter may make those sizes symbolic on which only the sizes of the inputs depend.
         for case in [Some(self.read_again()), self.with_sizes()]
             .into_iter()
             .flatten()

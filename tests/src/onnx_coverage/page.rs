@@ -12,12 +12,14 @@ pub fn page(found: &[Found], command: &str) -> String {
     let mut text = String::from("# Coverage of ONNX operators\n\n");
     let _ = writeln!(
         text,
-        "Written by `{command}`, from the cases of the `onnx` package. A case is *evaluated* as a file, *optimized* \
-         and verified, *imported* as a graph, whose *interpretation* and *C* give the expected outputs, and \
-         *differentiated*. A number `a/b` says that a of b cases are; `–` that the question does not arise. The last \
-         column has the *rules* of `optimize` that change one of these cases, which most have a single node; \
-         `shorthaul optimize --list-rules` says what they do. Some cases expect one draw of NumPy's random numbers; a \
-         graph draws numbers of its own, which are held against what may be drawn: 0 or one number, and how often.\n"
+        "Written by `{command}` from the test cases of the `onnx` package. The columns say what Shorthaul does with a \
+         case: it is *evaluated* as a file; *optimized* and verified; *imported* as a graph; *interpreted*, and \
+         compiled to *C*, both with the expected outputs; and *differentiated*. A number `a/b` means that this holds \
+         for a of b cases; `–` means that the column does not apply, or was not computed. The last column names the \
+         *rules* of `optimize` that change at least one of these cases, most of which have a single node; \
+         `shorthaul optimize --list-rules` says what the rules do. Some cases expect random numbers that NumPy drew. \
+         A graph draws its own, so the test checks that each is 0 or the number that can be drawn, and how many are \
+         not 0.\n"
     );
     let ours: Vec<&Found> = found.iter().filter(|f| f.has_our_types).collect();
     let _ = writeln!(text, "{}\n", sentence(&ours, found.len()));

@@ -67,8 +67,8 @@ def start_compiling(
 ) -> Future[Program]:
     """Returns when the kernels' C text is written, while it is being compiled.
 
-    For sizes of a trace whose sizes are open it returns when that is imported. Raises
-    ``Unsupported`` as :func:`compile_program` does.
+    For a trace with symbolic sizes, returns when the trace is imported. Raises ``Unsupported`` as
+    :func:`compile_program` does.
     """
     if captured.symbolic is not None:
         import_symbolic(captured)

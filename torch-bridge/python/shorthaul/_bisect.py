@@ -82,8 +82,8 @@ def bisect(
     - ``recipe``: decisions to start from; by default those with which the model was compiled.
     - ``loss``: as for :func:`shorthaul.profile`.
 
-    Parameters, buffers and PyTorch's random numbers are restored. Raises what a call of a compiled
-    module raises, and ``ValueError`` for a model whose results are random.
+    Parameters, buffers and PyTorch's random numbers are restored. Raises the same errors as a call
+    of the compiled module, and ``ValueError`` for a model whose results are random.
     """
     compiled = compiled_of(model)
     if any(program.uses_seed for program in programs_of(compiled, inputs, kwargs)):

@@ -45,7 +45,7 @@ _CLASSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss
 class Bound:
     """What one operator demands of one input: elements in ``[low, high)``, or ``ignored``.
 
-    The ends are expressions where a trace left sizes open, until :meth:`at` gives their numbers.
+    The ends are expressions if a trace has symbolic sizes, until :meth:`at` gives their numbers.
     """
 
     placeholder: str
@@ -81,7 +81,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class DivisorBound:
-    """That an integer division has no divisor 0."""
+    """The condition that an integer division has no divisor 0."""
 
     placeholder: str
     given: str

@@ -133,14 +133,14 @@ class Captured:
     returns: list[tuple[str, Any]]
     #: What operators demand of inputs.
     bounds: list[Bound | DivisorBound]
-    #: For each of ``returns`` how eager's result lies in memory, where it is not contiguous.
+    #: How eager's result lies in memory, for each of ``returns`` that is not contiguous there.
     strides: list[tuple[int, ...] | None] = field(default_factory=list)
     #: The node of Dynamo's behind each node of the document, where they are known.
     sources: dict[str, str] = field(default_factory=dict)
     out_spec: pytree.TreeSpec = field(repr=False, default=None)
     #: Seconds that PyTorch took to export the module.
     export_seconds: float = 0.0
-    #: The trace with open sizes that this is one set of sizes of.
+    #: The trace with symbolic sizes from which this was made, for one set of sizes.
     symbolic: Any = None
     #: Gives values of the document's symbols that may come later.
     expected: Callable[[], list[dict[str, int]]] = list
@@ -522,7 +522,7 @@ class _Writer:
             if isinstance(value, getattr(torch, kind)):
                 return {kind: str(value).removeprefix("torch.")}
         if isinstance(value, torch.SymBool):
-            raise CaptureError("whether something holds follows from a size that is open")
+            raise CaptureError("a condition depends on a symbolic size")
         if isinstance(value, complex):
             raise CaptureError("complex numbers are not supported")
         return {"other": str(value)}

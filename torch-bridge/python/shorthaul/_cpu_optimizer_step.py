@@ -83,7 +83,7 @@ class CpuSteps:
             self._said.update(new)
             more = f"; and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
             warnings.warn(
-                f"PyTorch's own optimizer updates what the kernel cannot: "
+                f"PyTorch's own optimizer updates parameters that the kernel cannot: "
                 f"{'; '.join(new[:_NAMED])}{more}",
                 FallbackWarning,
                 stacklevel=_outside_level(),

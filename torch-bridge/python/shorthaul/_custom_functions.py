@@ -342,11 +342,11 @@ class _FunctionSpan(SpanRewrite):
         except Exception as error:
             raise Stays(f"PyTorch cannot trace its backward pass: {first_line(error)}") from error
         if any(kind not in (Kind.LINEAR, None) for kind in kinds):
-            raise Stays("its backward pass gives more than multiples of the gradient")
+            raise Stays("a result of its backward pass is not linear in the gradient")
         self.called.written_out = traced
 
     def _refuse_unsaved(self, given, results, saved) -> None:
-        """Of what is kept beside ``save_for_backward``, eager reads what it is then, unchecked."""
+        """Refuses values kept without ``save_for_backward``: eager reads them later, unchecked."""
         kept = [value for i, value in enumerate(saved) if i not in self.called.checked]
         if _memory_of(kept) & (_memory_of(given) | _memory_of(results)):
             raise Stays("it keeps an operand or a result without `save_for_backward`")

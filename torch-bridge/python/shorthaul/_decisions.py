@@ -34,8 +34,8 @@ def recipe(
     - ``memory_budget``: a budget to plan for, as for :func:`shorthaul.module`. The recipe then has
       a decision for each value that the backward pass computes again.
 
-    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
-    compiled for these inputs.
+    Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
+    model is compiled for these inputs.
     """
     programs = programs_of(model, inputs, kwargs)
     planners = [program.planned for program in programs]

@@ -61,7 +61,7 @@ def _convolution_backward(
 
 
 def _weight_gradient(dy, x, shape: Sequence[int], window, groups: int):
-    """Of a convolution that is not transposed, from x to y."""
+    """The weight gradient of a convolution from x to y that is not transposed."""
     stride, padding, dilation = window
     n, channels, *size = x.shape
     each = channels // groups

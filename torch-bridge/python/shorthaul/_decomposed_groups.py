@@ -19,7 +19,7 @@ _N_PAIRS = 1 << 20
 
 
 def _segments(lengths, offsets, n: int):
-    """For each segment and value whether the value is in it."""
+    """Whether a value is in a segment, for each segment and value."""
     if offsets is not None:
         starts, ends = offsets[:-1], offsets[1:]
     else:

@@ -37,7 +37,7 @@ _OTHERS = {
 #: Layers that may drop results between them.
 _RECURRENT = {f"aten.{name}.input" for name in _recurrent.NAMES}
 
-#: As in the operator ``dropout`` of the compiler.
+#: The same numbers as in the operator ``dropout`` of the compiler.
 _PLACE_STRIDE = 1 << 32
 _RESOLUTION = 2.0**-24
 
@@ -45,7 +45,7 @@ _WORD = 0xFFFFFFFF
 
 
 def places(document: dict) -> list[tuple[float, float]] | None:
-    """Of each place that draws: its probability, and the least number that keeps an element.
+    """The probability of each place that draws, and the least number that keeps an element.
 
     ``None`` if not all places are dropout.
     """

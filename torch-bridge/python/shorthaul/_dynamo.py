@@ -1,4 +1,4 @@
-"""From a graph that Dynamo captured to a function that runs it: PyTorch's parts and our regions.
+"""Turns a graph that Dynamo captured into a function: PyTorch's parts and our regions.
 
 Owns the backend of ``torch.compile(model, backend="shorthaul")`` and of ``shorthaul.module``, the
 loop that gives PyTorch what no region can hold, and the settings under which Dynamo's guards see
@@ -388,7 +388,7 @@ class _Attempt:
         self.graph_module = graph_module
         self.refused: dict[str, str] = {}
         self.regions: dict[tuple, Region] = {}
-        #: Whose tensors the examples are; a mode for each would take longer than they do.
+        #: The mode of all examples; one mode for each would take longer than the examples do.
         self.fakes = FakeTensorMode()
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         self.examples = dict(zip(placeholders, examples, strict=True))
@@ -427,7 +427,7 @@ class _Attempt:
         flags = [value_of(node).requires_grad for node in plan.outputs]
         names = [_readable(node.name) for node in plan.inputs]
         history = [getattr(value_of(node), "requires_grad", False) for node in plan.inputs]
-        is_open = [_open_sizes(value_of(node)) for node in plan.inputs]
+        is_open = [_are_symbolic(value_of(node)) for node in plan.inputs]
         factors = [
             i for i, n in enumerate(plan.inputs) if is_open[i] is True and is_factor(n, plan.nodes)
         ]
@@ -535,8 +535,8 @@ def _look_of(value: torch.Tensor, requires_grad: bool, fakes: FakeTensorMode) ->
     return look.requires_grad_(requires_grad)
 
 
-def _open_sizes(value: Any) -> Any:
-    """Of a tensor's sizes, or of a number, whether Dynamo left them open."""
+def _are_symbolic(value: Any) -> Any:
+    """Whether Dynamo made a number symbolic; for a tensor, one flag for each size."""
     if isinstance(value, torch.Tensor):
         return tuple(not isinstance(expression(size), int) for size in value.shape)
     is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))

@@ -141,7 +141,7 @@ def _has_history(variable: VariableTracker) -> bool:
 
 
 def _break_at_nonlinear_functions(is_ours) -> None:
-    """Of custom functions, only those that become operators are in graphs.
+    """Breaks the graph at custom functions that do not become operators.
 
     PyTorch's own call of one that is traced is differentiated once: the second time its gradient is
     wrong.

@@ -168,7 +168,7 @@ def _append_in_place(functional: Functional, node: fx.Node, aliases: _Aliases) -
 
 
 def _write(functional: Functional, written: fx.Node, value: Ref) -> None:
-    """From here on, every name of the tensor that ``written`` stands for means ``value``."""
+    """Lets every name of the tensor that ``written`` stands for mean ``value`` from here on."""
     root = functional.resolve(written)
     for ref, now in functional.current.items():
         if now == root:

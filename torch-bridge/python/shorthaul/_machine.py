@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def text(self) -> str:
-        """What the compiler reads."""
+        """The limits as JSON, as the compiler reads them."""
         numbers = asdict(self)
         del numbers["measured"]
         return json.dumps(numbers)

@@ -41,7 +41,7 @@ class Blocks:
         return tensor
 
     def lend_briefly(self, n_bytes: int) -> torch.Tensor:
-        """As :meth:`lend`; a small block that was given back comes first."""
+        """Like :meth:`lend`, but prefers a small block that was given back."""
         try:
             return self._spare[n_bytes].pop()
         except (KeyError, IndexError):

@@ -191,7 +191,7 @@ def break_at_default_dictionaries(is_ours: IsOurs) -> None:
 
 
 def mends() -> tuple[Callable[[IsOurs], None], ...]:
-    """Those that this version needs and that ``_dynamo_mends`` has no other form of."""
+    """The mends that this version needs, unless ``_dynamo_mends`` has another form of them."""
     found: list[Callable[[IsOurs], None]] = []
     if WRAPS_ERRORS:
         found.append(let_errors_pass)

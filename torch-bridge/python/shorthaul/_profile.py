@@ -136,8 +136,8 @@ def profile(
       multiplies in bf16 (AMX). If not given, they are measured once in a process, in one to three
       seconds.
 
-    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
-    compiled for these inputs, or if its kernels are emulated.
+    Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
+    model is compiled for these inputs, or if its kernels are emulated.
     """
     return together([model], inputs, kwargs, rounds, warmup, loss, limits)[0]
 

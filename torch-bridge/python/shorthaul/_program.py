@@ -58,7 +58,7 @@ class GradientPlan:
     has_given: bool
     #: Inputs whose gradient is zero.
     zeros: list[int]
-    #: Of each gradient that autograd gets: its position among the program's, and in the result.
+    #: Positions of each gradient that autograd gets: among the program's, and in the result.
     computed: list[tuple[int, int]]
 
 
@@ -98,7 +98,7 @@ class Program:
     differentiable_user_outputs: list[int] = field(default_factory=list)
     #: Inputs whose gradient is zero everywhere, for which eager gives zeros rather than ``None``.
     zero_inputs: list[int] = field(default_factory=list)
-    #: Of each of the user's outputs, the inputs from which eager's autograd reaches it.
+    #: The inputs from which eager's autograd reaches each of the user's outputs.
     reaches: list[set[int]] = field(default_factory=list)
     #: Positions of inputs with what look-ups demand of them.
     bounds: list[tuple[int, Bound]] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Program:
     #: Operators of PyTorch's that a pass calls between its launches.
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
-    #: By which outputs have a gradient.
+    #: Plans of backward passes, by which outputs have a gradient.
     _gradient_plans: dict[tuple[bool, ...], GradientPlan] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -135,7 +135,7 @@ class Program:
         #: What the user's outputs and the gradients look like; these tensors have no memory.
         self.output_looks = [_look(spec, self.place) for spec in self.user_outputs]
         self.grad_looks = [_look(spec, self.place) for spec in grad_specs]
-        #: Of each input its bytes, and those of an element.
+        #: Bytes of each input, and of one of its elements.
         self.input_sizes = [(spec.n_bytes, spec.dtype.itemsize) for spec in self.inputs]
         if self.runs_cuda_text:
             self.forward_calls = calls_of(self.native.cuda_calls(False))
@@ -162,7 +162,7 @@ class Program:
         return self.blocks.lend(n_bytes)
 
     def lend_briefly(self, n_bytes: int) -> torch.Tensor:
-        """As :meth:`lend`, for one pass; see :meth:`give_back`."""
+        """Like :meth:`lend`, for one pass; see :meth:`give_back`."""
         return self.lend(n_bytes) if self.is_on_device else self.blocks.lend_briefly(n_bytes)
 
     def give_back(self, block: torch.Tensor | None) -> None:
@@ -251,7 +251,7 @@ def own_errors() -> Iterator[None]:
 
 
 def import_symbolic(captured: Captured) -> None:
-    """Imports the trace with open sizes that ``captured`` belongs to, if it is not imported yet.
+    """Imports the trace with symbolic sizes of ``captured``, if it is not imported yet.
 
     Raises ``Unsupported`` with every missing operator, or ``CompileError``.
     """

@@ -35,7 +35,7 @@ except ImportError:
 #: The guard on the keys of a dictionary.
 dict_keys_guard = getattr(GuardBuilder, "DICT_KEYS_MATCH", None) or GuardBuilder.DICT_KEYS
 
-#: Under which names wrappers of a backend hold what they wrap.
+#: Names under which wrappers of a backend hold what they wrap.
 WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
 #: Settings of Dynamo's that ``_older_tracers`` replaces where a version lacks them.

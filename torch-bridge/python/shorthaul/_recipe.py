@@ -63,9 +63,9 @@ class Decision:
     bytes: int | None = None
     memory_bytes: int | None = None
     operations: int | None = None
-    #: Of a contraction: how it is cut into blocks, in the generator's numbers, or ``"winograd"``.
+    #: How a contraction is cut into blocks, in the generator's numbers, or ``"winograd"``.
     blocking: str | None = None
-    #: Of a layout: the order of dimensions in memory, slowest first, such as ``"0.2.3.1"``.
+    #: The order of dimensions that a layout has in memory, slowest first, such as ``"0.2.3.1"``.
     order: str | None = None
     #: The line that stands before it in a file.
     comment: str = ""
@@ -160,7 +160,10 @@ class Recipe:
             if not found.applied:
                 raise ValueError(f"{found.place} was not applied, so it cannot be left out")
             if found.kind == "blocking" and found.take is None:
-                raise ValueError(f"{found.place} is always taken; `cut` takes it otherwise")
+                raise ValueError(
+                    f"{found.place} cannot be left out: every contraction has a blocking; `cut` "
+                    f"chooses another one"
+                )
             is_told = found.take or found.kind == "blocking"
             changes.append((found, {"take": None if is_told else False}))
         return replaced(self, changes)

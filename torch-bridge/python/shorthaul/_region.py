@@ -47,7 +47,8 @@ log = logging.getLogger("shorthaul")
 #: How often sizes must come, after the first two of a region, before they get a program.
 _FREQUENT = 2
 
-#: Traces with open sizes, each for another range of them, before sizes are traced by themselves.
+#: The largest number of traces with symbolic sizes, each for another range of sizes. Further sizes
+#: are traced alone.
 _MOST_TRACES = 4
 
 #: Classes of tensors whose elements lie where ``data_ptr`` says, and of those that stand for them.
@@ -69,16 +70,16 @@ class Region:
         is_open: Sequence[Any],
         factors: Sequence[int] = (),
     ):
-        #: Of each input which sizes PyTorch took as symbols: flags of a tensor's, or of a number.
+        #: Which sizes of each input PyTorch took as symbols: a flag per size, or one for a number.
         self.is_open = is_open
         #: Positions of fractions that follow from sizes and are operands beside tensors alone:
         #: programs take them as tensors, so that one serves all their values.
         self.factors = factors
-        #: Traces with symbols, by what besides sizes they depend on.
+        #: Traces with symbolic sizes, by everything else that they depend on.
         self.symbolic: dict[tuple, list[Symbolic]] = {}
-        #: Why sizes are traced by themselves though they are open.
+        #: Errors for which each set of sizes is traced alone although sizes are symbolic.
         self.alone: list[Exception] = []
-        #: Of each input, whether it needs a gradient when the graph has run.
+        #: Whether each input needs a gradient when the graph has run.
         self.gains_history = gains_history
         #: Positions of inputs that something behind the region writes in place.
         self.written_later: set[int] = set()
@@ -87,7 +88,7 @@ class Region:
         #: PyTorch's way to compute the same.
         self.body = body
         self.origins = origins
-        #: Of each output, whether eager's needs a gradient where some input does.
+        #: Whether each output needs a gradient in eager if some input does.
         self.requires_grad = tuple(requires_grad)
         self.owner = owner
         #: What the owner counts its programs by.
@@ -179,7 +180,8 @@ class Region:
     def settle(self, pending: Pending) -> Call | None:
         """Puts what was compiled in the background in its place; ``None``: PyTorch's way.
 
-        Where a trace with open sizes gave no program, the next call of these sizes is traced alone.
+        If a trace with symbolic sizes gave no program, the next call with these sizes is traced
+        alone.
         """
         with self.lock:
             keys = [key for key, call in self.calls.items() if call is pending]
@@ -245,7 +247,7 @@ class Region:
         return self._compile_captured(captured, place, inputs)
 
     def _symbolic_at(self, supported: frozenset[str], place, inputs) -> Captured | None:
-        """The graph for these sizes from a trace that left sizes open, if one holds for them."""
+        """The graph for these sizes from a trace with symbolic sizes, if one holds for them."""
         are_open = (any(flags) if isinstance(flags, tuple) else flags for flags in self.is_open)
         if not any(are_open) or self.alone:
             return None
@@ -263,15 +265,15 @@ class Region:
                 log.info(f"a trace of {self.owner.name} does not hold for other sizes: {why}")
         if len(traces) == _MOST_TRACES:
             log.info(
-                f"these sizes of {self.owner.name} are traced by themselves: none of "
-                f"{_MOST_TRACES} traces with open sizes holds for them, and no more are made"
+                f"{self.owner.name} is traced for these sizes alone: none of its {_MOST_TRACES} "
+                f"traces with symbolic sizes holds for them, and no more are made"
             )
             return None
         try:
             symbolic = self._trace(
                 capture_symbolic, supported, place, fakes_of(inputs), self.is_open
             )
-            if not symbolic.has_open_sizes:
+            if not symbolic.has_symbolic_sizes:
                 raise Outside("PyTorch's tracer took every size as a number")
             captured = symbolic.at(inputs)
         except CaptureError as error:
@@ -281,14 +283,14 @@ class Region:
         return captured
 
     def _give_up_symbols(self, captured: Captured, error: Exception) -> None:
-        """No program could be made of a trace with open sizes; a defect is said aloud."""
+        """Handles a trace with symbolic sizes that gave no program; warns if it is a defect."""
         if isinstance(error, InternalError):
             part = _title(self.owner.name, captured)
             self.owner.say_internal_error(part, error, "each set of sizes is traced alone")
         self._trace_alone(error)
 
     def _trace_alone(self, error: Exception) -> None:
-        """From here on each set of sizes is traced by itself."""
+        """Traces each set of sizes by itself from here on."""
         self.alone.append(error)
         log.info(f"each set of sizes of {self.owner.name} is traced by itself: {error}")
 

@@ -21,7 +21,7 @@ from ._program import Program
 from ._recipe import check_budget
 from .module import module, original_of, runner_of
 
-#: Of each decision of fusion: its identity as in a recipe, and what came of it.
+#: Fields of a decision of fusion: its identity as in a recipe, and what came of it.
 DECISION = (
     "kind",
     "stage",
@@ -118,7 +118,7 @@ class Report:
 
 
 def _bytes(n_bytes: int) -> str:
-    """In the unit that leaves at least one digit before the point."""
+    """Writes the number in the unit that leaves at least one digit before the point."""
     if n_bytes < 2**10:
         return f"{n_bytes} B"
     return f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.1f} KiB"
@@ -167,8 +167,8 @@ def report(
     restored. With ``memory_budgets``, the step is also planned for each of these budgets, and the
     report has a table of memory against predicted time.
 
-    Raises what a call of a compiled module raises, and ``ValueError`` if nothing of the model is
-    compiled for these inputs.
+    Raises the same errors as a call of the compiled module, and ``ValueError`` if no part of the
+    model is compiled for these inputs.
     """
     compiled = compiled_of(model)
     programs = programs_of(compiled, inputs, kwargs)

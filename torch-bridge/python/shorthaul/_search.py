@@ -87,7 +87,7 @@ def search(
       the same call gives the same recipe.
     - ``recipe``: decisions to start from. ``memory_budget``: as for :func:`shorthaul.module`.
 
-    Raises what a call of a compiled module raises.
+    Raises the same errors as a call of the compiled module.
     """
     check_budget(memory_budget)
     if plans is not None and plans < 0:

@@ -98,7 +98,7 @@ def with_numbers(value: Any, numbers: Mapping[sympy.Symbol, sympy.Integer]) -> A
 class Conditions:
     """What PyTorch's tracer decided about the sizes of one graph."""
 
-    #: Of each input its sizes, or the number that it is: numbers and expressions of symbols.
+    #: The sizes of each input, or the number that it is: numbers and expressions of symbols.
     inputs: list[Any]
     guards: list[sympy.Basic]
     ranges: dict[sympy.Symbol, Any]
@@ -115,7 +115,7 @@ class Conditions:
         ranges: dict[sympy.Symbol, Any] = {}
         for env in _envs_of(values):
             if env.frozen or env.counter["ignored_backward_guard"]:
-                raise Outside("PyTorch stopped to note what the trace depends on")
+                raise Outside("PyTorch stopped recording guards during the trace")
             if env.deferred_runtime_asserts or has_unbacked(env):
                 raise Outside("a size follows from values of tensors")
             # A symbol that equals another stands for it among the inputs as well.

@@ -107,11 +107,11 @@ class SpanRewrite:
         if any(node.target in AUTOCAST for node in self.graph.nodes):
             raise Stays("a torch.autocast region begins or ends")
         if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.inputs):
-            raise Stays("a value of the graph is no tensor")
+            raise Stays("an input is not a tensor")
         if any(not isinstance(value_of(n), torch.Tensor | torch.SymInt) for n in self.outputs):
-            raise Stays("a list of tensors is used elsewhere")
+            raise Stays("a result that is used elsewhere is not a tensor")
         if self._shares_memory():
-            raise Stays("results share memory, which is seen")
+            raise Stays("a result shares memory with another value, and is written or returned")
 
     def refuse_nodes(self, nodes: Sequence[fx.Node]) -> None:
         """Raises ``Stays`` for nodes that are more than operators."""
@@ -235,8 +235,8 @@ class SpanRewrite:
         if given is not None:
             if metadata(value) != metadata(value_of(given)):
                 raise Stays(
-                    f"`{given.name}` would be {metadata(value)}; in eager it is "
-                    f"{metadata(value_of(given))}"
+                    f"`{given.name}` would differ from eager's in size, stride, type, device or "
+                    f"`requires_grad`: {metadata(value)} instead of {metadata(value_of(given))}"
                 )
             # Values behind the span are views of the old one.
             value = value_of(given)
@@ -264,7 +264,7 @@ def trace(run: Callable[..., list], leaves: Sequence[Any], fakes) -> fx.GraphMod
 
 @contextlib.contextmanager
 def _untold() -> Iterator[None]:
-    """Without PyTorch's own record of an operator that fails in a trace: the caller says why."""
+    """Silences PyTorch's own record of an operator that fails in a trace: the caller says why."""
     of_fakes = logging.getLogger("torch._subclasses.fake_tensor")
     before, of_fakes.disabled = of_fakes.disabled, True
     try:

@@ -1,7 +1,7 @@
 """Traces whose sizes are symbols, one for many sets of sizes.
 
-Owns the trace of a function with sizes left open, its binding to the sizes of a call, and the sizes
-that are expected beside them. Says of no size that a trace holds for it: ``_sizes`` does.
+Owns the trace of a function with symbolic sizes, its binding to the sizes of a call, and the sizes
+that may come later. Whether a trace holds for a size is decided by ``_sizes``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXPECTED = ((1, 2), (3, 4), (5, 4), (3, 2), (2, 1))
 def capture_symbolic(
     module: nn.Module, args: tuple, is_open: Sequence[Any], **options: Any
 ) -> Symbolic:
-    """As :func:`capture` of a module that takes ``*args``, with sizes left open.
+    """Like :func:`capture` for a module that takes ``*args``, with symbolic sizes.
 
     ``is_open`` has for each tensor a flag per size, and for each number a flag. Raises
     ``CaptureError``.
@@ -45,7 +45,7 @@ def capture_symbolic(
 
 
 def _dynamic_shapes(args: Sequence[Any], is_open: Sequence[Any]) -> tuple:
-    """What ``torch.export`` is told of the inputs' sizes that are left open."""
+    """The argument ``dynamic_shapes`` of ``torch.export``: which sizes are symbolic."""
     shapes = []
     for value, flags in zip(args, is_open, strict=True):
         if isinstance(value, torch.Tensor):
@@ -123,13 +123,13 @@ class Symbolic:
         return found
 
     @property
-    def has_open_sizes(self) -> bool:
-        """Whether PyTorch left any size open."""
+    def has_symbolic_sizes(self) -> bool:
+        """Whether the trace has any symbolic size."""
         return bool(self.captured.document["symbols"])
 
 
 def _scaled(conditions: Conditions, looks: list[Any], part: int, whole: int) -> list[Any]:
-    """The inputs' sizes, had each open one been ``part / whole`` of what it is."""
+    """The inputs' sizes if each symbolic one were ``part / whole`` of its present value."""
     numbers = conditions.numbers_of(looks)
     # An odd difference shows more than one that divides by many numbers.
     scaled = {s: sympy.Integer(max(2, int(n) * part // whole + 1)) for s, n in numbers.items()}

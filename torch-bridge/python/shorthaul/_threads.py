@@ -1,7 +1,7 @@
-"""Whose threads run the kernels.
+"""The threads that run the kernels.
 
-PyTorch's OpenMP threads where they can be found, so that two teams do not wait on the same cores;
-threads of Shorthaul's own otherwise, or with ``SHORTHAUL_THREADS=own`` in the environment.
+They are PyTorch's OpenMP threads if these can be found, so that two teams do not wait on the same
+cores; threads of Shorthaul's own otherwise, or with ``SHORTHAUL_THREADS=own`` in the environment.
 """
 
 from __future__ import annotations

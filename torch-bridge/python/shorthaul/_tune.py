@@ -101,7 +101,7 @@ def tune(
 
     The measured ratios are kept in the cache folder under the text and the compiler of the kernels,
     so other networks with the same kernels use them. Ctrl-C ends the search; the recipe then has
-    what was found so far. Raises what :func:`shorthaul.profile` raises.
+    what was found so far. Raises the same errors as :func:`shorthaul.profile`.
     """
     search = _Search(model, inputs, kwargs, seconds, loss, recipe, progress)
     interrupted = False
@@ -398,7 +398,10 @@ def _without(own: list[str | None], other: list[str | None]) -> list[tuple[str |
 
 
 def _ratio(before: list[float], after: list[float]) -> float:
-    """Of times in turns: the median of the rounds' ratios, or that of the least times if larger."""
+    """The ratio of times measured in turns.
+
+    It is the median of the rounds' ratios, or the ratio of the least times if that is larger.
+    """
     rounds = statistics.median(b / a for a, b in zip(before, after, strict=True))
     return max(rounds, min(after) / min(before))
 

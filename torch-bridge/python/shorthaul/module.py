@@ -118,7 +118,8 @@ def module(
       :class:`shorthaul.CaptureError` where Python would run between two graphs, and where PyTorch
       would run a part or all of the module, as it does with packed sequences.
     - ``max_programs``: the largest number of programs of each part of the module, over all sizes
-      and modes. PyTorch runs calls that would need another one, and a warning says so once.
+      and modes; after the first program of a trace with symbolic sizes, eight more of that trace
+      count as one. PyTorch runs calls that would need another one, and a warning says so once.
     - ``backend``: ``"auto"`` runs on the device of the tensors, the CPU or a CUDA device.
       ``"cuda-emulated"`` takes a model of CPU tensors and executes its CUDA kernels on the CPU,
       slowly and with every memory access checked, for tests and dry runs.
@@ -135,7 +136,7 @@ def module(
     - ``memory_budget``: memory for the intermediate results of a training step: the values kept for
       the backward pass, and the working memory of the larger pass. A number of bytes for each
       program, or a fraction below 1 of what the program takes without a budget. The backward pass
-      computes values again to keep the budget, those first that add least time for their bytes.
+      computes values again to keep the budget, first those that add the least time per byte saved.
       Raises :class:`shorthaul.BudgetError`, with the least memory that was found, if it cannot.
     - ``planned_threads``: how many threads the kernels are planned for, by default as many as
       PyTorch has at the first call. Sums are cut into that many parts, so with a fixed number the

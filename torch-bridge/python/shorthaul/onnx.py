@@ -65,8 +65,8 @@ def grad(
 
     The file's outputs are ``loss``, ``NAME.grad`` for each parameter and, with an optimizer,
     ``NAME.next``, the new value of each parameter and of its state. With BatchNormalization in
-    training form, the running statistics have ``NAME.next`` too. The state of parameters in half
-    precision is kept in single precision.
+    training form, the running statistics have ``NAME.next`` too. For parameters in half precision,
+    the optimizer's state is stored in single precision.
 
     Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``. Otherwise the
     exporter merges parameters that have equal values, and folds batch normalization into

@@ -320,7 +320,7 @@ class _Pooled:
                 self.state[p]["step"] = step
 
     def state_dict(self) -> dict:
-        """As in PyTorch, whose optimizers count each parameter's steps by themselves."""
+        """Returns the state as PyTorch does: with a number of steps for each parameter."""
         made = super().state_dict()
         alone = {}
         for n, known in made["state"].items():
@@ -332,7 +332,7 @@ class _Pooled:
         return made | {"state": alone}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As in PyTorch. Numbers of steps that are equal are one tensor again."""
+        """Loads a state as PyTorch does. Equal numbers of steps become one tensor again."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             known: dict[tuple, torch.Tensor] = {}

@@ -1,6 +1,6 @@
 //! Activations: element-wise functions of one value with parameters in attributes.
 //!
-//! Those that PyTorch has too are written down once, in [`ops::activations`].
+//! Activations that PyTorch has too are written down once, in [`ops::activations`].
 
 use super::{Rules, Values, single};
 use crate::onnx::node::{NodeCx, Refusal};

@@ -104,7 +104,7 @@ impl Geometry {
         };
     }
 
-    /// As the attributes of the library nodes.
+    /// The windows as attributes of the library nodes.
     pub fn attrs(&self) -> Attrs {
         attrs([
             ("stride", Attr::Ints(self.stride.clone())),

@@ -145,7 +145,7 @@ fn mean_with_gaps(
         return Err("its window or its input has an unusual size".into());
     }
     let mut outputs = Vec::new();
-    // Of the product of these, one for each dimension, each element's window has a part.
+    // The mean of a window divides by the product of these counts, one for each dimension.
     let mut counts: Vec<Vec<f64>> = Vec::new();
     for d in 0..kernel.len() {
         let span = dilation[d] * (kernel[d] - 1) + 1;

@@ -189,7 +189,7 @@ fn one_or_along(cx: &mut NodeCx, position: usize, after: usize) -> Result<Contai
             shape.resize(after + 1, 1.into());
             cx.reshape(given, shape)
         }
-        // As the operand has dimensions.
+        // It already has the dimensions of the operand.
         _ => Ok(given),
     }
 }

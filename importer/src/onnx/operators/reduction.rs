@@ -166,8 +166,8 @@ fn shifted(
     }
 }
 
-/// For each element the product of a row of which later elements are taken as 1: n² products for n elements, like the
-/// sums of `cumsum`.
+/// Computes each element as the product of a row whose later elements are taken as 1: n² products for n elements, like
+/// the sums of `cumsum`.
 fn cumprod(cx: &mut NodeCx) -> Values {
     let x = cx.input(0)?;
     let axis = cx.scalar(1)?.ok_or("its axis is absent")?;

@@ -137,7 +137,7 @@ impl Sampling {
             .or(is_before.not().and(is_even.not()));
         let inside = Expr::select(from_low, low.clone().add(rest.clone()), high.sub(rest));
         let moved = Expr::select(past.gt(zero()), inside, x);
-        // Of a single element there is nothing to reflect.
+        // A single element has nothing to reflect.
         Expr::select(range.le(zero()), low.max(zero()), moved)
     }
 

@@ -68,7 +68,7 @@ impl Transform {
         let mut values = Vec::with_capacity(parts_of_result * count);
         for part in 0..parts {
             for i in 0..numbers {
-                // Of two conjugate numbers one is given.
+                // Only one of two conjugate numbers is given.
                 let stands_for_two = self.form == Form::InverseOneSided && i > 0 && 2 * i < self.n;
                 let factor = if stands_for_two { 2.0 * factor } else { factor };
                 for k in 0..results {

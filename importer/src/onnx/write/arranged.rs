@@ -20,7 +20,7 @@ fn is_arithmetic(e: &Expr) -> bool {
     match e {
         Expr::In(_) => true,
         Expr::Const(_) => e.as_number().is_some(),
-        // Of steps, another rounding of the operand may be another step.
+        // A function with steps may give another step if its operand is rounded in another way.
         Expr::Unary(f, a) => {
             use Unary::*;
             let is_step = matches!(f, Not | IsNan | Floor | Ceil | Round | Trunc | Sign);
@@ -93,7 +93,7 @@ struct ScaledProduct {
 }
 
 impl ScaledProduct {
-    /// Of an expression's arranged factors.
+    /// Splits an expression's arranged factors.
     fn of(e: &Expr) -> ScaledProduct {
         let mut product = ScaledProduct {
             number: 1.0,
@@ -140,7 +140,7 @@ impl ScaledProduct {
         }
     }
 
-    /// Without one of the parts that equal `x`.
+    /// Returns the product without one of the parts that equal `x`.
     fn without(mut self, x: &Expr) -> ScaledProduct {
         if let Some(at) = self.parts.iter().position(|part| part == x) {
             self.parts.remove(at);
@@ -309,7 +309,7 @@ mod tests {
         // A number in a sum cannot take in another one for nothing.
         let shifted = Expr::In(0).add(Expr::float(1.0)).mul(Expr::float(2.0));
         check(&shifted, 2);
-        // Of steps, another rounding may be another step.
+        // Another rounding may give another step.
         let third = Expr::In(0).mul(Expr::float(1.0 / 3.0));
         let step = Expr::unary(Unary::Floor, third.mul(Expr::float(3.0)));
         assert_eq!(arranged(&step), step);

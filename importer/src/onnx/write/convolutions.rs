@@ -98,8 +98,8 @@ pub(super) fn conv_data_gradient(n: &mut Nodes, c: &Call) -> Written {
     Ok(())
 }
 
-/// Of one tap a matrix product per sample; of a few taps and enough channels a matrix product per
-/// tap; of others a convolution, whose matrices would be as narrow as the window in the first two cases.
+/// Writes a gradient of one tap as a matrix product per sample, and one of a few taps with enough channels as a matrix
+/// product per tap. Others become a convolution: the matrices of the first two forms would be as narrow as the window.
 pub(super) fn conv_weight_gradient(n: &mut Nodes, c: &Call) -> Written {
     let shape = c.sizes("weight_shape")?;
     let (w, groups) = window(c, &shape)?;

@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn sums_of_scores_are_sums_of_what_they_weigh() {
         assert_eq!(factors("a", &[0, 2, 1], 8, 64), "1 = Mul(c, 0)");
-        // Of as many elements, or more.
+        // Sums of as many elements, or more, stay whole.
         let whole = "1 = Mul(n.matmul_2, a)";
         assert_eq!(factors("a", &[0, 2, 1], 64, 64), whole);
         assert_eq!(factors("a", &[0, 2, 1], 64, 8), whole);

@@ -458,7 +458,7 @@ mod tests {
             "n.reducemean.rows = ReduceMean(n.gemm, [1]) keepdims 1",
             "n.reshape_5 = Reshape(n.reducemax, [4, 4])",
             "n.add.rows = Add(n.gemm, n.reshape_5)",
-            // As wide as the wider one.
+            // The result is as wide as the wider operand.
             "n.mul.rows = Mul(n.reducemean.rows, n.reshape_5)",
             "0 = Gemm(n.add.rows, n.mul.rows)",
         ];

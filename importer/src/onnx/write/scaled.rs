@@ -115,8 +115,8 @@ impl Nodes<'_> {
             let node = &self.list[at];
             let n_moved = match node.op_type.as_str() {
                 "Transpose" | "Reshape" => 1,
-                // Those behind a transpose stay: without a node after it, ONNX Runtime moves the transpose through
-                // more of the graph, and steps of convolutional networks become slower.
+                // Factors behind the transpose of a concatenation stay: without a node after it, ONNX Runtime moves the
+                // transpose through more of the graph, and steps of convolutional networks become slower.
                 "Concat" if at == last => node.input.len(),
                 "Gemm" => {
                     let has_factor = node.attribute.iter().any(|a| a.name == "alpha");

@@ -115,7 +115,7 @@ pub(super) struct Operands<'s, 'a, 'g> {
 }
 
 impl<'s, 'a, 'g> Operands<'s, 'a, 'g> {
-    /// For a call that computes in `compute`.
+    /// The operands of a call that computes in `compute`.
     pub(super) fn new(site: &'s mut Site<'a, 'g>, compute: DType) -> Self {
         Operands {
             site,
@@ -394,7 +394,7 @@ fn remainder(s: &mut Site) -> Results {
     operands.finish_with(value, gradients)
 }
 
-/// Between tensors, either of which may be missing.
+/// Clamps between tensors, either of which may be missing.
 fn clamp_between(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);
@@ -455,7 +455,7 @@ fn masked_fill(s: &mut Site) -> Results {
     operands.finish(Expr::select(mask, value, x))
 }
 
-/// From the nearer end, as PyTorch: infinite ends give NaN in other places otherwise.
+/// Interpolates from the nearer end, as PyTorch does: infinite ends would give NaN in other places otherwise.
 fn lerp(s: &mut Site) -> Results {
     let dtype = s.out_dtype(0);
     let mut operands = Operands::new(s, dtype);

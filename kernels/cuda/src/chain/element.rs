@@ -29,7 +29,7 @@ pub(super) struct Elements<'f> {
     /// Whether a value depends on the row, and on the column.
     scopes: Vec<(bool, bool)>,
     needed: BTreeSet<usize>,
-    /// Of a sweep that goes along with the one before.
+    /// The running values, if the sweep goes along with the one before.
     running: Option<Running>,
 }
 
@@ -338,7 +338,7 @@ impl<'f> Elements<'f> {
         Some(cast(&format!("sums{p}[j][h*2 + k]"), DType::F32, dtype))
     }
 
-    /// Before the sweep: what its columns share, in arrays of the thread's two rows.
+    /// Writes, before the sweep, what its columns share, in arrays of the thread's two rows.
     pub(super) fn before(&self, t: &mut CText, names: &Names) {
         let text = self.text(names);
         for n in self.in_scope((false, false)) {
@@ -412,7 +412,7 @@ impl<'f> Elements<'f> {
         ));
     }
 
-    /// At each number of the tiles, whose columns begin at `first` and are `n_cols`.
+    /// Writes the work at each number of the tiles, whose columns begin at `first` and are `n_cols`.
     pub(super) fn at_each(&self, t: &mut CText, names: &Names, n_cols: i64) {
         let text = self.text(names);
         let size = self.form.col.size;

@@ -51,7 +51,7 @@ pub(super) struct Form {
     pub groups: Vec<Loop>,
     pub row: Loop,
     pub col: Loop,
-    /// Of all factors.
+    /// Element type of all factors.
     pub dtype: DType,
     pub tile_products: Vec<TileProduct>,
     /// What is read at each column, each once.
@@ -61,7 +61,7 @@ pub(super) struct Form {
     pub out_products: Vec<OutProduct>,
     /// Containers that are numbers at points of rows and columns.
     pub tiles: BTreeSet<ContainerId>,
-    /// Those of them that are stored.
+    /// The part of `tiles` that is stored.
     pub stored: Vec<ContainerId>,
     pub arrays: BTreeMap<ContainerId, Array>,
     pub extents: Extents,
@@ -195,7 +195,7 @@ impl<'k> Reader<'k> {
         s.reads.iter().filter(move |p| tiles.contains(&p.container))
     }
 
-    /// For each loop that indexes the tile, the dimension.
+    /// The dimension of each loop that indexes the tile.
     fn dims_of(&self, place: &ElementAccess, loops: &[Loop]) -> Option<Vec<(Symbol, usize)>> {
         let (terms, offset) = place.offset.as_affine()?;
         let dim = |(symbol, stride): (Symbol, i64)| {

@@ -19,9 +19,9 @@ use std::ops::Range;
 /// Which points are hidden, by their column less their row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hidden {
-    /// Those of at least that difference.
+    /// Smallest difference from which all points are hidden.
     from: Option<i64>,
-    /// Those of at most that difference.
+    /// Largest difference up to which all points are hidden.
     up_to: Option<i64>,
 }
 
@@ -35,7 +35,7 @@ enum Known {
 }
 
 impl Hidden {
-    /// Of one sweep.
+    /// The points that one sweep hides.
     pub(super) fn new(elements: &Elements<'_>) -> Hidden {
         let mut hidden = Hidden::default();
         let is_all_taken = elements.n_out() > 0 && !elements.plain_factors().is_empty();

@@ -67,7 +67,7 @@ fn join(sweeps: &Sweeps, n: usize) -> Sweeps {
 }
 
 impl Running {
-    /// For values whose first sink is the sum and whose further ones are left factors.
+    /// The running values whose first sink is the sum and whose further sinks are left factors.
     pub(super) fn new(elements: &Elements<'_>) -> Option<Running> {
         let scalars = &elements.sweeps().scalars;
         let is = |r: Reduction| scalars.iter().position(|s| s.reduction == r);
@@ -142,7 +142,7 @@ impl Running {
         self.divisors.iter().flatten().copied()
     }
 
-    /// After a block's maximum: what was summed up before is for the new one.
+    /// Scales what was summed up before to a block's new maximum.
     pub(super) fn correct(&self, t: &mut CText, sums: &[(usize, i64)]) {
         t.line("SH_UNROLL");
         t.open("for (int h = 0; h < 2; h++)");
@@ -158,8 +158,8 @@ impl Running {
         t.close();
     }
 
-    /// After the sweep: the sum of a row without any number above −∞ is what its maximum makes of it, and
-    /// what waited for the row divides.
+    /// Ends the sweep: the sum of a row without any number above −∞ is what its maximum makes of it, and what waited
+    /// for the row divides.
     pub(super) fn finish(
         &self,
         t: &mut CText,

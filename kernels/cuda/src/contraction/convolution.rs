@@ -23,11 +23,11 @@ pub enum NotAConvolution {
     /// The library does not convolve these types in f32.
     #[error("cuDNN has no convolution of {a} and {b} to {out} with sums in f32")]
     Types {
-        /// Of the left factor.
+        /// Type of the left factor.
         a: DType,
-        /// Of the right factor.
+        /// Type of the right factor.
         b: DType,
-        /// Of the result.
+        /// Type of the result.
         out: DType,
     },
 }

@@ -24,11 +24,11 @@ pub enum NotAGemm {
     /// The library does not multiply these types.
     #[error("cuBLASLt has no product of {a} and {b} to {out}")]
     Types {
-        /// Of the left factor.
+        /// Type of the left factor.
         a: DType,
-        /// Of the right factor.
+        /// Type of the right factor.
         b: DType,
-        /// Of the result.
+        /// Type of the result.
         out: DType,
     },
 }

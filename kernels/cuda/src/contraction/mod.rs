@@ -172,8 +172,8 @@ pub fn n_tiles(types: Types) -> usize {
     path(types).tiles().len()
 }
 
-/// As [`emit`]; in the `tile`-th of the tiles, the largest being the first, if there is one. What
-/// would not choose that tile is slower in it and as right.
+/// Like [`emit`], with the tile of that number, if `tile` is given; 0 is the largest. A contraction for which the shape
+/// would choose another tile is slower with it, and equally correct.
 ///
 /// # Errors
 /// As [`emit`].
@@ -203,8 +203,8 @@ pub fn n_warpgroup_tiles() -> usize {
     Path::Wgmma.tiles().len() + Path::Bulk.tiles().len()
 }
 
-/// As [`emit_in_tiles`], by products of warpgroups: kernels for Hopper (sm_90a) only. Without a tile, one
-/// that threads copy the operands of.
+/// Like [`emit_in_tiles`], by products of warpgroups: kernels for Hopper (sm_90a) only. Without `tile`, chooses one
+/// whose operands are copied by threads.
 ///
 /// # Errors
 /// As [`emit`]; [`Unsupported::Warpgroup`] where the factors are not of one 16-bit type or one of them

@@ -26,7 +26,7 @@ pub(super) struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// For the part of the result whose first element is `base`.
+    /// The sink of the part of the result whose first element is `base`.
     pub(super) fn new(
         c: &Contraction,
         base: i64,

@@ -67,18 +67,18 @@ const BULK: [Tile; 2] = [WGMMA[0], WGMMA[1]];
 /// How products are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Path {
-    /// By scalar multiply-adds.
+    /// Scalar multiply-adds.
     Simt,
-    /// By warps.
+    /// Products of warps.
     Mma,
-    /// By warpgroups, which copy their operands piece by piece.
+    /// Products of warpgroups, which copy their operands piece by piece.
     Wgmma,
-    /// By warpgroups, whose operands the copy engine brings.
+    /// Products of warpgroups, whose operands the copy engine brings.
     Bulk,
 }
 
 impl Path {
-    /// As reports call it.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Simt => "simt",
@@ -121,7 +121,7 @@ impl Tile {
         chosen.split(form)
     }
 
-    /// With the reduction in as many parts as fill the device.
+    /// Returns the tile with the reduction in as many parts as fill the device.
     fn split(mut self, form: &Form) -> Tile {
         let k = form.count(&form.k);
         let blocks = self.blocks(form);

@@ -21,7 +21,7 @@ use sys::cudnnPointwiseMode_t as Pointwise;
 
 /// Numbers of the arrays in a graph: those of memory in the order of a launch's parameters.
 const MEMORY: [i64; 4] = [1, 2, 3, 4];
-/// Of what only passes from one operation to the next.
+/// Number of the array that only passes from one operation to the next.
 const SUMS: i64 = 5;
 const BIASED: i64 = 6;
 
@@ -428,7 +428,7 @@ mod tests {
 
     /// The real library takes every description, recommends engines for an H200, tells their notes and
     /// plans some of them: it knows the attributes, their types and values, and has these convolutions.
-    /// That needs no device; the handle and launches do. `SHORTHAUL_CUDNN` says where the library is.
+    /// The test needs no device; the handle and launches would. `SHORTHAUL_CUDNN` names the library's folder.
     #[test]
     #[ignore = "needs cuDNN: set SHORTHAUL_CUDNN"]
     fn the_library_plans_every_description() {

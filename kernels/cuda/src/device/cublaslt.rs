@@ -31,7 +31,7 @@ type Description = sys::cublasLtMatmulDesc_t;
 type Layout = sys::cublasLtMatrixLayout_t;
 type Preference = sys::cublasLtMatmulPreference_t;
 
-// Of cublasLt.h, unchanged since CUDA 11; attributes are numbers there too.
+// Declarations of cublasLt.h, unchanged since CUDA 11; attributes are numbers there too.
 interface! {
     version = c"cublasLtGetVersion": fn() -> usize;
     status_name = c"cublasLtGetStatusName": fn(Status) -> *const c_char;
@@ -89,7 +89,7 @@ impl CublasLt {
         FILES.find(folders)
     }
 
-    /// That it is in none of these folders, nor where the loader looks.
+    /// The error for a library that is in none of these folders, nor where the loader looks.
     pub(super) fn nowhere(folders: Vec<PathBuf>) -> CudaError {
         CudaError::NoLibrary {
             library: &NAMES,
@@ -109,7 +109,7 @@ impl CublasLt {
         })
     }
 
-    /// Such as `13.4.1`.
+    /// The version, such as `13.4.1`.
     pub fn version(&self) -> &str {
         &self.version
     }

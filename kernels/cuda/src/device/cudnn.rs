@@ -35,7 +35,7 @@ type Raw = *mut c_void;
 pub(super) use sys::cudnnBackendAttributeName_t as Attribute;
 pub(super) use sys::cudnnBackendDescriptorType_t as Kind;
 
-// Of cudnn_graph.h, unchanged in version 9; descriptors, attributes and types are numbers there too.
+// Declarations of cudnn_graph.h, unchanged in version 9; descriptors, attributes and types are numbers there too.
 interface! {
     version = c"cudnnGetVersion": fn() -> usize;
     status_text = c"cudnnGetErrorString": fn(Status) -> *const c_char;
@@ -70,7 +70,7 @@ impl Cudnn {
         FILES.find(folders)
     }
 
-    /// That it is in none of these folders, nor where the loader looks.
+    /// The error for a library that is in none of these folders, nor where the loader looks.
     pub(super) fn nowhere(folders: Vec<PathBuf>) -> CudaError {
         CudaError::NoLibrary {
             library: &NAMES,
@@ -90,7 +90,7 @@ impl Cudnn {
         })
     }
 
-    /// Such as `9.26.0`.
+    /// The version, such as `9.26.0`.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -266,7 +266,7 @@ values! {
     Address(u64) = CUDNN_TYPE_VOID_PTR;
 }
 
-/// Of text, such as what the library wants to know of a device that is not there.
+/// A character of text, such as the library's questions about a device that is not there.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]

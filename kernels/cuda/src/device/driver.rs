@@ -23,8 +23,8 @@ pub(super) struct Failure {
 
 /// No memory left on the device.
 const OUT_OF_MEMORY: u32 = 2;
-/// After one of these, every call on the context fails: illegal address, time-out, assertion, illegal
-/// instruction, misaligned address, address space, program counter, and the like.
+/// Errors after which every call on the context fails: illegal address, time-out, assertion, illegal instruction,
+/// misaligned address, address space, program counter, and the like.
 const CONTEXT_LOST: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 impl Failure {
@@ -36,7 +36,7 @@ impl Failure {
         CONTEXT_LOST.contains(&self.code)
     }
 
-    /// As the error of a call that nothing more is known about.
+    /// The error for a failed call of which nothing more is known.
     pub(super) fn of_call(self, call: &'static str, ordinal: usize) -> CudaError {
         match self.is_out_of_memory() {
             true => CudaError::OutOfMemory {
@@ -337,7 +337,7 @@ impl EncodedMap {
         encode().is_some()
     }
 
-    /// Of the buffer at `address`.
+    /// Encodes the map for the buffer at `address`.
     ///
     /// # Errors
     /// It does not keep one of the driver's conditions, or the driver refuses it.

@@ -29,9 +29,9 @@ pub struct Device {
     context: driver::Context,
     /// What waits to be given back to the driver.
     dropped: Mutex<module::Dropped>,
-    /// Of each cuBLASLt that was asked for, by its file.
+    /// A session for each cuBLASLt that was asked for, by its file.
     sessions: Mutex<BTreeMap<PathBuf, Arc<cublaslt::Session>>>,
-    /// Of each cuDNN.
+    /// A session for each cuDNN, by its file.
     dnn_sessions: Mutex<BTreeMap<PathBuf, Arc<cudnn::Session>>>,
 }
 
@@ -54,7 +54,7 @@ impl Libraries {
         Ok(Libraries::new(blas, dnn, folders))
     }
 
-    /// Those that are there; `folders` were searched for the others.
+    /// The libraries that exist; `folders` were searched for the others.
     pub fn new(
         blas: Option<Arc<CublasLt>>,
         dnn: Option<Arc<Cudnn>>,
@@ -100,9 +100,9 @@ fn unless_nowhere<L>(found: Result<L, CudaError>) -> Result<Option<L>, CudaError
 /// What the driver says of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number among the visible ones.
+    /// The device's number among the visible ones.
     pub ordinal: usize,
-    /// Such as `NVIDIA H200`.
+    /// The name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability: before and behind the dot.
     pub capability: (i32, i32),

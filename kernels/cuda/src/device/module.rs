@@ -37,7 +37,7 @@ pub struct CudaModule {
 struct Loaded {
     function: Function,
     threads: u32,
-    /// Of each parameter that the copy engine reads.
+    /// The tensor map of each parameter that the copy engine reads.
     maps: Vec<Option<TensorMap>>,
     name: String,
     origin: String,
@@ -99,7 +99,7 @@ impl CudaModule {
         Ok(module)
     }
 
-    /// The same module with a program's products, ready to be launched.
+    /// Returns the module with a program's products, ready to be launched.
     ///
     /// # Errors
     /// A library refuses one, does not offer the algorithm that was chosen, or is not there.
@@ -123,7 +123,7 @@ impl CudaModule {
         Ok(self)
     }
 
-    /// The same module with a program's calls, which whoever runs it brings the operators for.
+    /// Returns the module with a program's calls. Whoever runs it brings their operators.
     #[must_use]
     pub fn with_calls(mut self, calls: &[Call]) -> CudaModule {
         self.calls = calls.to_vec();
@@ -244,7 +244,7 @@ impl CudaModule {
         unsafe { self.run_with(pass, stream, addresses, &NoOperators) }
     }
 
-    /// The same, with operators for the program's calls. They enqueue on the stream too.
+    /// Like [`CudaModule::run`], with operators for the program's calls. They enqueue on the stream too.
     ///
     /// # Errors
     /// As for [`CudaModule::run`]; a call that fails.
@@ -279,8 +279,8 @@ impl CudaModule {
         })?
     }
 
-    /// As [`CudaModule::run`], and waits: the seconds of each launch, from the end of the one before,
-    /// by events in the stream.
+    /// Like [`CudaModule::run`], but waits, and returns the seconds of each launch: the time from the end of the one
+    /// before, measured by events in the stream.
     ///
     /// # Errors
     /// As for [`CudaModule::run`]; a stream that is being captured cannot be waited for.
@@ -297,7 +297,7 @@ impl CudaModule {
         unsafe { self.run_timed_with(pass, stream, addresses, &NoOperators) }
     }
 
-    /// The same, with operators for the program's calls.
+    /// Like [`CudaModule::run_timed`], with operators for the program's calls.
     ///
     /// # Errors
     /// As for [`CudaModule::run_timed`]; a call that fails.

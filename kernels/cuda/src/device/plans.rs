@@ -52,7 +52,7 @@ impl PlanDevice<'_> {
     }
 }
 
-/// By the convolution and its bytes of workspace.
+/// Rankings by convolution and bytes of workspace.
 pub(super) type Rankings = BTreeMap<(Convolution, usize), Ranking>;
 
 /// The engines that are taken for a convolution, the best first, as far as they are known.
@@ -68,7 +68,7 @@ pub(super) struct Ranking {
 /// An engine's place among the library's answers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spot {
-    /// Of [`MODES`].
+    /// Position in [`MODES`].
     mode: usize,
     choice: usize,
 }

@@ -270,7 +270,7 @@ struct Combine<'a> {
     array: &'a Array,
     n_parts: i64,
     reduction: Reduction,
-    /// Of the sums.
+    /// Element type of the sums.
     dtype: DType,
 }
 

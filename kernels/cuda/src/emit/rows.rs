@@ -447,7 +447,8 @@ impl<'a> RowsText<'a> {
         t.close();
     }
 
-    /// As [`Self::vectors`]; before the points every group is alive.
+    /// Like [`Self::vectors`]. With `always`, the text tests no group for being alive: before the points, every group
+    /// is.
     pub(super) fn vectors_always(
         &self,
         leaf: &Leaf,

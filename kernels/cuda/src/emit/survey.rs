@@ -16,15 +16,15 @@ pub(super) enum Update {
     Store,
     /// Combined where it lies; the element holds the identity beforehand.
     Memory,
-    /// In a register of the thread that owns the element; stored at the end, or combined.
+    /// A register of the thread that owns the element; stored at the end, or combined.
     Thread {
         plain: bool,
     },
-    /// In a register of each thread, added up through the group; stored at the end, or combined.
+    /// A register of each thread, added up through the group; stored at the end, or combined.
     Group {
         plain: bool,
     },
-    /// In registers over all points of a block; blocks leave their parts in a workspace.
+    /// Registers over all points of a block; blocks leave their parts in a workspace.
     Part,
 }
 

@@ -193,7 +193,7 @@ struct Shadow {
 }
 
 impl Shadow {
-    /// For the buffers that are arguments of `launch`; the others get no cells.
+    /// The shadow of the buffers that are arguments of `launch`; the others get no cells.
     fn of(launch: &Launch, memory: &mut Memory) -> Result<Shadow, EmulateError> {
         let mut shadow = Shadow {
             regions: Vec::new(),

@@ -45,7 +45,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Of work that is known only to read and to write these bytes, each once.
+    /// The traffic of work that reads and writes these bytes, each once.
     pub fn once(read: u64, written: u64) -> Traffic {
         let direction = |bytes: u64| Direction {
             bytes,
@@ -107,7 +107,7 @@ pub(super) struct AccessMade {
     pub(super) site: usize,
     pub(super) block: u32,
     pub(super) thread: u32,
-    /// Of the first byte.
+    /// Position of the first byte.
     pub(super) offset: u64,
     pub(super) bytes: u32,
     pub(super) write: bool,

@@ -57,7 +57,7 @@ struct Rest<'a> {
     graph: &'a Graph,
     points: &'a Points<'a>,
     values: &'a Values,
-    /// Of product, bias and result.
+    /// Common type of product, bias and result.
     dtype: DType,
 }
 

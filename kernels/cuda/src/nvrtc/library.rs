@@ -93,7 +93,7 @@ impl Nvrtc {
         })
     }
 
-    /// Such as `13.2`.
+    /// The version, such as `13.2`.
     pub fn version(&self) -> &str {
         &self.version
     }

@@ -133,7 +133,7 @@ pub(super) fn told(log: &str) -> (BTreeMap<String, Spills>, String) {
     (spills, rest.join("\n").trim().to_string())
 }
 
-/// Of `… 0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads`.
+/// Bytes of spill stores and loads in `… 0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads`.
 fn spill_bytes(line: &str) -> Option<(u32, u32)> {
     let before = |what: &str| {
         let words = line[..line.find(what)?].split_whitespace();
@@ -256,7 +256,7 @@ fn symbol_names<'a>(table: &[u8], names: &'a [u8]) -> BTreeMap<&'a str, u32> {
         .collect()
 }
 
-/// Of the attributes with a symbol and a number: (attribute, symbol) → number.
+/// The attributes that have a symbol and a number: (attribute, symbol) → number.
 fn attributes(mut info: &[u8]) -> BTreeMap<(u8, u32), u32> {
     let mut all = BTreeMap::new();
     while let (Some(format), Some(attribute), Some(size)) =

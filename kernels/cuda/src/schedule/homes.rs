@@ -21,7 +21,7 @@ pub(super) struct Seen<'a> {
 struct Met<'a> {
     leaf: usize,
     address: &'a Address,
-    /// Of a write: its conflict resolution.
+    /// The conflict resolution of a write; `None` for a read.
     write: Option<Option<Reduction>>,
 }
 

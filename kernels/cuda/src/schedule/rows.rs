@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Shared memory that every architecture gives a block without asking.
 const STATIC_SHARED_BYTES: i64 = 48 * 1024 - 1024;
-/// Of which sums of groups that meet at the end may take.
+/// The part of it that sums of groups that meet at the end may take.
 const EXCHANGE_BYTES: i64 = 32 * 1024;
 /// Points of several phases below which one block may run all of them.
 const LIGHT: i64 = 4096;

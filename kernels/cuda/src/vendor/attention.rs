@@ -25,7 +25,7 @@ impl Attending {
     /// All of them.
     pub const ALL: [Attending; 3] = [Attending::Flash, Attending::Efficient, Attending::Cudnn];
 
-    /// As tables and reports call it.
+    /// The name in tables and reports.
     pub fn name(self) -> &'static str {
         match self {
             Attending::Flash => "torch_flash",
@@ -34,7 +34,7 @@ impl Attending {
         }
     }
 
-    /// That of a name.
+    /// The operator of that name.
     pub fn of(name: &str) -> Option<Attending> {
         Attending::ALL.into_iter().find(|by| by.name() == name)
     }
@@ -79,7 +79,7 @@ pub struct Attention {
     pub width: i64,
     /// Elements of a value.
     pub values: i64,
-    /// Of all operands.
+    /// Element type of all operands.
     pub dtype: DType,
     /// What is done to the scores.
     pub mask: Mask,
@@ -189,7 +189,7 @@ pub enum Pass {
 pub struct CallOperand {
     /// What it is: `q`, `k`, `v`, `mask`, `y`, `lse`, `dy`, `dq`, `dk`, `dv`.
     pub role: &'static str,
-    /// Of its elements.
+    /// Type of the elements.
     pub dtype: DType,
     /// Where they lie in the buffer.
     pub view: View,
@@ -210,7 +210,7 @@ pub struct Call {
     pub scale: f64,
     /// Whether row l sees columns up to l only.
     pub is_causal: bool,
-    /// In the order of the launch's arguments; those that nobody needs are left out.
+    /// The operands in the order of the launch's arguments; those that nobody needs are left out.
     pub operands: Vec<CallOperand>,
     /// What a launch is given, one for each operand.
     pub params: Vec<Param>,

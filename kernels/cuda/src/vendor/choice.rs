@@ -82,8 +82,8 @@ impl Products {
         }
     }
 
-    /// That the library has an algorithm of that rank. Of a table's ranks that is believed here, and
-    /// told when the program is loaded.
+    /// Checks that the library has an algorithm of that rank. A table's rank is believed here; the program's loading
+    /// checks it.
     ///
     /// # Errors
     /// Why it has none.

@@ -56,11 +56,11 @@ pub struct Matrix {
 /// How sums are made. None rounds factors to fewer bits than they have: f32 is never TF32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Compute {
-    /// Of f32 factors, in f32, without any substitute (`CUBLAS_COMPUTE_32F_PEDANTIC`).
+    /// Sums of f32 products in f32, without any substitute (`CUBLAS_COMPUTE_32F_PEDANTIC`).
     F32Pedantic,
-    /// Of 16-bit factors, in f32 (`CUBLAS_COMPUTE_32F`).
+    /// Sums of products of 16-bit factors in f32 (`CUBLAS_COMPUTE_32F`).
     F32,
-    /// In f64 (`CUBLAS_COMPUTE_64F`).
+    /// Sums in f64 (`CUBLAS_COMPUTE_64F`).
     F64,
 }
 

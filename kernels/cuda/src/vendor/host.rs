@@ -13,11 +13,11 @@ use crate::emulate::{EmulateError, Fault, FaultKind, Memory, Traffic};
 /// The elements of the buffers, each counted from its buffer's start.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
-    /// Of A, or of what a convolution reads first.
+    /// Elements of A, or of the first operand of a convolution.
     pub a: &'a [f64],
-    /// Of B, or of what a convolution reads second.
+    /// Elements of B, or of the second operand of a convolution.
     pub b: &'a [f64],
-    /// Of the bias, if there is one.
+    /// Elements of the bias, if there is one.
     pub bias: Option<&'a [f64]>,
 }
 

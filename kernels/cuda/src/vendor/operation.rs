@@ -65,7 +65,7 @@ impl Operation {
         }
     }
 
-    /// The same with something else done to its sums.
+    /// Returns the operation with something else done to its sums.
     #[must_use]
     pub fn finished(&self, finish: Finish) -> Operation {
         match self {

@@ -77,7 +77,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Of an operation, whatever it is finished with, and a rest.
+    /// The key of an operation, whatever its epilogue is, with a rest.
     pub fn new(operation: &Operation, rest: &str) -> Key {
         Key {
             product: operation.to_string(),
@@ -85,7 +85,7 @@ impl Key {
         }
     }
 
-    /// Of attention, with its gradients or alone.
+    /// The key of attention, with its gradients or alone.
     pub fn of_attention(attention: &Attention, with_gradients: bool) -> Key {
         Key {
             product: attention.to_string(),
@@ -117,12 +117,12 @@ pub enum Candidate {
     /// Our kernel by products of warpgroups, in the tile of that number, as
     /// [`crate::contraction::emit_for_warpgroups`] counts them: on Hopper only.
     Warpgroup(usize),
-    /// Of attention: an operator of PyTorch's.
+    /// For attention: an operator of PyTorch.
     Attention(Attending),
 }
 
 impl Candidate {
-    /// Of a table's `kind` and `rank`, which our own kernels and PyTorch's operators do not have.
+    /// The candidate of a table's `kind` and `rank`. Our own kernels and PyTorch's operators have no rank.
     pub fn of(kind: &str, rank: usize) -> Option<Candidate> {
         match kind {
             "own" => Some(Candidate::Own),
@@ -169,7 +169,7 @@ impl fmt::Display for Candidate {
 pub struct Measured {
     /// Which.
     pub candidate: Candidate,
-    /// Of all its launches.
+    /// Time of all its launches.
     pub microseconds: f64,
 }
 
@@ -226,7 +226,7 @@ pub enum TableError {
         path: PathBuf,
         /// What differs: `a device`, `cuBLASLt`, `cuDNN`.
         what: &'static str,
-        /// In the table.
+        /// The value in the table.
         found: String,
         /// Here.
         expected: String,
@@ -316,8 +316,8 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// That it was measured on this device, and with these libraries, of those that are here: one that is
-    /// not is only missed by the first product that is to be its.
+    /// Checks that the table was measured on this device and with these libraries. A library that is absent is not
+    /// compared: the first product that needs it gives the error.
     ///
     /// # Errors
     /// [`TableError::Elsewhere`].

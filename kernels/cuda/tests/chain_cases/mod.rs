@@ -34,7 +34,7 @@ pub struct Case {
     pub heads: i64,
     pub rows: i64,
     pub columns: i64,
-    /// Of queries and keys, and of values.
+    /// Widths of queries and keys, and of values.
     pub widths: [i64; 2],
     pub mask: Mask,
     pub is_backward: bool,

@@ -23,7 +23,7 @@ pub const CASE: Case = Case {
     is_stored: false,
 };
 
-/// Of the largest number of an output, by the type of its case's factors: probabilities and their
+/// The tolerance as a part of an output's largest number, by the type of its case's factors: probabilities and their
 /// gradients are rounded once before they are factors, results once more.
 pub fn tolerance(graph: &Graph, name: &str) -> f64 {
     let (case, _) = name.rsplit_once('_').expect("a case and a name");

@@ -52,7 +52,7 @@ pub struct Case {
     pub types: Types,
     pub epilogue: Option<Epilogue>,
     pub emitted: EmittedContraction,
-    /// Of its first kernel among those compiled together.
+    /// Position of its first kernel among those compiled together.
     pub first: usize,
 }
 

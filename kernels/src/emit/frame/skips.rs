@@ -225,7 +225,7 @@ mod tests {
             ("%z[i] (max) = $0 from %x[i + k - 1 | 0.0]", &[]),
             // A guard that always holds is none.
             ("%z[i] (sum) = $0 * $1 from %x[k | 0.0], %y[k]", &[]),
-            // Of two guards the one whose failure alone gives zero; where both read the same place, either fill.
+            // Two guards: only the one whose failure gives zero skips. If both read the same place, either fill does.
             (
                 "%z[i] (sum) = $0 * $1 from %x[i + k - 1 | 0.0], %y[i - k | 1.0]",
                 &["i + k - 1"],

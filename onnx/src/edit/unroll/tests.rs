@@ -8,7 +8,8 @@ use crate::rewrite::patch::{int, text};
 use crate::rewrite::trial::{Trial, line, reals, value};
 use crate::verify::{Checker, Options};
 
-/// Of the largest element in float64: a cell feeds what it rounded back at each step, through functions of any slope.
+/// A part of the largest element in float64: a cell feeds back at each step what it rounded, through functions of any
+/// slope.
 const CELL_TOLERANCE: f64 = 1e-12;
 
 /// Writes a model out and runs both; the operators that are left.

@@ -36,7 +36,7 @@ fn weight(path: &Path) -> Vec<u8> {
 fn data_that_another_model_reads_is_not_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
-    // As after `mv model.onnx old.onnx`.
+    // The state after `mv model.onnx old.onnx`.
     let old = external(folder.path(), "old.onnx", "model.onnx.data");
     let error = write(&old, &at("model.onnx"))
         .expect_err("refused")

@@ -39,7 +39,7 @@ pub struct LinearOperation<'a> {
     pub n_in: usize,
     weight: Constant<'a>,
     bias: Option<Constant<'a>>,
-    /// Of an output's dimensions after the channels; `None` where the channels are the second.
+    /// Whether the channels are the last dimension of the output; otherwise they are the second.
     from_end: bool,
     groups: usize,
     trans_b: bool,
@@ -59,7 +59,7 @@ struct Constant<'a> {
 struct Generated<'a> {
     /// The sizes, as an operand.
     shape: &'a str,
-    /// Of `ConstantOfShape` one; of `Expand` one for each position of the first dimension.
+    /// One value for `ConstantOfShape`; one for each position of the first dimension for `Expand`.
     values: Vec<f64>,
 }
 
@@ -321,7 +321,7 @@ impl<'a> LinearOperation<'a> {
         };
         let a = Attributes::new(node);
         let last = !from_end || a.int("axis").unwrap_or(-1) == -1;
-        // Of BatchNormalization before version 14 they mean statistics of the batch.
+        // Before version 14 of BatchNormalization, further outputs mean statistics of the batch.
         let others = node.output.iter().skip(1).any(|o| !o.is_empty());
         if !last || others || a.flag("training_mode") || a.int("spatial") == Some(0) {
             return None;
@@ -390,7 +390,7 @@ impl<'a> LinearOperation<'a> {
         along(scope, name, self.element(), rank, self.from_end, channels)
     }
 
-    /// The same for the channels of the input.
+    /// Like [`LinearOperation::per_channel`], for the channels of the input.
     pub fn per_input_channel(&self, scope: &Scope<'a>, name: &'a str) -> Option<Vec<f64>> {
         if self.kind == LinearKind::Norm {
             return None;

@@ -24,7 +24,7 @@ pub(super) struct RunCost {
 }
 
 impl RunCost {
-    /// Of the loss and the gradients; an optimizer's update is not tried.
+    /// The cost of the loss and the gradients; an optimizer's update is not run.
     pub(super) fn new(training: &Model, shapes: &Shapes) -> RunCost {
         let mut proto = training.proto.clone();
         if let Some(graph) = &mut proto.graph {

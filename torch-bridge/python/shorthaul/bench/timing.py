@@ -82,7 +82,7 @@ def summary(taken: list[float]) -> dict:
 
 
 def ratios(times: dict[str, list[float]]) -> dict:
-    """Of each peer, how many times as long it takes; and which peer is the best."""
+    """How many times as long each peer takes, and which peer is the best."""
     own = times.get("shorthaul")
     peers = {variant: taken for variant, taken in times.items() if variant != "shorthaul"}
     if not own or not peers:
