@@ -352,3 +352,14 @@ fn channels_that_are_normalized_and_shuffled() {
     let y = build(&mut net).expect("builds");
     check(&net.finish(&[y]));
 }
+
+/// The networks of the room `models` but those with too many points for the interpreter of maps.
+#[test]
+fn small_networks() {
+    let too_large = ["resnet", "mobilenet_v2"];
+    let networks = models::small::SMALL.iter();
+    for (name, make) in networks.filter(|(name, _)| !too_large.contains(name)) {
+        let graph = make().expect("builds");
+        both_agree(&graph, &values(&graph, 0)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}

@@ -1,9 +1,24 @@
 //! Convolutional networks for images: ResNet (arXiv 1512.03385) and MobileNetV2 (arXiv 1801.04381),
 //! with the parameter names of torchvision.
 
-use crate::net::{Net, Window};
-use graph::{Attr, ContainerId, DType, Expr, Graph, SymExpr};
+use crate::net::{Net, Window, sizes};
+use graph::{Attr, ContainerId, DType, Expr, Graph};
 use ops::{OpBuilder, OpError, attrs};
+
+/// The smallest residual block: `relu(bn(conv(x)) + x)` with a convolution of width 3, in training form.
+/// Input `x` and the result are `[batch, channels, side, side]`.
+///
+/// # Errors
+/// None for sizes above 0.
+pub fn residual_block(batch: i64, channels: i64, side: i64) -> Result<Graph, OpError> {
+    let mut net = Net::new("residual_block");
+    let x = net.input("x", DType::F32, &sizes(&[batch, channels, side, side]));
+    let y = net.conv("conv", x, channels, Window::new(3, 1, 1))?;
+    let y = net.batch_norm("bn", y)?;
+    let y = net.apply("add", Expr::In(0).add(Expr::In(1)), &[y, x])?;
+    let y = net.relu("relu", y)?;
+    Ok(net.finish(&[y]))
+}
 
 /// ResNet with bottleneck blocks; `layers` is `[3, 4, 6, 3]` for ResNet-50.
 /// Input `x` is `[batch, 3, image, image]`, the result `[batch, 1000]`, in training form.
@@ -143,17 +158,21 @@ fn inverted_residual(
 ) -> Result<ContainerId, OpError> {
     let c = net.graph.container(x).shape[1].as_const().unwrap_or(0);
     let hidden = c * expansion;
+    // Without expansion, the layers of the block count from the depthwise convolution.
     let mut y = x;
+    let mut layer = 0;
     if expansion > 1 {
         y = conv_norm_relu6(net, &format!("{name}.0"), y, hidden, Window::new(1, 1, 0))?;
+        layer += 1;
     }
     let depthwise = Window {
         groups: hidden,
         ..Window::new(3, stride, 1)
     };
-    y = conv_norm_relu6(net, &format!("{name}.1"), y, hidden, depthwise)?;
-    y = net.conv(&format!("{name}.2"), y, channels, Window::new(1, 1, 0))?;
-    y = net.batch_norm(&format!("{name}.3"), y)?;
+    y = conv_norm_relu6(net, &format!("{name}.{layer}"), y, hidden, depthwise)?;
+    let point = Window::new(1, 1, 0);
+    y = net.conv(&format!("{name}.{}", layer + 1), y, channels, point)?;
+    y = net.batch_norm(&format!("{name}.{}", layer + 2), y)?;
     if stride == 1 && c == channels {
         let sum = Expr::In(0).add(Expr::In(1));
         y = net.apply(&format!("{name}.add"), sum, &[x, y])?;
@@ -176,15 +195,6 @@ fn max_pool(net: &mut Net, name: &str, x: ContainerId) -> Result<ContainerId, Op
 
 /// Global average and a linear layer: `[N, C, H, W] → [N, out]`.
 fn head(net: &mut Net, name: &str, x: ContainerId, out: i64) -> Result<ContainerId, OpError> {
-    let a = attrs([
-        ("kind", Attr::Str("mean".into())),
-        ("axes", Attr::Ints(vec![2, 3])),
-        ("keep", Attr::Bool(false)),
-    ]);
-    let pooled = net.with("avgpool", |b| b.op1("reduce", &[x], a))?;
+    let pooled = net.reduce("avgpool", "mean", x, &[2, 3])?;
     net.linear(name, pooled, out)
-}
-
-fn sizes(list: &[i64]) -> Vec<SymExpr> {
-    list.iter().map(|n| SymExpr::constant(*n)).collect()
 }

@@ -1,10 +1,15 @@
 //! The networks, as graphs built in Rust: what the tests count bytes and kernels of; and small graphs from text.
 //!
-//! The same networks as PyTorch modules come from torchvision and the Python package.
+//! The same networks as PyTorch modules come from torchvision, transformers and the Python package.
+//! `torch-bridge/tests/test_rust_networks.py` gives both the same weights and compares values and gradients.
 
 pub mod convolutional;
 mod from_text;
+pub mod grids;
 pub mod net;
+pub mod recommendation;
+pub mod sequences;
+pub mod small;
 pub mod transformer;
 
 pub use from_text::{results, text_graph};

@@ -22,7 +22,8 @@ pub struct Net {
     updates: Vec<Output>,
 }
 
-/// Geometry of a convolution: square kernel, stride and zero padding, groups.
+/// Geometry of a convolution: the same kernel size, stride, zero padding and dilation in every
+/// dimension; groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     /// Kernel size.
@@ -31,17 +32,20 @@ pub struct Window {
     pub stride: i64,
     /// Zeros on every side.
     pub pad: i64,
+    /// Distance between the taps of the kernel.
+    pub dilation: i64,
     /// Groups.
     pub groups: i64,
 }
 
 impl Window {
-    /// A window without groups.
+    /// A window without dilation and groups.
     pub fn new(kernel: i64, stride: i64, pad: i64) -> Self {
         Window {
             kernel,
             stride,
             pad,
+            dilation: 1,
             groups: 1,
         }
     }
@@ -102,11 +106,11 @@ impl Net {
     }
 
     /// The size of a dimension, which must be constant.
-    fn size(&self, id: ContainerId, dim: usize) -> i64 {
+    pub(crate) fn size(&self, id: ContainerId, dim: usize) -> i64 {
         self.graph.container(id).shape[dim].as_const().unwrap_or(0)
     }
 
-    /// Two-dimensional convolution without bias: `[N, C, H, W] → [N, out, H', W']`.
+    /// Convolution without bias, in one to three dimensions: `[N, C, I…] → [N, out, O…]`.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -117,19 +121,84 @@ impl Net {
         out: i64,
         window: Window,
     ) -> Result<ContainerId, OpError> {
-        let per_group = self.size(x, 1) / window.groups;
-        let k = window.kernel;
-        let w = self.parameter(&format!("{name}.weight"), &[out, per_group, k, k]);
-        let pair = |n: i64| Attr::Ints(vec![n, n]);
+        let n_dims = self.n_spatial(x);
+        let mut shape = vec![out, self.size(x, 1) / window.groups];
+        shape.resize(2 + n_dims, window.kernel);
+        let w = self.parameter(&format!("{name}.weight"), &shape);
+        let each = |n: i64| Attr::Ints(vec![n; n_dims]);
         let a = attrs([
-            ("stride", pair(window.stride)),
-            ("pad_low", pair(window.pad)),
-            ("pad_high", pair(window.pad)),
-            ("dilation", pair(1)),
+            ("stride", each(window.stride)),
+            ("pad_low", each(window.pad)),
+            ("pad_high", each(window.pad)),
+            ("dilation", each(window.dilation)),
             ("groups", Attr::Int(window.groups)),
         ]);
         let operands = [self.converted(name, x)?, self.converted(name, w)?];
         self.with(name, |b| b.op1("conv", &operands, a))
+    }
+
+    /// Convolution with bias: as [`Net::conv`].
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn conv_with_bias(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        out: i64,
+        window: Window,
+    ) -> Result<ContainerId, OpError> {
+        let y = self.conv(name, x, out, window)?;
+        self.channel_bias(name, y)
+    }
+
+    /// Transposed convolution with bias whose windows lie side by side: each dimension grows by its
+    /// factor, `[N, C, I…] → [N, out, I·factor…]`.
+    ///
+    /// # Errors
+    /// Not one factor for each dimension.
+    pub fn upsample(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        out: i64,
+        factors: &[i64],
+    ) -> Result<ContainerId, OpError> {
+        let shape = [&[self.size(x, 1), out], factors].concat();
+        let w = self.parameter(&format!("{name}.weight"), &shape);
+        let a = attrs([("stride", Attr::Ints(factors.to_vec()))]);
+        let y = self.with(name, |b| b.op1("conv_transpose", &[x, w], a))?;
+        self.channel_bias(name, y)
+    }
+
+    /// Maximum over windows that lie side by side: `[N, C, I…] → [N, C, I/window…]`.
+    ///
+    /// # Errors
+    /// Not one size for each dimension.
+    pub fn max_pool(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        window: &[i64],
+    ) -> Result<ContainerId, OpError> {
+        let size = || Attr::Ints(window.to_vec());
+        let a = attrs([("kernel", size()), ("stride", size())]);
+        self.with(name, |b| Ok(b.op("max_pool", &[Some(x)], a)?[0]))
+    }
+
+    /// One number for each channel, added: `[N, C, …]`.
+    fn channel_bias(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        let channels = self.size(x, 1);
+        let bias = self.parameter(&format!("{name}.bias"), &[channels]);
+        let mut shape = vec![channels];
+        shape.resize(1 + self.n_spatial(x), 1);
+        let bias = self.reshape(name, bias, &sizes(&shape))?;
+        self.apply(name, Expr::In(0).add(Expr::In(1)), &[x, bias])
+    }
+
+    /// Dimensions behind batch and channels.
+    fn n_spatial(&self, x: ContainerId) -> usize {
+        self.graph.container(x).shape.len().saturating_sub(2)
     }
 
     /// A value in the type that autocast asks for.
@@ -153,9 +222,9 @@ impl Net {
     pub fn batch_norm(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
         let c = self.size(x, 1);
         let n = self.graph.container(x).shape.clone();
-        let count = SymExpr::product([&n[0], &n[2], &n[3]])
-            .as_const()
-            .unwrap_or(0) as f64;
+        let count = n.iter().enumerate().filter(|(d, _)| *d != 1);
+        let count = SymExpr::product(count.map(|(_, size)| size));
+        let count = count.as_const().unwrap_or(0) as f64;
         let weight = self.parameter(&format!("{name}.weight"), &[c]);
         let bias = self.parameter(&format!("{name}.bias"), &[c]);
         let running =
@@ -231,16 +300,29 @@ impl Net {
         })
     }
 
-    /// Layer normalization over the last dimension.
+    /// Layer normalization over the last dimension, with BERT's `eps` of 1e-12.
     ///
     /// # Errors
     /// Shapes that do not fit.
     pub fn layer_norm(&mut self, name: &str, x: ContainerId) -> Result<ContainerId, OpError> {
+        self.layer_norm_with(name, x, 1e-12)
+    }
+
+    /// Layer normalization over the last dimension, with this `eps`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn layer_norm_with(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        eps: f64,
+    ) -> Result<ContainerId, OpError> {
         let rank = self.graph.container(x).shape.len();
         let h = self.size(x, rank - 1);
         let weight = self.parameter(&format!("{name}.weight"), &[h]);
         let bias = self.parameter(&format!("{name}.bias"), &[h]);
-        let a = attrs([("axes", Attr::Int(1)), ("eps", Attr::Float(1e-12))]);
+        let a = attrs([("axes", Attr::Int(1)), ("eps", Attr::Float(eps))]);
         self.with(name, |b| {
             Ok(b.op("layer_norm", &[Some(x), Some(weight), Some(bias)], a)?[0])
         })
@@ -273,4 +355,91 @@ impl Net {
         let a = attrs([("order", Attr::Ints(order.to_vec()))]);
         self.with(name, |b| b.op1("permute", &[x], a))
     }
+
+    /// Values behind one another along a dimension.
+    ///
+    /// # Errors
+    /// Other sizes differ.
+    pub fn concat(
+        &mut self,
+        name: &str,
+        parts: &[ContainerId],
+        axis: i64,
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([("axis", Attr::Int(axis))]);
+        self.with(name, |b| b.op1("concat", parts, a))
+    }
+
+    /// The positions from `start` to before `stop` of a dimension.
+    ///
+    /// # Errors
+    /// `axis` is none of its dimensions.
+    pub fn slice(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        axis: i64,
+        (start, stop): (i64, i64),
+    ) -> Result<ContainerId, OpError> {
+        let bound = |n: i64| Attr::Sizes(sizes(&[n]));
+        let a = attrs([
+            ("axis", Attr::Int(axis)),
+            ("start", bound(start)),
+            ("stop", bound(stop)),
+        ]);
+        self.with(name, |b| b.op1("slice", &[x], a))
+    }
+
+    /// Sum or mean (`kind`) over dimensions, which disappear.
+    ///
+    /// # Errors
+    /// Axes that `x` does not have.
+    pub fn reduce(
+        &mut self,
+        name: &str,
+        kind: &str,
+        x: ContainerId,
+        axes: &[i64],
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([
+            ("kind", Attr::Str(kind.into())),
+            ("axes", Attr::Ints(axes.to_vec())),
+            ("keep", Attr::Bool(false)),
+        ]);
+        self.with(name, |b| b.op1("reduce", &[x], a))
+    }
+
+    /// The elements of `x` at the positions `index` of a dimension, whose sizes replace it.
+    ///
+    /// # Errors
+    /// `index` holds no integers.
+    pub fn gather(
+        &mut self,
+        name: &str,
+        x: ContainerId,
+        index: ContainerId,
+        axis: i64,
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([("axis", Attr::Int(axis))]);
+        self.with(name, |b| b.op1("gather", &[x, index], a))
+    }
+
+    /// A sum of products, as `einsum` writes it.
+    ///
+    /// # Errors
+    /// An equation that does not fit the operands.
+    pub fn einsum(
+        &mut self,
+        name: &str,
+        equation: &str,
+        operands: &[ContainerId],
+    ) -> Result<ContainerId, OpError> {
+        let a = attrs([("equation", Attr::Str(equation.into()))]);
+        self.with(name, |b| b.op1("einsum", operands, a))
+    }
+}
+
+/// Constant sizes.
+pub(crate) fn sizes(list: &[i64]) -> Vec<SymExpr> {
+    list.iter().map(|n| SymExpr::constant(*n)).collect()
 }

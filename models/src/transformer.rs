@@ -1,8 +1,8 @@
 //! Transformer layers without dropout: encoders as in BERT (arXiv 1810.04805), decoders as in GPT-2 with
 //! heads of keys and values that several heads of queries share (arXiv 2305.13245).
 
-use crate::net::Net;
-use graph::{Attr, ContainerId, DType, Expr, Graph, SymExpr};
+use crate::net::{Net, sizes};
+use graph::{Attr, ContainerId, DType, Expr, Graph};
 use ops::{OpBuilder, OpError, attrs};
 
 /// Sizes of an encoder layer.
@@ -157,8 +157,4 @@ fn attention(net: &mut Net, x: ContainerId, e: Encoder) -> Result<ContainerId, O
     })?;
     let context = net.permute(name, context, &[0, 2, 1, 3])?;
     net.reshape(name, context, &sizes(&[e.batch, e.length, e.hidden]))
-}
-
-fn sizes(list: &[i64]) -> Vec<SymExpr> {
-    list.iter().map(|n| SymExpr::constant(*n)).collect()
 }
