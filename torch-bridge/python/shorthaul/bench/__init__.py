@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
     cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
-    peer fails or a network does not fit into memory, it prints the reason and continues with the
-    rest.
+    peer fails, a network does not fit into memory or its library is not installed, it prints the
+    reason and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)
@@ -111,6 +111,10 @@ def _outcome(setting: Setting, options: argparse.Namespace) -> tuple[list[dict],
         result, is_good = _run(setting, options)
     except MissingLibrary as error:
         print(f"\n{setting}: skipped, {error}")
+        return [], True
+    except ModuleNotFoundError as error:
+        missing = (error.name or str(error)).partition(".")[0]
+        print(f"\n{setting}: skipped, it needs the package {missing}: pip install {missing}")
         return [], True
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, shorthaul.ShorthaulError) or not _is_out_of_memory(error):
