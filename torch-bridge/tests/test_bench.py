@@ -16,8 +16,6 @@ from shorthaul.bench import (
     accuracy,
     jax_peer,
     onnxruntime_peer,
-    page,
-    results,
     separate,
     timing,
 )
@@ -169,52 +167,12 @@ def test_a_network_without_memory_is_said_and_skipped(monkeypatch, capsys):
     assert "digits_cnn" in said
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", '{"results": 3}', '{"results": [{"a": 1}]}'])
-def test_a_broken_results_file_is_said(text, tmp_path, capsys):
-    path = tmp_path / "old.json"
-    path.write_text(text)
-    arguments = ["digits_cnn", "--batch", "4", *QUICK, "--no-first-step", "--against", "eager"]
-    assert bench.main([*arguments, "--compare", str(path)]) == 0
-    assert f"{path} holds no results of the bench; nothing is compared" in capsys.readouterr().out
-
-
-def test_a_missing_results_file_is_said(tmp_path):
-    with pytest.raises(results.BrokenResults, match="cannot be read: No such file"):
-        results.read(tmp_path / "none.json")
-
-
-def _result(own, eager, **more):
-    variants = {"shorthaul": {"times_ms": own}, "eager": {"times_ms": eager}}
-    return {"name": "net", "batch": 8, "threads": 2, "variants": variants} | more
-
-
-def test_changes_beyond_noise_are_told_from_noise():
-    old = [_result([10.0, 10.1, 9.9, 10.2], [20.0, 20.0, 20.0, 20.0])]
-    fast = _result([7.0, 7.1, 6.9, 7.2], [20.0, 20.0, 20.0, 20.0])
-    # The whole machine is slower: nothing changed.
-    slow_machine = _result([20.0, 20.2, 19.8, 20.4], [40.0, 40.0, 40.0, 40.0])
-    slow = _result([14.0, 14.2, 13.8, 14.4], [20.0, 20.0, 20.0, 20.0])
-    assert results.changes(old, [fast])[0].startswith("net, batch 8: faster, 0.502 of eager's")
-    assert "no change beyond noise" in results.changes(old, [slow_machine])[0]
-    assert ": slower, " in results.changes(old, [slow])[0]
-    assert "not in the old file" in results.changes(old, [_result([1.0], [1.0], batch=4)])[0]
-    assert "no times" in results.changes(old, [fast | {"variants": {"shorthaul": {}}}])[0]
-
-
 def test_rounds_alternate_and_ratios_are_of_pairs():
     order = []
     times = timing.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b", "b", "a"] and [len(t) for t in times.values()] == [2, 2]
     found = timing.ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
     assert found == {"median": 2.0, "low": 2.0, "high": 3.0}
-
-
-def test_the_page_escapes_names():
-    result = _result([1.0, 2.0], [2.0, 3.0], ratios={}, best_peer=None)
-    result["name"] = "<script>"
-    for entry in result["variants"].values():
-        entry |= timing.summary(entry["times_ms"])
-    assert "<script>" not in page.page([result]) and "&lt;script&gt;" in page.page([result])
 
 
 def test_limits_are_what_a_step_is_held_against(tmp_path, capsys):

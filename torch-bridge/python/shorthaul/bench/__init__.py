@@ -9,8 +9,11 @@ the page in ``page``. Also installed as the command ``shorthaul-bench``.
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -18,7 +21,7 @@ import shorthaul
 
 from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
-from . import limits, page, predicted, recipes, results, separate
+from . import files, limits, page, predicted, recipes, results, separate, stored
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -28,10 +31,12 @@ from .variants import inputs_of, model_of, precision
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the bench; the exit code is 1 if Shorthaul fails or ``--check`` finds a difference.
+    """Runs the bench.
 
-    If a peer fails, a network does not fit into memory, or an old file cannot be read, it prints
-    the reason and continues with the rest.
+    The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
+    cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
+    peer fails, a network does not fit into memory or its library is not installed, it prints the
+    reason and continues with the rest.
     """
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     options = parse(arguments)
@@ -41,43 +46,84 @@ def main(arguments: list[str] | None = None) -> int:
     if options.alone:
         print(json.dumps(first_step(options.settings[0], options.alone)))
         return 0
-    n_threads, found, ok = torch.get_num_threads(), [], True
-    for setting in options.settings:
-        if options.separate:
-            results_of_one, is_good = separate.run(setting, options)
-            found += results_of_one
+    try:
+        old = stored.read(options.compare) if options.compare else None
+        for path in filter(None, (options.json, options.html)):
+            files.check_writable(path)
+    except (stored.BrokenResults, OSError) as error:
+        print(f"shorthaul-bench: error: {error}", file=sys.stderr)
+        return 2
+    found: list[dict] = []
+    ok = True
+    try:
+        for setting in options.settings:
+            measured, is_good = _outcome(setting, options)
+            found += measured
             ok &= is_good
-            continue
-        torch.set_num_threads(setting.threads)
-        try:
-            network(setting.name)
-        except MissingLibrary as error:
-            print(f"\n{setting}: skipped, {error}")
-            continue
-        try:
-            result, is_good = _run(setting, options)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, shorthaul.ShorthaulError) or not _is_out_of_memory(error):
-                raise
-            print(f"\n{setting}: skipped, it does not fit into memory")
-            continue
-        finally:
-            torch.set_num_threads(n_threads)
-        ok &= is_good
-        if result is not None:
-            found.append(result)
+            if options.json and measured and files.is_replaceable(options.json):
+                ok &= _is_written(options.json, found)
+    except KeyboardInterrupt:
+        print(f"\nstopped: {len(found)} of {len(options.settings)} results are kept", flush=True)
+        if found:
+            _finish(options, found, old)
+        return 130
+    ok &= _finish(options, found, old)
+    return 0 if ok else 1
+
+
+def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored | None) -> bool:
+    """Prints and writes what is about all measurements; whether it could be written."""
+    ok = True
     measured = [result for result in found if "variants" in result]
     results.print_mean(measured)
     recipes.print_mean(found)
     if options.predicted:
-        found += predicted.together(found)
-    if options.compare:
-        _compare(options.compare, measured)
+        found = found + predicted.together(found)
     if options.json:
-        results.write(options.json, found)
+        ok &= _is_written(options.json, found)
     if options.html:
-        page.write(options.html, measured)
-    return 0 if ok else 1
+        ok &= _is_written(options.html, page.page(measured))
+    if old:
+        print(f"\nsince {options.compare}:")
+        for sentence in [*old.odd, *stored.changes(old.results, measured)]:
+            print(f"  {sentence}")
+    return ok
+
+
+def _is_written(path: Path, content: list[dict] | str) -> bool:
+    """Writes results or a page; a full disk, for example, is said, and the run goes on."""
+    try:
+        files.write(path, content if isinstance(content, str) else results.text(content))
+    except OSError as error:
+        print(f"\n{path} cannot be written: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _outcome(setting: Setting, options: argparse.Namespace) -> tuple[list[dict], bool]:
+    """The results of one setting, and whether Shorthaul did well; a skipped one has none."""
+    if options.separate:
+        return separate.run(setting, options)
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(setting.threads)
+    try:
+        network(setting.name)
+        result, is_good = _run(setting, options)
+    except MissingLibrary as error:
+        print(f"\n{setting}: skipped, {error}")
+        return [], True
+    except ModuleNotFoundError as error:
+        missing = (error.name or str(error)).partition(".")[0]
+        print(f"\n{setting}: skipped, it needs the package {missing}: pip install {missing}")
+        return [], True
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, shorthaul.ShorthaulError) or not _is_out_of_memory(error):
+            raise
+        print(f"\n{setting}: skipped, it does not fit into memory")
+        return [], True
+    finally:
+        torch.set_num_threads(n_threads)
+    return [] if result is None else [result], is_good
 
 
 def _run(setting: Setting, options) -> tuple[dict | None, bool]:
@@ -131,17 +177,6 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
 def _is_out_of_memory(error: Exception) -> bool:
     said = str(error)
     return isinstance(error, MemoryError) or "can't allocate memory" in said
-
-
-def _compare(path, measured: list[dict]) -> None:
-    try:
-        old = results.read(path)
-    except results.BrokenResults as error:
-        print(f"\n{error}; nothing is compared")
-        return
-    print(f"\nsince {path}:")
-    for sentence in results.changes(old, measured):
-        print(f"  {sentence}")
 
 
 def _print_networks() -> None:

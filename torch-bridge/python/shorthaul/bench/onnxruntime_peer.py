@@ -30,13 +30,14 @@ def stepper(setting: Setting, model: nn.Module, inputs: Sequence[torch.Tensor]) 
         raise RuntimeError("the peer in ONNX Runtime has no optimizers: use --mode train")
     if setting.dtype != "f32":
         raise RuntimeError("the peer in ONNX Runtime computes in f32")
+    onnxruntime = _onnxruntime()
     if setting.mode == "forward":
         made, target = _exported(model, inputs), ()
     else:
         loss, target = _loss(setting, model, inputs)
         made = _exported(_Rows(model), inputs)
         made = shorthaul.onnx.grad(made, loss=loss, mode="train", verify=False)
-    session = _session(made, setting.threads)
+    session = _session(onnxruntime, made, setting.threads)
     names = [given.name for given in session.get_inputs()]
     fed = {name: x.detach().numpy() for name, x in zip(names, (*inputs, *target), strict=True)}
     outputs = [given.name for given in session.get_outputs()]
@@ -79,11 +80,16 @@ def _exported(model: nn.Module, inputs: Sequence[torch.Tensor]) -> bytes:
         return written.read_bytes()
 
 
-def _session(model: bytes, n_threads: int) -> Any:
+def _onnxruntime() -> Any:
     try:
         import onnxruntime
-    except ImportError:
-        raise RuntimeError("ONNX Runtime is not installed: pip install onnxruntime") from None
+        import onnxscript  # noqa: F401 - PyTorch's exporter needs it
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"{error.name} is not installed: pip install {error.name}") from None
+    return onnxruntime
+
+
+def _session(onnxruntime: Any, model: bytes, n_threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = n_threads
     options.log_severity_level = 3

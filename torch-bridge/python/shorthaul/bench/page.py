@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import statistics
-from pathlib import Path
 
 from .limits import sentence
 from .results import machine
@@ -32,11 +31,6 @@ text { font: 12px system-ui, sans-serif; fill: #222; } code { background: #f3f3f
 
 #: Width of the drawing, of what stands left and right of its bars, and height of a bar.
 _WIDTH, _LEFT, _RIGHT, _BAR = 860, 200, 130, 16
-
-
-def write(path: Path, results: list[dict]) -> None:
-    """Writes the page of these measurements."""
-    path.write_text(page(results), encoding="utf-8")
 
 
 def page(results: list[dict]) -> str:
