@@ -6,6 +6,8 @@ backend="shorthaul")`` does the same behind PyTorch's own capture.
 """
 
 import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 # The version is checked before PyTorch's tracer is imported.
 from . import _accelerate, _pytorch_version, _threads, cache, cuda, optim, products  # noqa: F401
@@ -43,11 +45,15 @@ _accelerate.add_backend()
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str):
-    """``shorthaul.onnx`` is imported when it is first used."""
-    if name == "onnx":
-        return importlib.import_module(".onnx", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from . import onnx as onnx
+else:  # A type checker would take every name for one that this function knows.
+
+    def __getattr__(name: str) -> ModuleType:
+        """``shorthaul.onnx`` is imported when it is first used."""
+        if name == "onnx":
+            return importlib.import_module(".onnx", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

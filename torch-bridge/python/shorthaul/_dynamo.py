@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,13 @@ class Options:
             )
 
 
-def shorthaul(graph_module: fx.GraphModule, example_inputs, options=None, mode=None, **more):
+def shorthaul(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+    **more: Any,
+) -> Callable[..., Any]:
     """The backend that the ``torch_dynamo_backends`` entry point names.
 
     ``options`` of ``torch.compile`` are those of :func:`shorthaul.module`: ``fallback``,

@@ -71,7 +71,7 @@ class Decision:
     comment: str = ""
 
     @property
-    def key(self) -> tuple:
+    def key(self) -> tuple[int | str | None, ...]:
         """Equal for the same decision in different recipes."""
         return (self.program, *(getattr(self, name) for name in _IDENTITY))
 

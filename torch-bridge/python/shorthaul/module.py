@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -47,63 +47,40 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _Class = TypeVar("_Class", bound=type[nn.Module])
 
 
+class _Settings(TypedDict, total=False):
+    """The options of :func:`module`, for type checkers."""
+
+    fallback: Literal["eager", "error"]
+    max_programs: int
+    backend: Literal["auto", "cuda-emulated"]
+    fullgraph: bool
+    dynamic: bool | None
+    warmup: Literal["wait", "background"]
+    recipe: Recipe | str | os.PathLike[str] | None
+    memory_budget: float | None
+    planned_threads: int | None
+
+
 @overload
+def module(model: _Class, /, **settings: Unpack[_Settings]) -> _Class: ...
+@overload
+def module(model: _Model, /, **settings: Unpack[_Settings]) -> _Model: ...
+@overload
+def module(**settings: Unpack[_Settings]) -> Callable[[_Class], _Class]: ...
 def module(
-    model: _Class,
+    model: nn.Module | type[nn.Module] | None = None,
     /,
     *,
-    fallback: str = ...,
-    max_programs: int = ...,
-    backend: str = ...,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    warmup: str = ...,
-    recipe: Recipe | str | os.PathLike[str] | None = ...,
-    memory_budget: float | None = ...,
-    planned_threads: int | None = ...,
-) -> _Class: ...
-@overload
-def module(
-    model: _Model,
-    /,
-    *,
-    fallback: str = ...,
-    max_programs: int = ...,
-    backend: str = ...,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    warmup: str = ...,
-    recipe: Recipe | str | os.PathLike[str] | None = ...,
-    memory_budget: float | None = ...,
-    planned_threads: int | None = ...,
-) -> _Model: ...
-@overload
-def module(
-    *,
-    fallback: str = ...,
-    max_programs: int = ...,
-    backend: str = ...,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    warmup: str = ...,
-    recipe: Recipe | str | os.PathLike[str] | None = ...,
-    memory_budget: float | None = ...,
-    planned_threads: int | None = ...,
-) -> Callable[[_Class], _Class]: ...
-def module(
-    model: Any = None,
-    /,
-    *,
-    fallback: str = "eager",
+    fallback: Literal["eager", "error"] = "eager",
     max_programs: int = 16,
-    backend: str = "auto",
+    backend: Literal["auto", "cuda-emulated"] = "auto",
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    warmup: str = "wait",
+    warmup: Literal["wait", "background"] = "wait",
     recipe: Recipe | str | os.PathLike[str] | None = None,
     memory_budget: float | None = None,
     planned_threads: int | None = None,
-) -> Any:
+) -> nn.Module | type[nn.Module] | Callable[[_Class], _Class]:
     """Returns a module that compiles ``model`` on its first call.
 
     ``model`` is an ``nn.Module``, or a class derived from it. For a module, the result is a

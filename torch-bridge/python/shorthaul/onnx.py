@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from . import _native
 from ._errors import ShorthaulError
@@ -29,13 +29,13 @@ def grad(
     *,
     loss: str,
     output: str | None = None,
-    optimizer: str | None = None,
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] | None = None,
     gradients: bool = True,
     wrt: Sequence[str] | None = None,
-    mode: str = "file",
+    mode: Literal["file", "train", "eval"] = "file",
     label_smoothing: float = 0.0,
     sizes: Mapping[str, int] | None = None,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     verify: bool = True,
 ) -> bytes | None:
     """Returns the training step of an ONNX model as an ONNX file of standard operators.
@@ -136,8 +136,8 @@ class Optimized:
 def optimize(
     model: Any,
     *,
-    out: str | os.PathLike | None = None,
-    target: str = "standard",
+    out: str | os.PathLike[str] | None = None,
+    target: Literal["standard", "ort-cpu", "ort-cuda"] = "standard",
     verify: bool = True,
     sizes: Mapping[str, int | str] | None = None,
     shapes: Mapping[str, Sequence[int | None]] | None = None,
@@ -146,7 +146,7 @@ def optimize(
     without: Sequence[str] = (),
     fold_limit: int = 16 << 10,
     max_growth: float | None = None,
-    oracle: str | None = None,
+    oracle: Literal["ort"] | None = None,
     measure: bool = False,
 ) -> Optimized:
     """Returns an ONNX file that computes the same as ``model`` with less work.
@@ -257,3 +257,6 @@ def _archive(arrays: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **{name: np.asarray(value) for name, value in arrays.items()})
     return buffer.getvalue()
+
+
+__all__ = ["OnnxError", "Optimized", "grad", "optimize"]

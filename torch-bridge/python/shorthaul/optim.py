@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
@@ -23,6 +23,11 @@ from ._cpu_optimizer_step import CpuSteps, obstacle
 from ._errors import CapturingError, CompileError, InputError
 from ._place import Place, place_of
 from ._program import progress
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+_Loss = TypeVar("_Loss")
 
 #: Bytes of the widest access of a kernel.
 _ALIGNMENT = 16
@@ -100,8 +105,12 @@ class _Pooled:
         super().__setstate__(state)
         self._forget()
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
         """One update of all parameters that have a gradient.
 
         On a device it is enqueued on the current stream, also while a CUDA graph is captured, for
@@ -319,7 +328,7 @@ class _Pooled:
             for p in parameters:
                 self.state[p]["step"] = step
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the state as PyTorch does: with a number of steps for each parameter."""
         made = super().state_dict()
         alone = {}
@@ -331,7 +340,7 @@ class _Pooled:
                 alone[n] = state
         return made | {"state": alone}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state as PyTorch does. Equal numbers of steps become one tensor again."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
@@ -427,7 +436,7 @@ class SGD(_Pooled, torch.optim.SGD):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | torch.Tensor = 1e-3,
         momentum: float = 0.0,
         *,
@@ -437,7 +446,7 @@ class SGD(_Pooled, torch.optim.SGD):
         foreach: bool | None = None,
         fused: bool | None = None,
         max_norm: float | None = None,
-        backend: str = "auto",
+        backend: Literal["auto", "cuda-emulated"] = "auto",
     ):
         _no_tensors((momentum, weight_decay))
         super().__init__(
@@ -474,7 +483,7 @@ class Adam(_Pooled, torch.optim.Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -484,7 +493,7 @@ class Adam(_Pooled, torch.optim.Adam):
         foreach: bool | None = None,
         fused: bool | None = None,
         max_norm: float | None = None,
-        backend: str = "auto",
+        backend: Literal["auto", "cuda-emulated"] = "auto",
     ):
         _no_tensors((*betas, eps, weight_decay))
         super().__init__(
@@ -544,7 +553,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -554,7 +563,7 @@ class AdamW(Adam):
         foreach: bool | None = None,
         fused: bool | None = None,
         max_norm: float | None = None,
-        backend: str = "auto",
+        backend: Literal["auto", "cuda-emulated"] = "auto",
     ):
         super().__init__(
             params,

@@ -19,6 +19,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,7 +82,7 @@ class Timed:
     microseconds: float
 
 
-def timed(model: nn.Module, inputs: tuple, step: Callable[[], object]) -> list[Timed]:
+def timed(model: nn.Module, inputs: tuple[Any, ...], step: Callable[[], object]) -> list[Timed]:
     """Times the products of a compiled ``model`` while ``step`` calls it once on ``inputs``.
 
     ``step`` may run the backward pass too. Events in the stream time each launch from the end of
