@@ -224,7 +224,7 @@ def test_cutting_is_checked(clock):
     wrong = own.cut(decision, "0.9.9.9.9.9.9.9")
     assert any("not possible for these sizes" in note for note in wrong.notes)
     assert own.cut(decision, decision.blocking).cut(decision, None).text == own.text
-    with pytest.raises(ValueError, match="`cut` takes it otherwise"):
+    with pytest.raises(ValueError, match="`cut` chooses another one"):
         own.without(decision)
     with pytest.raises(ValueError, match="not about a contraction"):
         own.cut(next(d for d in own.decisions if d.kind != "blocking"), "1")
