@@ -116,7 +116,7 @@ def _from_torchvision(name: str) -> _Made:
         return torchvision.models.get_model(name, **options)
 
     if ".video" in torchvision.models.get_model_builder(name).__module__:
-        shape = (3, 16 if name.startswith("mvit") else _FRAMES, *_video_sides(name))
+        shape = (3, 16 if name.startswith(("mvit", "s3d")) else _FRAMES, *_video_sides(name))
         return make, lambda batch: (torch.randn(batch, *shape),), 1
     side = {"inception_v3": 299, "swin_v2_t": 256}.get(name, 224)
     return make, lambda batch: (torch.randn(batch, 3, side, side),), 4
