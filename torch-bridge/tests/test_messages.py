@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 import shorthaul
 import torch
 from shorthaul import _capture, _dynamo, _dynamo_mends, _native, _region
-from shorthaul._changes import what_changed
+from shorthaul._changes import what_changed, why_broken
 from shorthaul._errors import InternalError, first_line
 from shorthaul._pytorch_version import VERSION
 from shorthaul.module import FrameCompiler, runner_of
@@ -126,6 +127,41 @@ def test_a_new_compilation_says_which_mode_changed():
 
 def test_a_reason_of_a_form_that_is_not_known_is_passed_on():
     assert what_changed("3/1: something new") == "something new"
+    assert why_broken("Something new") == "Something new"
+
+
+#: A model with a graph break, compiled by a backend, whose name comes first.
+READING = """
+import sys
+import torch
+class Reading(torch.nn.Module):
+    def forward(self, x):
+        scale = float(x.sum())
+        return x * scale
+if sys.argv[1] == "shorthaul":
+    import shorthaul
+    model = shorthaul.module(Reading())
+else:
+    model = torch.compile(Reading(), backend=sys.argv[1])
+model(torch.ones(3))
+"""
+
+
+def test_a_break_is_said_in_plain_words_and_once():
+    def said_by(backend: str) -> str:
+        command = [sys.executable, "-c", READING, backend]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+    ours = said_by("shorthaul")
+    assert "(a tensor's value becomes a Python number)" in ours
+    assert "capture_scalar_outputs" not in ours
+    assert "capture_scalar_outputs" in said_by("eager")
+
+
+def test_a_model_that_breaks_as_a_whole_says_why():
+    model = shorthaul.module(nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.ReLU()))
+    with pytest.warns(shorthaul.FallbackWarning, match="a tensor's value becomes a Python number"):
+        model(torch.randn(3, 4))
 
 
 def test_a_defect_that_leaves_a_model_to_pytorch_is_said_as_one(monkeypatch):

@@ -19,11 +19,6 @@ PACKAGE = Path(shorthaul.__file__).parent
 #: What mypy knows of PyTorch is kept: to read all of it takes most of the time.
 CACHE = Path(__file__).resolve().parents[2] / "target" / "mypy-cache"
 
-is_compiled = pytest.mark.skipif(
-    not hasattr(_native, "__file__") or not _native.__file__.endswith(".so"),
-    reason="the stub describes the compiled half",
-)
-
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """A module of mypy's, with ``folder`` as the only place of packages besides the installed."""
@@ -69,7 +64,6 @@ def test_each_mistake_is_found_where_it_is(found):
     assert {one for one in found if one[0] == "wrong.py"} == planted
 
 
-@is_compiled
 def test_the_stub_is_the_compiled_module(tmp_path):
     assert compared(tmp_path, stub()) == ""
 
@@ -84,7 +78,6 @@ DAMAGE = (
 )
 
 
-@is_compiled
 def test_a_stub_that_differs_is_refused(tmp_path):
     text = stub()
     for before, after, _ in DAMAGE:
@@ -94,7 +87,6 @@ def test_a_stub_that_differs_is_refused(tmp_path):
     assert [what for _, _, what in DAMAGE if what not in said] == [], said
 
 
-@is_compiled
 def test_the_classes_of_the_stub_derive_from_the_same_ones():
     """What `stubtest` does not compare."""
     classes = [node for node in ast.parse(stub()).body if isinstance(node, ast.ClassDef)]

@@ -24,7 +24,8 @@ def what_changed(reason: str) -> str:
 
 def why_broken(reason: str) -> str:
     """The reason of a graph break as a clause: ``a tensor's value becomes a Python number``."""
-    return next((clause for start, clause in _BREAKS.items() if reason.startswith(start)), reason)
+    said = reason.lower()
+    return next((clause for start, clause in _BREAKS.items() if said.startswith(start)), reason)
 
 
 def _readable(name: str) -> str:
@@ -110,15 +111,12 @@ _CLAUSES: tuple[tuple[str, Callable[[re.Match], str]], ...] = (
 )
 
 
-#: How the reasons of common graph breaks start, and what they mean.
+#: How the reasons of common graph breaks start, in small letters, and what they mean.
 _BREAKS = {
     "generic_jump": "a branch depends on a tensor's values",
-    "Data-dependent branching": "a branch depends on a tensor's values",
-    "Data dependent branching": "a branch depends on a tensor's values",
-    "Unsupported Tensor.item() call": "a tensor's value becomes a Python number",
-    "Tensor.item": "a tensor's value becomes a Python number",
+    "data-dependent branching": "a branch depends on a tensor's values",
+    "unsupported tensor.item() call": "a tensor's value becomes a Python number",
+    "tensor.item": "a tensor's value becomes a Python number",
     "data dependent operator": "the result of an operator depends on a tensor's values",
-    "Data dependent operator": "the result of an operator depends on a tensor's values",
     "dynamic shape operator": "the size of a result depends on a tensor's values",
-    "Dynamic shape operator": "the size of a result depends on a tensor's values",
 }

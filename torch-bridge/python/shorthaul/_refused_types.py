@@ -20,7 +20,6 @@ _NO_TRUTH_VALUES = frozenset(
         "addcmul",
         "addmm",
         "addmv",
-        "addr",
         "argmax",
         "argmin",
         "baddbmm",
@@ -99,11 +98,11 @@ def leave_to_eager(graph: fx.Graph) -> None:
 
 
 def _name_of(node: fx.Node) -> str:
-    """An operator's name without its overload; padding by other elements is an operator each."""
+    """An operator's name without its overload; reflecting and repeating pads have one name."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return ""
     name = node.target._schema.name.removeprefix("aten::")
-    if name == "pad" and node.args[2:3] not in ((), ("constant",)):
+    if name == "pad" and node.args[2:3] in (("reflect",), ("replicate",)):
         return "reflection_pad1d"
     return name
 

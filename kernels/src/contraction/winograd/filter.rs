@@ -354,18 +354,12 @@ impl FilterGradient<'_> {
         t.line(format!(
             "for (long u = {units}L*tid/nt; u < {units}L*(tid + 1)/nt; u++) {{"
         ));
-        t.line(format!("const long k = u/{all}L*{panel}L, c = u%{all}L;"));
-        let (split, row) = (POINTS * summed * features, channels * features);
-        let channel = match c.depth {
-            Some(_) => format!("c%{}L", c.channels()),
-            None => "c".to_string(),
-        };
-        let deep = match c.depth {
-            Some(_) => format!("c/{}L*{row}L + ", c.channels()),
-            None => String::new(),
-        };
+        let split = POINTS * summed * features;
         t.line(format!(
-            "const {number} *S = (const {number} *)buf[3] + ({channel}/{channels}L*{split}L + {deep}{channel}%{channels}L*{features}L + k);"
+            "const long k = u/{all}L*{panel}L, split = u%{all}L/{summed}L, r = u%{summed}L;"
+        ));
+        t.line(format!(
+            "const {number} *S = (const {number} *)buf[3] + (split*{split}L + r*{features}L + k);"
         ));
         t.line(format!("{number} g[{}];", 9 * panel));
         t.line(format!(
@@ -389,9 +383,10 @@ impl FilterGradient<'_> {
         transforms::filter_gradient(t, c.vector, "g + i", panel);
         t.line("}");
         t.line(format!(
-            "{number} *o = O + k*{}L + {};",
+            "{number} *o = O + k*{}L + (split*{channels}L + r%{channels}L)*{}L + r/{channels}L*{}L;",
             c.filter.stride(c.feature),
-            c.summed_place(c.filter.stride(c.channel), c.depth_step())
+            c.filter.stride(c.channel),
+            c.depth_step()
         ));
         for i in 0..9 {
             t.line(format!(

@@ -204,7 +204,7 @@ impl Forward<'_> {
     fn pack(&self, t: &mut CText) {
         let (c, panel) = (self.c, self.panel());
         let number = c.vector.element.c_type();
-        let (summed, features) = (c.summed(), c.features());
+        let (channels, summed, features) = (c.channels(), c.summed(), c.features());
         t.line(format!(
             "static void {}_pack(void *const *buf, void *scratch, long tid, long nt) {{",
             self.prefix
@@ -224,9 +224,10 @@ impl Forward<'_> {
         t.line(format!("{number} g[{}];", 9 * panel));
         t.line(format!("if (n < {panel}L) memset(g, 0, sizeof g);"));
         t.line(format!(
-            "const {number} *w = W + k*{}L + {};",
+            "const {number} *w = W + k*{}L + c%{channels}L*{}L + c/{channels}L*{}L;",
             c.filter.stride(c.feature),
-            c.summed_place(c.filter.stride(c.channel), c.depth_step())
+            c.filter.stride(c.channel),
+            c.depth_step()
         ));
         for i in 0..9 {
             t.line(format!(

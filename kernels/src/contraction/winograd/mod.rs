@@ -93,7 +93,7 @@ struct Convolution {
     results: Access,
     /// What moves with the taps: the filter, or its gradient.
     filter: Access,
-    /// Dims of images, outermost first.
+    /// Dims of images, and of positions in the depth, outermost first.
     outer: Vec<usize>,
     depth: Option<Depth>,
     rows: Direction,
@@ -385,16 +385,7 @@ impl Convolution {
         self.depth.as_ref().map_or(0, |d| self.filter.stride(d.tap))
     }
 
-    /// Where row `c` of the sums, a channel at a tap of the depth, is in an operand of these steps.
-    fn summed_place(&self, channel: i64, depth: i64) -> String {
-        let channels = self.channels();
-        match self.depth {
-            Some(_) => format!("c%{channels}L*{channel}L + c/{channels}L*{depth}L"),
-            None => format!("c*{channel}L"),
-        }
-    }
-
-    /// The same of so many images.
+    /// The same convolution, of so many images.
     fn with_images(&self, images: i64) -> Convolution {
         let mut c = self.clone();
         let is_depth = |dim: usize| self.depth.as_ref().is_some_and(|d| d.position == dim);
