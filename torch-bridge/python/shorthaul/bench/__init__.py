@@ -2,7 +2,8 @@
 
 Owns the order of things: which settings are measured, what is printed and written. The
 measurement is in ``timing``, first steps and memory in ``alone``, processes for single networks in
-``separate``, variants in ``variants``, the comparison with float64 in ``accuracy``, the machine's
+``separate``, variants in ``variants``, their environment in
+``environment``, the comparison with float64 in ``accuracy``, the machine's
 limits in ``limits``, predictions in ``predicted``, recipes in ``recipes``, files in ``results``,
 the page in ``page``. Also installed as the command ``shorthaul-bench``.
 """
@@ -21,7 +22,7 @@ import shorthaul
 
 from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
-from . import files, limits, page, predicted, recipes, results, separate, stored
+from . import environment, files, limits, page, predicted, recipes, results, separate, stored
 from .accuracy import check, print_check
 from .alone import first_step
 from .kernels import print_profile
@@ -31,7 +32,7 @@ from .variants import inputs_of, model_of, precision
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the bench.
+    """Runs the bench; from a command line, in the environment of ``environment``.
 
     The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
     cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (stored.BrokenResults, OSError) as error:
         print(f"shorthaul-bench: error: {error}", file=sys.stderr)
         return 2
+    if arguments is None and not options.plain_environment:
+        environment.start_again()
     found: list[dict] = []
     ok = True
     try:
@@ -84,7 +87,8 @@ def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored |
     if options.html:
         ok &= _is_written(options.html, page.page(measured))
     if old:
-        print(f"\nsince {options.compare}:")
+        measured_in = environment.sentence(old.machine.get("environment"))
+        print(f"\nsince {options.compare}, measured {measured_in}:")
         for sentence in [*old.odd, *stored.changes(old.results, measured)]:
             print(f"  {sentence}")
     return ok

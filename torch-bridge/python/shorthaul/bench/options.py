@@ -195,6 +195,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
     add("--warmup", type=int, default=2, help="steps that run before (2)")
     add("--separate", action="store_true", help="run each network in a process of its own")
+    add(
+        "--plain-environment",
+        action="store_true",
+        help="leave huge pages and glibc's memory as they are",
+    )
     add("--no-first-step", action="store_true", help="do not measure first step and memory")
     add(
         "--limits",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import statistics
 
+from . import environment
 from .limits import sentence
 from .results import machine
 
@@ -36,7 +37,12 @@ _WIDTH, _LEFT, _RIGHT, _BAR = 860, 200, 130, 16
 def page(results: list[dict]) -> str:
     """The whole page."""
     about = machine()
-    facts = ", ".join(f"{name} {value}" for name, value in about.items() if name != "command")
+    facts = ", ".join(
+        f"{name} {value}"
+        for name, value in about.items()
+        if isinstance(value, (str, int)) and name != "command"
+    )
+    facts += f"; measured {environment.sentence(about.get('environment'))}"
     times = [(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results]
     parts = [
         "<h1>Training steps beside PyTorch</h1>",

@@ -15,9 +15,11 @@ import torch
 
 import shorthaul
 
+from . import environment
+
 
 def machine() -> dict:
-    """Versions and processor, and the command that was run."""
+    """Versions, processor and environment, and the command that was run."""
     return {
         "torch": torch.__version__,
         "shorthaul": shorthaul.__version__,
@@ -25,6 +27,7 @@ def machine() -> dict:
         "processor": _processor(),
         "logical_cpus": os.cpu_count(),
         "command": " ".join(["python -m shorthaul.bench", *sys.argv[1:]]),
+        "environment": environment.record(),
     }
 
 
