@@ -49,11 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         old = stored.read(options.compare) if options.compare else None
+        shown = [stored.read(path) for path in options.page_from or ()]
         for path in filter(None, (options.json, options.html)):
             files.check_writable(path)
     except (stored.BrokenResults, OSError) as error:
         print(f"shorthaul-bench: error: {error}", file=sys.stderr)
         return 2
+    if shown:
+        for sentence in [sentence for file in shown for sentence in file.odd]:
+            print(sentence)
+        text = page.page(stored.together(shown), [file.machine for file in shown])
+        return 0 if _is_written(options.html, text) else 1
     if arguments is None and not options.plain_environment:
         environment.start_again()
     found: list[dict] = []
@@ -85,7 +91,7 @@ def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored |
     if options.json:
         ok &= _is_written(options.json, found)
     if options.html:
-        ok &= _is_written(options.html, page.page(measured))
+        ok &= _is_written(options.html, page.page(measured, [results.machine()]))
     if old:
         measured_in = environment.sentence(old.machine.get("environment"))
         print(f"\nsince {options.compare}, measured {measured_in}:")

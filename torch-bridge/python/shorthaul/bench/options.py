@@ -90,6 +90,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if options.list:
         return options
+    if options.page_from:
+        if options.names or not options.html:
+            parser.error("--page-from FILE... measures nothing: give --html, and no networks")
+        return options
     if "all" in options.names:
         options.names = list(EXAMPLES)
     if not options.names:
@@ -210,6 +214,13 @@ def _parser() -> argparse.ArgumentParser:
     add = out.add_argument
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    add(
+        "--page-from",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS.json",
+        help="with --html: measure nothing, make the page from these files",
+    )
     add("--compare", type=Path, metavar="OLD.json", help="list what became faster or slower")
     instead = parser.add_argument_group("instead of timing steps")
     add = instead.add_argument

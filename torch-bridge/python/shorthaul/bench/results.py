@@ -5,25 +5,24 @@ Owns the form of both. Files of earlier runs are read by ``stored``.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
 import statistics
 import sys
 
-import torch
-
-import shorthaul
-
 from . import environment
+from .versions import versions
+
+#: They do not change while the bench runs, and asking for them starts programs.
+_versions = functools.cache(versions)
 
 
 def machine() -> dict:
     """Versions, processor and environment, and the command that was run."""
     return {
-        "torch": torch.__version__,
-        "shorthaul": shorthaul.__version__,
-        "python": platform.python_version(),
+        **_versions(),
         "processor": _processor(),
         "logical_cpus": os.cpu_count(),
         "command": " ".join(["python -m shorthaul.bench", *sys.argv[1:]]),
