@@ -23,7 +23,7 @@ import shorthaul
 from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
 from . import environment, files, limits, page, predicted, recipes, results, separate, stored
-from .accuracy import check, print_check
+from .accuracy import check, gradient_errors, print_check
 from .alone import first_step
 from .kernels import print_profile
 from .options import Setting, network, parse
@@ -174,6 +174,10 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         warmup=options.warmup,
         with_first_step=not options.no_first_step,
     )
+    if options.errors:
+        good = [v for v, entry in measured["variants"].items() if "error" not in entry]
+        for variant, found in gradient_errors(setting, good).items():
+            measured["variants"][variant]["gradient_error"] = found
     results.print_result(measured, str(setting))
     own = measured["variants"]["shorthaul"]
     if options.limits and setting.mode != "step" and "error" not in own:

@@ -107,6 +107,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if options.limits and options.mode == "step":
         parser.error("--limits does not count the optimizer: use --mode train or forward")
+    if options.errors and options.mode == "forward":
+        parser.error("--errors is about gradients: use --mode train or step")
+    if options.errors and options.dtype == "f64":
+        parser.error("--errors compares with f64: give another --dtype")
     if options.check and options.dtype == "f64":
         parser.error("--check compares with f64: give another --dtype")
     if options.recipes is not None and options.dtype == "autocast":
@@ -209,6 +213,11 @@ def _parser() -> argparse.ArgumentParser:
         "--limits",
         action="store_true",
         help="measure the machine's limits, and how much of them Shorthaul uses",
+    )
+    add(
+        "--errors",
+        action="store_true",
+        help="compare each variant's gradients with float64 too, without dropout",
     )
     out = parser.add_argument_group("results")
     add = out.add_argument

@@ -11,6 +11,7 @@ import statistics
 
 from . import environment, roofline
 from .limits import sentence
+from .results import error_of
 from .svg import svg
 
 _COLOURS = {
@@ -52,7 +53,8 @@ def page(results: list[dict], machines: list[dict]) -> str:
         _first_steps(results),
         _limits(results),
         _roofs(results),
-        "<h2>Numbers</h2>",
+        "<h2>Numbers</h2>\n<p>Error: of each parameter's gradient, the largest difference from "
+        "float64 over the largest value; the median over the parameters with --errors.</p>",
         _table(results),
     ]
     body = "\n".join(parts)
@@ -263,7 +265,17 @@ def _roofs(results: list[dict]) -> str:
 
 
 def _table(results: list[dict]) -> str:
-    heads = ("network", "variant", "median ms", "IQR", "/shorthaul", "95 %", "first s", "peak MiB")
+    heads = (
+        "network",
+        "variant",
+        "median ms",
+        "IQR",
+        "/shorthaul",
+        "95 %",
+        "error",
+        "first s",
+        "peak MiB",
+    )
     rows = ["<tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
     for result in results:
         for variant, entry in result["variants"].items():
@@ -274,13 +286,14 @@ def _table(results: list[dict]) -> str:
 
 def _numbers(result: dict, variant: str, entry: dict) -> list[str]:
     if "error" in entry:
-        return [f"skipped: {entry['error']}", "", "", "", "", ""]
+        return [f"skipped: {entry['error']}", "", "", "", "", "", ""]
     found = result.get("ratios", {}).get(variant)
     return [
         f"{entry['median_ms']:.1f}",
         f"{entry['iqr_ms']:.1f}",
         f"{found['median']:.2f}" if found else "",
         f"{found['low']:.2f}–{found['high']:.2f}" if found else "",
+        error_of(entry),
         f"{entry['first_step_s']:.1f}" if "first_step_s" in entry else "",
         f"{entry['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in entry else "",
     ]

@@ -48,8 +48,8 @@ def print_result(result: dict, title: str) -> None:
     """One table: a line for each variant."""
     print(f"\n{title}, {result['rounds']} rounds")
     print(
-        f"{'':<22}{'median ms':>10}{'IQR':>8}{'/shorthaul':>12}{'95 %':>15}{'first s':>9}"
-        f"{'warm s':>8}{'peak MiB':>10}"
+        f"{'':<22}{'median ms':>10}{'IQR':>8}{'/shorthaul':>12}{'95 %':>15}{'error':>9}"
+        f"{'first s':>9}{'warm s':>8}{'peak MiB':>10}"
     )
     for variant, entry in result["variants"].items():
         print(f"{variant:<22}{_cells(entry, result['ratios'].get(variant))}")
@@ -71,6 +71,7 @@ def _cells(entry: dict, found: dict | None) -> str:
         line += f"{found['median']:>11.2f}x{interval:>15}"
     else:
         line += f"{'':>27}"
+    line += f"{error_of(entry):>9}"
     if "first_step_error" in entry:
         return f"{line}  {entry['first_step_error']}"
     if "first_step_s" in entry:
@@ -79,6 +80,12 @@ def _cells(entry: dict, found: dict | None) -> str:
         line += f"{warm['first_step_s']:>8.1f}" if warm else f"{'–':>8}"
         line += f"{entry['peak_bytes'] / 2**20:>10.0f}"
     return line
+
+
+def error_of(entry: dict) -> str:
+    """The median error of gradients against float64, where it was asked for."""
+    found = entry.get("gradient_error", {})
+    return f"{found['median']:.1e}" if "median" in found else "failed" if found else ""
 
 
 def print_mean(results: list[dict]) -> None:

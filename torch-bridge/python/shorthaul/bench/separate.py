@@ -68,7 +68,7 @@ def _ended(
 def _passed_on(options: argparse.Namespace) -> list[str]:
     given = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
     given += ["--seed", str(options.seed)]
-    for flag in ("no_first_step", "limits", "check", "smooth", "report", "profile"):
+    for flag in ("no_first_step", "limits", "errors", "check", "smooth", "report", "profile"):
         if getattr(options, flag):
             given.append("--" + flag.replace("_", "-"))
     return given

@@ -90,8 +90,12 @@ def _are_times(entry: dict) -> bool:
 
 def is_positive(value: Any) -> bool:
     """Whether this is a number that quotients can be made of."""
+    return _is_number(value, 1e-9)
+
+
+def _is_number(value: Any, least: float) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 1e-9 <= value <= 1e15
+    return is_number and least <= value <= 1e15
 
 
 def key(result: dict) -> tuple:
@@ -120,12 +124,15 @@ def _repaired(result: dict) -> dict:
 def _entry(entry: dict) -> dict:
     if "error" in entry:
         return {"error": str(entry["error"])}
-    return _numbers(entry) | summary(entry["times_ms"])
+    found = _numbers(entry) | summary(entry["times_ms"])
+    errors = _numbers(entry.get("gradient_error"), least=0.0)
+    return found | ({"gradient_error": errors} if errors else {})
 
 
-def _numbers(found: Any) -> dict[str, float]:
-    """The numbers among the values of an object."""
-    return {k: x for k, x in found.items() if is_positive(x)} if isinstance(found, dict) else {}
+def _numbers(found: Any, least: float = 1e-9) -> dict[str, float]:
+    """The numbers from ``least`` on among the values of an object."""
+    given = found if isinstance(found, dict) else {}
+    return {name: x for name, x in given.items() if _is_number(x, least)}
 
 
 def _title(result: dict) -> str:
