@@ -41,7 +41,7 @@ print(json.dumps([grown >> 20, kept >> 20, huge >> 10]))
 """
 
 
-def _python(arguments, variables=(), **options):
+def _python(arguments, variables=()):
     """Runs Python without the bench's variables, but with these."""
     paths = [str(Path(shorthaul.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     own = {"SHORTHAUL_BENCH_SET", *environment.VARIABLES}
@@ -52,14 +52,13 @@ def _python(arguments, variables=(), **options):
         text=True,
         check=True,
         env=kept | {"PYTHONPATH": os.pathsep.join(paths)} | dict(variables),
-        **options,
     ).stdout
 
 
-def _told(tmp_path, variables=(), **options):
+def _told(tmp_path, variables=()):
     starts = tmp_path / "starts"
     starts.unlink(missing_ok=True)
-    told = _python(["-c", TELL, str(starts), "an argument"], variables, **options)
+    told = _python(["-c", TELL, str(starts), "an argument"], variables)
     found = json.loads(told)
     assert found.pop("given") == ["an argument"]
     return found, starts.read_text().count("started")
@@ -90,7 +89,11 @@ def test_processors_are_those_that_the_user_gave(tmp_path):
         found, _ = _told(tmp_path, bound)
         assert found["processors"] == own
     one = own[-1]
-    found, _ = _told(tmp_path, preexec_fn=lambda: os.sched_setaffinity(0, {one}))
+    os.sched_setaffinity(0, {one})
+    try:
+        found, _ = _told(tmp_path)
+    finally:
+        os.sched_setaffinity(0, own)
     assert found["processors"] == [one]
 
 
