@@ -4,17 +4,9 @@ import json
 import os
 
 import pytest
+from bench_results import measured
 from shorthaul import bench
-from shorthaul.bench import files, page, stored, timing
-
-
-def measured(name="net", own=(10.0, 10.1, 9.9, 10.2), eager=(20.0, 20.0, 20.0, 20.0), **more):
-    """What the bench measures of a network, with these times."""
-    times = {"shorthaul": list(own), "eager": list(eager)}
-    variants = {variant: timing.summary(taken) for variant, taken in times.items()}
-    setting = {"name": name, "batch": 8, "threads": 2, "dtype": "f32", "mode": "train"}
-    rounds = {"rounds": len(own), "n_parameters": 1, "variants": variants}
-    return setting | rounds | timing.ratios(times) | more
+from shorthaul.bench import files, stored, timing
 
 
 @pytest.fixture
@@ -133,6 +125,10 @@ def test_a_missing_results_file_is_said(tmp_path, capsys):
         ({"variants": {"shorthaul": {"times_ms": ["1", "2"]}}}, "the times of shorthaul"),
         ({"variants": {"shorthaul": {"times_ms": 3.0}}}, "the times of shorthaul"),
         ({"variants": {"shorthaul": {"times_ms": [1.0]}, "eager": 3}}, "the times of eager"),
+        (
+            {"variants": {"shorthaul": {"times_ms": [1.0, 2.0]}, "eager": {"times_ms": [1.0]}}},
+            "its variants have different numbers of rounds",
+        ),
         ({"batch": [8]}, "its `batch`"),
         ({"threads": {"n": 2}}, "its `threads`"),
         ({"dtype": ["f32"]}, "its `dtype`"),
@@ -172,8 +168,3 @@ def test_a_change_in_milliseconds_where_eager_is_missing():
     alone = measured(own=(7.0, 7.1, 6.9, 7.2), variants={"shorthaul": timing.summary([7.0, 7.1])})
     (said,) = stored.changes([measured()], [alone])
     assert said == "net, batch 8: faster, 10.1 ms → 7.05 ms"
-
-
-def test_the_page_escapes_names():
-    result = measured("<script>")
-    assert "<script>" not in page.page([result]) and "&lt;script&gt;" in page.page([result])

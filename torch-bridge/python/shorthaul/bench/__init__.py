@@ -2,7 +2,8 @@
 
 Owns the order of things: which settings are measured, what is printed and written. The
 measurement is in ``timing``, first steps and memory in ``alone``, processes for single networks in
-``separate``, variants in ``variants``, the comparison with float64 in ``accuracy``, the machine's
+``separate``, variants in ``variants``, their environment in
+``environment``, the comparison with float64 in ``accuracy``, the machine's
 limits in ``limits``, predictions in ``predicted``, recipes in ``recipes``, files in ``results``,
 the page in ``page``. Also installed as the command ``shorthaul-bench``.
 """
@@ -21,8 +22,8 @@ import shorthaul
 
 from ..models import EXAMPLES
 from ..models.libraries import MissingLibrary
-from . import files, limits, page, predicted, recipes, results, separate, stored
-from .accuracy import check, print_check
+from . import environment, files, limits, page, predicted, recipes, results, separate, stored
+from .accuracy import check, gradient_errors, print_check
 from .alone import first_step
 from .kernels import print_profile
 from .options import Setting, network, parse
@@ -31,7 +32,7 @@ from .variants import inputs_of, model_of, precision
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the bench.
+    """Runs the bench; from a command line, in the environment of ``environment``.
 
     The exit code is 1 if Shorthaul fails or ``--check`` finds a difference, 2 for options that
     cannot be followed, 130 if Ctrl-C stopped the run: what was measured by then is written. If a
@@ -48,11 +49,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         old = stored.read(options.compare) if options.compare else None
+        shown = [stored.read(path) for path in options.page_from or ()]
         for path in filter(None, (options.json, options.html)):
             files.check_writable(path)
     except (stored.BrokenResults, OSError) as error:
         print(f"shorthaul-bench: error: {error}", file=sys.stderr)
         return 2
+    if shown:
+        for sentence in [sentence for file in shown for sentence in file.odd]:
+            print(sentence)
+        text = page.page(stored.together(shown), [file.machine for file in shown])
+        return 0 if _is_written(options.html, text) else 1
+    if arguments is None and not options.plain_environment:
+        environment.start_again()
     found: list[dict] = []
     ok = True
     try:
@@ -82,9 +91,10 @@ def _finish(options: argparse.Namespace, found: list[dict], old: stored.Stored |
     if options.json:
         ok &= _is_written(options.json, found)
     if options.html:
-        ok &= _is_written(options.html, page.page(measured))
+        ok &= _is_written(options.html, page.page(measured, [results.machine()]))
     if old:
-        print(f"\nsince {options.compare}:")
+        measured_in = environment.sentence(old.machine.get("environment"))
+        print(f"\nsince {options.compare}, measured {measured_in}:")
         for sentence in [*old.odd, *stored.changes(old.results, measured)]:
             print(f"  {sentence}")
     return ok
@@ -164,6 +174,10 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         warmup=options.warmup,
         with_first_step=not options.no_first_step,
     )
+    if options.errors:
+        good = [v for v, entry in measured["variants"].items() if "error" not in entry]
+        for variant, found in gradient_errors(setting, good).items():
+            measured["variants"][variant]["gradient_error"] = found
     results.print_result(measured, str(setting))
     own = measured["variants"]["shorthaul"]
     if options.limits and setting.mode != "step" and "error" not in own:

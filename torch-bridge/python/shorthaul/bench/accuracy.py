@@ -1,23 +1,23 @@
-"""Errors of Shorthaul and of eager PyTorch, in one type, against eager float64.
+"""Errors of Shorthaul, of PyTorch and of other compilers, in one type, against eager float64.
 
-Owns the comparison of ``--check``; takes no times.
+Owns the comparisons of ``--check`` and ``--errors``; takes no times.
 """
 
 from __future__ import annotations
 
 import copy
 import statistics
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-import shorthaul
-
 from ..models import Example, without_dropout
-from .options import DTYPES
-from .variants import precision
+from .options import DTYPES, Setting
+from .variants import OTHERS, called, inputs_of, model_of, precision, stepper
 
 
 def check(
@@ -83,6 +83,49 @@ def check(
     }
 
 
+def gradient_errors(setting: Setting, variants: list[str]) -> dict[str, dict[str, Any]]:
+    """By variant, how far its gradients are from eager float64, which has the same parameters.
+
+    A parameter's error is the largest difference of its gradient over the largest value of the
+    exact one; given are ``median`` and ``largest`` over the parameters, or ``error``, why there are
+    none. Dropout is left out.
+    """
+    setting = replace(setting, mode="train")
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(0)
+    model, inputs = without_dropout(model_of(setting)), inputs_of(setting)
+    exact = _gradients(setting, "float64", model, inputs)
+    found = {}
+    for variant in variants:
+        try:
+            own = _gradients(setting, variant, model, inputs)
+        except Exception as error:
+            found[variant] = {"error": f"{type(error).__name__}: {error}".partition("\n")[0][:300]}
+            continue
+        errors = [
+            ((own[name] - x).abs().max() / x.abs().max()).item()
+            for name, x in exact.items()
+            if x.numel() and x.any()
+        ]
+        found[variant] = {"median": statistics.median(errors), "largest": max(errors)}
+    return found
+
+
+def _gradients(setting: Setting, variant: str, model: nn.Module, inputs) -> dict[str, torch.Tensor]:
+    """Gradients of one step in float64, by parameter."""
+    names = [name for name, _ in model.named_parameters()]
+    if variant in OTHERS:
+        given = stepper(setting, variant, model, inputs)()
+        by_name = given[1] if variant == "jax" else given
+        behind = "" if variant == "jax" else ".grad"
+        arrays = {name: np.asarray(by_name[f"model.{name}{behind}"]) for name in names}
+        return {name: torch.tensor(array.astype("float64")) for name, array in arrays.items()}
+    with precision(None if variant in ("float64", "shorthaul-f32") else setting.dtype):
+        found = _results(setting.example, variant, model, inputs)
+    found = {name: found[f"gradient of {name}"] for name in names}
+    return {name: x.double() for name, x in found.items() if x is not None}
+
+
 def smoothed(model: nn.Module) -> nn.Module:
     """``model`` with SiLU for ReLU, in place."""
     for parent in model.modules():
@@ -101,8 +144,10 @@ def _results(example: Example, variant: str, model: nn.Module, inputs) -> dict[s
     elif variant == "channels_last":
         own = own.to(memory_format=torch.channels_last)
         fed = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
-    called = shorthaul.module(own) if variant == "shorthaul" else own
-    output = called(*fed)
+    elif variant == "shorthaul-f32":
+        own = own.float()
+        fed = tuple(x.float() if x.is_floating_point() else x for x in inputs)
+    output = called(variant, own)(*fed)
     loss = example.loss(output)
     with torch.autocast("cpu", enabled=False):
         loss.backward()

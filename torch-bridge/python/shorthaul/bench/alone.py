@@ -20,6 +20,7 @@ import time
 import torch
 
 from .. import _autograd
+from . import environment
 from .options import Setting
 from .variants import inputs_of, model_of, stepper
 
@@ -39,7 +40,8 @@ def alone(setting: Setting, variant: str) -> dict:
 
 def crash(setting: Setting, variant: str) -> str | None:
     """How the process of a variant crashes; ``None`` if it does not."""
-    done = subprocess.run(_command(setting, variant), capture_output=True, check=False)
+    with environment.unbound():
+        done = subprocess.run(_command(setting, variant), capture_output=True, check=False)
     return ending(done.returncode) if done.returncode < 0 else None
 
 
@@ -54,10 +56,9 @@ def _command(setting: Setting, variant: str) -> list[str]:
 
 def _in_process(setting: Setting, variant: str, cache: str) -> dict:
     command = _command(setting, variant)
-    environment = {"SHORTHAUL_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | environment
-    )
+    variables = os.environ | {"SHORTHAUL_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+    with environment.unbound():
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode == -signal.SIGKILL:
         raise RuntimeError("the system killed the process, most likely because memory ran out")
     if done.returncode:
@@ -73,12 +74,14 @@ def first_step(setting: Setting, variant: str) -> dict:
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     model, inputs = model_of(setting), inputs_of(setting)
+    environment.give_back_free_memory()
     base = _resident_bytes()
     start = time.perf_counter()
     step = stepper(setting, variant, model, inputs)
     step()
     first = time.perf_counter() - start
-    step()  # what is left over from compilation is used again or given back
+    step()
+    environment.give_back_free_memory()  # what is left over from compilation
     _forget_peak()
     start = time.perf_counter()
     for _ in range(3):

@@ -90,6 +90,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if options.list:
         return options
+    if options.page_from:
+        if options.names or not options.html:
+            parser.error("--page-from FILE... measures nothing: give --html, and no networks")
+        return options
     if "all" in options.names:
         options.names = list(EXAMPLES)
     if not options.names:
@@ -103,6 +107,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if options.limits and options.mode == "step":
         parser.error("--limits does not count the optimizer: use --mode train or forward")
+    if options.errors and options.mode == "forward":
+        parser.error("--errors is about gradients: use --mode train or step")
+    if options.errors and options.dtype == "f64":
+        parser.error("--errors compares with f64: give another --dtype")
     if options.check and options.dtype == "f64":
         parser.error("--check compares with f64: give another --dtype")
     if options.recipes is not None and options.dtype == "autocast":
@@ -195,16 +203,33 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
     add("--warmup", type=int, default=2, help="steps that run before (2)")
     add("--separate", action="store_true", help="run each network in a process of its own")
+    add(
+        "--plain-environment",
+        action="store_true",
+        help="leave huge pages and glibc's memory as they are",
+    )
     add("--no-first-step", action="store_true", help="do not measure first step and memory")
     add(
         "--limits",
         action="store_true",
         help="measure the machine's limits, and how much of them Shorthaul uses",
     )
+    add(
+        "--errors",
+        action="store_true",
+        help="compare each variant's gradients with float64 too, without dropout",
+    )
     out = parser.add_argument_group("results")
     add = out.add_argument
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    add(
+        "--page-from",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS.json",
+        help="with --html: measure nothing, make the page from these files",
+    )
     add("--compare", type=Path, metavar="OLD.json", help="list what became faster or slower")
     instead = parser.add_argument_group("instead of timing steps")
     add = instead.add_argument

@@ -1,6 +1,7 @@
-"""The page of ``--html``: one file with bars, memory against time, first steps, and the table.
+"""The page of ``--html``: one file with bars, memory against time, first steps, limits, a table.
 
-Owns the drawing, in SVG; needs no script and no network.
+Owns the drawing, in SVG, but for the machine's roof, which ``roofline`` draws; needs no script and
+no network.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import html
 import statistics
 
+from . import environment, roofline
 from .limits import sentence
-from .results import machine
+from .results import error_of
+from .svg import svg
 
 _COLOURS = {
     "shorthaul": "#1b6ca8",
@@ -33,14 +36,12 @@ text { font: 12px system-ui, sans-serif; fill: #222; } code { background: #f3f3f
 _WIDTH, _LEFT, _RIGHT, _BAR = 860, 200, 130, 16
 
 
-def page(results: list[dict]) -> str:
-    """The whole page."""
-    about = machine()
-    facts = ", ".join(f"{name} {value}" for name, value in about.items() if name != "command")
+def page(results: list[dict], machines: list[dict]) -> str:
+    """The whole page; ``machines`` are the records of the runs, one or several."""
     times = [(r, {v: e["median_ms"] for v, e in _timed(r)}) for r in results]
     parts = [
         "<h1>Training steps beside PyTorch</h1>",
-        f"<p>{html.escape(facts)}<br><code>{html.escape(about['command'])}</code></p>",
+        *map(_about, machines),
         _legend(results),
         "<h2>Time of a step</h2>",
         _mean(results),
@@ -51,7 +52,9 @@ def page(results: list[dict]) -> str:
         _memory(results),
         _first_steps(results),
         _limits(results),
-        "<h2>Numbers</h2>",
+        _roofs(results),
+        "<h2>Numbers</h2>\n<p>Error: of each parameter's gradient, the largest difference from "
+        "float64 over the largest value; the median over the parameters with --errors.</p>",
         _table(results),
     ]
     body = "\n".join(parts)
@@ -60,6 +63,23 @@ def page(results: list[dict]) -> str:
         f"<title>Shorthaul beside PyTorch</title><style>{_STYLE}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
+
+
+def _about(machine: dict) -> str:
+    """Versions, processor, environment and command of a run; of older files, what they have."""
+    said = [
+        f"{name} {value}"
+        for name, value in machine.items()
+        if name != "command" and isinstance(value, (str, int))
+    ]
+    recorded = machine.get("environment")
+    said.append(f"measured {environment.sentence(recorded)}")
+    if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):
+        said += [f"{name}={value}" for name, value in recorded["variables"].items()]
+        said.append(f"huge pages: {recorded.get('huge_pages')}")
+        said.append(f"processors: {recorded.get('processors')}")
+    command = html.escape(str(machine.get("command", "")))
+    return f"<p>{html.escape(', '.join(said))}<br><code>{command}</code></p>"
 
 
 def _timed(result: dict) -> list[tuple[str, dict]]:
@@ -156,7 +176,7 @@ def _bars(rows: list[tuple[dict, dict[str, float]]], unit: str) -> str:
             )
             y += _BAR
         y += 12
-    return _svg(_WIDTH, y, shapes)
+    return svg(_WIDTH, y, shapes)
 
 
 def _scatter(results: list[dict]) -> str:
@@ -195,29 +215,67 @@ def _scatter(results: list[dict]) -> str:
             f'fill="{_colour(variant)}"><title>{html.escape(f"{title}: {variant}")}</title>'
             f"</circle>"
         )
-    return _svg(side, side, shapes)
+    return svg(side, side, shapes)
 
 
 def _limits(results: list[dict]) -> str:
-    """What Shorthaul's steps use of the machine, where it was measured."""
-    rows = [
+    """The limits that were measured, and what Shorthaul's steps use of them."""
+    of = [r for r in results if "used" in r and "limits" in r]
+    if not of:
+        return ""
+    names = {
+        "copy_gb_s": "copy, GB/s read and written",
+        "product_gflop_s": "large product, GFLOP/s",
+        "pair_gflop_s": "large product in bf16, GFLOP/s",
+    }
+    heads = "".join(f"<th>{head}</th>" for head in ("limit", "threads", "lowest", "highest"))
+    rows = []
+    for name, said in names.items():
+        for threads in sorted({r["threads"] for r in of if name in r["limits"]}):
+            found = [
+                r["limits"][name] for r in of if r["threads"] == threads and name in r["limits"]
+            ]
+            cells = (said, str(threads), f"{min(found):.1f}", f"{max(found):.1f}")
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    uses = [
         f"<li>{html.escape(_title(r))}: {html.escape(sentence(r['used'], r['limits']))}</li>"
-        for r in results
-        if "used" in r
+        for r in of
     ]
-    return f"<h2>Use of the machine</h2><ul>{''.join(rows)}</ul>" if rows else ""
-
-
-def _svg(width: float, height: float, shapes: list[str]) -> str:
-    inner = "\n".join(shapes)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}">\n{inner}\n</svg>'
+        "<h2>Limits of the machine</h2>\n<p>What was reached at best in each process that measured "
+        f"them.</p>\n<table>{'<tr>' + heads + '</tr>'}{''.join(rows)}</table>\n"
+        f"<h2>Use of the machine</h2><ul>{''.join(uses)}</ul>"
+    )
+
+
+def _roofs(results: list[dict]) -> str:
+    """A drawing for each number of threads, since the limits depend on it."""
+    drawn = []
+    for threads in sorted({r["threads"] for r in results}):
+        drawing = roofline.draw([r for r in results if r["threads"] == threads], _title)
+        if drawing:
+            drawn.append(f"<h3>{threads} {'thread' if threads == 1 else 'threads'}</h3>{drawing}")
+    if not drawn:
+        return ""
+    return (
+        "<h2>Below the roof</h2>\n<p>Each point is a step of Shorthaul. The line is what the "
+        "machine allows: left of its bend memory limits a step, right of it arithmetic. The "
+        "pointer shows names that have no room.</p>\n" + "\n".join(drawn)
     )
 
 
 def _table(results: list[dict]) -> str:
-    heads = ("network", "variant", "median ms", "IQR", "/shorthaul", "95 %", "first s", "peak MiB")
+    heads = (
+        "network",
+        "variant",
+        "median ms",
+        "IQR",
+        "/shorthaul",
+        "95 %",
+        "error",
+        "first s",
+        "peak MiB",
+    )
     rows = ["<tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
     for result in results:
         for variant, entry in result["variants"].items():
@@ -228,13 +286,14 @@ def _table(results: list[dict]) -> str:
 
 def _numbers(result: dict, variant: str, entry: dict) -> list[str]:
     if "error" in entry:
-        return [f"skipped: {entry['error']}", "", "", "", "", ""]
+        return [f"skipped: {entry['error']}", "", "", "", "", "", ""]
     found = result.get("ratios", {}).get(variant)
     return [
         f"{entry['median_ms']:.1f}",
         f"{entry['iqr_ms']:.1f}",
         f"{found['median']:.2f}" if found else "",
         f"{found['low']:.2f}–{found['high']:.2f}" if found else "",
+        error_of(entry),
         f"{entry['first_step_s']:.1f}" if "first_step_s" in entry else "",
         f"{entry['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in entry else "",
     ]

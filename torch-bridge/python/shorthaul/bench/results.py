@@ -5,26 +5,28 @@ Owns the form of both. Files of earlier runs are read by ``stored``.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
 import statistics
 import sys
 
-import torch
+from . import environment
+from .versions import versions
 
-import shorthaul
+#: They do not change while the bench runs, and asking for them starts programs.
+_versions = functools.cache(versions)
 
 
 def machine() -> dict:
-    """Versions and processor, and the command that was run."""
+    """Versions, processor and environment, and the command that was run."""
     return {
-        "torch": torch.__version__,
-        "shorthaul": shorthaul.__version__,
-        "python": platform.python_version(),
+        **_versions(),
         "processor": _processor(),
         "logical_cpus": os.cpu_count(),
         "command": " ".join(["python -m shorthaul.bench", *sys.argv[1:]]),
+        "environment": environment.record(),
     }
 
 
@@ -46,8 +48,8 @@ def print_result(result: dict, title: str) -> None:
     """One table: a line for each variant."""
     print(f"\n{title}, {result['rounds']} rounds")
     print(
-        f"{'':<22}{'median ms':>10}{'IQR':>8}{'/shorthaul':>12}{'95 %':>15}{'first s':>9}"
-        f"{'warm s':>8}{'peak MiB':>10}"
+        f"{'':<22}{'median ms':>10}{'IQR':>8}{'/shorthaul':>12}{'95 %':>15}{'error':>9}"
+        f"{'first s':>9}{'warm s':>8}{'peak MiB':>10}"
     )
     for variant, entry in result["variants"].items():
         print(f"{variant:<22}{_cells(entry, result['ratios'].get(variant))}")
@@ -69,6 +71,7 @@ def _cells(entry: dict, found: dict | None) -> str:
         line += f"{found['median']:>11.2f}x{interval:>15}"
     else:
         line += f"{'':>27}"
+    line += f"{error_of(entry):>9}"
     if "first_step_error" in entry:
         return f"{line}  {entry['first_step_error']}"
     if "first_step_s" in entry:
@@ -77,6 +80,12 @@ def _cells(entry: dict, found: dict | None) -> str:
         line += f"{warm['first_step_s']:>8.1f}" if warm else f"{'–':>8}"
         line += f"{entry['peak_bytes'] / 2**20:>10.0f}"
     return line
+
+
+def error_of(entry: dict) -> str:
+    """The median error of gradients against float64, where it was asked for."""
+    found = entry.get("gradient_error", {})
+    return f"{found['median']:.1e}" if "median" in found else "failed" if found else ""
 
 
 def print_mean(results: list[dict]) -> None:

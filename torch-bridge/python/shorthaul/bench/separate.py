@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import alone
+from . import alone, environment
 from .options import Setting
 
 #: Seconds for one network; the slowest of ours takes a tenth of them.
@@ -52,8 +52,11 @@ def _ended(
     """The code with which a process of some variants ended; ``None`` if it took too long."""
     command = [sys.executable, "-m", "shorthaul.bench", *setting.arguments()]
     command += [*_passed_on(options), "--against", ",".join(peers), "--json", str(written)]
+    # It inherits this process's environment, which the results record.
+    command.append("--plain-environment")
     try:
-        code = subprocess.run(command, check=False, timeout=_TIME_LIMIT).returncode
+        with environment.unbound():
+            code = subprocess.run(command, check=False, timeout=_TIME_LIMIT).returncode
     except subprocess.TimeoutExpired:
         print(f"\n{setting}: ended after {_TIME_LIMIT} seconds", flush=True)
         return None
@@ -65,7 +68,7 @@ def _ended(
 def _passed_on(options: argparse.Namespace) -> list[str]:
     given = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
     given += ["--seed", str(options.seed)]
-    for flag in ("no_first_step", "limits", "check", "smooth", "report", "profile"):
+    for flag in ("no_first_step", "limits", "errors", "check", "smooth", "report", "profile"):
         if getattr(options, flag):
             given.append("--" + flag.replace("_", "-"))
     return given

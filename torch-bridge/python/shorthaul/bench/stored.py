@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .timing import ratios, summary
+
 
 class BrokenResults(ValueError):
     """A results file that is missing, or that is none."""
@@ -46,7 +48,11 @@ def read(path: Path) -> Stored:
     machine = found.get("machine")
     return Stored(
         machine if isinstance(machine, dict) else {},
-        [entry for entry, problem in zip(measured, problems, strict=True) if problem is None],
+        [
+            _repaired(entry)
+            for entry, problem in zip(measured, problems, strict=True)
+            if problem is None
+        ],
         [
             f"{_title(entry)}: left out of {path}, {problem}"
             for entry, problem in zip(measured, problems, strict=True)
@@ -72,6 +78,8 @@ def _problem(result: dict) -> str | None:
     for variant, entry in variants.items():
         if not isinstance(entry, dict) or not ("error" in entry or _are_times(entry)):
             return f"the times of {variant} are not what the bench writes"
+    if len({len(entry["times_ms"]) for entry in variants.values() if "error" not in entry}) > 1:
+        return "its variants have different numbers of rounds"
     return None
 
 
@@ -82,8 +90,12 @@ def _are_times(entry: dict) -> bool:
 
 def is_positive(value: Any) -> bool:
     """Whether this is a number that quotients can be made of."""
+    return _is_number(value, 1e-9)
+
+
+def _is_number(value: Any, least: float) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 1e-9 <= value <= 1e15
+    return is_number and least <= value <= 1e15
 
 
 def key(result: dict) -> tuple:
@@ -94,8 +106,42 @@ def key(result: dict) -> tuple:
     return (result["name"], result.get("batch"), result.get("threads"), *same)
 
 
+def _repaired(result: dict) -> dict:
+    """A sound measurement: what follows from its times is made anew, odd extras are left out."""
+    variants = {variant: _entry(entry) for variant, entry in result["variants"].items()}
+    times = {v: entry["times_ms"] for v, entry in variants.items() if "error" not in entry}
+    kept = {name: x for name, x in result.items() if name not in ("used", "limits")}
+    needed = {
+        "limits": ("copy_gb_s", "product_gflop_s"),
+        "used": ("bytes_moved", "bytes_least", "operations", "of_copy", "of_product"),
+    }
+    found = {name: _numbers(result.get(name)) for name in needed}
+    if all(set(names) <= set(found[name]) for name, names in needed.items()):
+        kept |= found
+    return kept | {"variants": variants} | ratios(times)
+
+
+def _entry(entry: dict) -> dict:
+    if "error" in entry:
+        return {"error": str(entry["error"])}
+    found = _numbers(entry) | summary(entry["times_ms"])
+    errors = _numbers(entry.get("gradient_error"), least=0.0)
+    return found | ({"gradient_error": errors} if errors else {})
+
+
+def _numbers(found: Any, least: float = 1e-9) -> dict[str, float]:
+    """The numbers from ``least`` on among the values of an object."""
+    given = found if isinstance(found, dict) else {}
+    return {name: x for name, x in given.items() if _is_number(x, least)}
+
+
 def _title(result: dict) -> str:
     return f"{result.get('name')}, batch {result.get('batch')}"
+
+
+def together(files: list[Stored]) -> list[dict]:
+    """The measurements of several files; one of a later file replaces an earlier one's."""
+    return list({key(result): result for file in files for result in file.results}.values())
 
 
 def changes(old: list[dict], new: list[dict]) -> list[str]:

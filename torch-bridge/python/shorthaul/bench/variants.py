@@ -19,7 +19,8 @@ from ..models.example import Inputs
 from . import jax_peer, onnxruntime_peer
 from .options import DTYPES, Setting
 
-_OTHERS = {"jax": jax_peer.stepper, "onnxruntime": onnxruntime_peer.stepper}
+#: Compilers beside PyTorch, which have steps of their own.
+OTHERS = {"jax": jax_peer.stepper, "onnxruntime": onnxruntime_peer.stepper}
 
 
 def inputs_of(setting: Setting) -> Inputs:
@@ -58,11 +59,11 @@ def stepper(
     if variant == "channels_last":
         model = model.to(memory_format=torch.channels_last)
         inputs = tuple(_channels_last(x) for x in inputs)
-    if variant in _OTHERS:
-        return _OTHERS[variant](setting, model, inputs)
-    called = _called(variant, model)
+    if variant in OTHERS:
+        return OTHERS[variant](setting, model, inputs)
+    run = called(variant, model)
     if setting.mode == "forward":
-        return lambda: _infer(called, inputs, setting)
+        return lambda: _infer(run, inputs, setting)
     parameters, loss = list(model.parameters()), setting.example.loss
     optimizer = optimizer_of(setting, variant, parameters) if setting.mode == "step" else None
 
@@ -70,7 +71,7 @@ def stepper(
         for parameter in parameters:
             parameter.grad = None
         with precision(setting.dtype):
-            result = loss(called(*inputs))
+            result = loss(run(*inputs))
         result.backward()
         if optimizer is not None:
             optimizer.step()
@@ -90,7 +91,8 @@ def optimizer_of(
     return optimizers.AdamW(parameters, lr=1e-4, **settings)
 
 
-def _called(variant: str, model: nn.Module) -> nn.Module:
+def called(variant: str, model: nn.Module) -> nn.Module:
+    """What a variant calls in place of the model: Shorthaul's, PyTorch's, or the model itself."""
     if variant.startswith("shorthaul"):
         return shorthaul.module(model)
     if variant == "compile":
@@ -105,6 +107,6 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _infer(called: nn.Module, inputs: Inputs, setting: Setting) -> object:
+def _infer(run: nn.Module, inputs: Inputs, setting: Setting) -> object:
     with precision(setting.dtype):
-        return called(*inputs)
+        return run(*inputs)
