@@ -173,6 +173,7 @@ def _run(setting: Setting, options) -> tuple[dict | None, bool]:
         rounds=options.rounds,
         warmup=options.warmup,
         with_first_step=not options.no_first_step,
+        seconds=options.seconds,
     )
     if options.errors:
         good = [v for v, entry in measured["variants"].items() if "error" not in entry]

@@ -1,7 +1,7 @@
-"""First step and peak memory of one variant, in processes of their own.
+"""Peak memory of one variant, and its first step in a new process, in a process of its own.
 
-The first process finds an empty cache of compiled kernels, the second the cache that the first
-left. Memory is the largest that steps after the second add to the loaded libraries and the model.
+The process finds the kernels that the measurement of times has left in the cache. Memory is the
+largest that a step after the second adds to the loaded libraries and the model.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import torch
@@ -26,16 +24,14 @@ from .variants import inputs_of, model_of, stepper
 
 
 def alone(setting: Setting, variant: str) -> dict:
-    """First-step seconds with an empty and a filled cache, and peak bytes.
+    """Peak bytes, and for variants that compile the seconds of a first step with a filled cache.
 
     Raises ``RuntimeError`` where the process fails, for example for lack of memory.
     """
-    with tempfile.TemporaryDirectory(prefix="shorthaul-bench-") as cache:
-        cold = _in_process(setting, variant, cache)
-        if variant == "shorthaul" or variant.startswith("compile"):
-            warm = _in_process(setting, variant, cache)
-            return warm | {"first_step_s": cold["first_step_s"], "warm_first_step": warm}
-    return cold
+    found = _in_process(setting, variant)
+    if variant == "shorthaul" or variant.startswith("compile"):
+        return {"warm_first_step": found, "peak_bytes": found["peak_bytes"]}
+    return {"peak_bytes": found["peak_bytes"]}
 
 
 def crash(setting: Setting, variant: str) -> str | None:
@@ -54,9 +50,10 @@ def _command(setting: Setting, variant: str) -> list[str]:
     return [sys.executable, "-m", "shorthaul.bench", *setting.arguments(), "--alone", variant]
 
 
-def _in_process(setting: Setting, variant: str, cache: str) -> dict:
+def _in_process(setting: Setting, variant: str) -> dict:
     command = _command(setting, variant)
-    variables = os.environ | {"SHORTHAUL_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+    # In memory that glibc keeps, a peak would count what is free.
+    variables = environment.plain()
     with environment.unbound():
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode == -signal.SIGKILL:
@@ -69,8 +66,7 @@ def _in_process(setting: Setting, variant: str, cache: str) -> dict:
 
 def first_step(setting: Setting, variant: str) -> dict:
     """What the process of :func:`alone` measures."""
-    # PyTorch's tracer is code, not training memory: every variant has it loaded.
-    importlib.import_module("torch._dynamo")
+    load_tracer()
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     model, inputs = model_of(setting), inputs_of(setting)
@@ -83,16 +79,17 @@ def first_step(setting: Setting, variant: str) -> dict:
     step()
     environment.give_back_free_memory()  # what is left over from compilation
     _forget_peak()
-    start = time.perf_counter()
-    for _ in range(3):
-        step()
-    seconds = (time.perf_counter() - start) / 3
+    step()
     return {
         "first_step_s": first,
-        "step_s": seconds,
         "export_s": _autograd.export_seconds(),
         "peak_bytes": max(0, _peak_bytes() - base),
     }
+
+
+def load_tracer() -> None:
+    """Loads PyTorch's tracer: for every variant, it is code and no part of a first step."""
+    importlib.import_module("torch._dynamo")
 
 
 def _resident_bytes() -> int:

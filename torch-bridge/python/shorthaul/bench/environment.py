@@ -59,6 +59,12 @@ def start_again(variables: dict[str, str] = VARIABLES) -> None:
     os.execve(sys.executable, command, os.environ | missing | {_SET: ",".join(missing)})
 
 
+def plain() -> dict[str, str]:
+    """The variables as the user gave them."""
+    own = {_SET, *os.environ.get(_SET, "").split(",")}
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
 def processors() -> set[int]:
     """Where the user lets this process run.
 

@@ -202,6 +202,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
     add("--warmup", type=int, default=2, help="steps that run before (2)")
+    add(
+        "--seconds",
+        type=_seconds,
+        help="begin no round after so many seconds of a network's steps, but measure three",
+    )
     add("--separate", action="store_true", help="run each network in a process of its own")
     add(
         "--plain-environment",

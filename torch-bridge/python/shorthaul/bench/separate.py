@@ -68,6 +68,8 @@ def _ended(
 def _passed_on(options: argparse.Namespace) -> list[str]:
     given = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
     given += ["--seed", str(options.seed)]
+    if options.seconds is not None:
+        given += ["--seconds", str(options.seconds)]
     for flag in ("no_first_step", "limits", "errors", "check", "smooth", "report", "profile"):
         if getattr(options, flag):
             given.append("--" + flag.replace("_", "-"))

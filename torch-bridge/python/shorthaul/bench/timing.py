@@ -7,26 +7,57 @@ interval by resampling. A variant that fails is said and left out; the others go
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import torch
 
-from .alone import alone
+from .alone import alone, load_tracer
 from .options import Setting
 from .variants import has_images, inputs_of, model_of, stepper
+
+#: Rounds that are measured however long they take.
+_LEAST_ROUNDS = 3
 
 #: Resamples of a ratio's interval; the seed makes a file's interval the same each time.
 _RESAMPLES, _SEED = 1000, 0
 
 
 def measure(
-    setting: Setting, variants: list[str], *, rounds: int, warmup: int, with_first_step: bool
+    setting: Setting,
+    variants: list[str],
+    *,
+    rounds: int,
+    warmup: int,
+    with_first_step: bool,
+    seconds: float | None = None,
 ) -> dict:
-    """The result of one setting: milliseconds by variant, and the ratio to the best peer."""
+    """The result of one setting: milliseconds by variant, and the ratio to the best peer.
+
+    After ``seconds`` of measured steps, no further round begins, but three are measured in any
+    case. The seconds of the first step are those of an empty cache.
+    """
+    if with_first_step:
+        load_tracer()
+        with _empty_caches():
+            return _measure(setting, variants, rounds, warmup, with_first_step, seconds)
+    return _measure(setting, variants, rounds, warmup, with_first_step, seconds)
+
+
+def _measure(
+    setting: Setting,
+    variants: list[str],
+    rounds: int,
+    warmup: int,
+    with_first_step: bool,
+    seconds: float | None,
+) -> dict:
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     model, inputs = model_of(setting), inputs_of(setting)
@@ -36,15 +67,18 @@ def measure(
     steps: dict[str, Callable[[], object]] = {}
     for variant in variants:
         try:
+            start = time.perf_counter()
             step = stepper(setting, variant, model, inputs)
-            for _ in range(warmup):
+            step()
+            entries[variant] = {"first_step_s": time.perf_counter() - start}
+            for _ in range(warmup - 1):
                 step()
             steps[variant] = step
         except Exception as error:
             entries[variant] = {"error": _first_line(error)}
-    times = interleaved(steps, rounds)
+    times = interleaved(steps, rounds, seconds)
     for variant, taken in times.items():
-        entries[variant] = summary(taken)
+        entries[variant] = summary(taken) | (entries[variant] if with_first_step else {})
     for variant in variants:
         if with_first_step and "error" not in entries[variant]:
             try:
@@ -52,17 +86,39 @@ def measure(
             except RuntimeError as error:
                 entries[variant]["first_step_error"] = str(error)
     result = asdict(setting) | {
-        "rounds": rounds,
+        "rounds": max((len(taken) for taken in times.values()), default=0),
         "n_parameters": sum(p.numel() for p in model.parameters()),
         "variants": {variant: entries[variant] for variant in variants},
     }
     return result | ratios(times)
 
 
-def interleaved(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+@contextlib.contextmanager
+def _empty_caches() -> Iterator[None]:
+    """Empty caches of compiled kernels, for this process and those that it starts."""
+    names = ("SHORTHAUL_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory(prefix="shorthaul-bench-", ignore_cleanup_errors=True) as new:
+        os.environ |= dict.fromkeys(names, new)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def interleaved(
+    steps: dict[str, Callable[[], object]], rounds: int, seconds: float | None = None
+) -> dict[str, list[float]]:
     """Milliseconds of each step in each round; every other round goes through them backwards."""
     times: dict[str, list[float]] = {variant: [] for variant in steps}
+    begin = time.perf_counter()
     for i in range(rounds):
+        if seconds and i >= _LEAST_ROUNDS and time.perf_counter() - begin > seconds:
+            break
         order = list(steps) if i % 2 == 0 else list(reversed(steps))
         for variant in order:
             start = time.perf_counter()
