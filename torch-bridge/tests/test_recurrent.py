@@ -91,6 +91,30 @@ def test_layers_of_any_width(kind, width):
 
 
 @compiles_recurrent_layers
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["plain", "two_layers_both_ways"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_16_bits_are_as_close_to_float64_as_eagers(kind, case, dtype):
+    shape, options = CASES[case]
+    torch.manual_seed(0)
+    eager = _Layer(kind, 12, **options).to(dtype)
+    n_states = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
+    states = [torch.randn(n_states, shape[1], 12, dtype=dtype) for _ in range(1 + (kind == "LSTM"))]
+    inputs = [torch.randn(shape, dtype=dtype), *states]
+    ours = shorthaul.module(copy.deepcopy(eager))
+    exact = _step(copy.deepcopy(eager).double(), [x.double() for x in inputs])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", shorthaul.FallbackWarning)
+        found = _step(ours, inputs)
+    for own, other, right in zip(found, _step(eager, inputs), exact, strict=True):
+        assert own.dtype == other.dtype == dtype
+        errors = [(y.double() - right).abs().max().item() for y in (own, other)]
+        # Where eager happens to be closer than one rounding of the largest number.
+        least = torch.finfo(dtype).eps * right.abs().max().item()
+        assert errors[0] <= max(2 * errors[1], least)
+
+
+@compiles_recurrent_layers
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_that_change_in_time_and_batch(kind):
     torch.manual_seed(0)

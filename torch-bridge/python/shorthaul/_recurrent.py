@@ -28,7 +28,6 @@ def reason(name: str, node: fx.Node, value_of: Callable[[fx.Node], object]) -> s
         return f"recurrent layer `{name}` with projections"
     values = _pytree.tree_leaves([value_of(arg) for arg in node.all_input_nodes])
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    is_float = all(t.dtype in (torch.float32, torch.float64) for t in tensors)
-    if not is_float or any(t.device.type != "cpu" for t in tensors):
-        return f"recurrent layer `{name}` of 16 bits or on a GPU"
+    if any(t.device.type != "cpu" for t in tensors):
+        return f"recurrent layer `{name}` on a GPU"
     return None

@@ -54,11 +54,14 @@ fn layers(s: &mut Site, cell: &Cell, first: &[ContainerId]) -> Results {
     }
     let dtype = s.builder.dtype(x);
     let others = params.iter().chain(first);
-    if !matches!(dtype, DType::F32 | DType::F64)
-        || others.into_iter().any(|p| s.builder.dtype(*p) != dtype)
-    {
-        return Err(s.unsupported("a recurrent layer of other elements than float32 or float64"));
+    if !dtype.is_float() || others.into_iter().any(|p| s.builder.dtype(*p) != dtype) {
+        return Err(s.unsupported("a recurrent layer of integers, or of several types"));
     }
+    // States of 16 bits are carried from step to step in 32.
+    let carried = if dtype == DType::F64 { dtype } else { DType::F32 };
+    x = s.cast(x, carried)?;
+    let params = all_cast(s, &params, carried)?;
+    let first = all_cast(s, first, carried)?;
     let dropout = match s.flag("train")? {
         true => s.float("dropout")?,
         false => 0.0,
@@ -90,11 +93,20 @@ fn layers(s: &mut Site, cell: &Cell, first: &[ContainerId]) -> Results {
     if batch_first {
         x = s.permute(x, vec![1, 0, 2])?;
     }
-    let mut results = vec![Some(x)];
+    let mut results = vec![Some(s.cast(x, dtype)?)];
     for list in last {
-        results.push(Some(joined(s, &list, 0)?));
+        let states = joined(s, &list, 0)?;
+        results.push(Some(s.cast(states, dtype)?));
     }
     Ok(results)
+}
+
+fn all_cast(
+    s: &mut Site,
+    list: &[ContainerId],
+    dtype: DType,
+) -> Result<Vec<ContainerId>, RuleError> {
+    list.iter().map(|x| s.cast(*x, dtype)).collect()
 }
 
 /// One layer in one direction over `[T, B, n]`, from the states before: the states of all steps.
