@@ -126,6 +126,13 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
     if summary.was_sorted {
         line("nodes were out of order and have been sorted".to_string());
     }
+    if !summary.repeated.is_empty() {
+        let names: Vec<&str> = summary.repeated.iter().map(String::as_str).collect();
+        line(format!(
+            "initializers that were stored more than once with the same elements, of which one is kept: {}",
+            names.join(", ")
+        ));
+    }
     if !summary.kept.is_empty() {
         let kept = summary
             .kept

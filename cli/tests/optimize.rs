@@ -82,6 +82,26 @@ fn sizes_are_fixed_in_the_file_that_is_written() {
 }
 
 #[test]
+fn an_initializer_that_is_stored_twice_is_kept_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut twice = small();
+    let graph = twice.graph.as_mut().expect("a graph");
+    graph.initializer.push(graph.initializer[0].clone());
+    let path = save(&twice, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let args = ["optimize", arg(&path), "-o", arg(&out), "--rules", "none"];
+    let text = stdout(&args, 0);
+    assert!(text.contains("of which one is kept: w"), "{text}");
+    let written = Model::read(&out).expect("read").proto.graph;
+    assert_eq!(written.expect("a graph").initializer.len(), 1);
+    let text = stdout(&["check", arg(&path), arg(&out)], 0);
+    let note = "note: initializer `w`: it is stored more than once";
+    assert!(text.contains(note), "{text}");
+    assert!(text.contains("the results are the same"), "{text}");
+    stdout(&["report", arg(&path), "--bind", "batch=2"], 0);
+}
+
+#[test]
 fn options_are_heeded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&small(), folder.path(), "m.onnx");
