@@ -37,7 +37,8 @@ pub struct Runs {
     /// A value for a dynamic size; repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, i64)>,
-    /// A file with inputs (.npz, .npy or .pb) instead of made-up ones; repeat it for several
+    /// A file with inputs instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz is a run of
+    /// its own, and .npy and .pb files make up one run until an input is given again
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
 }
@@ -48,14 +49,11 @@ impl Runs {
     /// # Errors
     /// Inputs cannot be read, or a size is given twice.
     pub fn options(&self, model: &Model) -> Result<verify::Options> {
-        let mut options = verify::Options {
+        Ok(verify::Options {
             sizes: sizes::each_once("--bind", &self.bind)?,
+            samples: crate::tensors::samples(&self.inputs, model)?,
             ..Default::default()
-        };
-        for file in &self.inputs {
-            options.inputs.extend(crate::tensors::read(file, model)?);
-        }
-        Ok(options)
+        })
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Run {
     /// The ONNX file
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
-    /// A file with inputs (.npz, .npy or .pb); repeat it for several
+    /// A file with inputs (.npz, .npy or .pb); repeat it if they are in several files
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
     /// Make up the inputs that are not given, from this seed
@@ -65,10 +65,7 @@ pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
     };
     let program =
         Program::new(&model.proto, &model.folder, precision).context("the file has no graph")?;
-    let mut feeds = Values::new();
-    for file in &args.inputs {
-        feeds.extend(tensors::read(file, &model)?);
-    }
+    let mut feeds = tensors::together(&args.inputs, &model)?;
     if let Some(seed) = args.random {
         let options = verify::Options {
             sizes: sizes::each_once("--bind", &args.bind)?,

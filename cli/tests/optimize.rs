@@ -12,6 +12,7 @@ use program::{
 };
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 #[test]
 fn a_better_file_is_written_and_told_of() {
@@ -139,6 +140,84 @@ fn options_are_heeded() {
     fs::write(&npy, npy::npy(&x).expect("encoded")).expect("written");
     let given = optimize(&["--inputs", arg(&npy)]);
     assert_eq!(given["shapes"]["x"], serde_json::json!([2, 4]));
+}
+
+#[test]
+fn each_file_of_inputs_is_a_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |name: &str| folder.path().join(name);
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = place("t.onnx");
+    let ones = |shape: &[usize]| Tensor::new(shape, Values::F32(vec![1.0; shape.iter().product()]));
+    for (name, shape) in [
+        ("a.npz", &[2, 4][..]),
+        ("b.npz", &[3, 4][..]),
+        ("bad.npz", &[4][..]),
+    ] {
+        let file = fs::File::create(place(name)).expect("created");
+        npy::write_npz([("x", &ones(shape))], file).expect("written");
+    }
+    for name in ["x.npy", "z.npy"] {
+        let bytes = npy::npy(&ones(&[5, 4])).expect("encoded");
+        fs::write(place(name), bytes).expect("written");
+    }
+    let (a, b) = (place("a.npz"), place("b.npz"));
+    let (x, z) = (place("x.npy"), place("z.npy"));
+    let inputs = |files: &[&Path]| -> Vec<String> {
+        let shown = files.iter().map(|file| arg(file).to_string());
+        shown
+            .flat_map(|file| ["--inputs".to_string(), file])
+            .collect()
+    };
+    // Runs that files of inputs are named for.
+    let runs = |first: &[&str], files: &[&Path]| -> Vec<String> {
+        let files = inputs(files);
+        let mut args = first.to_vec();
+        args.extend(files.iter().map(String::as_str));
+        let json: Value = serde_json::from_str(&stdout(&args, 0)).expect("JSON");
+        let runs = json["runs"].as_array().expect("runs").iter();
+        let runs = runs.map(|run| run.as_str().expect("text").to_string());
+        runs.filter(|run| run.contains("inputs of")).collect()
+    };
+    let optimize = ["optimize", arg(&path), "-o", arg(&out), "--json"];
+    let of = |batch: usize, files: &str| format!("seed 0, batch={batch}, inputs of {files}");
+    let expected = [of(2, arg(&a)), of(3, arg(&b))];
+    assert_eq!(runs(&optimize, &[&a, &b]), expected);
+    let check = ["check", arg(&path), arg(&out), "--json"];
+    assert_eq!(runs(&check, &[&a, &b]), expected);
+    // A file with one tensor begins another run where its input is given already.
+    assert_eq!(
+        runs(&optimize, &[&a, &x, &x]),
+        [of(2, arg(&a)), of(5, arg(&x)), of(5, arg(&x))]
+    );
+    let mut sum = model(vec![node("Add", &["x", "z"], "y")], Vec::new(), 4);
+    let ports = sum.graph.as_mut().map(|graph| &mut graph.input);
+    ports.expect("a graph").push(program::port("z", 4));
+    let sum = save(&sum, folder.path(), "sum.onnx");
+    let optimize = ["optimize", arg(&sum), "-o", arg(&out), "--json"];
+    let both = format!("{} and {}", arg(&x), arg(&z));
+    assert_eq!(runs(&optimize, &[&x, &z]), [of(5, &both)]);
+    // What does not fit, or is given twice, is named.
+    let bad = place("bad.npz");
+    let text = stderr(&[
+        "optimize",
+        arg(&path),
+        "-o",
+        arg(&out),
+        "--inputs",
+        arg(&a),
+        "--inputs",
+        arg(&bad),
+    ]);
+    let named = format!(
+        "with the inputs of {}, the input `x` has 2 dimensions",
+        arg(&bad)
+    );
+    assert!(text.contains(&named), "{text}");
+    let twice = ["run", arg(&path), "--inputs", arg(&a), "--inputs", arg(&b)];
+    let text = stderr(&twice);
+    let named = format!("{} and {} both give the input `x`", arg(&a), arg(&b));
+    assert!(text.contains(&named), "{text}");
 }
 
 #[test]
