@@ -48,7 +48,7 @@ pub struct Optimize {
     inputs: Vec<PathBuf>,
     /// A value for a dynamic size, for verification and the summary: a number, or a sum of other sizes
     /// (total=past+new); repeat it for several
-    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_related)]
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, SymExpr)>,
     /// Fix the sizes of an input in the file that is written: x=1,3,224,224 (`_` leaves a size as it
     /// is); repeat it for several

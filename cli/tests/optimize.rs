@@ -221,6 +221,55 @@ fn each_file_of_inputs_is_a_run() {
 }
 
 #[test]
+fn sizes_may_follow_from_others_in_every_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut joined = node("Concat", &["x", "z"], "h");
+    joined.attribute.push(onnx::proto::AttributeProto {
+        name: "axis".to_string(),
+        r#type: onnx::proto::attribute_type::INT,
+        i: Some(0),
+        ..Default::default()
+    });
+    let mut cache = model(vec![joined, node("Add", &["h", "m"], "y")], Vec::new(), 4);
+    let graph = cache.graph.as_mut().expect("a graph");
+    graph.input.push(program::port("z", 4));
+    graph.input.push(program::port("m", 4));
+    let ports = graph.input.iter_mut().chain(&mut graph.output);
+    for (port, name) in ports.zip(["p", "s", "t", "t"]) {
+        let tensor = port.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
+        let shape = tensor.and_then(|t| t.shape.as_mut()).expect("a shape");
+        shape.dim[0].value = Some(onnx::proto::Dimension::DimParam(name.to_string()));
+    }
+    let path = save(&cache, folder.path(), "m.onnx");
+    let bound = ["--bind", "p=2", "--bind", "s=3", "--bind", "t=p+s"];
+    let with = |args: &[&'static str]| [&[args[0], arg(&path)][..], &args[1..], &bound].concat();
+    let ran = stdout(&with(&["run", "--random", "0"]), 0);
+    assert!(ran.contains("[5, 4]"), "{ran}");
+    let json: Value = serde_json::from_str(&stdout(&with(&["report", "--json"]), 0)).expect("JSON");
+    assert_eq!(json["sizes"]["t"], 5);
+    // What verification makes up keeps the relation where no number is given.
+    let same = ["check", arg(&path), arg(&path), "--bind", "t=p+s"];
+    let same = stdout(&same, 0);
+    assert!(same.contains("the results are the same"), "{same}");
+    let nothing = [
+        "run",
+        arg(&path),
+        "--random",
+        "0",
+        "--bind",
+        "p=0",
+        "--bind",
+        "t=p+s",
+    ];
+    assert!(stdout(&nothing, 0).contains("4]"));
+    let open = stderr(&["report", arg(&path), "--bind", "t=p+s"]);
+    assert!(
+        open.contains("needs numbers here: --bind p=… --bind s=…"),
+        "{open}"
+    );
+}
+
+#[test]
 fn external_data_moves_with_the_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut outside = model(
