@@ -6,6 +6,7 @@ use crate::sizes;
 use crate::style::Style;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use compiler::graph::SymExpr;
 use onnx::check::{Problem, Severity, errors, problems};
 use onnx::edit;
 use onnx::file::Model;
@@ -34,10 +35,11 @@ pub struct Check {
 /// On what to run models to compare them.
 #[derive(Args, Debug)]
 pub struct Runs {
-    /// A value for a dynamic size; repeat it for several
+    /// A value for a dynamic size: a number, or a sum of other sizes (total=past+new); repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
-    bind: Vec<(String, i64)>,
-    /// A file with inputs (.npz, .npy or .pb) instead of made-up ones; repeat it for several
+    bind: Vec<(String, SymExpr)>,
+    /// A file with inputs instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz is a run of
+    /// its own, and .npy and .pb files make up one run until an input is given again
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
 }
@@ -48,14 +50,13 @@ impl Runs {
     /// # Errors
     /// Inputs cannot be read, or a size is given twice.
     pub fn options(&self, model: &Model) -> Result<verify::Options> {
-        let mut options = verify::Options {
-            sizes: sizes::each_once("--bind", &self.bind)?,
+        let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &self.bind)?);
+        Ok(verify::Options {
+            sizes,
+            relations,
+            samples: crate::tensors::samples(&self.inputs, model)?,
             ..Default::default()
-        };
-        for file in &self.inputs {
-            options.inputs.extend(crate::tensors::read(file, model)?);
-        }
-        Ok(options)
+        })
     }
 }
 

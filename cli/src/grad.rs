@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use crate::sizes;
 use anyhow::{Context, Result};
 use clap::Args;
+use compiler::graph::SymExpr;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
 use compiler::training_input::{TrainingInput, training_input};
@@ -47,10 +48,10 @@ pub struct Grad {
     /// the batch, values dropped), eval (running statistics, nothing dropped)
     #[arg(long, default_value = "file")]
     mode: Mode,
-    /// A value for a dynamic size; repeat it for several (default: it stays dynamic, or if the graph needs a number,
-    /// one with which the model runs)
+    /// A value for a dynamic size: a number, or a sum of sizes with numbers (total=past+new); repeat it for
+    /// several (default: it stays dynamic, or if the graph needs a number, one with which the model runs)
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
-    bind: Vec<(String, i64)>,
+    bind: Vec<(String, SymExpr)>,
     /// Write the file without verifying its gradients
     #[arg(long)]
     no_verify: bool,
@@ -93,7 +94,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     let sources = Model::of_bytes(path, bytes.clone())?;
     refuse_unsound(&sources)?;
     let options = Options {
-        sizes: sizes::each_once("--bind", &args.bind)?,
+        sizes: sizes::numbers("--bind", &args.bind)?,
         mode: args.mode,
     };
     let file = File::decode(path, bytes)?;

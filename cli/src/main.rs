@@ -28,6 +28,7 @@ mod units;
 use answer::Answer;
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use compiler::graph::SymExpr;
 use compiler::importer::onnx::{Mode, Options};
 use compiler::internal_error::caught_deep;
 use onnx::file::Staged;
@@ -128,9 +129,10 @@ struct Model {
     /// The ONNX file
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
-    /// A value for a dynamic size; repeat it for several
+    /// A value for a dynamic size: a number, or a sum of sizes with numbers (total=past+new); repeat it for
+    /// several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
-    bind: Vec<(String, i64)>,
+    bind: Vec<(String, SymExpr)>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -139,7 +141,7 @@ struct Model {
 impl Model {
     fn options(&self) -> Result<Options> {
         Ok(Options {
-            sizes: sizes::each_once("--bind", &self.bind)?,
+            sizes: sizes::numbers("--bind", &self.bind)?,
             mode: Mode::File,
         })
     }

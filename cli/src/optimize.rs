@@ -42,12 +42,13 @@ pub struct Optimize {
     /// Write the file without verifying it
     #[arg(long)]
     no_verify: bool,
-    /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb; repeat it for several
+    /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz is a
+    /// run of its own, and .npy and .pb files make up one run until an input is given again
     #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
     inputs: Vec<PathBuf>,
     /// A value for a dynamic size, for verification and the summary: a number, or a sum of other sizes
     /// (total=past+new); repeat it for several
-    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_related)]
+    #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, SymExpr)>,
     /// Fix the sizes of an input in the file that is written: x=1,3,224,224 (`_` leaves a size as it
     /// is); repeat it for several
@@ -188,6 +189,7 @@ Examples:
   shorthaul optimize model.onnx -o fixed.onnx --set-shape image=1,3,224,224
   shorthaul optimize decoder.onnx -o smaller.onnx --bind total=past+new
   shorthaul optimize model.onnx -o smaller.onnx --inputs batch.npz --json > summary.json
+  shorthaul optimize model.onnx -o smaller.onnx --inputs first.npz --inputs second.npz
   shorthaul optimize model.onnx -o for-ort.onnx --target ort-cpu --oracle ort --measure
   shorthaul optimize model.onnx -o encoder.onnx --to /encoder/Add_output_0 --strip
   shorthaul optimize model.onnx -o half.onnx --half f16 --keep-f32 Softmax
@@ -363,16 +365,15 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         let part = edit::extract(&model.proto, &model.folder, &args.from, &args.to)?;
         model = model.with(part);
     }
-    let mut inputs = verify::Options::default().inputs;
-    for file in &args.inputs {
-        inputs.extend(crate::tensors::read(file, &model)?);
-    }
+    let mut samples = crate::tensors::samples(&args.inputs, &model)?;
     // Every option names values as the file does, so that new names come last.
     let freed = edit::free(&model.proto, &model.folder, &args.free_shape)?;
     model = model.with(freed.model.clone());
-    for (old, new) in &args.rename {
-        if let Some(value) = inputs.remove(old) {
-            inputs.insert(new.clone(), value);
+    for inputs in samples.iter_mut().map(|sample| &mut sample.inputs) {
+        for (old, new) in &args.rename {
+            if let Some(value) = inputs.remove(old) {
+                inputs.insert(new.clone(), value);
+            }
         }
     }
     model = model.with(edit::rename(&model.proto, &args.rename)?);
@@ -385,10 +386,11 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         n_seeds: usize::from(args.seeds),
         sizes,
         relations,
-        inputs,
+        samples,
         oracle: args.oracle.map(Witness::find).transpose()?,
         tolerance: args.tolerance,
         deadline: deadline(args.time_limit)?,
+        ..Default::default()
     };
     if !args.free_shape.is_empty() {
         progress.stage("running with other sizes");

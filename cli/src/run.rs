@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use crate::{sizes, tensors, units};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use compiler::graph::SymExpr;
 use onnx::evaluate::{Precision, Program, Values};
 use onnx::file::{self, Model};
 use onnx::npy;
@@ -22,15 +23,16 @@ pub struct Run {
     /// The ONNX file
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
-    /// A file with inputs (.npz, .npy or .pb); repeat it for several
+    /// A file with inputs (.npz, .npy or .pb); repeat it if they are in several files
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
     /// Make up the inputs that are not given, from this seed
     #[arg(long, value_name = "SEED")]
     random: Option<u32>,
-    /// A value for a dynamic size of made-up inputs; repeat it for several
+    /// A value for a dynamic size of made-up inputs: a number, or a sum of other sizes (total=past+new); repeat
+    /// it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
-    bind: Vec<(String, i64)>,
+    bind: Vec<(String, SymExpr)>,
     /// The file to write the outputs to
     #[arg(short, long, value_name = "FILE.npz")]
     out: Option<PathBuf>,
@@ -65,13 +67,12 @@ pub fn run(args: &Run, quiet: bool) -> Result<Answer> {
     };
     let program =
         Program::new(&model.proto, &model.folder, precision).context("the file has no graph")?;
-    let mut feeds = Values::new();
-    for file in &args.inputs {
-        feeds.extend(tensors::read(file, &model)?);
-    }
+    let mut feeds = tensors::together(&args.inputs, &model)?;
     if let Some(seed) = args.random {
+        let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &args.bind)?);
         let options = verify::Options {
-            sizes: sizes::each_once("--bind", &args.bind)?,
+            sizes,
+            relations,
             inputs: feeds,
             ..Default::default()
         };

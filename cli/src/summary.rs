@@ -126,6 +126,13 @@ pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>
     if summary.was_sorted {
         line("nodes were out of order and have been sorted".to_string());
     }
+    if !summary.repeated.is_empty() {
+        let names: Vec<&str> = summary.repeated.iter().map(String::as_str).collect();
+        line(format!(
+            "initializers that were stored more than once with the same elements, of which one is kept: {}",
+            names.join(", ")
+        ));
+    }
     if !summary.kept.is_empty() {
         let kept = summary
             .kept
@@ -207,14 +214,23 @@ fn rows(summary: &Summary) -> Vec<Vec<String>> {
         let (a, b) = (of(before), of(after));
         vec![name.to_string(), shown(a), shown(b), change(a, b)]
     };
+    // Sums over some of the nodes say nothing about each other.
+    let is_whole = before.n_unknown == 0 && after.n_unknown == 0;
+    let sum_row = |name: &str, of: fn(&Figures) -> u64, shown: &dyn Fn(u64) -> String| {
+        let mut row = number_row(name, of, shown);
+        if !is_whole {
+            row[3] = "of the nodes whose sizes are known".to_string();
+        }
+        row
+    };
     let mut rows = vec![
         ["", "before", "after", ""]
             .map(ToString::to_string)
             .to_vec(),
         number_row("operators", |f| f.operators as u64, &|n| n.to_string()),
-        number_row("multiply-adds", |f| f.multiply_adds, &number),
-        number_row("bytes moved", |f| f.bytes_moved, &size),
-        number_row("peak memory", |f| f.peak_bytes, &size),
+        sum_row("multiply-adds", |f| f.multiply_adds, &number),
+        sum_row("bytes moved", |f| f.bytes_moved, &size),
+        sum_row("peak memory", |f| f.peak_bytes, &size),
         number_row("file", |f| f.file_bytes, &size),
     ];
     if let (Some(a), Some(b)) = (before.worst_error, after.worst_error) {
@@ -280,6 +296,35 @@ fn counted_at(summary: &Summary) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_over_some_of_the_nodes_are_not_compared() {
+        let figures = |multiply_adds, n_unknown| Figures {
+            operators: 4,
+            multiply_adds,
+            file_bytes: multiply_adds,
+            n_unknown,
+            ..Figures::default()
+        };
+        let changes = |n_before, n_after| {
+            let summary = Summary {
+                before: figures(100, n_before),
+                after: figures(839, n_after),
+                ..Summary::default()
+            };
+            let rows = rows(&summary);
+            let change = |name: &str| {
+                let row = rows.iter().find(|row| row[0] == name);
+                row.map(|row| row[3].clone())
+            };
+            [change("multiply-adds"), change("file")].map(Option::unwrap_or_default)
+        };
+        assert_eq!(changes(0, 0), ["+739%", "+739%"]);
+        let part = "of the nodes whose sizes are known";
+        for (before, after) in [(3, 0), (0, 3), (3, 3)] {
+            assert_eq!(changes(before, after), [part, "+739%"]);
+        }
+    }
 
     #[test]
     fn changes_are_signed_percentages() {

@@ -6,15 +6,68 @@ use onnx::file::Model;
 use onnx::npy;
 use onnx::proto::{TensorProto, ValueInfoProto};
 use onnx::tensor::Tensor;
+use onnx::verify::Sample;
 use prost::Message;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Inputs for runs of their own. An `.npz` file begins another run. A file with one tensor belongs to the run of the file
+/// before it, unless that has a tensor for the same input.
+///
+/// # Errors
+/// As for [`read`].
+pub fn samples(files: &[PathBuf], model: &Model) -> Result<Vec<Sample>> {
+    let mut samples: Vec<Sample> = Vec::new();
+    for file in files {
+        let inputs = read(file, model)?;
+        let is_archive = file.extension().is_some_and(|e| e == "npz");
+        let takes = |sample: &&mut Sample| {
+            let is_taken = inputs.keys().any(|name| sample.inputs.contains_key(name));
+            !(is_archive || is_taken)
+        };
+        let shown = file.display().to_string();
+        match samples.last_mut().filter(takes) {
+            Some(sample) => {
+                sample.files = format!("{} and {shown}", sample.files);
+                sample.inputs.extend(inputs);
+            }
+            None => samples.push(Sample {
+                files: shown,
+                inputs,
+            }),
+        }
+    }
+    Ok(samples)
+}
+
+/// The inputs of one run, from all files together.
+///
+/// # Errors
+/// As for [`read`], or two files are for the same input.
+pub fn together(files: &[PathBuf], model: &Model) -> Result<Values> {
+    let mut all = Values::new();
+    let mut sources: BTreeMap<String, &Path> = BTreeMap::new();
+    for file in files {
+        for (name, tensor) in read(file, model)? {
+            if let Some(other) = sources.insert(name.clone(), file) {
+                bail!(
+                    "{} and {} both give the input `{name}`; one run takes it once",
+                    other.display(),
+                    file.display()
+                );
+            }
+            all.insert(name, tensor);
+        }
+    }
+    Ok(all)
+}
 
 /// The tensors of a file by the names of the model's inputs. An `.npy` or nameless `.pb` is for the
 /// input that the file is called after, or else for the only input.
 ///
 /// # Errors
 /// The file cannot be read, or is for no input of the model.
-pub fn read(path: &Path, model: &Model) -> Result<Values> {
+fn read(path: &Path, model: &Model) -> Result<Values> {
     let cannot = || format!("cannot read {}", path.display());
     let bytes = std::fs::read(path).with_context(cannot)?;
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("");

@@ -10,7 +10,7 @@ use crate::{default_threads, interrupt, sizes};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use compiler::cutout::{time, time_steps};
-use compiler::graph::{Bindings, Machine};
+use compiler::graph::{Bindings, Machine, SymExpr};
 use compiler::importer::onnx::{Mode, Options};
 use compiler::kernels::compile::CompileOptions;
 use compiler::kernels::progress::Progress as Listener;
@@ -38,9 +38,10 @@ pub struct Tune {
     /// The recipe to write
     #[arg(short, long, value_name = "RECIPE.toml")]
     out: PathBuf,
-    /// A value for a dynamic size; repeat it for several
+    /// A value for a dynamic size: a number, or a sum of sizes with numbers (total=past+new); repeat it for
+    /// several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse_positive)]
-    bind: Vec<(String, i64)>,
+    bind: Vec<(String, SymExpr)>,
     /// Tune a training step (forward and backward) instead of inference
     #[arg(long)]
     train: bool,
@@ -85,7 +86,7 @@ pub fn run(args: &Tune, quiet: bool) -> Result<Answer> {
     progress.stage("reading");
     let given = args.recipe.as_deref().map(read_recipe).transpose()?;
     let options = Options {
-        sizes: sizes::each_once("--bind", &args.bind)?,
+        sizes: sizes::numbers("--bind", &args.bind)?,
         mode: Mode::File,
     };
     let read = read(&args.path, &options)?;

@@ -91,6 +91,11 @@ fn cyclic_files() {
 fn names_defined_twice_or_never() {
     let twice = |model: &mut ModelProto| graph(model).node.push(node("Relu", &["x"], "i"));
     refuses_model(twice, &["Relu → `i`: `i` is defined twice"]);
+    let other = |model: &mut ModelProto| graph(model).initializer.push(floats("w", &[4], 0.75));
+    refuses_model(
+        other,
+        &["initializers 0 and 1 of the file are float [4], with other elements"],
+    );
     let never = |model: &mut ModelProto| graph(model).node[1].input[0] = "z".to_string();
     refuses_model(never, &["Relu → `r`: it reads `z`, which nothing computes"]);
 }

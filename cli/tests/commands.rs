@@ -140,11 +140,11 @@ fn errors_are_one_message_with_the_next_step() {
     );
     let unsupported = stderr(&["report", UNSUPPORTED], 1);
     assert!(unsupported.contains(NON_ZERO), "{unsupported}");
-    let usage = stderr(&["report", MLP, "--bind", "batch=none"], 2);
-    assert!(
-        usage.contains("`none` is not a size of at least 1"),
-        "{usage}"
-    );
+    let usage = stderr(&["report", MLP, "--bind", "batch=0"], 2);
+    assert!(usage.contains("`0` is not a size of at least 1"), "{usage}");
+    let open = stderr(&["report", MLP, "--bind", "batch=none"], 1);
+    let needs = "`--bind batch=none` needs numbers here: --bind none=…";
+    assert!(open.contains(needs), "{open}");
     assert_eq!(shorthaul(&[]).status.code(), Some(2));
 }
 

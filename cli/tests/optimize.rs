@@ -12,6 +12,7 @@ use program::{
 };
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 #[test]
 fn a_better_file_is_written_and_told_of() {
@@ -82,6 +83,26 @@ fn sizes_are_fixed_in_the_file_that_is_written() {
 }
 
 #[test]
+fn an_initializer_that_is_stored_twice_is_kept_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut twice = small();
+    let graph = twice.graph.as_mut().expect("a graph");
+    graph.initializer.push(graph.initializer[0].clone());
+    let path = save(&twice, folder.path(), "m.onnx");
+    let out = folder.path().join("t.onnx");
+    let args = ["optimize", arg(&path), "-o", arg(&out), "--rules", "none"];
+    let text = stdout(&args, 0);
+    assert!(text.contains("of which one is kept: w"), "{text}");
+    let written = Model::read(&out).expect("read").proto.graph;
+    assert_eq!(written.expect("a graph").initializer.len(), 1);
+    let text = stdout(&["check", arg(&path), arg(&out)], 0);
+    let note = "note: initializer `w`: it is stored more than once";
+    assert!(text.contains(note), "{text}");
+    assert!(text.contains("the results are the same"), "{text}");
+    stdout(&["report", arg(&path), "--bind", "batch=2"], 0);
+}
+
+#[test]
 fn options_are_heeded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&small(), folder.path(), "m.onnx");
@@ -119,6 +140,133 @@ fn options_are_heeded() {
     fs::write(&npy, npy::npy(&x).expect("encoded")).expect("written");
     let given = optimize(&["--inputs", arg(&npy)]);
     assert_eq!(given["shapes"]["x"], serde_json::json!([2, 4]));
+}
+
+#[test]
+fn each_file_of_inputs_is_a_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |name: &str| folder.path().join(name);
+    let path = save(&small(), folder.path(), "m.onnx");
+    let out = place("t.onnx");
+    let ones = |shape: &[usize]| Tensor::new(shape, Values::F32(vec![1.0; shape.iter().product()]));
+    for (name, shape) in [
+        ("a.npz", &[2, 4][..]),
+        ("b.npz", &[3, 4][..]),
+        ("bad.npz", &[4][..]),
+    ] {
+        let file = fs::File::create(place(name)).expect("created");
+        npy::write_npz([("x", &ones(shape))], file).expect("written");
+    }
+    for name in ["x.npy", "z.npy"] {
+        let bytes = npy::npy(&ones(&[5, 4])).expect("encoded");
+        fs::write(place(name), bytes).expect("written");
+    }
+    let (a, b) = (place("a.npz"), place("b.npz"));
+    let (x, z) = (place("x.npy"), place("z.npy"));
+    let inputs = |files: &[&Path]| -> Vec<String> {
+        let shown = files.iter().map(|file| arg(file).to_string());
+        shown
+            .flat_map(|file| ["--inputs".to_string(), file])
+            .collect()
+    };
+    // Runs that files of inputs are named for.
+    let runs = |first: &[&str], files: &[&Path]| -> Vec<String> {
+        let files = inputs(files);
+        let mut args = first.to_vec();
+        args.extend(files.iter().map(String::as_str));
+        let json: Value = serde_json::from_str(&stdout(&args, 0)).expect("JSON");
+        let runs = json["runs"].as_array().expect("runs").iter();
+        let runs = runs.map(|run| run.as_str().expect("text").to_string());
+        runs.filter(|run| run.contains("inputs of")).collect()
+    };
+    let optimize = ["optimize", arg(&path), "-o", arg(&out), "--json"];
+    let of = |batch: usize, files: &str| format!("seed 0, batch={batch}, inputs of {files}");
+    let expected = [of(2, arg(&a)), of(3, arg(&b))];
+    assert_eq!(runs(&optimize, &[&a, &b]), expected);
+    let check = ["check", arg(&path), arg(&out), "--json"];
+    assert_eq!(runs(&check, &[&a, &b]), expected);
+    // A file with one tensor begins another run where its input is given already.
+    assert_eq!(
+        runs(&optimize, &[&a, &x, &x]),
+        [of(2, arg(&a)), of(5, arg(&x)), of(5, arg(&x))]
+    );
+    let mut sum = model(vec![node("Add", &["x", "z"], "y")], Vec::new(), 4);
+    let ports = sum.graph.as_mut().map(|graph| &mut graph.input);
+    ports.expect("a graph").push(program::port("z", 4));
+    let sum = save(&sum, folder.path(), "sum.onnx");
+    let optimize = ["optimize", arg(&sum), "-o", arg(&out), "--json"];
+    let both = format!("{} and {}", arg(&x), arg(&z));
+    assert_eq!(runs(&optimize, &[&x, &z]), [of(5, &both)]);
+    // What does not fit, or is given twice, is named.
+    let bad = place("bad.npz");
+    let text = stderr(&[
+        "optimize",
+        arg(&path),
+        "-o",
+        arg(&out),
+        "--inputs",
+        arg(&a),
+        "--inputs",
+        arg(&bad),
+    ]);
+    let named = format!(
+        "with the inputs of {}, the input `x` has 2 dimensions",
+        arg(&bad)
+    );
+    assert!(text.contains(&named), "{text}");
+    let twice = ["run", arg(&path), "--inputs", arg(&a), "--inputs", arg(&b)];
+    let text = stderr(&twice);
+    let named = format!("{} and {} both give the input `x`", arg(&a), arg(&b));
+    assert!(text.contains(&named), "{text}");
+}
+
+#[test]
+fn sizes_may_follow_from_others_in_every_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut joined = node("Concat", &["x", "z"], "h");
+    joined.attribute.push(onnx::proto::AttributeProto {
+        name: "axis".to_string(),
+        r#type: onnx::proto::attribute_type::INT,
+        i: Some(0),
+        ..Default::default()
+    });
+    let mut cache = model(vec![joined, node("Add", &["h", "m"], "y")], Vec::new(), 4);
+    let graph = cache.graph.as_mut().expect("a graph");
+    graph.input.push(program::port("z", 4));
+    graph.input.push(program::port("m", 4));
+    let ports = graph.input.iter_mut().chain(&mut graph.output);
+    for (port, name) in ports.zip(["p", "s", "t", "t"]) {
+        let tensor = port.r#type.as_mut().and_then(|t| t.tensor_type.as_mut());
+        let shape = tensor.and_then(|t| t.shape.as_mut()).expect("a shape");
+        shape.dim[0].value = Some(onnx::proto::Dimension::DimParam(name.to_string()));
+    }
+    let path = save(&cache, folder.path(), "m.onnx");
+    let bound = ["--bind", "p=2", "--bind", "s=3", "--bind", "t=p+s"];
+    let with = |args: &[&'static str]| [&[args[0], arg(&path)][..], &args[1..], &bound].concat();
+    let ran = stdout(&with(&["run", "--random", "0"]), 0);
+    assert!(ran.contains("[5, 4]"), "{ran}");
+    let json: Value = serde_json::from_str(&stdout(&with(&["report", "--json"]), 0)).expect("JSON");
+    assert_eq!(json["sizes"]["t"], 5);
+    // What verification makes up keeps the relation where no number is given.
+    let same = ["check", arg(&path), arg(&path), "--bind", "t=p+s"];
+    let same = stdout(&same, 0);
+    assert!(same.contains("the results are the same"), "{same}");
+    let nothing = [
+        "run",
+        arg(&path),
+        "--random",
+        "0",
+        "--bind",
+        "p=0",
+        "--bind",
+        "t=p+s",
+    ];
+    assert!(stdout(&nothing, 0).contains("4]"));
+    let open = stderr(&["report", arg(&path), "--bind", "t=p+s"]);
+    assert!(
+        open.contains("needs numbers here: --bind p=… --bind s=…"),
+        "{open}"
+    );
 }
 
 #[test]

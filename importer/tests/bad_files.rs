@@ -112,7 +112,7 @@ fn all_unsupported_operators_and_problems_are_named_at_once() {
     If: choose
     ImageDecoder: d0, d1, d2, d3 and 1 more
     com.example.Magic: magic
-    local.Twice (a function of the model; `shorthaul optimize` inlines it): twice
+    local.Twice (a function of the model; `shorthaul check` says why it cannot be inlined): twice
   initializer `wide`: element type `uint64` is not supported
   initializer `short`: its shape [2, 3] of f32 takes 24 bytes, but 20 are stored
   input `text`: element type `string` is not supported

@@ -6,6 +6,7 @@
 //! Notes tell of what is legal but odd. Never changes a file, but [`sorted`] puts nodes in order.
 
 mod nodes;
+pub(crate) mod repeats;
 pub(crate) mod schemas;
 mod sizes;
 mod types;
@@ -407,11 +408,16 @@ fn initial(
             );
         }
     }
-    let mut stored: BTreeSet<&str> = BTreeSet::new();
-    for tensor in &graph.initializer {
+    let mut stored: BTreeMap<&str, usize> = BTreeMap::new();
+    for (n, tensor) in graph.initializer.iter().enumerate() {
         let at = format!("{place}initializer `{}`", tensor.name);
-        if !stored.insert(&tensor.name) {
-            list.error(at.clone(), "it is defined twice".to_string());
+        let first = *stored.entry(&tensor.name).or_insert(n);
+        let other = &graph.initializer[first];
+        if first != n && repeats::are_same(other, tensor, around.folder) {
+            let message = "it is stored more than once, each time with the same elements";
+            list.note(at.clone(), message.to_string());
+        } else if first != n {
+            list.error(at.clone(), repeats::difference((first, other), (n, tensor)));
         }
         if !around.replaceable && place.is_empty() && !own.contains(&tensor.name) {
             let message = "files before version 4 of the format name it among the inputs too";
@@ -429,7 +435,7 @@ fn initial(
             list.error(at, message.to_string());
         }
     }
-    own.extend(stored.into_iter().map(str::to_string));
+    own.extend(stored.into_keys().map(str::to_string));
     for tensor in &graph.sparse_initializer {
         own.extend(tensor.values.iter().map(|v| v.name.clone()));
     }

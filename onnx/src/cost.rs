@@ -9,12 +9,12 @@
 mod arithmetic;
 
 use crate::attributes::{Attributes, bodies, is_standard};
-use crate::evaluate::{function_of, label, qualified, reads};
+use crate::evaluate::{label, qualified, reads};
 use crate::fact::Fact;
-use crate::functions::specialized;
+use crate::functions::{MOST_NODES, specialized};
 use crate::infer::{Facts, Functions, Opsets, Walk, complete, declared, give_sizes};
 use crate::operators::Unknowns;
-use crate::proto::{Dimension, GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use crate::proto::{Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::stored::{External, Stored};
 use graph::{Bindings, Symbol};
 use serde::Serialize;
@@ -78,9 +78,11 @@ pub fn cost(model: &ModelProto, folder: &Arc<Path>, shapes: &BTreeMap<String, Ve
     };
     let unknowns = Unknowns::default();
     let mut counting = Counting {
-        model,
         folder,
         unknowns: &unknowns,
+        functions: Functions::new(&model.functions),
+        n_open: MOST_NODES,
+        is_following: false,
         bindings: bindings(graph, shapes),
         cost: Cost::default(),
         top: 0,
@@ -142,19 +144,23 @@ struct Body<'a> {
 }
 
 struct Counting<'a> {
-    model: &'a ModelProto,
     folder: &'a Arc<Path>,
     unknowns: &'a Unknowns,
+    functions: Functions<'a>,
+    /// Nodes of functions that may still be counted.
+    n_open: u64,
+    /// Whether nodes of a function are counted.
+    is_following: bool,
     bindings: Bindings,
     cost: Cost,
     /// Position of the node of the graph that is counted.
     top: usize,
 }
 
-/// Functions and bodies inside each other before giving up; a function that calls itself has no end.
+/// Bodies inside each other before giving up.
 const MAX_DEPTH: usize = 32;
 
-impl Counting<'_> {
+impl<'a> Counting<'a> {
     fn initializers(&self, graph: &GraphProto, facts: &mut Facts) {
         for tensor in &graph.initializer {
             let stored = Arc::new(Stored::new(tensor.clone(), self.folder));
@@ -217,13 +223,25 @@ impl Counting<'_> {
         alive.peak
     }
 
+    /// The function that a node calls, unless it is too deep, or there are too many nodes to count.
+    fn followed(&mut self, node: &NodeProto, depth: usize) -> Option<&'a FunctionProto> {
+        let index = self.functions.index();
+        let position = index.position(node)?;
+        let extent = index.extent_of(position)?;
+        // What is inside of a function counts with it.
+        let n_nodes = if self.is_following { 0 } else { extent.n_nodes };
+        let is_followed = index.is_followed(position, depth) && n_nodes <= self.n_open;
+        self.n_open -= if is_followed { n_nodes } else { 0 };
+        self.functions.called(node).filter(|_| is_followed)
+    }
+
     /// Counts a node and notes what is known of its outputs; gives the memory its inside takes.
     fn node(&mut self, node: &NodeProto, body: &Body, facts: &mut Facts) -> u64 {
         let unknowns = self.unknowns;
         let mut peak = 0;
-        let mut known = if body.depth < MAX_DEPTH
-            && let Some(function) = function_of(self.model, node)
-        {
+        let function = self.followed(node, body.depth);
+        let is_followed = function.is_some();
+        let mut known = if let Some(function) = function {
             let mut inner = Facts::default();
             for (name, given) in function.input.iter().zip(&node.input) {
                 inner.set(name, facts.get(given).cloned().unwrap_or_default());
@@ -240,7 +258,9 @@ impl Counting<'_> {
                 depth: body.depth + 1,
             };
             let outputs: BTreeSet<&str> = function.output.iter().map(String::as_str).collect();
+            let was_following = std::mem::replace(&mut self.is_following, true);
             peak = self.body(&inside, &mut inner, &[], &outputs, &BTreeSet::new());
+            self.is_following = was_following;
             let fact = |name: &String| inner.get(name).cloned().unwrap_or_default();
             function.output.iter().map(fact).collect()
         } else if bodies(node).next().is_some() && body.depth < MAX_DEPTH {
@@ -250,7 +270,7 @@ impl Counting<'_> {
         } else {
             let walk = Walk {
                 opsets: body.opsets,
-                functions: Functions::new(&self.model.functions),
+                functions: self.functions.clone(),
                 unknowns,
                 inputs_are_constant: true,
             };
@@ -263,9 +283,9 @@ impl Counting<'_> {
             }
             facts.set(name, fact);
         }
-        let is_call = function_of(self.model, node).is_some() || bodies(node).next().is_some();
-        if !is_call {
-            let entry = self.entry(node, facts, body.depth);
+        if !(is_followed || bodies(node).next().is_some()) {
+            let mut entry = self.entry(node, facts, body.depth);
+            entry.is_known &= self.functions.called(node).is_none();
             let sum = &mut self.cost;
             sum.multiply_adds = sum.multiply_adds.saturating_add(entry.multiply_adds);
             sum.bytes_moved += entry.bytes_read + entry.bytes_written;

@@ -179,6 +179,8 @@ pub struct Summary {
     pub was_sorted: bool,
     /// The file's version of the operators, if it was too old and the file was brought to a newer one first.
     pub raised_from: Option<i64>,
+    /// Initializers that the file stored more than once, each time the same; one of each is kept.
+    pub repeated: BTreeSet<String>,
     /// How far verification came, if the time limit was reached before its end.
     pub stopped: Option<Stopped>,
 }
@@ -309,6 +311,7 @@ pub fn optimize(
         model,
         was_sorted,
         raised_from,
+        repeated,
     } = sound(model)?;
     let (rewritten, proof) = match &options.verifying {
         Some(verifying) => {
@@ -357,6 +360,7 @@ pub fn optimize(
     let mut summary = summary(&model, &after, &rewritten, &evidence);
     summary.was_sorted = was_sorted;
     summary.raised_from = raised_from;
+    summary.repeated = repeated;
     summary.stopped = stopped;
     summary.dropped = dropped
         .into_iter()
@@ -388,6 +392,8 @@ struct Sound {
     was_sorted: bool,
     /// The version that it had before.
     raised_from: Option<i64>,
+    /// Initializers that were stored more than once.
+    repeated: BTreeSet<String>,
 }
 
 fn sound(model: &Model) -> Result<Sound, OptimizeError> {
@@ -409,10 +415,11 @@ fn sound(model: &Model) -> Result<Sound, OptimizeError> {
         cause,
     })?;
     let raised_from = raised.as_ref().map(|_| edit::version(&sorted.proto));
-    let model = raised.unwrap_or(sorted);
+    let mut model = raised.unwrap_or(sorted);
     let problems = check::errors(&model);
     match problems.is_empty() {
         true => Ok(Sound {
+            repeated: check::repeats::remove(&mut model.proto),
             model,
             was_sorted,
             raised_from,
@@ -478,6 +485,7 @@ fn summary(before: &Model, after: &Model, rewritten: &Rewritten, evidence: &Evid
         shapes,
         was_sorted: false,
         raised_from: None,
+        repeated: BTreeSet::new(),
         stopped: None,
     }
 }

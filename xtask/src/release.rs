@@ -41,7 +41,7 @@ pub fn build_wheel(venv: &Venv, folder: &Path) -> Result<PathBuf> {
         fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
     }
     let mut maturin = venv.module("maturin");
-    maturin.args(["build", "--release", "--strip"]);
+    maturin.args(["build", "--release"]);
     maturin.args(["--manifest-path", "torch-bridge/Cargo.toml", "--out"]);
     succeed(maturin.arg(folder))?;
     match wheels(folder).as_slice() {
@@ -168,8 +168,12 @@ fn build_program(root: &Path, dist: &Path) -> Result<PathBuf> {
     let built = target_folder(root).join(&target).join("release/shorthaul");
     let program = dist.join(format!("shorthaul-{arch}-linux"));
     fs::copy(&built, &program).with_context(|| format!("cannot copy {}", built.display()))?;
-    if let Some(loader) = interpreter(&fs::read(&program)?) {
+    let bytes = fs::read(&program)?;
+    if let Some(loader) = interpreter(&bytes) {
         bail!("the program is not static: it asks for {loader}");
+    }
+    if has_symbols(&bytes) {
+        bail!("the program is not stripped: the release profile in Cargo.toml must say so");
     }
     try_program(root, &program)?;
     Ok(program)
@@ -195,13 +199,16 @@ fn has_target(root: &Path, target: &str) -> Result<bool> {
     Ok(folder.is_some_and(|done| Path::new(done.text.trim()).is_dir()))
 }
 
+/// An unsigned number in a file, of the bytes from a position on, the lowest first.
+fn number(file: &[u8], at: usize, bytes: usize) -> Option<u64> {
+    let field = file.get(at..at + bytes)?;
+    Some(field.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))
+}
+
 /// The loader that a 64-bit ELF file asks for; `None` if it runs without one.
 fn interpreter(elf: &[u8]) -> Option<String> {
     const PT_INTERP: u64 = 3;
-    let number = |at: usize, bytes: usize| -> Option<u64> {
-        let field = elf.get(at..at + bytes)?;
-        Some(field.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))
-    };
+    let number = |at, bytes| number(elf, at, bytes);
     let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     (0..count).find_map(|n| {
         let at = (headers + n * size) as usize;
@@ -215,6 +222,17 @@ fn interpreter(elf: &[u8]) -> Option<String> {
                 .trim_end_matches('\0')
                 .to_string(),
         )
+    })
+}
+
+/// Whether a 64-bit ELF file has a table of symbols, as one that is not stripped has.
+fn has_symbols(elf: &[u8]) -> bool {
+    const SHT_SYMTAB: u64 = 2;
+    let number = |at, bytes| number(elf, at, bytes);
+    let sections = || Some((number(40, 8)?, number(58, 2)?, number(60, 2)?));
+    sections().is_some_and(|(headers, size, count)| {
+        let kind = |n: u64| number((headers + n * size) as usize + 4, 4);
+        (0..count).any(|n| kind(n) == Some(SHT_SYMTAB))
     })
 }
 
@@ -259,5 +277,33 @@ mod tests {
         }
         assert_eq!(interpreter(&other), None);
         assert_eq!(interpreter(&other[..60]), None);
+    }
+
+    #[test]
+    fn a_program_with_symbols_is_not_stripped() {
+        let mut own = fs::read(std::env::current_exe().expect("this program")).expect("its file");
+        assert!(has_symbols(&own), "tests keep their symbols");
+        let [start, size, count] = [(40, 8), (58, 2), (60, 2)]
+            .map(|(at, bytes)| number(&own, at, bytes).expect("a header") as usize);
+        for n in 0..count {
+            // No section is a table of symbols any more.
+            let kind = &mut own[start + n * size + 4];
+            *kind = if *kind == 2 { 0 } else { *kind };
+        }
+        assert!(!has_symbols(&own));
+        assert!(!has_symbols(&own[..60]));
+    }
+
+    #[test]
+    fn the_release_profile_strips_and_profiling_does_not() {
+        let manifest = include_str!("../../Cargo.toml");
+        let profile = |name: &str| {
+            let mut sections = manifest.split("\n[");
+            let found = sections.find(|s| s.starts_with(&format!("profile.{name}]")));
+            found.expect("the profile").to_string()
+        };
+        assert!(profile("release").contains("strip = \"symbols\""));
+        let profiling = profile("profiling");
+        assert!(profiling.contains("strip = \"none\"") && profiling.contains("line-tables-only"));
     }
 }

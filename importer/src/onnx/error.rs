@@ -45,6 +45,8 @@ pub enum OnnxError {
 pub struct UnsupportedOperator {
     /// `Loop`, `com.microsoft.FusedMatMul`.
     pub operator: String,
+    /// Whether the model defines it as a function, which something keeps from being inlined.
+    pub is_function: bool,
     /// Names of the nodes that use it, in the order of the file.
     pub nodes: Vec<String>,
 }
@@ -72,7 +74,18 @@ fn describe(
         for entry in unsupported {
             let names: Vec<_> = entry.nodes.iter().take(LISTED_NODES).cloned().collect();
             let more = entry.nodes.len() - names.len();
-            let _ = write!(text, "\n    {}: {}", entry.operator, names.join(", "));
+            let about = match entry.is_function {
+                true => {
+                    " (a function of the model; `shorthaul check` says why it cannot be inlined)"
+                }
+                false => "",
+            };
+            let _ = write!(
+                text,
+                "\n    {}{about}: {}",
+                entry.operator,
+                names.join(", ")
+            );
             if more > 0 {
                 let _ = write!(text, " and {more} more");
             }

@@ -87,7 +87,11 @@ impl File {
             Err(problem) => (None, Some(problem)),
         };
         let file = normal.as_ref().unwrap_or(self);
-        let unsupported = file.unsupported();
+        let mut unsupported = file.unsupported();
+        if problem.is_some() {
+            // What the problem keeps from being inlined is told by the problem.
+            unsupported.retain(|entry| !entry.is_function);
+        }
         let mut graph = Graph::new(identifier(&file.graph.name));
         let mut importer = Importer::new(file, options, &mut graph);
         importer.problems.extend(problem);
@@ -134,18 +138,20 @@ impl File {
 
     /// Operators that the importer does not know, ordered by name.
     pub fn unsupported(&self) -> Vec<UnsupportedOperator> {
-        let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut found: BTreeMap<(String, bool), Vec<String>> = BTreeMap::new();
         for (n, node) in self.graph.node.iter().enumerate() {
             if rule_for(node).is_some() {
                 continue;
             }
-            let mut name = qualified(node);
-            if self.defines(&node.domain, &node.op_type) {
-                name.push_str(" (a function of the model; `shorthaul optimize` inlines it)");
-            }
-            found.entry(name).or_default().push(label(n, node));
+            let is_function = self.defines(&node.domain, &node.op_type);
+            let key = (qualified(node), is_function);
+            found.entry(key).or_default().push(label(n, node));
         }
-        let entry = |(operator, nodes)| UnsupportedOperator { operator, nodes };
+        let entry = |((operator, is_function), nodes)| UnsupportedOperator {
+            operator,
+            is_function,
+            nodes,
+        };
         found.into_iter().map(entry).collect()
     }
 }

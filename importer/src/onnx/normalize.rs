@@ -9,7 +9,7 @@ use super::file::File;
 use super::names::unnamed_size;
 use super::proto::{Dimension, ModelProto, ValueInfoProto};
 use onnx::edit::{raise, unrolled};
-use onnx::rewrite;
+use onnx::rewrite::{self, inline_all};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 /// The oldest version whose operators mean what they mean now.
 const FIRST_KNOWN_OPSET: i64 = *onnx::check::OPSETS.start();
 
-/// The rewrites that take away what no rule reads.
-const RULES: [&str; 2] = ["inline-function", "inline-branch"];
+/// The rewrite that takes away what no rule reads.
+const RULE: &str = "inline-branch";
 
 /// The file in that form, for these values of dynamic sizes; `None` if it has it already.
 ///
 /// # Errors
-/// Its operators are too old and cannot be raised.
+/// Its operators are too old and cannot be raised, or its functions cannot be inlined.
 pub(super) fn normalized(
     file: &File,
     sizes: &BTreeMap<String, i64>,
@@ -47,8 +47,12 @@ pub(super) fn normalized(
             false => Ok(None),
         };
     }
-    let mut model = with_sizes(sound.proto, sizes);
-    model = without(&model, &folder);
+    let model = with_sizes(sound.proto, sizes);
+    let inlined = inline_all(&model).map_err(|error| Problem {
+        place: format!("function `{}`", error.function()),
+        message: error.to_string(),
+    })?;
+    let mut model = without(&inlined, &folder);
     // Before version 7 operands broadcast in another way: what is known of sizes holds from there on.
     for version in [FIRST_KNOWN_OPSET, FIRST_READ_OPSET] {
         if file.opset() < version {
@@ -81,10 +85,10 @@ fn too_old(file: &File, why: &str) -> Problem {
     }
 }
 
-/// Returns the model without calls of functions and without branches that are never taken.
+/// Returns the model without branches that are never taken.
 fn without(model: &ModelProto, folder: &Arc<Path>) -> ModelProto {
     let others = rewrite::rule_names().into_iter();
-    let others = others.filter(|name| !RULES.contains(name));
+    let others = others.filter(|name| *name != RULE);
     let options = rewrite::Options {
         without: others.map(str::to_string).collect(),
         ..Default::default()

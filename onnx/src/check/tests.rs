@@ -144,11 +144,43 @@ fn nodes_are_put_in_order() {
 }
 
 #[test]
+fn initializers_of_one_name_are_the_same() {
+    let again = |change: fn(&mut TensorProto)| {
+        let mut graph = model().proto.graph.unwrap_or_default();
+        let mut tensor = graph.initializer[0].clone();
+        change(&mut tensor);
+        graph.initializer.push(tensor);
+        let proto = ModelProto {
+            graph: Some(graph),
+            ..model().proto
+        };
+        (problems_of(proto.clone()), notes_of(proto))
+    };
+    let note = "initializer `w`: it is stored more than once, each time with the same elements";
+    let same = ("".to_string(), note.to_string());
+    assert_eq!(again(|_| ()), same);
+    let in_another_form = again(|tensor| {
+        tensor.raw_data = None;
+        tensor.float_data = vec![0.0; 2];
+    });
+    assert_eq!(in_another_form, same);
+    let twice = "initializer `w`: it is defined twice: initializers 0 and 1 of the file are";
+    let elements = again(|tensor| tensor.raw_data = Some(Bytes::from_static(&[1; 8])));
+    assert_eq!(
+        elements.0,
+        format!("{twice} float [2], with other elements")
+    );
+    let sizes = again(|tensor| {
+        tensor.dims = vec![1];
+        tensor.raw_data = Some(Bytes::from_static(&[0; 4]));
+    });
+    assert_eq!(sizes.0, format!("{twice} float [2] and float [1]"));
+}
+
+#[test]
 fn names_have_one_definition() {
     let twice = after_graph(|g| g.node.push(node("Relu", &["x"], "h")));
     assert!(twice.contains("`h` is defined twice"), "{twice}");
-    let stored = after_graph(|g| g.initializer.push(g.initializer[0].clone()));
-    assert_eq!(stored, "initializer `w`: it is defined twice");
     let none = after_graph(|g| g.node[0].input[0] = "z".to_string());
     assert!(
         none.contains("Add → `h`: it reads `z`, which nothing computes"),

@@ -27,11 +27,12 @@ use std::sync::Arc;
 pub fn problems(model: &ModelProto, list: &mut Problems) {
     let unknowns = Unknowns::default();
     let is_sound = list.is_sound();
+    let functions = Functions::new(&model.functions);
     let visit = |imports: &[_], body: &GraphProto, place: &str, list: &mut Problems| {
         let opsets = &Opsets::new(imports);
         let walk = Walk {
             opsets,
-            functions: Functions::new(&model.functions),
+            functions: functions.clone(),
             unknowns: &unknowns,
             inputs_are_constant: model.ir_version.unwrap_or(0) < 4,
         };

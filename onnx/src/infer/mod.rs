@@ -11,6 +11,7 @@ use crate::check::schemas::{Type, port, versions};
 use crate::element::Element;
 use crate::evaluate::{is_control, reads};
 use crate::fact::{Fact, MAX_ELEMENTS};
+use crate::functions::Index;
 use crate::operators::{self, Call, Inference, Unknowns, shared};
 use crate::proto::{
     Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
@@ -51,34 +52,48 @@ impl Opsets {
     }
 }
 
-/// How many calls of local functions may be inside of each other. The standard allows no recursion.
-const MAX_CALLS: usize = 32;
-
 /// Bytes that are computed to know a small result.
 const MOST_FOLDED: usize = 1 << 20;
 
-/// Functions local to a model, as far as they are looked into.
-#[derive(Clone, Copy, Debug, Default)]
+/// Functions local to a model, as far as they are looked into. Cheap to clone.
+#[derive(Clone, Debug, Default)]
 pub struct Functions<'a> {
-    all: &'a [FunctionProto],
+    index: Arc<Index<'a>>,
+    /// Calls around.
     depth: usize,
 }
 
 impl<'a> Functions<'a> {
     /// The functions of a model.
     pub fn new(all: &'a [FunctionProto]) -> Functions<'a> {
-        Functions { all, depth: 0 }
+        Functions {
+            index: Arc::new(Index::new(all)),
+            depth: 0,
+        }
     }
 
     /// The function a node calls.
     pub(crate) fn called(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
-        crate::functions::called(self.all, node)
+        self.index.called(node)
     }
 
-    /// The same inside of a call; `None` if that is too deep.
-    pub(crate) fn inside(self) -> Option<Functions<'a>> {
-        let depth = self.depth + 1;
-        (depth <= MAX_CALLS).then_some(Functions { depth, ..self })
+    /// All functions of the model.
+    pub(crate) fn index(&self) -> &Index<'a> {
+        &self.index
+    }
+
+    /// Whether calls of the function at that position are followed here: it is neither too deep nor too long.
+    pub(crate) fn is_followed(&self, position: usize) -> bool {
+        self.index.is_followed(position, self.depth)
+    }
+
+    /// The same inside of a call; `None` if what the node calls is not followed.
+    pub(crate) fn inside(&self, call: &NodeProto) -> Option<Functions<'a>> {
+        let position = self.index.position(call)?;
+        self.is_followed(position).then(|| Functions {
+            index: Arc::clone(&self.index),
+            depth: self.depth + 1,
+        })
     }
 }
 
@@ -265,12 +280,13 @@ impl Walk<'_> {
         call: &NodeProto,
         inputs: Vec<Option<Fact>>,
     ) -> Option<Vec<Fact>> {
+        let functions = self.functions.inside(call)?;
         if !self.unknowns.looks_into_call() {
             return None;
         }
         let walk = Walk {
             opsets: &Opsets::new(&function.opset_import),
-            functions: self.functions.inside()?,
+            functions,
             unknowns: self.unknowns,
             inputs_are_constant: false,
         };

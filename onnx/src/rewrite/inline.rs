@@ -12,7 +12,7 @@ use super::scope::Names;
 use super::{Application, Options};
 use crate::attributes::{bodies, bodies_mut, is_standard};
 use crate::evaluate::label;
-use crate::functions::specialized;
+use crate::functions::{Index, specialized};
 use crate::infer::Opsets;
 use crate::proto::{FunctionProto, GraphProto, ModelProto, NodeProto};
 use std::collections::BTreeMap;
@@ -23,18 +23,6 @@ pub const NAME: &str = "inline-function";
 const SHORT: usize = 4;
 /// Nodes that are looked at to know whether a function is short.
 const LOOKED_AT: usize = 256;
-/// Functions inside functions; a sound model has no recursion.
-const MAX_DEPTH: usize = 32;
-
-type Key<'a> = (&'a str, &'a str, &'a str);
-
-fn key(node: &NodeProto) -> Key<'_> {
-    (&node.domain, &node.op_type, &node.overload)
-}
-
-fn key_of(function: &FunctionProto) -> Key<'_> {
-    (&function.domain, &function.name, &function.overload)
-}
 
 /// Replaces calls in the graph and its bodies.
 pub fn inline_calls(
@@ -46,10 +34,11 @@ pub fn inline_calls(
     let Some(mut graph) = model.graph.take() else {
         return;
     };
+    let functions = Index::new(&model.functions);
     let mut inliner = Inliner {
         opsets: Opsets::new(&model.opset_import),
-        functions: &model.functions,
-        n_calls: n_calls(&graph, &model.functions),
+        n_calls: n_calls(&graph, &model.functions, &functions),
+        functions,
         names,
         options,
         applied,
@@ -61,50 +50,35 @@ pub fn inline_calls(
 /// Removes functions that nothing calls.
 pub fn remove_unused(model: &mut ModelProto) {
     let Some(graph) = &model.graph else { return };
-    loop {
-        let calls = n_calls(graph, &model.functions);
-        let used: Vec<bool> = model
-            .functions
-            .iter()
-            .map(|f| calls.contains_key(&key_of(f)))
-            .collect();
-        drop(calls);
-        if used.iter().all(|used| *used) {
-            return;
-        }
-        let mut used = used.into_iter();
-        model.functions.retain(|_| used.next().unwrap_or(true));
-    }
+    let mut used = Index::new(&model.functions)
+        .reached(&graph.node)
+        .into_iter();
+    model.functions.retain(|_| used.next().unwrap_or(true));
 }
 
-/// How often each function is called, from the graph and from functions.
-fn n_calls<'m>(graph: &GraphProto, functions: &'m [FunctionProto]) -> BTreeMap<Key<'m>, usize> {
-    fn count<'m>(
-        nodes: &[NodeProto],
-        functions: &'m [FunctionProto],
-        calls: &mut BTreeMap<Key<'m>, usize>,
-    ) {
+/// How often each function is called, from the graph and from functions, by its position.
+fn n_calls(graph: &GraphProto, functions: &[FunctionProto], index: &Index) -> Vec<usize> {
+    fn count(nodes: &[NodeProto], index: &Index, calls: &mut [usize]) {
         for node in nodes {
-            if let Some(function) = functions.iter().find(|f| key_of(f) == key(node)) {
-                *calls.entry(key_of(function)).or_default() += 1;
+            if let Some(n) = index.position(node) {
+                calls[n] += 1;
             }
-            for body in bodies(node) {
-                count(&body.node, functions, calls);
-            }
+            bodies(node).for_each(|body| count(&body.node, index, calls));
         }
     }
-    let mut calls = BTreeMap::new();
-    count(&graph.node, functions, &mut calls);
+    let mut calls = vec![0; functions.len()];
+    count(&graph.node, index, &mut calls);
     for function in functions {
-        count(&function.node, functions, &mut calls);
+        count(&function.node, index, &mut calls);
     }
     calls
 }
 
 struct Inliner<'a> {
     opsets: Opsets,
-    functions: &'a [FunctionProto],
-    n_calls: BTreeMap<Key<'a>, usize>,
+    functions: Index<'a>,
+    /// How often each function is called, by its position.
+    n_calls: Vec<usize>,
     names: &'a Names,
     options: &'a Options,
     applied: &'a mut Vec<Application>,
@@ -132,7 +106,7 @@ impl<'a> Inliner<'a> {
                         origin: label(&node),
                         site,
                     });
-                    let inlined = expanded(function, &node, self.names);
+                    let inlined = expanded(function, &node, self.names, &|_| true);
                     all.extend(self.nodes(inlined, path, depth + 1));
                 }
             }
@@ -147,7 +121,8 @@ impl<'a> Inliner<'a> {
         site: &str,
         depth: usize,
     ) -> Option<&'a FunctionProto> {
-        let function = self.functions.iter().find(|f| key_of(f) == key(call))?;
+        let position = self.functions.position(call)?;
+        let function = self.functions.called(call)?;
         let options = self.options;
         let is_refused = options.without.contains(NAME)
             || options
@@ -160,11 +135,13 @@ impl<'a> Inliner<'a> {
             let calls_standard = function.node.iter().any(|n| n.domain == set.domain);
             !calls_standard || self.opsets.version(&set.domain) == set.version
         });
-        let once = self.n_calls.get(&key(call)).is_some_and(|n| *n == 1);
+        let once = self.n_calls[position] == 1;
         // Bodies are large.
         let flat = function.node.iter().all(|n| bodies(n).next().is_none());
         let pays = once || (flat && self.n_nodes(function, &mut { LOOKED_AT })? <= SHORT);
-        (depth < MAX_DEPTH && !is_refused && same_sets && pays).then_some(function)
+        // What is not followed is not run, so that nothing could be shown of its nodes.
+        let is_followed = self.functions.is_followed(position, depth);
+        (is_followed && !is_refused && same_sets && pays).then_some(function)
     }
 
     /// Nodes of a function with the functions it calls, without constants and copies; `None` if more than `left`
@@ -174,7 +151,7 @@ impl<'a> Inliner<'a> {
         for node in &function.node {
             *left = left.checked_sub(1)?;
             let free = matches!(node.op_type.as_str(), "Constant" | "Identity");
-            n += match self.functions.iter().find(|f| key_of(f) == key(node)) {
+            n += match self.functions.called(node) {
                 Some(inner) => self.n_nodes(inner, left)?,
                 None => usize::from(!(free && is_standard(node))),
             };
@@ -183,8 +160,13 @@ impl<'a> Inliner<'a> {
     }
 }
 
-/// The nodes of a function for one call, under new names.
-fn expanded(function: &FunctionProto, call: &NodeProto, names: &Names) -> Vec<NodeProto> {
+/// The nodes of a function for one call, under new names. Those that do not stay need none of their own.
+pub(super) fn expanded(
+    function: &FunctionProto,
+    call: &NodeProto,
+    names: &Names,
+    stays: &dyn Fn(&NodeProto) -> bool,
+) -> Vec<NodeProto> {
     let mut to: BTreeMap<&str, String> = BTreeMap::new();
     let inputs = function.input.iter().zip(&call.input);
     to.extend(inputs.map(|(inner, outer)| (inner.as_str(), outer.clone())));
@@ -216,13 +198,11 @@ fn expanded(function: &FunctionProto, call: &NodeProto, names: &Names) -> Vec<No
                 *output = name;
             }
         }
-        let base = if node.name.is_empty() {
-            &call.name
-        } else {
-            &node.name
-        };
-        if !base.is_empty() {
-            node.name = names.fresh(base);
+        if node.name.is_empty() {
+            node.name.clone_from(&call.name);
+        }
+        if !node.name.is_empty() && stays(node) {
+            node.name = names.fresh(&node.name);
         }
     }
     for (inner, outer) in copies {

@@ -7,7 +7,7 @@
 use super::patch::node;
 use super::scope::{Constants, Surroundings};
 use crate::attributes::{Attributes, bodies, is_standard};
-use crate::functions::called;
+use crate::functions::Index;
 use crate::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto,
     attribute_type,
@@ -64,21 +64,14 @@ pub fn lower(body: &mut GraphProto, at_first: &BTreeSet<String>) {
     body.node.splice(0..0, nodes);
 }
 
-/// The body of a function as a graph, if it may be rewritten: all of it has a meaning here, no attribute
-/// comes from the caller, and every call in `model` gives every input.
-pub fn body(
-    model: &ModelProto,
-    function: &FunctionProto,
-    around: &Surroundings,
-) -> Option<GraphProto> {
+/// The body of a function as a graph, if it may be rewritten: all of it has a meaning here, and no attribute comes from
+/// the caller. That every call gives every input is asked with [`partly_called`].
+pub fn body(function: &FunctionProto, around: &Surroundings) -> Option<GraphProto> {
     let known = function
         .node
         .iter()
         .all(|n| is_known(&around.functions, n) && !refers(n));
-    let nodes = model.graph.iter().flat_map(|g| &g.node);
-    let all = nodes.chain(model.functions.iter().flat_map(|f| &f.node));
-    let whole = all.into_iter().all(|n| gives_all(model, function, n));
-    if !known || !whole {
+    if !known {
         return None;
     }
     let value = |name: &String| ValueInfoProto {
@@ -101,13 +94,32 @@ fn refers(node: &NodeProto) -> bool {
     own || bodies(node).flat_map(|b| &b.node).any(refers)
 }
 
-/// Whether a node, and all inside, leaves no input of the function out where it calls it.
-fn gives_all(model: &ModelProto, function: &FunctionProto, node: &NodeProto) -> bool {
-    let calls = called(&model.functions, node).is_some_and(|f| std::ptr::eq(f, function));
-    let whole =
-        node.input.len() == function.input.len() && node.input.iter().all(|i| !i.is_empty());
-    let mut inner = bodies(node).flat_map(|b| &b.node);
-    (!calls || whole) && inner.all(|n| gives_all(model, function, n))
+/// Positions of the functions of which some call, anywhere in the model, leaves an input out.
+pub fn partly_called(model: &ModelProto) -> BTreeSet<usize> {
+    fn add(
+        nodes: &[NodeProto],
+        functions: &[FunctionProto],
+        index: &Index,
+        found: &mut BTreeSet<usize>,
+    ) {
+        for node in nodes {
+            let partly = |n: &usize| {
+                let is_short = node.input.len() != functions[*n].input.len();
+                is_short || node.input.iter().any(String::is_empty)
+            };
+            found.extend(index.position(node).filter(partly));
+            for body in bodies(node) {
+                add(&body.node, functions, index, found);
+            }
+        }
+    }
+    let index = Index::new(&model.functions);
+    let mut found = BTreeSet::new();
+    let nodes = model.graph.iter().map(|g| &g.node);
+    for nodes in nodes.chain(model.functions.iter().map(|f| &f.node)) {
+        add(nodes, &model.functions, &index, &mut found);
+    }
+    found
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod fold;
 mod fused;
 mod gemm;
 mod inline;
+mod inline_all;
 mod local_functions;
 mod local_response;
 mod matching;
@@ -44,6 +45,7 @@ pub(crate) mod trial;
 mod wide_groups;
 
 pub use described::about;
+pub use inline_all::{InlineError, inline_all};
 pub use patch::Patch;
 pub use scope::{Constants, Names, Scope, Surroundings};
 pub use target::{TARGET_KEY, Target};
@@ -204,9 +206,13 @@ fn rewrite_functions(
     options: &Options,
     mut applied: Vec<Application>,
 ) -> Vec<Application> {
+    let partly_called = local_functions::partly_called(model);
     for n in 0..model.functions.len() {
         let function = &model.functions[n];
-        let Some(mut body) = local_functions::body(model, function, around) else {
+        if partly_called.contains(&n) {
+            continue;
+        }
+        let Some(mut body) = local_functions::body(function, around) else {
             continue;
         };
         let path = format!("{}.{}/", function.domain, function.name);
@@ -217,7 +223,7 @@ fn rewrite_functions(
             options,
             around: &Surroundings {
                 opsets: &Opsets::new(&function.opset_import),
-                functions: around.functions,
+                functions: around.functions.clone(),
                 names: &names,
                 unknowns: around.unknowns,
                 target: around.target,

@@ -20,12 +20,16 @@ pub type Constants = BTreeMap<String, Arc<Stored>>;
 
 /// Names in use anywhere in a model, so that new ones are new.
 #[derive(Debug, Default)]
-pub struct Names(RefCell<BTreeSet<String>>);
+pub struct Names {
+    taken: RefCell<BTreeSet<String>>,
+    /// The last number that was added to a name: those below it are taken.
+    numbers: RefCell<BTreeMap<String, usize>>,
+}
 
 impl Names {
     /// Every name in a body and in the bodies inside.
     pub fn take(&self, body: &GraphProto) {
-        let mut names = self.0.borrow_mut();
+        let mut names = self.taken.borrow_mut();
         let infos = body
             .input
             .iter()
@@ -47,17 +51,18 @@ impl Names {
 
     /// A name like `base` that nothing has.
     pub fn fresh(&self, base: &str) -> String {
-        let mut names = self.0.borrow_mut();
+        let mut names = self.taken.borrow_mut();
         if names.insert(base.to_string()) {
             return base.to_string();
         }
-        let mut n = 1;
+        let mut numbers = self.numbers.borrow_mut();
+        let n = numbers.entry(base.to_string()).or_default();
         loop {
+            *n += 1;
             let name = format!("{base}_{n}");
             if names.insert(name.clone()) {
                 return name;
             }
-            n += 1;
         }
     }
 }
@@ -125,7 +130,7 @@ impl<'a> Scope<'a> {
     ) -> Scope<'a> {
         let walk = Walk {
             opsets: around.opsets,
-            functions: around.functions,
+            functions: around.functions.clone(),
             unknowns: around.unknowns,
             inputs_are_constant: around.inputs_are_constant,
         };

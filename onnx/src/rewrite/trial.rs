@@ -66,6 +66,45 @@ pub fn line(text: &str, attribute: Vec<AttributeProto>) -> NodeProto {
     }
 }
 
+/// A local function `r = name(p)` of these nodes.
+pub fn function(name: &str, nodes: Vec<NodeProto>) -> FunctionProto {
+    FunctionProto {
+        name: name.to_string(),
+        domain: "local".to_string(),
+        input: vec!["p".to_string()],
+        output: vec!["r".to_string()],
+        node: nodes,
+        opset_import: vec![OperatorSetIdProto {
+            domain: String::new(),
+            version: 17,
+        }],
+        ..Default::default()
+    }
+}
+
+/// `y = F0(x)`, where each of the functions calls the next one so often, and the last is a Relu.
+pub fn nested(n_functions: usize, n_calls: usize) -> Trial {
+    let trial = Trial::new(17).input("x", "4").output("y", "4");
+    let mut trial = trial.node("y = local.F0(x)");
+    for n in 0..n_functions {
+        let next = |from: String, to: String| {
+            let text = format!("{to} = local.F{}({from})", n + 1);
+            line(&text, Vec::new())
+        };
+        let value = |k: usize| match k {
+            0 => "p".to_string(),
+            k if k == n_calls => "r".to_string(),
+            k => format!("v{k}"),
+        };
+        let nodes = match n + 1 == n_functions {
+            true => vec![line("r = Relu(p)", Vec::new())],
+            false => (0..n_calls).map(|k| next(value(k), value(k + 1))).collect(),
+        };
+        trial = trial.function(function(&format!("F{n}"), nodes));
+    }
+    trial
+}
+
 /// Real numbers that are neither round nor equal.
 pub fn reals(shape: &[usize]) -> Tensor {
     let n: usize = shape.iter().product();

@@ -198,15 +198,20 @@ impl<'m> Cuts<'m> {
     }
 }
 
-/// Whether a node has a meaning here, with all that is in its bodies or in the function it calls.
+/// Whether a node has a meaning here, with all that is in its bodies or in the function it calls. A function that is
+/// too deep or too long to be followed has none.
 pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
-    if let Some(function) = functions.called(node) {
-        let known = |f: &Functions| function.node.iter().all(|n| is_known(f, n));
-        return functions.inside().as_ref().is_some_and(known);
+    match functions.index().position(node) {
+        Some(n) => functions.is_followed(n) && functions.index().is_understood(n, has_meaning),
+        None => {
+            let mut inner = bodies(node).flat_map(|b| &b.node);
+            has_meaning(node) && inner.all(|n| is_known(functions, n))
+        }
     }
-    let inner = bodies(node)
-        .flat_map(|b| &b.node)
-        .all(|n| is_known(functions, n));
+}
+
+/// Whether a node that calls no function has a meaning here, apart from its bodies.
+fn has_meaning(node: &NodeProto) -> bool {
     let training = match node.op_type.as_str() {
         "Dropout" => Attributes::new(node).int("is_test") == Some(0),
         // Up to operator set 13, with what training needs besides.
@@ -214,7 +219,7 @@ pub fn is_known(functions: &Functions, node: &NodeProto) -> bool {
         _ => false,
     };
     let known = operators::find(node).is_some() || evaluate::is_control(node);
-    inner && known && !is_random(node) && !(training && is_standard(node)) && !is_foreign(node)
+    known && !is_random(node) && !(training && is_standard(node)) && !is_foreign(node)
 }
 
 /// Whether a dropout is asked to drop, or may be: its third input is not a stored `false`.

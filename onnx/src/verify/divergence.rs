@@ -81,14 +81,22 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
             after: names(&graph_b),
         });
     }
-    let mut sampler = Sampler::new(a, &cuts, options)?;
+    let samples = options.by_sample();
+    let mut samplers = Vec::new();
+    for given in &samples {
+        let sampler = Sampler::new(a, &cuts, given).map_err(|error| given.in_sample(error))?;
+        samplers.push(sampler);
+    }
     let mut comparison = Comparison {
         n_values: shared.len(),
         runs: Vec::new(),
         first: None,
     };
-    for seed in 0..options.n_seeds {
-        let (described, feeds, found) = run(a, &mut sampler, &shared, seed)?;
+    let of_first = (0..options.n_seeds).map(|seed| (0, seed));
+    for (n, seed) in of_first.chain((1..samples.len()).map(|n| (n, 0))) {
+        let found = run(a, &mut samplers[n], &shared, seed);
+        let (described, feeds, found) = found.map_err(|error| samples[n].in_sample(error))?;
+        let described = samples[n].described(described);
         let exact = program(&a.proto, &a.folder, Precision::Float64, None)
             .and_then(|program| program.run(&feeds, &shared))
             .map_err(|cause| VerifyError::Original { cause })?;

@@ -20,6 +20,7 @@ mod given;
 mod gradient;
 mod masks;
 mod numbers;
+mod options;
 mod random;
 mod rounding;
 mod runs;
@@ -35,6 +36,7 @@ pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
     check_same_step,
 };
+pub use options::{Options, Sample};
 pub use rounding::Unsettled;
 
 use crate::evaluate::{EvaluateError, Outcome, Precision, Program, Values, label};
@@ -42,7 +44,6 @@ use crate::file::Model;
 use crate::proto::ModelProto;
 use crate::tensor::Tensor;
 use cuts::Cuts;
-use graph::SymExpr;
 use runs::{Programs, Run, is_blind};
 use samples::{Planted, Sampler};
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,47 +87,6 @@ pub enum OracleError {
     Unasked(String),
 }
 
-/// How to verify.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Seeds with finite inputs, at least one; one more has NaN, one more infinities.
-    pub n_seeds: usize,
-    /// Sizes to use for dynamic sizes instead of those tried here, by name; one the file has no name
-    /// for is called `INPUT.DIMENSION`.
-    pub sizes: BTreeMap<String, i64>,
-    /// Dynamic sizes that follow from others, by name: the length of a cache and of what is added to it, say.
-    pub relations: BTreeMap<String, SymExpr>,
-    /// Inputs to use instead of random ones, by name.
-    pub inputs: Values,
-    /// A program that also runs both models, on the finite inputs.
-    pub oracle: Option<Arc<dyn Oracle>>,
-    /// A part of an output's largest element by which the rewritten model may differ whatever rounding explains.
-    pub tolerance: f64,
-    /// The time to stop: what is verified by then is kept.
-    pub deadline: Option<Instant>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            n_seeds: 2,
-            sizes: BTreeMap::new(),
-            relations: BTreeMap::new(),
-            inputs: Values::new(),
-            oracle: None,
-            tolerance: 0.0,
-            deadline: None,
-        }
-    }
-}
-
-impl Options {
-    /// Whether the time that was given is over.
-    pub fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|end| Instant::now() >= end)
-    }
-}
-
 /// Why models cannot be compared, or how they differ.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum VerifyError {
@@ -150,6 +110,14 @@ pub enum VerifyError {
     #[error("{what}")]
     Given {
         /// Which, and what would fit.
+        what: String,
+    },
+    /// The model does not take inputs that were given, or does not run on them.
+    #[error("with the inputs of {files}, {what}")]
+    Sample {
+        /// The files that they are from.
+        files: String,
+        /// Why.
         what: String,
     },
     /// What an operator without a meaning here gives has sizes nobody knows.
@@ -273,7 +241,9 @@ impl<'m> Checker<'m> {
     /// [`VerifyError::Given`], [`VerifyError::Original`], [`VerifyError::Cut`].
     pub fn new(original: &'m Model, options: &Options) -> Result<Checker<'m>, VerifyError> {
         let cuts = Cuts::new(&original.proto);
-        let mut sampler = Sampler::new(original, &cuts, options)?;
+        let samples = options.by_sample();
+        let in_first = |error| samples[0].in_sample(error);
+        let mut sampler = Sampler::new(original, &cuts, &samples[0]).map_err(in_first)?;
         let wanted = cuts.wanted(&original.proto);
         let plans = (1..options.n_seeds).map(|seed| (seed, Planted::Nothing));
         let planted = [Planted::Nan, Planted::Infinity].into_iter().enumerate();
@@ -283,7 +253,9 @@ impl<'m> Checker<'m> {
         // The first run finds sizes that work.
         let programs = Programs::new(original, options.deadline)?;
         let programs = programs.asking(original, &mut sampler, options.oracle.as_ref());
-        let (first, attempt) = programs.run(&sampler, &wanted, 0, Planted::Nothing)?;
+        let first = programs.run(&sampler, &wanted, 0, Planted::Nothing);
+        let (mut first, attempt) = first.map_err(in_first)?;
+        first.described = samples[0].described(first.described);
         sampler.settle(&attempt);
         let is_large = first.n_bytes() > MOST_OF_SEVERAL_RUNS;
         let (mut runs, mut left_out) = (vec![first], Vec::new());
@@ -297,6 +269,9 @@ impl<'m> Checker<'m> {
                 Err(VerifyError::Late { .. }) => {}
                 Err(error) => return Err(error),
             }
+        }
+        for given in &samples[1..] {
+            runs.push(programs.given(original, &cuts, given, &wanted)?);
         }
         let mut checker = Checker {
             original,

@@ -5,8 +5,9 @@
 
 use super::asked::Asked;
 use super::attempts::Attempt;
+use super::cuts::Cuts;
 use super::samples::{Planted, Sampler};
-use super::{Oracle, VerifyError, program};
+use super::{Options, Oracle, VerifyError, program};
 use crate::evaluate::{EvaluateError, Lane, Outcome, Precision, Program, Values, run_in_step};
 use crate::file::Model;
 use crate::operators::threads;
@@ -346,6 +347,28 @@ impl<'m> Programs<'m> {
         })
     }
 
+    /// The run with the first inputs that were given in `options`.
+    ///
+    /// # Errors
+    /// [`VerifyError::Sample`], [`VerifyError::Late`].
+    pub fn given(
+        &self,
+        model: &Model,
+        cuts: &Cuts,
+        options: &Options,
+        wanted: &[String],
+    ) -> Result<Run, VerifyError> {
+        let named = |error| options.in_sample(error);
+        let mut sampler = Sampler::new(model, cuts, options).map_err(named)?;
+        if self.asked.is_some() {
+            sampler.ask();
+        }
+        let run = self.run(&sampler, wanted, 0, Planted::Nothing);
+        let (mut run, _) = run.map_err(named)?;
+        run.described = options.described(run.described);
+        Ok(run)
+    }
+
     /// Runs the original as planned, in its own types and as the reference.
     fn try_run(&self, plan: PlannedRun, names: &[&str]) -> Result<(Run, Attempt), EvaluateError> {
         let (stored, mut exact) = match self.stored.keeps() {
@@ -410,8 +433,7 @@ mod tests {
     use crate::element::Element;
     use crate::rewrite::patch::int;
     use crate::rewrite::trial::{Trial, reals};
-    use crate::verify::cuts::Cuts;
-    use crate::verify::{MOST_TRIPS, Options};
+    use crate::verify::MOST_TRIPS;
 
     /// What is run of a model: seeds, NaN, sizes of 0.
     fn shown(model: &Model, keeping: bool) -> Vec<String> {

@@ -124,7 +124,7 @@ impl Sampler {
         }
         given.retain(|g: &Given| !cuts.is_opaque(&g.name));
         let known: Vec<(&str, &Fact)> = given.iter().map(|g| (g.name.as_str(), &g.fact)).collect();
-        let preset = given::preset(graph, &known, &options.inputs, &options.sizes)?;
+        let preset = given::preset(graph, &known, options.given(), &options.sizes)?;
         for node in &cuts.nodes {
             for output in node
                 .output
@@ -169,7 +169,7 @@ impl Sampler {
         given::known_relations(&options.relations, &symbols)?;
         Ok(Sampler {
             given,
-            fixed: options.inputs.clone(),
+            fixed: options.given().clone(),
             symbols,
             n_first,
             preset,
