@@ -21,6 +21,7 @@ mod gradient;
 mod masks;
 mod numbers;
 mod random;
+mod renamed;
 mod rounding;
 mod runs;
 mod samples;
@@ -28,13 +29,14 @@ mod samples;
 pub use bisect::{Dropped, Proof, ProveError, Stopped, prove};
 pub use compare::OutputError;
 pub use cuts::is_known;
-pub use divergence::{Comparison, Computed, Divergence, compare_values};
+pub use divergence::{Comparison, Computed, Divergence, Reused, compare_values};
 
 pub use given::relation;
 pub use gradient::{
     GradientError, GradientEvidence, MOST_ERROR, Objective, Original, check_gradients,
     check_same_step,
 };
+pub use renamed::Difference;
 pub use rounding::Unsettled;
 
 use crate::evaluate::{EvaluateError, Outcome, Precision, Program, Values, label};
