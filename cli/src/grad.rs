@@ -8,9 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::trained::Trained;
-use compiler::training_graph::{
-    Loss, Optimizer, OptimizerState, TrainingOptions, training_graph,
-};
+use compiler::training_graph::{Loss, Optimizer, OptimizerState, TrainingOptions, training_graph};
 use compiler::training_input::{TrainingInput, training_input};
 use compiler::training_proof::{Proof, prove};
 use onnx::file::{self, Model};
@@ -147,7 +145,13 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
     let trained = Trained::new(&input, &made, args.wrt.as_deref());
     let text = match args.json {
         true => as_json(args, &made, (&input, &trained), frozen, proof.as_ref()),
-        false => text(args, &made, (&input, &trained), frozen.len(), proof.as_ref()),
+        false => text(
+            args,
+            &made,
+            (&input, &trained),
+            frozen.len(),
+            proof.as_ref(),
+        ),
     };
     Ok(Answer::with(text, staged))
 }

@@ -98,7 +98,11 @@ fn what_does_not_reach_the_loss_is_said() {
     ];
     let stored = vec![floats("w", &[4, 4], 0.5), floats("v", &[4], 0.5)];
     let mut two = model(nodes, stored, 4);
-    two.graph.as_mut().expect("a graph").output.push(port("z", 4));
+    two.graph
+        .as_mut()
+        .expect("a graph")
+        .output
+        .push(port("z", 4));
     let (said, outputs) = trained(&two, &["--output", "y"]);
     assert_eq!(outputs, ["loss", "w.grad"]);
     assert!(
@@ -161,7 +165,14 @@ fn run(train: &Path, feeds: &[(&str, &Tensor)]) -> BTreeMap<String, Tensor> {
     let (given, found) = (folder.path().join("x.npz"), folder.path().join("y.npz"));
     let file = fs::File::create(&given).expect("created");
     npy::write_npz(feeds.iter().copied(), file).expect("written");
-    let args = ["run", arg(train), "--inputs", arg(&given), "--out", arg(&found)];
+    let args = [
+        "run",
+        arg(train),
+        "--inputs",
+        arg(&given),
+        "--out",
+        arg(&found),
+    ];
     stdout(&args, 0);
     let found = npy::read_npz(&fs::read(&found).expect("read")).expect("an archive");
     found.into_iter().collect()

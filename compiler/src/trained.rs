@@ -95,9 +95,7 @@ impl Trained {
         let parts = reasons(&self.left_out);
         if !parts.is_empty() {
             let n = self.left_out.len();
-            lines.push(format!(
-                "left out: {n}; {wrt} names what to train instead"
-            ));
+            lines.push(format!("left out: {n}; {wrt} names what to train instead"));
             lines.extend(parts.into_iter().map(|part| format!("  {part}")));
         }
         lines

@@ -45,10 +45,7 @@ impl NotTrained {
     /// Whether it follows from neither the exporter's mark nor the operators that read the tensor.
     pub fn is_guess(self) -> bool {
         use NotTrained::{Constant, Frequency, Mask, Name, Number, Sinusoid};
-        matches!(
-            self,
-            Frequency | Sinusoid | Mask | Constant | Name | Number
-        )
+        matches!(self, Frequency | Sinusoid | Mask | Constant | Name | Number)
     }
 }
 
@@ -212,7 +209,13 @@ fn is_buffer_name(name: &str) -> bool {
 fn is_made_up(name: &str, n_elements: i64) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let last = name.rsplit('/').next().unwrap_or(name);
-    let starts = ["onnx::", "Constant", "Const", "const_fold_opt", "scalar_tensor"];
+    let starts = [
+        "onnx::",
+        "Constant",
+        "Const",
+        "const_fold_opt",
+        "scalar_tensor",
+    ];
     let counted = name.strip_prefix('_').unwrap_or(name).strip_prefix("val_");
     starts.iter().any(|start| last.starts_with(start))
         || counted.is_some_and(is_number)

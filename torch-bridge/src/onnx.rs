@@ -3,7 +3,9 @@
 use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::internal_error::caught_deep;
-use compiler::training_graph::{self as training, Loss, Optimizer, OptimizerState, TrainingOptions};
+use compiler::training_graph::{
+    self as training, Loss, Optimizer, OptimizerState, TrainingOptions,
+};
 use compiler::training_input::training_input;
 use compiler::training_proof::{Proof, prove};
 use pyo3::create_exception;

@@ -41,9 +41,8 @@ pub(super) fn is_sinusoidal(shape: &[usize], values: &[f64]) -> bool {
             continue;
         }
         let factor = inner().map(|(here, beside)| here * beside).sum::<f64>() / squares;
-        let fits = |(here, beside): (f64, f64)| {
-            (beside - factor * here).abs() <= ROUNDING * largest
-        };
+        let fits =
+            |(here, beside): (f64, f64)| (beside - factor * here).abs() <= ROUNDING * largest;
         if !inner().all(fits) {
             return false;
         }

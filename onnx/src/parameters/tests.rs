@@ -166,7 +166,8 @@ fn masks_are_known_by_what_they_hold() {
         let held = of_values("t", &[1, n, n], |k| value(k / n, k % n));
         why(vec![node("Add", &["x", "t"], "y")], vec![held], "t")
     };
-    let later = |masked: f64| move |row: usize, column: usize| if column > row { masked } else { 0.0 };
+    let later =
+        |masked: f64| move |row: usize, column: usize| if column > row { masked } else { 0.0 };
     for masked in [f64::NEG_INFINITY, f64::from(f32::MIN), -1e4] {
         assert_eq!(mask(&later(masked)), Some(NotTrained::Mask), "{masked}");
     }

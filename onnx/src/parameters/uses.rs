@@ -204,7 +204,11 @@ impl<'m> Uses<'m> {
             Role::new(node, *at) == Role::Weight || is_standard(node) && is_product
         };
         let nodes: Vec<&NodeProto> = nodes.iter().filter(is_parameter).map(|n| n.0).collect();
-        let is_first = |n: usize| !nodes[..n].iter().any(|other| std::ptr::eq(*other, nodes[n]));
+        let is_first = |n: usize| {
+            !nodes[..n]
+                .iter()
+                .any(|other| std::ptr::eq(*other, nodes[n]))
+        };
         let distinct = (0..nodes.len()).filter(|n| is_first(*n));
         distinct.map(|n| label(nodes[n])).collect()
     }
@@ -270,8 +274,7 @@ impl<'m> Uses<'m> {
                 Some((op, node)) if OF_POSITIONS.contains(&op) => {
                     let inputs = || node.input.iter().map(String::as_str);
                     let inputs = || inputs().filter(|i| !i.is_empty());
-                    let missing: Vec<&str> =
-                        inputs().filter(|i| !known.contains_key(i)).collect();
+                    let missing: Vec<&str> = inputs().filter(|i| !known.contains_key(i)).collect();
                     match (missing.is_empty(), entered.insert(name)) {
                         (true, _) => Some(inputs().all(|i| known[i])),
                         (false, true) => {

@@ -95,10 +95,7 @@ enum Operand {
 }
 
 /// What the nodes of a graph give, with numbers: values that are made in the same way have the same.
-fn numbered<'g>(
-    graph: &'g GraphProto,
-    known: &mut BTreeMap<Made, usize>,
-) -> Vec<(&'g str, usize)> {
+fn numbered<'g>(graph: &'g GraphProto, known: &mut BTreeMap<Made, usize>) -> Vec<(&'g str, usize)> {
     let mut values: Vec<(&str, usize)> = Vec::new();
     let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
     for node in &graph.node {
