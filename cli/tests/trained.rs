@@ -91,6 +91,22 @@ fn what_is_no_parameter_is_left_out_with_its_reason() {
 }
 
 #[test]
+fn info_and_report_train_what_grad_trains() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = save(&rotary(), folder.path(), "m.onnx");
+    let text = stdout(&["info", arg(&path)], 0);
+    let line = "parameters: 3 with 24 elements (96 B), 16 of them trainable";
+    assert!(text.contains(line), "{text}");
+    let mut only_buffers = rotary();
+    let graph = only_buffers.graph.as_mut().expect("a graph");
+    graph.node[3] = node("Relu", &["x"], "a");
+    graph.initializer.retain(|t| t.name != "w");
+    let path = save(&only_buffers, folder.path(), "b.onnx");
+    let text = stderr(&["report", arg(&path), "--bind", "batch=2", "--train"]);
+    assert!(text.contains("no trainable parameters"), "{text}");
+}
+
+#[test]
 fn what_does_not_reach_the_loss_is_said() {
     let nodes = vec![
         node("MatMul", &["x", "w"], "y"),
@@ -197,7 +213,7 @@ fn the_first_step_needs_no_state_if_the_file_holds_it() {
     };
     let (outside, inside) = (made("outside"), made("inside"));
     let tensor = |shape: &[usize], value: f32| {
-        let n = shape.iter().product();
+        let n: usize = shape.iter().product();
         Tensor::new(shape, Values::F32(vec![value; n]))
     };
     let (x, target) = (tensor(&[2, 4], 0.5), tensor(&[2, 4], 0.25));

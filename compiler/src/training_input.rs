@@ -129,7 +129,12 @@ pub fn training_input(
     Ok(finished((model, sizes), constants, &known, wrt))
 }
 
-/// Leaves out what is no parameter.
+/// Leaves out what is no parameter of a model, as [`training_input`] does if nobody names what to train; `source` is its
+/// file.
+pub fn leave_out(model: &mut Model, source: &onnx::file::Model) {
+    mark(model, &parameters(source));
+}
+
 fn mark(model: &mut Model, known: &Parameters) {
     for parameter in &mut model.parameters {
         parameter.trainable &= !known.left_out.contains_key(&parameter.name);

@@ -217,7 +217,7 @@ impl<'m> Uses<'m> {
     pub(super) fn is_frequency(&self, name: &'m str) -> bool {
         let (nodes, is_given) = self.computing(name, &|_| true);
         let mut known = BTreeMap::new();
-        let mut is_angle = |(node, at): &(&'m NodeProto, usize)| {
+        let is_angle = |(node, at): &(&'m NodeProto, usize)| {
             let is_product = matches!(node.op_type.as_str(), "Mul" | "MatMul" | "Einsum");
             let mut others = node.input.iter().enumerate().filter(|(n, _)| n != at);
             is_standard(node)
@@ -225,7 +225,7 @@ impl<'m> Uses<'m> {
                 && others.all(|(_, other)| self.is_position(other, &mut known))
                 && node.output.iter().all(|angle| self.is_turned(angle))
         };
-        !is_given && !nodes.is_empty() && nodes.iter().all(&mut is_angle)
+        !is_given && !nodes.is_empty() && nodes.iter().all(is_angle)
     }
 
     /// Whether only sines and cosines read a value, perhaps times a number.
