@@ -130,6 +130,9 @@ fn why_not<'m>(
     if only(Role::Statistic) {
         return Some(NotTrained::Statistic);
     }
+    if matches!(mark, Some("BUFFER" | "CONSTANT_TENSOR")) {
+        return Some(NotTrained::Buffer);
+    }
     if !roles.is_empty() && !roles.iter().any(|r| r.may_be_parameter()) {
         return Some(NotTrained::Setting);
     }
@@ -146,9 +149,6 @@ fn why_not<'m>(
         if content::is_mask(&tensor.shape, &values) {
             return Some(NotTrained::Mask);
         }
-    }
-    if matches!(mark, Some("BUFFER" | "CONSTANT_TENSOR")) {
-        return Some(NotTrained::Buffer);
     }
     if is_buffer_name(name) {
         return Some(NotTrained::Name);

@@ -213,6 +213,7 @@ fn the_exporters_mark_decides_over_names() {
 
     let mut marked = plain;
     let kinds = sizes.map(|(name, _)| match name {
+        // Some versions of the exporter write the name of the enumeration, too.
         "layer.offset" => (name, "InputKind.BUFFER"),
         name => (name, "PARAMETER"),
     });
