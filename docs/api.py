@@ -55,7 +55,7 @@ SECTIONS: tuple[tuple[str, ModuleType, tuple[str, ...]], ...] = (
     ),
     ("shorthaul.notebook", shorthaul.notebook, ("Explorer",)),
     ("shorthaul.optim", shorthaul.optim, ("AdamW", "Adam", "SGD")),
-    ("shorthaul.onnx", shorthaul.onnx, ("optimize", "Optimized", "grad", "OnnxError")),
+    ("shorthaul.onnx", shorthaul.onnx, ("optimize", "rewrites", "Optimized", "grad", "OnnxError")),
     ("shorthaul.cache", shorthaul.cache, ("info", "CacheInfo", "clear")),
     ("shorthaul.cuda", shorthaul.cuda, ("available", "info", "Info", "Device")),
     ("shorthaul.products", shorthaul.products, ("every", "timed", "Timed", "launched", "machine")),

@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use crate::style::Style;
 use anyhow::{Context, Result};
 use clap::Args;
-use onnx::verify::{Comparison, Computed, compare_values};
+use onnx::verify::{Comparison, Computed, Difference, compare_values};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -32,8 +32,10 @@ Examples:
   shorthaul bisect model.onnx optimized.onnx
   shorthaul bisect model.onnx optimized.onnx --inputs failing.npz
 
-Compares the values that have the same name in both files, in the order of A.onnx, and shows the first one
-that differs. Exit code 3: a value differs.";
+Compares the values that have the same name in both files, in the order of A.onnx, and shows the first one that
+differs and from which a difference of an output may come, with the attributes and inputs of its node that are not
+the same. An inner value that differs while every output is the same is listed, but not to blame: B.onnx uses its
+name for another value. Exit code 3: an output differs, or a node that Shorthaul does not know.";
 
 /// Runs both and compares.
 ///
@@ -55,12 +57,16 @@ pub fn run(args: &Bisect, quiet: bool) -> Result<Answer> {
     Ok(Answer::new(text, is_same))
 }
 
+/// Names that a list shows; the rest is counted.
+const SHOWN: usize = 5;
+
 fn text(found: &Comparison) -> String {
     let style = Style::of_output();
     let Some(first) = &found.first else {
         let runs = found.runs.join("; ");
-        let same = style.good(&format!("{} values are the same", found.n_values));
-        return format!("{same} ({runs})\n");
+        let n = found.n_values - found.reused.len();
+        let same = style.good(&format!("{n} values are the same"));
+        return format!("{same} ({runs})\n{}", names(found));
     };
     let mut text = format!(
         "{} ({}): {}\n",
@@ -74,15 +80,66 @@ fn text(found: &Comparison) -> String {
     for (side, node) in [("A", &first.a), ("B", &first.b)] {
         let _ = writeln!(text, "  {side}: {}", computed(node));
     }
+    for line in first.differences.iter().map(difference) {
+        let _ = writeln!(text, "  {line}");
+    }
     let _ = match &first.last_same {
         Some(last) => writeln!(
             text,
             "{} values before it are the same, up to `{last}`",
             first.n_same
         ),
-        None => writeln!(text, "it is the first value that both files compute"),
+        None if found.reused.is_empty() => {
+            writeln!(text, "it is the first value that both files compute")
+        }
+        None => writeln!(text, "no value before it is the same in both files"),
     };
+    text + &names(found)
+}
+
+/// Names that stand for another value in B, and values that have another name there.
+fn names(found: &Comparison) -> String {
+    let mut text = String::new();
+    for reused in found.reused.iter().take(SHOWN) {
+        let _ = match &reused.like {
+            Some(like) => writeln!(
+                text,
+                "`{}` is another value in B, which A calls `{like}`",
+                reused.value
+            ),
+            None => writeln!(
+                text,
+                "`{}` is another value in B, and no output differs because of it",
+                reused.value
+            ),
+        };
+        for line in reused.differences.iter().map(difference) {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    if found.reused.len() > SHOWN {
+        let more = found.reused.len() - SHOWN;
+        let _ = writeln!(text, "{more} more names are other values in B");
+    }
+    let renamed = found.renamed.iter().take(SHOWN);
+    let renamed: Vec<String> = renamed.map(|(a, b)| format!("`{a}` is `{b}`")).collect();
+    let more = match found.renamed.len() - renamed.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    if !renamed.is_empty() {
+        let _ = writeln!(text, "other names in B: {}{more}", renamed.join(", "));
+    }
     text
+}
+
+fn difference(difference: &Difference) -> String {
+    let side = |value: &Option<String>, side: &str| match value {
+        Some(value) => format!("{value} in {side}"),
+        None => format!("none in {side}"),
+    };
+    let (a, b) = (side(&difference.a, "A"), side(&difference.b, "B"));
+    format!("{}: {a}, {b}", difference.what)
 }
 
 fn computed(node: &Computed) -> String {

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use compiler::graph::SymExpr;
 use compiler::importer::onnx::{File, Mode, Options};
-use compiler::training_graph::{Loss, Optimizer, TrainingOptions, training_graph};
+use compiler::trained::Trained;
+use compiler::training_graph::{Loss, Optimizer, OptimizerState, TrainingOptions, training_graph};
 use compiler::training_input::{TrainingInput, training_input};
 use compiler::training_proof::{Proof, prove};
 use onnx::file::{self, Model};
@@ -34,8 +35,12 @@ pub struct Grad {
     /// The optimizer to include: sgd, momentum, adam or adamw (default: none, gradients only)
     #[arg(long)]
     optimizer: Option<Optimizer>,
-    /// Initializers, constants or inputs to differentiate by, separated by commas (default: every trainable
-    /// initializer; if there is none, every constant of more than one real number)
+    /// Where the optimizer's state begins: outside (every step is given it, zeros in the first) or inside (the file
+    /// holds these zeros, and 1 as `step`, so that the first step may go without)
+    #[arg(long, value_name = "WHERE", requires = "optimizer")]
+    optimizer_state: Option<OptimizerState>,
+    /// Initializers, constants or inputs to differentiate by, separated by commas (default: every initializer that is
+    /// a parameter; if there is none, every such constant of more than one real number)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
     /// With an optimizer: leave out the outputs NAME.grad, which take time to write
@@ -70,7 +75,10 @@ Examples:
 Inputs of the file: those of the model, its initializers (their present values are the defaults), `labels`
 or `target`, and with an optimizer `lr` and the optimizer's state, which starts as zeros. Logits have the
 shape [N, C, …], labels [N, …]. adam and adamw also read `step`, the number of the step as a float: 1 in
-the first step, then 2, 3 and so on.
+the first step, then 2, 3 and so on. With --optimizer-state inside the first step needs neither.
+What is trained: an initializer that PyTorch's exporter marked as a parameter. Without a mark, what is not
+recognized as something else: running statistics, limits and scales of operators, frequencies of position
+embeddings, tables of sines, masks, constants of exporters. The command prints both lists with the reasons.
 Outputs: `loss`, and for each parameter NAME its gradient NAME.grad and its new value NAME.next. The
 training loop feeds each NAME.next back as NAME in the next step; there is no `step.next`. A loop that does
 not read gradients is faster with --no-gradients.
@@ -105,6 +113,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         loss: args.loss.clone(),
         output: args.output.clone(),
         optimizer: args.optimizer,
+        optimizer_state: args.optimizer_state.unwrap_or_default(),
         wrt: args.wrt.clone(),
         gradients: !args.no_gradients,
         label_smoothing: args.label_smoothing,
@@ -134,9 +143,16 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
         Mode::File => model.frozen.as_slice(),
         _ => &[],
     };
+    let trained = Trained::new(&input, &made, args.wrt.as_deref());
     let text = match args.json {
-        true => as_json(args, &made, &input, frozen, proof.as_ref()),
-        false => text(args, &made, &input, frozen.len(), proof.as_ref()),
+        true => as_json(args, &made, (&input, &trained), frozen, proof.as_ref()),
+        false => text(
+            args,
+            &made,
+            (&input, &trained),
+            frozen.len(),
+            proof.as_ref(),
+        ),
     };
     Ok(Answer::with(text, staged))
 }
@@ -144,7 +160,7 @@ pub fn run(args: &Grad, quiet: bool) -> Result<Answer> {
 fn text(
     args: &Grad,
     made: &Model,
-    input: &TrainingInput,
+    (input, trained): (&TrainingInput, &Trained),
     n_frozen: usize,
     proof: Option<&Proof>,
 ) -> String {
@@ -154,6 +170,9 @@ fn text(
         crate::units::bytes(made.n_bytes as i64),
         args.path.display()
     );
+    for line in trained.lines("--wrt") {
+        said.push_str(&format!("{line}\n"));
+    }
     for note in input.notes("--bind", "--wrt") {
         said.push_str(&format!("{note}\n"));
     }
@@ -189,7 +208,7 @@ fn text(
 fn as_json(
     args: &Grad,
     made: &Model,
-    input: &TrainingInput,
+    (input, trained): (&TrainingInput, &Trained),
     frozen: &[String],
     proof: Option<&Proof>,
 ) -> String {
@@ -205,6 +224,9 @@ fn as_json(
         "outputs": graph.flat_map(|g| names(&g.output)).collect::<Vec<_>>(),
         "found_sizes": input.sizes,
         "constants": input.constants,
+        "trained": trained.trained,
+        "left_out": trained.left_out,
+        "shared": input.shared,
         "keep_running_statistics": frozen,
         "verified": match proof {
             Some(Proof::Found(found)) => json!({

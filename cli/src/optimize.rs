@@ -5,17 +5,16 @@
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
-use crate::summary::InHalf;
 use crate::{sizes, summary};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use compiler::graph::SymExpr;
+use onnx::edit::{self, Request};
 use onnx::element::Element;
 use onnx::file::{self, Model};
 use onnx::ort::OnnxRuntime;
 use onnx::rewrite::{self, Target};
-use onnx::verify::VerifyError;
-use onnx::{edit, near, optimize, set_shape, verify};
+use onnx::{near, optimize, set_shape, verify};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -143,14 +142,6 @@ impl Half {
             Half::Bf16 => Element::BF16,
         }
     }
-
-    /// A part of the largest element by which outputs may differ if nobody says: about ten roundings.
-    fn tolerance(self) -> f64 {
-        match self {
-            Half::F16 => 1e-2,
-            Half::Bf16 => 5e-2,
-        }
-    }
 }
 
 /// Programs that can be asked.
@@ -266,41 +257,20 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl Optimize {
-    /// The model in 16-bit floats, and what is known of it.
-    fn halved(
-        &self,
-        model: &Model,
-        half: Half,
-        verifying: &verify::Options,
-    ) -> Result<(Model, InHalf)> {
-        let keep: BTreeSet<String> = self.keep_f32.iter().cloned().collect();
-        let element = half.element();
-        let made = edit::halve(&model.proto, &model.folder, element, &keep)?;
-        let mut options = verifying.clone();
-        if options.tolerance == 0.0 {
-            options.tolerance = half.tolerance();
-        }
-        let tolerance = options.tolerance;
-        let other = model.with(made.model);
-        let evidence = verify::Checker::new(model, &options)?.check_other(&other);
-        let evidence = evidence.map_err(|error| {
-            let what = match error {
-                VerifyError::Differs { .. } => format!(
-                    "in {element} the file differs by more than {tolerance} of the largest element; \
-                     name operators with --keep-f32, or allow more with --tolerance"
-                ),
-                _ => format!("cannot compare the file with what it is in {element}"),
-            };
-            anyhow::Error::new(error).context(what)
-        })?;
-        let about = InHalf {
-            element,
-            n_halved: made.n_halved,
-            kept: made.kept,
-            error: evidence.worst().map(|(_, after)| after),
-            tolerance,
-        };
-        Ok((other, about))
+    /// What is asked for besides.
+    fn request(&self) -> Result<Request> {
+        Ok(Request {
+            shapes: sizes::each_once("--set-shape", &self.set_shape)?,
+            from: self.from.clone(),
+            to: self.to.clone(),
+            free: self.free_shape.clone(),
+            renamed: self.rename.clone(),
+            opset: self.opset,
+            half: self.half.map(Half::element),
+            keep_f32: self.keep_f32.iter().cloned().collect(),
+            strip: self.strip,
+            infer_shapes: self.infer_shapes,
+        })
     }
 
     /// Rules that are not used.
@@ -311,16 +281,6 @@ impl Optimize {
             unused.extend(others.filter(|name| !self.rules.contains(name)));
         }
         unused
-    }
-
-    /// The model with what was asked for besides.
-    fn finished(&self, model: Model) -> Model {
-        let proto = match (self.strip, self.infer_shapes) {
-            (true, _) => edit::strip(&model.proto),
-            (_, true) => edit::with_sizes(&model.proto, &model.folder).0,
-            _ => return model,
-        };
-        model.with(proto)
     }
 }
 
@@ -358,31 +318,11 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
     }
     let mut progress = Progress::new(quiet);
     progress.stage("reading");
-    let model = Model::read(path)?;
-    let shapes = sizes::each_once("--set-shape", &args.set_shape)?;
-    let mut model = model.with(set_shape::set_shapes(&model.proto, &shapes)?);
-    if !(args.from.is_empty() && args.to.is_empty()) {
-        let part = edit::extract(&model.proto, &model.folder, &args.from, &args.to)?;
-        model = model.with(part);
-    }
-    let mut samples = crate::tensors::samples(&args.inputs, &model)?;
-    // Every option names values as the file does, so that new names come last.
-    let freed = edit::free(&model.proto, &model.folder, &args.free_shape)?;
-    model = model.with(freed.model.clone());
-    for inputs in samples.iter_mut().map(|sample| &mut sample.inputs) {
-        for (old, new) in &args.rename {
-            if let Some(value) = inputs.remove(old) {
-                inputs.insert(new.clone(), value);
-            }
-        }
-    }
-    model = model.with(edit::rename(&model.proto, &args.rename)?);
-    let original = model.clone();
-    if let Some(version) = args.opset {
-        model = model.with(edit::lower(&model.proto, &model.folder, version)?);
-    }
+    let request = args.request()?;
+    let part = request.part(&Model::read(path)?)?;
+    let samples = crate::tensors::samples(&args.inputs, &part)?;
     let (sizes, relations) = sizes::apart(sizes::each_once("--bind", &args.bind)?);
-    let verifying = verify::Options {
+    let mut verifying = verify::Options {
         n_seeds: usize::from(args.seeds),
         sizes,
         relations,
@@ -392,23 +332,10 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         deadline: deadline(args.time_limit)?,
         ..Default::default()
     };
-    if !args.free_shape.is_empty() {
-        progress.stage("running with other sizes");
-        freed.works(&model, &verifying)?;
-    }
-    if args.opset.is_some() && !args.no_verify {
-        progress.stage("verifying the other version");
-        let checker = verify::Checker::new(&original, &verifying)?;
-        let same = checker.check_other(&model);
-        same.context("the file in the other version does not give the same")?;
-    }
-    let mut in_half = None;
-    if let Some(half) = args.half {
-        progress.stage("verifying in 16-bit floats");
-        let (halved, about) = args.halved(&model, half, &verifying)?;
-        model = halved;
-        in_half = Some(about);
-    }
+    let changed = request.changed(&part, &mut verifying, !args.no_verify, &mut |stage| {
+        progress.stage(stage);
+    })?;
+    let (model, in_half) = (changed.model, changed.in_half);
     let clock = args.measure.then(OnnxRuntime::find).transpose()?;
     let timed = clock.map(|clock| (clock, verifying.clone()));
     let options = optimize::Options {
@@ -421,7 +348,7 @@ pub fn run(args: &Optimize, quiet: bool) -> Result<Answer> {
         verifying: (!args.no_verify).then_some(verifying),
     };
     let mut optimized = optimize::optimize(&model, &options, &mut |stage| progress.stage(stage))?;
-    optimized.model = args.finished(optimized.model);
+    optimized.model = request.finished(optimized.model);
     progress.stage("writing");
     let staged = file::stage(&optimized.model, out)?;
     let summary = &mut optimized.summary;

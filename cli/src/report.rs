@@ -9,7 +9,7 @@ use compiler::importer::onnx::{File, Model, Options};
 use compiler::recipe::RecipeFile;
 use compiler::report::{KernelReport, Report};
 use compiler::steering::{Choices, planned};
-use compiler::training_input::found_sizes;
+use compiler::training_input::{found_sizes, leave_out};
 use compiler::{Plan, Step, Target};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,7 +87,8 @@ pub fn read(path: &Path, options: &Options) -> Result<Read> {
     let file = File::decode(path, bytes.clone())?;
     let given = onnx::file::Model::of_bytes(path, bytes)?;
     let (options, found) = with_found(&given, &file, options);
-    let model = file.import(&options)?;
+    let mut model = file.import(&options)?;
+    leave_out(&mut model, &given);
     check_sizes(file.path(), &model, &found)?;
     Ok(Read {
         model,
@@ -140,7 +141,10 @@ pub fn page(
     let kernels = file
         .and_then(|file| file.import(&options))
         .map_err(anyhow::Error::from)
-        .and_then(|imported| plan(&imported, train, threads, None))
+        .and_then(|mut imported| {
+            leave_out(&mut imported, &model);
+            plan(&imported, train, threads, None)
+        })
         .and_then(|plan| Ok(Report::of_plan(&plan, usize::from(threads))?))
         .map_err(|error| format!("{error:#}"));
     let text = crate::page::page(&model, &shapes, &kernels);

@@ -3,58 +3,27 @@
 use crate::style::Style;
 use crate::units::{bytes, count, table};
 use anyhow::Result;
-use onnx::edit;
-use onnx::element::Element;
+use onnx::edit::{self, InHalf};
 use onnx::optimize::{Figures, Summary};
 use onnx::verify::Unsettled;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 /// What `--half` made of a model.
-pub struct InHalf {
-    /// What is computed in.
-    pub element: Element,
-    /// Nodes that do.
-    pub n_halved: usize,
-    /// Nodes with f32 that stay, by operator.
-    pub kept: BTreeMap<String, usize>,
-    /// The largest error of an output against float64, as a part of its largest element; `None` if no run had a
-    /// finite one.
-    pub error: Option<f64>,
-    /// The largest error allowed.
-    pub tolerance: f64,
-}
-
-impl InHalf {
-    fn json(&self) -> serde_json::Value {
-        json!({
-            "type": self.element.to_string(),
-            "nodes": self.n_halved,
-            "kept_f32": self.kept,
-            "error": self.error,
-            "tolerance": self.tolerance,
-        })
-    }
-
-    fn text(&self) -> String {
-        let error = match self.error {
-            Some(error) => format!("with an error of {error:.1e} of the largest element"),
-            None => "with an unknown error, since no output has a finite element".to_string(),
-        };
-        let kept: Vec<String> = self
-            .kept
-            .iter()
-            .map(|(op, n)| format!("{n} {op}"))
-            .collect();
-        let kept = match kept.is_empty() {
-            true => String::new(),
-            false => format!("; in f32 stay {}", kept.join(", ")),
-        };
-        let (n, element) = (self.n_halved, &self.element);
-        format!("{n} nodes compute in {element}, {error}{kept}\n")
-    }
+fn half_text(half: &InHalf) -> String {
+    let error = match half.error {
+        Some(error) => format!("with an error of {error:.1e} of the largest element"),
+        None => "with an unknown error, since no output has a finite element".to_string(),
+    };
+    let kept = half.kept_f32.iter().map(|(op, n)| format!("{n} {op}"));
+    let kept: Vec<String> = kept.collect();
+    let kept = match kept.is_empty() {
+        true => String::new(),
+        false => format!("; in f32 stay {}", kept.join(", ")),
+    };
+    let (n, element) = (half.nodes, &half.element);
+    format!("{n} nodes compute in {element}, {error}{kept}\n")
 }
 
 /// One JSON document with everything that the text says.
@@ -72,7 +41,7 @@ pub fn json(
         "out": out.display().to_string(),
         "verified": !summary.runs.is_empty(),
         "grows": summary.grows(),
-        "half": in_half.map(InHalf::json),
+        "half": in_half,
     });
     let rest = serde_json::to_value(summary)?;
     if let (Some(value), Some(rest)) = (value.as_object_mut(), rest.as_object()) {
@@ -85,7 +54,7 @@ pub fn json(
 pub fn text(path: &Path, out: &Path, summary: &Summary, in_half: Option<&InHalf>) -> String {
     let style = Style::of_output();
     let arrow = format!("{} → {}", path.display(), out.display());
-    let mut text = in_half.map(InHalf::text).unwrap_or_default();
+    let mut text = in_half.map(half_text).unwrap_or_default();
     text.push_str(&format!("{}\n", style.bold(&arrow)));
     text.push_str(&table(&rows(summary)));
     let mut line = |painted: String| {

@@ -5,6 +5,7 @@
 mod program;
 
 use onnx::proto::{AttributeProto, OperatorSetIdProto, attribute_type};
+use onnx::tensor::Tensor;
 use program::{arg, floats, listing, model, node, save, small, stdout};
 use serde_json::Value;
 use std::fs;
@@ -110,11 +111,94 @@ fn bisect_compares_nodes_without_a_meaning_by_their_attributes() {
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["first"]["value"], "m");
     assert_eq!(json["first"]["last_same"], "r");
+    assert_eq!(
+        json["first"]["differences"],
+        serde_json::json!([{"what": "attribute alpha", "a": "1", "b": "2"}])
+    );
     // What differs before it is found before it.
     let c = custom(1.0, "Neg", "c.onnx");
     let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["first"]["value"], "y");
+}
+
+/// An attribute that holds an integer.
+fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.to_string(),
+        r#type: attribute_type::INT,
+        i: Some(value),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn bisect_blames_no_name_that_a_correct_rewrite_keeps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let stored = || vec![floats("w", &[4, 4], 0.5), floats("s", &[4], 0.5)];
+    let a = vec![
+        node("MatMul", &["x", "w"], "p"),
+        node("Mul", &["p", "s"], "m"),
+        node("Neg", &["m"], "n"),
+        node("Abs", &["n"], "y"),
+    ];
+    // The scale goes into the weight, and the product keeps its name.
+    let mut scaled = stored();
+    let value = |k: usize| 0.5 + (k % 7) as f32 * 0.25;
+    let bytes = (0..16usize).flat_map(|k| (value(k) * value(k % 4)).to_le_bytes());
+    scaled[0].raw_data = Some(bytes.collect::<Vec<u8>>().into());
+    let fused = |last: &str| {
+        let nodes = vec![
+            node("MatMul", &["x", "w"], "p"),
+            node("Neg", &["p"], "n"),
+            node(last, &["n"], "y"),
+        ];
+        model(nodes, scaled.clone(), 4)
+    };
+    let a = save(&model(a, stored(), 4), folder.path(), "a.onnx");
+    let b = save(&fused("Abs"), folder.path(), "b.onnx");
+    let text = stdout(&["bisect", arg(&a), arg(&b)], 0);
+    for part in [
+        "2 values are the same (seed 0",
+        "`p` is another value in B, which A calls `m`",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    // What is wrong behind it is found all the same.
+    let c = save(&fused("Relu"), folder.path(), "c.onnx");
+    let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["first"]["value"], "y");
+    assert_eq!(json["reused"][0]["like"], "m");
+    assert_eq!(
+        json["first"]["differences"],
+        serde_json::json!([{"what": "operator", "a": "Abs", "b": "Relu"}])
+    );
+}
+
+#[test]
+fn bisect_shows_what_differs_about_a_node_and_names_what_is_renamed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = |inner: &str, factor: &str, axis: i64, name: &str| {
+        let mut sums = node("CumSum", &[inner, factor], "y");
+        sums.attribute = vec![int("exclusive", axis)];
+        let nodes = vec![node("Relu", &["x"], inner), sums];
+        let axes = ["one", "last"].map(|name| Tensor::int(1).to_proto(name));
+        save(&model(nodes, axes.to_vec(), 4), folder.path(), name)
+    };
+    let a = made("r", "one", 0, "a.onnx");
+    let b = made("t", "last", 1, "b.onnx");
+    let text = stdout(&["bisect", arg(&a), arg(&b)], 3);
+    for part in [
+        "`y` differs",
+        "  attribute exclusive: 0 in A, 1 in B\n",
+        "  input 1: `one` in A, `last` in B\n",
+        "other names in B: `r` is `t`\n",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+    // Another name alone is no difference of the node.
+    assert!(!text.contains("input 0"), "{text}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::composed::{compose, join};
 use crate::error::{CompileError, check};
 use crate::functions::merge_functions;
 use crate::training_input::output_of_loss;
+pub use crate::training_options::{Loss, Optimizer, OptimizerState, TrainingOptions};
 use crate::update_groups::{Passes, update_groups};
 use autodiff::Request;
 use graph::{
@@ -17,73 +18,7 @@ use importer::onnx::{Model, Names, OnnxError, WriteError, write};
 use ops::slicing::slice_attrs;
 use ops::{OpBuilder, attrs};
 use std::collections::BTreeSet;
-use std::str::FromStr;
 use std::sync::Arc;
-
-/// What is minimized.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Mean cross-entropy of an output `[N, C, …]` of the model with an input `labels`, i64 `[N, …]`.
-    CrossEntropy,
-    /// Mean squared difference of an output of the model and an input `target` of its shape.
-    MeanSquaredError,
-    /// An output of the model, of one element.
-    Output(String),
-}
-
-impl FromStr for Loss {
-    type Err = std::convert::Infallible;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Ok(match s {
-            "cross-entropy" => Loss::CrossEntropy,
-            "mse" => Loss::MeanSquaredError,
-            output => Loss::Output(output.to_string()),
-        })
-    }
-}
-
-/// How parameters are updated; the learning rate is an input `lr`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Optimizer {
-    /// `p − lr·g`
-    Sgd,
-    /// `m ← 0.9·m + g`, `p − lr·m`, as `torch.optim.SGD(momentum=0.9)`.
-    Momentum,
-    /// Kingma and Ba, arXiv 1412.6980, with their constants.
-    Adam,
-    /// Loshchilov and Hutter, arXiv 1711.05101: Adam after `p ← p·(1 − 0.01·lr)`.
-    AdamW,
-}
-
-impl FromStr for Optimizer {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        match s {
-            "sgd" => Ok(Optimizer::Sgd),
-            "momentum" => Ok(Optimizer::Momentum),
-            "adam" => Ok(Optimizer::Adam),
-            "adamw" => Ok(Optimizer::AdamW),
-            other => Err(format!("`{other}` is none of sgd, momentum, adam, adamw")),
-        }
-    }
-}
-
-/// What to write.
-#[derive(Clone, Debug)]
-pub struct TrainingOptions {
-    /// What is minimized.
-    pub loss: Loss,
-    /// The output that cross-entropy and the squared difference are of; `None`: the only one of real numbers.
-    pub output: Option<String>,
-    /// How parameters are updated; `None`: gradients only.
-    pub optimizer: Option<Optimizer>,
-    /// What is differentiated: names of initializers or inputs; `None`: every trainable initializer.
-    pub wrt: Option<Vec<String>>,
-    /// Whether `NAME.grad` are outputs; with an optimizer they need not be, and cost passes over memory.
-    pub gradients: bool,
-    /// How much of each label cross-entropy spreads over all classes, in `[0, 1]`; 0: nothing.
-    pub label_smoothing: f64,
-}
 
 /// Why there is no training graph.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +81,8 @@ pub fn training_graph(
         outputs.push(format!("{}.grad", made.name(*position)));
     }
     if let Some(optimizer) = options.optimizer {
-        made.update(optimizer, &wrt, &gradients, &mut outputs)?;
+        let state = options.optimizer_state;
+        made.update((optimizer, state), &wrt, &gradients, &mut outputs)?;
     }
     made.unambiguous(&outputs)?;
     graph::simplify(&mut made.graph, &ops::Meaning);
@@ -379,7 +315,7 @@ impl Made {
 
     fn update(
         &mut self,
-        optimizer: Optimizer,
+        (optimizer, state): (Optimizer, OptimizerState),
         wrt: &[ContainerId],
         gradients: &[ContainerId],
         outputs: &mut Vec<String>,
@@ -391,20 +327,41 @@ impl Made {
             true => Some(self.input("step", DType::F32, &[])?),
             false => None,
         };
+        if let Some(step) = step {
+            self.begins_with(state, step, 1.0);
+        }
         let arrays = wrt.iter().map(|p| self.graph.container(*p));
         let arrays: Vec<_> = arrays.map(|c| (c.dtype, c.shape.clone())).collect();
         let passes = if is_adam { Passes::Many } else { Passes::Few };
         for group in update_groups(&arrays, passes) {
             let group: Vec<_> = group.iter().map(|at| (wrt[*at], gradients[*at])).collect();
-            self.update_together(optimizer, (rate, step), &group, outputs)?;
+            self.update_together((optimizer, state), (rate, step), &group, outputs)?;
         }
         Ok(())
+    }
+
+    /// Gives an input of the optimizer the default that the first step needs, if the file is to hold it. An array with
+    /// a dynamic size has none.
+    fn begins_with(&mut self, state: OptimizerState, id: ContainerId, value: f64) {
+        let container = self.graph.container(id);
+        let sizes = container.shape.iter().map(SymExpr::as_const);
+        let sizes = sizes.map(|n| n.and_then(|n| usize::try_from(n).ok()));
+        let Some(sizes) = sizes.collect::<Option<Vec<usize>>>() else {
+            return;
+        };
+        if state == OptimizerState::Inside {
+            let mut tensor = Tensor::zeros(container.dtype, &sizes);
+            if value != 0.0 {
+                (0..tensor.len()).for_each(|n| tensor.set(n, Scalar::Float(value)));
+            }
+            self.names.initial.push((id, tensor));
+        }
     }
 
     /// Updates of parameters of one group of [`update_groups`], as one array.
     fn update_together(
         &mut self,
-        optimizer: Optimizer,
+        (optimizer, begin): (Optimizer, OptimizerState),
         (rate, step): (ContainerId, Option<ContainerId>),
         group: &[(ContainerId, ContainerId)],
         outputs: &mut Vec<String>,
@@ -423,7 +380,9 @@ impl Made {
             let mut column = Vec::new();
             for ((p, _), name) in group.iter().zip(&names) {
                 let c = self.graph.container(*p).clone();
-                column.push(self.input(&format!("{name}.{part}"), wide(c.dtype), &c.shape)?);
+                let input = self.input(&format!("{name}.{part}"), wide(c.dtype), &c.shape)?;
+                self.begins_with(begin, input, 0.0);
+                column.push(input);
             }
             columns.push(column);
         }

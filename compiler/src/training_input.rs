@@ -4,8 +4,10 @@
 //! where an exporter wrote none as initializers, and the output that a loss is of. What the training graph is,
 //! `training_graph` decides.
 
+use crate::trained::{LeftOut, listed, reasons};
 use crate::training_graph::TrainingGraphError;
 use importer::onnx::{File, Model, OnnxError, Options, Port};
+use onnx::parameters::{NotTrained, Parameters, Shared, parameters};
 use onnx::verify::{self, VerifyError};
 use std::collections::BTreeMap;
 
@@ -18,7 +20,11 @@ pub struct TrainingInput {
     pub sizes: BTreeMap<String, i64>,
     /// What `Constant` nodes give and is trained, in the file's order.
     pub constants: Vec<String>,
-    /// Whether nobody named these constants.
+    /// What the file stores and nobody trains by default, as [`onnx::parameters`] says. Empty if what to train is named.
+    pub left_out: Vec<LeftOut>,
+    /// What is trained and several nodes of the file read.
+    pub shared: Vec<Shared>,
+    /// Whether nobody named the constants.
     by_default: bool,
 }
 
@@ -43,16 +49,46 @@ impl TrainingInput {
                 self.constants.len()
             ));
         }
+        for shared in self.shared.iter().take(MOST_SHARED) {
+            let readers = shared.readers.iter().map(String::as_str).collect();
+            notes.push(format!(
+                "`{}` is one array that {} nodes read, so its gradient is the sum over them: {}",
+                shared.name,
+                shared.readers.len(),
+                listed(readers)
+            ));
+        }
+        if self.shared.len() > MOST_SHARED {
+            let more = self.shared.len() - MOST_SHARED;
+            notes.push(format!("{more} more parameters are read by several nodes"));
+        }
         notes
     }
+
+    /// A sentence about what the rule leaves out by what it holds or is called; the option that chooses otherwise is
+    /// called `wrt`. What the exporter marked, and what operators do not read as a parameter, is no guess.
+    pub fn guessed(&self, wrt: &str) -> Option<String> {
+        let guesses = self.left_out.iter().filter(|l| l.reason.is_guess());
+        let guesses: Vec<LeftOut> = guesses.cloned().collect();
+        (!guesses.is_empty()).then(|| {
+            format!(
+                "not trained ({wrt} names what to train instead): {}",
+                reasons(&guesses).join("; ")
+            )
+        })
+    }
 }
+
+/// Notes about parameters that several nodes read.
+const MOST_SHARED: usize = 3;
 
 /// Reads `file` to train it; `source` is the same file for the room `onnx`.
 ///
 /// If the file cannot be imported with its dynamic sizes, it gets numbers for those that stand in the way:
 /// ones with which it runs, as `optimize` finds them. `wrt` is what to differentiate by, as
-/// in [`TrainingOptions`](crate::training_graph::TrainingOptions): a name may be that of a constant. Without names, all
-/// constants of more than one real number are weights if no initializer is.
+/// in [`TrainingOptions`](crate::training_graph::TrainingOptions): a name may be that of a constant. Without names, the
+/// initializers that [`onnx::parameters`] takes for parameters are trainable; if there is none, so are the constants of
+/// more than one real number that it takes for parameters.
 ///
 /// # Errors
 /// As [`File::import`] with the sizes that are given.
@@ -63,35 +99,97 @@ pub fn training_input(
     wrt: Option<&[String]>,
 ) -> Result<TrainingInput, OnnxError> {
     let is_named = |name: &str| wrt.is_some_and(|names| names.iter().any(|n| n == name));
+    let known = parameters(source);
+    let scalars = match wrt {
+        Some(names) => names.iter().cloned().collect(),
+        None => known.marked.clone(),
+    };
+    let file = file.with_scalar_parameters(scalars);
     let (file, constants) = file.with_constants_stored(|name, _| is_named(name));
-    let (model, sizes) = with_needed_sizes(&file, source, options)?;
-    let is_weight = |p: &importer::onnx::Parameter| p.trainable;
-    if wrt.is_some() || model.parameters.iter().any(is_weight) {
-        return Ok(TrainingInput {
-            model,
-            sizes,
-            constants,
-            by_default: false,
-        });
+    let (mut model, sizes) = with_needed_sizes(&file, source, options)?;
+    if wrt.is_none() {
+        mark(&mut model, &known);
+    }
+    if wrt.is_some() || model.parameters.iter().any(|p| p.trainable) {
+        return Ok(finished((model, sizes), constants, &known, wrt));
     }
     // Nobody named a constant, so the file still has all of them as nodes.
     let (file, mut constants) =
         file.with_constants_stored(|_, shape| shape.iter().product::<i64>() > 1);
     let mut options = options.clone();
     options.sizes.extend(sizes.clone());
-    let model = file.import(&options)?;
+    let mut model = file.import(&options)?;
+    mark(&mut model, &known);
     // Not statistics of batch normalization, say, and not what decides sizes.
     let is_trained = |name: &String| {
         let mut parameters = model.parameters.iter();
         parameters.any(|p| p.name == *name && p.trainable)
     };
     constants.retain(is_trained);
-    Ok(TrainingInput {
+    Ok(finished((model, sizes), constants, &known, wrt))
+}
+
+/// Leaves out what is no parameter of a model, as [`training_input`] does if nobody names what to train; `source` is its
+/// file.
+pub fn leave_out(model: &mut Model, source: &onnx::file::Model) {
+    mark(model, &parameters(source));
+}
+
+fn mark(model: &mut Model, known: &Parameters) {
+    for parameter in &mut model.parameters {
+        parameter.trainable &= !known.left_out.contains_key(&parameter.name);
+    }
+}
+
+fn finished(
+    (model, sizes): (Model, BTreeMap<String, i64>),
+    constants: Vec<String>,
+    known: &Parameters,
+    wrt: Option<&[String]>,
+) -> TrainingInput {
+    let left_out = match wrt {
+        Some(_) => Vec::new(),
+        None => left_out(&model, known),
+    };
+    let is_trained = |shared: &&Shared| match wrt {
+        Some(names) => names.contains(&shared.name),
+        None => {
+            let mut parameters = model.parameters.iter();
+            parameters.any(|p| p.trainable && p.name == shared.name)
+        }
+    };
+    let shared = known.shared.iter().filter(is_trained).cloned().collect();
+    TrainingInput {
+        by_default: wrt.is_none(),
+        shared,
         model,
         sizes,
         constants,
-        by_default: true,
-    })
+        left_out,
+    }
+}
+
+/// What is not trained: arrays that the training graph takes as inputs, and single numbers.
+fn left_out(model: &Model, known: &Parameters) -> Vec<LeftOut> {
+    let arrays = model.parameters.iter().filter(|p| !p.trainable);
+    let arrays = arrays.map(|p| LeftOut {
+        name: p.name.clone(),
+        elements: p.stored.n_elements(),
+        // The importer knows statistics of batch normalization in functions, too.
+        reason: known
+            .left_out
+            .get(&p.name)
+            .copied()
+            .unwrap_or(NotTrained::Statistic),
+    });
+    let numbers = known.left_out.iter();
+    let numbers = numbers.filter(|(_, why)| **why == NotTrained::Number);
+    let numbers = numbers.map(|(name, reason)| LeftOut {
+        name: name.clone(),
+        elements: 1,
+        reason: *reason,
+    });
+    arrays.chain(numbers).collect()
 }
 
 /// The model, and numbers for those sizes without which it has none.

@@ -273,7 +273,13 @@ fn tensor_changes(
     changes
 }
 
-fn same_elements(a: &TensorProto, folder_a: &Path, b: &TensorProto, folder_b: &Path) -> bool {
+/// Whether two stored tensors hold the same, bit by bit.
+pub(crate) fn same_elements(
+    a: &TensorProto,
+    folder_a: &Path,
+    b: &TensorProto,
+    folder_b: &Path,
+) -> bool {
     if a.raw_data.is_some() && a.raw_data == b.raw_data {
         return true;
     }
@@ -307,8 +313,13 @@ fn describe_node(node: &NodeProto) -> (String, String) {
 }
 
 fn attribute(attribute: &AttributeProto) -> String {
+    format!("{} = {}", attribute.name, attribute_value(attribute))
+}
+
+/// What an attribute holds; a large tensor by its checksum.
+pub(crate) fn attribute_value(attribute: &AttributeProto) -> String {
     let a = attribute;
-    let value = if let Some(i) = a.i {
+    if let Some(i) = a.i {
         i.to_string()
     } else if let Some(f) = a.f {
         f.to_string()
@@ -336,8 +347,7 @@ fn attribute(attribute: &AttributeProto) -> String {
         "[]".to_string()
     } else {
         format!("of the call: {}", a.ref_attr_name)
-    };
-    format!("{} = {value}", a.name)
+    }
 }
 
 fn function(function: &crate::proto::FunctionProto) -> (String, String) {

@@ -22,6 +22,7 @@ pub mod npy;
 pub mod operators;
 pub mod optimize;
 pub mod ort;
+pub mod parameters;
 pub mod proto;
 pub mod rewrite;
 pub mod set_shape;

@@ -7,7 +7,7 @@ use compiler::Step;
 use compiler::importer::onnx::{File, Mode, Options as ImportOptions};
 use compiler::internal_error::caught_deep;
 use compiler::report::Report;
-use compiler::training_graph::{Loss, TrainingOptions, training_graph};
+use compiler::training_graph::{Loss, OptimizerState, TrainingOptions, training_graph};
 use graph::Bindings;
 use onnx::cost::cost;
 use onnx::file::Model;
@@ -145,6 +145,7 @@ fn differentiated(file: &File) -> Option<()> {
         output: None,
         loss: Loss::MeanSquaredError,
         optimizer: None,
+        optimizer_state: OptimizerState::Outside,
         wrt: Some(wrt.take(2).collect()),
         gradients: true,
         label_smoothing: 0.0,

@@ -66,5 +66,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("OnnxFailure", m.py().get_type::<onnx::OnnxFailure>())?;
     m.add_function(wrap_pyfunction!(onnx::training_graph, m)?)?;
     m.add_function(wrap_pyfunction!(onnx_optimize::optimize, m)?)?;
+    m.add_function(wrap_pyfunction!(onnx_optimize::rewrites, m)?)?;
     m.add_function(wrap_pyfunction!(threads::share_threads, m)?)
 }

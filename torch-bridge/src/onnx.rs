@@ -3,7 +3,9 @@
 use ::onnx::file;
 use compiler::importer::onnx::{File, Mode, Options};
 use compiler::internal_error::caught_deep;
-use compiler::training_graph::{self as training, Loss, Optimizer, TrainingOptions};
+use compiler::training_graph::{
+    self as training, Loss, Optimizer, OptimizerState, TrainingOptions,
+};
 use compiler::training_input::training_input;
 use compiler::training_proof::{Proof, prove};
 use pyo3::create_exception;
@@ -30,6 +32,7 @@ pub struct Request {
     loss: String,
     output: Option<String>,
     optimizer: Option<String>,
+    optimizer_state: String,
     gradients: bool,
     wrt: Option<Vec<String>>,
     mode: String,
@@ -52,6 +55,8 @@ pub fn training_graph(
         loss,
         output: request.output,
         optimizer: optimizer.transpose().map_err(PyValueError::new_err)?,
+        optimizer_state: OptimizerState::from_str(&request.optimizer_state)
+            .map_err(PyValueError::new_err)?,
         wrt: request.wrt,
         gradients: request.gradients,
         label_smoothing: request.label_smoothing,
@@ -106,6 +111,7 @@ fn made(
     let sources = read.files().into_iter().map(Path::to_path_buf).collect();
     let bytes = training::training_graph(model, options).map_err(|error| error.to_string())?;
     let mut warnings = input.notes("sizes", "wrt");
+    warnings.extend(input.guessed("wrt"));
     if verify {
         let made = file::Model::of_bytes(Path::new("train.onnx"), bytes.clone().into())
             .map_err(|error| error.to_string())?;

@@ -377,6 +377,68 @@ def test_a_step_without_its_gradients(recwarn):
         shorthaul.onnx.grad(data, loss="mse", gradients=False)
 
 
+class Rotated(nn.Module):
+    """Frequencies of positions, which are a buffer, and a parameter without a dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", 10 ** -torch.arange(4.0))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1])[:, None].float() * self.frequencies
+        return self.layer(x * angles.cos()) * self.scale
+
+
+def test_buffers_are_left_out_and_numbers_are_trained(recwarn):
+    torch.manual_seed(0)
+    model, x, target = Rotated(), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    assert_gradients(model, x, target, "mse", F.mse_loss)
+    assert not [w for w in recwarn if "not trained" in str(w.message)]
+    plain = onnx.load_model_from_string(exported(model.eval(), x))
+    for value in [*plain.graph.value_info, *plain.graph.initializer]:
+        del value.metadata_props[:]
+    with pytest.warns(UserWarning, match="`frequencies`: frequencies of a position embedding"):
+        data = shorthaul.onnx.grad(plain, loss="mse")
+    names = {output.name for output in onnx.load_model_from_string(data).graph.output}
+    assert names == {"loss", "layer.weight.grad", "layer.bias.grad"}
+    data = shorthaul.onnx.grad(plain, loss="mse", wrt=["scale", "frequencies"])
+    names = {output.name for output in onnx.load_model_from_string(data).graph.output}
+    assert names == {"loss", "scale.grad", "frequencies.grad"}
+
+
+def test_a_parameter_that_stands_for_two_is_said():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+    merged = onnx.load_model_from_string(exported(model, x))
+    for node in merged.graph.node:
+        node.input[:] = ["0.weight" if name == "1.weight" else name for name in node.input]
+    with pytest.warns(UserWarning, match="`0.weight` is one array that 2 nodes read"):
+        data = shorthaul.onnx.grad(merged, loss="mse")
+    names = {output.name for output in onnx.load_model_from_string(data).graph.output}
+    assert names == {"loss", "0.weight.grad", "0.bias.grad", "1.bias.grad"}
+
+
+def test_the_first_step_needs_no_state_if_the_file_holds_it():
+    model, x, target = nn.Linear(3, 2), torch.randn(2, 3), torch.randn(2, 2)
+    data = exported(model, x)
+    given = {"x0": x, "target": target, "lr": torch.tensor(0.1)}
+    state = {
+        f"{name}.{part}": torch.zeros_like(value)
+        for name, value in model.named_parameters()
+        for part in ("mean", "square")
+    }
+    outside = shorthaul.onnx.grad(data, loss="mse", optimizer="adam")
+    wanted = run(outside, {**given, "step": torch.tensor(1.0), **state})
+    inside = shorthaul.onnx.grad(data, loss="mse", optimizer="adam", optimizer_state="inside")
+    found = run(inside, given)
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="optimizer_state needs an optimizer"):
+        shorthaul.onnx.grad(data, loss="mse", optimizer_state="inside")
+
+
 class Table(nn.Module):
     """A table of more rows than are looked up, and two matrices of one shape."""
 

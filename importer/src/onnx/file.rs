@@ -10,6 +10,7 @@ use super::proto::{
 };
 use super::tensor::dtype_of;
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A decoded ONNX file.
@@ -25,6 +26,8 @@ pub struct File {
     /// Everything but the graph.
     around: ModelProto,
     pub(super) graph: GraphProto,
+    /// Initializers without a dimension that are parameters all the same.
+    scalar_parameters: BTreeSet<String>,
 }
 
 /// What a file says of itself, for files that are made of it.
@@ -89,6 +92,7 @@ impl File {
             producer: producer.trim().to_string(),
             around: model,
             graph,
+            scalar_parameters: BTreeSet::new(),
         })
     }
 
@@ -195,6 +199,18 @@ impl File {
     /// What it says of itself.
     pub fn about(&self) -> &About {
         &self.about
+    }
+
+    /// The file with those initializers as parameters that have no dimension; without that they are constants of its
+    /// graph. Other names mean nothing.
+    pub fn with_scalar_parameters(mut self, names: impl IntoIterator<Item = String>) -> File {
+        self.scalar_parameters.extend(names);
+        self
+    }
+
+    /// Whether an initializer without a dimension is a parameter.
+    pub(super) fn is_scalar_parameter(&self, name: &str) -> bool {
+        self.scalar_parameters.contains(name)
     }
 
     /// The file with initializers in the place of those `Constant` nodes that give real numbers and are `wanted`, by

@@ -484,10 +484,12 @@ impl<'g> Importer<'g> {
         Ok(id)
     }
 
-    /// A stored tensor as data: real numbers with a dimension are parameters, all else is constant.
+    /// A stored tensor as data: real numbers with a dimension, or that are asked for, are parameters, all else is
+    /// constant.
     fn parameter(&mut self, name: &str, stored: Arc<Stored>) -> Result<ContainerId, String> {
         let own = identifier(name);
-        let is_weight = stored.dtype().is_float() && !stored.shape().is_empty();
+        let has_place = !stored.shape().is_empty() || self.file.is_scalar_parameter(name);
+        let is_weight = stored.dtype().is_float() && has_place;
         if !is_weight {
             let tensor = stored
                 .tensor()

@@ -1,18 +1,22 @@
-//! Where two models begin to differ: the first value, by name, that both compute and that is not the
-//! same.
+//! Where two models begin to differ: the first value, by name, that both compute, that is not the same, and from
+//! which a difference of an output may come.
 //!
-//! Values are compared in the order of the first model, with the tolerances of verification. Keeps
-//! every compared value of a run in memory.
+//! A rewrite may keep the name of a value and give it another meaning: a convolution takes over a normalization, say,
+//! and keeps its own name. So a value is not blamed if only values that are the same again lie between it and the
+//! outputs, or if the first model has it under another name. Values are compared in the order of the first model, with
+//! the tolerances of verification. Keeps every compared value of a run in memory.
 
 use super::cuts::Cuts;
+use super::renamed::{Difference, differences, renamed};
 use super::{Options, VerifyError, compare, program};
-use crate::evaluate::{Precision, Values, label};
+use crate::diff::same_elements;
+use crate::evaluate::{Precision, Values, label, reads};
 use crate::file::Model;
-use crate::proto::{GraphProto, NodeProto};
+use crate::proto::{GraphProto, NodeProto, TensorProto};
 use crate::tensor::Tensor;
 use crate::verify::samples::{Planted, Sampler};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a comparison of two models value by value gives.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,6 +27,21 @@ pub struct Comparison {
     pub runs: Vec<String>,
     /// The first difference, if there is one.
     pub first: Option<Divergence>,
+    /// Values that differ and are not to blame, in the order of the first model.
+    pub reused: Vec<Reused>,
+    /// Names of values that the same nodes compute from the same values: in the first model, in the second.
+    pub renamed: Vec<(String, String)>,
+}
+
+/// A name that stands for another value in the second model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reused {
+    /// The name.
+    pub value: String,
+    /// The name that the first model has for that value, if it has it.
+    pub like: Option<String>,
+    /// What is not the same about the nodes that compute it.
+    pub differences: Vec<Difference>,
 }
 
 /// The first value that differs.
@@ -40,6 +59,8 @@ pub struct Divergence {
     pub a: Computed,
     /// The node that computes it in the second model.
     pub b: Computed,
+    /// What is not the same about these nodes.
+    pub differences: Vec<Difference>,
     /// Values before it that are the same.
     pub n_same: usize,
     /// The last of these.
@@ -91,7 +112,13 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
         n_values: shared.len(),
         runs: Vec::new(),
         first: None,
+        reused: Vec::new(),
+        renamed: renamed(graph_a, &graph_b),
     };
+    let names: BTreeMap<String, String> = comparison.renamed.iter().cloned().collect();
+    let only_a: Vec<&str> = outputs(graph_a)
+        .filter(|name| !in_b.contains(name) && !unknown.contains(name) && !cuts.is_opaque(name))
+        .collect();
     let of_first = (0..options.n_seeds).map(|seed| (0, seed));
     for (n, seed) in of_first.chain((1..samples.len()).map(|n| (n, 0))) {
         let found = run(a, &mut samplers[n], &shared, seed);
@@ -103,36 +130,196 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
         let other = program(&b.proto, &b.folder, Precision::AsStored, None)
             .and_then(|program| program.run(&feeds, &shared))
             .map_err(|cause| VerifyError::Second { cause })?;
-        let differs = (0..shared.len()).find_map(|n| {
+        let differs = |n: usize| {
             let error = compare::errors(shared[n], &found[n], &other[n], Some(&exact[n]), 0.0);
             error.err().map(|what| (n, what))
-        });
+        };
+        let differing: BTreeMap<usize, String> = (0..shared.len()).filter_map(differs).collect();
         comparison.runs.push(described.clone());
-        if let Some((n, what)) = differs {
-            let same: BTreeSet<&str> = shared[..n].iter().copied().collect();
-            let given: BTreeSet<&str> = feeds.keys().map(String::as_str).collect();
-            let state = |name: &str| match name {
-                name if same.contains(name) || given.contains(name) => Some(true),
-                name if shared.contains(&name) => Some(false),
-                _ => None,
-            };
-            comparison.first = Some(Divergence {
-                value: shared[n].to_string(),
-                run: described,
-                what,
-                element: worst(&found[n], &other[n]),
-                a: computed(graph_a, shared[n], &state),
-                b: computed(&graph_b, shared[n], &state),
-                n_same: n,
-                last_same: n.checked_sub(1).map(|n| shared[n].to_string()),
-            });
+        if differing.is_empty() {
+            continue;
+        }
+        let judged = Judged {
+            models: (a, b),
+            graphs: (graph_a, &graph_b),
+            shared: &shared,
+            same: same(&feeds, &shared, &differing),
+            differing: &differing,
+            renamed: &names,
+        };
+        let reached = judged.reached();
+        let alike = Alike::new(a, &only_a, &feeds);
+        let is_output = |name: &str| graph_a.output.iter().any(|o| o.name == name);
+        for (n, what) in &differing {
+            let name = shared[*n];
+            let like = alike.name_of(&other[*n]);
+            if is_output(name) || reached.contains(name) && like.is_none() {
+                let element = worst(&found[*n], &other[*n]);
+                comparison.first = Some(judged.divergence(*n, described, what.clone(), element));
+                break;
+            }
+            if comparison.reused.iter().all(|known| known.value != name) {
+                comparison.reused.push(Reused {
+                    value: name.to_string(),
+                    like,
+                    differences: judged.differences(name),
+                });
+            }
+        }
+        if comparison.first.is_some() {
             break;
         }
     }
     if let Some(changed) = cuts.changed(graph_a, &graph_b) {
-        comparison.first = Some(earlier(graph_a, &shared, comparison.first, changed));
+        comparison.first = Some(earlier(graph_a, &shared, comparison.first, changed, &names));
     }
     Ok(comparison)
+}
+
+/// Two models after a run in which values differ.
+struct Judged<'m> {
+    models: (&'m Model, &'m Model),
+    graphs: (&'m GraphProto, &'m GraphProto),
+    /// Names that both models compute, in the order of the first.
+    shared: &'m [&'m str],
+    /// Those that differ, by position, and how.
+    differing: &'m BTreeMap<usize, String>,
+    /// Whether values that both have are the same, by name.
+    same: BTreeMap<&'m str, bool>,
+    /// Names in the second model by those in the first.
+    renamed: &'m BTreeMap<String, String>,
+}
+
+/// Whether inputs, which are, and values that both models compute are the same.
+fn same<'m>(
+    feeds: &'m Values,
+    shared: &[&'m str],
+    differing: &BTreeMap<usize, String>,
+) -> BTreeMap<&'m str, bool> {
+    let computed = shared.iter().enumerate();
+    let computed = computed.map(|(n, name)| (*name, !differing.contains_key(&n)));
+    let given = feeds.keys().map(|name| (name.as_str(), true));
+    computed.chain(given).collect()
+}
+
+impl<'m> Judged<'m> {
+    fn is_same(&self, name: &str) -> Option<bool> {
+        let known = self.same.get(name).copied();
+        known.or_else(|| self.is_stored_same(name))
+    }
+
+    /// Whether initializers of that name hold the same; `None` if a model has none.
+    fn is_stored_same(&self, name: &str) -> Option<bool> {
+        fn stored<'g>(graph: &'g GraphProto, name: &str) -> Option<&'g TensorProto> {
+            graph.initializer.iter().find(|t| t.name == name)
+        }
+        let (a, b) = (stored(self.graphs.0, name)?, stored(self.graphs.1, name)?);
+        let folders = (&self.models.0.folder, &self.models.1.folder);
+        Some(same_elements(a, folders.0, b, folders.1))
+    }
+
+    /// Names from which, in one of the models, an output that differs is computed without a value between that is the
+    /// same. All names, if no output is compared.
+    fn reached(&self) -> BTreeSet<&'m str> {
+        let outputs = self.graphs.0.output.iter().map(|o| o.name.as_str());
+        let compared: Vec<&str> = outputs.filter(|o| self.shared.contains(o)).collect();
+        if compared.is_empty() {
+            return self.shared.iter().copied().collect();
+        }
+        let wrong = compared.into_iter();
+        let wrong: Vec<&str> = wrong.filter(|o| !self.same[o]).collect();
+        let mut reached = BTreeSet::new();
+        for graph in [self.graphs.0, self.graphs.1] {
+            let mut makers: BTreeMap<&str, &NodeProto> = BTreeMap::new();
+            for node in &graph.node {
+                makers.extend(node.output.iter().map(|o| (o.as_str(), node)));
+            }
+            let mut open: Vec<&'m str> = wrong.clone();
+            let mut seen: BTreeSet<&'m str> = open.iter().copied().collect();
+            while let Some(name) = open.pop() {
+                reached.insert(name);
+                let read = makers.get(name).map(|node| reads(node)).unwrap_or_default();
+                let suspect = |read: &&'m str| self.same.get(read) != Some(&true);
+                open.extend(read.into_iter().filter(suspect).filter(|r| seen.insert(*r)));
+            }
+        }
+        reached
+    }
+
+    fn makers(&self, value: &str) -> (Option<&'m NodeProto>, Option<&'m NodeProto>) {
+        let maker = |graph: &'m GraphProto| {
+            let gives = |n: &&NodeProto| n.output.iter().any(|o| o == value);
+            graph.node.iter().find(gives)
+        };
+        (maker(self.graphs.0), maker(self.graphs.1))
+    }
+
+    fn differences(&self, value: &str) -> Vec<Difference> {
+        match self.makers(value) {
+            (Some(a), Some(b)) => differences(a, b, self.renamed),
+            _ => Vec::new(),
+        }
+    }
+
+    fn divergence(
+        &self,
+        n: usize,
+        run: String,
+        what: String,
+        element: Option<(Vec<usize>, f64, f64)>,
+    ) -> Divergence {
+        let value = self.shared[n];
+        let (a, b) = self.makers(value);
+        let state = |name: &str| self.is_same(name);
+        let same: Vec<usize> = (0..n).filter(|n| !self.differing.contains_key(n)).collect();
+        Divergence {
+            value: value.to_string(),
+            run,
+            what,
+            element,
+            a: computed(a, &state),
+            b: computed(b, &state),
+            differences: self.differences(value),
+            n_same: same.len(),
+            last_same: same.last().map(|n| self.shared[*n].to_string()),
+        }
+    }
+}
+
+/// Values that the first model alone has a name for, in a run.
+#[derive(Default)]
+struct Alike {
+    names: Vec<String>,
+    found: Vec<Tensor>,
+    exact: Vec<Tensor>,
+}
+
+impl Alike {
+    fn new(a: &Model, names: &[&str], feeds: &Values) -> Alike {
+        let run = |precision: Precision| {
+            let made = program(&a.proto, &a.folder, precision, None);
+            made.and_then(|program| program.run(feeds, names)).ok()
+        };
+        match (run(Precision::AsStored), run(Precision::Float64)) {
+            (Some(found), Some(exact)) => Alike {
+                names: names.iter().map(ToString::to_string).collect(),
+                found,
+                exact,
+            },
+            // Then nothing is known of them.
+            _ => Alike::default(),
+        }
+    }
+
+    /// The name of a value in the first model.
+    fn name_of(&self, value: &Tensor) -> Option<String> {
+        let is_value = |n: &usize| {
+            let (found, exact) = (&self.found[*n], &self.exact[*n]);
+            compare::errors(&self.names[*n], found, value, Some(exact), 0.0).is_ok()
+        };
+        let n = (0..self.names.len()).find(is_value)?;
+        Some(self.names[n].clone())
+    }
 }
 
 /// A node without a meaning here that is another one in the second model, unless what differs by its
@@ -142,6 +329,7 @@ fn earlier(
     shared: &[&str],
     found: Option<Divergence>,
     (at, a, b): (usize, &NodeProto, &NodeProto),
+    renamed: &BTreeMap<String, String>,
 ) -> Divergence {
     let computes = |name: &str| {
         let gives = |n: &NodeProto| n.output.iter().any(|o| o == name);
@@ -165,6 +353,7 @@ fn earlier(
         element: None,
         a: described(a),
         b: described(b),
+        differences: differences(a, b, renamed),
         n_same,
         last_same: n_same.checked_sub(1).map(|n| shared[n].to_string()),
     }
@@ -190,18 +379,16 @@ fn run(
     Ok((run.described, run.feeds, run.stored))
 }
 
-fn computed(graph: &GraphProto, value: &str, state: &dyn Fn(&str) -> Option<bool>) -> Computed {
-    let gives = |n: &&NodeProto| n.output.iter().any(|o| o == value);
-    let Some(node) = graph.node.iter().find(gives) else {
+fn computed(node: Option<&NodeProto>, state: &dyn Fn(&str) -> Option<bool>) -> Computed {
+    let Some(node) = node else {
         return Computed {
             node: String::new(),
             inputs: Vec::new(),
         };
     };
-    let inputs = crate::evaluate::reads(node);
     Computed {
         node: label(node),
-        inputs: inputs
+        inputs: reads(node)
             .into_iter()
             .map(|name| (name.to_string(), state(name)))
             .collect(),

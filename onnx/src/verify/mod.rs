@@ -22,6 +22,7 @@ mod masks;
 mod numbers;
 mod options;
 mod random;
+mod renamed;
 mod rounding;
 mod runs;
 mod samples;
@@ -29,7 +30,7 @@ mod samples;
 pub use bisect::{Dropped, Proof, ProveError, Stopped, prove};
 pub use compare::OutputError;
 pub use cuts::is_known;
-pub use divergence::{Comparison, Computed, Divergence, compare_values};
+pub use divergence::{Comparison, Computed, Divergence, Reused, compare_values};
 
 pub use given::relation;
 pub use gradient::{
@@ -37,6 +38,7 @@ pub use gradient::{
     check_same_step,
 };
 pub use options::{Options, Sample};
+pub use renamed::Difference;
 pub use rounding::Unsettled;
 
 use crate::evaluate::{EvaluateError, Outcome, Precision, Program, Values, label};

@@ -1,4 +1,5 @@
-//! `onnx-coverage CASES… [--compile] [PAGE.md]`: the standard's cases through importer, interpreter and C, as a page.
+//! `onnx-coverage CASES… [--compile[=N]] [PAGE.md]`: the standard's cases through importer, interpreter and C, as a page.
+//! With `--compile=N`, every N-th case is compiled.
 //!
 //! `cargo xtask onnx-coverage` writes the cases and calls it.
 
@@ -10,15 +11,26 @@ use tests::onnx_coverage::{Found, look_at, page};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let compiles = arguments.iter().any(|a| a == "--compile");
-    let paths = arguments.iter().filter(|a| *a != "--compile");
+    let is_option = |a: &&String| a.starts_with("--compile");
+    let every = match arguments.iter().find(is_option) {
+        None => None,
+        Some(option) => match option.strip_prefix("--compile=").map(str::parse::<usize>) {
+            None => Some(1),
+            Some(Ok(n)) if n > 0 => Some(n),
+            Some(_) => {
+                eprintln!("error: {option} does not say every how many-th case is compiled");
+                return ExitCode::from(2);
+            }
+        },
+    };
+    let paths = arguments.iter().filter(|a| !is_option(a));
     let (pages, cases): (Vec<&String>, Vec<&String>) = paths.partition(|p| p.ends_with(".md"));
     if cases.is_empty() {
         eprintln!("error: give the folders of the cases");
         return ExitCode::from(2);
     }
     let all: Vec<PathBuf> = cases.iter().flat_map(|c| folders(Path::new(c))).collect();
-    let found = look_at_all(&all, compiles);
+    let found = look_at_all(&all, every);
     let text = page(&found, "cargo xtask onnx-coverage");
     let written = match pages.first() {
         Some(path) => std::fs::write(path, text),
@@ -44,11 +56,15 @@ fn folders(cases: &Path) -> Vec<PathBuf> {
     folders
 }
 
-fn look_at_all(folders: &[PathBuf], compiles: bool) -> Vec<Found> {
+/// Looks at all cases; compiles every so many-th, or none.
+fn look_at_all(folders: &[PathBuf], every: Option<usize>) -> Vec<Found> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());
     let work = || {
-        while let Some(folder) = folders.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(folder) = folders.get(n) else { break };
+            let compiles = every.is_some_and(|every| n % every == 0);
             if let (Some(one), Ok(mut all)) = (look_at(folder, compiles), found.lock()) {
                 all.push(one);
             }

@@ -13,19 +13,33 @@ pub fn page(found: &[Found], command: &str) -> String {
     let _ = writeln!(
         text,
         "Written by `{command}` from the test cases of the `onnx` package. The columns say what Shorthaul does with a \
-         case: it is *evaluated* as a file; *optimized* and verified; *imported* as a graph; *interpreted*, and \
-         compiled to *C*, both with the expected outputs; and *differentiated*. A number `a/b` means that this holds \
-         for a of b cases; `–` means that the column does not apply, or was not computed. The last column names the \
+         case: it is *evaluated* as a file; *optimized* and verified, and then *kept* if no rule of `optimize` changes \
+         it; *imported* as a graph; *interpreted*, and compiled to *C*, both with the expected outputs; and \
+         *differentiated*. A number `a/b` means that this holds \
+         for a of b cases; `–` means that the column does not apply, or was not computed.{} The last column names the \
          *rules* of `optimize` that change at least one of these cases, most of which have a single node; \
          `shorthaul optimize --list-rules` says what the rules do. Some cases expect random numbers that NumPy drew. \
          A graph draws its own, so the test checks that each is 0 or the number that can be drawn, and how many are \
-         not 0.\n"
+         not 0.\n",
+        sampled(found)
     );
     let ours: Vec<&Found> = found.iter().filter(|f| f.has_our_types).collect();
     let _ = writeln!(text, "{}\n", sentence(&ours, found.len()));
     text.push_str(&table(found));
     text.push_str(&reasons(&ours));
     text
+}
+
+/// A sentence that begins with a space, where only some cases are compiled.
+fn sampled(found: &[Found]) -> String {
+    let n = found.iter().filter(|f| f.compiled.is_some()).count();
+    match n == found.len() {
+        true => String::new(),
+        false => format!(
+            " Compiling takes long: {n} of the {} cases were compiled to C.",
+            found.len()
+        ),
+    }
 }
 
 fn sentence(ours: &[&Found], n_all: usize) -> String {
@@ -40,10 +54,13 @@ fn sentence(ours: &[&Found], n_all: usize) -> String {
         share(count(&|f| f.imported.is_ok())),
         share(count(&|f| f.interpreted.is_ok())),
     );
-    if ours.iter().any(|f| f.compiled.is_some()) {
-        let n = count(&|f| matches!(f.compiled, Some(Ok(()))));
-        let _ = write!(text, ", {} run as C", share(n));
-    }
+    let compiled = count(&|f| f.compiled.is_some());
+    let runs = count(&|f| matches!(f.compiled, Some(Ok(()))));
+    let _ = match compiled {
+        0 => Ok(()),
+        n if n == ours.len() => write!(text, ", {} run as C", share(runs)),
+        n => write!(text, "; {runs} of {n} that were compiled run as C"),
+    };
     let asked = count(&|f| f.differentiated.is_some());
     let done = count(&|f| matches!(f.differentiated, Some(Ok(()))));
     let _ = write!(text, "; {done} of {asked} with floats are differentiated.");
@@ -56,6 +73,15 @@ fn ratio<'f>(verdicts: impl Iterator<Item = Option<&'f Verdict>>) -> String {
     match asked.len() {
         0 => "–".to_string(),
         n => format!("{}/{n}", asked.iter().filter(|v| v.is_ok()).count()),
+    }
+}
+
+/// How many of the cases that are optimized no rule changes.
+fn kept(cases: &[&Found]) -> String {
+    let optimized = || cases.iter().filter(|f| f.rewritten.is_ok());
+    match optimized().count() {
+        0 => "–".to_string(),
+        n => format!("{}/{n}", optimized().filter(|f| f.rules.is_empty()).count()),
     }
 }
 
@@ -79,16 +105,17 @@ fn table(found: &[Found]) -> String {
         rows.entry((name, one.opset)).or_default().push(one);
     }
     let mut text = String::from(
-        "| operator | version | evaluated | optimized | imported | interpreted | C | differentiated | rules |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+        "| operator | version | evaluated | optimized | kept | imported | interpreted | C | differentiated | rules |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
     for ((name, opset), cases) in rows {
         let all = || cases.iter();
         let _ = writeln!(
             text,
-            "| {name} | {opset} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {name} | {opset} | {} | {} | {} | {} | {} | {} | {} | {} |",
             ratio(all().map(|f| Some(&f.evaluated))),
             ratio(all().map(|f| Some(&f.rewritten))),
+            kept(&cases),
             ratio(all().map(|f| Some(&f.imported))),
             ratio(all().map(|f| Some(&f.interpreted))),
             ratio(all().map(|f| f.compiled.as_ref())),
@@ -135,4 +162,56 @@ fn first_failed<'f>(
         Some(Err(why)) => Some((*step, why)),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(case: &str, rules: &[&str], compiled: Option<Verdict>) -> Found {
+        Found {
+            case: case.to_string(),
+            operator: Some("Relu".to_string()),
+            opset: 14,
+            has_our_types: true,
+            evaluated: Ok(()),
+            rewritten: Ok(()),
+            rules: rules.iter().map(ToString::to_string).collect(),
+            imported: Ok(()),
+            interpreted: Ok(()),
+            compiled,
+            differentiated: None,
+        }
+    }
+
+    #[test]
+    fn the_page_says_what_is_kept_and_what_was_compiled() {
+        let wrong = Some(Err("element 0 is 1 instead of 2".to_string()));
+        let mut all = vec![
+            found("test_a", &[], Some(Ok(()))),
+            found("test_b", &["fold"], wrong),
+            found("test_c", &[], Some(Ok(()))),
+        ];
+        let text = page(&all, "this");
+        let row = "| Relu | 14 | 3/3 | 3/3 | 2/3 | 3/3 | 3/3 | 2/3 | – | fold |\n";
+        assert!(text.contains(row), "{text}");
+        assert!(text.contains(", 2 (66.7 %) run as C; 0 of 0"), "{text}");
+        assert!(
+            text.contains("| test_b | C | element 0 is 1 instead of 2 |"),
+            "{text}"
+        );
+        assert!(!text.contains("Compiling takes long"), "{text}");
+        all[2].compiled = None;
+        let text = page(&all, "this");
+        let row = "| Relu | 14 | 3/3 | 3/3 | 2/3 | 3/3 | 3/3 | 1/2 | – | fold |\n";
+        assert!(text.contains(row), "{text}");
+        assert!(
+            text.contains("2 of the 3 cases were compiled to C."),
+            "{text}"
+        );
+        assert!(
+            text.contains("; 1 of 2 that were compiled run as C; 0 of 0"),
+            "{text}"
+        );
+    }
 }

@@ -1,6 +1,7 @@
 """Optimizes ONNX files, and turns ONNX models into training steps.
 
-These functions do the same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line.
+These functions do the same as ``shorthaul optimize`` and ``shorthaul grad`` on the command line,
+and take the same options.
 Import this module with ``import shorthaul.onnx``.
 """
 
@@ -30,6 +31,7 @@ def grad(
     loss: str,
     output: str | None = None,
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] | None = None,
+    optimizer_state: Literal["outside", "inside"] = "outside",
     gradients: bool = True,
     wrt: Sequence[str] | None = None,
     mode: Literal["file", "train", "eval"] = "file",
@@ -48,11 +50,18 @@ def grad(
       several.
     - ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``. Adds the inputs ``lr``,
       the optimizer's state and, for Adam, ``step``.
+    - ``optimizer_state``: where the optimizer's state begins. With ``"outside"``, every step is
+      given it: zeros in the first step, and 1.0 as ``step``. With ``"inside"``, the file holds
+      these values as defaults, so that the first step needs neither.
     - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``. Writing them
       takes time.
     - ``wrt``: names of the initializers, constants and inputs to differentiate by; by default every
-      trainable initializer. If there is none, as in files of exporters that write weights as
-      ``Constant`` nodes, every constant of more than one real number.
+      initializer that is a parameter. That is what PyTorch's exporter marked as one. Without a
+      mark, it is everything but running statistics, limits and scales of operators, frequencies of
+      position embeddings, tables of sines, masks and constants of exporters; a warning names those
+      that were known by what they hold or by their names. If no initializer is a parameter, as in
+      files of exporters that write weights as ``Constant`` nodes, every such constant of more than
+      one real number.
     - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps the form of each node,
       ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
       exports BatchNormalization in evaluation form even from a model in training mode.
@@ -70,10 +79,12 @@ def grad(
 
     Export from PyTorch with ``torch.onnx.export(…, dynamo=True, optimize=False)``. Otherwise the
     exporter merges parameters that have equal values, and folds batch normalization into
-    convolutions.
+    convolutions. A warning names a parameter that several nodes of the file read.
 
     Raises :class:`OnnxError` on failure, and leaves ``out`` as it was.
     """
+    if optimizer is None and optimizer_state != "outside":
+        raise ValueError("optimizer_state needs an optimizer")
     path, data = _source(model)
     request = _GradRequest(
         path=path,
@@ -82,6 +93,7 @@ def grad(
         loss=loss,
         output=output,
         optimizer=optimizer,
+        optimizer_state=optimizer_state,
         gradients=gradients,
         wrt=None if wrt is None else list(wrt),
         mode=mode,
@@ -104,8 +116,8 @@ class Optimized:
 
     ``summary`` is what the program prints with ``--json``: ``fired`` (the rewrites used),
     ``dropped`` (rewrites that made a difference), ``kept`` (operators that Shorthaul does not
-    know), ``runs`` (of the verification), and under ``before`` and ``after`` the numbers of
-    operators, multiply-adds and bytes.
+    know), ``runs`` (of the verification), ``half`` (the error of 16-bit floats), and under
+    ``before`` and ``after`` the numbers of operators, multiply-adds and bytes.
     """
 
     model: bytes | None
@@ -143,7 +155,19 @@ def optimize(
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     inputs: Mapping[str, Any] | None = None,
     seeds: int = 2,
+    tolerance: float = 0.0,
+    time_limit: float | None = None,
+    rules: Sequence[str] | None = None,
     without: Sequence[str] = (),
+    from_: Sequence[str] = (),
+    to: Sequence[str] = (),
+    free_shape: Mapping[str, Sequence[str | None]] | None = None,
+    rename: Mapping[str, str] | None = None,
+    opset: int | None = None,
+    half: Literal["f16", "bf16"] | None = None,
+    keep_f32: Sequence[str] = (),
+    strip: bool = False,
+    infer_shapes: bool = False,
     fold_limit: int = 16 << 10,
     max_growth: float | None = None,
     oracle: Literal["ort"] | None = None,
@@ -162,7 +186,24 @@ def optimize(
       other sizes such as ``{"total": "past+new"}``.
     - ``shapes``: sizes of inputs to fix in the file; ``None`` keeps a size as it is.
     - ``inputs``: arrays by name, to verify with instead of made-up inputs.
+    - ``tolerance``: accept this difference as a fraction of the output's largest element, in
+      addition to rounding, such as ``1e-4``.
+    - ``time_limit``: stop verifying after this many seconds. The file gets the rewrites that are
+      verified by then.
+    - ``rules``: names of the only rewrites to use; an empty list for no rewrite. ``rewrites()``
+      lists them.
     - ``without``: names of rewrites not to use.
+    - ``from_``, ``to``: take only the part of the file between these values.
+    - ``free_shape``: names for fixed sizes of inputs, which then are dynamic, such as
+      ``{"x": ["batch", None]}``; ``None`` keeps a size as it is.
+    - ``rename``: other names for inputs and outputs, by their present names.
+    - ``opset``: convert the file to this version of the standard's operators.
+    - ``half``: compute in ``"f16"`` or ``"bf16"``. Outputs may then differ by ``tolerance``, or by
+      0.01 (f16) or 0.05 (bf16) without it.
+    - ``keep_f32``: operators or nodes that stay in f32 with ``half``, in addition to those that
+      always do.
+    - ``strip``: remove documentation, metadata, names of nodes and types of inner values.
+    - ``infer_shapes``: write the known types and sizes of inner values into the file.
     - ``fold_limit``: the most bytes of constants that folding one node may add to the file.
     - ``max_growth``: raise an error if file size, peak memory or bytes moved grow by more than this
       factor.
@@ -179,8 +220,35 @@ def optimize(
     """
     if oracle not in (None, "ort"):
         raise ValueError(f"oracle is None or 'ort', not {oracle!r}")
-    if oracle and not verify:
-        raise ValueError("oracle needs verification: leave out verify=False")
+    if not verify:
+        asked = {
+            "oracle": oracle,
+            "tolerance": tolerance,
+            "time_limit": time_limit,
+            "free_shape": free_shape,
+            "half": half,
+        }
+        _refuse(asked, "needs verification: leave out verify=False")
+    if measure:
+        asked = {
+            "from_": from_,
+            "to": to,
+            "free_shape": free_shape,
+            "rename": rename,
+            "opset": opset,
+            "half": half,
+        }
+        _refuse(asked, "gives another file than measure compares: leave out measure")
+    if not half:
+        _refuse({"keep_f32": keep_f32}, "needs half")
+    if strip:
+        _refuse({"infer_shapes": infer_shapes}, "writes what strip removes: leave out one")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is a number from 0 to below 1, not {tolerance}")
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit is a number of seconds above 0, not {time_limit}")
+    if opset is not None and opset < 7:
+        raise ValueError(f"opset is at least 7, not {opset}")
     path, data = _source(model)
     request = _Request(
         path=path,
@@ -192,7 +260,19 @@ def optimize(
         shapes=[(name, list(shape)) for name, shape in (shapes or {}).items()],
         inputs=_archive(inputs) if inputs else None,
         seeds=seeds,
+        rules=None if rules is None else list(rules),
         without=list(without),
+        free_shape=[(name, list(names)) for name, names in (free_shape or {}).items()],
+        rename=list((rename or {}).items()),
+        half=half,
+        keep_f32=list(keep_f32),
+        tolerance=tolerance,
+        time_limit=time_limit,
+        from_=list(from_),
+        to=list(to),
+        opset=opset,
+        strip=strip,
+        infer_shapes=infer_shapes,
         fold_limit=fold_limit,
         max_growth=max_growth,
         ask_runtime=oracle is not None,
@@ -206,6 +286,18 @@ def optimize(
     return Optimized(made, None if out is None else Path(out), json.loads(summary))
 
 
+def rewrites() -> dict[str, str]:
+    """Returns the rewrites that :func:`optimize` knows, by name, and what each does."""
+    return dict(_native.rewrites())
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raises an error about the first option that is given."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name} {why}")
+
+
 @dataclass
 class _Request:
     path: str | None
@@ -217,7 +309,19 @@ class _Request:
     shapes: list[tuple[str, list[int | None]]]
     inputs: bytes | None
     seeds: int
+    rules: list[str] | None
     without: list[str]
+    free_shape: list[tuple[str, list[str | None]]]
+    rename: list[tuple[str, str]]
+    half: str | None
+    keep_f32: list[str]
+    tolerance: float
+    time_limit: float | None
+    from_: list[str]
+    to: list[str]
+    opset: int | None
+    strip: bool
+    infer_shapes: bool
     fold_limit: int
     max_growth: float | None
     ask_runtime: bool
@@ -233,6 +337,7 @@ class _GradRequest:
     loss: str
     output: str | None
     optimizer: str | None
+    optimizer_state: str
     gradients: bool
     wrt: list[str] | None
     mode: str
@@ -259,4 +364,4 @@ def _archive(arrays: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-__all__ = ["OnnxError", "Optimized", "grad", "optimize"]
+__all__ = ["OnnxError", "Optimized", "grad", "optimize", "rewrites"]

@@ -58,7 +58,11 @@ fn layers(s: &mut Site, cell: &Cell, first: &[ContainerId]) -> Results {
         return Err(s.unsupported("a recurrent layer of integers, or of several types"));
     }
     // States of 16 bits are carried from step to step in 32.
-    let carried = if dtype == DType::F64 { dtype } else { DType::F32 };
+    let carried = if dtype == DType::F64 {
+        dtype
+    } else {
+        DType::F32
+    };
     x = s.cast(x, carried)?;
     let params = all_cast(s, &params, carried)?;
     let first = all_cast(s, first, carried)?;
