@@ -294,7 +294,11 @@ fn parse_version(answer: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn run_explained(command: &mut Command) -> Result<()> {
+/// Runs a command to its end.
+///
+/// # Errors
+/// A failure, with the reason in words where it is known.
+pub fn run_explained(command: &mut Command) -> Result<()> {
     let done = run_shown(command)?;
     if done.success {
         return Ok(());
