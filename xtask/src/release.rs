@@ -274,6 +274,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn unknown_options_are_refused_before_anything_is_built() {
+        let error = run(Path::new("/no-such-folder"), &["--from-indx".to_owned()]);
+        let error = error.expect_err("there is no such option").to_string();
+        assert!(error.contains("--from-index"), "{error}");
+    }
+
+    #[test]
     fn the_summary_says_what_to_run() {
         let files = [Path::new("/d/s.whl"), Path::new("/d/shorthaul-linux")];
         let lines = summary(files, [3 << 20, 20_447_232]);
