@@ -1,4 +1,5 @@
-"""README and guide as the tests see them: their fenced blocks, and the program they call.
+"""README and guide as the tests see them: their fenced blocks and commands, and the program they
+call.
 
 Owns reading the pages and finding or building the program `shorthaul`; runs no block by itself.
 """
@@ -15,8 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "src").glob("*.md")))
+OTHERS = tuple(ROOT / n for n in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md"))
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,56 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def commands(page: Path, program: str) -> list[list[str]]:
-    """The arguments of each line of a shell block that calls ``program``."""
-    lines = [
-        line
-        for block in blocks(page)
-        if block.language == "sh"
-        for line in block.text.replace("\\\n", " ").splitlines()
-    ]
-    found = (shlex.split(line, comments=True) for line in lines)
-    return [words[1:] for words in found if words[:1] == [program]]
+@dataclass(frozen=True)
+class Command:
+    """A command of a shell block: its page, the line it is in, and its words.
+
+    The words are those of a plain call: no environment variables before the program, ``python`` for
+    every Python, and ``shorthaul-bench`` for ``python -m shorthaul.bench``.
+    """
+
+    page: Path
+    line: int
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def place(self) -> str:
+        """Page and line, for messages."""
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def name_of(page: Path) -> str:
+    """The path of a page in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def shell_commands(page: Path) -> list[Command]:
+    """The commands of the shell blocks of a page, in order."""
+    found = []
+    for block in blocks(page):
+        if block.language == "sh":
+            lines = block.text.replace("\\\n", "  ").splitlines()
+            for n, line in enumerate(lines):
+                words = shlex.split(line, comments=True)
+                while words:
+                    end = words.index("&&") if "&&" in words else len(words)
+                    if plain := _plain(words[:end]):
+                        found.append(Command(page, block.line + n, plain))
+                    words = words[end + 1 :]
+    return found
+
+
+def _plain(words: list[str]) -> tuple[str, ...]:
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if words and words[0].rpartition("/")[2] == "python":
+        words = ["python", *words[1:]]
+    if words[:3] == ["python", "-m", "shorthaul.bench"]:
+        words = ["shorthaul-bench", *words[3:]]
+    return tuple(words)
 
 
 @functools.cache

@@ -71,5 +71,8 @@ def test_the_example_of_the_guide_runs_in_two_processes(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     # Two processes share the output, unbuffered: one's line may begin before the other's line feed.
-    lines = re.findall(r"(DDP|FSDP2), process (\d) of 2: loss \d\.\d\d", done.stdout)
-    assert sorted(lines) == [(kind, n) for kind in ("DDP", "FSDP2") for n in "01"]
+    line = re.compile(r"(DDP|FSDP2), process (\d) of 2: loss \d\.\d\d")
+    lines = sorted(line.findall(done.stdout))
+    assert lines == [(kind, n) for kind in ("DDP", "FSDP2") for n in "01"]
+    shown = next(block.text for block in page if "process 1 of 2" in block.text)
+    assert sorted(line.findall(shown)) == lines

@@ -1,4 +1,7 @@
-"""README and guide: their Python runs, their commands are taken, their links lead somewhere."""
+"""README and guide: their Python runs, their links lead somewhere, what they name exists.
+
+``test_document_commands.py`` runs their commands, ``test_troubleshooting.py`` holds the messages.
+"""
 
 import contextlib
 import inspect
@@ -10,22 +13,15 @@ import warnings
 
 import pytest
 import shorthaul
-from documents import PAGES, ROOT, blocks, commands, program
+from documents import OTHERS, PAGES, ROOT, blocks, name_of
 from shorthaul import _pytorch_version
-from shorthaul.bench.options import parse
 from shorthaul.models import EXAMPLES
 
 pytest.importorskip("onnxscript")
 
 
-def _id(page):
-    return page.relative_to(ROOT).as_posix()
-
-
 GUIDE = ROOT / "docs" / "src"
-OTHERS = [ROOT / n for n in ("ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md")]
 WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
-WITH_PROGRAM = [page for page in PAGES if commands(page, "shorthaul")]
 
 
 def run_python(page):
@@ -39,76 +35,22 @@ def run_python(page):
                 exec(compile(source, str(page), "exec"), namespace)
             printed = out.getvalue()
         elif block.language == "output" and printed is not None:
-            assert block.text in printed, f"{_id(page)}:{block.line}: printed\n{printed}"
+            assert block.text in printed, f"{name_of(page)}:{block.line}: printed\n{printed}"
         if block.language != "python":
             printed = None
 
 
 def test_pages_have_python():
-    names = {_id(page) for page in WITH_PYTHON}
+    names = {name_of(page) for page in WITH_PYTHON}
     assert {"README.md", "docs/src/pytorch.md", "docs/src/onnx.md"} <= names
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=_id)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run_python(page)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the files that the pages name: all are the network of docs/src/onnx.md."""
-    place = tmp_path_factory.mktemp("onnx")
-    code = next(b.text for b in blocks(ROOT / "docs/src/onnx.md") if b.language == "python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for name in ("resnet50.onnx", "smaller.onnx"):
-        (place / name).write_bytes((place / "model.onnx").read_bytes())
-    return place
-
-
-@pytest.mark.parametrize("page", WITH_PROGRAM, ids=_id)
-def test_commands_of_the_program_run(page, folder):
-    for arguments in commands(page, "shorthaul"):
-        if "COMMAND" in arguments:
-            continue
-        done = subprocess.run(
-            [program(), *arguments], cwd=folder, capture_output=True, text=True, check=False
-        )
-        # 3: two files differ, which is an answer.
-        assert done.returncode in (0, 3), f"shorthaul {' '.join(arguments)}: {done.stderr}"
-
-
-def test_the_readme_shows_what_optimize_prints(folder):
-    page = ROOT / "README.md"
-    arguments = next(c for c in commands(page, "shorthaul") if c[0] == "optimize")
-    shown = next(b.text for b in blocks(page) if b.language == "output" and "→" in b.text)
-    biased = next(b.text for b in blocks(page) if "onnx.export" in b.text)
-    network = next(b.text for b in blocks(page) if "nn.Sequential" in b.text)
-    subprocess.run([sys.executable, "-c", network + biased], cwd=folder, check=True)
-    done = subprocess.run(
-        [program(), *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert shown in done.stdout
-
-
-def bench_commands():
-    """Arguments of each call of the bench in the pages."""
-    pattern = re.compile(
-        r"(?:python -m shorthaul\.bench|^shorthaul-bench) ([^`\n]*(?:\n--[^`\n]*)?)", re.MULTILINE
-    )
-    found = [c for page in PAGES for c in pattern.findall(page.read_text(encoding="utf-8"))]
-    return sorted({" ".join(c.split()).replace("NAME", "digits_cnn") for c in found})
-
-
-@pytest.mark.parametrize("line", bench_commands())
-def test_commands_of_the_bench_parse(line):
-    options = parse(line.split())
-    assert options.list or options.settings
 
 
 def links():
@@ -117,7 +59,7 @@ def links():
     for page in (*PAGES, *OTHERS):
         for target, heading in pattern.findall(page.read_text(encoding="utf-8")):
             if "://" not in target:
-                name = f"{_id(page)}: {target}#{heading}"
+                name = f"{name_of(page)}: {target}#{heading}"
                 yield pytest.param(page, target or page.name, heading, id=name)
 
 
@@ -146,7 +88,7 @@ def named_files():
         text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
         for name in re.findall(r"`([\w.-]+/[\w./-]+)`", text):
             if name.partition("/")[0] in folders:
-                yield pytest.param(name, id=f"{_id(page)}: {name}")
+                yield pytest.param(name, id=f"{name_of(page)}: {name}")
 
 
 @pytest.mark.parametrize("name", list(named_files()))
@@ -188,34 +130,6 @@ def test_variables_of_the_guide_exist():
     assert named and named <= known
 
 
-def _sources():
-    folders = ("torch-bridge/python", "torch-bridge/src", "kernels", "onnx", "importer", "cli")
-    folders += ("compiler", "autodiff")
-    for folder in folders:
-        for kind in ("*.py", "*.rs"):
-            yield from (p for p in (ROOT / folder).rglob(kind) if "target" not in p.parts)
-
-
-def _flat(text):
-    """Text of sources without line ends, quotes and placeholders, so that messages can be found."""
-    text = re.sub(r"\\\n\s*|\"\s*\n\s*f?\"|'\s*\n\s*f?'", "", text)
-    return re.sub(r"[`'\"\\]", "", text)
-
-
-def test_messages_of_the_guide_exist():
-    """Each piece of a message between placeholders is somewhere in the sources."""
-    everything = "\n".join(_flat(p.read_text(encoding="utf-8")) for p in _sources())
-    lines = (ROOT / "docs/src/troubleshooting.md").read_text(encoding="utf-8").splitlines()
-    missing = []
-    for line in lines:
-        first = re.match(r"\| (`` .*? ``|`[^`]*`)", line)
-        if first:
-            pieces = re.split(r"…", first[1].strip("`| "))
-            wanted = [_flat(piece).strip(" ;:,") for piece in pieces]
-            missing += [w for w in wanted if len(w) > 8 and w not in everything]
-    assert not missing and len(lines) > 40
-
-
 def test_the_worked_example_is_in_the_code():
     shown = [b for b in blocks(GUIDE / "operators.md") if b.language == "rust"]
     for block in shown:
@@ -224,6 +138,18 @@ def test_the_worked_example_is_in_the_code():
         for part in code.strip("\n").split("\n\n"):
             assert part in source, f"operators.md:{block.line}: {name} has no\n{part}"
     assert len(shown) >= 10
+
+
+def test_the_lines_beside_the_worked_example_are_in_the_code():
+    """A block of text follows a sentence whose first path is its file."""
+    page = GUIDE / "operators.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    shown = [block for block in blocks(page) if block.language == "text"]
+    for block in shown:
+        paragraph = "\n".join(lines[: block.line - 2]).rstrip().rpartition("\n\n")[2]
+        name = re.search(r"`([\w/-]+\.\w+)`", paragraph)[1]
+        assert block.text in (ROOT / name).read_text(encoding="utf-8"), f"{name}: {block.text}"
+    assert shown
 
 
 def test_shell_blocks_are_sh():

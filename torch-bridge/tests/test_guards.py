@@ -161,6 +161,29 @@ def test_an_attribute_that_hides_its_class_s_is_seen():
     assert compiled(x).tolist() == [3.0, 3.0]
 
 
+def _times(x, factor=2.0):
+    return x * factor
+
+
+class Defaulted(nn.Module):
+    """Reads a default of a function."""
+
+    def forward(self, x):
+        return _times(x)
+
+
+@pytest.mark.filterwarnings("ignore::shorthaul.RecompileWarning")
+def test_a_changed_default_is_seen_whatever_dynamo_may_skip(monkeypatch):
+    names = ("skip_guards_on_constant_func_defaults", "use_recursive_dict_tags_for_guards")
+    settings = {name: True for name in names if hasattr(torch._dynamo.config, name)}
+    x = torch.ones(2)
+    with torch._dynamo.config.patch(**settings):
+        compiled = shorthaul.module(Defaulted())
+        assert compiled(x).tolist() == [2.0, 2.0]
+        monkeypatch.setattr(_times, "__defaults__", (3.0,))
+        assert compiled(x).tolist() == [3.0, 3.0]
+
+
 def test_a_module_that_nobody_holds_is_freed():
     module = shorthaul.module(nn.Sequential(nn.Linear(4, 4)))
     module(torch.randn(2, 4)).sum().backward()

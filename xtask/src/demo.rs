@@ -62,6 +62,17 @@ mod tests {
     use std::time::Duration;
 
     #[test]
+    fn what_to_try_next_exists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let words = NEXT.split_whitespace().filter(|word| word.contains('/'));
+        let paths: Vec<&str> = words.filter(|word| !word.starts_with(".venv/")).collect();
+        assert!(paths.contains(&"docs/src/getting-started.md"), "{paths:?}");
+        for path in paths {
+            assert!(root.join(path).exists(), "{path}");
+        }
+    }
+
+    #[test]
     fn only_new_pictures_are_named() {
         let folder = std::env::temp_dir().join(format!("xtask-pictures-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");

@@ -26,7 +26,8 @@ cargo xtask test [--rust | --python]   check the house rules and run every test,
 cargo xtask test --torch VERSION       test the Python package with another PyTorch, in target/torch-VERSION
 cargo xtask demo [ARGS...]             train on digits in PyTorch and in Shorthaul, side by side
 cargo xtask notebook [ARGS...]         open the guided tuning notebook in JupyterLab
-cargo xtask release                    build the wheel and a static program into dist, and try them
+cargo xtask release [--from-index]     build the wheel and a static program into dist, and try them; also try
+                                       the wheel with the dependencies that pip gets from the package index
 cargo xtask snapshots [ARGS...]        run the Rust tests and rewrite their snapshot files
 cargo xtask mutations [N | A..B]       run every command on N damaged ONNX files (default: 20000)
 cargo xtask onnx-coverage              try the ONNX standard's cases and write docs/src/onnx-coverage.md
@@ -52,7 +53,7 @@ fn dispatch() -> Result<ExitCode> {
         Some("test") => test::run(&root, test::Parts::parse(&args[1..])?),
         Some("demo") => demo::run(&root, &args[1..]),
         Some("notebook") => notebook::run(&root, &args[1..]),
-        Some("release") => release::run(&root),
+        Some("release") => release::run(&root, &args[1..]),
         Some("snapshots") => snapshots::run(&root, &args[1..]),
         Some("mutations") => mutations::run(&root, &args[1..]),
         Some("onnx-coverage") => onnx_coverage::run(&root, &args[1..]),

@@ -121,10 +121,14 @@ fn prepare_in(
         create(&venv)?;
     }
     println!(
-        "Installing the pinned Python packages (about 6 GB on disk the first time), and compiling \
+        "Installing the pinned Python packages (the first time: about 3 GB to download, 6 GB on disk), and compiling \
          Shorthaul meanwhile ..."
     );
-    meanwhile(start_build(root), || install(&venv))?;
+    meanwhile(start_build(root), || {
+        install(&venv)?;
+        println!("The packages are installed. Waiting until Shorthaul is compiled ...");
+        Ok(())
+    })?;
     fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(venv)
 }
@@ -152,7 +156,9 @@ fn with_torch(pinned: &str, version: &str) -> String {
 /// Installs the packages that fill the disk one by one. Asked for all of them at once, pip has every archive on disk
 /// before it unpacks the first: 3 GB more.
 fn install_large(venv: &Venv, pinned: &str) -> Result<()> {
-    for package in large_packages(pinned) {
+    let packages = large_packages(pinned);
+    for (n, &package) in packages.iter().enumerate() {
+        println!("  {package} ({} of {} large ones)", n + 1, packages.len());
         let mut pip = pip_install(venv);
         run_explained(pip.args(["--quiet", "--no-deps", package]))?;
     }
@@ -216,6 +222,7 @@ pub fn build_package(root: &Path, venv: &Venv) -> Result<()> {
     if !root.join("torch-bridge/pyproject.toml").is_file() {
         bail!("torch-bridge/pyproject.toml is missing: there is no Python package to build");
     }
+    println!("Building the Python package ...");
     let mut maturin = venv.module("maturin");
     maturin.args(["develop", "--release"]);
     maturin.args(["--manifest-path", "torch-bridge/Cargo.toml"]);
@@ -294,7 +301,11 @@ fn parse_version(answer: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn run_explained(command: &mut Command) -> Result<()> {
+/// Runs a command to its end.
+///
+/// # Errors
+/// A failure, with the reason in words where it is known.
+pub fn run_explained(command: &mut Command) -> Result<()> {
     let done = run_shown(command)?;
     if done.success {
         return Ok(());

@@ -2,21 +2,30 @@
 //! `shorthaul` as one static file. Both are tried out: the wheel in an empty environment, the program on a small file.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
-use crate::python::{self, Venv};
+use crate::python::{self, Venv, run_explained};
 use crate::test::{cargo, target_folder};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Builds both, tries them out and says where they are.
-pub fn run(root: &Path) -> Result<ExitCode> {
+/// Builds both, tries them out and says where they are. With `--from-index`, the wheel is also installed as its users
+/// do: with its dependencies.
+pub fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let from_index = match args {
+        [] => false,
+        [option] if option == "--from-index" => true,
+        _ => bail!("`cargo xtask release` takes no argument but --from-index"),
+    };
     python::require_c_compiler()?;
     let venv = python::prepare(root)?;
     let dist = root.join("dist");
     fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
     let wheel = build_wheel(&venv, &dist)?;
     try_wheel(&venv, &wheel)?;
+    if from_index {
+        try_from_index(root, &venv, &wheel)?;
+    }
     let program = build_program(root, &dist)?;
     let sizes = [fs::metadata(&wheel)?.len(), fs::metadata(&program)?.len()];
     println!("\n{}", summary([&wheel, &program], sizes));
@@ -74,7 +83,11 @@ import shorthaul
 package = Path(shorthaul.__file__).parent
 assert package.is_relative_to(sys.prefix), package
 assert (package / 'py.typed').is_file()
+assert (package / '_native.pyi').is_file()
 assert any(file.name == 'LICENSE' for file in metadata.files('shorthaul'))
+told = metadata.metadata('shorthaul')
+assert told['License-Expression'] == 'Apache-2.0' and told['Requires-Python'] == '>=3.11', told
+assert '# Shorthaul' in told['Description'] and told['Description-Content-Type'], told
 assert metadata.version('shorthaul') == shorthaul.__version__
 assert 'shorthaul' in torch._dynamo.list_backends(), torch._dynamo.list_backends()
 assert (Path(sys.prefix) / 'bin/shorthaul-bench').is_file()
@@ -98,9 +111,33 @@ pub fn try_wheel(venv: &Venv, wheel: &Path) -> Result<()> {
     within_folder("wheel", |folder| try_in(venv, wheel, folder))
 }
 
+/// Installs the wheel into a new environment with nothing else, where pip gets its dependencies from the package index,
+/// and trains a step. This is left out of the test run: it loads 3 GB and fills 6 GB.
+///
+/// # Errors
+/// A package index that cannot be reached, dependencies that do not fit together, or a wheel that misses a part.
+fn try_from_index(root: &Path, venv: &Venv, wheel: &Path) -> Result<()> {
+    println!("Installing the wheel and PyTorch into an empty environment (about 6 GB on disk) ...");
+    // Where temporary files are kept, there may be less room.
+    within(&target_folder(root), "index", |folder| {
+        succeed(venv.module("venv").arg("--clear").arg(folder))?;
+        let python = folder.join("bin/python");
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check"]);
+        pip.args(["--no-input", "--no-cache-dir", "--quiet"]);
+        run_explained(pip.arg(wheel))?;
+        succeed(Command::new(&python).args(["-m", "pip", "check"]))?;
+        train(&python, folder)
+    })
+}
+
 /// Tries something in a temporary folder, which is gone afterwards.
 fn within_folder(name: &str, tried: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let folder = std::env::temp_dir().join(format!("shorthaul-{name}-{}", std::process::id()));
+    within(&std::env::temp_dir(), name, tried)
+}
+
+fn within(parent: &Path, name: &str, tried: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let folder = parent.join(format!("shorthaul-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let result = tried(&folder);
     // What is left of it does no harm.
@@ -123,11 +160,15 @@ fn try_in(venv: &Venv, wheel: &Path, folder: &Path) -> Result<()> {
     let own = packages(&mut Command::new(&python))?;
     // A folder named in such a file is searched last.
     fs::write(own.join("pytorch.pth"), others.display().to_string())?;
-    succeed(
-        Command::new(&python)
-            .current_dir(folder)
-            .args(["-c", TRIAL]),
-    )
+    train(&python, folder)
+}
+
+/// Trains a step with a Python that has the wheel and PyTorch.
+fn train(python: &Path, folder: &Path) -> Result<()> {
+    let mut step = Command::new(python);
+    // A package on the path of this process would be found before the installed one.
+    step.current_dir(folder).env_remove("PYTHONPATH");
+    succeed(step.args(["-c", TRIAL]))
 }
 
 /// The folder that a Python looks for packages in.
@@ -249,6 +290,13 @@ fn succeed(command: &mut Command) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_options_are_refused_before_anything_is_built() {
+        let error = run(Path::new("/no-such-folder"), &["--from-indx".to_owned()]);
+        let error = error.expect_err("there is no such option").to_string();
+        assert!(error.contains("--from-index"), "{error}");
+    }
 
     #[test]
     fn the_summary_says_what_to_run() {

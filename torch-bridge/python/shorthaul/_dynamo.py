@@ -60,7 +60,7 @@ from ._partition import (
     whole_graph_reason,
 )
 from ._place import BACKENDS
-from ._pytorch_names import REPLACED, PassingError, dict_keys_guard, wrapped_by
+from ._pytorch_names import ABSENT, REPLACED, PassingError, dict_keys_guard, wrapped_by
 from ._pytorch_version import VERSION
 from ._recipe import check_budget, text_of
 from ._region import Region
@@ -91,6 +91,8 @@ _SETTINGS = {
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_numpy_random_stream": True,
+    "use_recursive_dict_tags_for_guards": False,
+    "skip_guards_on_constant_func_defaults": False,
     "rewrite_assert_with_torch_assert": False,
 }
 
@@ -199,7 +201,7 @@ def make_guards_complete() -> None:
     for name, value in _SETTINGS.items():
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, value)
-        elif name not in REPLACED:
+        elif name not in REPLACED | ABSENT:
             _dynamo_mends.say_cannot_apply(f"torch._dynamo.config.{name}", "there is none")
     _dynamo_mends.apply(_is_ours)
 

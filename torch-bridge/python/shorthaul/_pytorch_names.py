@@ -41,6 +41,9 @@ WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 #: Settings of Dynamo's that ``_older_tracers`` replaces where a version lacks them.
 REPLACED = frozenset({"skip_tensor_guards_with_matching_dict_tags"})
 
+#: Settings of Dynamo's that versions lack together with what they turn off.
+ABSENT = frozenset({"use_recursive_dict_tags_for_guards", "skip_guards_on_constant_func_defaults"})
+
 #: Whether Dynamo wraps every error of a backend.
 WRAPS_ERRORS = PassingError is exc.BackendCompilerFailed
 
@@ -119,6 +122,7 @@ else:
 
 
 __all__ = [
+    "ABSENT",
     "GRAPH_LIMIT",
     "IDENTITY_MODULES",
     "REPLACED",

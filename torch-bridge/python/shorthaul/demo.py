@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import io
 import statistics
 import sys
 import time
@@ -40,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true", help="skip ResNet-50 and BERT-large")
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Behind a pipe, Python would keep its lines until the end.
+        sys.stdout.reconfigure(line_buffering=True)
     # The test set has another batch size, so each network is compiled once more; that is expected.
     warnings.simplefilter("ignore", shorthaul.RecompileWarning)
     data = _digits()
