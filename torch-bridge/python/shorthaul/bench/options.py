@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--seconds",
         type=_seconds,
-        help="begin no round after so many seconds of a network's steps, but measure three",
+        help="measure each network for so long in place of --rounds: 3 to 50 rounds",
     )
     add("--separate", action="store_true", help="run each network in a process of its own")
     add(

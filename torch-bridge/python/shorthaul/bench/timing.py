@@ -22,8 +22,8 @@ from .alone import alone, load_tracer
 from .options import Setting
 from .variants import has_images, inputs_of, model_of, stepper
 
-#: Rounds that are measured however long they take.
-_LEAST_ROUNDS = 3
+#: Fewest and most rounds of a measurement that is given seconds.
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 50
 
 #: Resamples of a ratio's interval; the seed makes a file's interval the same each time.
 _RESAMPLES, _SEED = 1000, 0
@@ -40,8 +40,8 @@ def measure(
 ) -> dict:
     """The result of one setting: milliseconds by variant, and the ratio to the best peer.
 
-    After ``seconds`` of measured steps, no further round begins, but three are measured in any
-    case. The seconds of the first step are those of an empty cache.
+    Where ``seconds`` are given, rounds begin until they are over, in place of ``rounds``: at least
+    3, at most 50. The seconds of the first step are those of an empty cache.
     """
     if with_first_step:
         load_tracer()
@@ -71,11 +71,16 @@ def _measure(
             step = stepper(setting, variant, model, inputs)
             step()
             entries[variant] = {"first_step_s": time.perf_counter() - start}
-            for _ in range(warmup - 1):
-                step()
             steps[variant] = step
         except Exception as error:
             entries[variant] = {"error": _first_line(error)}
+    # What lay idle while others were compiled runs again before it is measured.
+    for variant, step in [*steps.items()] * (warmup - 1):
+        try:
+            step()
+        except Exception as error:
+            entries[variant] = {"error": _first_line(error)}
+            steps.pop(variant, None)
     times = interleaved(steps, rounds, seconds)
     for variant, taken in times.items():
         entries[variant] = summary(taken) | (entries[variant] if with_first_step else {})
@@ -113,10 +118,13 @@ def _empty_caches() -> Iterator[None]:
 def interleaved(
     steps: dict[str, Callable[[], object]], rounds: int, seconds: float | None = None
 ) -> dict[str, list[float]]:
-    """Milliseconds of each step in each round; every other round goes through them backwards."""
+    """Milliseconds of each step in each round; every other round goes through them backwards.
+
+    Of ``seconds``, see :func:`measure`.
+    """
     times: dict[str, list[float]] = {variant: [] for variant in steps}
     begin = time.perf_counter()
-    for i in range(rounds):
+    for i in range(_MOST_ROUNDS if seconds else rounds):
         if seconds and i >= _LEAST_ROUNDS and time.perf_counter() - begin > seconds:
             break
         order = list(steps) if i % 2 == 0 else list(reversed(steps))
