@@ -27,3 +27,17 @@ fn the_guide_shows_what_the_stages_make() {
         );
     }
 }
+
+#[test]
+fn the_stages_of_an_onnx_file_can_be_drawn() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/tests/data/mlp.onnx");
+    let model = stages::Model::read(&file, &["batch=32".to_owned()]).expect("the file is read");
+    let files = stages::files(&model).expect("it compiles");
+    assert_eq!(files.len(), 6, "a page and five pictures");
+    let (name, page) = &files[0];
+    assert!(
+        name.ends_with(".md") && page.contains("an ONNX file"),
+        "{name}"
+    );
+    assert!(page.contains("[32, 4]"), "{page}");
+}

@@ -68,7 +68,10 @@ impl Model {
     }
 
     /// An ONNX file; `sizes` are `NAME=SIZE`.
-    fn read(path: &Path, sizes: &[String]) -> Result<Model, Box<dyn Error>> {
+    ///
+    /// # Errors
+    /// A file that cannot be read or imported, or a size that is no number.
+    pub fn read(path: &Path, sizes: &[String]) -> Result<Model, Box<dyn Error>> {
         let mut options = Options {
             sizes: Default::default(),
             mode: Mode::File,
