@@ -172,6 +172,7 @@ fn run(request: Request, target: Target) -> Result<(Option<Vec<u8>>, String), St
         },
         tolerance: request.tolerance,
         deadline,
+        ..verify::Options::default()
     };
     let changed = changes.changed(&part, &mut verifying, request.verify, &mut |_| {});
     let edit::Changed { model, in_half } = changed.map_err(said)?;

@@ -219,7 +219,8 @@ fn has_meaning(node: &NodeProto) -> bool {
         _ => false,
     };
     let known = operators::find(node).is_some() || evaluate::is_control(node);
-    known && !is_random(node) && !(training && is_standard(node)) && !is_foreign(node)
+    let is_refused = is_random(node) || is_foreign(node) || training && is_standard(node);
+    known && !is_refused
 }
 
 /// Whether a dropout is asked to drop, or may be: its third input is not a stored `false`.

@@ -64,7 +64,7 @@ fn look_at_all(folders: &[PathBuf], every: Option<usize>) -> Vec<Found> {
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
             let Some(folder) = folders.get(n) else { break };
-            let compiles = every.is_some_and(|every| n % every == 0);
+            let compiles = every.is_some_and(|every| n.is_multiple_of(every));
             if let (Some(one), Ok(mut all)) = (look_at(folder, compiles), found.lock()) {
                 all.push(one);
             }
