@@ -99,6 +99,9 @@ fn broken_links(website: &Path, pages: &[String]) -> Vec<String> {
             }
         }
     }
+    // A picture may be a link to itself.
+    broken.sort();
+    broken.dedup();
     broken
 }
 

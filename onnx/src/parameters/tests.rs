@@ -56,6 +56,7 @@ fn graph(node: Vec<NodeProto>, initializer: Vec<TensorProto>) -> GraphProto {
 
 fn found(graph: GraphProto) -> Parameters {
     let proto = ModelProto {
+        ir_version: Some(8),
         graph: Some(graph),
         opset_import: vec![OperatorSetIdProto {
             domain: String::new(),

@@ -74,11 +74,15 @@ pub fn function(name: &str, nodes: Vec<NodeProto>) -> FunctionProto {
         input: vec!["p".to_string()],
         output: vec!["r".to_string()],
         node: nodes,
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 17,
-        }],
+        opset_import: vec![set("", 17), set("local", 1)],
         ..Default::default()
+    }
+}
+
+fn set(domain: &str, version: i64) -> OperatorSetIdProto {
+    OperatorSetIdProto {
+        domain: domain.to_string(),
+        version,
     }
 }
 
