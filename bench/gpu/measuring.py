@@ -217,11 +217,12 @@ def parse(description: str, default_out: str) -> argparse.Namespace:
 @contextlib.contextmanager
 def without_tf32() -> Iterator[None]:
     """Inside, float32 products are float32 products."""
-    before = torch.get_float32_matmul_precision()
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32, conv = False, torch.backends.cudnn.allow_tf32
+    # The function sets all of them.
+    others = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
     try:
-        yield
+        with cudnn.flags(**others, benchmark_limit=cudnn.benchmark_limit, allow_tf32=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = conv
