@@ -131,8 +131,8 @@ def _memory(results: list[dict]) -> str:
 def _first_steps(results: list[dict]) -> str:
     of = [(r, {v: e["first_step_s"] for v, e in _timed(r) if "first_step_s" in e}) for r in results]
     said = (
-        "<h2>First step</h2>\n<p>Each measured in a process of its own, with an empty cache of "
-        "compiled kernels.</p>\n"
+        "<h2>First step</h2>\n<p>With an empty cache of compiled kernels, after PyTorch and its "
+        "tracer were loaded.</p>\n"
     )
     return said + _bars(of, "s") if any(values for _, values in of) else ""
 
