@@ -115,11 +115,40 @@ fn bisect_compares_nodes_without_a_meaning_by_their_attributes() {
         json["first"]["differences"],
         serde_json::json!([{"what": "attribute alpha", "a": "1", "b": "2"}])
     );
+    // What it reads counts, too: nobody knows what it gives.
+    let mut other = onnx::file::Model::read(&a).expect("read").proto;
+    other.graph.as_mut().expect("a graph").node[0].op_type = "Neg".to_string();
+    let d = save(&other, folder.path(), "d.onnx");
+    let json = stdout(&["bisect", arg(&a), arg(&d), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["first"]["value"], "r");
     // What differs before it is found before it.
     let c = custom(1.0, "Neg", "c.onnx");
     let json = stdout(&["bisect", arg(&a), arg(&c), "--json"], 3);
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["first"]["value"], "y");
+}
+
+#[test]
+fn bisect_heeds_outputs_that_the_second_model_lacks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = |inner: &str, last: &str, name: &str| {
+        let nodes = vec![
+            node("Abs", &["x"], "y"),
+            node(inner, &["x"], "s"),
+            node("Exp", &["s"], last),
+        ];
+        let mut made = model(nodes, Vec::new(), 4);
+        let outputs = &mut made.graph.as_mut().expect("a graph").output;
+        let mut second = outputs[0].clone();
+        second.name = last.to_string();
+        outputs.push(second);
+        save(&made, folder.path(), name)
+    };
+    let (a, b) = (saved("Neg", "z", "a.onnx"), saved("Abs", "z2", "b.onnx"));
+    let json = stdout(&["bisect", arg(&a), arg(&b), "--json"], 3);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["first"]["value"], "s");
 }
 
 /// An attribute that holds an integer.

@@ -3,7 +3,7 @@
 ``SHORTHAUL_NATIVE=interpreter`` runs the wrapper's tests without a compiler.
 
 The tests keep kernels in a cache folder of their own: the user's may hold measured limits of the
-machine, from which the compiler would make other plans. Each process of pytest-xdist has its own.
+machine, from which the compiler would make other plans. Processes of pytest-xdist share it.
 """
 
 import importlib.util
@@ -16,7 +16,6 @@ import pytest
 import torch
 
 _CACHE = Path(__file__).resolve().parents[2] / "target" / "test-cache"
-_CACHE /= os.environ.get("PYTEST_XDIST_WORKER", "single")
 os.environ.setdefault("SHORTHAUL_CACHE_DIR", str(_CACHE))
 
 if importlib.util.find_spec("shorthaul") is None or os.environ.get("SHORTHAUL_NATIVE"):

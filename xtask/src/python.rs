@@ -364,15 +364,17 @@ mod tests {
     fn what_runs_meanwhile_is_waited_for_or_stopped() {
         let folder = std::env::temp_dir().join(format!("xtask-meanwhile-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
-        let other = |name: &str, seconds: u32| {
-            let script = format!("sleep {seconds}; touch {name}");
+        let other = |script: &str| {
             let mut shell = Command::new("sh");
-            shell.args(["-c", &script]).current_dir(&folder).spawn()
+            shell.args(["-c", script]).current_dir(&folder).spawn()
         };
         let start = std::time::Instant::now();
-        assert_eq!(meanwhile(other("ended", 1), || Ok(5)).expect("5"), 5);
+        assert_eq!(
+            meanwhile(other("sleep 1; touch ended"), || Ok(5)).expect("5"),
+            5
+        );
         assert!(folder.join("ended").exists());
-        let failed: Result<()> = meanwhile(other("late", 60), || bail!("no network"));
+        let failed: Result<()> = meanwhile(other("exec sleep 60"), || bail!("no network"));
         assert_eq!(failed.expect_err("it failed").to_string(), "no network");
         assert!(start.elapsed().as_secs() < 50);
         fs::remove_dir_all(&folder).expect("the folder goes");

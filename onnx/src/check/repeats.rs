@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub fn are_same(a: &TensorProto, b: &TensorProto, folder: &Path) -> bool {
     let folder: Arc<Path> = Arc::from(folder);
     let stored = |tensor: &TensorProto| Stored::new(tensor.clone(), &folder);
-    // Of types that nothing is computed with, nothing but the message can be compared.
+    // Types that cannot be decoded are compared as they are stored.
     a == b || stored(a).same_elements(&stored(b))
 }
 

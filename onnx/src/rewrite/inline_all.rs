@@ -1,8 +1,9 @@
 //! Every call of a local function replaced by the function's nodes, for readers that know no functions.
 //!
 //! Before: `y = local.Dense(x, w)`, Dense = {MatMul, Add}; after: `m = MatMul(x, w); y = Add(m, b)`. Unlike the rule in
-//! `inline.rs` this never asks what pays. Refuses before it begins: nodes become too many, bodies too deep, or an
-//! operator is not the same in the function's version of the operators and in the model's.
+//! `inline.rs` this never asks what pays. Refuses, before it changes anything, if there would be too
+//! many nodes or too deep bodies, or if an operator is not the same in the function's version of the operators and in the
+//! model's.
 
 use super::inline::expanded;
 use super::scope::Names;

@@ -116,6 +116,18 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
         renamed: renamed(graph_a, &graph_b),
     };
     let names: BTreeMap<String, String> = comparison.renamed.iter().cloned().collect();
+    let (wanted, made) = (cuts.wanted(&a.proto), BTreeSet::from_iter(outputs(graph_a)));
+    let is_missing = |name: &str| {
+        let is_given = unknown.contains(name) || cuts.is_opaque(name);
+        made.contains(name) && !is_given && !in_b.contains(name)
+    };
+    let ends = match graph_a.output.iter().any(|o| is_missing(&o.name)) {
+        true => Vec::new(),
+        false => {
+            let is_wanted = |name: &&str| wanted.iter().any(|w| w == name);
+            shared.iter().copied().filter(is_wanted).collect()
+        }
+    };
     let only_a: Vec<&str> = outputs(graph_a)
         .filter(|name| !in_b.contains(name) && !unknown.contains(name) && !cuts.is_opaque(name))
         .collect();
@@ -143,6 +155,7 @@ pub fn compare_values(a: &Model, b: &Model, options: &Options) -> Result<Compari
             models: (a, b),
             graphs: (graph_a, &graph_b),
             shared: &shared,
+            ends: &ends,
             same: same(&feeds, &shared, &differing),
             differing: &differing,
             renamed: &names,
@@ -182,6 +195,9 @@ struct Judged<'m> {
     graphs: (&'m GraphProto, &'m GraphProto),
     /// Names that both models compute, in the order of the first.
     shared: &'m [&'m str],
+    /// Those of them that tell whether the models do the same: outputs, and what nodes without a meaning read. Empty if
+    /// the second model lacks an output.
+    ends: &'m [&'m str],
     /// Those that differ, by position, and how.
     differing: &'m BTreeMap<usize, String>,
     /// Whether values that both have are the same, by name.
@@ -218,16 +234,14 @@ impl<'m> Judged<'m> {
         Some(same_elements(a, folders.0, b, folders.1))
     }
 
-    /// Names from which, in one of the models, an output that differs is computed without a value between that is the
-    /// same. All names, if no output is compared.
+    /// Names from which, in one of the models, an end that differs is computed without a value between that is the same.
+    /// All names, if there are no ends.
     fn reached(&self) -> BTreeSet<&'m str> {
-        let outputs = self.graphs.0.output.iter().map(|o| o.name.as_str());
-        let compared: Vec<&str> = outputs.filter(|o| self.shared.contains(o)).collect();
-        if compared.is_empty() {
+        if self.ends.is_empty() {
             return self.shared.iter().copied().collect();
         }
-        let wrong = compared.into_iter();
-        let wrong: Vec<&str> = wrong.filter(|o| !self.same[o]).collect();
+        let ends = self.ends.iter().copied();
+        let wrong: Vec<&str> = ends.filter(|end| !self.same[end]).collect();
         let mut reached = BTreeSet::new();
         for graph in [self.graphs.0, self.graphs.1] {
             let mut makers: BTreeMap<&str, &NodeProto> = BTreeMap::new();

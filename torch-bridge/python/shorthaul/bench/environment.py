@@ -121,7 +121,8 @@ def record() -> dict:
         "processors": sorted(processors()),
         "allocator": os.environ.get("LD_PRELOAD") or _libc(),
     }
-    return found | {"is_plain": not set(VARIABLES) <= set(os.environ)}
+    is_plain = any(os.environ.get(name) != value for name, value in VARIABLES.items())
+    return found | {"is_plain": is_plain}
 
 
 def sentence(recorded: object) -> str:
