@@ -3,7 +3,7 @@
 ``SHORTHAUL_NATIVE=interpreter`` runs the wrapper's tests without a compiler.
 
 The tests keep kernels in a cache folder of their own: the user's may hold measured limits of the
-machine, from which the compiler would make other plans. Processes of pytest-xdist share it.
+machine, from which the compiler would make other plans.
 """
 
 import importlib.util

@@ -5,11 +5,11 @@
 //! room.
 
 use crate::command::{Finished, display, run_quiet, run_shown};
-use crate::test::{cargo, target_folder};
+use crate::test::target_folder;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 /// The oldest Python that the pinned packages support.
 const MIN_PYTHON: (u32, u32) = (3, 11);
@@ -121,14 +121,9 @@ fn prepare_in(
         create(&venv)?;
     }
     println!(
-        "Installing the pinned Python packages (the first time: about 3 GB to download, 6 GB on disk), and compiling \
-         Shorthaul meanwhile ..."
+        "Installing the pinned Python packages (the first time: about 3 GB to download, 6 GB on disk) ..."
     );
-    meanwhile(start_build(root), || {
-        install(&venv)?;
-        println!("The packages are installed. Waiting until Shorthaul is compiled ...");
-        Ok(())
-    })?;
+    install(&venv)?;
     fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
     Ok(venv)
 }
@@ -194,27 +189,6 @@ fn pip_install(venv: &Venv) -> Command {
 pub fn install(venv: &Venv, requirements: &str) -> Result<()> {
     let mut pip = pip_install(venv);
     run_explained(pip.args(["-c", "constraints.txt", "-r", requirements]))
-}
-
-/// Starts to compile what the package is made of, in silence: [`build_package`] goes on from there and shows what
-/// fails.
-fn start_build(root: &Path) -> std::io::Result<Child> {
-    let mut build = cargo(root);
-    build.args(["build", "--release", "--quiet", "-p", "shorthaul-compiler"]);
-    build.stdin(Stdio::null()).stdout(Stdio::null());
-    build.stderr(Stdio::null()).spawn()
-}
-
-/// Does `work` while `other` runs, and waits for it. If `work` fails, `other` is stopped.
-fn meanwhile<T>(other: std::io::Result<Child>, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let done = work();
-    if let Ok(mut other) = other {
-        if done.is_err() {
-            let _ = other.kill();
-        }
-        let _ = other.wait();
-    }
-    done
 }
 
 /// Builds the Python package `shorthaul` in release mode and installs it into `venv`.
@@ -359,26 +333,6 @@ fn explain(done: &Finished) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_runs_meanwhile_is_waited_for_or_stopped() {
-        let folder = std::env::temp_dir().join(format!("xtask-meanwhile-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let other = |script: &str| {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", script]).current_dir(&folder).spawn()
-        };
-        let start = std::time::Instant::now();
-        assert_eq!(
-            meanwhile(other("sleep 1; touch ended"), || Ok(5)).expect("5"),
-            5
-        );
-        assert!(folder.join("ended").exists());
-        let failed: Result<()> = meanwhile(other("exec sleep 60"), || bail!("no network"));
-        assert_eq!(failed.expect_err("it failed").to_string(), "no network");
-        assert!(start.elapsed().as_secs() < 50);
-        fs::remove_dir_all(&folder).expect("the folder goes");
-    }
 
     #[test]
     fn known_failures_are_explained() {

@@ -8,7 +8,6 @@ use crate::python::Venv;
 use crate::tally::Tally;
 use crate::{browser, layering, python, release, tidy};
 use anyhow::{Result, bail};
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -205,18 +204,10 @@ fn run_pytest(root: &Path, venv: &Venv, steps: &mut Steps) {
     steps.run("pytest", || {
         let program = onnx_program(root)?;
         let mut pytest = venv.module("pytest");
-        // A file's tests stay together: they share what is made once for them.
-        pytest.args(["-q", "--durations=15", "--dist", "loadfile", "-n"]);
-        pytest.args([&pytest_processes(), "torch-bridge/tests"]);
+        pytest.args(["-q", "--durations=15", "torch-bridge/tests"]);
         let done = run_shown(pytest.env("SHORTHAUL_PROGRAM", program))?;
         Ok(tally_of_runner(&done, Tally::of_pytest(&done.text)))
     });
-}
-
-/// One process for each processor, but no more than memory is sure to hold.
-fn pytest_processes() -> String {
-    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    processors.min(4).to_string()
 }
 
 /// The program `shorthaul` as the tests of its room built it, brought up to date.

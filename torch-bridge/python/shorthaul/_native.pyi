@@ -36,6 +36,7 @@ __all__ = [
     "plan_program",
     "recipe_parsed",
     "recipe_text",
+    "rewrites",
     "search_program",
     "share_threads",
     "supported_targets",
