@@ -81,7 +81,7 @@ pub(super) fn n_elements(tensor: &TensorProto) -> i64 {
 }
 
 /// Operators whose results hold the elements of the first operand only.
-const CARRIERS: [&str; 13] = [
+const CARRIERS: [&str; 12] = [
     "Identity",
     "Cast",
     "CastLike",
@@ -94,7 +94,6 @@ const CARRIERS: [&str; 13] = [
     "Tile",
     "Slice",
     "Split",
-    "DequantizeLinear",
 ];
 
 /// Of these, those that give a part: a parameter of several layers, side by side, is read so.
@@ -103,7 +102,8 @@ const PARTS: [&str; 2] = ["Slice", "Split"];
 /// Whether a node gives what it reads there, in another form.
 fn carries(node: &NodeProto, at: usize) -> bool {
     let op = node.op_type.as_str();
-    is_standard(node) && (at == 0 && CARRIERS.contains(&op) || op == "Concat")
+    let is_carried = CARRIERS.contains(&op) || op == "DequantizeLinear";
+    is_standard(node) && (at == 0 && is_carried || op == "Concat")
 }
 
 impl<'m> Uses<'m> {
@@ -271,7 +271,7 @@ impl<'m> Uses<'m> {
                 Some(("Range" | "Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin", _)) => {
                     Some(true)
                 }
-                Some((op, node)) if OF_POSITIONS.contains(&op) => {
+                Some((op, node)) if CARRIERS.contains(&op) || OF_POSITIONS.contains(&op) => {
                     let inputs = || node.input.iter().map(String::as_str);
                     let inputs = || inputs().filter(|i| !i.is_empty());
                     let missing: Vec<&str> = inputs().filter(|i| !known.contains_key(i)).collect();
@@ -295,20 +295,8 @@ impl<'m> Uses<'m> {
     }
 }
 
-/// Operators that make positions of positions.
-const OF_POSITIONS: [&str; 22] = [
-    "Identity",
-    "Cast",
-    "CastLike",
-    "Reshape",
-    "Flatten",
-    "Transpose",
-    "Unsqueeze",
-    "Squeeze",
-    "Expand",
-    "Tile",
-    "Slice",
-    "Split",
+/// Operators that make positions of positions, beside those that carry them.
+const OF_POSITIONS: [&str; 10] = [
     "Concat",
     "Gather",
     "Add",
