@@ -52,7 +52,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A convolution with batch norm, what went into it added, and ReLU.
+    /// A convolution with batch norm, to whose result the block's input is added, and ReLU.
     ///
     /// # Errors
     /// None.
@@ -245,8 +245,8 @@ fn function(source: &str, symbol: &str) -> String {
 }
 
 const BLOCK: &str = "\
-a small block on its way to C: a
-convolution with batch norm, what went into it added, and ReLU, forward and backward";
+a small block on its way to C, forward and
+backward: a convolution with batch norm, to whose result the block's input is added, and ReLU";
 
 const HEAD: &str = "\
 # One block through all stages
@@ -264,13 +264,13 @@ size `batch`):
 cargo run -p shorthaul-compiler --example stages -- target cli/tests/data/mlp.onnx batch=32
 ```
 
-In the pictures, arrows go from what makes a value to what reads it. Parameters are named in the
-boxes that read them, and `⇒` marks what the caller gets back.
+In the pictures, arrows go from the node that computes a value to the nodes that read it. Parameters
+are named in the boxes that read them, and `⇒` marks what the step returns to its caller.
 
 Below each picture is the whole graph as text. This form is explained at the top of
-`graph/src/text.rs`. In short: a line `%name: type[sizes]` is a container, `<1,0>` its order of
-dimensions in memory where that is not row-major; `map [i < 8]` is a loop nest; in a tasklet, `$0` is
-its first operand, and `(sum)` says that results are added up.
+`graph/src/text.rs`. In short: a line `%name: type[sizes]` is a container. If its order of dimensions
+in memory is not row-major, `<1,0>` gives it. `map [i < 8]` is a loop nest. In a tasklet, `$0` is the
+first operand, and `(sum)` says that results are added up.
 ";
 
 const IMPORT: Part = Part {
@@ -285,7 +285,7 @@ are numbers from the start.",
 const DIFFERENTIATE: Part = Part {
     title: "Differentiate",
     text: "\
-Forward and backward are one graph now. The gradient of the result is an input, the gradients of the
+Forward and backward are one graph now. The gradient of the result is an input; the gradients of the
 block's input and parameters are results. Nodes marked `!backward` belong to the backward pass. A green
 arrow is a value that the forward pass keeps for the backward pass.",
     file: "stages-differentiate.svg",
@@ -296,8 +296,9 @@ const EXPAND: Part = Part {
     title: "Expand and lay out",
     text: "\
 Every library node becomes maps of scalar expressions. No operator has a name any more: a
-contraction is a map that sums products. What is read and written is a memlet, a container with an
-index. Cheap arithmetic has moved to where it is read. Then each container gets a layout.",
+contraction is a map that sums products. What a map reads or writes is a memlet, a container with an
+index. Cheap arithmetic has moved into the maps that read its result. Then each container gets a
+layout.",
     file: "stages-expand.svg",
     alt: "The maps that the operators have become, with what they read and write",
 };
@@ -306,8 +307,8 @@ const FUSE: Part = Part {
     title: "Fuse",
     text: "\
 Element-wise work moves into the kernels that read or write its operands. A container that only one
-kernel uses becomes `local` to it and leaves memory. Each box is a kernel with its maps; an arrow is a
-container in memory, with its bytes.",
+kernel uses becomes `local` to it and takes no memory. Each box is a kernel with its maps; each arrow
+is a container in memory, with its bytes.",
     file: "stages-fuse.svg",
     alt: "The kernels, and the bytes of the containers between them",
 };
@@ -315,11 +316,12 @@ container in memory, with its bytes.",
 const LOWER: Part = Part {
     title: "Lower",
     text: "\
-Each top-level map becomes a kernel, contractions by the contraction generator. Offsets in one arena
-are planned for all intermediate results. This is for AVX-512 and two threads. The times are predicted
-for the machine that is assumed where none was measured: the longer of computing and moving bytes (the
-two bars), and the launch. A product that is `local` in the graph gets memory after all if its epilogue
-cannot write in its place, as where the result has another order of dimensions.",
+Each top-level map becomes a kernel; the contraction generator writes those of contractions. All
+intermediate results get a planned offset in one arena. This plan is for AVX-512 and two threads. The
+times are predicted for the machine that the compiler assumes if none was measured: the longer of
+computing and moving bytes (the two bars), and the launch. A product that is `local` in the graph gets
+memory after all if its epilogue cannot write in its place, for example because the result has another
+order of dimensions.",
     file: "stages-lower.svg",
     alt: "The kernels in order, with their bytes and predicted times",
 };
