@@ -4,7 +4,7 @@ Owns the networks, the two ways to a training graph, and the measurement: both g
 step of Adam on the same batch, their losses are compared, then they run in turns. Run it with a
 Python that has torch, torchvision, onnxruntime and onnxsim, and the program `shorthaul`:
 
-    python bench/onnx/training_graphs.py --out bench/results/training-graphs.json
+    python bench/onnx/training_graphs.py --out bench/results/onnx-training-graphs.json
 """
 
 import argparse
