@@ -32,10 +32,10 @@ Examples:
   shorthaul bisect model.onnx optimized.onnx
   shorthaul bisect model.onnx optimized.onnx --inputs failing.npz
 
-Compares the values that have the same name in both files, in the order of A.onnx, and shows the first one that
-differs and from which a difference of an output may come, with the attributes and inputs of its node that are not
-the same. An inner value that differs while every output is the same is listed, but not to blame: B.onnx uses its
-name for another value. Exit code 3: an output differs, or a node that Shorthaul does not know.";
+Compares the values that have the same name in both files, in the order of A.onnx. Shows the first one that differs
+and can cause the difference of an output, and the attributes and inputs of its node that differ. If every output is
+the same, B.onnx may use a name for another value; such values are listed, but they are not the cause. Exit code 3: an
+output differs, or a node that Shorthaul does not know.";
 
 /// Runs both and compares.
 ///

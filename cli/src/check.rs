@@ -38,8 +38,8 @@ pub struct Runs {
     /// A value for a dynamic size: a number, or a sum of other sizes (total=past+new); repeat it for several
     #[arg(long, value_name = "NAME=SIZE", value_parser = sizes::parse)]
     bind: Vec<(String, SymExpr)>,
-    /// A file with inputs instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz is a run of
-    /// its own, and .npy and .pb files make up one run until an input is given again
+    /// A file with inputs instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz starts
+    /// a new run, and so does a .npy or .pb for an input that the run already has
     #[arg(long, value_name = "FILE")]
     inputs: Vec<PathBuf>,
 }

@@ -29,18 +29,18 @@ pub struct Grad {
     /// The loss to minimize: cross-entropy, mse, or the name of an output with one element
     #[arg(long)]
     loss: Loss,
-    /// The output that cross-entropy or mse is of, where the model has several
+    /// The output from which cross-entropy or mse is computed, if the model has several
     #[arg(long, value_name = "NAME")]
     output: Option<String>,
     /// The optimizer to include: sgd, momentum, adam or adamw (default: none, gradients only)
     #[arg(long)]
     optimizer: Option<Optimizer>,
-    /// Where the optimizer's state begins: outside (every step is given it, zeros in the first) or inside (the file
-    /// holds these zeros, and 1 as `step`, so that the first step may go without)
+    /// Who provides the optimizer's first state: outside (the training loop gives the state to every step, zeros to the
+    /// first) or inside (the file holds these zeros, and 1 as `step`, as defaults)
     #[arg(long, value_name = "WHERE", requires = "optimizer")]
     optimizer_state: Option<OptimizerState>,
-    /// Initializers, constants or inputs to differentiate by, separated by commas (default: every initializer that is
-    /// a parameter; if there is none, every such constant of more than one real number)
+    /// Initializers, constants or inputs to differentiate by, separated by commas (default: the initializers that are
+    /// parameters; if there are none, the values of Constant nodes with more than one real number)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     wrt: Option<Vec<String>>,
     /// With an optimizer: leave out the outputs NAME.grad, which take time to write
@@ -75,10 +75,12 @@ Examples:
 Inputs of the file: those of the model, its initializers (their present values are the defaults), `labels`
 or `target`, and with an optimizer `lr` and the optimizer's state, which starts as zeros. Logits have the
 shape [N, C, …], labels [N, …]. adam and adamw also read `step`, the number of the step as a float: 1 in
-the first step, then 2, 3 and so on. With --optimizer-state inside the first step needs neither.
-What is trained: an initializer that PyTorch's exporter marked as a parameter. Without a mark, what is not
-recognized as something else: running statistics, limits and scales of operators, frequencies of position
-embeddings, tables of sines, masks, constants of exporters. The command prints both lists with the reasons.
+the first step, then 2, 3 and so on. With --optimizer-state inside, the first step may leave out
+the state and `step`.
+The command trains initializers that PyTorch's exporter marked as parameters. It also trains initializers
+without a mark, unless it recognizes them as something else: running statistics, limits and scales of
+operators, frequencies of position embeddings, tables of sines, masks, constants of exporters. It prints
+what is trained, and what is not, with the reasons.
 Outputs: `loss`, and for each parameter NAME its gradient NAME.grad and its new value NAME.next. The
 training loop feeds each NAME.next back as NAME in the next step; there is no `step.next`. A loop that does
 not read gradients is faster with --no-gradients.

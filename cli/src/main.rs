@@ -91,7 +91,7 @@ enum Command {
         /// Number of threads to plan for
         #[arg(long, default_value_t = default_threads(), value_parser = clap::value_parser!(u16).range(1..=1024))]
         threads: u16,
-        /// Plan with the decisions of a recipe, such as `tune` writes
+        /// Plan with the decisions of a recipe, for example one from `tune`
         #[arg(long, value_name = "FILE.toml", conflicts_with = "html")]
         recipe: Option<PathBuf>,
         /// Write an HTML page with the graph and, if the model can be compiled, its kernels

@@ -41,8 +41,8 @@ pub struct Optimize {
     /// Write the file without verifying it
     #[arg(long)]
     no_verify: bool,
-    /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz is a
-    /// run of its own, and .npy and .pb files make up one run until an input is given again
+    /// Inputs to verify with, instead of made-up ones: .npz, .npy or .pb. Repeat it for several runs: each .npz starts
+    /// a new run, and so does a .npy or .pb for an input that the run already has
     #[arg(long, value_name = "FILE", conflicts_with = "no_verify")]
     inputs: Vec<PathBuf>,
     /// A value for a dynamic size, for verification and the summary: a number, or a sum of other sizes
@@ -53,7 +53,7 @@ pub struct Optimize {
     /// is); repeat it for several
     #[arg(long, value_name = "INPUT=SIZES", value_parser = set_shape::parse)]
     set_shape: Vec<(String, set_shape::Wanted)>,
-    /// Give names to fixed sizes of an input, which then are dynamic: x=batch,_,height,width (`_` leaves a
+    /// Give names to fixed sizes of an input, which makes them dynamic: x=batch,_,height,width (`_` leaves a
     /// size as it is); repeat it for several
     #[arg(long, value_name = "INPUT=NAMES", value_parser = edit::parse_names, conflicts_with_all = ["measure", "no_verify"])]
     free_shape: Vec<(String, edit::Names)>,
@@ -85,7 +85,7 @@ pub struct Optimize {
     /// Rewrites not to use, separated by commas
     #[arg(long, visible_alias = "skip-rules", value_name = "RULES", value_delimiter = ',', value_parser = rule)]
     without: Vec<String>,
-    /// Accept this difference as a fraction of the output's largest element, in addition to rounding: such as 1e-4
+    /// Accept this difference as a fraction of the output's largest element, in addition to rounding, for example 1e-4
     #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part, conflicts_with = "no_verify")]
     tolerance: f64,
     /// Stop verifying after this many seconds; the file gets the rewrites that are verified by then

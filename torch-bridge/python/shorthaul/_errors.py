@@ -88,7 +88,7 @@ class CapturingError(ShorthaulError):
 
 
 class InternalErrorWarning(UserWarning):
-    """A defect of Shorthaul, which went on in another way; the message has the error's text."""
+    """A defect of Shorthaul that it worked around; the message has the error's text."""
 
 
 class RecompileWarning(UserWarning):

@@ -3,7 +3,7 @@
 ``SHORTHAUL_CACHE_DIR`` chooses the folder (default ``$XDG_CACHE_HOME/shorthaul`` or
 ``~/.cache/shorthaul``), ``SHORTHAUL_CACHE_LIMIT`` its largest size (bytes, or with K, M, G).
 
-Owns the questions of users; the compiler writes and removes entries.
+This module shows and empties the folder. Single entries are written and removed by the compiler.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from . import _native
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device. ``arch`` is the architecture of its kernels, or ``None`` if it has none."""
+    """A CUDA device. ``arch``: the architecture of its kernels, ``None`` if there are none."""
 
     ordinal: int
     name: str

@@ -46,28 +46,29 @@ def grad(
       external data is read from the current folder.
     - ``loss``: ``"cross-entropy"`` (adds an input ``labels``), ``"mse"`` (adds ``target``), or the
       name of an output with one element.
-    - ``output``: the output that cross-entropy or the squared difference is of, if the model has
-      several.
+    - ``output``: the output from which cross-entropy or the squared difference is computed, if the
+      model has several.
     - ``optimizer``: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``. Adds the inputs ``lr``,
       the optimizer's state and, for Adam, ``step``.
-    - ``optimizer_state``: where the optimizer's state begins. With ``"outside"``, every step is
-      given it: zeros in the first step, and 1.0 as ``step``. With ``"inside"``, the file holds
-      these values as defaults, so that the first step needs neither.
+    - ``optimizer_state``: who provides the optimizer's first state. With ``"outside"``, the
+      training loop gives the state to every step: zeros to the first step, with 1.0 as ``step``.
+      With ``"inside"``, the file holds these values as defaults, so the first step may leave them
+      out.
     - ``gradients``: with an optimizer, ``False`` leaves out the outputs ``NAME.grad``. Writing them
       takes time.
-    - ``wrt``: names of the initializers, constants and inputs to differentiate by; by default every
-      initializer that is a parameter. That is what PyTorch's exporter marked as one. Without a
-      mark, it is everything but running statistics, limits and scales of operators, frequencies of
-      position embeddings, tables of sines, masks and constants of exporters; a warning names those
-      that were known by what they hold or by their names. If no initializer is a parameter, as in
-      files of exporters that write weights as ``Constant`` nodes, every such constant of more than
-      one real number.
+    - ``wrt``: names of the initializers, constants and inputs to differentiate by. By default,
+      these are the initializers that PyTorch's exporter marked as parameters. An initializer
+      without a mark counts as a parameter too, unless it is a running statistic, a limit or scale
+      of an operator, a frequency of a position embedding, a table of sines, a mask or a constant of
+      an exporter; a warning names those that were recognized by their values or names. Some
+      exporters write weights as ``Constant`` nodes: if no initializer is a parameter, the values of
+      such nodes with more than one real number are trained.
     - ``mode``: the form of BatchNormalization and Dropout. ``"file"`` keeps the form of each node,
       ``"train"`` uses statistics of the batch and drops values, ``"eval"`` does neither. PyTorch
       exports BatchNormalization in evaluation form even from a model in training mode.
     - ``label_smoothing``: how much of each label cross-entropy spreads over all classes.
-    - ``sizes``: values of dynamic sizes by name. Others stay dynamic, unless shapes do not fit
-      together without a number; then one with which the model runs is used, and a warning says so.
+    - ``sizes``: values of dynamic sizes by name. Others stay dynamic. If the shapes fit together
+      only for some sizes, sizes with which the model runs are used, and a warning says so.
     - ``out``: the path to write to; the function then returns ``None``, otherwise the bytes.
     - ``verify``: compute the loss again from the model's own outputs, and compare the gradients
       with finite differences of the loss, in float64. If that is not possible, a warning says why.
@@ -186,20 +187,20 @@ def optimize(
       other sizes such as ``{"total": "past+new"}``.
     - ``shapes``: sizes of inputs to fix in the file; ``None`` keeps a size as it is.
     - ``inputs``: arrays by name, to verify with instead of made-up inputs.
-    - ``tolerance``: accept this difference as a fraction of the output's largest element, in
-      addition to rounding, such as ``1e-4``.
+    - ``tolerance``: accept this difference in addition to rounding, as a fraction of the output's
+      largest element, for example ``1e-4``.
     - ``time_limit``: stop verifying after this many seconds. The file gets the rewrites that are
       verified by then.
     - ``rules``: names of the only rewrites to use; an empty list for no rewrite. ``rewrites()``
       lists them.
     - ``without``: names of rewrites not to use.
     - ``from_``, ``to``: take only the part of the file between these values.
-    - ``free_shape``: names for fixed sizes of inputs, which then are dynamic, such as
+    - ``free_shape``: names for fixed sizes of inputs, which makes them dynamic, for example
       ``{"x": ["batch", None]}``; ``None`` keeps a size as it is.
     - ``rename``: other names for inputs and outputs, by their present names.
     - ``opset``: convert the file to this version of the standard's operators.
-    - ``half``: compute in ``"f16"`` or ``"bf16"``. Outputs may then differ by ``tolerance``, or by
-      0.01 (f16) or 0.05 (bf16) without it.
+    - ``half``: compute in ``"f16"`` or ``"bf16"``. Outputs may then differ by ``tolerance``;
+      without it, by 0.01 (f16) or 0.05 (bf16).
     - ``keep_f32``: operators or nodes that stay in f32 with ``half``, in addition to those that
       always do.
     - ``strip``: remove documentation, metadata, names of nodes and types of inner values.

@@ -535,7 +535,7 @@ class AdamW(Adam):
       as ``torch.nn.utils.clip_grad_norm_`` does. The update's kernel does this and leaves ``.grad``
       as it is.
     - With a ``GradScaler``, the same kernel undoes the scale, and skips the step if a gradient is
-      not finite, on a CUDA device without waiting for it.
+      not finite. On a CUDA device, nothing waits for this check.
     - ``foreach`` and ``fused`` choose among PyTorch's own implementations. Here they change
       nothing; they are kept for the ``state_dict``.
     - ``backend="cuda-emulated"`` executes the CUDA kernels on the CPU, for tests.
@@ -545,8 +545,8 @@ class AdamW(Adam):
     they raise an error.
 
     The kernel for the CPU is compiled once for each rule and type. Kernels for CUDA are compiled
-    for the set of parameters that have gradients, and again for another set, and for arrays whose
-    address is not a multiple of 16 bytes.
+    for the set of parameters that have gradients. They are compiled again for another set, and for
+    arrays whose address is not a multiple of 16 bytes.
     """
 
     _pytorchs = torch.optim.AdamW

@@ -1,11 +1,12 @@
-"""Tools to measure what should compute matrix products, convolutions and attention on CUDA devices.
+"""Tools to choose which kernels compute products, convolutions and attention on CUDA devices.
 
-You need this module only to measure such a table yourself. By default, all are Shorthaul's own
-kernels. The environment variable ``SHORTHAUL_CUDA_TABLE=FILE`` names a table of measured times,
-which ``bench/gpu/tables.py`` writes. With a table, cuBLASLt computes a product, cuDNN a
-convolution, and PyTorch an attention, wherever that was faster on this device. A table of another
-device or of other library versions raises ``CompileError``; the emulator accepts any. The format is
-described in ``kernels/cuda/src/vendor/table.rs``.
+By default, Shorthaul's own kernels compute all of them. The environment variable
+``SHORTHAUL_CUDA_TABLE=FILE`` names a table of measured times. Where the table says that a library
+was faster on this device, the library is used: cuBLASLt for products, cuDNN for convolutions,
+PyTorch for attention. A table of another device or of other library versions raises
+``CompileError``; the emulator accepts any table. ``bench/gpu/tables.py`` writes a table; you need
+this module only to measure one yourself. The format is described in
+``kernels/cuda/src/vendor/table.rs``.
 
 Owns that variable, the forced choice under which tables are measured, and the times of single
 products. Never decides by itself.
@@ -46,7 +47,7 @@ def table_file() -> str | None:
 
 @contextlib.contextmanager
 def every(kind: str, rank: int, workspace_bytes: int) -> Iterator[None]:
-    """Inside this context, programs that are compiled use one candidate wherever it is possible.
+    """Makes programs that are compiled inside this context use one candidate wherever possible.
 
     - ``kind``: one of ``KINDS`` or, for attention, of ``ATTENTION_KINDS``, which have no rank.
     - ``rank``: the position of an algorithm in the library's own order; for ``wgmma`` (Shorthaul's

@@ -14,8 +14,8 @@ import torch
 from ..models import EXAMPLES, Example
 from ..models.libraries import MissingLibrary, example_of
 
-#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured. Beside
-#: ``shorthaul-f32``, the same network in f32, one sees what another type gains.
+#: Shorthaul, what PyTorch offers, and other compilers; the first is always measured.
+#: ``shorthaul-f32`` is the same network in f32, which shows what another type gains.
 VARIANTS = (
     "shorthaul",
     "shorthaul-f32",
@@ -27,7 +27,7 @@ VARIANTS = (
     "onnxruntime",
 )
 
-#: What a step is: inference, forward and backward, or with the optimizer's update.
+#: What a step includes: inference, forward and backward, or also the optimizer's update.
 MODES = ("forward", "train", "step")
 
 DTYPES = {
@@ -42,7 +42,7 @@ OPTIMIZERS = ("sgd", "adamw")
 
 @dataclass(frozen=True)
 class Setting:
-    """What one measurement is of."""
+    """What one measurement measures."""
 
     name: str
     batch: int
@@ -75,7 +75,7 @@ class Setting:
 
 
 def network(name: str) -> Example:
-    """One of ours, or one of another library. Raises ``ValueError`` where there is none."""
+    """A network of ours or of another library. Raises ``ValueError`` if there is none."""
     if ":" in name:
         return example_of(name)
     if name not in EXAMPLES:
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         help="forward; train: forward and backward (default); step: with the optimizer's update",
     )
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="with --mode step (adamw)")
-    add("--dtype", choices=list(DTYPES), default="f32", help="type of parameters, inputs (f32)")
+    add("--dtype", choices=list(DTYPES), default="f32", help="type of the numbers (f32)")
     add("--batch", type=_numbers, help="batch sizes: 8 or 1,8,32 (default: the network's own)")
     add("--threads", type=_numbers, help="numbers of threads: 2 or 1,2 (default: PyTorch's)")
     how = parser.add_argument_group("how it is measured")
@@ -201,11 +201,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what to compare with: {', '.join(VARIANTS[1:])} (default: eager,channels_last)",
     )
     add("--rounds", type=int, default=7, help="measured steps of each variant (7)")
-    add("--warmup", type=int, default=2, help="steps that run before (2)")
+    add("--warmup", type=int, default=2, help="steps that run before these (2)")
     add(
         "--seconds",
         type=_seconds,
-        help="measure each network for so long in place of --rounds: 3 to 50 rounds",
+        help="measure each network for this many seconds, not --rounds: 3 to 50 rounds",
     )
     add("--separate", action="store_true", help="run each network in a process of its own")
     add(
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave huge pages and glibc's memory as they are",
     )
-    add("--no-first-step", action="store_true", help="do not measure first step and memory")
+    add("--no-first-step", action="store_true", help="do not measure first steps and memory")
     add(
         "--limits",
         action="store_true",
@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tune",
         type=_seconds,
         metavar="SECONDS",
-        help="with --recipes: search, tune for so long, and write the recipes",
+        help="with --recipes: search, tune for this many seconds, and write the recipes",
     )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     return parser
