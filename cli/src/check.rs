@@ -1,4 +1,4 @@
-//! `shorthaul check`: whether a file is well formed, and whether another one gives the same.
+//! `shorthaul check`: whether a file is well formed, and whether another one computes the same.
 
 use crate::answer::Answer;
 use crate::progress::Progress;

@@ -1,4 +1,4 @@
-//! `shorthaul diff`: what two files have and have not in common, without running them.
+//! `shorthaul diff`: in what two files differ, without running them.
 
 use crate::answer::Answer;
 use crate::progress::Progress;

@@ -1,4 +1,4 @@
-//! `shorthaul optimize`: a better file that was shown to give what the original gives.
+//! `shorthaul optimize`: a better file that was verified to compute what the original computes.
 //!
 //! Owns the arguments and the order read, optimize, write, measure; the file takes its place after that.
 //! The summary's text is in `summary.rs`.
@@ -144,7 +144,7 @@ impl Half {
     }
 }
 
-/// Programs that can be asked.
+/// Other engines that can run both files.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Witness {
     Ort,
@@ -220,10 +220,10 @@ fn rule_or_none(text: &str) -> Result<String, String> {
     }
 }
 
-/// What stands for no rule.
+/// The word for no rule.
 const NO_RULE: &str = "none";
 
-/// A name and another one.
+/// `OLD=NEW`: a name and its replacement.
 fn renaming(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((old, new)) if !old.is_empty() && !new.is_empty() => {
@@ -233,7 +233,7 @@ fn renaming(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A part of 1.
+/// A fraction of 1.
 fn part(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(part) if (0.0..1.0).contains(&part) => Ok(part),
@@ -241,7 +241,7 @@ fn part(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A time of more than nothing.
+/// A number of seconds above 0.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|n| *n > 0.0);
     let time = seconds.and_then(|n| Duration::try_from_secs_f64(n).ok());
@@ -257,7 +257,7 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl Optimize {
-    /// What is asked for besides.
+    /// Other changes that were asked for.
     fn request(&self) -> Result<Request> {
         Ok(Request {
             shapes: sizes::each_once("--set-shape", &self.set_shape)?,

@@ -1,4 +1,4 @@
-//! Progress of long work: one line on standard error, written over and over, and gone at the end.
+//! Progress of long work: one line on standard error, which is overwritten, and removed at the end.
 //!
 //! Only on terminals, and never with `--quiet`: logs and pipes stay free of it.
 

@@ -1,4 +1,4 @@
-//! `shorthaul report`: what Shorthaul makes of a model, in numbers.
+//! `shorthaul report`: the kernels of a model, with bytes, arithmetic and memory.
 
 use crate::answer::{Answer, apart};
 use crate::progress::Progress;
@@ -72,7 +72,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// The sizes that nobody gave, in a line of their own; nothing where all were given.
+    /// A line with the sizes that were not given; empty if all were given.
     pub fn found_text(&self) -> String {
         found_text(&self.found)
     }
@@ -161,7 +161,7 @@ pub fn page(
     Ok(Answer::with(said, staged))
 }
 
-/// Values for sizes that nobody gave.
+/// Values for sizes that were not given.
 #[derive(Default)]
 struct Found {
     sizes: BTreeMap<String, i64>,
@@ -213,7 +213,7 @@ fn drawn(options: &Options, file: Option<&File>) -> Options {
     options
 }
 
-/// Which sizes nobody gave.
+/// The sizes that were not given.
 fn found_text(found: &Found) -> String {
     let sizes: Vec<String> = found
         .sizes
@@ -229,7 +229,7 @@ fn found_text(found: &Found) -> String {
     }
 }
 
-/// A value for a size that neither an input nor an output has is refused: also of files that are drawn only.
+/// Refuses a value for a size that no input and no output has, also if the file is only drawn.
 fn refuse_unknown(model: &onnx::file::Model, options: &Options) -> Result<()> {
     let mut known = BTreeSet::new();
     let ports = model.proto.graph.iter();

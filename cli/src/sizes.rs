@@ -29,10 +29,10 @@ pub fn parse_positive(text: &str) -> Result<(String, SymExpr), String> {
     }
 }
 
-/// What an option that may be repeated gives, by name.
+/// The values of an option that may be repeated, by name.
 ///
 /// # Errors
-/// A name is given twice, of which only one could count.
+/// A name is given twice.
 pub fn each_once<T: Clone>(option: &str, given: &[(String, T)]) -> Result<BTreeMap<String, T>> {
     let mut known = BTreeMap::new();
     for (name, value) in given {

@@ -11,8 +11,8 @@ use prost::Message;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Inputs for runs of their own. An `.npz` file begins another run. A file with one tensor belongs to the run of the file
-/// before it, unless that has a tensor for the same input.
+/// Inputs for one or several runs. An `.npz` file starts a new run. A file with one tensor belongs to the run of
+/// the file before it, unless that run has a tensor for the same input.
 ///
 /// # Errors
 /// As for [`read`].

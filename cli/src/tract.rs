@@ -1,6 +1,6 @@
-//! tract as a witness: an inference engine with its own reading of ONNX, linked into this program.
+//! The oracle tract: an inference engine with its own reader of ONNX, linked into this program.
 //!
-//! Owns the way of tensors there and back. Whatever tract does not know, or panics about, is a refusal.
+//! Owns the conversion of tensors. If tract does not know an operator, or panics, that is a refusal.
 
 use anyhow::{Context, Result, bail};
 use onnx::evaluate::Values as Feeds;

@@ -167,7 +167,7 @@ fn options_of(
         let chosen = given.for_step(step.graph(), args.train)?;
         if !chosen.is_for_program {
             bail!(
-                "the recipe is of another model: it has no section whose nodes are those of {}",
+                "the recipe belongs to another model: it has no section whose nodes are those of {}",
                 args.path.display()
             );
         }

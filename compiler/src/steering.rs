@@ -93,7 +93,7 @@ pub fn planned(
     Ok(plan)
 }
 
-const OTHER_MODEL: &str = "the recipe is of another model: it has no section whose nodes are those of this \
+const OTHER_MODEL: &str = "the recipe belongs to another model: it has no section whose nodes are those of this \
     program, so Shorthaul decides itself";
 
 /// A planned program in rows and numbers.

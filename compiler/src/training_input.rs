@@ -293,7 +293,7 @@ pub(crate) fn output_of_loss<'m>(
                 format!("`{wanted}` is no output of real numbers of the model; its outputs are {outputs}")
             }
             None if real.is_empty() => {
-                format!("a loss is of real numbers, and the model's outputs are {outputs}")
+                format!("a loss needs an output of real numbers, but the model's outputs are {outputs}")
             }
             None => format!(
                 "the model has {} outputs of real numbers: {outputs}; name the one that the loss is of by the \

@@ -110,7 +110,7 @@ def test_a_recipe_of_another_model_is_named(own, inputs, tmp_path):
     other = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     told = own.without(next(d for d in own.decisions if d.applied))
     compiled = shorthaul.module(other, recipe=told)
-    with pytest.warns(shorthaul.RecipeWarning, match="the recipe is of another model"):
+    with pytest.warns(shorthaul.RecipeWarning, match="the recipe belongs to another model"):
         compiled(torch.randn(2, 3, 8, 8))
 
 

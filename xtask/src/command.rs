@@ -1,4 +1,4 @@
-//! Running a child process: its output is shown as it comes and kept for reading afterwards.
+//! Runs a child process: shows its output as it comes, and keeps it.
 //!
 //! Knows nothing of what the commands mean.
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-/// What somebody may want to try after the demo.
+/// What to try after the demo.
 const NEXT: &str = "
 What to try next:
   .venv/bin/python examples/language_model.py --eager    one of the scripts in examples/

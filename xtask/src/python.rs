@@ -1,7 +1,7 @@
 //! The Python side: the virtual environment with its pinned packages, and the build of our package
 //! into it. Finished work is not done again: the environment remembers what it was made from.
 //!
-//! Every failure that a person can mend is told in words: which package, which program, how much
+//! A failure that the user can fix is explained: which package, which program, how much
 //! room.
 
 use crate::command::{Finished, display, run_quiet, run_shown};

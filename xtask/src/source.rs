@@ -1,4 +1,4 @@
-//! Telling Rust code from comments and literals, so that checks by word do not trip over prose.
+//! Tells Rust code from comments and literals, so that checks for words ignore prose.
 //!
 //! A scanner of a few token kinds, not a parser: it knows strings, characters and comments.
 

@@ -1,4 +1,4 @@
-//! Counting: reads the closing lines of cargo's and pytest's runners and sums them.
+//! Reads the last lines of the test runners of cargo and pytest, and adds their counts.
 
 use std::fmt;
 use std::ops::AddAssign;

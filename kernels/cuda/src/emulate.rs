@@ -384,7 +384,7 @@ fn check_arguments(kernel: &Kernel, launch: &Launch, memory: &Memory) -> Result<
             (ParamType::Scalar(_), Arg::Scalar(_)) => {}
             _ => {
                 return refuse(format!(
-                    "the argument for {} is of another sort",
+                    "the argument for {} has another kind than the parameter",
                     param.name
                 ));
             }

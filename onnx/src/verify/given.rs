@@ -117,7 +117,7 @@ fn fit(
 ) -> Result<(), String> {
     if let Some(element) = fact.element.filter(|e| *e != tensor.element()) {
         return Err(format!(
-            "the input `{name}` is of type {element}, and what is given of type {}",
+            "the input `{name}` has the type {element}, but the given array has the type {}",
             tensor.element()
         ));
     }

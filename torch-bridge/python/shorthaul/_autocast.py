@@ -1,4 +1,4 @@
-"""What ``torch.autocast`` asks of a program, and regions of it that change nothing.
+"""The casts that ``torch.autocast`` demands, and regions of autocast that change nothing.
 
 Owns the region that capture puts around a function: export ignores a region around the module, but
 keeps one inside, and PyTorch's decompositions turn it into casts of the graph. Parameters stay what

@@ -31,7 +31,7 @@ _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
 
 class TimedPass(NamedTuple):
-    """One pass of a program while somebody profiles."""
+    """One pass of a program under a profiler."""
 
     program: Program
     #: ``forward`` or ``backward``.

@@ -1,4 +1,4 @@
-"""Compilation while eager serves.
+"""Compilation in the background, while PyTorch runs the steps.
 
 Owns the threads that compile in the background. The choice of kernels for a graph's first sizes
 can refuse the graph, so a caller waits for it; nobody waits for the C compiler. For later sizes of

@@ -1,4 +1,4 @@
-"""Indices that a program takes from its caller, and the range that eager would hold them to.
+"""Indices that a program takes from its caller, and the range that eager checks.
 
 Owns the check that embeddings, look-ups and class labels stay within their tables. It costs one
 pass over those inputs, which are small beside what they look up. Indices and divisors that the

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Recorder(list):
-    """The calls that somebody asks for, and whether their kernels run."""
+    """Collected calls, and whether their kernels run."""
 
     runs = True
 
@@ -48,7 +48,7 @@ def recorded(*, runs: bool = True):
 
 
 def is_recorded() -> bool:
-    """Whether somebody collects the calls that are made now."""
+    """Whether calls are being collected now."""
     return bool(_recorders)
 
 

@@ -1,4 +1,4 @@
-"""What Dynamo traces without seeing all that eager sees, and how graphs of Shorthaul's avoid it.
+"""Constructs that Dynamo traces unsoundly, and how Shorthaul's graphs avoid them.
 
 Owns changes of Dynamo's own classes, each for one construct: the graph breaks in front of it, a
 guard is added, or a call that has no effect in later steps is made during capture. They act only
@@ -370,7 +370,7 @@ def _trace_recurrent_layers(is_ours) -> None:
 
 
 def _trace_inner_gradients(is_ours) -> None:
-    """``torch.autograd.grad`` is a node of the graph, where Dynamo would trace each call anew."""
+    """``torch.autograd.grad`` becomes a node of the graph; Dynamo would trace each call again."""
     call_any = torch_functions.TorchInGraphFunctionVariable.call_function
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
         return

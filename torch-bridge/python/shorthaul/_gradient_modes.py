@@ -1,4 +1,4 @@
-"""Parts of ``forward`` under ``torch.no_grad`` or autocast, as ``torch.export`` hands them over.
+"""Parts of ``forward`` under ``torch.no_grad`` or autocast, as ``torch.export`` gives them.
 
 Owns putting sub-graphs without gradients back where they are called, with a mark on each operator
 whose results no gradient may pass; the mark survives PyTorch's decompositions. Those with autocast

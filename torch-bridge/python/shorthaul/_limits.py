@@ -1,4 +1,4 @@
-"""What the machine can do at most: bytes copied per second, operations per second.
+"""The limits of the machine: bytes copied per second, operations per second.
 
 Owns the measurements, each the best of many runs, since a limit is what is reached at best.
 """

@@ -201,7 +201,7 @@ def _rounded(number: float) -> int:
 
 
 def _copied(n_bytes: int, threads: int) -> float:
-    """Bytes per microsecond of a pass over arrays of so many bytes together."""
+    """Bytes per microsecond of a pass over arrays with this total size in bytes."""
     passes = max(6, min(200, (1 << 30) // n_bytes))
     return _limits.passed(n_bytes, threads, passes) / 1e6
 

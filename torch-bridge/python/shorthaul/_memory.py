@@ -1,4 +1,4 @@
-"""Blocks of memory that are used again from one step to the next.
+"""Blocks of memory that the next step uses again.
 
 Owns the saved block and the arena of every call. Fresh memory from the system costs a page fault
 for every 4 KiB, which for a network's saved activations is as much as a quarter of its step; a
@@ -48,7 +48,7 @@ class Blocks:
             return self.lend(n_bytes)
 
     def give_back(self, block: torch.Tensor) -> None:
-        """Keeps a small block, which nobody uses any more, for the next pass."""
+        """Keeps a small block that is no longer used for the next pass."""
         n_bytes = block.numel()
         if n_bytes < _SMALL:
             self._spare.setdefault(n_bytes, []).append(block)

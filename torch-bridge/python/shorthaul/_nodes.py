@@ -98,7 +98,7 @@ def storage_of(node: fx.Node) -> int | None:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node gives a view of its first operand, written by nobody in between."""
+    """Whether a node gives a view of its first operand, and nothing writes it in between."""
     name = name_of(node)
     if name not in _VIEWS and name != "getattr":
         return False

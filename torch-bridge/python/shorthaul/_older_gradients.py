@@ -1,4 +1,4 @@
-"""Gradients that older versions of PyTorch compute otherwise than newer ones.
+"""Gradients that older versions of PyTorch compute differently from newer ones.
 
 Owns how a program computes them as the version that runs does: an operator of the exported graph is
 replaced by others that have this gradient, or PyTorch runs the function. Which of them differ is

@@ -1,4 +1,4 @@
-"""What the tracers of older versions of PyTorch do otherwise, changed where Shorthaul needs it.
+"""Differences of the tracers of older versions of PyTorch, changed where Shorthaul needs it.
 
 Owns changes of Dynamo's own classes that make PyTorch 2.6 behave as newer versions do. Each is made
 only where the version lacks what a newer one has, and acts only on graphs of Shorthaul's.

@@ -1,4 +1,4 @@
-"""Refuses a PyTorch that Shorthaul is not known to work with, by a sentence that names the others.
+"""Refuses a version of PyTorch that is not tested, with an error that names those that work.
 
 ``shorthaul`` imports this module before those that use PyTorch's tracer. Owns the versions, which
 ``pyproject.toml`` repeats as a requirement. Where PyTorch's versions differ, others look for what a

@@ -1,4 +1,4 @@
-"""``shorthaul.search``: decisions by predicted time, all of them together.
+"""``shorthaul.search``: chooses decisions by predicted time.
 
 Owns the Python face of the compiler's search. What is tried, and in which order, is the compiler's.
 """

@@ -1,4 +1,4 @@
-"""Gradients that a program's backward pass does not give: second derivatives, and many at once.
+"""Gradients that a program's backward pass does not compute: second derivatives, and batches.
 
 Owns who computes them from the inputs of the forward pass: kernels of a graph of the region's
 gradients (``_second_programs``) where there can be one, else PyTorch, which runs the region again

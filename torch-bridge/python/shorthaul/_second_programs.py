@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again, by kernels.
+"""Second derivatives by kernels: a region's gradients, compiled as a graph.
 
 Owns the graph of a region's gradients: before  y = f(x); dx = grad(y, x, dy)   after  the
 operators of f and of its backward pass, with ``x`` and ``dy`` for inputs and ``dx`` for results.

@@ -16,7 +16,7 @@ def with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def overlap(inputs, written: list[int]) -> bool:
-    """Whether eager would read what was written through another input."""
+    """Whether eager would read a value that was written through another input."""
     spans = [_span(value) if isinstance(value, torch.Tensor) else None for value in inputs]
     return any(
         k != i and span and span[0] < spans[i][1] and spans[i][0] < span[1]

@@ -1,4 +1,4 @@
-"""``shorthaul.tune``: decisions by measurement.
+"""``shorthaul.tune``: chooses decisions by measurement.
 
 Owns the order in which decisions are tried, and what counts as faster. A decision is tried by
 timing the kernels that it changes, cut out of the step, in turns with those that they replace. What
@@ -195,7 +195,7 @@ class _Search:
         return found
 
     def checked(self, found: Tuned) -> Tuned:
-        """Measures whole steps in turns; a recipe that is not faster is dropped."""
+        """Times whole steps with and without the recipe, alternating; drops it if not faster."""
         self.say("tuning: measuring whole steps")
         original = original_of(self.compiled)
         both = [module(original, recipe=recipe) for recipe in (self.base, found)]
@@ -363,7 +363,7 @@ class _Search:
         )
 
     def _times(self, items: list[tuple], kernel_s: float, ways: int) -> list[list[float]] | None:
-        """Times of kernels in turns, which are so many ways; ``None`` if one of them fails."""
+        """Times of the given ways to compute, alternating; ``None`` if one of them fails."""
         seconds = min(max(8 * kernel_s * len(items), _LEAST_S), _MOST_S)
         try:
             with own_errors():

@@ -1,4 +1,4 @@
-"""What tuning has learned on this machine: how long one way to compute takes beside another.
+"""What tuning has learned on this machine: ratios of the times of two ways to compute.
 
 Owns the file in the cache folder, which the program ``shorthaul tune`` reads and writes too. An
 entry names two lists of kernels by their keys, so it holds for every network that has such kernels.

@@ -1,4 +1,4 @@
-"""Peak memory of one variant, and its first step in a new process, in a process of its own.
+"""Measures one variant in a new process: its peak memory, or its first step.
 
 The process finds the kernels that the measurement of times has left in the cache. Memory is the
 largest that a step after the second adds to the loaded libraries and the model.
@@ -111,6 +111,6 @@ def _status_bytes(field: str) -> int | None:
 
 
 def _forget_peak() -> None:
-    """Lets the peak start anew, so that compilation does not count; where the system allows it."""
+    """Resets the peak, so that compilation does not count, if the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")

@@ -1,4 +1,4 @@
-"""Writing the files of the bench, so that none is ever half written."""
+"""Writes the files of the bench, so that none is ever half written."""
 
 from __future__ import annotations
 

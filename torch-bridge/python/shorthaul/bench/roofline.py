@@ -1,4 +1,4 @@
-"""Networks below the machine's roof: operations for each byte against operations per second.
+"""The roofline plot: operations for each byte against operations per second.
 
 Owns the drawing, in SVG. The roof is what memory and arithmetic allow at best: the speed of a copy
 times the operations for each byte, and at most the speed of a large product.
@@ -26,7 +26,7 @@ def point(result: dict) -> tuple[float, float] | None:
 
 
 def roof(intensity: float, machine: dict) -> float:
-    """GFLOP/s that the machine reaches at best with so many operations for each byte."""
+    """The most GFLOP/s that the machine reaches with this many operations for each byte."""
     return min(machine["product_gflop_s"], intensity * machine["copy_gb_s"])
 
 

@@ -107,7 +107,7 @@ def key(result: dict) -> tuple:
 
 
 def _repaired(result: dict) -> dict:
-    """A sound measurement: what follows from its times is made anew, odd extras are left out."""
+    """A valid measurement: recomputes what follows from its times, leaves out invalid extras."""
     variants = {variant: _entry(entry) for variant, entry in result["variants"].items()}
     times = {v: entry["times_ms"] for v, entry in variants.items() if "error" not in entry}
     kept = {name: x for name, x in result.items() if name not in ("used", "limits")}
