@@ -123,7 +123,10 @@ fn what_is_no_recipe_is_refused_before_anything_is_timed() {
     fs::write(&wrong, other).unwrap();
     let output = tuned(folder.path(), &["--recipe", arg(&wrong)]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("the recipe belongs to another model"), "{told}");
+    assert!(
+        told.contains("the recipe belongs to another model"),
+        "{told}"
+    );
 }
 
 /// Ctrl-C ends the search, and the recipe is there.

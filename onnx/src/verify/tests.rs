@@ -475,7 +475,10 @@ fn what_is_given_has_to_fit_the_model() {
             refused(&[("w", tensor(&[1]))], &[]),
             "no input `w`; the inputs are x, z",
         ),
-        (refused(&[("x", whole)], &[]), "but the given array has the type"),
+        (
+            refused(&[("x", whole)], &[]),
+            "but the given array has the type",
+        ),
         (refused(&[("x", tensor(&[4]))], &[]), "has 2 dimensions"),
         (
             refused(&[("x", tensor(&[4, 2]))], &[]),
