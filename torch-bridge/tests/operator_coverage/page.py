@@ -21,10 +21,10 @@ PyTorch's own test database (`op_db`) that take float32. For each one, up to {n_
 smallest samples of different kinds run in `shorthaul.module`, forward and backward. Results and
 gradients are compared with eager PyTorch in float64, by the rule of
 `torch-bridge/tests/against_eager.py`: the error may be at most twice that of eager in float32, plus
-10⁻⁶ of the largest value. If a sum nearly cancels, eager's own error varies at random. The error may
-then be twice as large as the change of the float64 result when every operand and incoming gradient
-is rounded once more. Shorthaul draws its own random numbers, so only types and sizes are compared for
-them, and for uninitialized memory (`empty`).
+10⁻⁶ of the largest value. If a sum nearly cancels, eager's own error varies at random. The error
+may then be twice as large as the change of the float64 result when every operand and incoming
+gradient is rounded once more. Shorthaul draws its own random numbers, so only types and sizes are
+compared for them, and for uninitialized memory (`empty`).
 
 - **native**: the whole sample ran in compiled regions.
 - **through PyTorch**: PyTorch ran the sample, or a part of it. The last column says why.
