@@ -525,7 +525,7 @@ def test_what_is_tried_gives_no_warning(recwarn):
 
 def test_what_does_not_fit_is_said():
     data = exported(nn.Linear(3, 2), torch.randn(2, 3))
-    with pytest.raises(shorthaul.onnx.OnnxError, match="cross-entropy, mse or an output"):
+    with pytest.raises(shorthaul.onnx.OnnxError, match="the loss is cross-entropy, mse or an output"):
         shorthaul.onnx.grad(data, loss="hinge")
     with pytest.raises(shorthaul.onnx.OnnxError, match="no initializer or input `bais`"):
         shorthaul.onnx.grad(data, loss="mse", wrt=["bais"])

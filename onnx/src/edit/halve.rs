@@ -31,7 +31,7 @@ pub const ALWAYS_KEPT: [&str; 3] = ["ReduceSumSquare", "ReduceL2", "CumSum"];
 pub enum HalveError {
     /// The nodes of functions are not looked into.
     #[error(
-        "the file has functions of its own, which are not halved; `shorthaul optimize` without --half inlines them first"
+        "the file has functions of its own, which are not halved; optimize it in f32 first, which inlines them"
     )]
     Functions,
     /// A name of `keep` that nothing has.

@@ -97,8 +97,8 @@ pub enum RequestError {
     },
     /// In 16-bit floats it gives something else.
     #[error(
-        "in {element} the file differs by more than {tolerance} of the largest element; name operators with \
-         --keep-f32, or allow more with --tolerance: {cause}"
+        "in {element} the file differs by more than {tolerance} of the largest element; leave more operators \
+         in f32, or set a larger tolerance: {cause}"
     )]
     HalfDiffers {
         /// The type.

@@ -94,7 +94,7 @@ pub enum OracleError {
 pub enum VerifyError {
     /// The original does not run, whatever sizes were tried.
     #[error(
-        "the model does not run on random inputs ({cause}); give sizes with --bind, or inputs with --inputs"
+        "the model does not run on random inputs ({cause}); give sizes or inputs that it runs with"
     )]
     Original {
         /// The last reason.
@@ -124,7 +124,7 @@ pub enum VerifyError {
     },
     /// What an operator without a meaning here gives has sizes nobody knows.
     #[error(
-        "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification with --no-verify"
+        "cannot make up results of {node}, which Shorthaul does not know: their sizes are not declared; declare them in the file, or skip verification"
     )]
     Cut {
         /// The node.
