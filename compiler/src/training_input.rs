@@ -129,10 +129,21 @@ pub fn training_input(
     Ok(finished((model, sizes), constants, &known, wrt))
 }
 
-/// Leaves out what is no parameter of a model, as [`training_input`] does if nobody names what to train; `source` is its
-/// file.
-pub fn leave_out(model: &mut Model, source: &onnx::file::Model) {
-    mark(model, &parameters(source));
+/// The model of a file with the initializers trainable that [`training_input`] trains if nobody names what to train;
+/// `source` is the same file for the room `onnx`.
+///
+/// # Errors
+/// As [`File::import`].
+pub fn import_to_train(
+    file: File,
+    source: &onnx::file::Model,
+    options: &Options,
+) -> Result<Model, OnnxError> {
+    let known = parameters(source);
+    let file = file.with_scalar_parameters(known.marked.iter().cloned());
+    let mut model = file.import(options)?;
+    mark(&mut model, &known);
+    Ok(model)
 }
 
 fn mark(model: &mut Model, known: &Parameters) {
