@@ -99,6 +99,21 @@ fn what_is_no_parameter_is_left_out_with_its_reason() {
 }
 
 #[test]
+fn a_statistic_that_is_also_something_else_is_left_out_as_both() {
+    // Before training, means and biases are all 0, and some exporters store equal arrays once.
+    let norm = node("BatchNormalization", &["x", "s", "m", "m", "v"], "y");
+    let stored = ["s", "m", "v"].map(|name| floats(name, &[4], 0.5));
+    let (said, outputs) = trained(&model(vec![norm], stored.to_vec(), 4), &[]);
+    assert_eq!(outputs, ["loss", "s.grad"], "{said}");
+    for line in [
+        "  `v`: running statistics of batch normalization\n",
+        "  `m`: read as running statistics of batch normalization, and as something else too\n",
+    ] {
+        assert!(said.contains(line), "`{line}` is not in:\n{said}");
+    }
+}
+
+#[test]
 fn info_and_report_train_what_grad_trains() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = save(&rotary(), folder.path(), "m.onnx");

@@ -183,15 +183,16 @@ fn finished(
 /// What is not trained: arrays that the training graph takes as inputs, and single numbers.
 fn left_out(model: &Model, known: &Parameters) -> Vec<LeftOut> {
     let arrays = model.parameters.iter().filter(|p| !p.trainable);
+    // The importer leaves out all that batch normalization reads as statistics, in functions too.
+    let reason = |name: &str| match known.left_out.get(name) {
+        Some(reason) => *reason,
+        None if known.also_statistics.contains(name) => NotTrained::AlsoStatistic,
+        None => NotTrained::Statistic,
+    };
     let arrays = arrays.map(|p| LeftOut {
         name: p.name.clone(),
         elements: p.stored.n_elements(),
-        // The importer knows statistics of batch normalization in functions, too.
-        reason: known
-            .left_out
-            .get(&p.name)
-            .copied()
-            .unwrap_or(NotTrained::Statistic),
+        reason: reason(&p.name),
     });
     let numbers = known.left_out.iter();
     let numbers = numbers.filter(|(_, why)| **why == NotTrained::Number);
